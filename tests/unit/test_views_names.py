@@ -94,10 +94,10 @@ def test_what_spark_would_refuse_is_refused(sql: str) -> None:
     assert isinstance(raised(sql), QueryRefused)
 
 
-def test_what_cannot_be_taken_apart_needs_spark_and_says_so() -> None:
+def test_a_query_that_cannot_be_decomposed_needs_spark() -> None:
     error = raised("SELECT id FROM orders WHERE id = 1 OR EXISTS (SELECT 1 FROM customers)")
     assert isinstance(error, QueryRefused)
-    assert "no Spark to ask" in error.message
+    assert "the compiler needs Spark" in error.message
 
 
 def test_what_spark_refuses_is_refused_with_its_words() -> None:

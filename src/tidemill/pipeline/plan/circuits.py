@@ -143,7 +143,7 @@ def refuse_incremental(output: ViewOutput | None, line: SourceLine, why: str) ->
         why: why the kernels cannot compute it; empty if they can.
     """
     reasons = [
-        f"{op.kind}: {'not deterministic: ' if not placed.deterministic else ''}{placed.reason}"
+        f"{op.kind}: {placed.reason}"
         for op, placed in (rungs(output) if output is not None else {}).items()
         if not placed.incremental
     ]

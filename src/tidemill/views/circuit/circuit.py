@@ -63,14 +63,14 @@ class Circuit:
 
 def walk(*roots: Operator) -> Iterator[Operator]:
     """Yield the roots and all operators below them, each once, inputs first."""
-    seen: set[Operator] = set()
+    visited: set[Operator] = set()
     stack: list[tuple[Operator, bool]] = [(root, False) for root in reversed(roots)]
     while stack:
         operator, below_done = stack.pop()
-        if operator in seen:
+        if operator in visited:
             continue
         if below_done:
-            seen.add(operator)
+            visited.add(operator)
             yield operator
         else:
             stack.append((operator, True))

@@ -47,7 +47,7 @@ class OperatorLine:
 
     id: str
     kind: str
-    what: str
+    detail: str
     columns: tuple[str, ...]
     inputs: tuple[str, ...]
     placed: OperatorRung
@@ -59,7 +59,7 @@ class OperatorLine:
         return {
             "id": self.id,
             "kind": self.kind,
-            "what": self.what,
+            "what": self.detail,
             "columns": list(self.columns),
             "inputs": list(self.inputs),
             "rung": self.placed.rung.value,
@@ -92,7 +92,7 @@ def explain(
         lines[ids[op]] = OperatorLine(
             id=ids[op],
             kind=op.kind if not isinstance(op, Join) else f"{op.join} join",
-            what=description(op, [names[child] for child in op.inputs]),
+            detail=description(op, [names[child] for child in op.inputs]),
             columns=names[op],
             inputs=tuple(ids[child] for child in op.inputs),
             placed=placed[op],
@@ -164,7 +164,7 @@ class CircuitExplanation:
         marks = [line.placed.rung.value]
         marks += ["scan"] if line.placed.scan else []
         marks += ["shared"] if line.shared else []
-        lines.append(f"{head}{line.kind} {short} [{', '.join(marks)}] {line.what}".rstrip())
+        lines.append(f"{head}{line.kind} {short} [{', '.join(marks)}] {line.detail}".rstrip())
         lines.append(f"{indent}{'│  ' if line.inputs else '   '}{line.placed.reason}")
         for number, child in enumerate(line.inputs):
             last = number == len(line.inputs) - 1
@@ -319,14 +319,14 @@ def _box(line: OperatorLine, position: tuple[int, int], view: str | None) -> str
     x, y = position
     rung = line.placed.rung.value
     title = view if view is not None else line.kind
-    tooltip = f"{line.kind} {line.id[:SHORT]}: {line.what}\n{rung}: {line.placed.reason}"
+    tooltip = f"{line.kind} {line.id[:SHORT]}: {line.detail}\n{rung}: {line.placed.reason}"
     dashed = ' stroke-dasharray="4 3"' if line.placed.scan else ""
     return (
         f"<g><title>{escape(tooltip)}</title>"
         f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="6" fill="{COLOURS[rung]}"'
         f' stroke="{EDGES[rung]}" stroke-width="{2 if view else 1}"{dashed}/>'
         f'<text x="{x + 9}" y="{y + 18}" font-weight="600">{escape(_short(title, 26))}</text>'
-        f'<text x="{x + 9}" y="{y + 35}" fill="#4a4f57">{escape(_short(line.what, 32))}</text></g>'
+        f'<text x="{x + 9}" y="{y + 35}" fill="#4a4f57">{escape(_short(line.detail, 32))}</text></g>'
     )
 
 

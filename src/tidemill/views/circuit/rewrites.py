@@ -51,13 +51,13 @@ class PushDown:
 
     functions: ViewFunctions
     readers: Counter[Operator]
-    done: dict[Operator, Operator] = field(default_factory=dict)
+    rebuilt_operators: dict[Operator, Operator] = field(default_factory=dict)
 
     def rebuilt(self, op: Operator) -> Operator:
         """Return the operator with all conditions below it pushed down."""
-        if op not in self.done:
-            self.done[op] = self._into(op, ())
-        return self.done[op]
+        if op not in self.rebuilt_operators:
+            self.rebuilt_operators[op] = self._into(op, ())
+        return self.rebuilt_operators[op]
 
     def shared(self, op: Operator) -> bool:
         return self.readers[op] > 1

@@ -71,7 +71,7 @@ def _rung_of(op: Operator, functions: ViewFunctions, grows: Mapping[Operator, bo
     random = _random(op, functions)
     clock = _clock(op)
     if isinstance(op, Opaque):
-        extra = f"; it calls {', '.join(random)}" if random else ""
+        extra = f"; {', '.join(random)} is not deterministic" if random else ""
         return OperatorRung(
             Rung.FULL, f"recomputed as a whole: {op.reason}{extra}", scan=True, deterministic=not random
         )
@@ -80,7 +80,7 @@ def _rung_of(op: Operator, functions: ViewFunctions, grows: Mapping[Operator, bo
         return OperatorRung(Rung.FULL, reason, scan=True, deterministic=not random)
     rung = RULES[type(op)](op, grows)
     if random:
-        reason = f"{', '.join(random)}: not deterministic, so the value is stored with each row"
+        reason = f"{', '.join(random)} is not deterministic: the value is stored with each row"
         worst = rung.rung if rung.rung in {Rung.KEYED, Rung.FULL} else Rung.KEYED
         return OperatorRung(worst, reason, rung.scan, deterministic=False)
     return rung

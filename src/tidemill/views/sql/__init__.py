@@ -1,3 +1,4 @@
-"""Spark SQL parsed, resolved and normalised into a circuit;
-pure, Spark is asked through a function passed in.
+"""The SQL compiler: parses Spark SQL, resolves its names and turns it into a circuit.
+
+The package is pure. It calls Spark only through a function that the caller passes in.
 """

@@ -1,4 +1,4 @@
-"""What a query is resolved against: tables with typed columns, and Spark's own analysis as a function."""
+"""The tables that a query may read, and Spark's analysis of a query as a function."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +10,7 @@ from tidemill.views.circuit.operators import SparkColumn
 class QueryTable:
     """A dataset or a view that a query may read.
 
-    `key` names its primary key, if rows are replaced by key; `append_only` says that rows are only ever
-    added.
+    `key` names its primary key, if rows are replaced by key. `append_only` means that rows are only added.
     """
 
     name: str
@@ -20,14 +19,16 @@ class QueryTable:
     append_only: bool = False
 
 
-# `analyse(sql, tables)` gives the columns of a query over tables that may be empty, with names and types as
-# Spark writes them; it raises `tidemill.errors.QueryRefused` where Spark refuses the query.
+# `analyse(sql, tables)` returns the columns of a query, with names and types as Spark writes them. The tables
+# may be empty. It raises `tidemill.errors.QueryRefused` if Spark refuses the query.
 Analyse = Callable[[str, Mapping[str, QueryTable]], Sequence[SparkColumn]]
 
 
 class NotDecomposed(Exception):
-    """A construct that has no operators of its own. The query around it is kept whole:
-    never shown to a user.
+    """The query contains a construct that the compiler cannot split into operators.
+
+    The query, or the smallest part of it that Spark can run alone, becomes an `Opaque` operator. Users never
+    see this exception, only its reason.
     """
 
     def __init__(self, reason: str) -> None:

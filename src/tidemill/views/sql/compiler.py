@@ -1,9 +1,9 @@
-"""From the text of a view to its output operator: the context door of the context.
+"""The entry point of the SQL compiler: turns the text of a view into its output operator.
 
-Spark has the last word twice. What it refuses is refused, with its own words. And what the normaliser made of
-the query must have, in Spark's analysis, exactly the columns and types of the query itself: if not, or if
-our own resolver stumbles over a query that Spark accepts, the query is kept whole and recomputed, and the
-notes say so.
+Spark checks the query and the result. A query that Spark refuses is refused with Spark's message. The circuit
+must have exactly the columns and types of the query in Spark's analysis. If they differ, or if the compiler
+fails on a query that Spark accepts, the query becomes one opaque operator that is recomputed, and the notes
+say so.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ BUGS = (AssertionError, AttributeError, IndexError, KeyError, RecursionError, Ty
 
 @dataclass(frozen=True)
 class CompiledQuery:
-    """A view's query as a circuit, and what the user should be told about it."""
+    """The query of a view as a circuit, with notes for the user."""
 
     output: ViewOutput
     notes: tuple[str, ...] = ()
@@ -39,14 +39,14 @@ def compile_query(
     *,
     case_sensitive: bool = False,
 ) -> CompiledQuery:
-    """Resolve and normalise one query.
+    """Compile one query to a circuit.
 
     sql: the query, in Spark SQL.
-    tables: what it may read, by name.
-    analyse: Spark's analysis of a query over these tables. Without it nothing can be kept whole, columns
-    without
-        a name get one of ours, and nobody checks types: good for drawing, not for running.
-    functions: the user's own functions, declared.
+    tables: the tables that it may read, by name.
+    analyse: analyses a query over these tables with Spark. Without it the compiler checks no types, names
+        unnamed columns itself, and refuses a query that it cannot split into operators. That is enough to
+        draw a circuit, but not to run it.
+    functions: the functions that the user declared.
     """
     spark_columns: Sequence[SparkColumn] | None = None
     refusal: QueryRefused | None = None
@@ -73,10 +73,10 @@ def compile_query(
         reason = error.reason if isinstance(error, NotDecomposed) else error.message.splitlines()[0]
         relation = _opaque_relation(context, spark_columns, reason)
     except BUGS as error:
-        # A bug of ours must not keep anybody from having a view of a query that Spark understands.
+        # A bug of the compiler must not prevent a view of a query that Spark accepts.
         if spark_columns is None:
             raise
-        reason = f"a mistake in Tidemill, please report it ({type(error).__name__}: {error})"
+        reason = f"a bug in Tidemill, please report it ({type(error).__name__}: {error})"
         relation = _opaque_relation(context, spark_columns, reason)
     if refusal is not None:
         raise refusal
@@ -104,7 +104,10 @@ def _check_columns(
 def _break_ties(
     context: QueryContext, output: ViewOutput, spark_columns: Sequence[SparkColumn]
 ) -> ViewOutput:
-    """With the hash of the row as the last key of every order; types are asked for where there is one."""
+    """Add the hash of the row as the last key of every order that may leave ties.
+
+    The hash depends on the column types, so Spark is asked for them if there is such an order.
+    """
     if not depends_on_ties(output):
         return output
     assert context.analyse is not None
@@ -115,7 +118,7 @@ def _break_ties(
     except QueryRefused as error:
         mismatch = error.message.splitlines()[0]
     if mismatch:
-        context.note(f"ties are broken by Spark alone, another way each time: {mismatch}")
+        context.note(f"ties are broken by Spark and may differ each time: {mismatch}")
         return output
     return with_ties_broken
 
@@ -123,9 +126,9 @@ def _break_ties(
 def _difference(
     context: QueryContext, output: ViewOutput, spark_columns: Sequence[SparkColumn]
 ) -> str | None:
-    """How Spark's idea of the circuit differs from its idea of the query; None if it does not."""
+    """Return how the columns of the circuit differ from those of the query; None if they are equal."""
     if output.width != len(spark_columns):
-        return f"the circuit has {output.width} columns and the query {len(spark_columns)}"
+        return f"the circuit has {output.width} columns and the query has {len(spark_columns)}"
     assert context.analyse is not None
     try:
         circuit_columns = context.analyse(interpret(output), context.tables)
@@ -133,7 +136,8 @@ def _difference(
         return f"Spark refuses the circuit: {error.message.splitlines()[0]}"
     for circuit_column, query_column in zip(circuit_columns, spark_columns, strict=True):
         if circuit_column.type != query_column.type:
-            return f"{query_column.name} is {query_column.type} in the query and {circuit_column.type} in the circuit"
+            types = f"{query_column.type} in the query and {circuit_column.type} in the circuit"
+            return f"{query_column.name} is {types}"
     return None
 
 
@@ -142,13 +146,13 @@ def _finish(context: QueryContext, output: ViewOutput) -> CompiledQuery:
     for name in output.names:
         if name.lower() in names:
             raise context.refused(
-                f"two columns of the view are called {name}",
+                f"two columns of the view have the name {name}",
                 context.query.tree,
-                "give every column a name of its own: … AS other_name",
+                "give every column a different name: … AS other_name",
             )
         names.add(name.lower())
     if isinstance(output.input, Opaque):
-        context.note(f"kept whole and recomputed: {output.input.reason}")
+        context.note(f"recomputed as a whole: {output.input.reason}")
     return CompiledQuery(output, tuple(context.notes))
 
 
@@ -170,19 +174,21 @@ def _compile_unparsed(
     spark_columns: Sequence[SparkColumn],
     error: QuerySyntax,
 ) -> CompiledQuery:
-    """A query that Spark understands and the parser does not: kept whole over every table it may mean."""
+    """Compile a query that Spark accepts but the parser does not, to one opaque operator.
+
+    Its inputs are all tables whose names are in the text.
+    """
     context = QueryContext(ParsedQuery("SELECT 1"), tables, functions)
     reason = error.message.splitlines()[0]
     operator = opaque(context, sql.strip().rstrip(";"), None, len(spark_columns), reason)
     assert all(isinstance(table, InputTable) for table in operator.inputs)
-    return CompiledQuery(
-        ViewOutput(operator, *_typed(spark_columns)), (f"kept whole and recomputed: {reason}",)
-    )
+    return CompiledQuery(ViewOutput(operator, *_typed(spark_columns)), (f"recomputed as a whole: {reason}",))
 
 
 def _as_query_error(error: QueryError | NotDecomposed) -> QueryError:
     if isinstance(error, QueryError):
         return error
     return QueryRefused(
-        f"{error.reason}, and there is no Spark to ask", hint="give the analysis of a Spark session"
+        f"{error.reason}: the compiler needs Spark for this query",
+        hint="pass the analysis of a Spark session",
     )

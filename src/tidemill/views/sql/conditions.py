@@ -1,4 +1,11 @@
-"""Conditions between two inputs: which are equalities of one side with the other, and so keys of a join."""
+"""Conditions: which of them are keys of a join, and which compare a column with the clock.
+
+`is_monotonic` tells whether a bound that depends on the clock only grows (DBSP-22). Then each row passes it
+once, and the time can be predicted. The check knows the functions of the clock, intervals that are added or
+subtracted, casts between dates and timestamps, and truncation to a unit. A bound that it does not know is not
+monotonic. Neither is a timestamp minus a month: on the 30th of March it is still in February, and can be
+earlier than it was the evening before. A date minus a month is monotonic.
+"""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +26,7 @@ from tidemill.views.sql.stage import SelectStage
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition, with both its sides if it is an equality."""
+    """A condition, and its two sides if it is an equality."""
 
     expr: Expr
     sides: tuple[Expr, Expr] | None = None
@@ -27,7 +34,7 @@ class Condition:
 
 
 def parse_condition(stage: SelectStage, node: exp.Expr, correlated: bool = False) -> Condition:
-    """The condition over a stage's columns."""
+    """Translate a condition over the columns of a stage."""
     expr = stage.expr(node, correlated)
     while isinstance(node, exp.Paren):
         node = node.this
@@ -38,9 +45,9 @@ def parse_condition(stage: SelectStage, node: exp.Expr, correlated: bool = False
 
 
 def implied(stage: SelectStage, node: exp.Expr) -> list[Condition]:
-    """What every branch of an OR asks for, and so the whole of it does: `(k AND p) OR (k AND q)` implies k.
+    """Return the conditions that all branches of an OR contain: `(k AND p) OR (k AND q)` implies k.
 
-    A join finds its key there (TPC-H's Q19). The OR itself stays as it is.
+    They can be keys of a join (as in Q19 of TPC-H). The OR itself stays unchanged.
     """
     while isinstance(node, exp.Paren):
         node = node.this
@@ -70,10 +77,10 @@ def _branches(node: exp.Expr) -> Iterator[exp.Expr]:
 def join_keys(
     conditions: Sequence[Condition], is_left: Callable[[int], bool], functions: ViewFunctions
 ) -> tuple[list[JoinKey], list[Expr]]:
-    """Keys (each side still numbered as in the condition) and what is left.
+    """Split conditions into keys of a join and the residual; positions stay as in the conditions.
 
-    A side must read its own input and nothing else; a constant is no side, and what is not the same twice
-    can't be a key.
+    In a key, each side reads columns of its own input only. A constant is not a side, and a nondeterministic
+    expression cannot be part of a key.
     """
     keys: list[JoinKey] = []
     residual: list[Expr] = []
@@ -104,13 +111,13 @@ def _key(condition: Condition, is_left: Callable[[int], bool], functions: ViewFu
 
 Comparison = Literal["<", "<=", ">", ">="]
 COMPARISONS: dict[type[exp.Expr], Comparison] = {exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}
-TURNED: dict[Comparison, Comparison] = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+REVERSED: dict[Comparison, Comparison] = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 def filtered_rows(stage: SelectStage, conditions: Sequence[tuple[exp.Expr, Expr]]) -> Operator:
-    """The stage's rows for which all conditions hold: plain ones first, then one operator per temporal one.
+    """Filter the rows of a stage: first by ordinary conditions, then by one operator per temporal condition.
 
-    A condition that reads the clock in any other way stays in a filter, which then is not linear.
+    A condition that reads the clock in any other form stays in the filter, which is then not linear.
     """
     plain: list[Expr] = []
     temporal: list[tuple[Expr, Comparison, Expr]] = []
@@ -147,7 +154,7 @@ def _sides(
     if _value(stage, left) and _bound(stage, right):
         return left, comparison, right
     if _bound(stage, left) and _value(stage, right):
-        return right, TURNED[comparison], left
+        return right, REVERSED[comparison], left
     return None
 
 
@@ -164,12 +171,12 @@ def _bound(stage: SelectStage, expr: Expr) -> bool:
 # --------------------------------------------------------------------------
 
 _CLOCKS = (exp.CurrentTimestamp, exp.CurrentDate, exp.Localtimestamp)
-_CUTS = {"date_trunc", "trunc", "to_date", "date", "to_timestamp", "timestamp"}
+_TRUNCATIONS = {"date_trunc", "trunc", "to_date", "date", "to_timestamp", "timestamp"}
 _SHIFTS = {"date_add", "date_sub"}
 _FIXED = re.compile(r"\b(week|day|hour|minute|second|millisecond|microsecond)s?\b", re.IGNORECASE)
 _MONTHS = re.compile(r"\b(year|quarter|month)s?\b", re.IGNORECASE)
 _DATES = {exp.DataType.Type.DATE}
-_MOMENTS = _DATES | {
+_TIMES = _DATES | {
     exp.DataType.Type.TIMESTAMP,
     exp.DataType.Type.TIMESTAMPNTZ,
     exp.DataType.Type.TIMESTAMPLTZ,
@@ -177,47 +184,47 @@ _MOMENTS = _DATES | {
 
 
 def is_monotonic(sql: str) -> bool:
-    """Whether the value of this expression, of the clock alone, never falls while time passes."""
+    """Return whether the value of this expression of the clock never decreases."""
     try:
         query = ParsedQuery(f"SELECT {sql}")
     except (QueryError, NotDecomposed):
         return False
     (node,) = query.tree.expressions
-    return _rises(query, node)
+    return _never_decreases(query, node)
 
 
-def _rises(query: ParsedQuery, node: exp.Expr) -> bool:
+def _never_decreases(query: ParsedQuery, node: exp.Expr) -> bool:
     match node:
         case exp.Paren() | exp.Alias():
-            return _rises(query, node.this)
+            return _never_decreases(query, node.this)
         case exp.Cast():
-            return node.to.this in _MOMENTS and _rises(query, node.this)
+            return node.to.this in _TIMES and _never_decreases(query, node.this)
         case exp.Add() | exp.Sub():
-            return _rises(query, node.left) and _shift(query, node.left, node.right)
+            return _never_decreases(query, node.left) and _adds_interval(query, node.left, node.right)
         case _:
             return isinstance(node, _CLOCKS) or _called(query, node)
 
 
 def _called(query: ParsedQuery, node: exp.Expr) -> bool:
-    """A function that keeps the order of its one argument that has the clock."""
+    """Return whether a function preserves the order of its only argument that reads the clock."""
     if not isinstance(node, exp.Func):
         return False
     text = query.text(node)
     name = text.partition("(")[0].strip().lower()
     inner = [argument for argument in node.args.values() if isinstance(argument, exp.Expr)]
     moving = [argument for argument in inner if argument.find(*_CLOCKS)]
-    if len(moving) != 1 or not _rises(query, moving[0]):
+    if len(moving) != 1 or not _never_decreases(query, moving[0]):
         return False
-    return name in _CUTS or (name in _SHIFTS and not _MONTHS.search(text))
+    return name in _TRUNCATIONS or (name in _SHIFTS and not _MONTHS.search(text))
 
 
-def _shift(query: ParsedQuery, base: exp.Expr, length: exp.Expr) -> bool:
+def _adds_interval(query: ParsedQuery, base: exp.Expr, length: exp.Expr) -> bool:
     if length.find(*_CLOCKS) or length.find(exp.Column):
         return False
     text = query.text(length)
     if _MONTHS.search(text):
         return _is_date(base) and not _FIXED.search(text)
-    # Days are added to a date as a number.
+    # A number added to a date is a number of days.
     return bool(_FIXED.search(text)) or (_is_date(base) and isinstance(length, exp.Literal))
 
 

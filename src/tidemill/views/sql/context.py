@@ -1,4 +1,4 @@
-"""What every part of the context needs: the query, what it is resolved against, and what to tell the user."""
+"""The context of one compilation: the query, the tables it may read, and notes for the user."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from tidemill.views.sql.query_position import error_at, unknown_name
 
 @dataclass
 class QueryContext:
-    """One query on its way to a circuit. `notes` are said to the user by `explain`."""
+    """The query that is compiled, with its tables and functions. `explain` shows the `notes` to the user."""
 
     query: ParsedQuery
     tables: Mapping[str, QueryTable]
@@ -40,16 +40,16 @@ class QueryContext:
             self.notes.append(text)
 
     def columns_of(self, sql: str) -> Sequence[SparkColumn] | None:
-        """Spark's analysis of a piece of SQL; None if there is no Spark to ask."""
+        """Let Spark analyse a piece of SQL; None if the compiler runs without Spark."""
         return self.analyse(sql, self.tables) if self.analyse else None
 
-    # --- errors that point --------------------------------------------------------------------------------
+    # --- errors with a position ---------------------------------------------------------------------------
 
-    def unknown(self, kind: str, name: str, known: Sequence[str], node: exp.Expr) -> NameUnknown:
-        return unknown_name(kind, name, list(known), self.query.sql, self.query.position(node))
+    def unknown(self, kind: str, name: str, available: Sequence[str], node: exp.Expr) -> NameUnknown:
+        return unknown_name(kind, name, list(available), self.query.sql, self.query.position(node))
 
     def ambiguous(self, name: str, among: Sequence[str], node: exp.Expr) -> NameAmbiguous:
-        message = f"{name} may be {' or '.join(among)}"
+        message = f"{name} is ambiguous: it may be {' or '.join(among)}"
         error = error_at(NameAmbiguous, message, self.query.sql, self.query.position(node))
         error.name = name
         return error

@@ -1,6 +1,4 @@
-"""The FROM clause:
-tables, derived tables, joins, lateral views and inline tables, and the names they bring.
-"""
+"""The FROM clause: tables, derived tables, joins, lateral views and inline tables, with their names."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,18 +36,18 @@ KINDS: dict[tuple[str, str], JoinKind] = {
 
 
 class FromQueries(Protocol):
-    """Who builds the queries of a FROM clause."""
+    """Compiles the queries of a FROM clause."""
 
     def derived(self, node: exp.Expr) -> Relation:
-        """A query in parentheses."""
+        """Compile a query in parentheses."""
 
     def common_table(self, name: str) -> Relation | None:
-        """A common table expression in reach."""
+        """Return the common table expression with this name; None if there is none."""
 
 
 @dataclass
 class FromRows:
-    """What a FROM clause has brought so far."""
+    """The rows of a FROM clause, or of its part that has been read, and the scope of their names."""
 
     operator: Operator
     scope: NameScope
@@ -57,14 +55,14 @@ class FromRows:
 
 @dataclass
 class FromClause:
-    """Reads the FROM clause of one select."""
+    """Compiles the FROM clause of one select."""
 
     context: QueryContext
     queries: FromQueries
     outer: SelectStage | None
 
     def read(self, select: exp.Select) -> FromRows:
-        """The rows before WHERE."""
+        """Return the rows before WHERE."""
         clause = select.args.get("from_")
         if clause is None:
             rows = FromRows(LiteralRows(((),)), NameScope(exact=self.context.case_sensitive))
@@ -75,7 +73,7 @@ class FromClause:
         return rows
 
     def _list(self, first: exp.Expr, joins: Sequence[exp.Join]) -> FromRows:
-        # In Spark a comma binds no looser than JOIN: `a, b RIGHT JOIN c` is (a, b) RIGHT JOIN c.
+        # In Spark a comma and JOIN have the same precedence: `a, b RIGHT JOIN c` is (a, b) RIGHT JOIN c.
         rows = self._relation(first)
         for join in joins:
             rows = self._join(rows, join)
@@ -85,7 +83,7 @@ class FromClause:
 
     def _relation(self, node: exp.Expr) -> FromRows:
         if node.args.get("sample") or node.args.get("pivots"):
-            raise NotDecomposed("TABLESAMPLE, PIVOT and UNPIVOT are not taken apart")
+            raise NotDecomposed("PIVOT, UNPIVOT or TABLESAMPLE")
         if isinstance(node, exp.Table):
             rows = self._table(node)
         elif isinstance(node, exp.Subquery):
@@ -105,7 +103,7 @@ class FromClause:
         if node.args.get("db") or any(
             node.args.get(x) for x in ("when", "version", "changes", "hints", "only")
         ):
-            raise NotDecomposed("a table of a catalog, or a version of one")
+            raise NotDecomposed("a table of a catalog, or a version of a table")
         relation = self.queries.common_table(name)
         if relation is None:
             table = self.context.table(name)
@@ -119,13 +117,13 @@ class FromClause:
     def _derived(self, node: exp.Subquery) -> FromRows:
         inner = node.this
         if isinstance(inner, exp.Table):
-            # A join in parentheses: its tables keep their own names, unless it has one itself.
+            # A join in parentheses. Its tables keep their names unless the join has an alias.
             rows = self._relation(inner)
             if node.args.get("alias") is None:
                 return rows
             columns = rows.scope.star()
-            names = tuple(named.name for named in columns)
-            operator = Project(rows.operator, tuple(column(named.index) for named in columns))
+            names = tuple(named_column.name for named_column in columns)
+            operator = Project(rows.operator, tuple(column(named_column.index) for named_column in columns))
             return self._aliased(Relation(operator, names), node, None)
         return self._aliased(self.queries.derived(node), node, None)
 
@@ -222,7 +220,7 @@ class FromClause:
         operator = joined.operator
         for a, b in pairs:
             if kind == "full":
-                # One value for both sides; each side's own can still be named with its table.
+                # One column for both sides. The original columns can still be named with their tables.
                 value = call("coalesce", column(a.index), column(b.index + width))
                 columns = tuple(column(i) for i in range(operator.width))
                 key_columns.append(NamedColumn(None, a.name, operator.width))
@@ -231,15 +229,17 @@ class FromClause:
                 key_columns.append(NamedColumn(b.qualifier, a.name, b.index + width))
             else:
                 key_columns.append(NamedColumn(a.qualifier, a.name, a.index))
-        key_positions = {named.index for named in key_columns}
+        key_positions = {named_column.index for named_column in key_columns}
         other_columns = []
-        for named in joined.scope.columns:
-            if named.index not in joined_positions:
-                other_columns.append(named)
-            elif named.index not in key_positions or named.qualifier not in {
-                f.qualifier for f in key_columns if f.index == named.index
+        for named_column in joined.scope.columns:
+            if named_column.index not in joined_positions:
+                other_columns.append(named_column)
+            elif named_column.index not in key_positions or named_column.qualifier not in {
+                f.qualifier for f in key_columns if f.index == named_column.index
             }:
-                other_columns.append(NamedColumn(named.qualifier, named.name, named.index, shown=False))
+                other_columns.append(
+                    NamedColumn(named_column.qualifier, named_column.name, named_column.index, shown=False)
+                )
         return FromRows(operator, NameScope((*key_columns, *other_columns), joined.scope.exact))
 
     def _using_column(self, part: FromRows, name: str, join: exp.Join) -> NamedColumn:
@@ -253,7 +253,7 @@ class FromClause:
             raise self.context.ambiguous(name, [f"{match.qualifier}.{match.name}" for match in matches], node)
         raise self.context.unknown("column", name, part.scope.names(), node)
 
-    # --- rows out of a row --------------------------------------------------------------------------------
+    # --- generators ---------------------------------------------------------------------------------------
 
     def _lateral_view(self, rows: FromRows, node: exp.Lateral) -> FromRows:
         alias = node.args.get("alias")
@@ -273,7 +273,7 @@ class FromClause:
     def generated(
         self, rows: FromRows, node: exp.Expr, names: Sequence[str], qualifier: str | None, outer: bool = False
     ) -> FromRows:
-        """The rows that a generator makes of each row."""
+        """Apply a generator to each row."""
         stage = SelectStage(self.context, rows.operator, rows.scope, self.outer)
         expr = generator(stage, node)
         column_names = list(names) or generated_names(stage, expr)
@@ -286,33 +286,33 @@ class FromClause:
 
 
 def generator(stage: SelectStage, node: exp.Expr) -> Expr:
-    """The call of a generator over a stage's columns."""
+    """Translate the call of a generator over the columns of a stage."""
     if called_function(stage.context.query, node) not in GENERATORS:
-        raise NotDecomposed("a lateral view of something that is no generator")
+        raise NotDecomposed("a lateral view without a generator function")
     start, end = stage.context.query.span(node)
     return stage.cut(start, end, list(node.iter_expressions()))
 
 
 def generated_names(stage: SelectStage, call: Expr) -> list[str]:
-    """The names Spark gives to what a generator makes; it is asked, for their number depends on types."""
+    """Ask Spark for the names of the columns of a generator; their number depends on types."""
     names, tables = common_tables(stage.operator, Renderer())
     relation = names[stage.operator]
     columns = stage.context.columns_of(f"WITH {', '.join(tables)} SELECT {call.sql()} FROM {relation}")  # noqa: S608
     if columns is None:
-        raise NotDecomposed("a generator without names for its columns")
-    return [named.name for named in columns]
+        raise NotDecomposed("a generator whose columns have no names")
+    return [named_column.name for named_column in columns]
 
 
 def values(context: QueryContext, node: exp.Values) -> Relation:
-    """Rows written in the query, under the names Spark gives them."""
+    """Compile VALUES, with the column names that Spark uses."""
     stage = SelectStage(context, LiteralRows(((),)), NameScope())
     rows = []
     for row in node.expressions:
         inner = row.expressions if isinstance(row, exp.Tuple) else [row]
         if any(isinstance(value, exp.Alias) for value in inner):
-            raise NotDecomposed("rows of VALUES without parentheses")  # the table's name is read as the row's
+            raise NotDecomposed("VALUES without parentheses")  # the parser takes the table alias for a row's
         rows.append(tuple(stage.expr(value) for value in inner))
     widths = {len(row) for row in rows}
     if len(widths) != 1:
-        raise context.refused("rows of different lengths", node)
+        raise context.refused("the rows of VALUES have different numbers of columns", node)
     return Relation(LiteralRows(tuple(rows)), tuple(f"col{i + 1}" for i in range(widths.pop())))

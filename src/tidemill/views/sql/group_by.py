@@ -1,4 +1,4 @@
-"""GROUP BY: which keys there are, which grouping sets, which aggregates, and what may be said over them."""
+"""GROUP BY: its keys, grouping sets and aggregates, and the translation of expressions over groups."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, product
@@ -18,24 +18,24 @@ Set = list[int]
 
 
 def bare_call(node: exp.Expr) -> exp.Expr:
-    """The call itself, without FILTER, WITHIN GROUP and the treatment of NULLs around it."""
+    """Return the call itself, without FILTER, WITHIN GROUP, IGNORE NULLS and RESPECT NULLS."""
     while isinstance(node, WRAPPERS):
         node = node.this
     return node
 
 
 def is_aggregate(context: QueryContext, node: exp.Expr) -> bool:
-    """Whether the node is a call of an aggregate, with all that belongs to the call."""
+    """Return whether the node is the call of an aggregate, including its FILTER and similar clauses."""
     name = called_function(context.query, bare_call(node))
     return name is not None and context.functions.aggregate(name)
 
 
 def aggregates(context: QueryContext, node: exp.Expr) -> Iterator[exp.Expr]:
-    """The aggregates in an expression, but for those that are window functions, and those of subqueries."""
+    """Yield the aggregates in an expression, without window functions and without those of subqueries."""
     if isinstance(node, exp.Query | exp.Subquery):
         return
     if isinstance(node, exp.Window):
-        # `sum(sum(a)) OVER (…)`: the outer one is the window's, the inner one ours.
+        # `sum(sum(a)) OVER (…)`: the outer sum is a window function, the inner one an aggregate.
         window_parts = [child for child in node.iter_expressions() if child is not node.this]
         for part in [*bare_call(node.this).iter_expressions(), *window_parts]:
             yield from aggregates(context, part)
@@ -47,7 +47,7 @@ def aggregates(context: QueryContext, node: exp.Expr) -> Iterator[exp.Expr]:
 
 
 def aggregate_call(stage: SelectStage, node: exp.Expr) -> AggregateCall:
-    """An aggregate over the rows of a stage."""
+    """Translate an aggregate over the rows of a stage."""
     query = stage.context.query
     inner = bare_call(node)
     name = called_function(query, inner) or ""
@@ -78,7 +78,7 @@ def aggregate_call(stage: SelectStage, node: exp.Expr) -> AggregateCall:
     for argument in arguments:
         try:
             exprs.append(stage.expr(argument))
-        except NotDecomposed:  # something the parser put there itself, and nobody wrote
+        except NotDecomposed:  # a node that the parser added
             plain = False
     return AggregateCall(value, name, tuple(exprs), distinct, condition, plain)
 
@@ -93,7 +93,7 @@ class GroupKeys:
         self._grouped = False
 
     def add(self, group: exp.Group) -> None:
-        """Read the clause."""
+        """Read the keys and grouping sets of a GROUP BY clause."""
         listed = list(group.expressions)
         special = [
             node for name in ("grouping_sets", "rollup", "cube") for node in group.args.get(name) or []
@@ -104,7 +104,7 @@ class GroupKeys:
         keys = [self._position(node) for node in listed]
         kind = special[0]
         if len(special) > 1:
-            raise NotDecomposed("several kinds of grouping at once")
+            raise NotDecomposed("several of GROUPING SETS, ROLLUP and CUBE")
         if isinstance(kind, exp.GroupingSets):
             self.sets = [positions for node in kind.expressions for positions in self._grouping_sets(node)]
         elif kind.expressions:
@@ -162,7 +162,7 @@ def _subsets(parts: list[Set]) -> list[Set]:
 
 
 class GroupedStage(SelectStage):
-    """The stage after GROUP BY: what may be said is said of keys, aggregates and grouping ids."""
+    """The stage after GROUP BY. Expressions can use keys, aggregates and grouping ids only."""
 
     def __init__(self, rows: SelectStage, keys: GroupKeys, calls: list[AggregateCall]) -> None:
         sets = None if keys.sets is None else tuple(tuple(positions) for positions in keys.sets)
@@ -186,7 +186,7 @@ class GroupedStage(SelectStage):
             return super().replacement(node)
         expr = column(key)
         if isinstance(node, exp.Column):
-            expr = self.renamed(node, expr, node.parts[-1].name, whole=True)
+            expr = self.renamed(node, expr, node.parts[-1].name, complete=True)
         start, end = self.context.query.span(node)
         return TextReplacement(start, end, expr, bare=expr.column is None)
 
@@ -203,20 +203,23 @@ class GroupedStage(SelectStage):
 
     def _grouping(self, node: exp.Expr) -> Expr:
         if self.grouping_id is None:
-            raise NotDecomposed("a grouping id without grouping sets")
+            raise NotDecomposed("grouping() or grouping_id() without grouping sets")
         arguments = [self.rows.expr(argument) for argument in node.iter_expressions()]
         if called_function(self.context.query, node) == "grouping_id":
             if arguments and arguments != self.groups:
-                raise NotDecomposed("a grouping id of some of the keys")
+                raise NotDecomposed("grouping_id() of some of the keys")
             return column(self.grouping_id)
         bit = len(self.groups) - 1 - self.groups.index(arguments[0])
         parts = ("CAST((shiftright(", self.grouping_id, f", {bit}) & 1) AS TINYINT)")
         return Expr(parts, frozenset({"cast", "shiftright"}))
 
     def name(self, node: exp.Column) -> TextReplacement:
-        """A bare column is one of the select list, or not grouped."""
+        """Return the replacement of a column that is not a key: a field of a key, or an alias.
+
+        Any other column is neither grouped nor aggregated, which is an error.
+        """
         identifiers = [part for part in node.parts if isinstance(part, exp.Identifier)]
-        # A struct that is a key may have its field named behind it.
+        # A field of a struct that is a key.
         for used in range(len(identifiers) - 1, 0, -1):
             matches, matched = self.rows.scope.resolve([identifier.name for identifier in identifiers[:used]])
             if len(matches) == 1 and matched == used and column(matches[0].index) in self.groups:

@@ -1,6 +1,4 @@
-"""Names in reach:
-the columns of a FROM clause, by qualifier and name, each at its position in an operator.
-"""
+"""Name scope: the columns of a FROM clause by qualifier and name, with their positions in an operator."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,7 +8,7 @@ from tidemill.views.circuit.operators import Operator
 
 @dataclass(frozen=True)
 class NamedColumn:
-    """A column under its name. One that is not `shown` can only be named with its table (USING hides it)."""
+    """A column with its name. If it is not `shown` (USING hides it), its name needs the qualifier."""
 
     qualifier: str | None
     name: str | None
@@ -20,7 +18,7 @@ class NamedColumn:
 
 @dataclass(frozen=True)
 class Relation:
-    """An operator and the names of its columns; None for one that nobody named."""
+    """An operator and the names of its columns; None for a column without a name."""
 
     operator: Operator
     names: tuple[str | None, ...]
@@ -28,7 +26,7 @@ class Relation:
 
 @dataclass(frozen=True)
 class NameScope:
-    """The columns in reach, in the order in which a star lists them."""
+    """The columns that expressions can name, in the order of `SELECT *`."""
 
     columns: tuple[NamedColumn, ...] = ()
     exact: bool = field(default=False)
@@ -40,7 +38,7 @@ class NameScope:
         )
 
     def combined_with(self, other: "NameScope", width: int) -> "NameScope":
-        """Both, the other one's columns standing behind `width` of this one's operator."""
+        """Append the columns of another scope; their positions start at `width`."""
         moved = tuple(replace(column, index=column.index + width) for column in other.columns)
         return NameScope(self.columns + moved, self.exact)
 
@@ -50,8 +48,9 @@ class NameScope:
         return name == other if self.exact else name.lower() == other.lower()
 
     def resolve(self, parts: Sequence[str]) -> tuple[list[NamedColumn], int]:
-        """The columns that dotted names may mean, and how many of the names were used;
-        the rest are fields.
+        """Find the columns that a dotted name can mean, and how many of its parts name the column.
+
+        The remaining parts are fields of a struct.
         """
         if len(parts) > 1:
             qualified = [
@@ -67,7 +66,7 @@ class NameScope:
         return distinct_columns(unqualified), 1
 
     def star(self, qualifier: str | None = None) -> list[NamedColumn]:
-        """What a star stands for; the star of one table has its hidden columns too, at their old places."""
+        """List the columns of a star. `t.*` includes the hidden columns of t, at their original positions."""
         if qualifier is None:
             return [column for column in self.columns if column.shown]
         columns = [column for column in self.columns if self.same_name(column.qualifier, qualifier)]
@@ -81,5 +80,5 @@ class NameScope:
 
 
 def distinct_columns(columns: Iterable[NamedColumn]) -> list[NamedColumn]:
-    """One entry for each position: a column that is in reach twice is still one."""
+    """Remove duplicates: columns with the same position are the same column."""
     return list({column.index: column for column in columns}.values())

@@ -1,4 +1,7 @@
-"""Window functions: one operator for all that share a partitioning and an order."""
+"""ORDER BY, LIMIT and window functions.
+
+Window functions with the same PARTITION BY and ORDER BY become one operator.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,7 +19,7 @@ from tidemill.views.sql.stage import SelectStage
 
 
 def window_functions(node: exp.Expr) -> Iterator[exp.Window]:
-    """The window functions in an expression, but for those of subqueries."""
+    """Yield the window functions in an expression, without those of subqueries."""
     if isinstance(node, exp.Query | exp.Subquery):
         return
     if isinstance(node, exp.Window):
@@ -26,12 +29,12 @@ def window_functions(node: exp.Expr) -> Iterator[exp.Window]:
         yield from window_functions(child)
 
 
-def add_windows(stage: SelectStage, nodes: Sequence[exp.Expr], named: Sequence[exp.Window]) -> None:
+def add_windows(stage: SelectStage, nodes: Sequence[exp.Expr], named_windows: Sequence[exp.Window]) -> None:
     """Compute every window function of these expressions as a column of the stage."""
     window_nodes = {id(window): window for node in nodes for window in window_functions(node)}
     specs: dict[tuple[tuple[Expr, ...], tuple[SortKey, ...]], list[tuple[exp.Window, WindowCall]]] = {}
     for window in window_nodes.values():
-        spec = _spec(stage.context, window, named)
+        spec = _spec(stage.context, window, named_windows)
         partition = tuple(stage.expr(node) for node in spec.args.get("partition_by") or [])
         order = tuple(order_key(stage, node) for node in _ordered(spec))
         call = _call(stage, window, _frame(stage.context, spec))
@@ -45,7 +48,7 @@ def add_windows(stage: SelectStage, nodes: Sequence[exp.Expr], named: Sequence[e
 
 
 def order_key(stage: SelectStage, node: exp.Expr) -> SortKey:
-    """One key of an ORDER BY."""
+    """Compile one key of an ORDER BY."""
     assert isinstance(node, exp.Ordered)
     last_words = [token.text.lower() for token in stage.context.query.tokens_of(node)[-2:]]
     descending = bool(node.args.get("desc"))
@@ -55,16 +58,16 @@ def order_key(stage: SelectStage, node: exp.Expr) -> SortKey:
     return SortKey(stage.expr(node.this), descending, nulls_first)
 
 
-def _spec(context: QueryContext, window: exp.Window, named: Sequence[exp.Window]) -> exp.Window:
+def _spec(context: QueryContext, window: exp.Window, named_windows: Sequence[exp.Window]) -> exp.Window:
     alias = window.args.get("alias")
     if alias is None:
         return window
     if window.args.get("partition_by") or window.args.get("order") or window.args.get("spec"):
-        raise NotDecomposed("a window that extends another one")
-    for definition in named:
+        raise NotDecomposed("a window that extends a named window")
+    for definition in named_windows:
         if definition.this.name.lower() == alias.name.lower():
             return definition
-    raise context.unknown("window", alias.name, [definition.this.name for definition in named], alias)
+    raise context.unknown("window", alias.name, [definition.this.name for definition in named_windows], alias)
 
 
 def _ordered(spec: exp.Window) -> list[exp.Expr]:
@@ -82,8 +85,8 @@ def _frame(context: QueryContext, spec: exp.Window) -> str:
         if depth == 1 and token.text.upper() in {"ROWS", "RANGE"}:
             frame_start = token
     if frame_start is None:
-        raise NotDecomposed("a window frame that is not read")
-    last = tokens[-2]  # before the parenthesis that ends the window
+        raise NotDecomposed("an unsupported window frame")
+    last = tokens[-2]  # the last token is the closing parenthesis of the window
     return cut_text(context.query, frame_start.start, last.end, []).sql()
 
 
@@ -96,7 +99,7 @@ def _call(stage: SelectStage, window: exp.Window, frame: str) -> WindowCall:
     inner = bare_call(window.this)
     name = called_function(query, inner)
     if name is None:
-        raise NotDecomposed("a window over something that is no function")
+        raise NotDecomposed("OVER after something that is not a function")
     tokens = query.tokens_of(window)
     depth, over = 0, None
     for index, token in enumerate(tokens):
@@ -118,7 +121,7 @@ def _call(stage: SelectStage, window: exp.Window, frame: str) -> WindowCall:
             continue
         try:
             arguments.append(stage.expr(part))
-        except NotDecomposed:  # something the parser put there itself
+        except NotDecomposed:  # a node that the parser added
             continue
     return WindowCall(value, name, tuple(arguments), frame)
 
@@ -127,7 +130,7 @@ def _call(stage: SelectStage, window: exp.Window, frame: str) -> WindowCall:
 
 
 def limited(context: QueryContext, relation: Relation, node: exp.Expr, order: Sequence[exp.Expr]) -> Relation:
-    """ORDER BY and LIMIT over a relation whose names are the only ones in reach."""
+    """Apply ORDER BY and LIMIT to a relation. The keys can name only its columns."""
     columns = tuple(NamedColumn(None, name, i) for i, name in enumerate(relation.names))
     stage = SelectStage(context, relation.operator, NameScope(columns, context.case_sensitive))
     keys = []
@@ -144,15 +147,16 @@ def limited(context: QueryContext, relation: Relation, node: exp.Expr, order: Se
 def listed_position(
     context: QueryContext, node: exp.Expr, names: Sequence[str | None], scope: NameScope
 ) -> int | None:
+    """Return the position in the select list that an ORDER BY key names or numbers; None for other keys."""
     if isinstance(node, exp.Literal) and not node.is_string and node.name.isdigit():
         position = int(node.name) - 1
         if not 0 <= position < len(names):
-            raise context.refused(f"there is no column {node.name} in the select list", node)
+            raise context.refused(f"the select list has no column {node.name}", node)
         return position
     if isinstance(node, exp.Column) and len(node.parts) == 1:
         matches = [i for i, name in enumerate(names) if scope.same_name(name, node.name)]
         if len(matches) > 1:
-            raise NotDecomposed(f"an order by {node.name}, which names several columns")
+            raise NotDecomposed(f"ORDER BY {node.name}, which is the name of several columns")
         return matches[0] if matches else None
     return None
 
@@ -160,11 +164,12 @@ def listed_position(
 def top_rows(
     context: QueryContext, operator: Operator, order: tuple[SortKey, ...], node: exp.Expr
 ) -> Operator:
+    """Apply the LIMIT and OFFSET of a query."""
     limit, offset = _number(node.args.get("limit")), _number(node.args.get("offset"))
     if limit is None and not offset:
         return operator
     if not order:
-        context.note("LIMIT without ORDER BY: which rows are kept is decided by their hashes")
+        context.note("LIMIT without ORDER BY: the hashes of the rows decide which rows are kept")
     return TopK(operator, order, limit, offset or 0)
 
 
@@ -176,4 +181,4 @@ def _number(node: exp.Expr | None) -> int | None:
         return None
     if isinstance(value, exp.Literal) and not value.is_string and value.name.isdigit():
         return int(value.name)
-    raise NotDecomposed("a LIMIT that is no number")
+    raise NotDecomposed("a LIMIT that is not a number")

@@ -1,10 +1,9 @@
-"""The parser: sqlglot's, which also notes from where to where in the text each expression reaches.
+"""The parser: sqlglot's parser for Spark SQL, extended to record the span of each expression in the text.
 
-sqlglot understands Spark SQL well enough to tell its structure, but what it writes back is not always what it
-read: it has its own idea of many functions. So nothing is ever written from its tree. Expressions are cut
-out of the query's own text, and the tree says only where to cut. For that each node must know its place,
-and sqlglot notes those of names alone; the methods that parse scalar expressions and queries are therefore
-wrapped.
+sqlglot parses the structure of Spark SQL well, but the SQL that it generates is not always equal to the SQL
+that it read: it changes many functions. So the compiler generates no SQL from the tree. It copies expressions
+from the text of the query and uses the tree only to find where they start and end. sqlglot records the
+position of names only, so this module wraps the methods that parse expressions and queries.
 """
 
 import functools
@@ -40,7 +39,7 @@ def _with_span(name: str) -> Callable[..., Any]:
     def parse_and_note(self: Any, *args: Any, **kwargs: Any) -> Any:
         start_index = self._index
         if name == "_parse_window" and args and isinstance(args[0], exp.Expr) and start_index:
-            # What stands before OVER or FILTER has ended here, and is returned by no method of its own.
+            # The call before OVER or FILTER ends here. No wrapped method returns it.
             call = args[0]
             if "start" in call.meta:
                 call.meta.setdefault(SPAN, (call.meta["start"], self._tokens[start_index - 1].end))
@@ -58,7 +57,7 @@ def _with_span(name: str) -> Callable[..., Any]:
 
 
 class _Parser(SparkParser):
-    """Spark's parser with spans."""
+    """sqlglot's parser for Spark SQL, which also records spans."""
 
 
 for _name in METHODS:
@@ -67,7 +66,7 @@ for _name in METHODS:
 
 
 class ParsedQuery:
-    """A query: its text, its tokens, and its tree with spans in the text."""
+    """A query: its text, its tokens, and its syntax tree with the span of each node."""
 
     def __init__(self, sql: str) -> None:
         self.sql = sql
@@ -76,7 +75,7 @@ class ParsedQuery:
         self._starts = {token.start: i for i, token in reversed(list(enumerate(self.tokens)))}
 
     def span(self, node: exp.Expr) -> tuple[int, int]:
-        """From which character to which (inclusive) the node reaches."""
+        """Return the first and the last character of a node."""
         noted = node.meta.get(SPAN)
         if noted is not None:
             return (int(noted[0]), int(noted[1]))
@@ -84,27 +83,27 @@ class ParsedQuery:
             return (int(node.meta["start"]), int(node.meta["end"]))
         child_spans = [self.span(child) for child in node.iter_expressions() if self.has_span(child)]
         if not child_spans:
-            raise NotDecomposed(f"{type(node).__name__} is not taken apart")
+            raise NotDecomposed(f"unsupported syntax ({type(node).__name__})")
         return (min(start for start, _ in child_spans), max(end for _, end in child_spans))
 
     def has_span(self, node: exp.Expr) -> bool:
-        """Whether it stands in the text, and was not put into the tree by the parser."""
+        """Return whether the node is in the text; the parser adds some nodes itself."""
         if SPAN in node.meta or ("start" in node.meta and "end" in node.meta):
             return True
         return any(self.has_span(child) for child in node.iter_expressions())
 
     def position(self, node: exp.Expr) -> QueryPosition:
-        """Where an error about the node points; the whole query if nobody noted it."""
+        """Return the position of a node for an error; the start of the query if the node has no span."""
         start, end = self.span(node) if self.has_span(node) else (0, 0)
         return position_of(self.sql, start, end)
 
     def text(self, node: exp.Expr) -> str:
-        """The node's own text, as it was written."""
+        """Return the original text of a node."""
         start, end = self.span(node)
         return self.sql[start : end + 1]
 
     def tokens_of(self, node: exp.Expr) -> list[Token]:
-        """The tokens of the node."""
+        """Return the tokens of a node."""
         start, end = self.span(node)
         index = self._starts[start]
         tokens = []
@@ -114,12 +113,12 @@ class ParsedQuery:
         return tokens
 
     def token_after(self, offset: int) -> Token | None:
-        """The token that begins after a character."""
+        """Return the first token that begins after a character."""
         later = [token for token in self.tokens if token.start > offset]
         return later[0] if later else None
 
     def token_before(self, offset: int) -> Token | None:
-        """The token that ends before a character."""
+        """Return the token before the one that begins at a character."""
         index = self._starts.get(offset)
         return self.tokens[index - 1] if index else None
 
@@ -134,15 +133,17 @@ def _tokens(sql: str) -> list[Token]:
 
 
 def _parsed(sql: str, tokens: Sequence[Token]) -> exp.Expr:
-    # A semicolon at the end is what people type; two queries are not one view.
+    # A semicolon at the end is allowed; a second query is not.
     while tokens and tokens[-1].token_type == TokenType.SEMICOLON:
         tokens = tokens[:-1]
     if not tokens:
-        raise error_at(QuerySyntax, "there is no query", sql, QueryPosition(1, 1))
+        raise error_at(QuerySyntax, "the query is empty", sql, QueryPosition(1, 1))
     for token in tokens:
         if token.token_type == TokenType.SEMICOLON:
             position = position_of(sql, token.start, token.end)
-            raise error_at(QuerySyntax, "a view is one query, and here a second one begins", sql, position)
+            raise error_at(
+                QuerySyntax, "a view must be one query, and here a second one begins", sql, position
+            )
     parser = _Parser(error_level=ErrorLevel.IMMEDIATE, dialect=Spark())
     try:
         trees = parser.parse(list(tokens), sql)
@@ -154,7 +155,9 @@ def _parsed(sql: str, tokens: Sequence[Token]) -> exp.Expr:
     if not isinstance(tree, exp.Query | exp.Values):
         first = tokens[0]
         position = position_of(sql, first.start, first.end)
-        raise error_at(QuerySyntax, f"a view is a query, and this is none: {first.text}", sql, position)
+        raise error_at(
+            QuerySyntax, f"a view must be a query, and {first.text} does not begin one", sql, position
+        )
     assert isinstance(tree, exp.Expr)
     return tree
 

@@ -1,4 +1,4 @@
-"""Queries: selects, set operations, common table expressions, and those that are kept whole."""
+"""Queries: selects, set operations, common table expressions, and queries that stay SQL text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,9 +21,7 @@ from tidemill.views.sql.subqueries import CorrelatedRows
 
 @dataclass
 class CommonTable:
-    """A common table expression:
-    built when it is first read, and then the same operator for all who read it.
-    """
+    """A common table expression. It is compiled when it is first read, and all readers share the operator."""
 
     node: exp.CTE
     within: "QueryBuilder"
@@ -32,18 +30,16 @@ class CommonTable:
 
 @dataclass
 class QueryBuilder:
-    """Builds queries with the common table expressions that are in reach, and the stage around them, if
-    any.
-    """
+    """Compiles queries, with the common table expressions they can read and the outer stage of a subquery."""
 
     context: QueryContext
-    tables: dict[str, CommonTable] = field(default_factory=dict)
+    common_tables: dict[str, CommonTable] = field(default_factory=dict)
     outer: SelectStage | None = None
 
-    # --- what blocks ask for ------------------------------------------------------------------------------
+    # --- queries inside a select --------------------------------------------------------------------------
 
     def derived(self, node: exp.Expr) -> Relation:
-        """A query in parentheses in FROM: it can't read the query around it."""
+        """Compile a query in parentheses in FROM. It cannot read columns of the outer query."""
         return QueryBuilder(self.context, self.common_tables).query(node)
 
     def common_table(self, name: str) -> Relation | None:
@@ -64,14 +60,14 @@ class QueryBuilder:
         try:
             return QueryBuilder(self.context, self.common_tables).query(node)
         except QueryError:
-            # A name it does not know may be one of the query around it; if not, that is found there.
+            # An unknown name may be a column of the outer query. If not, the caller finds the error.
             self.context.notes[:] = notes
             return None
 
     def correlated_rows(self, node: exp.Expr, outer: SelectStage) -> CorrelatedRows:
         select = node.this if isinstance(node, exp.Subquery) else node
         if not isinstance(select, exp.Select):
-            raise NotDecomposed("a correlated subquery that is no plain select")
+            raise NotDecomposed("a correlated subquery that is not a simple SELECT")
         inner = self._with(select)
         return SelectBlock(
             self.context, select, QueryBuilder(self.context, inner.common_tables, outer), outer
@@ -80,10 +76,10 @@ class QueryBuilder:
     # --- queries ------------------------------------------------------------------------------------------
 
     def query(self, node: exp.Expr) -> Relation:
-        """The query, in operators if it can be taken apart, whole if it can't."""
+        """Compile a query: to operators if possible, otherwise to one opaque operator."""
         try:
             if any(token.token_type == TokenType.PIPE_GT for token in self.context.query.tokens):
-                raise NotDecomposed("a query in pipes")
+                raise NotDecomposed("pipe syntax (|>)")
             return self._decompose(node)
         except NotDecomposed as reason:
             return self._recomputed(node, reason)
@@ -94,7 +90,7 @@ class QueryBuilder:
             return SelectBlock(self.context, node, inner, self.outer).relation()
         if isinstance(node, exp.Subquery):
             if node.args.get("pivots") or node.args.get("sample"):
-                raise NotDecomposed("PIVOT, UNPIVOT and TABLESAMPLE are not taken apart")
+                raise NotDecomposed("PIVOT, UNPIVOT or TABLESAMPLE")
             if not isinstance(node.this, exp.Query | exp.Values):
                 raise NotDecomposed("a table in parentheses as a query")
             return inner._ordered(inner.query(node.this), node)
@@ -102,14 +98,14 @@ class QueryBuilder:
             return inner._ordered(inner._set(node), node)
         if isinstance(node, exp.Values):
             return inner._ordered(values(self.context, node), node)
-        raise NotDecomposed("a query of another kind")
+        raise NotDecomposed("an unsupported kind of query")
 
     def _with(self, node: exp.Expr) -> "QueryBuilder":
         clause = node.args.get("with_")
         if clause is None:
             return self
         if clause.args.get("recursive"):
-            raise NotDecomposed("recursion is recomputed")
+            raise NotDecomposed("a recursive query")
         builder = self
         for cte in clause.expressions:
             name = cte.args["alias"].name
@@ -139,18 +135,20 @@ class QueryBuilder:
 
     def _ordered(self, relation: Relation, node: exp.Expr) -> Relation:
         if any(node.args.get(name) for name in ("sort", "cluster", "distribute")):
-            raise NotDecomposed("SORT BY is not taken apart")
+            raise NotDecomposed("SORT BY, CLUSTER BY or DISTRIBUTE BY")
         order = node.args.get("order")
         bounded = node.args.get("limit") or node.args.get("offset")
         if order is not None and not bounded:
-            self.context.note("ORDER BY without LIMIT is dropped: a table has no order")
+            self.context.note("ORDER BY without LIMIT is ignored: a table has no order")
         return limited(self.context, relation, node, list(order.expressions) if order and bounded else [])
 
-    # --- kept whole ---------------------------------------------------------------------------------------
+    # --- opaque queries -----------------------------------------------------------------------------------
 
     def _recomputed(self, node: exp.Expr, reason: NotDecomposed) -> Relation:
-        """The query as text.
-        Where it is no query of its own (it reads the one around it) that one is tried.
+        """Compile a query to an opaque operator.
+
+        If Spark cannot run it alone, because it reads the outer query, raise the reason again: then the outer
+        query becomes opaque.
         """
         text = self.context.query.text(node)
         sql = self._with_common_tables(text, node)
@@ -164,7 +162,7 @@ class QueryBuilder:
         return Relation(operator, tuple(column.name for column in columns))
 
     def _with_common_tables(self, text: str, node: exp.Expr) -> str:
-        """With the common table expressions that the text may read, those they read included."""
+        """Add the common table expressions that the text may read, and those that these read."""
         words = _names_in(self.context, node)
         needed: dict[str, CommonTable] = {}
 
@@ -182,7 +180,7 @@ class QueryBuilder:
 
 
 def opaque(context: QueryContext, sql: str, node: exp.Expr | None, width: int, reason: str) -> Opaque:
-    """A query as text, over every table whose name stands in it."""
+    """Return an opaque operator for a query. Its inputs are all tables whose names are in the text."""
     words = _names_in_text(sql) if node is None else _names_in(context, None)
     tables = [table for name, table in sorted(context.tables.items()) if name.lower() in words]
     inputs = tuple(context.source(table) for table in tables)

@@ -1,4 +1,4 @@
-"""Where in a query something stands, and how an error points at it."""
+"""Positions in the text of a query, and errors that point at them."""
 
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -11,7 +11,7 @@ Kind = TypeVar("Kind", bound=QueryError)
 
 @dataclass(frozen=True)
 class QueryPosition:
-    """A line and a column of the query, both counted from 1, and how many characters are meant."""
+    """A line and a column of the query, both counted from 1, and a number of characters."""
 
     line: int
     column: int
@@ -19,7 +19,7 @@ class QueryPosition:
 
 
 def position_of(sql: str, start: int, end: int) -> QueryPosition:
-    """The place of the characters start to end (inclusive)."""
+    """Return the position of the characters from start to end (inclusive)."""
     line = sql.count("\n", 0, start) + 1
     line_start = sql.rfind("\n", 0, start) + 1
     line_end = sql.find("\n", start)
@@ -30,11 +30,11 @@ def position_of(sql: str, start: int, end: int) -> QueryPosition:
 def error_at(
     kind: type[Kind], message: str, sql: str, position: QueryPosition, hint: str | None = None
 ) -> Kind:
-    """An error that shows the line of the query with carets under the place."""
+    """Return an error that shows the line of the query with carets under the position."""
     lines = sql.split("\n")
     line = lines[position.line - 1] if position.line <= len(lines) else ""
     margin = f"{position.line} | "
-    # Tabs stay tabs, so that the carets stand under what they mean.
+    # Tabs stay tabs, so that the carets are aligned.
     indent = "".join("\t" if char == "\t" else " " for char in line[: position.column - 1])
     carets = " " * (len(margin) - 2) + "| " + indent + "^" * position.length
     where = f"line {position.line}, column {position.column}"
@@ -43,15 +43,17 @@ def error_at(
     return error
 
 
-def unknown_name(noun: str, name: str, known: list[str], sql: str, position: QueryPosition) -> NameUnknown:
-    """A name that is not there, with those that look like it."""
-    near = near_names(name, known)
-    names = sorted(dict.fromkeys(known))
+def unknown_name(
+    noun: str, name: str, available: list[str], sql: str, position: QueryPosition
+) -> NameUnknown:
+    """Return the error for a name that does not exist, with similar names as a hint."""
+    near = near_names(name, available)
+    names = sorted(dict.fromkeys(available))
     if near:
         hint = f"did you mean {' or '.join(near)}?"
     elif names:
         more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-        hint = f"there is {', '.join(names[:12])}{more}"
+        hint = f"available: {', '.join(names[:12])}{more}"
     else:
         hint = None
     error = error_at(NameUnknown, f"there is no {noun} {name}", sql, position, hint)
@@ -59,8 +61,8 @@ def unknown_name(noun: str, name: str, known: list[str], sql: str, position: Que
     return error
 
 
-def near_names(name: str, known: list[str]) -> list[str]:
-    """Up to three names that look like this one; case counts for nothing."""
-    lower = {candidate.lower(): candidate for candidate in known}
+def near_names(name: str, available: list[str]) -> list[str]:
+    """Return up to three similar names, ignoring case."""
+    lower = {candidate.lower(): candidate for candidate in available}
     matches = get_close_matches(name.lower(), list(lower), n=3, cutoff=0.6)
     return [lower[candidate] for candidate in matches]

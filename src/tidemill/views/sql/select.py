@@ -1,6 +1,4 @@
-"""One select block:
-FROM, WHERE, GROUP BY, HAVING, windows, QUALIFY, the list, DISTINCT, ORDER BY and LIMIT.
-"""
+"""One select: FROM, WHERE, GROUP BY, HAVING, windows, QUALIFY, select list, DISTINCT, ORDER BY and LIMIT."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,14 +30,14 @@ from tidemill.views.sql.subqueries import CorrelatedRows, Subqueries, SubqueryBu
 
 
 class BlockQueries(FromQueries, SubqueryBuilder, Protocol):
-    """Who builds the queries inside a block: derived tables, common table expressions, subqueries."""
+    """Compiles the queries inside a select: derived tables, common table expressions, subqueries."""
 
 
 @dataclass
 class SelectItem:
-    """One column of the select list. `node` is its expression in the query, None for one that a star brought.
+    """One item of the select list. `node` is its expression in the query; None if it comes from a star.
 
-    `names` has several for a generator that makes several columns. Until it is known `expr` is None.
+    `names` has several elements for a generator with several columns. `expr` is None until it is translated.
     """
 
     node: exp.Expr | None
@@ -51,7 +49,7 @@ class SelectItem:
         return self.names[0] if self.names else None
 
 
-# What a select may have and we read; anything else is kept whole.
+# The clauses of a select that the compiler supports.
 READ = frozenset(
     {
         "expressions",
@@ -71,7 +69,7 @@ READ = frozenset(
 
 @dataclass
 class SelectBlock:
-    """A select on its way. `outer` is the stage around it, if it is a subquery."""
+    """Compiles one select. `outer` is the stage of the outer query, if it is a subquery."""
 
     context: QueryContext
     select: exp.Select
@@ -79,7 +77,7 @@ class SelectBlock:
     outer: SelectStage | None = None
 
     def relation(self) -> Relation:
-        """The whole block."""
+        """Compile the select."""
         stage, correlated = self._filtered_rows()
         assert not correlated
         items = select_items(self.context, stage.scope, self.select.expressions)
@@ -91,7 +89,7 @@ class SelectBlock:
         condition = [qualify.this] if qualify is not None else []
         add_windows(stage, [*nodes, *condition, *order], self.select.args.get("windows") or [])
         if qualify is not None:
-            # Names in QUALIFY are first those of the rows, then those of the select list.
+            # A name in QUALIFY is a column of the rows, or otherwise an item of the select list.
             self._translate(stage, items)
             self._filter(stage, qualify.this)
         exprs = self._translate(stage, items)
@@ -99,10 +97,10 @@ class SelectBlock:
         return self._finished(stage, exprs, names, order)
 
     def correlated_rows(self) -> CorrelatedRows:
-        """FROM and WHERE alone, for a correlated subquery that is a plain select or an aggregate of one."""
+        """Compile FROM and WHERE of a correlated subquery that is a simple select or an aggregate of one."""
         refused = ("group", "having", "qualify", "limit", "offset", "windows")
         if any(self.select.args.get(name) for name in refused):
-            raise NotDecomposed("a correlated subquery with groups or a limit")
+            raise NotDecomposed("a correlated subquery with GROUP BY, LIMIT or similar clauses")
         stage, correlated = self._filtered_rows()
         nodes = [item.node for item in select_items(self.context, NameScope(), self._plain())]
         if any(True for node in nodes if node is not None for _ in window_functions(node)):
@@ -118,7 +116,7 @@ class SelectBlock:
     def _filtered_rows(self) -> tuple[SelectStage, list[Condition]]:
         unsupported = [name for name, value in self.select.args.items() if value and name not in READ]
         if unsupported:
-            raise NotDecomposed(f"{', '.join(sorted(unsupported))} in a select is not taken apart")
+            raise NotDecomposed(f"unsupported clauses of a SELECT: {', '.join(sorted(unsupported))}")
         rows = FromClause(self.context, self.queries, self.outer).read(self.select)
         stage = SelectStage(self.context, rows.operator, rows.scope, self.outer)
         stage.subqueries = Subqueries(self.queries)
@@ -143,12 +141,12 @@ class SelectBlock:
         stage.operator = filtered_rows(stage, conditions)
         for conjunct in with_subqueries:
             if not subqueries.predicate(stage, conjunct):
-                expr = stage.expr(conjunct)  # scalar subqueries: columns once they are attached
+                expr = stage.expr(conjunct)  # appends scalar subqueries to the stage's operator
                 stage.operator = Filter(stage.operator, (expr,))
         return correlated
 
     def _filter(self, stage: SelectStage, node: exp.Expr) -> None:
-        # Subqueries among the conditions become columns first.
+        # This appends scalar subqueries to the stage's operator, so it must precede the filter.
         conditions = tuple(stage.expr(conjunct) for conjunct in stage.conjuncts(node))
         stage.operator = Filter(stage.operator, conditions)
 
@@ -173,16 +171,16 @@ class SelectBlock:
             keys.add(group)
         for key in keys.groups:
             if any(self.context.functions.random(name) for name in key.calls):
-                raise NotDecomposed("groups by a value that is not the same twice")
+                raise NotDecomposed("GROUP BY a value that is not deterministic")
         calls = list(
             dict.fromkeys(aggregate_call(rows, aggregate_node) for aggregate_node in aggregate_nodes)
         )
         stage = GroupedStage(rows, keys, calls)
-        # A star among groups stands for columns that must be keys.
+        # The columns of a star must be keys.
         for item in items:
             if item.node is None and item.expr is not None:
                 if item.expr not in keys.groups:
-                    raise NotDecomposed("a star over columns that are not grouped")
+                    raise NotDecomposed("a star with columns that are not grouped")
                 item.expr = column(keys.groups.index(item.expr))
         if having is not None:
             self._having(stage, items, having.this)
@@ -192,7 +190,7 @@ class SelectBlock:
         if isinstance(node, exp.Literal) and not node.is_string and node.name.isdigit():
             number = int(node.name)
             if not 1 <= number <= len(items):
-                raise self.context.refused(f"there is no column {number} in the select list", node)
+                raise self.context.refused(f"the select list has no column {number}", node)
             return self._item(rows, items[number - 1])
         try:
             return rows.expr(node)
@@ -217,13 +215,13 @@ class SelectBlock:
             if item.node is not None and any(True for _ in aggregates(self.context, item.node)):
                 continue
             if item.node is not None and item.node.find(exp.Query, exp.Window) is not None:
-                raise NotDecomposed("GROUP BY ALL over subqueries or windows")
+                raise NotDecomposed("GROUP BY ALL with subqueries or window functions")
             expr = self._item(rows, item)
             if expr.columns and expr not in keys.groups:
                 keys.groups.append(expr)
 
     def _having(self, stage: SelectStage, items: list[SelectItem], node: exp.Expr) -> None:
-        # Names are first those of the keys, then those of the select list.
+        # A name in HAVING is a key, or otherwise an item of the select list.
         for item in items:
             if item.node is not None and self._simple(item.node):
                 self._remember(stage, item, stage.expr(item.node))
@@ -231,11 +229,11 @@ class SelectBlock:
         stage.aliases = {}
 
     def _simple(self, node: exp.Expr) -> bool:
-        """Whether it can be computed before the windows and generators of the block."""
+        """Return whether it can be computed before the window functions and generators of the select."""
         special = node.find(exp.Query) is not None or any(True for _ in window_functions(node))
         return not special and called_function(self.context.query, node) not in GENERATORS
 
-    # --- the list -----------------------------------------------------------------------------------------
+    # --- the select list ----------------------------------------------------------------------------------
 
     def _generated(self, stage: SelectStage, items: list[SelectItem]) -> None:
         for item in items:
@@ -253,7 +251,7 @@ class SelectBlock:
         return None
 
     def _translate(self, stage: SelectStage, items: Iterable[SelectItem]) -> list[Expr]:
-        """The items' expressions, each known by its name to those after it."""
+        """Translate the items; each one can be named by the items after it."""
         stage.aliases = {}
         exprs = []
         for item in items:
@@ -292,7 +290,7 @@ class SelectBlock:
         if distinct is not None:
             operator = Distinct(operator)
         if self.select.args.get("order") is not None and not order:
-            self.context.note("ORDER BY without LIMIT is dropped: a table has no order")
+            self.context.note("ORDER BY without LIMIT is ignored: a table has no order")
         if distinct is not None:
             return limited(self.context, Relation(operator, names), self.select, order)
         moved = tuple(SortKey(column(columns.index(k.value)), k.descending, k.nulls_first) for k in keys)
@@ -304,7 +302,7 @@ class SelectBlock:
     def _order_keys(
         self, stage: SelectStage, exprs: list[Expr], names: tuple[str | None, ...], order: list[exp.Expr]
     ) -> list[SortKey]:
-        # Names in ORDER BY are first those of the select list.
+        # A name in ORDER BY is an item of the select list, or otherwise a column of the rows.
         aliases = stage.aliases
         stage.aliases = {}
         keys = []
@@ -326,28 +324,31 @@ class SelectBlock:
             position = listed_position(self.context, name_node, names, stage.scope)
             if position is not None:
                 if name_node.find_ancestor(exp.AggFunc, exp.Window) is not None:
-                    raise NotDecomposed("an order by a function of a column of the select list")
+                    raise NotDecomposed(
+                        "ORDER BY an aggregate or window function of an item of the select list"
+                    )
                 stage.replaced_nodes[id(name_node)] = exprs[position]
 
 
 def select_items(
     context: QueryContext, scope: NameScope, projections: Sequence[exp.Expr]
 ) -> list[SelectItem]:
-    """The items, in order."""
+    """List the items of the select list, with stars expanded."""
     return [item for node in projections for item in _expanded(context, scope, node)]
 
 
 def _expanded(context: QueryContext, scope: NameScope, node: exp.Expr) -> Iterator[SelectItem]:
     if isinstance(node, exp.Star) or (isinstance(node, exp.Column) and isinstance(node.this, exp.Star)):
         yield from (
-            SelectItem(None, (named.name,), column(named.index)) for named in _star(context, scope, node)
+            SelectItem(None, (named_column.name,), column(named_column.index))
+            for named_column in _star(context, scope, node)
         )
     elif isinstance(node, exp.Aliases):
-        yield SelectItem(node.this, tuple(named.name for named in node.expressions))
+        yield SelectItem(node.this, tuple(named_column.name for named_column in node.expressions))
     elif isinstance(node, exp.Alias):
         alias = node.args["alias"]
         if not isinstance(alias, exp.Identifier):
-            raise NotDecomposed("an item whose name is not read")
+            raise NotDecomposed("an unsupported alias in the select list")
         yield SelectItem(node.this, (alias.name,))
     elif isinstance(node, exp.Column):
         yield SelectItem(node, (node.parts[-1].name,))
@@ -363,21 +364,26 @@ def _star(context: QueryContext, scope: NameScope, node: exp.Expr) -> list[Named
         table = node.args.get("table")
         assert table is not None
         qualifier = table.name
-        if not any(scope.same_name(named, qualifier) for named in scope.qualifiers()):
-            if any(scope.same_name(named, qualifier) for named in scope.names()):
-                raise NotDecomposed("the fields of a struct by a star")
+        if not any(scope.same_name(named_column, qualifier) for named_column in scope.qualifiers()):
+            if any(scope.same_name(named_column, qualifier) for named_column in scope.names()):
+                raise NotDecomposed("a star over the fields of a struct")
             raise context.unknown("table", qualifier, scope.qualifiers(), table)
     star = node.this if isinstance(node, exp.Column) else node
     if star.args.get("replace") or star.args.get("rename") or star.args.get("ilike"):
-        raise NotDecomposed("a star that replaces or renames")
+        raise NotDecomposed("a star with REPLACE, RENAME or ILIKE")
     columns = scope.star(qualifier)
     for left_out in star.args.get("except_") or []:
         if isinstance(left_out, exp.Column) and len(left_out.parts) > 1:
-            raise NotDecomposed("a star that leaves out by a dotted name")
-        remaining = [named for named in columns if not scope.same_name(named.name, left_out.name)]
+            raise NotDecomposed("a star with a dotted name in EXCEPT")
+        remaining = [
+            named_column for named_column in columns if not scope.same_name(named_column.name, left_out.name)
+        ]
         if len(remaining) == len(columns):
             raise context.unknown(
-                "column", left_out.name, [named.name for named in columns if named.name], left_out
+                "column",
+                left_out.name,
+                [named_column.name for named_column in columns if named_column.name],
+                left_out,
             )
         columns = remaining
     return columns

@@ -1,8 +1,8 @@
-"""Expressions cut out of the query's own text, in a normal form.
+"""Expressions copied from the text of the query, in a normal form.
 
-A cut keeps the tokens as they were written (a literal is a literal, a function is the function of that
-name) and loses what means nothing: comments, line breaks, blanks, the case of keywords and of function
-names. Holes are places in the text where a column, or another expression, is put instead.
+The copy keeps the tokens as they are written, so literals and functions do not change. It normalises what has
+no meaning: comments, line breaks, spaces, and the case of keywords and function names. Replacements put a
+column or another expression in the place of a piece of text.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ from tidemill.views.sql.parser import ParsedQuery
 
 @dataclass(frozen=True)
 class TextReplacement:
-    """A place in the text, first and last character, and what stands there instead.
+    """A piece of text, from the first to the last character, and the expression that replaces it.
 
-    It is put in parentheses where it needs them, unless it is `bare`: no expression but a list of arguments.
+    The expression gets parentheses where they are needed, unless it is `bare`: a list of arguments.
     """
 
     start: int
@@ -29,14 +29,14 @@ class TextReplacement:
     bare: bool = False
 
 
-# Words that stand before a parenthesis and call nothing.
+# Words that can precede a parenthesis and are not functions.
 WORDS = words("""
     all and any as asc between by case cross desc distinct else end escape except exists false filter
     following from full group having ilike in inner intersect interval is join lateral left like
     limit natural not null nulls on or order outer over partition preceding qualify range respect right
     rlike rows select sets some then true unbounded union using values when where window with within
     """)
-# Words that are operators or clauses in one place and functions in another; and types with a size.
+# Words that are operators or clauses in one context and functions in another; and types with parameters.
 BOTH = words("any exists filter ilike left like range right rlike some window")
 NESTED = words("array char dec decimal map numeric struct varchar")
 OPENING = frozenset({"(", "[", "."})
@@ -45,7 +45,7 @@ CLOSING = frozenset({",", ")", "]", "."})
 
 
 def cut_text(query: ParsedQuery, start: int, end: int, replacements: Sequence[TextReplacement]) -> Expr:
-    """The text from one character to another (inclusive), with its replacements filled."""
+    """Copy the text from one character to another (inclusive), with replacements."""
     ready = sorted(
         {(replacement.start, replacement.end): replacement for replacement in replacements}.values(),
         key=lambda replacement: replacement.start,
@@ -80,14 +80,14 @@ def cut_text(query: ParsedQuery, start: int, end: int, replacements: Sequence[Te
         written = _word(raw, token, before, name)
         parts += [_space(last, raw, gap), written]
         last, last_end = raw, token.end + 1
-        # A number with a suffix (1L) is several tokens of one place.
+        # A number with a suffix (1L) is several tokens with the same position.
         while index < len(tokens) and tokens[index].start == token.start:
             index += 1
     return Expr(joined(parts), frozenset(calls))
 
 
 def call_of(token: Token, before: Token | None, following: Token | None) -> str | None:
-    """The function that a word calls, in lower case; None if it calls none."""
+    """Return the function that a token calls, in lower case; None if it calls none."""
     if not _is_word(token) or following is None or following.token_type != TokenType.L_PAREN:
         return None
     name = token.text.lower()
@@ -106,8 +106,9 @@ def call_of(token: Token, before: Token | None, following: Token | None) -> str 
 
 
 def called_function(query: ParsedQuery, node: exp.Expr) -> str | None:
-    """The name of the function that a node calls:
-    the word before parentheses that hold all the rest of it.
+    """Return the name of the function that a node calls.
+
+    The node must consist of a name and, if it has arguments, one pair of parentheses around them.
     """
     if not isinstance(node, exp.Func | exp.Any | exp.SubqueryPredicate) or not query.has_span(node):
         return None
@@ -125,7 +126,7 @@ def called_function(query: ParsedQuery, node: exp.Expr) -> str | None:
 
 
 def functions_of(query: ParsedQuery, start: int, end: int) -> set[str]:
-    """Every function that a piece of text calls, those without parentheses included."""
+    """Return all functions that a piece of text calls, including those without parentheses."""
     tokens = [token for token in query.tokens if start <= token.start <= end]
     names: set[str] = set()
     for index, token in enumerate(tokens):
@@ -147,9 +148,9 @@ def _is_word(token: Token) -> bool:
 def _word(raw: str, token: Token, before: Token | None, name: str | None) -> str:
     if name and raw.lower() == name:
         return name
-    named = before is not None and before.token_type in {TokenType.DOT, TokenType.ALIAS}
+    is_name = before is not None and before.token_type in {TokenType.DOT, TokenType.ALIAS}
     keyword = _is_word(token) and raw.lower() in WORDS and raw == token.text
-    return raw.upper() if keyword and not named else raw
+    return raw.upper() if keyword and not is_name else raw
 
 
 def _symbol(raw: str) -> bool:
@@ -160,7 +161,7 @@ def _space(last: str, raw: str, gap: bool) -> str:
     if not last or raw in CLOSING or last in OPENING:
         return ""
     if not gap and raw[0] in QUOTES and last[0] in QUOTES:
-        return ""  # 'it''s' is one string to Spark, and two tokens here
+        return ""  # 'it''s' is one string in Spark, but two tokens of sqlglot
     if raw in {"(", "["}:
         return " " if gap else ""
     if _symbol(raw) and _symbol(last):

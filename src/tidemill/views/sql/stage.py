@@ -1,11 +1,11 @@
-"""A stage: an operator under construction, and how expressions are said over its columns.
+"""A stage of a select: an operator under construction, and the translation of expressions over its columns.
 
-A select block goes through stages: the rows of its FROM clause, then its groups. Each stage has an operator
-that grows on the right (a subquery's value, a window function: one more column, so that earlier positions
-stay true) and translates expressions by cutting them out of the query with a replacement for every column.
+A select has up to two stages: the rows of its FROM clause, then its groups. Values of subqueries and window
+functions are appended to the operator of a stage as further columns, so earlier positions stay valid. A stage
+translates an expression by copying its text, with every column replaced by its position.
 
-A column of the query around this one (correlation) is written as a negative position, -1 for its column 0;
-who translates says whether that is allowed.
+A column of the outer query (correlation) gets a negative position, -1 for column 0. The caller decides
+whether that is allowed.
 """
 
 from collections.abc import Iterator
@@ -32,12 +32,13 @@ TIMES = {
     "localtimestamp": ClockValue.LOCAL,
 }
 SPECIAL_TIMES = frozenset({"now", "today", "tomorrow", "yesterday", "epoch"})
-# What the renderer calls columns and relations; a lambda's variable of that name would catch them.
+# First letters of the names that the renderer gives to columns and relations. A lambda variable with such a
+# name would hide them.
 TAKEN = frozenset("clrgo")
 
 
 class SelectStage:
-    """Rows and the names in reach. `outer` is the stage of the query around this one."""
+    """An operator and the scope of its names. `outer` is the stage of the outer query."""
 
     def __init__(
         self, context: QueryContext, operator: Operator, scope: NameScope, outer: "SelectStage | None" = None
@@ -54,7 +55,7 @@ class SelectStage:
     # --- translation --------------------------------------------------------------------------------------
 
     def expr(self, node: exp.Expr, correlated: bool = False) -> Expr:
-        """The expression over this stage's columns."""
+        """Translate an expression over the columns of this stage."""
         start, end = self.context.query.span(node)
         outer_root, self.root = self.root, node
         try:
@@ -63,24 +64,22 @@ class SelectStage:
             self.root = outer_root
 
     def cut(self, start: int, end: int, nodes: list[exp.Expr], correlated: bool = False) -> Expr:
-        """A piece of text that is made of these nodes and words between them."""
+        """Translate a piece of text that consists of these nodes and the words between them."""
         replacements: list[TextReplacement] = []
         for node in nodes:
             self._collect(node, replacements)
         expr = cut_text(self.context.query, start, end, replacements)
         for name in sorted(expr.calls):
             if not self.context.functions.known(name):
-                raise NotDecomposed(f"nothing is known of the function {name}; declare it with the view")
+                raise NotDecomposed(f"the function {name} is unknown; declare it with the view")
         if not correlated and any(position < 0 for position in expr.columns):
-            raise NotDecomposed(
-                "a column of the query around a subquery stands where it cannot be taken apart"
-            )
+            raise NotDecomposed("a column of the outer query in an unsupported place of a subquery")
         return self._occurrence(expr, start)
 
     def _occurrence(self, expr: Expr, start: int) -> Expr:
-        """Two calls of rand() are two values, though they look alike: each but the first is given a number.
+        """Number the calls of nondeterministic functions: two calls of rand() are two different values.
 
-        Otherwise the subtrees around them would be taken for one, and shared.
+        Without the number their operators would be equal and therefore shared. The first call gets no number.
         """
         random = self.context.functions.random
         if not any(random(name) for name in expr.calls):
@@ -99,7 +98,7 @@ class SelectStage:
             self._collect(child, replacements)
 
     def replacement(self, node: exp.Expr) -> TextReplacement | None:
-        """What stands in the place of a node; None if its text stays and its parts are looked at."""
+        """Return the replacement of a node; None if its text stays and its children are visited."""
         if id(node) in self.replaced_nodes:
             return self._replace(node, self.replaced_nodes[id(node)])
         if isinstance(node, exp.Subquery | exp.Exists | exp.In | exp.Select | exp.SetOperation | exp.All):
@@ -109,11 +108,11 @@ class SelectStage:
         if isinstance(node, exp.Column):
             return self.name(node)
         if isinstance(node, exp.Window):
-            raise NotDecomposed("a window function where none can stand")
+            raise NotDecomposed("a window function in an unsupported place")
         if isinstance(node, exp.Lambda):
             self._lambda(node)
         if isinstance(node, exp.Placeholder | exp.Parameter | exp.SessionParameter):
-            raise NotDecomposed("parameters and paths into variants are not taken apart")
+            raise NotDecomposed("a parameter or a path into a variant")
         if isinstance(node, exp.Literal) and node.is_string and node.name.lower() in SPECIAL_TIMES:
             self._special_time(node)
         return self._function(node)
@@ -128,7 +127,7 @@ class SelectStage:
         name = called_function(self.context.query, node)
         if name is None or name in self.context.functions.declared:
             if name and self.context.functions.aggregate(name):
-                raise NotDecomposed(f"the aggregate {name} where none can stand")
+                raise NotDecomposed(f"the aggregate {name} in an unsupported place")
             return None
         if name in TIMES:
             return self._replace(node, Expr((TIMES[name],), frozenset({name})))
@@ -136,14 +135,14 @@ class SelectStage:
             parts = joined(("unix_timestamp(", ClockValue.TIMESTAMP, ")"))
             return self._replace(node, Expr(parts, frozenset({name, "now"})))
         if name in CLOCK or name in NAME_SENSITIVE:
-            raise NotDecomposed(f"{name} is not taken apart")
+            raise NotDecomposed(f"the function {name}")
         if (
             name in GENERATORS
             or name in WINDOW_ONLY
             or name in GROUPING
             or self.context.functions.aggregate(name)
         ):
-            raise NotDecomposed(f"{name} where none can stand")
+            raise NotDecomposed(f"{name} in an unsupported place")
         return None
 
     def _special_time(self, node: exp.Literal) -> None:
@@ -154,13 +153,13 @@ class SelectStage:
             "timestamp_ntz",
             "timestamp_ltz",
         }:
-            raise NotDecomposed(f"the moment {before.text} '{node.name}' is not taken apart")
+            raise NotDecomposed(f"the special value {before.text} '{node.name}'")
 
     def _lambda(self, node: exp.Lambda) -> None:
         for variable in node.expressions:
             name = variable.name.lower()
             if name[:1] in TAKEN and (name[1:].isdigit() or not name[1:]):
-                raise NotDecomposed(f"the lambda variable {variable.name} has a name that columns have here")
+                raise NotDecomposed(f"the name {variable.name} of a lambda variable is reserved")
 
     def _subquery(self, node: exp.Expr) -> TextReplacement | None:
         if isinstance(node, exp.In) and node.args.get("query") is None:
@@ -169,12 +168,12 @@ class SelectStage:
             return None  # the function over arrays
         if isinstance(node, exp.Subquery) and self.subqueries is not None:
             return self._replace(node, column(self.subqueries.scalar(self, node)))
-        raise NotDecomposed("a subquery where it cannot be taken apart")
+        raise NotDecomposed("a subquery in an unsupported place")
 
     # --- names --------------------------------------------------------------------------------------------
 
     def name(self, node: exp.Column) -> TextReplacement:
-        """A column, perhaps with fields behind it, whose text stays."""
+        """Return the replacement of a column. The text of fields after it stays."""
         identifiers = [part for part in node.parts if isinstance(part, exp.Identifier)]
         parts = [part.name for part in identifiers]
         matches, used = self.scope.resolve(parts)
@@ -186,8 +185,10 @@ class SelectStage:
             expr = self.renamed(node, column(matches[0].index), parts[used - 1], used == len(parts))
             return TextReplacement(start, span(identifiers[used - 1])[1], expr, bare=expr.column is None)
         if len(parts) >= 1 and (alias := self.alias(parts[0])) is not None:
-            named = self.renamed(node, alias, parts[0], len(parts) == 1)
-            return TextReplacement(start, span(identifiers[0])[1], named, bare=named is not alias)
+            renamed_alias = self.renamed(node, alias, parts[0], len(parts) == 1)
+            return TextReplacement(
+                start, span(identifiers[0])[1], renamed_alias, bare=renamed_alias is not alias
+            )
         if self.outer is not None:
             try:
                 replacement = self.outer.name(node)
@@ -195,27 +196,27 @@ class SelectStage:
                 raise self.missing(node, parts) from None
             if any(position < 0 for position in replacement.expr.columns) or replacement.expr.column is None:
                 raise NotDecomposed(
-                    "a subquery reads a query two levels around it, or what that query computes"
+                    "a subquery that reads a query two levels up, or an item of its select list"
                 )
             return replace(replacement, expr=replacement.expr.renumbered(lambda i: -i - 1))
         raise self.missing(node, parts)
 
     def alias(self, name: str) -> Expr | None:
-        """What an earlier item of the select list is called: a lateral column alias."""
+        """Return the expression of an earlier item of the select list (a lateral column alias)."""
         exprs = self.aliases.get(name if self.context.case_sensitive else name.lower(), [])
         if len(exprs) > 1:
-            raise NotDecomposed(f"{name} names several columns of the select list")
+            raise NotDecomposed(f"{name} is the name of several columns of the select list")
         if not exprs:
             return None
         if any(self.context.functions.random(function) for function in exprs[0].calls):
-            raise NotDecomposed(f"{name} names a value that is not the same twice")
+            raise NotDecomposed(f"{name} is the name of a value that is not deterministic")
         return exprs[0]
 
     def missing(self, node: exp.Column, parts: list[str]) -> Exception:
         qualifiers = self.scope.qualifiers()
         if len(parts) > 1 and not any(self.scope.same_name(qualifier, parts[0]) for qualifier in qualifiers):
-            known = [*qualifiers, *self.scope.names()]
-            return self.context.unknown("table or column", parts[0], known, node.parts[0])
+            available = [*qualifiers, *self.scope.names()]
+            return self.context.unknown("table or column", parts[0], available, node.parts[0])
         if len(parts) > 1:
             columns = [c.name for c in self.scope.star(parts[0]) if c.name is not None]
             return self.context.unknown(f"column in {parts[0]} called", parts[1], columns, node.parts[1])
@@ -223,17 +224,20 @@ class SelectStage:
 
     def _qualified(self, columns: list[NamedColumn]) -> list[str]:
         return [
-            f"{named.qualifier}.{named.name}" if named.qualifier else str(named.name) for named in columns
+            f"{named_column.qualifier}.{named_column.name}"
+            if named_column.qualifier
+            else str(named_column.name)
+            for named_column in columns
         ]
 
-    def renamed(self, node: exp.Column, expr: Expr, name: str, whole: bool) -> Expr:
-        """With the column's own name behind it where the name becomes part of the value: in struct(…)."""
+    def renamed(self, node: exp.Column, expr: Expr, name: str, complete: bool) -> Expr:
+        """Add the name of the column to an argument of struct(…), where it becomes part of the value."""
         parent = node.parent
         while isinstance(parent, exp.PropertyEQ):
             parent = parent.parent
         after = self.context.query.token_after(self.context.query.span(node)[1])
         argument = after is not None and after.token_type in {TokenType.COMMA, TokenType.R_PAREN}
-        if node is self.root or not whole or not argument or parent is None:
+        if node is self.root or not complete or not argument or parent is None:
             return expr
         if called_function(self.context.query, parent) == "struct":
             return Expr(joined((*expr.enclosed().parts, f" AS {_quoted(name)}")), expr.calls)
@@ -243,23 +247,23 @@ class SelectStage:
         parent = node.parent
         name = called_function(self.context.query, parent) if parent is not None else None
         if name is None:
-            raise NotDecomposed("a star where none can stand")
+            raise NotDecomposed("a star in an unsupported place")
         if name == "count" and isinstance(node, exp.Star):
             return None
         qualifier = node.args["table"].name if isinstance(node, exp.Column) else None
         if node.find(exp.Star).args.get("except_"):  # type: ignore[union-attr]
-            raise NotDecomposed("a star with EXCEPT among the arguments of a function")
+            raise NotDecomposed("a star with EXCEPT as an argument of a function")
         parts: list[str | int | ClockValue] = []
-        for index, named in enumerate(self.scope.star(qualifier)):
+        for index, named_column in enumerate(self.scope.star(qualifier)):
             parts += [", "] if index else []
-            parts.append(named.index)
+            parts.append(named_column.index)
             if name == "struct":
-                parts.append(f" AS {_quoted(named.name or f'col{index + 1}')}")
+                parts.append(f" AS {_quoted(named_column.name or f'col{index + 1}')}")
         start, end = self.context.query.span(node)
         return TextReplacement(start, end, Expr(joined(parts)), bare=True)
 
     def conjuncts(self, node: exp.Expr) -> Iterator[exp.Expr]:
-        """The conditions that must all hold."""
+        """Yield the conditions of a conjunction."""
         while isinstance(node, exp.Paren):
             node = node.this
         if isinstance(node, exp.And):
@@ -270,10 +274,10 @@ class SelectStage:
 
 
 class SubqueryRule(Protocol):
-    """How a scalar subquery becomes a column of a stage; see `tidemill.views.sql.subqueries`."""
+    """Turns scalar subqueries into columns of a stage: `tidemill.views.sql.subqueries.Subqueries`."""
 
     def scalar(self, stage: SelectStage, node: exp.Subquery) -> int:
-        """The position of its value, once the stage's operator has it."""
+        """Append the value of a subquery to the stage's operator and return its position."""
 
 
 def _quoted(name: str) -> str:

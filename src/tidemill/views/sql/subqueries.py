@@ -1,17 +1,18 @@
-"""Subqueries taken apart: EXISTS, IN and their negations become joins, scalar ones a column.
+"""Subqueries: EXISTS, IN and their negations become joins, scalar subqueries become columns.
 
-Only what can be said exactly is taken apart; for everything else `NotDecomposed` is raised and the query is
-kept whole. The rules:
+The compiler rewrites a subquery only if the result is exactly the same. Otherwise it raises `NotDecomposed`,
+and the query is recomputed. The rules:
 
-- A subquery that reads nothing of the query around it is built on its own. EXISTS is then a semi join without
-  keys, IN one by equality, NOT IN a null-aware anti join, a scalar one the operator `Scalar`.
-- A correlated EXISTS or IN may be a plain select (no groups, no LIMIT, no windows). Of its WHERE clause the
-  conditions that read the query around become keys (`inner = outer`, `inner <=> outer`) or the join's
-  residual.
-- NOT IN asks for each pair whether the equality is true *or unknown*: NULLs on either side count as a match.
+- A subquery that does not read the outer query is compiled alone. EXISTS becomes a semi join without keys, IN
+a
+  semi join by equality, NOT IN a null-aware anti join, a scalar subquery the operator `Scalar`.
+- A correlated EXISTS or IN must be a simple select (no groups, no LIMIT, no windows). The conditions of its
+  WHERE clause that read the outer query become keys (`inner = outer`, `inner <=> outer`) or the residual of
+  the join.
+- In NOT IN a pair of rows matches if the equality is true *or NULL*.
 - A correlated scalar subquery must be one expression of aggregates without GROUP BY, correlated by equality
-  alone. It becomes groups by the inner keys, joined from the left. A row without a group must see what the
-  aggregates say of nothing: NULL, but 0 for counts. That is the COUNT guard.
+  only. It becomes an aggregate by the inner keys, and a left join with it. For a row without a group the
+  aggregates must have their value for no rows: NULL, but 0 for counts. That is the COUNT guard.
 """
 
 from dataclasses import dataclass, replace
@@ -31,9 +32,9 @@ from tidemill.views.sql.stage import SelectStage
 
 @dataclass
 class CorrelatedRows:
-    """The rows of a correlated select: what its FROM and WHERE give, and the conditions about both queries.
+    """The rows of a correlated select after FROM and WHERE, and the conditions that read both queries.
 
-    In `conditions` a negative position is a column of the query around.
+    In `conditions` a negative position is a column of the outer query.
     """
 
     stage: SelectStage
@@ -42,23 +43,23 @@ class CorrelatedRows:
 
 
 class SubqueryBuilder(Protocol):
-    """Who builds queries: see `tidemill.views.sql.queries`."""
+    """Compiles queries: `tidemill.views.sql.queries.QueryBuilder`."""
 
     def uncorrelated(self, node: exp.Expr) -> Relation | None:
-        """The query by itself; None if it reads the query around it."""
+        """Compile a query alone; None if it reads the outer query."""
 
     def correlated_rows(self, node: exp.Expr, outer: SelectStage) -> CorrelatedRows:
-        """FROM and WHERE of a correlated select."""
+        """Compile FROM and WHERE of a correlated select."""
 
 
 @dataclass
 class Subqueries:
-    """The rule for the subqueries of one query block."""
+    """Compiles the subqueries of one select."""
 
     builder: SubqueryBuilder
 
     def predicate(self, stage: SelectStage, node: exp.Expr) -> bool:
-        """Take a condition apart that is an EXISTS or an IN; False if it is neither."""
+        """Turn a condition that is an EXISTS or an IN into a join; False if it is neither."""
         negated = False
         while isinstance(node, exp.Not | exp.Paren):
             negated ^= isinstance(node, exp.Not)
@@ -85,7 +86,7 @@ class Subqueries:
     def _plain(self, query: exp.Expr, stage: SelectStage) -> CorrelatedRows:
         rows = self.builder.correlated_rows(query, stage)
         if any(True for item in rows.items for _ in aggregates(stage.context, item)):
-            # An aggregate without groups has a row whatever the condition says.
+            # An aggregate without groups always returns a row.
             raise NotDecomposed("EXISTS or IN over a correlated aggregate")
         return rows
 
@@ -106,7 +107,7 @@ class Subqueries:
             inner = rows.stage.operator
             keys, residual = split_conditions(rows, stage.operator.width)
         if len(inner_values) != len(outer_values):
-            raise NotDecomposed("IN compares lists of different lengths")
+            raise NotDecomposed("IN with lists of different lengths")
         pairs = tuple(JoinKey(left, right) for left, right in zip(outer_values, inner_values, strict=True))
         if negated:
             stage.operator = Join("null-aware anti", stage.operator, inner, keys, residual, pairs)
@@ -114,11 +115,11 @@ class Subqueries:
             stage.operator = Join("semi", stage.operator, inner, (*pairs, *keys), residual)
 
     def scalar(self, stage: SelectStage, node: exp.Subquery) -> int:
-        """The position of a scalar subquery's value, once the stage's operator has it."""
+        """Append the value of a scalar subquery to the stage's operator and return its position."""
         alone = self.builder.uncorrelated(node)
         if alone is not None:
             if alone.operator.width != 1:
-                raise NotDecomposed("a subquery of several columns where one value is meant")
+                raise NotDecomposed("a scalar subquery with several columns")
             stage.operator = Scalar(stage.operator, alone.operator)
         else:
             self._correlated(stage, node)
@@ -128,11 +129,11 @@ class Subqueries:
 
     def _correlated(self, stage: SelectStage, node: exp.Subquery) -> None:
         if type(stage) is not SelectStage:
-            raise NotDecomposed("a correlated subquery over groups")
+            raise NotDecomposed("a correlated subquery after GROUP BY")
         select = node.this
         rows = self.builder.correlated_rows(select, stage)
         if len(rows.items) != 1 or not any(True for _ in aggregates(stage.context, rows.items[0])):
-            raise NotDecomposed("a correlated subquery that is no aggregate")
+            raise NotDecomposed("a correlated scalar subquery that is not an aggregate")
         width = stage.operator.width
         keys, residual = split_conditions(rows, width)
         if residual or not keys:
@@ -145,14 +146,16 @@ class Subqueries:
         for inner_call in calls:
             declared = stage.context.functions.declared.get(inner_call.name)
             if aggregate(inner_call.name).empty is Empty.UNKNOWN or declared:
-                raise NotDecomposed(f"it is not known what {inner_call.name} is of no rows")
+                raise NotDecomposed(
+                    f"{inner_call.name}, whose value for no rows is unknown, in a correlated subquery"
+                )
         grouping = GroupKeys(rows.stage.expr)
         grouping.groups = list(dict.fromkeys(key.right for key in keys))
         groups = len(grouping.groups)
         grouped = GroupedStage(rows.stage, grouping, calls)
         value = grouped.expr(rows.items[0])
         if any(position < groups for position in value.columns):
-            raise NotDecomposed("a correlated aggregate that also shows its key")
+            raise NotDecomposed("a correlated aggregate that also returns its key")
         groups_of_rows = grouped.operator
         assert isinstance(groups_of_rows, Aggregate)
         on = tuple(JoinKey(key.left, column(grouping.groups.index(key.right)), key.null_safe) for key in keys)
@@ -169,7 +172,7 @@ class Subqueries:
 
 
 def split_conditions(rows: CorrelatedRows, width: int) -> tuple[tuple[JoinKey, ...], tuple[Expr, ...]]:
-    """Conditions about both queries as keys and residual; `width` is that of the query around."""
+    """Split conditions on both queries into keys and residual; `width` is the width of the outer query."""
     keys, residual = join_keys(rows.conditions, lambda position: position < 0, rows.stage.context.functions)
     outer_keys = [replace(key, left=key.left.renumbered(lambda i: -i - 1)) for key in keys]
     return tuple(outer_keys), tuple(
