@@ -46,9 +46,9 @@ def test_a_commit_of_another_process_rings_at_a_watch_that_could_not_find_out_ot
 def test_a_bell_for_other_keys_wakes_nobody_and_the_next_one_still_does(store):
     with store.watch([SPACE["wanted"]]) as watch:
         seen = store._watches._seen
-        store._watches.heard(WakeupMessage(seen + 1, frozenset({checksum(SPACE["other"])})))
+        store._watches.received(WakeupMessage(seen + 1, frozenset({checksum(SPACE["other"])})))
         assert not watch.event.is_set()
-        store._watches.heard(WakeupMessage(seen + 2, frozenset({checksum(SPACE["wanted"])})))
+        store._watches.received(WakeupMessage(seen + 2, frozenset({checksum(SPACE["wanted"])})))
         assert watch.event.is_set()
 
 
@@ -56,13 +56,13 @@ def test_a_bell_for_other_keys_wakes_nobody_and_the_next_one_still_does(store):
 def test_a_bell_that_was_lost_is_noticed_by_the_next_one(store):
     with store.watch([SPACE["wanted"]]) as watch:
         seen = store._watches._seen
-        store._watches.heard(WakeupMessage(seen + 2, frozenset({checksum(SPACE["other"])})))
+        store._watches.received(WakeupMessage(seen + 2, frozenset({checksum(SPACE["other"])})))
         assert watch.event.is_set()
 
 
 def test_a_bell_with_too_many_keys_to_name_wakes_everybody(store):
     with store.watch([SPACE["wanted"]]) as watch:
-        store._watches.heard(WakeupMessage(store._watches._seen + 1, None))
+        store._watches.received(WakeupMessage(store._watches._seen + 1, None))
         assert watch.event.is_set()
 
 

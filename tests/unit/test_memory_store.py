@@ -395,7 +395,7 @@ def test_a_fence_makes_a_late_commit_fail() -> None:
 @pytest.mark.rule("STO-5")
 def test_an_outcome_that_cannot_be_learned_is_an_error_of_its_own() -> None:
     store, _ = faulty(between=[Unknown("gone")], before=[None, *[Unreached("gone")] * 10_000])
-    with pytest.raises(CommitUnknown, match="not known: gone"):
+    with pytest.raises(CommitUnknown, match="is unknown: gone"):
         store.run(lambda tx: tx.set(b"k", b""))
 
 

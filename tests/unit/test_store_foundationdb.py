@@ -155,7 +155,7 @@ class TestDoubt:
             raise FDBError(code)
 
         with pytest.raises(meaning):
-            store.asked(fail, committing=committing)
+            store.call(fail, committing=committing)
 
 
 class TestOpening:

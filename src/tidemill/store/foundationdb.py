@@ -51,19 +51,17 @@ T = TypeVar("T")
 
 API_VERSION = 730
 FORMAT = 1
-TIMEOUT_MS = 5_000  # a transaction lasts 2 s at most; after that the cluster does not answer
+TIMEOUT_MS = 5_000  # a transaction lasts 2 s at most; a longer call means no response
 CLEAN_EVERY_US = 60_000_000
 POLL_S = 1.0
 
 _FORMAT_KEY = SYSTEM_PREFIX + b"format"
-_TOUCHED = (
-    SYSTEM_PREFIX + b"touched"
-)  # counts the commits that concern a key without writing it, for who watches
+_TOUCHED = SYSTEM_PREFIX + b"touched"  # counts commits that notify watchers of a key without writing it
 _NOT_COMMITTED, _TOO_OLD, _TIMED_OUT, _TOO_LARGE = 1020, 1007, 1031, 2101
 
 
 def load_binding() -> Any:
-    """The module fdb with its API version chosen; MissingDriver when it or its library is not there."""
+    """Import fdb and select its API version; raise MissingDriver if it or its library is missing."""
     hint = "pip install tidemill[foundationdb], and FoundationDB's client library (libfdb_c)"
     try:
         import fdb
@@ -80,7 +78,7 @@ def load_binding() -> Any:
 
 
 class Mapping:
-    """Keys of the port to keys of the cluster and back: one prefix in front, nothing else."""
+    """Maps keys of the store to keys of the cluster, which have a prefix, and back."""
 
     def __init__(self, prefix: bytes) -> None:
         if not prefix or prefix[:1] == b"\xff":
@@ -94,13 +92,13 @@ class Mapping:
         return raw[len(self.prefix) :]
 
     def versionstamped(self, prefix: bytes, ordinal: int) -> bytes:
-        """The parameter of SET_VERSIONSTAMPED_KEY: room for the stamp, the ordinal, then the room's place."""
+        """Return the parameter of SET_VERSIONSTAMPED_KEY: space for the stamp, the ordinal, the offset."""
         head = self.raw(prefix) + b"\x33"
         return head + bytes(10) + ordinal.to_bytes(2, "big") + struct.pack("<I", len(head))
 
 
 class FoundationTx(Tx):
-    """One attempt, which is one transaction of the cluster."""
+    """One attempt: one transaction of the cluster."""
 
     def __init__(self, store: "FoundationStore", mode: Mode, attempt: int) -> None:
         super().__init__(mode, store.clock)
@@ -108,14 +106,14 @@ class FoundationTx(Tx):
         self._map = store.mapping
         self._attempt = attempt
         self._versioned: list[tuple[bytes, bytes]] = []
-        self.hinted: set[bytes] = set()  # keys that are watched and not written
+        self.hinted: set[bytes] = set()  # keys to notify watchers of, without writing them
         self._now: int | None = None
         self._wall = int(store.clock.wall() * 1_000_000)
         self.tr = store.begin()
 
     def now(self) -> int:
         if self._now is None:
-            self._now = int(self._store.asked(lambda: self.tr.get_read_version().wait()))
+            self._now = int(self._store.call(lambda: self.tr.get_read_version().wait()))
         return self._now
 
     def wall(self) -> int:
@@ -124,11 +122,13 @@ class FoundationTx(Tx):
     # --- reading
 
     def _get_many(self, keys: Sequence[bytes], lock: bool) -> list[bytes | None]:
-        del lock  # a read is protected from every writer here
-        return self._store.asked(lambda: self._values(keys))
+        del lock  # every read here conflicts with every writer
+        return self._store.call(lambda: self._values(keys))
 
     def _values(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        futures = [self.tr.get(self._map.raw(key)) for key in keys]  # all are asked before one is awaited
+        futures = [
+            self.tr.get(self._map.raw(key)) for key in keys
+        ]  # all requests are sent before the first wait
         return [future.value for future in futures]
 
     def _range(self, lo: bytes, hi: bytes, limit: int | None, reverse: bool, snapshot: bool) -> list[Row]:
@@ -137,10 +137,10 @@ class FoundationTx(Tx):
 
     def _rows(self, reader: Any, lo: bytes, hi: bytes, limit: int, reverse: bool) -> list[Row]:
         def read() -> list[Row]:
-            found = reader.get_range(self._map.raw(lo), self._map.raw(hi), limit, reverse).to_list()
-            return [Row(self._map.own(each.key), each.value) for each in found]
+            rows = reader.get_range(self._map.raw(lo), self._map.raw(hi), limit, reverse).to_list()
+            return [Row(self._map.own(row.key), row.value) for row in rows]
 
-        return self._store.asked(read)
+        return self._store.call(read)
 
     # --- writing
 
@@ -164,7 +164,7 @@ class FoundationTx(Tx):
         self.hinted.add(key)
 
     def _take(self, lo: bytes, hi: bytes, limit: int) -> list[Row]:
-        wider = min(self._attempt, 8)  # 1 for the first attempt: rows come in order without competition
+        wider = min(self._attempt, 8)  # 1 for the first attempt: without competition rows come in order
         window = self._rows(self.tr.snapshot, lo, hi, limit * wider, reverse=False)
         at = self._store.chance.randrange(max(1, len(window) - limit + 1)) if wider > 1 else 0
         picked = window[at : at + limit]
@@ -175,20 +175,20 @@ class FoundationTx(Tx):
 
     def _swap_many(self, swaps: Sequence[Swap]) -> list[bool]:
         keys = [*{swap.key: None for swap in swaps}]
-        found = dict(zip(keys, self._get_many(keys, lock=True), strict=True))
-        done = []
+        current = dict(zip(keys, self._get_many(keys, lock=True), strict=True))
+        results = []
         for swap in swaps:
-            holds = found[swap.key] == swap.expected
+            holds = current[swap.key] == swap.expected
             if holds:
-                found[swap.key] = swap.new
+                current[swap.key] = swap.new
                 self._clear(swap.key) if swap.new is None else self._set(swap.key, swap.new)
-            done.append(holds)
-        return done
+            results.append(holds)
+        return results
 
     # --- the end
 
     def commit(self, operation: RetriedCall[T]) -> None:
-        """Commit what was written, with the operation's row."""
+        """Commit the writes, with the operation's row."""
         for ordinal, (prefix, value) in enumerate(self._versioned):
             self.tr.set_versionstamped_key(self._map.versionstamped(prefix, ordinal), value)
         for touched in self.hinted | {prefix for prefix, _ in self._versioned}:
@@ -197,15 +197,16 @@ class FoundationTx(Tx):
         self.tr.add_read_conflict_key(key)
         self.tr.set(key, operation.row())
         crash.point("store.foundationdb.before_commit")
-        self._store.asked(lambda: self.tr.commit().wait(), committing=True)
+        self._store.call(lambda: self.tr.commit().wait(), committing=True)
         crash.point("store.foundationdb.after_commit")
 
 
 class FoundationStore(RetryingStore):
     """A store under one prefix of a FoundationDB cluster.
 
-    cluster_file: path of the cluster file; None for the platform's default.
-    prefix: what stands in front of every key.
+    Args:
+        cluster_file: path of the cluster file; None for the platform's default.
+        prefix: what every key begins with.
     """
 
     def __init__(
@@ -219,7 +220,7 @@ class FoundationStore(RetryingStore):
         binding: Any = None,
     ) -> None:
         super().__init__(clock=clock, chance=chance, patience_s=patience_s)
-        self.ids = random.SystemRandom()  # never from a seed: processes that share it would share their ids
+        self.ids = random.SystemRandom()  # never from a seed: processes with the same seed would share ids
         self.mapping = Mapping(pack(("tidemill",)) if prefix is None else prefix)
         self._cluster_file = cluster_file
         self._fdb = load_binding() if binding is None else binding
@@ -242,7 +243,7 @@ class FoundationStore(RetryingStore):
         return f"foundationdb://{self._cluster_file or ''}"
 
     def close(self) -> None:
-        self._closed = True  # the binding keeps one connection per cluster file, for all of the process
+        self._closed = True  # the binding has one connection per cluster file for the whole process
 
     def watch(self, keys: Iterable[bytes]) -> Watch:
         return FoundationWatch(self, keys)
@@ -271,17 +272,17 @@ class FoundationStore(RetryingStore):
     def _fence(self, operation: RetriedCall[T]) -> int:
         key = self.mapping.raw(operation.key(0))
         tr = self.begin()
-        row = self.asked(lambda: tr.get(key).value)
+        row = self.call(lambda: tr.get(key).value)
         if row is None:
             tr.set(key, pack((0,)))
-            self.asked(lambda: tr.commit().wait(), committing=True)
+            self.call(lambda: tr.commit().wait(), committing=True)
             return 0
         (number,) = unpack(row)
         assert isinstance(number, int)
         return number
 
     def begin(self) -> Any:
-        """A transaction of the cluster."""
+        """Begin a transaction of the cluster."""
         if self._closed:
             raise UsageError("the store is closed", hint="open it again")
         if os.getpid() != self._pid:
@@ -293,26 +294,26 @@ class FoundationStore(RetryingStore):
         tr.options.set_timeout(TIMEOUT_MS)
         return tr
 
-    def asked(self, question: Callable[[], T], *, committing: bool = False) -> T:
-        """Ask the cluster; its errors become Conflict, Unknown, Unreached or one of ours."""
+    def call(self, request: Callable[[], T], *, committing: bool = False) -> T:
+        """Call the cluster; its errors become Conflict, Unknown, Unreached or one of the store's."""
         try:
-            return question()
+            return request()
         except self._fdb.FDBError as error:
             meaning = self._meaning(error, committing=committing)
         raise meaning
 
     def _meaning(self, error: Any, *, committing: bool) -> Exception:
-        said = f"{error.description} ({error.code})" if hasattr(error, "description") else str(error)
+        text = f"{error.description} ({error.code})" if hasattr(error, "description") else str(error)
         predicates = self._fdb.predicates
         if committing and (error.code == _TIMED_OUT or predicates.maybe_committed(error)):
-            return Unknown(said)
+            return Unknown(text)
         if error.code in (_NOT_COMMITTED, _TOO_OLD):
-            return Conflict(said)
+            return Conflict(text)
         if error.code == _TIMED_OUT or predicates.retryable(error):
-            return Unreached(said)
+            return Unreached(text)
         if error.code == _TOO_LARGE:
-            return TransactionTooLarge(f"a transaction that FoundationDB refuses: {said}")
-        return StoreError(f"FoundationDB refused: {said}")
+            return TransactionTooLarge(f"FoundationDB refused a transaction: {text}")
+        return StoreError(f"FoundationDB refused: {text}")
 
     # --- housekeeping
 
@@ -320,17 +321,17 @@ class FoundationStore(RetryingStore):
         def check(tx: Tx) -> bytes | None:
             assert isinstance(tx, FoundationTx)
             key = self.mapping.raw(_FORMAT_KEY)
-            found: bytes | None = self.asked(lambda: tx.tr.get(key).value)
-            if found is None:
+            stored: bytes | None = self.call(lambda: tx.tr.get(key).value)
+            if stored is None:
                 tx.tr.set(key, pack((FORMAT,)))
-                self.asked(lambda: tx.tr.commit().wait(), committing=True)
-            return found
+                self.call(lambda: tx.tr.commit().wait(), committing=True)
+            return stored
 
-        found = self.run(check)  # writing it twice is writing it once, so that a doubt about it does no harm
-        if found is None:
+        stored = self.run(check)  # it may be written twice, so an unknown commit does no harm
+        if stored is None:
             return
         try:
-            (number,) = unpack(found)
+            (number,) = unpack(stored)
         except ValueError:
             number = None
         if not isinstance(number, int):
@@ -343,19 +344,19 @@ class FoundationStore(RetryingStore):
             )
 
     def _clean(self, now_us: int) -> None:
-        """Remove expired operation rows, now and then, with one range clear."""
+        """Remove expired operation rows from time to time, with one range clear."""
         if now_us - self._cleaned_at < CLEAN_EVERY_US:
             return
         self._cleaned_at = now_us
         lo, hi = expired_operations(now_us)
         tr = self.begin()
         tr.clear_range(self.mapping.raw(lo), self.mapping.raw(hi))
-        with suppress(Conflict, Unreached, Unknown):  # the next minute tries again
-            self.asked(lambda: tr.commit().wait(), committing=True)
+        with suppress(Conflict, Unreached, Unknown):  # retried in the next minute
+            self.call(lambda: tr.commit().wait(), committing=True)
 
 
 class FoundationWatch(Watch):
-    """Native watches, armed again before `wait` says that one has fired: nothing is missed in between."""
+    """Native watches. They are set again before `wait` returns True, so no change is missed."""
 
     def __init__(self, store: FoundationStore, keys: Iterable[bytes]) -> None:
         self._store = store
@@ -375,9 +376,9 @@ class FoundationWatch(Watch):
             tr.commit().wait()
 
         try:
-            store.asked(watch)
+            store.call(watch)
         except (Conflict, Unreached, StoreError):
-            self._forget()  # too many watches, or no answer: waiting callers poll
+            self._forget()  # too many watches, or no response: callers poll
             return
         for future in self._futures:
             future.on_ready(self._fired)

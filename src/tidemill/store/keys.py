@@ -17,9 +17,9 @@ INT_ZERO, DOUBLE, FALSE, TRUE, UUID_CODE, VERSION_CODE = 0x14, 0x21, 0x26, 0x27,
 
 
 class Versionstamp(NamedTuple):
-    """The place of a row that `set_versioned` wrote: order of commits, then order within a transaction.
+    """The position of a row that `set_versioned` wrote: by commit, then within the transaction.
 
-    The commit has 80 bits, as FoundationDB's has: commits of one of its batches differ in the last 16 alone.
+    The commit has 80 bits, as in FoundationDB, where commits of one batch differ only in the last 16.
     """
 
     commit: int
@@ -37,7 +37,7 @@ Part: TypeAlias = bytes | str | int | float | bool | UUID | Versionstamp | tuple
 
 
 def pack(parts: Sequence[Part]) -> bytes:
-    """The bytes of a tuple; `pack(a) < pack(b)` exactly when `a` sorts before `b`."""
+    """Pack a tuple into bytes; `pack(a) < pack(b)` exactly if `a` sorts before `b`."""
     out = bytearray()
     for part in parts:
         _encode(part, out, nested=False)
@@ -89,7 +89,7 @@ def _encode_int(value: int, out: bytearray) -> None:
 
 
 def unpack(key: bytes) -> tuple[Part, ...]:
-    """The tuple that was packed into these bytes."""
+    """Return the tuple that was packed into these bytes."""
     parts: list[Part] = []
     at = 0
     while at < len(key):
@@ -178,16 +178,16 @@ class Space:
 
     def __getitem__(self, parts: Part) -> bytes:
         # a tuple in brackets is several parts; a nested tuple is written ((a, b),)
-        if type(parts) is bytes:  # an id, as in most keys: what `_encode` does, in a third of the time
+        if type(parts) is bytes:  # most keys end in an id: the same as `_encode`, in a third of the time
             return self.prefix + b"\x01" + parts.replace(b"\x00", b"\x00\xff") + b"\x00"
         return self.prefix + pack(parts if type(parts) is tuple else (parts,))
 
     def all(self) -> tuple[bytes, bytes]:
-        """The range of every key below this one, itself excluded."""
+        """Return the range of all keys in this space, without the prefix itself."""
         return self.prefix + b"\x00", after(self.prefix)
 
     def under(self, *parts: Part) -> tuple[bytes, bytes]:
-        """The range of every key that begins with these parts too."""
+        """Return the range of all keys in this space that begin with these parts."""
         inner = self.prefix + pack(parts)
         return inner + b"\x00", after(inner)
 

@@ -27,18 +27,18 @@ T = TypeVar("T")
 
 
 class StoreFaults(Protocol):
-    """Where simulation reaches into a transaction; each hook may raise Conflict, Unknown or Unreached."""
+    """Hooks for simulated faults; each may raise Conflict, Unknown or Unreached."""
 
     def before(self, store: "MemoryStore") -> None: ...
 
     def between(self, store: "MemoryStore") -> None:
-        """After fn has read and written, before the commit: others may go on here."""
+        """Called after fn has read and written, before the commit; others may run here."""
 
     def after(self, store: "MemoryStore") -> None:
-        """After the commit: what is raised here hides a success."""
+        """Called after the commit; an error raised here hides a success."""
 
     def now_us(self) -> int:
-        """Lease time."""
+        """Return lease time."""
         ...
 
     def wall_us(self) -> int: ...
@@ -73,7 +73,7 @@ class MemoryTx(Tx):
     def wall(self) -> int:
         return self._wall_us
 
-    # What looks at the store's history does so under its lock: the snapshot is fixed, the lists are not.
+    # Reads of the store's history hold its lock: the snapshot is fixed, but the lists change.
 
     def _peek(self, key: bytes) -> bytes | None:
         if key in self.overlay:
@@ -101,7 +101,7 @@ class MemoryTx(Tx):
     def _scan(
         self, lo: bytes, hi: bytes, limit: int | None, reverse: bool
     ) -> tuple[list[Row], tuple[bytes, bytes]]:
-        """The rows, and the part of the range that had to be looked at to find them."""
+        """Return the rows, and the part of the range that was read to find them."""
         own = [key for key in self.overlay.keys() | self.adds.keys() if lo <= key < hi]
         keys = sorted({*self._store._keys_between(lo, hi), *own}, reverse=reverse)
         rows: list[Row] = []
@@ -146,18 +146,18 @@ class MemoryTx(Tx):
         return rows
 
     def _swap_many(self, swaps: Sequence[Swap]) -> list[bool]:
-        done = []
+        results = []
         for swap in swaps:
             self.locked.add(swap.key)
             with self._store._lock:
                 holds = self._peek(swap.key) == swap.expected
             if holds:
                 self._clear(swap.key) if swap.new is None else self._set(swap.key, swap.new)
-            done.append(holds)
-        return done
+            results.append(holds)
+        return results
 
     def conflicts_with(self, commit: MemoryCommit) -> bool:
-        """Did this commit change something we read? Plain reads look at serial commits alone (STO-3)."""
+        """Return whether a commit changed what we read; plain reads ignore take commits (STO-3)."""
         if not self.locked.isdisjoint(commit.keys):
             return True
         if any(lo <= key < hi for key in self.locked for lo, hi in commit.ranges):
@@ -175,7 +175,7 @@ class MemoryTx(Tx):
 
 
 class MemoryStore(RetryingStore):
-    """A store that lives and dies with its process; `faults` makes it as unkind as a seed says."""
+    """A store in the memory of one process; `faults` injects faults."""
 
     def __init__(
         self,
@@ -192,8 +192,8 @@ class MemoryStore(RetryingStore):
         self._keys: list[bytes] = []
         self._version = 0
         self._open: dict[int, int] = {}  # transaction -> the version it reads
-        self._commits: list[MemoryCommit] = []  # those that an open transaction may conflict with
-        self._watches: dict[MemoryWatch, None] = {}  # in the order they were made: a seed repeats itself
+        self._commits: list[MemoryCommit] = []  # commits that an open transaction may conflict with
+        self._watches: dict[MemoryWatch, None] = {}  # in the order of creation, so that a seed repeats a run
         self._last_now = 0
         self._cleaned_at = 0
         self._active = threading.local()
@@ -203,7 +203,7 @@ class MemoryStore(RetryingStore):
         return "memory://"
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is nothing to close."""
 
     # --- running
 
@@ -307,7 +307,7 @@ class MemoryStore(RetryingStore):
         del self._keys[bisect_left(self._keys, key)]
 
     def _forget(self) -> None:
-        """Drop what no open transaction can read any more."""
+        """Drop history that no open transaction can read."""
         oldest = min(self._open.values(), default=self._version)
         drop = 0
         for commit in self._commits:

@@ -16,10 +16,13 @@ _KNOWN = ("memory", "sqlite", "postgresql", "postgres", "foundationdb")
 
 
 def open_store(url: str, *, clock: Clock = SYSTEM, chance: random.Random | None = None) -> Store:
-    """Open the store that a URL names; a backend is imported when it is asked for.
+    """Open the store of a URL. A backend is imported when it is needed.
 
-    url: `memory://`, `sqlite:///abs/path` or a plain path, `postgresql://user@host/db`,
-        `foundationdb:///etc/foundationdb/fdb.cluster`.
+    Args:
+        url: `memory://`, `sqlite:///abs/path` or a plain path, `postgresql://user@host/db`,
+            `foundationdb:///etc/foundationdb/fdb.cluster`.
+        clock: the source of time.
+        chance: the source of random numbers.
 
     >>> open_store("memory://")
     <MemoryStore memory://>
@@ -27,7 +30,7 @@ def open_store(url: str, *, clock: Clock = SYSTEM, chance: random.Random | None 
     parts = _SCHEME.fullmatch(url)
     scheme = parts["scheme"].lower() if parts else ""
     if parts is None or (not parts["slashes"] and scheme not in _KNOWN):
-        if redact(url) != url:  # libpq's other form, or a URL without its head: not the name of a file
+        if redact(url) != url:  # libpq's other form, or a URL without a scheme: not a file name
             raise BadUrl(f"the store's URL {redact(url)} is not valid")
         return _sqlite(url, url, clock, chance)
     if not parts["slashes"] or scheme not in _KNOWN:

@@ -62,12 +62,12 @@ class RetriedCall(Generic[T]):
             tx._end()
 
     def renew_id(self) -> None:
-        """Go on under a fresh id, the old one being fenced."""
+        """Use a new id, because the old one is fenced."""
         self.id = UUID(int=self._chance.getrandbits(128), version=4)
         self._key: bytes | None = None
 
     def key(self, now_us: int) -> bytes:
-        """Where the operation's row is: under the minute of its first commit, so old ones are one range."""
+        """Return the key of the operation's row; it begins with the minute, so old rows are one range."""
         if self._key is None:
             self._key = OPERATIONS + pack((now_us // MINUTE_US, self.id))
         return self._key
@@ -82,15 +82,15 @@ def expired_operations(now_us: int) -> tuple[bytes, bytes]:
 
 
 class RetryingStore(Store):
-    """A store whose `run` is: attempt, and on conflict or doubt again, with jitter, within a time."""
+    """A store whose `run` retries conflicts and unknown commits, with jitter, for a limited time."""
 
     def __init__(
         self, *, clock: Clock = SYSTEM, chance: random.Random | None = None, patience_s: float = 30.0
     ) -> None:
         super().__init__(clock=clock, chance=chance)
-        self.patience_s = patience_s  # how long conflicts or an absent server are endured
-        self.conflict_pause_s = 1.0  # at most so long between two attempts that conflicted
-        self.ids = self.chance  # where operation ids are drawn; a backend that processes share replaces it
+        self.patience_s = patience_s  # how long to retry conflicts, or wait for a server
+        self.conflict_pause_s = 1.0  # the longest pause after a conflict
+        self.ids = self.chance  # the source of operation ids; a backend that processes share replaces it
         self.conflicts = 0
 
     def run(self, fn: Callable[[Tx], T], *, mode: Mode = "serial") -> T:
@@ -108,9 +108,9 @@ class RetryingStore(Store):
                     raise StoreBusy(
                         f"transactions on {self.url} conflicted for {self.patience_s:g} s"
                     ) from conflict
-            except Unreached as absent:
+            except Unreached as reason:
                 if self.clock.monotonic() > give_up:
-                    raise StoreUnavailable(f"no answer from {self.url}: {absent}") from None
+                    raise StoreUnavailable(f"no answer from {self.url}: {reason}") from None
             except Unknown as doubt:
                 committed = self._settle(operation, give_up, doubt)
                 if committed:
@@ -119,7 +119,7 @@ class RetryingStore(Store):
             self.clock.sleep(backoff(operation.attempt, self.chance, most_s=pause_s))
 
     def _settle(self, operation: RetriedCall[T], give_up: float, doubt: Unknown) -> int:
-        """The number of the attempt that was committed; 0 when none was, and then none can be."""
+        """Return the number of the attempt that was committed; 0 if none was, and none can be any more."""
         tries = 0
         while True:
             tries += 1
@@ -127,17 +127,17 @@ class RetryingStore(Store):
                 return self._fence(operation)
             except (Conflict, Unreached, Unknown):
                 if self.clock.monotonic() > give_up:
-                    message = f"the outcome of a commit on {self.url} is not known: {doubt}"
+                    message = f"the outcome of a commit on {self.url} is unknown: {doubt}"
                     raise CommitUnknown(message) from None
             self.clock.sleep(backoff(tries, self.chance))
 
     @abstractmethod
     def _attempt(self, operation: RetriedCall[T]) -> T:
-        """Begin, call fn, keep `results[attempt]`, insert the operation's row if fn wrote, commit.
+        """Begin, call fn, store `results[attempt]`, insert the operation's row if fn wrote, commit.
 
-        Raises Conflict (also when the row is there already: it was fenced), Unknown or Unreached.
+        Raise Conflict (also if the row exists: the attempt was fenced), Unknown or Unreached.
         """
 
     @abstractmethod
     def _fence(self, operation: RetriedCall[T]) -> int:
-        """Read the operation's row; when it is absent, insert it as 0, so that a late commit fails."""
+        """Return the attempt in the operation's row; without a row insert 0, so that a late commit fails."""

@@ -21,15 +21,15 @@ _AUTHORITY_END = re.compile(r"[/?#]")
 
 
 def redact(url: str) -> str:
-    """The URL as it may be shown: no password, no secret parameter.
+    """Return the URL without password and secret parameters.
 
     >>> redact("postgresql://ann:tide%40mill@db.example/shop?sslpassword=x&sslmode=require")
     'postgresql://ann:***@db.example/shop?sslpassword=***&sslmode=require'
     """
-    scheme, there, rest = url.partition("://")
-    if not there:  # a path, or a URL that has lost its head
-        lost = _HEADLESS.match(url)
-        return _without_parameters(f"{lost['name']}:{HIDDEN}@{lost['host']}" if lost else url)
+    scheme, separator, rest = url.partition("://")
+    if not separator:  # a path, or a URL without a scheme
+        headless = _HEADLESS.match(url)
+        return _without_parameters(f"{headless['name']}:{HIDDEN}@{headless['host']}" if headless else url)
     before, at, host = rest.rpartition("@")
     if at:
         user, colon, _ = before.partition(":")
@@ -40,7 +40,7 @@ def redact(url: str) -> str:
 
 
 def _without_odd_port(authority: str) -> str:
-    """`user:password` with the host forgotten looks like a host and a port that is no number."""
+    """Hide the port if it is not a number: `user:password` without a host looks like host and port."""
     name, colon, port = authority.rpartition(":")
     odd = colon and not port.isdigit() and not authority.endswith("]")
     return f"{name}:{HIDDEN}" if odd and port else authority
@@ -53,20 +53,20 @@ def _without_parameters(text: str) -> str:
 
 
 def _secrets_of(url: str) -> set[str]:
-    """Every part of the URL that may be a secret, as it stands there."""
-    found = {m["value"].strip("'") for m in _PARAMETER.finditer(url) if _SECRET_NAME.search(m["name"])}
+    """Return every part of the URL that may be a secret, as written there."""
+    secrets = {m["value"].strip("'") for m in _PARAMETER.finditer(url) if _SECRET_NAME.search(m["name"])}
     _, _, rest = url.partition("://")
     before, at, _ = rest.rpartition("@")
     if at:
         _, _, password = before.partition(":")
-        found |= {password, password.partition("@")[0]}
+        secrets |= {password, password.partition("@")[0]}
     elif (headless := _HEADLESS.match(url)) is not None:
-        found.add(headless["secret"])
-    return found
+        secrets.add(headless["secret"])
+    return secrets
 
 
 def _forms(secret: str) -> set[str]:
-    """The forms in which a driver or Python may write a secret."""
+    """Return the forms in which a driver or Python may write a secret."""
     plain = {secret, unquote(secret), unquote_plus(secret)}
     forms = set(plain)
     for each in plain:
@@ -76,7 +76,7 @@ def _forms(secret: str) -> set[str]:
 
 
 class Scrubber:
-    """Removes the secrets of one URL from any text; shows none of them itself."""
+    """Removes the secrets of one URL from any text. Its repr shows none of them."""
 
     __slots__ = ("_pattern",)
 

@@ -24,7 +24,7 @@ class TestWakeUps:
             PostgresStore(url) as two,
             one.watch([b"k"]) as watch,
         ):
-            assert poll(lambda: not one._local().bell.deaf, SYSTEM, every_s=0.01, timeout_s=STUCK_S)
+            assert poll(lambda: not one._local().notifier.must_poll, SYSTEM, every_s=0.01, timeout_s=STUCK_S)
             watch.wait(0)
             two.run(lambda tx: tx.set(b"k", b"1"))
             assert watch.wait(STUCK_S)
@@ -41,14 +41,14 @@ class TestWakeUps:
             PostgresStore(url) as two,
             one.watch([b"k"]) as watch,
         ):
-            bell = one._local().bell
-            assert poll(lambda: not bell.deaf, SYSTEM, every_s=0.01, timeout_s=STUCK_S)
+            notifier = one._local().notifier
+            assert poll(lambda: not notifier.must_poll, SYSTEM, every_s=0.01, timeout_s=STUCK_S)
             watch.wait(0)
             waiting = Racer(lambda: watch.wait(STUCK_S))
             waiting.start()
             assert postgres_server.cut_connections(base_of(url)) > 0
             assert waiting.outcome() is True, "something may have been missed, and nobody was told"
-            assert poll(lambda: not bell.deaf, SYSTEM, every_s=0.01, timeout_s=STUCK_S)
+            assert poll(lambda: not notifier.must_poll, SYSTEM, every_s=0.01, timeout_s=STUCK_S)
             watch.wait(0)
             two.run(lambda tx: tx.set(b"k", b"1"))
             assert watch.wait(STUCK_S)
@@ -80,20 +80,20 @@ class TestWakeUps:
     ) -> None:
         monkeypatch.setattr(postgres_watch, "POLL_S", 3600.0)
         with PostgresStore(url) as one, one.watch([b"k%d" % n for n in range(50)]) as watch:
-            assert poll(lambda: not one._local().bell.deaf, SYSTEM, every_s=0.01, timeout_s=STUCK_S)
+            assert poll(lambda: not one._local().notifier.must_poll, SYSTEM, every_s=0.01, timeout_s=STUCK_S)
             watch.wait(0)
             with PostgresStore(url) as two:
                 two.run(lambda tx: [tx.set(b"k%d" % n, b"") for n in range(50)])
             assert watch.wait(STUCK_S)
 
     def test_nobody_listens_when_nobody_watches(self, store: PostgresStore) -> None:
-        bell = store._local().bell
+        notifier = store._local().notifier
         store.run(lambda tx: tx.set(b"k", b""))
-        assert bell.deaf
+        assert notifier.must_poll
         with store.watch([b"k"]):
-            assert poll(lambda: not bell.deaf, SYSTEM, every_s=0.01, timeout_s=STUCK_S)
+            assert poll(lambda: not notifier.must_poll, SYSTEM, every_s=0.01, timeout_s=STUCK_S)
         store.run(lambda tx: tx.set(b"k", b""))
-        assert poll(lambda: bell.deaf, SYSTEM, every_s=0.01, timeout_s=STUCK_S)
+        assert poll(lambda: notifier.must_poll, SYSTEM, every_s=0.01, timeout_s=STUCK_S)
 
     @pytest.mark.rule("STO-5")
     def test_expired_operations_are_removed_and_others_are_kept(self, store: PostgresStore, url: str) -> None:

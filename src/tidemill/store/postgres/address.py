@@ -27,7 +27,7 @@ _HINT = (
     "postgresql://user:password@host:5432/database; characters like @ / ? # in a password are written %40 …"
 )
 
-# What is said to libpq unless the URL says otherwise: a host that vanished is noticed within seconds.
+# Defaults for libpq, so that a host that vanished is noticed within seconds.
 _DEFAULTS = {
     "application_name": "tidemill",
     "connect_timeout": "5",
@@ -44,7 +44,7 @@ class Address:
     __slots__ = ("parameters", "schema", "scrub", "shown")
 
     def __init__(self, url: str) -> None:
-        """Read the URL: everything libpq knows passes through, `schema=` names the schema of our tables."""
+        """Parse the URL: it may have all parameters of libpq, and `schema=` for our tables."""
         self.scrub = Scrubber(url)
         self.shown = redact(url)
         shape = _SHAPE.fullmatch(url)
@@ -58,27 +58,27 @@ class Address:
         self.parameters = {**_DEFAULTS, **self._parsed(plain)}
 
     def _query(self, query: str) -> dict[str, str]:
-        known = {"schema", *(option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults())}
+        names = {"schema", *(option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults())}
         parts = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True)
         if not all("=" in part for part in query.split("&") if part):
             raise self._bad("has a parameter without a value")
         for name, _ in parts:
-            if name not in known:
-                named = f" {name}" if _PARAMETER_NAME.fullmatch(name) else ""
-                raise self._bad(f"has a parameter{named} that PostgreSQL does not have")
+            if name not in names:
+                shown = f" {name}" if _PARAMETER_NAME.fullmatch(name) else ""
+                raise self._bad(f"has a parameter{shown} that PostgreSQL does not have")
         return dict(parts)
 
     def _parsed(self, url: str) -> dict[str, str]:
         try:
-            found = conninfo_to_dict(url)
+            parameters = conninfo_to_dict(url)
         except psycopg.Error:
-            found = None  # its text may quote the secret
-        if found is None:
+            parameters = None  # the error may quote the secret
+        if parameters is None:
             raise self._bad("is not valid")
-        return {name: str(value) for name, value in found.items() if value is not None}
+        return {name: str(value) for name, value in parameters.items() if value is not None}
 
-    def _bad(self, what: str) -> BadUrl:
-        return BadUrl(f"the store's URL {self.shown} {what}", hint=_HINT)
+    def _bad(self, problem: str) -> BadUrl:
+        return BadUrl(f"the store's URL {self.shown} {problem}", hint=_HINT)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {unquote(self.shown)}>"

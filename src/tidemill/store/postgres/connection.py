@@ -20,7 +20,7 @@ from psycopg.pq.abc import PGconn, PGresult
 
 T = TypeVar("T")
 
-SILENCE_S = 20.0  # longer than any statement may run, see SETTINGS in `statements`
+SILENCE_S = 20.0  # longer than any statement: see SETTINGS in `statements`
 
 _BINARY = tuple([1] * n for n in range(8))
 _DONE = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
@@ -28,7 +28,7 @@ _ENDS_SESSION = (b"FATAL", b"PANIC")
 
 
 class Statement(NamedTuple):
-    """SQL under the name it is prepared by, if any; parameters are cast in the text and need no types."""
+    """SQL, and the name under which it is prepared, if any. Parameters are cast in the text."""
 
     name: bytes
     text: bytes
@@ -42,7 +42,7 @@ class BoundStatement(NamedTuple):
 
 
 class ConnectionLost(Exception):
-    """The connection is gone. `sent` says whether the statements may have reached the server."""
+    """The connection broke. `sent`: whether the statements may have reached the server."""
 
     def __init__(self, text: str, *, sent: bool, sqlstate: str = "") -> None:
         super().__init__(text)
@@ -51,7 +51,7 @@ class ConnectionLost(Exception):
 
 
 class StatementFailed(Exception):
-    """The server answered a statement with an error; the transaction cannot go on, the connection can."""
+    """The server refused a statement; the transaction ends, the connection stays usable."""
 
     def __init__(self, text: str, *, sqlstate: str) -> None:
         super().__init__(text)
@@ -59,18 +59,18 @@ class StatementFailed(Exception):
 
 
 class PostgresConnection:
-    """One connection; used by one thread at a time."""
+    """One connection, used by one thread at a time."""
 
     def __init__(self, connection: "psycopg.Connection[object]", scrub: Callable[[str], str]) -> None:
         self._connection = connection
         self._pg: PGconn = connection.pgconn
         self._scrub = scrub
         self._prepared = False
-        self._whole = True  # no answer is outstanding
+        self._whole = True  # no response is outstanding
         self._pg.enter_pipeline_mode()
         self._poll = select.poll()
         self._poll.register(self._pg.socket, select.POLLIN)
-        self.pooled = False  # a pooler stands between us and the server: a session's state is not ours
+        self.pooled = False  # a pooler is between us and the server: the session state is not ours
 
     @property
     def socket(self) -> int:
@@ -78,7 +78,7 @@ class PostgresConnection:
 
     @property
     def backend_pid(self) -> int:
-        """The process that the far side says serves us; a pooler says something else than the server."""
+        """The process that serves us, as the other side reports it; a pooler reports a different one."""
         return self._pg.backend_pid
 
     @property
@@ -87,7 +87,7 @@ class PostgresConnection:
 
     @property
     def usable(self) -> bool:
-        """Nothing is outstanding and the connection stands, as far as one can tell without asking."""
+        """Whether no response is outstanding and the connection looks open, without a request."""
         return self._whole and self._pg.status == ConnStatus.OK
 
     @property
@@ -98,10 +98,10 @@ class PostgresConnection:
         self._whole = False
         self._connection.close()
 
-    def stands(self) -> bool:
+    def is_open(self) -> bool:
         """Read messages that the server sent without a request: mostly that it closed the connection."""
         try:
-            for _ in range(3):  # its last words, then the end of the stream
+            for _ in range(3):  # a last message, then the end of the stream
                 if not self._poll.poll(0):
                     return self.usable
                 self._pg.consume_input()
@@ -110,32 +110,32 @@ class PostgresConnection:
         return False
 
     def prepare(self, statements: Sequence[Statement]) -> None:
-        """Prepare these, once; from here on statements are called by name."""
+        """Prepare the statements once; from then on they are called by name."""
         self._converse(lambda statement: self._pg.send_prepare(statement.name, statement.text), statements)
         self._prepared = True
 
     def exchange(self, calls: Sequence[BoundStatement]) -> list[PGresult]:
         """Send all statements and wait for all results.
 
-        Raises `StatementFailed` for the first statement that fails, or `ConnectionLost`.
+        Raise `StatementFailed` for the first statement that fails, or `ConnectionLost`.
         """
         return self._converse(self._send, calls)
 
     def notifications(self) -> list[tuple[int, str]]:
-        """What others told this session by NOTIFY since it was last asked: their process and the payload."""
+        """Return the notifications since the last call: the sender's process and the payload."""
         lost: ConnectionLost | None = None
         try:
             while self._poll.poll(0):
                 self._pg.consume_input()
-            self._pg.is_busy()  # takes apart what was read
+            self._pg.is_busy()  # parses the input
         except psycopg.Error as error:
             lost = self._lost(str(error), sent=False)
         if lost is not None:
             raise lost
-        found = []
-        while (told := self._pg.notifies()) is not None:
-            found.append((told.be_pid, told.extra.decode(errors="replace")))
-        return found
+        received = []
+        while (notify := self._pg.notifies()) is not None:
+            received.append((notify.be_pid, notify.extra.decode(errors="replace")))
+        return received
 
     # --- the wire
 
@@ -162,7 +162,7 @@ class PostgresConnection:
                 result = self._answer()
                 if result.status in _DONE:
                     results.append(result)
-                elif trouble is None:  # what follows the first error was skipped
+                elif trouble is None:  # statements after the first error were skipped
                     trouble = self._trouble(result)
                     if isinstance(trouble, ConnectionLost):
                         break
@@ -173,7 +173,9 @@ class PostgresConnection:
             lost = self._lost(str(error), sent=True)
             # The first failed statement decides: nothing after it, in particular no COMMIT, was executed.
             trouble = trouble or lost
-        if trouble is not None:  # raised out here, so that the driver's exception is not even its context
+        if (
+            trouble is not None
+        ):  # raised outside of `except`, so that the driver's exception is not its context
             raise trouble
         return results
 
@@ -183,7 +185,7 @@ class PostgresConnection:
         if result is None or self._pg.get_result() is not None:
             raise psycopg.OperationalError("the server's answers do not fit our questions")
         if self._pg.status != ConnStatus.OK:
-            raise psycopg.OperationalError(self._words(result))
+            raise psycopg.OperationalError(self._message(result))
         return result
 
     def _expect_sync(self) -> None:
@@ -211,20 +213,20 @@ class PostgresConnection:
             if ready[0][1] & ~select.POLLOUT:
                 self._pg.consume_input()  # else both sides could wait for the other to read
 
-    # --- words
+    # --- errors
 
-    def _words(self, result: PGresult) -> str:
+    def _message(self, result: PGresult) -> str:
         message = result.error_field(DiagnosticField.MESSAGE_PRIMARY)
         text = message.decode(errors="replace") if message else result.error_message.decode(errors="replace")
         return self._scrub(" ".join(text.split()))
 
     def _trouble(self, result: PGresult) -> StatementFailed | ConnectionLost:
-        """What an answer that is an error means: for the statement, or for the whole session."""
+        """Return the error of a result: of the statement, or of the whole session."""
         sqlstate = (result.error_field(DiagnosticField.SQLSTATE) or b"").decode()
         severity = result.error_field(DiagnosticField.SEVERITY_NONLOCALIZED)
         if severity in _ENDS_SESSION or not sqlstate:
-            return self._lost(self._words(result), sent=True, sqlstate=sqlstate)
-        return StatementFailed(self._words(result), sqlstate=sqlstate)
+            return self._lost(self._message(result), sent=True, sqlstate=sqlstate)
+        return StatementFailed(self._message(result), sqlstate=sqlstate)
 
     def _lost(self, text: str, *, sent: bool, sqlstate: str = "") -> ConnectionLost:
         self._whole = False
@@ -235,27 +237,27 @@ class PostgresConnection:
 
 
 def integer(value: int) -> bytes:
-    """A bigint."""
+    """Encode a bigint."""
     return struct.pack(">q", value)
 
 
 def number(raw: bytes | None) -> int:
-    """The integer of a bigint or int column."""
+    """Decode a bigint or int column."""
     return int.from_bytes(raw or b"", "big", signed=True)
 
 
 def byte_strings(values: Sequence[bytes]) -> bytes:
-    """A bytea[]."""
+    """Encode a bytea[]."""
     return _array(17, values)
 
 
 def texts(values: Sequence[str]) -> bytes:
-    """A text[]."""
+    """Encode a text[]."""
     return _array(25, [value.encode() for value in values])
 
 
 def integers(values: Sequence[int]) -> bytes:
-    """A bigint[]."""
+    """Encode a bigint[]."""
     return _array(20, [integer(value) for value in values])
 
 
@@ -263,7 +265,7 @@ def _array(oid: int, values: Sequence[bytes]) -> bytes:
     if not values:
         return struct.pack(">iiI", 0, 0, oid)
     head = struct.pack(">iiIii", 1, 0, oid, len(values), 1)
-    if len(set(map(len, values))) == 1:  # mostly so, and joined at once
+    if len(set(map(len, values))) == 1:  # the usual case, joined at once
         size = len(values[0]).to_bytes(4, "big")
         return head + size + size.join(values)
     return head + b"".join([len(value).to_bytes(4, "big") + value for value in values])

@@ -31,7 +31,7 @@ STEP_US = 1_000_000
 
 
 class Time(NamedTuple):
-    """What one look at the server's clock gave."""
+    """One reading of the server's clock."""
 
     now: int
     wall: int
@@ -39,7 +39,7 @@ class Time(NamedTuple):
 
     @property
     def reached(self) -> int | None:
-        """What the mark must be raised to before this time may be seen in a row; None when it is there."""
+        """The value to raise the mark to before a row may hold this time; None if it is high enough."""
         return None if self.now <= self.mark else -(-self.now // TICK_US) * TICK_US
 
 
@@ -54,7 +54,7 @@ class LeaseClock:
         self._stepped_back = False  # the server's clock was set back and the offset is not yet raised
 
     def read(self, wall: int, mark: int, offset: int) -> Time:
-        """Lease time, from the server's clock, the mark and the offset as they were read together."""
+        """Compute lease time from the server's clock, the mark and the offset, read together."""
         with self._lock:
             self._last = max(self._last, wall + offset, mark)
             self._seen = (self._last, self._clock.monotonic())
@@ -70,7 +70,7 @@ class LeaseClock:
             return self._last
 
     def estimate(self) -> int | None:
-        """About the lease time, without asking: good for naming the minute of an operation, no more."""
+        """Estimate lease time without a request: good enough for the minute of an operation."""
         with self._lock:
             if self._seen is None:
                 return None

@@ -17,7 +17,7 @@ from tidemill.store.postgres.schema import settle_session
 from tidemill.store.postgres.statements import Sql
 from tidemill.store.retry import Conflict, Unreached
 
-# A connection that failed has no SQLSTATE, only words. What they do not name may be an absence that ends.
+# A failed connection has no SQLSTATE, only a text. Any other text may mean a server that returns.
 _LASTING = [
     (
         r"authentication failed|no password supplied|role \".*\" does not exist",
@@ -39,20 +39,20 @@ _CONFLICTS = {
     "55P03",
     "57014",
     "23505",
-}  # also: a lock not given in time, a fenced operation
+}  # also: a lock timeout, a fenced operation
 _FLEETING = {
     "25006",
     "26000",
     "42P05",
     "0A000",
-}  # now a standby; a session that is no longer the one we set up
+}  # the server is now a standby, or the session is not the one we set up
 _CORRUPT = {"42P01", "42883", "3F000", "XX001", "XX002"}
 
 
 def connect(address: Address, *, opening: bool = False) -> PostgresConnection:
-    """A new connection, its session set up. Raises Unreached when waiting may help, else StoreUnavailable.
+    """Open a connection and set up its session; raise Unreached if a retry may help, else StoreUnavailable.
 
-    On `opening` an unknown host is an error at once: it is more likely misspelt than temporarily missing.
+    When a store is opened (`opening`), an unknown host is an error at once: it is probably misspelt.
     """
     link: PostgresConnection | None = None
     trouble: Exception
@@ -67,7 +67,7 @@ def connect(address: Address, *, opening: bool = False) -> PostgresConnection:
         trouble = verdict(error)
     if link is not None:
         link.close()
-    raise trouble  # out here, so that the driver's exception is not even its context
+    raise trouble  # outside of `except`, so that the driver's exception is not its context
 
 
 def _absence(address: Address, text: str, *, opening: bool) -> Exception:
@@ -119,7 +119,7 @@ class Pool:
         self._closed = False
 
     def take(self, timeout_s: float) -> PostgresConnection:
-        """A connection for the calling thread alone, until `give`."""
+        """Return a connection for the calling thread only, until `give`."""
         if not self._free.acquire(timeout=timeout_s):
             raise StoreBusy("all connections are in use", hint="run fewer transactions at once")
         try:
@@ -129,7 +129,7 @@ class Pool:
             raise
 
     def give(self, link: PostgresConnection) -> None:
-        """Hand a connection back; one that is not in order is closed."""
+        """Return a connection to the pool; close it if it is not usable."""
         with self._lock:
             keep = link.usable and not self._closed
             if keep:
@@ -139,7 +139,7 @@ class Pool:
         self._free.release()
 
     def fresh(self) -> PostgresConnection:
-        """A new connection that the pool does not count."""
+        """Open a connection that the pool does not count."""
         link = connect(self._address)
         if not link.pooled:
             try:
@@ -153,7 +153,7 @@ class Pool:
         return link
 
     def add(self, link: PostgresConnection) -> None:
-        """Let the pool have a connection that it did not make."""
+        """Add a connection that the pool did not open."""
         with self._lock:
             self._idle.append(link)
 
@@ -170,6 +170,6 @@ class Pool:
                 if not self._idle:
                     return None
                 link = self._idle.pop()
-            if link.stands():
+            if link.is_open():
                 return link
             link.close()

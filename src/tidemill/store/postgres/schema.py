@@ -18,7 +18,7 @@ from tidemill.store.postgres.statements import PID, SESSION_SETTINGS, Sql, lock_
 
 FORMAT = 1
 OLDEST_SERVER = 130000
-NAME = re.compile(r"[^\x00\"'$\\@]{1,63}")  # what may stand in our statements as it is
+NAME = re.compile(r"[^\x00\"'$\\@]{1,63}")  # a name that needs no quotes in our statements
 
 _VACUUM = (
     "autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 500, "
@@ -29,31 +29,31 @@ _READ = "SELECT value FROM @meta WHERE name = 'format'"
 
 
 def open_tables(link: PostgresConnection, schema: str | None) -> Sql:
-    """The statements for the tables in this schema (or the current one), which are there after the call."""
+    """Create the tables in this schema, or the current one, if needed; return the statements for them."""
     name = schema or _value(link, "SELECT current_schema()::text")
     if name is None or not NAME.fullmatch(name):
         raise StoreUnavailable(
             "there is no schema for the tables", hint="name one in the URL: ?schema=tidemill"
         )
     sql = Sql(name)
-    found = _format(link, sql)
-    if found is None:
+    stored = _format(link, sql)
+    if stored is None:
         _create(link, sql)
-        found = _format(link, sql)
-    if found is None or not found.isdigit():
+        stored = _format(link, sql)
+    if stored is None or not stored.isdigit():
         raise StoreCorrupt(f"the table {sql.text('@meta')} has no format number")
-    if int(found) > FORMAT:
-        raise StoreFormat(f"the store has format {found}, but this release supports {FORMAT}")
-    if int(found) < FORMAT:
+    if int(stored) > FORMAT:
+        raise StoreFormat(f"the store has format {stored}, but this release supports {FORMAT}")
+    if int(stored) < FORMAT:
         raise StoreFormat(
-            f"the store has format {found}, but this release supports {FORMAT}",
+            f"the store has format {stored}, but this release supports {FORMAT}",
             hint="open it with the release that wrote it",
         )
     return sql
 
 
 def settle_session(link: PostgresConnection) -> None:
-    """Find out whether a pooler stands in between, and if none does, set up the session."""
+    """Detect a pooler; without one, set up the session."""
     if link.server_version < OLDEST_SERVER:
         version = link.server_version // 10000
         raise StoreUnavailable(f"PostgreSQL {version} is too old", hint="use PostgreSQL 13 or newer")
@@ -64,12 +64,12 @@ def settle_session(link: PostgresConnection) -> None:
 
 
 def plain(text: str) -> BoundStatement:
-    """A statement that is sent once, as text."""
+    """Return a statement that is sent once, as text."""
     return BoundStatement(Statement(b"", text.encode()))
 
 
 def _value(link: PostgresConnection, text: str) -> str | None:
-    """The one value, of the type text, of a query."""
+    """Return the single text value of a query."""
     (result,) = link.exchange([plain(text)])
     raw = result.get_value(0, 0) if result.ntuples else None
     return None if raw is None else raw.decode()
@@ -82,7 +82,7 @@ def _format(link: PostgresConnection, sql: Sql) -> str | None:
 
 
 def _create(link: PostgresConnection, sql: Sql) -> None:
-    """One transaction, one creator at a time; who comes second finds everything there."""
+    """Create the tables in one transaction; only one process creates them, the others find them."""
     opening = ["BEGIN", f"SELECT pg_advisory_xact_lock({lock_id(sql.schema, 'create')})"]
     if _value(link, f"SELECT to_regnamespace('{quoted(sql.schema)}')::text") is None:
         opening.append(f"CREATE SCHEMA IF NOT EXISTS {quoted(sql.schema)}")
@@ -91,12 +91,12 @@ def _create(link: PostgresConnection, sql: Sql) -> None:
 
 
 def _half(value: str, at: int) -> str:
-    """Four bytes of a counter, little-endian, as a bigint."""
+    """Return SQL for four bytes of a counter, little-endian, as a bigint."""
     return " + ".join(f"(get_byte({value}, {at + n})::bigint << {8 * n})" for n in range(4))
 
 
 def _addition() -> str:
-    """The sum of two counters modulo 2^64: 8 bytes, little-endian, in halves that cannot overflow."""
+    """Return SQL for the sum of two counters modulo 2^64, in halves that cannot overflow."""
     zeros = "'\\x0000000000000000'::bytea"
     result = zeros
     for n in range(8):
@@ -118,8 +118,8 @@ _CREATION = [
     "CREATE SEQUENCE IF NOT EXISTS @lease_offset MINVALUE 0 START 0 CACHE 1",
     f"""CREATE OR REPLACE FUNCTION @add(bytea, bytea) RETURNS bytea
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$ {_addition()} $$""",
-    # Rows that come in numbers are mostly new, and a plain INSERT is a fifth quicker than one that expects
-    # conflicts; where a row was there, the subtransaction takes it back and we expect them.
+    # Rows written in large numbers are mostly new, and a plain INSERT is a fifth faster than one that handles
+    # conflicts. If a row existed, the subtransaction undoes the first INSERT, and the second one runs.
     """CREATE OR REPLACE FUNCTION @set(keys bytea[], vals bytea[]) RETURNS void LANGUAGE plpgsql AS $$
     BEGIN
     INSERT INTO @kv (k, v) SELECT unnest(keys), unnest(vals);

@@ -14,8 +14,8 @@ import hashlib
 from tidemill.store.port import Mode
 from tidemill.store.postgres.connection import BoundStatement, Statement
 
-# Short, so that no client waits long for one that stopped in the middle (transactions last 2 s at most), and
-# plans that do not depend on statistics. What a row lock cannot give in time is a conflict and tried again.
+# Short timeouts, so that no client waits long for one that stopped in a transaction (of 2 s at most), and
+# plans that do not depend on statistics. A row lock timeout is a conflict, and is retried.
 SETTINGS = {
     "lock_timeout": "1500ms",
     "statement_timeout": "5s",
@@ -31,7 +31,7 @@ SETTINGS = {
 
 
 def lock_id(*words: str | bytes) -> int:
-    """The number of an advisory lock; PostgreSQL knows them by 64 bits."""
+    """Return the number of an advisory lock, which has 64 bits."""
     digest = hashlib.blake2b(digest_size=8, person=b"tidemill")
     for word in words:
         raw = word.encode() if isinstance(word, str) else word
@@ -40,7 +40,7 @@ def lock_id(*words: str | bytes) -> int:
 
 
 def quoted(name: str) -> str:
-    """An SQL identifier."""
+    """Quote an SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -49,7 +49,7 @@ def _literal(text: str) -> str:
 
 
 def _settings(*, local: bool) -> str:
-    """One SELECT that sets them all, for the session or for one transaction; commits are never made lax."""
+    """Return one SELECT with all settings, for the session or one transaction; it never relaxes commits."""
     scope = "true" if local else "false"
     sets = [f"set_config({_literal(name)}, {_literal(value)}, {scope})" for name, value in SETTINGS.items()]
     durable = (
@@ -159,6 +159,6 @@ class Sql:
         return Statement(f"tidemill_{name}".encode(), self.text(text).encode())
 
     def text(self, template: str) -> str:
-        """The SQL of a template: our names in our schema, the server's clock, the clock's lock."""
+        """Fill a template: our names in our schema, the server's clock, the lock of the clock."""
         text = " ".join(template.split()).replace("NOW_US", _NOW_US)
         return text.replace("CLOCK_LOCK", str(lock_id(self.schema, "clock"))).replace("@", self._at)

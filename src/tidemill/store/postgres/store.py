@@ -6,7 +6,7 @@ that cannot be reached before COMMIT was sent, or a connection that breaks after
 outcome unknown. The operation's row settles it: the transaction inserts the row, and the primary key lets
 either the commit or the check for it succeed, never both. When the server restarts, the store waits for it.
 
-`_Here` holds what belongs to one process (connections, the notifying thread); a fork makes a new one.
+`ProcessState` holds what belongs to one process (connections, the notifying thread); a fork makes a new one.
 """
 
 import os
@@ -36,26 +36,27 @@ from tidemill.store.retry import RetriedCall, RetryingStore, Unreached
 
 T = TypeVar("T")
 
-OPENING_PATIENCE_S = 3.0  # nothing was promised yet, and a wrong address is likelier than a restart
+OPENING_PATIENCE_S = 3.0  # a wrong address is more likely than a restart
 
 
-class _Here:
-    """What one process has of the store."""
+class ProcessState:
+    """The connections and threads of one process."""
 
     def __init__(self, store: "PostgresStore") -> None:
         self.pid = os.getpid()
         self.pool = Pool(store.address, store.sql, most=store.connections)
-        self.bell = Notifier(
+        self.notifier = Notifier(
             self.pool.fresh, store.sql, clock=store.clock, lease=store.lease, chance=store.chance
         )
         self.active = threading.local()
 
 
 class PostgresStore(RetryingStore):
-    """A store in one PostgreSQL database; connects when it is made.
+    """A store in one PostgreSQL database. It connects when it is created.
 
-    url: as libpq takes it (`postgresql://user@host/db?sslmode=require`), and `schema=` for our tables.
-    connections: at most so many transactions run at once in this process.
+    Args:
+        url: as in libpq (`postgresql://user@host/db?sslmode=require`), with `schema=` for our tables.
+        connections: the most transactions that run at once in this process.
     """
 
     def __init__(
@@ -68,8 +69,8 @@ class PostgresStore(RetryingStore):
         connections: int = 16,
     ) -> None:
         super().__init__(clock=clock, chance=chance, patience_s=patience_s)
-        # Never from a seed: two processes with the same one, or a child after a fork, would draw the same
-        # ids and take each other's operations for their own.
+        # Never from a seed: two processes with the same seed, or a child after a fork, would get the same
+        # ids and confuse their operations.
         self.ids = random.SystemRandom()
         # Blind writes to one row conflict under SERIALIZABLE; a transaction that lost must retry soon.
         self.conflict_pause_s = 0.1
@@ -78,9 +79,9 @@ class PostgresStore(RetryingStore):
         self.lease = LeaseClock(clock)
         self._closed = False
         link = self._first_link()
-        self._left_behind: list[_Here] = []  # connections of the parent process: never used or closed here
-        self._here = _Here(self)
-        self._here.pool.add(link)
+        self._left_behind: list[ProcessState] = []  # of the parent process: never used or closed here
+        self._state = ProcessState(self)
+        self._state.pool.add(link)
 
     @property
     def url(self) -> str:
@@ -88,12 +89,12 @@ class PostgresStore(RetryingStore):
 
     def close(self) -> None:
         self._closed = True
-        if self._here.pid == os.getpid():
-            self._here.bell.close()
-            self._here.pool.close()
+        if self._state.pid == os.getpid():
+            self._state.notifier.close()
+            self._state.pool.close()
 
     def watch(self, keys: Iterable[bytes]) -> Watch:
-        return PostgresWatch(self._local().bell, keys)
+        return PostgresWatch(self._local().notifier, keys)
 
     # --- opening
 
@@ -125,13 +126,13 @@ class PostgresStore(RetryingStore):
         link.close()
         raise trouble
 
-    def _local(self) -> _Here:
+    def _local(self) -> ProcessState:
         if self._closed:
             raise UsageError("the store is closed", hint="open it again")
-        if self._here.pid != os.getpid():
-            self._left_behind.append(self._here)
-            self._here = _Here(self)
-        return self._here
+        if self._state.pid != os.getpid():
+            self._left_behind.append(self._state)
+            self._state = ProcessState(self)
+        return self._state
 
     # --- running
 
@@ -141,34 +142,34 @@ class PostgresStore(RetryingStore):
         return super().run(fn, mode=mode)
 
     def _attempt(self, operation: RetriedCall[T]) -> T:
-        here = self._local()
-        link = here.pool.take(self.patience_s)
+        state = self._local()
+        link = state.pool.take(self.patience_s)
         tx = PostgresTx(self, link, operation.mode)
         try:
             self._rebase(link)
-            result = operation.results[operation.attempt] = self._call(here, operation.fn, tx)
+            result = operation.results[operation.attempt] = self._call(state, operation.fn, tx)
             tx.commit(operation)
         finally:
             if tx.begun:
                 self._leave(link)
-            here.pool.give(link)
+            state.pool.give(link)
         if tx.touched:
-            here.bell.ring(tx.touched)
+            state.notifier.notify(tx.touched)
         return result
 
-    def _call(self, here: _Here, fn: Callable[[Tx], T], tx: PostgresTx) -> T:
-        here.active.busy = True
+    def _call(self, state: ProcessState, fn: Callable[[Tx], T], tx: PostgresTx) -> T:
+        state.active.busy = True
         try:
             return fn(tx)
         except TransactionTooLong:
             tx.check_patience()
             raise
         finally:
-            here.active.busy = False
+            state.active.busy = False
             tx._end()
 
     def _leave(self, link: PostgresConnection) -> None:
-        """End a transaction that did not commit; a connection on which that fails is not used again."""
+        """End a transaction that did not commit; close the connection if that fails."""
         if link.usable and link.in_transaction:
             try:
                 link.exchange([BoundStatement(self.sql.rollback)])
@@ -176,17 +177,17 @@ class PostgresStore(RetryingStore):
                 link.close()
 
     def _rebase(self, link: PostgresConnection) -> None:
-        """Let lease time continue where it was after the server's clock was set back, for all processes."""
+        """Let lease time continue, for all processes, after the server's clock was set back."""
         reached = self.lease.step_back()
         if reached is not None:
             try:
                 link.exchange([BoundStatement(self.sql.rebase, (integer(reached),))])
             except (ConnectionLost, StatementFailed):
-                link.close()  # it may hold the clock's lock; the next reader of the clock tries again
+                link.close()  # it may hold the clock's lock; the next reader of the clock retries
 
     def _fence(self, operation: RetriedCall[T]) -> int:
-        here = self._local()
-        link = here.pool.take(self.patience_s)
+        state = self._local()
+        link = state.pool.take(self.patience_s)
         key = operation.key(0)
         try:
             calls = [
@@ -204,5 +205,5 @@ class PostgresStore(RetryingStore):
             return number
         finally:
             self._leave(link)
-            here.pool.give(link)
+            state.pool.give(link)
         raise trouble

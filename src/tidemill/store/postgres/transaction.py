@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MANY = 16  # so many rows are taken to be new ones, see tidemill_set
+MANY = 16  # from this number on, rows are expected to be new: see tidemill_set
 
 _as_row = partial(tuple.__new__, Row)  # half the time of Row(key, value), and ranges are long
 
@@ -57,20 +57,20 @@ class PostgresTx(Tx):
         self._sql = store.sql
         self._lease = store.lease
         self._link = link
-        self._kept: dict[bytes, bytes | None] = {}  # set and clear, not yet sent
+        self._buffer: dict[bytes, bytes | None] = {}  # set and clear, not yet sent
         self._adds: dict[bytes, int] = {}  # not yet sent
         self._versioned: list[tuple[bytes, bytes]] = []
-        self._queue: list[BoundStatement] = []  # to be sent in front of the next question
+        self._queue: list[BoundStatement] = []  # sent before the next request
         self._time: Time | None = None
-        self._time_was_asked = False
-        self._trouble: Exception | None = None  # said again to a function that did not want to hear it
+        self._time_used = False
+        self._trouble: Exception | None = None  # raised again if the function caught it
         self._waited_s = 0.0
         self.begun = False
 
     # --- time
 
     def now(self) -> int:
-        self._time_was_asked = True
+        self._time_used = True
         return self._look_at_the_clock().now
 
     def wall(self) -> int:
@@ -86,38 +86,37 @@ class PostgresTx(Tx):
     # --- reading
 
     def _get_many(self, keys: Sequence[bytes], lock: bool) -> list[bytes | None]:
-        asked = sorted({key for key in keys if key not in self._kept})
-        found = dict.fromkeys(asked) | self._read(asked, lock) if asked else {}
-        for key in asked:
+        missing = sorted({key for key in keys if key not in self._buffer})
+        values = dict.fromkeys(missing) | self._read(missing, lock) if missing else {}
+        for key in missing:
             if key in self._adds:
-                found[key] = write_counter(read_counter(found[key]) + self._adds[key])
-        return [self._kept[key] if key in self._kept else found[key] for key in keys]
+                values[key] = write_counter(read_counter(values[key]) + self._adds[key])
+        return [self._buffer[key] if key in self._buffer else values[key] for key in keys]
 
     def _read(self, keys: Sequence[bytes], lock: bool) -> dict[bytes, bytes | None]:
-        """What the database has under these sorted keys."""
+        """Return the rows of the database under these sorted keys."""
         if not lock:
             (result,) = self._ask(BoundStatement(self._sql.get, (byte_strings(keys),)))
             return dict(_rows(result))
-        found: dict[bytes, bytes | None] = {}
+        rows: dict[bytes, bytes | None] = {}
         while True:
             (result,) = self._ask(BoundStatement(self._sql.get_locked, (byte_strings(keys),)))
-            found |= _rows(result)
-            absent = [key for key in keys if key not in found]
+            rows |= _rows(result)
+            absent = [key for key in keys if key not in rows]
             if not absent:
-                return found
+                return rows
             (result,) = self._ask(BoundStatement(self._sql.hold_absent, (byte_strings(absent),)))
-            held = _keys(result)
-            if held:
-                self._queue.append(BoundStatement(self._sql.clear, (byte_strings(sorted(held)),)))
-            found |= dict.fromkeys(held)
-            keys = [
-                key for key in absent if key not in held
-            ]  # another transaction has just inserted these: read again
+            locked = _keys(result)
+            if locked:
+                self._queue.append(BoundStatement(self._sql.clear, (byte_strings(sorted(locked)),)))
+            rows |= dict.fromkeys(locked)
+            # Another transaction has just inserted the rest: read again.
+            keys = [key for key in absent if key not in locked]
             if not keys:
-                return found
+                return rows
 
     def _range(self, lo: bytes, hi: bytes, limit: int | None, reverse: bool, snapshot: bool) -> list[Row]:
-        self._send_what_is_in(lo, hi)
+        self._send_buffered_in(lo, hi)
         statement = self._sql.range_reverse if reverse else self._sql.range
         (result,) = self._ask(BoundStatement(statement, (lo, hi, None if limit is None else integer(limit))))
         return _rows(result)
@@ -126,26 +125,26 @@ class PostgresTx(Tx):
 
     def _set(self, key: bytes, value: bytes) -> None:
         self._adds.pop(key, None)
-        self._kept[key] = value
+        self._buffer[key] = value
 
     def _set_many(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
         for key in self._adds.keys() & {key for key, _ in rows}:
             del self._adds[key]
-        self._kept.update(rows)
+        self._buffer.update(rows)
 
     def _clear(self, key: bytes) -> None:
         self._adds.pop(key, None)
-        self._kept[key] = None
+        self._buffer[key] = None
 
     def _clear_range(self, lo: bytes, hi: bytes) -> None:
-        for kept in (self._kept, self._adds):
-            for key in [key for key in kept if lo <= key < hi]:
-                del kept[key]
+        for buffer in (self._buffer, self._adds):
+            for key in [key for key in buffer if lo <= key < hi]:
+                del buffer[key]
         self._queue.append(BoundStatement(self._sql.clear_range, (lo, hi)))
 
     def _add(self, key: bytes, amount: int) -> None:
-        if key in self._kept:
-            self._kept[key] = write_counter(read_counter(self._kept[key]) + amount)
+        if key in self._buffer:
+            self._buffer[key] = write_counter(read_counter(self._buffer[key]) + amount)
         else:
             self._adds[key] = self._adds.get(key, 0) + amount
 
@@ -153,40 +152,40 @@ class PostgresTx(Tx):
         self._versioned.append((prefix, value))
 
     def _take(self, lo: bytes, hi: bytes, limit: int) -> list[Row]:
-        self._send_what_is_in(lo, hi)
+        self._send_buffered_in(lo, hi)
         (result,) = self._ask(BoundStatement(self._sql.take, (lo, hi, integer(limit))))
         return sorted(_rows(result))
 
     def _swap_many(self, swaps: Sequence[Swap]) -> list[bool]:
         if len({key for key, _, _ in swaps}) == len(swaps):
             return self._swap_batch(swaps)
-        done: list[bool] = []
+        results: list[bool] = []
         batch: dict[bytes, Swap] = {}
         for swap in swaps:
             if swap.key in batch:  # a second swap of a key sees what the first one did
-                done += self._swap_batch([*batch.values()])
+                results += self._swap_batch([*batch.values()])
                 batch = {}
             batch[swap.key] = swap
-        return done + self._swap_batch([*batch.values()])
+        return results + self._swap_batch([*batch.values()])
 
     def _swap_batch(self, swaps: Sequence[Swap]) -> list[bool]:
-        """Swaps of different keys."""
+        """Swap different keys."""
         if self._adds and any(swap.key in self._adds for swap in swaps):
-            self._send_kept()
-        own = [swap for swap in swaps if swap.key in self._kept] if self._kept else []
-        others = [swap for swap in swaps if swap.key not in self._kept] if own else swaps
-        made = self._swap_in_place(sorted(others)) if others else set()
+            self._send_buffer()
+        own = [swap for swap in swaps if swap.key in self._buffer] if self._buffer else []
+        stored = [swap for swap in swaps if swap.key not in self._buffer] if own else swaps
+        written = self._swap_in_place(sorted(stored)) if stored else set()
         for key, expected, new in own:
-            if self._kept[key] == expected:
-                self._kept[key] = new
-                made.add(key)
-        return [key in made for key, _, _ in swaps]
+            if self._buffer[key] == expected:
+                self._buffer[key] = new
+                written.add(key)
+        return [key in written for key, _, _ in swaps]
 
     def _swap_in_place(self, swaps: Sequence[Swap]) -> set[bytes]:
         """Write where the row is as expected; read the others under a lock, so that a False holds too.
 
-        Rows to remove are removed whatever their value, which is a third faster than comparing on the
-        server; one that held something else is ours now, and put back with our other writes.
+        Rows to remove are removed without a comparison, which is a third faster. If a row had another value,
+        we hold its lock, and write it back with our other writes.
         """
         changed = [(key, old, new) for key, old, new in swaps if old is not None and new is not None]
         added = [(key, new) for key, old, new in swaps if old is None and new is not None]
@@ -199,47 +198,47 @@ class PostgresTx(Tx):
         if gone:
             calls.append(BoundStatement(self._sql.swap_out, (byte_strings([*gone]),)))
         results = self._ask(*calls) if calls else []
-        made: set[bytes] = set()
-        found: dict[bytes, bytes | None] = {}
+        written: set[bytes] = set()
+        current: dict[bytes, bytes | None] = {}
         if gone:
             for key, value in _rows(results.pop()):
                 if value == gone[key]:
-                    made.add(key)
+                    written.add(key)
                 else:
-                    found[key] = self._kept[key] = value
+                    current[key] = self._buffer[key] = value
         for result in results:
-            made |= _keys(result)
-        if len(made) < len(swaps):
-            doubted = [swap for swap in swaps if swap.key not in made and swap.key not in found]
-            found |= self._read([swap.key for swap in doubted], lock=True) if doubted else {}
+            written |= _keys(result)
+        if len(written) < len(swaps):
+            doubted = [swap for swap in swaps if swap.key not in written and swap.key not in current]
+            current |= self._read([swap.key for swap in doubted], lock=True) if doubted else {}
             for swap in doubted:
-                if found.get(swap.key) == swap.expected:  # it has become so in between, and is ours now
-                    self._kept[swap.key] = swap.new
-                    made.add(swap.key)
-        return made
+                if current.get(swap.key) == swap.expected:  # it has changed since, and we hold its lock
+                    self._buffer[swap.key] = swap.new
+                    written.add(swap.key)
+        return written
 
     # --- sending
 
-    def _send_what_is_in(self, lo: bytes, hi: bytes) -> None:
-        if any(lo <= key < hi for kept in (self._kept, self._adds) for key in kept):
-            self._send_kept()
+    def _send_buffered_in(self, lo: bytes, hi: bytes) -> None:
+        if any(lo <= key < hi for buffer in (self._buffer, self._adds) for key in buffer):
+            self._send_buffer()
 
-    def _send_kept(self) -> None:
-        """Queue what was kept back, sorted by key."""
-        kept = self._kept
-        written = sorted(kept)
-        cleared = [key for key in written if kept[key] is None]
+    def _send_buffer(self) -> None:
+        """Queue the buffered writes, sorted by key."""
+        buffer = self._buffer
+        written = sorted(buffer)
+        cleared = [key for key in written if buffer[key] is None]
         if cleared:
             self._queue.append(BoundStatement(self._sql.clear, (byte_strings(cleared),)))
-            written = [key for key in written if kept[key] is not None]
+            written = [key for key in written if buffer[key] is not None]
         if written:
             statement = self._sql.set if len(written) < MANY else self._sql.set_many
-            values: list[bytes] = [kept[key] for key in written]  # type: ignore[misc]
+            values: list[bytes] = [buffer[key] for key in written]  # type: ignore[misc]
             self._queue.append(BoundStatement(statement, (byte_strings(written), byte_strings(values))))
         if self._adds:
             amounts = [(key, write_counter(amount)) for key, amount in sorted(self._adds.items())]
             self._queue.append(BoundStatement(self._sql.add, _columns(amounts)))
-        self._kept, self._adds = {}, {}
+        self._buffer, self._adds = {}, {}
 
     def _opening(self) -> list[BoundStatement]:
         if self.begun:
@@ -247,7 +246,7 @@ class PostgresTx(Tx):
         return self._sql.beginning(self.mode, pooled=self._link.pooled)
 
     def _ask(self, *calls: BoundStatement) -> list[PGresult]:
-        """One round trip: BEGIN and the time if need be, what is queued, and these questions."""
+        """Make one round trip: BEGIN and the time if needed, the queue, and these statements."""
         if self._trouble is not None:
             raise self._trouble
         opening = self._opening()
@@ -263,26 +262,26 @@ class PostgresTx(Tx):
 
     def _exchange(self, calls: Sequence[BoundStatement]) -> list[PGresult]:
         self.begun = True
-        asked_at = self._clock.monotonic()
+        sent_at = self._clock.monotonic()
         try:
             return self._link.exchange(calls)
         except (ConnectionLost, StatementFailed) as error:
             self._trouble = verdict(error)
         finally:
-            self._waited_s += self._clock.monotonic() - asked_at
+            self._waited_s += self._clock.monotonic() - sent_at
         if not isinstance(self._trouble, Conflict):
-            self._link.close()  # a new session does not have the problem
+            self._link.close()  # a new session does not have this problem
         raise self._trouble
 
     def check_patience(self) -> None:
-        """Raise Conflict when it was the store and not the function that took too long."""
+        """Raise Conflict if the store, and not the function, took too long."""
         if self._clock.monotonic() - self._started - self._waited_s <= self.limits.transaction_s:
             raise Conflict("rows were locked by others for too long")
 
     # --- the end
 
     def commit(self, operation: RetriedCall[T]) -> None:
-        """Send what is left, with the operation's row, and COMMIT; raises Conflict, Unreached or Unknown."""
+        """Send the rest, with the operation's row, and COMMIT; raise Conflict, Unreached or Unknown."""
         if self._trouble is not None:
             raise self._trouble
         try:
@@ -300,10 +299,10 @@ class PostgresTx(Tx):
         if about is None:
             self._ask()
             about = self._look_at_the_clock().now
-        self._send_kept()
+        self._send_buffer()
         calls = [*self._opening(), *self._queue]
         calls.append(BoundStatement(self._sql.operation, (operation.key(about), operation.row())))
-        reached = self._time.reached if self._time is not None and self._time_was_asked else None
+        reached = self._time.reached if self._time is not None and self._time_used else None
         if reached is not None:
             calls.append(BoundStatement(self._sql.raise_mark, (integer(reached),)))
         calls += self._appended()  # last: a transaction that holds a prefix lock waits for no other
@@ -327,7 +326,7 @@ class PostgresTx(Tx):
         if not self._versioned:
             return []
         turns = sorted({lock_id(self._sql.schema, "order", prefix) for prefix, _ in self._versioned})
-        rows = [  # between head and tail come the eight bytes of the number
+        rows = [  # the eight bytes of the number are between head and tail
             (prefix + b"\x33\x00\x00", ordinal.to_bytes(2, "big"), value)
             for ordinal, (prefix, value) in enumerate(self._versioned)
         ]
@@ -338,12 +337,12 @@ class PostgresTx(Tx):
 
 
 def _columns(rows: Sequence[tuple[bytes, ...]]) -> tuple[bytes, ...]:
-    """Rows as one array per column."""
+    """Return rows as one array per column."""
     return tuple(byte_strings(column) for column in zip(*rows, strict=True))
 
 
 def _column(result: PGresult, number: int) -> Iterator[bytes]:
-    """A column of a result; none of ours is ever NULL."""
+    """Return a column of a result; our columns are never NULL."""
     return map(result.get_value, range(result.ntuples), repeat(number))  # type: ignore[arg-type]
 
 

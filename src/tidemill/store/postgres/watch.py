@@ -39,22 +39,22 @@ from tidemill.store.postgres.statements import Sql, quoted
 from tidemill.store.retry import Conflict, Unreached, expired_operations
 
 PAUSE_S = 0.01
-BUSY_PAUSE_S, BUSY = 0.03, 4  # after so many commits in one pause there are more coming
+BUSY_PAUSE_S, BUSY = 0.03, 4  # with this many commits in one pause, more are expected
 POLL_S = 1.0
 LINGER_S = 30.0
 CLEAN_EVERY_US = 60_000_000
 
 _DIGITS = 8
-_KEYS_PER_PAYLOAD = 900  # a payload has less than 8,000 bytes
+_KEYS_PER_PAYLOAD = 900  # a payload must have fewer than 8,000 bytes
 _MOST_PAYLOADS = 8
 EVERYTHING = "*"
 
 
-checksum = zlib.crc32  # what a key is called in a notification; keys of one name wake each other's watchers
+checksum = zlib.crc32  # names a key in a notification; keys with equal checksums wake each other's watches
 
 
 def payloads(touched: Sequence[set[bytes]]) -> list[str]:
-    """The notifications for the keys of these commits."""
+    """Return the notifications for the keys of these commits."""
     if sum(map(len, touched)) > _KEYS_PER_PAYLOAD * _MOST_PAYLOADS:
         return [EVERYTHING]
     sums = set(map(checksum, chain.from_iterable(touched)))
@@ -73,7 +73,7 @@ def read_payload(payload: str) -> set[int] | None:
 
 
 class Notifier:
-    """Notify watchers, in this process and in others. One per process and store."""
+    """Notifies watchers, in this process and in others. One per process and store."""
 
     def __init__(
         self,
@@ -86,28 +86,26 @@ class Notifier:
     ) -> None:
         self.clock = clock
         self.chance = chance
-        self.deaf = True  # no notification can reach us, as far as we know
+        self.must_poll = True  # no notification can reach us now
         self._connect = connect
         self._sql = sql
         self._lease = lease
         self._channel = f"tidemill_{checksum(sql.schema.encode()):08x}"
         self._lock = threading.Lock()
         self._watches: dict[int, set[PostgresWatch]] = {}
-        self._touched: list[set[bytes]] = []  # by commits that were not told yet
+        self._touched: list[set[bytes]] = []  # of commits that were not sent yet
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
-        self._button: tuple[socket.socket, socket.socket] | None = (
-            None  # pressed at one end, felt at the other
-        )
+        self._signal: tuple[socket.socket, socket.socket] | None = None  # wakes the thread; sender, receiver
         self._link: PostgresConnection | None = None
         self._listening = False
-        self._idle = False  # there was nothing to do for a while
+        self._idle = False  # nothing happened for a while
         self._cleaned_at: int | None = None
 
-    # --- what the store calls
+    # --- called by the store
 
-    def ring(self, keys: set[bytes]) -> None:
-        """These keys were changed by a commit."""
+    def notify(self, keys: set[bytes]) -> None:
+        """Notify watchers that a commit changed these keys."""
         woken: set[PostgresWatch] = set()
         with self._lock:
             if self._watches:
@@ -117,13 +115,13 @@ class Notifier:
         for watch in woken:
             watch.event.set()
         if quiet:
-            self._attend()
+            self._ensure_thread()
 
     def add(self, watch: "PostgresWatch") -> None:
         with self._lock:
             for each in watch.sums:
                 self._watches.setdefault(each, set()).add(watch)
-        self._attend()
+        self._ensure_thread()
 
     def remove(self, watch: "PostgresWatch") -> None:
         with self._lock:
@@ -133,11 +131,11 @@ class Notifier:
                     self._watches.pop(each, None)
 
     def close(self) -> None:
-        """Tell others what is left to tell, then end."""
+        """Send the remaining notifications, then end."""
         with self._lock:
             self._stop.set()
             thread = self._thread
-            self._press()
+            self._signal_thread()
         if thread is not None:
             thread.join(2.0)
         self._wake(None)
@@ -155,60 +153,60 @@ class Notifier:
         for watch in woken:
             watch.event.set()
 
-    def _attend(self) -> None:
-        """See to it that the thread runs, and looks."""
+    def _ensure_thread(self) -> None:
+        """Start the thread if needed, and wake it."""
         with self._lock:
             if self._stop.is_set():
                 return
             if self._thread is None:
-                self._button = socket.socketpair()
-                for end in self._button:
+                self._signal = socket.socketpair()
+                for end in self._signal:
                     end.settimeout(0)
-                self._thread = threading.Thread(target=self._serve, name="tidemill-bell", daemon=True)
+                self._thread = threading.Thread(target=self._serve, name="tidemill-notifier", daemon=True)
                 self._thread.start()
-            self._press()
+            self._signal_thread()
 
-    def _press(self) -> None:
-        """Under the lock: make the thread look."""
-        if self._button is not None:
-            with suppress(BlockingIOError):  # full is as good as pressed
-                self._button[0].send(b"!")
+    def _signal_thread(self) -> None:
+        """Wake the thread; call it under the lock."""
+        if self._signal is not None:
+            with suppress(BlockingIOError):  # a full buffer wakes it too
+                self._signal[0].send(b"!")
 
     def _serve(self) -> None:
         failures = 0
         while True:
             try:
-                self._turn()
+                self._serve_once()
                 failures = 0
             except (ConnectionLost, StatementFailed, Conflict, Unreached, TidemillError, OSError):
                 failures += 1
-                self._hang_up()
+                self._disconnect()
                 self._stop.wait(backoff(failures, self.chance, first_s=0.05, most_s=2.0))
             if self._ends(failures):
                 return
 
-    def _turn(self) -> None:
+    def _serve_once(self) -> None:
         """Connect, listen if there are watches, send, and wait for the next notification or change."""
         if self._link is None:
             self._link = self._connect()
         self._listen(self._link)
-        self._tell(self._link)
-        self._hear(self._link)
+        self._send(self._link)
+        self._receive(self._link)
 
     def _listen(self, link: PostgresConnection) -> None:
         with self._lock:
-            wanted = bool(self._watches)
-        if wanted and not self._listening:
+            has_watches = bool(self._watches)
+        if has_watches and not self._listening:
             link.exchange([plain(f"LISTEN {quoted(self._channel)}")])
             self._listening = True
-            self.deaf = link.pooled
-            self._wake(None)  # who began to watch before we listened may have missed something
-        elif self._listening and not wanted:
+            self.must_poll = link.pooled
+            self._wake(None)  # a watch from before LISTEN may have missed a change
+        elif self._listening and not has_watches:
             link.exchange([plain(f"UNLISTEN {quoted(self._channel)}")])
             self._listening = False
-            self.deaf = True
+            self.must_poll = True
 
-    def _tell(self, link: PostgresConnection) -> None:
+    def _send(self, link: PostgresConnection) -> None:
         with self._lock:
             touched, self._touched = self._touched, []
         if not touched:
@@ -223,24 +221,24 @@ class Notifier:
         self._clean(link)
         self._stop.wait(PAUSE_S if len(touched) < BUSY else BUSY_PAUSE_S)
 
-    def _hear(self, link: PostgresConnection) -> None:
+    def _receive(self, link: PostgresConnection) -> None:
         with self._lock:
             busy = bool(self._touched) or self._stop.is_set()
-            assert self._button is not None
-            felt = self._button[1]
+            assert self._signal is not None
+            receiver = self._signal[1]
         ready = select.poll()
-        ready.register(felt, select.POLLIN)
+        ready.register(receiver, select.POLLIN)
         ready.register(link.socket, select.POLLIN)
         self._idle = not ready.poll(0 if busy else LINGER_S * 1000) and not busy
         with suppress(BlockingIOError):
-            while felt.recv(4096):
+            while receiver.recv(4096):
                 pass
-        for teller, payload in link.notifications():
-            if teller != link.backend_pid:  # our own process was told at once
+        for sender, payload in link.notifications():
+            if sender != link.backend_pid:  # our own watches have fired already
                 self._wake(read_payload(payload))
 
     def _ends(self, failures: int) -> bool:
-        """The thread ends when it was told to and has told the rest, or when it is not needed."""
+        """Return whether the thread ends: on `close` after the rest was sent, or when it is not needed."""
         with self._lock:
             if self._stop.is_set():
                 ends = failures > 0 or not self._touched
@@ -248,20 +246,20 @@ class Notifier:
                 ends = self._idle and not self._watches and not self._touched
             if ends:
                 self._thread = None
-                self._hang_up_link()
-                for end in self._button or ():
+                self._drop_link()
+                for end in self._signal or ():
                     end.close()
-                self._button = None
+                self._signal = None
             return ends
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         with self._lock:
-            self._hang_up_link()
-        self._wake(None)  # something may be missed from here on
+            self._drop_link()
+        self._wake(None)  # from here on changes may be missed
 
-    def _hang_up_link(self) -> None:
+    def _drop_link(self) -> None:
         link, self._link = self._link, None
-        self._listening, self.deaf = False, True
+        self._listening, self.must_poll = False, True
         if link is not None:
             link.close()
 
@@ -281,21 +279,23 @@ class Notifier:
 class PostgresWatch(Watch):
     """A watch on some keys."""
 
-    def __init__(self, bell: Notifier, keys: Iterable[bytes]) -> None:
+    def __init__(self, notifier: Notifier, keys: Iterable[bytes]) -> None:
         self.sums = frozenset(checksum(key) for key in keys)
         self.event = threading.Event()
-        self._bell = bell
+        self._notifier = notifier
         self._closed = False
-        bell.add(self)
+        notifier.add(self)
 
     def wait(self, timeout_s: float) -> bool:
-        polls = self._bell.deaf and not self._closed
-        limit_s = min(timeout_s, POLL_S * (0.75 + 0.5 * self._bell.chance.random())) if polls else timeout_s
-        fired = self._bell.clock.wait(self.event, limit_s)
+        polls = self._notifier.must_poll and not self._closed
+        limit_s = (
+            min(timeout_s, POLL_S * (0.75 + 0.5 * self._notifier.chance.random())) if polls else timeout_s
+        )
+        fired = self._notifier.clock.wait(self.event, limit_s)
         self.event.clear()
         return fired or (polls and limit_s < timeout_s)
 
     def close(self) -> None:
         self._closed = True
-        self._bell.remove(self)
+        self._notifier.remove(self)
         self.event.clear()

@@ -1,13 +1,21 @@
-"""The file of a SQLite store: its connections, its errors, and its protection against forks.
+"""The file of a SQLite store: its connections, its write lock, its errors, and its protection against forks.
 
 SQLite protects the file with POSIX locks, which belong to a process and not to a handle. If other code in
 this process opened and closed the file, the process would lose every lock. A forked child inherits SQLite's
 memory of locks that it does not hold. So only SQLite opens the file, and a forked child can use neither the
 inherited connections nor the file (`_after_fork`).
+
+`WriteLock` waits for the write lock so that no process starves. SQLite's own wait sleeps for up to 100 ms at
+a time, while a busy process releases the lock for a fraction of a millisecond between two commits. Here a
+waiting process tries about every millisecond, and shows that it waits by a shared lock on a file next to the
+store. A process that has held the lock for a few milliseconds checks that file and lets waiting processes go
+first. Both are only hints: SQLite's lock decides, and a killed process leaves no hint behind.
 """
 
 import ctypes
+import fcntl
 import os
+import random
 import sqlite3
 import threading
 import weakref
@@ -15,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tidemill.clock import Clock
 from tidemill.errors import (
     StoreBusy,
     StoreCorrupt,
@@ -25,11 +34,76 @@ from tidemill.errors import (
     UsageError,
 )
 
+TURN_S = 0.005  # time for several commits on a fast disk; to give way costs about one
+GIVE_WAY_S = 0.001
+TRY_S = 0.001
+TRY_LATER_S = 0.010
+LATER_S = 0.5  # after this time a process tries less often
+
+
+class WriteLock:
+    """The queue for the write lock among the processes of one machine."""
+
+    def __init__(self, path: Path, clock: Clock, chance: random.Random, patience_s: float) -> None:
+        self._hint = os.open(f"{path}-turn", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._clock = clock
+        self._chance = chance
+        self._patience_s = patience_s
+        self._turn_began = 0.0
+
+    def begin(self, connection: sqlite3.Connection) -> None:
+        """Begin a write transaction; raise SQLite's busy error if the lock was not free in time."""
+        since = self._clock.monotonic()
+        if since - self._turn_began > TURN_S:
+            if self._others_wait():
+                self._clock.sleep(GIVE_WAY_S)
+            self._turn_began = since
+        if self._try(connection):
+            return
+        self._lock(fcntl.LOCK_SH)
+        try:
+            while True:
+                waited_s = self._clock.monotonic() - since
+                self._clock.sleep(
+                    (TRY_S if waited_s < LATER_S else TRY_LATER_S) * (0.5 + self._chance.random())
+                )
+                if self._try(connection, last=waited_s > self._patience_s):
+                    self._turn_began = self._clock.monotonic()
+                    return
+        finally:
+            self._lock(fcntl.LOCK_UN)
+
+    def _try(self, connection: sqlite3.Connection, *, last: bool = False) -> bool:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if last or error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                raise
+            return False
+        return True
+
+    def _others_wait(self) -> bool:
+        if not self._lock(fcntl.LOCK_EX):
+            return True
+        self._lock(fcntl.LOCK_UN)
+        return False
+
+    def _lock(self, how: int) -> bool:
+        try:
+            fcntl.flock(self._hint, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def close(self) -> None:
+        os.close(self._hint)
+
+
 CACHE_KIB = 16 * 1024
-WAL_PAGES = 4_000  # 16 MB of log, then it is copied into the file, by the commit that passes the mark
+WAL_PAGES = 4_000  # 16 MB; the commit that exceeds it copies the log into the file
 WAL_BYTES_KEPT = 64 * 1024 * 1024
 IDLE_READERS = 8
-NO_SPACE_BYTES = 64 * 1024  # a file system with less free space counts as full, whatever error SQLite reports
+NO_SPACE_BYTES = 64 * 1024  # a file system with less free space counts as full, for any error of SQLite
 
 FORKED_HINT = "start processes with spawn or forkserver, or open the store after the fork"
 
@@ -45,16 +119,16 @@ class StoreFile:
         self._lock = threading.Lock()
         self._open: set[sqlite3.Connection] = set()
         self._idle: list[sqlite3.Connection] = []
-        self._room = IDLE_READERS  # none when the store is closed
-        if _inode(path) in _inherited:  # of None, a file that is not there yet, nothing is inherited
+        self._room = IDLE_READERS  # 0 when the store is closed
+        if _inode(path) in _inherited:  # a file that does not exist yet is None, which is never inherited
             raise UsageError(f"the parent process of this fork has {path} open", hint=FORKED_HINT)
         _files.add(self)
-        self.inode: tuple[int, int] | None = None  # known when the file has been created
+        self.inode: tuple[int, int] | None = None  # set once the file exists
 
     # --- connections
 
     def connect(self, *, writing: bool, create: bool = False) -> sqlite3.Connection:
-        """A new connection, which the caller gives back by `disconnect`."""
+        """Open a new connection; the caller closes it with `disconnect`."""
         try:
             connection = sqlite3.connect(
                 f"{self.path.as_uri()}?mode={'rwc' if create else 'rw'}",
@@ -85,9 +159,7 @@ class StoreFile:
         if not writing:
             connection.execute("PRAGMA query_only = ON")
             return
-        connection.execute(
-            "PRAGMA auto_vacuum = NONE"
-        )  # pages are used again; moving them is work for nothing
+        connection.execute("PRAGMA auto_vacuum = NONE")  # free pages are reused; moving them has no benefit
         mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
         if mode != "wal":
             raise StoreLocation(f"the file system under {self.path} does not let processes share memory")
@@ -95,8 +167,8 @@ class StoreFile:
         connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
         connection.execute(
             "PRAGMA secure_delete = OFF"
-        )  # some builds overwrite what they delete: twice the writes
-        # Waiting for the write lock is done by `Turn`, which is fairer than SQLite's ever longer naps.
+        )  # some builds overwrite deleted rows: twice the writes
+        # `WriteLock` waits for the write lock: it is fairer than SQLite's growing sleeps.
         connection.execute("PRAGMA busy_timeout = 0")
 
     def disconnect(self, connection: sqlite3.Connection) -> None:
@@ -107,7 +179,7 @@ class StoreFile:
 
     @contextmanager
     def reader(self) -> Iterator[sqlite3.Connection]:
-        """A reading connection for a moment, from the few that are kept."""
+        """Lend a reading connection from the pool."""
         self.check_in_place()
         with self._lock:
             if not self._room:
@@ -118,7 +190,7 @@ class StoreFile:
         try:
             yield connection
         finally:
-            # An interrupt may come between any two lines, so what is still in a transaction is not kept.
+            # An interrupt may come between any two lines: a connection in a transaction is not reused.
             with self._lock:
                 keep = len(self._idle) < self._room and not connection.in_transaction
                 if keep:
@@ -155,7 +227,7 @@ class StoreFile:
     # --- errors
 
     def translated(self, error: sqlite3.Error) -> StoreError:
-        """SQLite's error as one of ours."""
+        """Translate an error of SQLite into one of the store."""
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         text = f"{self.path}: {error}"
         if code == sqlite3.SQLITE_FULL or (code in _BY_FULL_DISK and self._is_full()):
@@ -183,10 +255,10 @@ _BY_FULL_DISK = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)  # the log's sha
 
 def _inode(path: Path | str) -> tuple[int, int] | None:
     try:
-        found = os.stat(path)  # noqa: PTH116  asked before every transaction: half the time of Path.stat
+        status = os.stat(path)  # noqa: PTH116  called before every transaction: half the time of Path.stat
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 # --- forks
@@ -196,11 +268,11 @@ _inherited: set[tuple[int, int]] = set()
 
 
 def _after_fork() -> None:
-    """In a forked child: never touch, and never close, what SQLite had open in the parent.
+    """Protect the parent's connections in a forked child: never use them, and never close them.
 
-    Closing an inherited connection could remove the log under the parent's feet, so the connections get one
-    reference too many and outlive even the interpreter. Opening the file again is refused as well: SQLite's
-    inherited memory says that this process holds the parent's locks.
+    Closing an inherited connection could remove the log that the parent uses. So each connection gets an
+    extra reference and is never closed. The child cannot open the file again either: by SQLite's inherited
+    memory, this process holds the parent's locks.
     """
     for file in list(_files):
         file.forked = True

@@ -40,19 +40,18 @@ from tidemill.errors import CommitUnknown, StoreError, StoreFull, UsageError
 from tidemill.store.keys import pack
 from tidemill.store.port import Mode, Tx
 from tidemill.store.retry import MINUTE_US, OPERATION_TTL_US, OPERATIONS
-from tidemill.store.sqlite.file import StoreFile
+from tidemill.store.sqlite.file import StoreFile, WriteLock
 from tidemill.store.sqlite.header import GET, HEAD_KEY, PUT_TWO, Header, micros
 from tidemill.store.sqlite.transaction import SqliteTx
 from tidemill.store.sqlite.watch import Watches
-from tidemill.store.sqlite.write_lock import WriteLock
 
 T = TypeVar("T")
 
 BATCH_CALLS = 256
 BATCH_WRITES = 4_000  # and so fewer than 65,536 ordinals of `set_versioned`
 BATCH_BYTES = 4_000_000
-BATCH_S = 0.050  # of functions, so that a slow one does not hold the others for long
-GATHER_S = 0.000_2  # how long the writer waits for each caller it has just answered to come back
+BATCH_S = 0.050  # of running functions, so that a slow one does not delay the others for long
+GATHER_S = 0.000_2  # how long the writer waits for each caller of the last batch to call again
 RETRIES = 3
 CLEAN_EVERY_US = 10 * MINUTE_US
 
@@ -61,11 +60,11 @@ CLEAN = """
         SELECT k FROM (SELECT k, v FROM kv WHERE k >= ? AND k < ? ORDER BY k LIMIT 1000)
         WHERE substr(v, 1, 8) < ? LIMIT 100
     )
-"""  # the rows of the stores that were opened first, as far as they are old
+"""  # of the stores that were opened first, those that are old
 
 
 class Stats(msgspec.Struct):
-    """What a store has done since it was opened."""
+    """Counters of a store since it was opened."""
 
     transactions: int = 0  # functions whose writes were committed
     commits: int = 0  # COMMITs that carried them
@@ -74,7 +73,7 @@ class Stats(msgspec.Struct):
 
 
 class CommitRequest(Generic[T]):
-    """One call of `run`, on its way through the writer."""
+    """One call of `run` that the writer runs and commits."""
 
     __slots__ = ("abandoned", "done", "error", "fn", "mode", "result", "touched", "wrote")
 
@@ -85,13 +84,13 @@ class CommitRequest(Generic[T]):
         self.error: BaseException | None = None
         self.touched: set[bytes] = set()
         self.wrote = False
-        self.abandoned = False  # the caller was interrupted: not begun, it need not be
+        self.abandoned = False  # the caller was interrupted: skip it if it has not begun
         self.done = threading.Lock()  # held until the call is answered
         self.done.acquire()
 
 
 class _CommitFailed(Exception):
-    """COMMIT raised: whether the batch with this number is committed is not known."""
+    """COMMIT failed: it is unknown whether the batch with this number is committed."""
 
     def __init__(self, commit: int, error: sqlite3.Error) -> None:
         super().__init__(commit)
@@ -100,7 +99,7 @@ class _CommitFailed(Exception):
 
 
 class _BatchLost(Exception):
-    """SQLite failed under this call's function, and may have rolled back the whole batch."""
+    """SQLite failed in this call's function, and may have rolled back the whole batch."""
 
     def __init__(self, call: CommitRequest[Any]) -> None:
         super().__init__()
@@ -133,12 +132,14 @@ class GroupCommit:
         self._operation = b""  # the key of this store's operation row
         self._registered = False  # committed once, so the row is ours
         self._cleaned_us = 0
-        self._expected = 1  # how many callers the last batch had: so many may be back in a moment
+        self._expected = 1  # the number of callers of the last batch: as many may call again soon
         self._queue: queue.SimpleQueue[CommitRequest[Any] | None] = queue.SimpleQueue()
-        self._backlog: deque[CommitRequest[Any]] = deque()  # left over by a batch that reached its bounds
+        self._backlog: deque[CommitRequest[Any]] = (
+            deque()
+        )  # calls left over by a batch that reached its limits
         self._lock = threading.Lock()
         self._busy = threading.Lock()  # held while a thread uses the connection
-        self._gathering = False  # the thread has calls, and the next turn
+        self._gathering = False  # the thread has calls, and runs next
         self._runs_here = threading.local()
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -146,21 +147,21 @@ class GroupCommit:
     # --- the callers' side
 
     def call(self, call: CommitRequest[T]) -> T:
-        """Have the writer run and commit it, and wait; its result, or what it raised."""
+        """Have the writer run and commit the call; return its result, or raise its error."""
         if not self._alone(call):
             self._queue_up(call)
         if call.error is not None:
             try:
                 raise call.error
             finally:
-                call.error = None  # an error knows its frames, and they the error: do not keep each other
+                call.error = None  # the error refers to its frames, and they to the error: break the cycle
         return call.result  # type: ignore[return-value]
 
     def _alone(self, call: CommitRequest[Any]) -> bool:
         """Run the function in this thread if no other call is waiting: that saves two thread switches."""
         if self._expected > 1 or self._gathering or self._busy.locked():
             return False
-        with self._busy:  # two that come at the same moment go one after the other, once
+        with self._busy:  # two calls at the same moment run one after the other
             if self._closed:
                 raise UsageError("the store is closed")
             self._runs_here.alone = True
@@ -188,11 +189,11 @@ class GroupCommit:
 
     @property
     def is_inside(self) -> bool:
-        """Is this thread running a function right now?"""
+        """Whether this thread is running a function now."""
         return self._thread is threading.current_thread() or getattr(self._runs_here, "alone", False)
 
     def close(self) -> None:
-        """Answer what is queued, then end."""
+        """Answer all queued calls, then end."""
         with self._lock:
             if self._closed:
                 return
@@ -221,7 +222,7 @@ class GroupCommit:
                 self._gathering = False
 
     def _next(self, patient: bool | None = None) -> CommitRequest[Any] | None:
-        """The next call: wait for it (None), for a moment (True), or not (False). None when there is none."""
+        """Return the next call, or None. `patient`: wait until there is one (None), briefly, or not."""
         if self._backlog:
             return self._backlog.popleft()
         try:
@@ -231,11 +232,11 @@ class GroupCommit:
         except queue.Empty:
             return None
         if call is None:
-            self._queue.put(None)  # the sign to end is read again, when there is nothing else
+            self._queue.put(None)  # the end mark is read again, after all calls
         return call
 
     def _answer(self, calls: list[CommitRequest[Any]], *, joining: bool) -> None:
-        """Finish a batch, whatever its outcome, and release its callers."""
+        """Finish a batch and release its callers."""
         try:
             self._settle(calls, joining=joining)
         except BaseException as error:  # noqa: BLE001  also Crashed: the callers get it, and this thread continues
@@ -268,7 +269,7 @@ class GroupCommit:
                 self._clock.sleep(backoff(failures, self._chance))
 
     def _one_by_one(self, calls: list[CommitRequest[Any]], full: StoreFull) -> None:
-        """A batch for which there was no space: some may fit, or even make space."""
+        """Commit the calls of a batch separately when the disk is full: some may fit, or free space."""
         if len(calls) == 1:
             raise full
         for call in calls:
@@ -301,7 +302,7 @@ class GroupCommit:
         connection = self._connection
         if connection is None:
             connection = self._connection = self._file.connect(writing=True)
-        elif connection.in_transaction:  # a caller that ran alone was interrupted twice
+        elif connection.in_transaction:  # a caller that ran its own function was interrupted twice
             self._roll_back(connection)
         try:
             self._turn.begin(connection)
@@ -313,7 +314,7 @@ class GroupCommit:
     def _run_all(
         self, connection: sqlite3.Connection, calls: list[CommitRequest[Any]], head: Header, *, joining: bool
     ) -> bool:
-        """Each function in turn, within the bounds of a batch; True when something was written."""
+        """Run each function, within the limits of a batch; return whether anything was written."""
         until = self._clock.monotonic() + BATCH_S
         dirty = False
         ran = ordinal = writes = size = 0
@@ -375,7 +376,7 @@ class GroupCommit:
         crash.point("store.sqlite.after_commit")
 
     def _name_operation(self, connection: sqlite3.Connection, now_us: int) -> None:
-        """Draw the operation row's id; stores with the same seed must not end up with the same row."""
+        """Choose the id of the operation row; stores with the same seed must not share a row."""
         while not self._registered:
             self._operation = OPERATIONS + pack(
                 (now_us // MINUTE_US, UUID(int=self._chance.getrandbits(128), version=4))
@@ -400,7 +401,7 @@ class GroupCommit:
     # --- an unknown commit
 
     def _is_committed(self, commit: int, doubt: StoreError) -> bool:
-        """Look a failed commit up by its operation row, on a new connection."""
+        """Return whether a failed commit took effect: read its operation row on a new connection."""
         self.stats.unknown += 1
         give_up = self._clock.monotonic() + self._file.patience_s
         tries = 0
@@ -429,7 +430,7 @@ class GroupCommit:
 
 
 def _own_copy(error: BaseException) -> BaseException:
-    """An error of the whole batch, for one caller: raised in several threads, one object would be torn."""
+    """Copy an error of the whole batch for one caller: threads must not raise the same object."""
     try:
         mine = copy.copy(error)
     except Exception:  # noqa: BLE001  an error that cannot be copied is still better than another one

@@ -27,8 +27,8 @@ FORMAT_KEY = SYSTEM_PREFIX + b"format"
 OWNER_KEY = SYSTEM_PREFIX + b"owner"
 HEAD_KEY = SYSTEM_PREFIX + b"head"
 
-AHEAD_US = 60_000_000  # how far the ceiling is put ahead
-CLOSE_US = 30_000_000  # when less than this is left it is raised: longer than any batch lasts
+AHEAD_US = 60_000_000  # how far ahead the ceiling is set
+CLOSE_US = 30_000_000  # with less than this left, the ceiling is raised; longer than any batch
 
 GET = "SELECT v FROM kv WHERE k = ?"
 PUT = "INSERT INTO kv (k, v) VALUES (?, ?) ON CONFLICT (k) DO UPDATE SET v = excluded.v"
@@ -37,12 +37,12 @@ TABLE = "CREATE TABLE kv (k BLOB PRIMARY KEY, v BLOB NOT NULL) WITHOUT ROWID"
 
 
 def micros(clock: Clock) -> int:
-    """The boot clock in microseconds."""
+    """Return the boot clock in microseconds."""
     return int(clock.monotonic() * 1_000_000)
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True):
-    """Where the store is: the number of its last commit, and its clock."""
+    """The number of the last commit, and the clock."""
 
     commit: int
     boot: str
@@ -52,14 +52,14 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
 
     @staticmethod
     def read(connection: sqlite3.Connection, boot: str) -> "Header":
-        """The head, which must be of this boot: another one means that another machine is at work here."""
+        """Read the header; raise `StoreLocation` if another machine has opened the store since."""
         head = decoded(connection.execute(GET, (HEAD_KEY,)).fetchone())
         if head.boot != boot:
             raise StoreLocation("another machine opened this store with adopt=True while it was open here")
         return head
 
     def now_us(self, boot_us: int) -> int:
-        """Lease time at a moment of the boot clock."""
+        """Return the lease time for a time of the boot clock."""
         return self.base_us + boot_us - self.boot_us
 
     def raised(self, boot_us: int) -> "Header":
@@ -83,7 +83,7 @@ _owner_decoder = msgspec.msgpack.Decoder(str)
 
 
 def decoded(row: Any) -> Header:
-    """The head from its row; a store without one has lost more than that."""
+    """Decode the header row; a store without one is corrupt."""
     try:
         return _decoder.decode(row[0])
     except (TypeError, msgspec.DecodeError) as error:
@@ -93,9 +93,9 @@ def decoded(row: Any) -> Header:
 def admit(
     connection: sqlite3.Connection, file: StoreFile, clock: Clock, machine: MachineId, *, adopt: bool
 ) -> None:
-    """Look at a file that was just opened, or make it a store; refuse what is not ours to write.
+    """Check a file that was just opened, or create the store in it; refuse a file that we must not write.
 
-    Runs inside a write transaction of the caller. Idempotent, so several processes may arrive at once.
+    It runs inside a write transaction of the caller. It is idempotent, so several processes may call it.
     """
     if not connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
         connection.execute(TABLE)
@@ -119,7 +119,7 @@ def admit(
 
 
 def is_admitted(connection: sqlite3.Connection, file: StoreFile, clock: Clock, machine: MachineId) -> bool:
-    """Is there nothing that `admit` would write? Then opening the store needs no write lock."""
+    """Return whether `admit` would write nothing: then opening the store needs no write lock."""
     if not connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
         return False
     check_format(connection, file)
@@ -127,7 +127,7 @@ def is_admitted(connection: sqlite3.Connection, file: StoreFile, clock: Clock, m
 
 
 def check_format(connection: sqlite3.Connection, file: StoreFile) -> None:
-    """Refuse what another release, or another program, wrote."""
+    """Refuse a file that another release, or another program, wrote."""
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
     row = connection.execute(GET, (FORMAT_KEY,)).fetchone() if "kv" in tables else None
     if row is None:
@@ -148,7 +148,7 @@ def check_format(connection: sqlite3.Connection, file: StoreFile) -> None:
 
 
 def needs_rebase(head: Header, clock: Clock, machine: MachineId) -> bool:
-    """Was the machine booted since (or is it another one)? Within one boot its clock never runs backwards."""
+    """Return whether the machine has rebooted, or is another one; in one boot its clock never runs back."""
     return head.boot != machine.boot or micros(clock) < head.boot_us
 
 

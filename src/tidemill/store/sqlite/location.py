@@ -31,14 +31,14 @@ NETWORK_FUSE = frozenset(
 
 
 class Mount(NamedTuple):
-    """A place in the tree of folders, and the type of the file system there."""
+    """A mount point, and the type of its file system."""
 
     point: str
     kind: str
 
 
 def parse_mounts(mountinfo: str) -> list[Mount]:
-    """The mounts in /proc/self/mountinfo, in its order: a later one hides an earlier one."""
+    """Parse /proc/self/mountinfo, in its order: a later mount hides an earlier one."""
     mounts = []
     for line in mountinfo.splitlines():
         before, separator, after = line.partition(" - ")
@@ -54,7 +54,7 @@ def _unescaped(text: str) -> str:
 
 
 def filesystem_of(path: str, mounts: list[Mount]) -> str:
-    """The type of the file system an absolute path lies on; empty when no mount contains it."""
+    """Return the type of the file system of an absolute path; empty if no mount contains it."""
     best = Mount("", "")
     for mount in mounts:
         inside = mount.point == "/" or path == mount.point or path.startswith(mount.point + "/")
@@ -64,26 +64,26 @@ def filesystem_of(path: str, mounts: list[Mount]) -> str:
 
 
 def is_network(kind: str) -> bool:
-    """May several machines see such a file system? What is not known is taken to be local."""
+    """Return whether several machines can share such a file system; an unknown one counts as local."""
     return kind in NETWORK or (kind.startswith("fuse.") and kind.removeprefix("fuse.") in NETWORK_FUSE)
 
 
 def refuse_network(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> None:
-    """Refuse a path on a file system that several machines may see."""
+    """Refuse a path on a file system that several machines can share."""
     kind = filesystem_of(str(path), parse_mounts(mountinfo.read_text(errors="replace")))
     if is_network(kind):
         raise StoreLocation(f"{path} is on a network file system ({kind})")
 
 
 class MachineId(NamedTuple):
-    """Which machine this is, and since which boot. The boot id alone proves that a machine is the same."""
+    """The id of a machine and of its boot. An equal boot id proves that it is the same machine."""
 
     id: str
     boot: str
 
     @staticmethod
     def here(root: Path = Path("/")) -> "MachineId":
-        """This machine; in a container without a machine id the host name has to do."""
+        """Return the id of this machine; in a container without one, the host name."""
         boot = (root / "proc/sys/kernel/random/boot_id").read_text().strip()
         for name in ("etc/machine-id", "var/lib/dbus/machine-id"):
             try:
@@ -96,7 +96,7 @@ class MachineId(NamedTuple):
 
 
 def refuse_other_machine(path: Path, owner: MachineId, here: MachineId) -> None:
-    """Refuse a file of another machine. The same boot, or the same machine rebooted, are ours."""
+    """Refuse a file of another machine; the same machine after a reboot is accepted."""
     if owner.boot != here.boot and owner.id != here.id:
         raise StoreLocation(
             f"{path} belongs to another machine",
@@ -106,7 +106,7 @@ def refuse_other_machine(path: Path, owner: MachineId, here: MachineId) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and its parents, so that they are still there after a power failure."""
+    """Create a folder and its parents, so that they survive a power failure."""
     missing = []
     while not folder.exists():
         missing.append(folder)

@@ -6,8 +6,8 @@ disk. Each module describes its part:
 - `group_commit`: many calls share one COMMIT; what happens when the outcome of a commit is unknown;
 - `transaction`: one transaction; functions that only read never wait for a writer;
 - `header`: format, owner and clock of the file; `location`: where the file may live;
-- `write_lock`: fair waiting among processes; `watch` and `wakeups`: notification of changes;
-- `file`: connections, errors, forks.
+- `file`: connections, fair waiting for the write lock, errors, forks;
+- `watch` and `wakeups`: notification of changes.
 
 The files next to it (`-wal`, `-shm`, `-turn`) belong to the store: a copy of the main file alone is not a
 backup.
@@ -42,9 +42,14 @@ KINDS_REMEMBERED = 4096
 class SqliteStore(Store):
     """A store in one file on a local disk.
 
-    Arguments: `path` is created, with its folders, when it is not there. `patience_s` is how long another
-    process, or a failing disk, is waited for. `adopt` takes over a file that was moved here from another
-    machine. `machine` says who we are (tests). `commit_delay_s` makes every commit slower (benches).
+    Args:
+        path: the file; it is created, with its folders, if it does not exist.
+        clock: the source of time.
+        chance: the source of random numbers.
+        patience_s: how long to wait for another process or a failing disk.
+        adopt: take over a file that was moved here from another machine.
+        machine: the identity of this machine, for tests.
+        commit_delay_s: makes every commit slower, for benches.
 
     >>> import tempfile
     >>> with SqliteStore(tempfile.mkdtemp() + "/store.db") as store:
@@ -67,8 +72,8 @@ class SqliteStore(Store):
         super().__init__(clock=clock, chance=chance)
         self.path = Path(path).resolve()
         self._machine = machine if machine is not None else MachineId.here()
-        self._inside = threading.local()  # a thread that runs fn on a reading connection
-        self._writes: dict[object, bool] = {}  # did this function write, the last time it ran?
+        self._inside = threading.local()  # set in a thread that runs fn on a reading connection
+        self._writes: dict[object, bool] = {}  # whether each function wrote in its last run
         self._file = StoreFile(self.path, patience_s=patience_s)
         self._watches = Watches(
             self._last_commit,
@@ -114,8 +119,8 @@ class SqliteStore(Store):
 
     def run(self, fn: Callable[[Tx], T], *, mode: Mode = "serial") -> T:
         self._check_usable()
-        # Nobody says beforehand whether a function writes, so its last run is asked. A wrong guess costs
-        # one run up to its first write, or one turn of the writer.
+        # Whether a function writes is guessed from its last run. A wrong guess costs one run up to its first
+        # write, or one call of the writer.
         kind = _kind(fn)
         if not self._writes.get(kind, False):
             read, value = self._read(fn, mode)
@@ -130,7 +135,7 @@ class SqliteStore(Store):
             self._writes[kind] = call.wrote
 
     def _read(self, fn: Callable[[Tx], T], mode: Mode) -> tuple[bool, T | None]:
-        """Run fn on a snapshot; (False, None) when it turns out to need the writer."""
+        """Run fn on a snapshot; return (False, None) if it needs the writer."""
         with self._file.reader() as connection:
             tx = SqliteTx(connection, self._file, mode, self.clock, self._machine.boot)
             try:
@@ -176,7 +181,7 @@ class SqliteStore(Store):
     # --- opening and closing
 
     def _open(self, *, adopt: bool) -> sqlite3.Connection:
-        """The writing connection of a file that is a store, and ours. Several processes may come at once."""
+        """Open the writing connection; create the store if needed, also while other processes do."""
         give_up = self.clock.monotonic() + self._file.patience_s
         tries = 0
         while True:
@@ -207,7 +212,7 @@ class SqliteStore(Store):
             raise self._file.translated(error) from error
 
     def _check_writable(self) -> None:
-        # SQLite would open a file that it may not write, and complain at the first commit only.
+        # SQLite would open a read-only file, and fail only at the first commit.
         for place in (self.path, self.path.parent):
             if place.exists() and not os.access(place, os.W_OK):
                 raise StoreUnavailable(
@@ -216,7 +221,7 @@ class SqliteStore(Store):
 
     def close(self) -> None:
         if self._file.forked:
-            return  # nothing here is this process's
+            return  # everything belongs to the parent process
         if self._writer.is_inside:
             raise UsageError(
                 "the store is closed inside its own transaction", hint="close it after the transaction"

@@ -47,7 +47,7 @@ _as_row = partial(tuple.__new__, Row)  # half the time of Row(key, value), and r
 
 
 def _portions(rows: int) -> Iterator[tuple[int, int]]:
-    """Cut so many rows into portions for which there is a statement: where each begins, and its size."""
+    """Divide a number of rows into portions that have a statement; yield the start and size of each."""
     at = 0
     for size in _SIZES:
         while rows - at >= size:
@@ -56,9 +56,7 @@ def _portions(rows: int) -> Iterator[tuple[int, int]]:
 
 
 def _bound(values: Iterable[bytes]) -> list[bytearray]:
-    """Values for a statement. Python's binding of `bytes` asks for an adapter first, each time, and a copy
-    is cheaper than the answer: a third off a batch of rows.
-    """
+    """Copy values for a statement: Python looks up an adapter for `bytes`, which is slower than a copy."""
     return list(map(bytearray, values))
 
 
@@ -81,8 +79,8 @@ class SqliteTx(Tx):
         super().__init__(mode, clock)
         self.dirty = False  # something reached SQLite
         self.needs_writer = False
-        self.broken: StoreError | None = None  # SQLite failed under fn, which may have hidden it
-        self._saved = False  # there is a savepoint of this function
+        self.broken: StoreError | None = None  # SQLite failed in fn, which may have caught the error
+        self._saved = False  # this function has a savepoint
         self._connection = connection
         self._file = file
         self._boot = boot
@@ -91,7 +89,7 @@ class SqliteTx(Tx):
         self._now_us: int | None = None
         # Sent to SQLite later, in this order: rows taken, rows cleared, rows set.
         self._taken: list[tuple[bytes, bytes]] = []  # first and last key
-        self._gone: set[bytes] = set()  # taken or cleared, unless it was set again
+        self._gone: set[bytes] = set()  # taken or cleared, and not set again
         self._cleared: list[bytes] = []
         self._set_rows: dict[bytes, bytes] = {}
         self._versioned: list[tuple[bytes, bytes]] = []
@@ -109,7 +107,7 @@ class SqliteTx(Tx):
                     self._fail(error)
             now_us = head.now_us(micros(self._clock))  # after the snapshot: no row in it is from later
             if now_us > head.ceiling_us and not self._writing:
-                self._want_writer()  # which raises the ceiling: nothing beyond it is handed out before
+                self._want_writer()  # it raises the ceiling: no time beyond it is returned before that
             self._now_us = now_us
         return self._now_us
 
@@ -119,33 +117,33 @@ class SqliteTx(Tx):
     # --- reading
 
     def _get_many(self, keys: Sequence[bytes], lock: bool) -> list[bytes | None]:
-        # One writer at a time, and a reader that writes starts again: every read is as good as locked.
+        # Only one process writes at a time, and a reader that writes starts again: every read is locked.
         if len(keys) == 1:
             return [self._get(keys[0])]
-        found = self._fetch(keys)
+        values = self._fetch(keys)
         if self._gone or self._set_rows:
-            return [self._later(key, found.get(key)) for key in keys]
-        return [found.get(key) for key in keys]
+            return [self._with_pending(key, values.get(key)) for key in keys]
+        return [values.get(key) for key in keys]
 
     def _get(self, key: bytes) -> bytes | None:
-        found = self._query(GET, (key,))
-        return self._later(key, found[0][0] if found else None)
+        rows = self._query(GET, (key,))
+        return self._with_pending(key, rows[0][0] if rows else None)
 
-    def _later(self, key: bytes, value: bytes | None) -> bytes | None:
-        """What a row will be when SQLite knows what it has not been told yet."""
+    def _with_pending(self, key: bytes, value: bytes | None) -> bytes | None:
+        """Return the value of a row after the buffered writes."""
         return self._set_rows.get(key, None if key in self._gone else value)
 
     def _fetch(self, keys: Sequence[bytes]) -> dict[bytes, bytes | None]:
-        found: dict[bytes, bytes | None] = {}
+        values: dict[bytes, bytes | None] = {}
         for at, size in _portions(len(keys)):
-            found.update(self._query(_SELECTS[size], _bound(keys[at : at + size])))
-        return found
+            values.update(self._query(_SELECTS[size], _bound(keys[at : at + size])))
+        return values
 
     def _range(self, lo: bytes, hi: bytes, limit: int | None, reverse: bool, snapshot: bool) -> list[Row]:
         if self._gone or self._set_rows:
             self._flush(save=True)
-        found = self._query(RANGE_REVERSE if reverse else RANGE, (lo, hi, -1 if limit is None else limit))
-        return list(map(_as_row, found))
+        rows = self._query(RANGE_REVERSE if reverse else RANGE, (lo, hi, -1 if limit is None else limit))
+        return list(map(_as_row, rows))
 
     # --- writing
 
@@ -198,27 +196,27 @@ class SqliteTx(Tx):
     def _swap_many(self, swaps: Sequence[Swap]) -> list[bool]:
         current = self._fetch([swap.key for swap in swaps])
         if self._gone or self._set_rows:
-            current = {swap.key: self._later(swap.key, current.get(swap.key)) for swap in swaps}
-        rows, cleared, done = self._set_rows, self._cleared, []
+            current = {swap.key: self._with_pending(swap.key, current.get(swap.key)) for swap in swaps}
+        rows, cleared, results = self._set_rows, self._cleared, []
         for key, expected, new in swaps:
             holds = current.get(key) == expected
-            done.append(holds)
+            results.append(holds)
             if holds:
                 if not self._writing:
                     self._want_writer()
-                current[key] = new  # what a second swap of this key will find
+                current[key] = new  # the value for a second swap of this key
                 if new is None:
                     rows.pop(key, None)
                     cleared.append(key)
                 else:
                     rows[key] = new
         self._gone.update(cleared)
-        return done
+        return results
 
     # --- the end
 
     def finish(self, commit: int, ordinal: int) -> int:
-        """Bring every write to SQLite; returns the next free ordinal of this commit."""
+        """Send all writes to SQLite; return the next free ordinal of this commit."""
         self._check_age()
         for prefix, value in self._versioned:
             self._set_rows[prefix + pack((Versionstamp(commit, ordinal),))] = value
@@ -232,14 +230,14 @@ class SqliteTx(Tx):
         return ordinal
 
     def take_back(self) -> None:
-        """Undo what reached SQLite, this function's part alone; `broken` when not even that works."""
+        """Undo the writes of this function that reached SQLite; `broken` is set if that fails."""
         if self._saved:
             with suppress(StoreError):
                 self._execute("ROLLBACK TO fn")
                 self._execute("RELEASE fn")
 
     def _flush(self, *, save: bool) -> None:
-        """Bring what is pending to SQLite, into a savepoint when fn is not over and may still raise."""
+        """Send the buffered writes to SQLite, into a savepoint if fn has not returned and may still raise."""
         if save:
             self._save()
         self.dirty = True

@@ -20,24 +20,24 @@ from typing import NamedTuple
 
 _NAME = b"\0tidemill-bell-"
 _MOST_KEYS = 500
-_NOBODY = 0  # the checksum of no bytes at all, and no key is empty
+_NO_KEY = 0  # the checksum of an empty key, which does not exist
 _MOST_BYTES = 8 + 4 * _MOST_KEYS
 
 
 def checksum(key: bytes) -> int:
-    """A key as a bell names it; two keys of one checksum only wake for each other."""
+    """Return the checksum that names a key; keys with equal checksums wake each other's watches."""
     return zlib.crc32(key)
 
 
 class WakeupMessage(NamedTuple):
-    """What was rung: the commit, and its keys' checksums; None when there were too many to name."""
+    """The number of a commit, and the checksums of its keys; None if there were too many."""
 
     commit: int
     sums: frozenset[int] | None
 
 
 class WakeupReceiver:
-    """Where a process hears bells."""
+    """The socket on which a process receives wakeups."""
 
     def __init__(self, folder: Path, chance: random.Random) -> None:
         folder.mkdir(exist_ok=True)
@@ -51,8 +51,8 @@ class WakeupReceiver:
         self._path = folder / name
         self._path.touch()
 
-    def hear(self) -> WakeupMessage | None:
-        """Wait for a bell; None when the ear was closed."""
+    def receive(self) -> WakeupMessage | None:
+        """Wait for a wakeup; return None when the receiver is closed."""
         try:
             raw = self._socket.recv(_MOST_BYTES)
         except OSError:
@@ -64,7 +64,7 @@ class WakeupReceiver:
         return WakeupMessage(commit, frozenset(struct.unpack_from(f">{count}I", raw, 8)) if count else None)
 
     def close(self) -> None:
-        """Remove the name and end a wait in `hear`."""
+        """Remove the name and end a wait in `receive`."""
         self._path.unlink(missing_ok=True)
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
             end.sendto(b"", self._socket.getsockname())
@@ -74,7 +74,7 @@ class WakeupReceiver:
 
 
 class WakeupSender:
-    """Rings at every ear of a store's folder but our own."""
+    """Sends wakeups to all receivers in a store's folder except our own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -82,13 +82,13 @@ class WakeupSender:
         self.own: WakeupReceiver | None = None
         self._socket: socket.socket | None = None
 
-    def ring(self, commit: int, written: Iterable[set[bytes]]) -> None:
-        """Tell every other process of a commit. Called after it, by the one thread that commits."""
+    def send(self, commit: int, written: Iterable[set[bytes]]) -> None:
+        """Notify every other process of a commit. The thread that commits calls it afterwards."""
         names = self._listed()
         if not names:
             return
         # A commit without watched keys is sent too: a receiver that misses a number must wake all watches.
-        sums = {checksum(key) for keys in written for key in keys} or {_NOBODY}
+        sums = {checksum(key) for keys in written for key in keys} or {_NO_KEY}
         named = sums if len(sums) <= _MOST_KEYS else ()
         message = struct.pack(f">Q{len(named)}I", commit, *named)
         if self._socket is None:
@@ -98,15 +98,14 @@ class WakeupSender:
             try:
                 self._socket.sendto(message, _NAME + name.encode())
             except BlockingIOError:
-                continue  # its buffer is full: it has enough to hear
+                continue  # its buffer is full: it will wake anyway
             except (ConnectionRefusedError, FileNotFoundError):
                 (self.folder / name).unlink(missing_ok=True)  # its process is dead
             except OSError:
-                continue  # it is just being closed (EPIPE); a hint that fails is no failure of the commit
+                continue  # it is being closed (EPIPE); a lost hint does not make the commit fail
 
     def _listed(self) -> list[str]:
-        """Return the names of the other receivers, listed for each commit: microseconds, compared with its
-        fsync.
+        """Return the names of the other receivers. Listing them costs little compared with the fsync.
 
         Usually no process has ever listened and there is no folder; `stat` is twice as fast then.
         """

@@ -30,26 +30,26 @@ class Watches:
         check: Callable[[], None],
         clock: Clock,
         chance: random.Random,
-        bells: WakeupSender,
+        sender: WakeupSender,
     ) -> None:
         self.clock = clock
         self._chance = chance
-        self._bells = bells
+        self._sender = sender
         self.check = check  # refuses a process that only inherited the store
         self._look = look
         self._lock = threading.Lock()
         self._by_key: dict[bytes, set[SqliteWatch]] = {}
-        self._ear: WakeupReceiver | None = None
-        self._seen = 0  # every commit up to this one has fired what it had to
-        self._own = 0  # the commit this process is making right now
+        self._receiver: WakeupReceiver | None = None
+        self._seen = 0  # all commits up to this one have fired their watches
+        self._own = 0  # the commit that this process is making now
         self._waiting = 0
         self._pause_s = LOOK_FIRST_S
         self._wanted = threading.Event()  # a wait is running
-        self._nudge = threading.Event()  # look sooner
+        self._nudge = threading.Event()  # poll sooner
         self._closed = False
         self._thread: threading.Thread | None = None
 
-    # --- told by the writer
+    # --- called by the writer
 
     def begun(self, commit: int) -> None:
         """Note that a transaction began after this commit, so earlier commits of ours are finished."""
@@ -57,17 +57,17 @@ class Watches:
         self.observe(commit)
 
     def committing(self, commit: int) -> None:
-        """Note that this process is about to commit this number, so that it is not taken for another's."""
+        """Note that this process is about to commit this number, so that it does not count as another's."""
         with self._lock:
             self._own = commit
 
     def failed(self) -> None:
-        """The commit was not made: its number may become another process's."""
+        """Note that the commit failed: another process may use its number."""
         with self._lock:
             self._own = 0
 
     def committed(self, commit: int, written: list[set[bytes]]) -> None:
-        """The commit was made; `written` are the keys that each of its functions wrote."""
+        """Fire the watches of a commit; `written` has the keys that each of its functions wrote."""
         with self._lock:
             self._own = 0
             self._seen = max(self._seen, commit)
@@ -76,12 +76,12 @@ class Watches:
                     for key in keys & self._by_key.keys():
                         for watch in self._by_key[key]:
                             watch.fire()
-        self._bells.ring(commit, written)
+        self._sender.send(commit, written)
 
     # --- called by threads that read the number
 
     def observe(self, commit: int) -> bool:
-        """The number of the last commit is this; True when another process has committed since."""
+        """Note the last commit; if another process made it, fire all watches and return True."""
         with self._lock:
             if commit <= self._seen or commit == self._own:
                 return False
@@ -91,20 +91,20 @@ class Watches:
                     watch.fire()
             return True
 
-    def heard(self, bell: WakeupMessage) -> None:
-        """Another process rang: its keys are fired, or all of them when it is not the very next commit."""
+    def received(self, message: WakeupMessage) -> None:
+        """Fire the watches of a wakeup's keys; if a commit before it was missed, fire all watches."""
         with self._lock:
-            if bell.commit <= self._seen or bell.commit == self._own:
+            if message.commit <= self._seen or message.commit == self._own:
                 return
-            named = bell.sums if bell.commit == self._seen + 1 else None
-            self._seen = bell.commit
+            named = message.sums if message.commit == self._seen + 1 else None
+            self._seen = message.commit
             for key, watches in self._by_key.items():
                 if named is None or checksum(key) in named:
                     for watch in watches:
                         watch.fire()
 
     def look(self) -> bool:
-        """Look now. A store that cannot be read, or is closed, fires nothing: a watch is a hint."""
+        """Read the number now. If the store cannot be read, nothing fires: a watch is a hint."""
         try:
             return self.observe(self._look())
         except (StoreError, UsageError):
@@ -115,28 +115,32 @@ class Watches:
     def add(self, watch: "SqliteWatch") -> None:
         self.check()
         self._listen()
-        self.look()  # what happened before is not this watch's business
+        self.look()  # earlier changes do not fire this watch
         with self._lock:
             for key in watch.keys:
                 self._by_key.setdefault(key, set()).add(watch)
 
     def _listen(self) -> None:
-        """Have an ear from the first watch on; a folder that cannot be written leaves us to look."""
+        """Open the receiver with the first watch; if the folder is not writable, the store polls."""
         with self._lock:
-            if self._ear is not None or self._closed:
+            if self._receiver is not None or self._closed:
                 return
             try:
-                ear = self._ear = self._bells.own = WakeupReceiver(self._bells.folder, self._chance)
+                receiver = self._receiver = self._sender.own = WakeupReceiver(
+                    self._sender.folder, self._chance
+                )
             except OSError:
                 return
-        threading.Thread(target=self._hear, args=(ear,), name="tidemill-store-ear", daemon=True).start()
+        threading.Thread(
+            target=self._receive, args=(receiver,), name="tidemill-store-wakeups", daemon=True
+        ).start()
 
-    def _hear(self, ear: WakeupReceiver) -> None:
+    def _receive(self, receiver: WakeupReceiver) -> None:
         while not self._closed:
-            bell = ear.hear()
-            if bell is None:
+            message = receiver.receive()
+            if message is None:
                 return
-            self.heard(bell)
+            self.received(message)
 
     def remove(self, watch: "SqliteWatch") -> None:
         self.check()
@@ -164,7 +168,7 @@ class Watches:
     def _enter(self) -> None:
         with self._lock:
             self._waiting += 1
-            self._pause_s = LOOK_FIRST_S if self._ear is None else LOOK_LAST_S
+            self._pause_s = LOOK_FIRST_S if self._receiver is None else LOOK_LAST_S
             self._wanted.set()
             self._nudge.set()
             if self._thread is None and not self._closed:
@@ -185,7 +189,7 @@ class Watches:
             self._nudge.clear()
             changed = self.look()
             with self._lock:
-                pause_s = LOOK_FIRST_S if changed and self._ear is None else self._pause_s
+                pause_s = LOOK_FIRST_S if changed and self._receiver is None else self._pause_s
                 self._pause_s = min(LOOK_LAST_S, pause_s * SLOWER)
             self.clock.wait(self._nudge, pause_s)
 
@@ -195,13 +199,13 @@ class Watches:
             self._wanted.set()
             self._nudge.set()
             thread, self._thread = self._thread, None
-            ear, self._ear = self._ear, None
+            receiver, self._receiver = self._receiver, None
             for watches in self._by_key.values():
                 for watch in watches:
                     watch.fire()
-        if ear is not None:
-            ear.close()
-        self._bells.close()
+        if receiver is not None:
+            receiver.close()
+        self._sender.close()
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
@@ -217,7 +221,7 @@ class SqliteWatch(Watch):
         watches.add(self)
 
     def fire(self) -> None:
-        """A key may have changed."""
+        """Fire: a key may have changed."""
         self.event.set()
         if self._call is not None:
             self._call()
