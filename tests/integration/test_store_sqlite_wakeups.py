@@ -1,4 +1,4 @@
-"""Bells between processes that share a SQLite file; where a head is deaf, only a bell can wake."""
+"""Wakeups between processes that share a SQLite file."""
 
 import socket
 import subprocess
@@ -30,20 +30,20 @@ def store(tmp_path, monkeypatch):
         yield store
 
 
-def deafen_head(store, monkeypatch):
+def hide_commits(store, monkeypatch):
     seen = store._watches._seen
     monkeypatch.setattr(store._watches, "_look", lambda: seen)
 
 
 @pytest.mark.rule("STO-8")
-def test_a_commit_of_another_process_rings_at_a_watch_that_could_not_find_out_otherwise(store, monkeypatch):
+def test_a_commit_of_another_process_wakes_a_watch_that_cannot_see_it_in_the_header(store, monkeypatch):
     with store.watch([SPACE["wanted"]]) as watch:
-        deafen_head(store, monkeypatch)
+        hide_commits(store, monkeypatch)
         commit_elsewhere(store.path, "wanted")
         assert watch.wait(STUCK_S)
 
 
-def test_a_bell_for_other_keys_wakes_nobody_and_the_next_one_still_does(store):
+def test_a_wakeup_for_other_keys_fires_no_watch_and_the_next_one_does(store):
     with store.watch([SPACE["wanted"]]) as watch:
         seen = store._watches._seen
         store._watches.received(WakeupMessage(seen + 1, frozenset({checksum(SPACE["other"])})))
@@ -53,24 +53,24 @@ def test_a_bell_for_other_keys_wakes_nobody_and_the_next_one_still_does(store):
 
 
 @pytest.mark.rule("STO-8")
-def test_a_bell_that_was_lost_is_noticed_by_the_next_one(store):
+def test_a_lost_wakeup_is_noticed_by_the_next_one(store):
     with store.watch([SPACE["wanted"]]) as watch:
         seen = store._watches._seen
         store._watches.received(WakeupMessage(seen + 2, frozenset({checksum(SPACE["other"])})))
         assert watch.event.is_set()
 
 
-def test_a_bell_with_too_many_keys_to_name_wakes_everybody(store):
+def test_a_wakeup_without_keys_fires_every_watch(store):
     with store.watch([SPACE["wanted"]]) as watch:
         store._watches.received(WakeupMessage(store._watches._seen + 1, None))
         assert watch.event.is_set()
 
 
-def test_a_quiet_commit_rings_for_nobody_and_leaves_no_gap(store, tmp_path):
-    """Its number is told, so that the next bell is the very next one and wakes only whom it names."""
-    heard: list[WakeupMessage] = []
+def test_a_quiet_commit_names_no_key_and_leaves_no_gap(store, tmp_path):
+    """Its number is sent, so the next wakeup is the next number and fires only the watches it names."""
+    received: list[WakeupMessage] = []
     with SqliteStore(tmp_path / "store.db") as other:
-        ear = WakeupReceiver(other._watches._bells.folder, other.chance)
+        receiver = WakeupReceiver(other._watches._sender.folder, other.chance)
 
         def quietly(tx):
             tx.set(SPACE["wanted"], b"1", quiet=True)
@@ -83,35 +83,40 @@ def test_a_quiet_commit_rings_for_nobody_and_leaves_no_gap(store, tmp_path):
             lambda tx: tx.set(SPACE["wanted"], b"2"),
         ):
             store.run(fn)
-            heard.append(ear.hear())
-        ear.close()
-    assert [bell.commit - heard[0].commit for bell in heard] == [0, 1, 2, 3]
+            received.append(receiver.receive())
+        receiver.close()
+    assert [message.commit - received[0].commit for message in received] == [0, 1, 2, 3]
     wanted = checksum(SPACE["wanted"])
-    assert [bell.sums is not None and wanted in bell.sums for bell in heard] == [False, False, False, True]
-    assert all(checksum(SPACE["two"]) not in bell.sums for bell in heard)
+    assert [message.sums is not None and wanted in message.sums for message in received] == [
+        False,
+        False,
+        False,
+        True,
+    ]
+    assert all(checksum(SPACE["two"]) not in message.sums for message in received)
 
 
-def test_the_name_of_a_dead_process_is_removed_by_whoever_rings_next(store):
-    names = store._watches._bells.folder
+def test_the_next_sender_removes_the_name_of_a_dead_process(store):
+    names = store._watches._sender.folder
     names.mkdir(exist_ok=True)
     (names / "1-dead").touch()
     store.run(lambda tx: tx.set(SPACE["a"], b"x"))
     assert not (names / "1-dead").exists()
 
 
-def test_an_ear_that_is_just_being_closed_does_not_fail_a_commit(store, tmp_path):
+def test_a_receiver_that_is_being_closed_does_not_fail_a_commit(store, tmp_path):
     with SqliteStore(tmp_path / "store.db") as other:
-        ear = WakeupReceiver(other._watches._bells.folder, other.chance)
-        ear._socket.shutdown(socket.SHUT_RDWR)  # its name is still there, and whoever rings gets EPIPE
+        receiver = WakeupReceiver(other._watches._sender.folder, other.chance)
+        receiver._socket.shutdown(socket.SHUT_RDWR)  # its name still exists, and the sender gets EPIPE
         store.run(lambda tx: tx.set(SPACE["a"], b"x"))
         assert store.run(lambda tx: tx.get(SPACE["a"])) == b"x"
-        ear.close()
+        receiver.close()
 
 
-def test_closing_takes_the_name_away(tmp_path):
+def test_closing_removes_the_name(tmp_path):
     with SqliteStore(tmp_path / "s.db") as store:
         watch = store.watch([SPACE["a"]])
-        folder = store._watches._bells.folder
+        folder = store._watches._sender.folder
         assert len(list(folder.iterdir())) == 1
         watch.close()
     assert list(folder.iterdir()) == []
