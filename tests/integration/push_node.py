@@ -20,8 +20,8 @@ from tidemill.lots import datasets
 from tidemill.lots.datasets import DatasetRow
 from tidemill.objects import open_objects
 from tidemill.scope import Scope
+from tidemill.sources.http_push import PushHost
 from tidemill.sources.keys import SourceKeys
-from tidemill.sources.push_host import PushHost
 from tidemill.sources.push_receiver import PushReceiver
 from tidemill.sources.push_server import PushEndpoint, PushServer
 from tidemill.sources.source import SourceTarget

@@ -15,7 +15,7 @@ from tests.unit.push_stage import SCHEMA, SOURCE, TOKEN, PushStage, address, lin
 from tidemill import crash
 from tidemill.cluster.keeper import Held
 from tidemill.errors import BadSource
-from tidemill.sources.push_host import PushHost
+from tidemill.sources.http_push import PushHost
 from tidemill.sources.push_server import PushServer
 from tidemill.testing.threads import STUCK_S, together
 

@@ -172,7 +172,7 @@ def test_a_file_that_may_not_be_read_waits_and_is_told_of_once(
     work.discover()
     work.discover()
     assert [(event.path, event.why) for event in stage.heard(FileSkipped)] == [
-        ("locked.json", "this process may not read it")
+        ("locked.json", "this process is not allowed to read it")
     ]
     monkeypatch.setattr(os, "access", may_read)
     work.discover()

@@ -72,7 +72,7 @@ def test_a_batch_is_sifted_under_the_columns_it_brings_together():
     grown = evolving_converter(dataset(Drift.EVOLVE))
     texts = [b'{"id": 1}', b'{"id": 2, "n": 5}', b"[]", b'{"id": "x", "n": 6}']
     records = [SourceRecord("t/0", number, text) for number, text in enumerate(texts)]
-    parsed = parse(records, converter(dataset(Drift.EVOLVE)), evolving=grown, known=DDL)
+    parsed = parse(records, converter(dataset(Drift.EVOLVE)), evolving=grown, columns=DDL)
     assert parsed.columns == f"{DDL}, n bigint"
     assert parsed.rows.to_pylist() == [
         {"id": 1, "name": None, "n": None},

@@ -81,11 +81,11 @@ def write(
             checks={**counts, **_rescued(dataset, rows)},
             schema=columns,
         )
-        others = [
+        of_quarantine = [
             SinkWritten(dataset=sink, objects=written.objects, rows=written.rows)
             for sink, written in other_folders
         ]
-        return [of_rows, *others]
+        return [of_rows, *of_quarantine]
 
     fingerprint = ddl.parse(columns).fingerprint if columns else dataset.fingerprint
     return Manifests(scope.objects, scope.clock).write_lot(hold, write_data, {dataset.id: fingerprint})

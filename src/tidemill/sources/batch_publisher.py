@@ -1,10 +1,10 @@
 """The publisher of fetched batches: a batch becomes a lot, and its checkpoints advance (LOT-35, CLU-22).
 
-A checkpoint says how far a source was fetched: an ETag, an offset, one for each partition of a topic. A batch
-names the checkpoints that it advances, with their values before and after. The one transaction that publishes
-the lot also writes them, if they still have their values before. So every fetched record is in exactly one
-lot. A node that dies before that has changed nothing, and the next one fetches the same again. A node that
-comes too late is refused.
+A checkpoint records how far a source was fetched: an ETag, or an offset for each partition of a topic. A
+batch names the checkpoints that it advances, with their values before and after. The one transaction that
+publishes the lot also writes them, if they still have their values before. So every fetched record is in
+exactly one lot. A node that dies before that has changed nothing, and the next one fetches the same again.
+The store refuses a node that comes too late.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +38,7 @@ class CheckpointMove(NamedTuple):
 
 
 class PublishedBatch(NamedTuple):
-    """What became of a batch; `lot` is empty if it had no records."""
+    """The lot and the counts of a batch; `lot` is empty if it had no records."""
 
     lot: str = ""
     rows: int = 0
@@ -74,7 +74,7 @@ class BatchPublisher:
         return list(self.scope.store.run(lambda tx: tx.get_many(keys)))
 
     def report(self, problems: Mapping[str, str]) -> None:
-        """SourceRecord in the store why checkpoints do not advance; an empty text if they do."""
+        """Record in the store why checkpoints do not advance; an empty text if they do."""
         changed = {
             name: problem[:2000]
             for name, problem in problems.items()
@@ -96,10 +96,12 @@ class BatchPublisher:
 
     def parse(self, fetched: Sequence[SourceRecord]) -> ParsedRecords:
         """Convert fetched records to rows, with the columns that the dataset has now."""
-        known = ""
+        columns = ""
         if self._evolving is not None:
-            known = self.scope.store.run(lambda tx: dataset_columns.read(tx, self._keys, self.dataset.id))
-        return records.parse(fetched, self._convert, self.dataset.key, evolving=self._evolving, known=known)
+            columns = self.scope.store.run(lambda tx: dataset_columns.read(tx, self._keys, self.dataset.id))
+        return records.parse(
+            fetched, self._convert, self.dataset.key, evolving=self._evolving, columns=columns
+        )
 
     def publish(self, batch: ParsedRecords, moves: Sequence[CheckpointMove], fence: Fence) -> PublishedBatch:
         """Publish a batch and advance its checkpoints; without rows, only advance them.

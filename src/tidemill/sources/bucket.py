@@ -1,6 +1,6 @@
 """A bucket as a source: `bucket("s3://landing/orders/**/*.json")`.
 
-Objects appear whole, so they need no time to settle, and their ETag tells whether they changed. The URL is
+Objects appear whole, so they need no time to settle, and their ETag shows whether they changed. The URL is
 that of any object storage (`tidemill.objects.url`), with a pattern as its path. Its secrets are never shown.
 """
 
@@ -62,7 +62,7 @@ def bucket(
     Args:
         url: the URL of a bucket with a pattern as its path. The pattern has no `?`, which begins the settings
             of the URL.
-        format: json (one object per line), csv, parquet or text; the ending tells it if omitted.
+        format: json (one object per line), csv, parquet or text; by default from the ending.
         settle_s: take an object when it is this old.
         on_change: what to do with an object that is replaced after it was taken: `warn` once, or `take` it
             again.

@@ -19,9 +19,9 @@ def read(tx: Tx, keys: SourceKeys, dataset: DatasetId) -> str:
 def add(tx: Tx, keys: SourceKeys, dataset: DatasetId, columns: str) -> None:
     """Give a dataset the columns of a lot, in the transaction that publishes the lot.
 
-    `DatasetChanged` if another lot added one of them with another type meanwhile.
+    Raises `DatasetChanged` if another lot has added one of them with another type.
     """
-    known = datasets.read(tx, keys.publish.lots, dataset)
+    stored = datasets.read(tx, keys.publish.lots, dataset)
     schema = ddl.parse(columns)
-    new = msgspec.structs.replace(known, schema=columns, fingerprint=schema.fingerprint, drift=Drift.EVOLVE)
+    new = msgspec.structs.replace(stored, schema=columns, fingerprint=schema.fingerprint, drift=Drift.EVOLVE)
     datasets.declare(tx, keys.publish.lots, new, evolved)

@@ -1,12 +1,12 @@
 """File discovery: compare a listing with the files that were taken, and take the new ones into windows.
 
-Each page of the listing is compared with the rows of its own paths. So discovery costs one read of the store
+Each page of the listing is compared with the rows of its paths. So discovery costs one read of the store
 per thousand listed files, and files that were taken earlier and deleted since cost nothing. A page without
 new files is remembered by its digest for some minutes, and skipped while it stays the same. Pages end at
 paths chosen by their hash, so a new file changes its own page and no other. Patterns are matched after that,
 for changed pages only. So listing many known files costs hardly more than the listing itself.
 
-Nodes need not coordinate: if two discover the same files at the same time, each file is taken by one of them
+Nodes do not coordinate: if two discover the same files at the same time, each file is taken by one of them
 (`windows.add`). A range of paths can be discovered separately, so that nodes share a listing.
 """
 
@@ -132,12 +132,12 @@ class FileDiscovery:
     def _new(self, page: Sequence[ListedFile], digest: bytes, waiting: set[str]) -> Iterator[ListedFile]:
         """Return the files of a page that can be taken now; remember a page that has none."""
         again = self._policy.on_change == "take"
-        known = self._scope.store.run(
-            lambda tx: taken_files.known(tx, self._keys, self._source, [file.path for file in page])
+        rows = self._scope.store.run(
+            lambda tx: taken_files.read_many(tx, self._keys, self._source, [file.path for file in page])
         )
         changed = []
         nothing_new = True
-        for file, row in zip(page, known, strict=True):
+        for file, row in zip(page, rows, strict=True):
             if row is not None and row.version == file.version:
                 continue
             nothing_new = False
@@ -149,7 +149,7 @@ class FileDiscovery:
             elif not self._settling.settled(file):
                 waiting.add(file.path)
             elif not self._listing.can_read(file.path):
-                self._skip(file.path, "this process may not read it")
+                self._skip(file.path, "this process is not allowed to read it")
             else:
                 if row is not None:
                     self._scope.emit(FileChanged(source=self._source, path=file.path, taken=True))
@@ -193,7 +193,7 @@ class FileDiscovery:
 
 
 class _Totals:
-    """What a discovery has counted so far."""
+    """The counts of a discovery so far."""
 
     def __init__(self) -> None:
         self.listed = 0

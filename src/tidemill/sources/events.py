@@ -38,7 +38,7 @@ class FileSkipped(Event, frozen=True):
 
 
 class FileChanged(Event, frozen=True):
-    """A file changed after it was taken; `taken` says whether it is taken again."""
+    """A file changed after it was taken; `taken` if it is taken again."""
 
     source: str
     path: str
@@ -131,7 +131,7 @@ class BatchFetched(Event, frozen=True):
 
 
 class CheckpointSkipped(Event, frozen=True):
-    """What a checkpoint points to no longer exists; the source continues elsewhere, as `on_gone` says."""
+    """The data after a checkpoint no longer exists; the source continues as `on_gone` declares."""
 
     source: str
     checkpoint: str
@@ -140,7 +140,7 @@ class CheckpointSkipped(Event, frozen=True):
 
 
 class PartitionStuck(Event, frozen=True):
-    """What a partition's checkpoint points to no longer exists, and `on_gone` says to stop."""
+    """The data after a partition's checkpoint no longer exists; with `on_gone="fail"` the partition stops."""
 
     source: str
     checkpoint: str

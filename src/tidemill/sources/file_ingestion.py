@@ -1,13 +1,13 @@
-"""File ingestion: from new files to a published lot (LOT-35).
+"""Ingest files: from new files to a published lot (LOT-35).
 
-    discover  take new files into windows; under a lease, so that nodes do not list in vain
+    discover  take new files into windows; under a lease, so that only one node lists
     begin     hold a window, give its lot an id, open or adopt the attempt at it: one transaction
     make      write intents, run the window's task, write manifests (`publish.assembly`)
     publish   the one transaction; it also ends the window, which acknowledges its files
 
 A window is one task. The task's own retries come first, then a later attempt. If files have changed or
 disappeared when the task has failed, they leave the window and are taken again as they are then. Any node can
-repeat every step, from wherever another node died: a file stays taken, and is published once.
+resume after any step at which another node died: a file stays taken, and is published once.
 """
 
 import hashlib
@@ -57,7 +57,7 @@ class BegunWindow(msgspec.Struct, frozen=True, kw_only=True):
     - schema: the columns that the dataset has, if it gains columns.
     """
 
-    held: HeldWindow
+    window: HeldWindow
     hold: Hold
     files: tuple[ListedFile, ...]
     adopted: bool
@@ -123,7 +123,7 @@ class FileIngestion:
     # --- windows
 
     def ingest(self, most: int | None = None) -> int:
-        """Ingest windows until no more are free, or `most` of them; return how many ended."""
+        """Ingest all free windows, or at most `most`; return how many ended."""
         ended = after = 0
         while most is None or ended < most:
             waiting = self._scope.store.run(
@@ -152,16 +152,16 @@ class FileIngestion:
                 )
             )
             try:
-                made = self._assembler.assemble(
+                assembled = self._assembler.assemble(
                     begun.hold, tasks_of(begun.hold, [self._task(begun)]), adopted=begun.adopted
                 )
             except AttemptDamaged as damage:
                 self._give_up(begun, str(damage))
                 begun = self._begin(number)
                 continue
-            if not made.failed:
+            if not assembled.failed:
                 try:
-                    self._publish(begun, made)
+                    self._publish(begun, assembled)
                 except DatasetChanged as changed:  # another window added the same column with another type
                     self._give_up(begun, changed.message)
                     begun = self._begin(number)
@@ -169,7 +169,7 @@ class FileIngestion:
                 return True
             changed_paths = self._changed(begun.files)
             if not changed_paths:
-                self._fail(begun, made.failed[0])
+                self._fail(begun, assembled.failed[0])
                 return False
             if self._leave_out(begun, changed_paths):
                 return True
@@ -197,7 +197,7 @@ class FileIngestion:
             attempt=begun.hold.draft.id,
             lot=begun.hold.draft.lot,
             part=part_name(begun.files),
-            key=f"{spec.id}/{begun.held.about.number}/{part_name(begun.files)}/{spec.code}",
+            key=f"{spec.id}/{begun.window.about.number}/{part_name(begun.files)}/{spec.code}",
             inputs=(PartInput(dataset=spec.dataset, objects=objects),),
             sinks=(
                 PartSink(dataset=spec.dataset, partition_by=spec.partition_by),
@@ -207,22 +207,22 @@ class FileIngestion:
             options={"schema": begun.schema} if begun.schema else {},
         )
 
-    def _publish(self, begun: BegunWindow, made: Assembled) -> None:
-        lot, rows = begun.hold.draft.lot, made.rows
-        columns = made.parts[0].sinks[0].manifest.schema
+    def _publish(self, begun: BegunWindow, assembled: Assembled) -> None:
+        lot, rows = begun.hold.draft.lot, assembled.rows
+        columns = assembled.parts[0].sinks[0].manifest.schema
 
         def move(tx: Tx, _: object) -> None:
-            windows.publish(tx, self._keys, begun.held)
+            windows.publish(tx, self._keys, begun.window)
             if columns:
                 dataset_columns.add(tx, self._keys, self.spec.dataset, columns)
 
         published = self._publisher.publish(begun.hold, rows, move=move)
-        self._report_drift(begun, made, columns)
+        self._report_drift(begun, assembled, columns)
         by_dataset = {row.dataset: row for row in rows}
         self._scope.emit(
             WindowPublished(
                 source=self.spec.id,
-                window=begun.held.about.number,
+                window=begun.window.about.number,
                 lot=lot,
                 position=published.positions[0],
                 files=len(begun.files),
@@ -234,23 +234,23 @@ class FileIngestion:
             self._scope.emit(
                 RecordsQuarantined(
                     source=self.spec.id,
-                    window=begun.held.about.number,
+                    window=begun.window.about.number,
                     dataset=self.spec.quarantine.name,
                     lot=lot,
                     records=quarantined.rows,
                 )
             )
 
-    def _report_drift(self, begun: BegunWindow, made: Assembled, columns: str) -> None:
-        counts = made.parts[0].sinks[0].manifest.checks
+    def _report_drift(self, begun: BegunWindow, assembled: Assembled, columns: str) -> None:
+        counts = assembled.parts[0].sinks[0].manifest.checks
         unknown, rescued = counts.get("unknown_columns", 0), counts.get("rescued", 0)
-        known = set(ddl.parse(begun.schema or self.spec.schema).names)
-        added = [name for name in ddl.parse(columns).names if name not in known] if columns else []
+        earlier = set(ddl.parse(begun.schema or self.spec.schema).names)
+        added = [name for name in ddl.parse(columns).names if name not in earlier] if columns else []
         if unknown or rescued or added:
             self._scope.emit(
                 ColumnsDrifted(
                     source=self.spec.id,
-                    window=begun.held.about.number,
+                    window=begun.window.about.number,
                     dataset=self.spec.dataset.name,
                     lot=begun.hold.draft.lot,
                     unknown=unknown,
@@ -273,25 +273,25 @@ class FileIngestion:
 
         def both(tx: Tx) -> windows.AnyWindow:
             attempts.abandon(tx, self._keys.publish, begun.hold, "files of it changed")
-            return windows.leave_out(tx, self._keys, begun.held, paths)
+            return windows.leave_out(tx, self._keys, begun.window, paths)
 
         left = self._scope.step("sources.leave-out", both)
         self._scope.emit(
-            FilesLeftOut(source=self.spec.id, window=begun.held.about.number, paths=list(paths[:100]))
+            FilesLeftOut(source=self.spec.id, window=begun.window.about.number, paths=list(paths[:100]))
         )
         return isinstance(left, DroppedWindow)
 
     def _give_up(self, begun: BegunWindow, why: str) -> None:
         def both(tx: Tx) -> None:
             attempts.abandon(tx, self._keys.publish, begun.hold, why)
-            windows.give_back(tx, self._keys, begun.held)
+            windows.give_back(tx, self._keys, begun.window)
 
         self._scope.step("sources.give-up", both)
 
     def _fail(self, begun: BegunWindow, failed: PartFailed) -> None:
         def both(tx: Tx) -> tuple[FailedWindow, int]:
             attempts.park(tx, self._keys.publish, begun.hold)
-            return windows.fail(tx, self._keys, begun.held, failed.kind, failed.message), tx.now()
+            return windows.fail(tx, self._keys, begun.window, failed.kind, failed.message), tx.now()
 
         window, now = self._scope.step("sources.fail", both)
         self._scope.emit(
@@ -329,13 +329,17 @@ def begin(
     opened = open_or_adopt(tx, keys.publish, node, draft, [part_name(files)])
     if opened is None:
         return None
-    held = windows.hold(tx, keys, node, window, opened.hold.draft.id, lot)
     over = isinstance(window, HeldWindow)
     schema = ""
     if spec.drift is Drift.EVOLVE:
         schema = datasets.read(tx, keys.publish.lots, spec.dataset).schema
     return BegunWindow(
-        held=held, hold=opened.hold, files=tuple(files), adopted=opened.adopted, over=over, schema=schema
+        window=windows.hold(tx, keys, node, window, opened.hold.draft.id, lot),
+        hold=opened.hold,
+        files=tuple(files),
+        adopted=opened.adopted,
+        over=over,
+        schema=schema,
     )
 
 

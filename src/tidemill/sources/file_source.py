@@ -1,7 +1,7 @@
-"""A source of files: what a folder and a bucket have in common.
+"""A source of files: the base of folders and buckets.
 
-A kind of file source says how to list its files (`FileSource.listing`). Everything else is the same for all
-of them: nodes discover new files, take them into windows, read each window on Spark and publish it as a lot.
+Each kind of file source has its own listing (`FileSource.listing`). Everything else is the same: nodes
+discover new files, take them into windows, read each window on Spark and publish it as a lot.
 """
 
 import hashlib
@@ -205,7 +205,7 @@ class FileArrival:
         self._ingestion = FileIngestion(spec, listing, runtime.scope, runtime.parts, keeper=runtime.keeper)
 
     def poll(self) -> PollResult:
-        """Take new files, and publish windows: those that we took, and those of dead nodes."""
+        """Take new files, and publish windows: our own and those of dead nodes."""
         if self._settled_by is None:
             self._settled_by = self._scope.clock.monotonic() + self._settle_s
         discovery = self._ingestion.discover(fresh_s=POLL_EVERY_S if self._watching() else 0.0)
@@ -237,13 +237,13 @@ def reading_of(pattern: str, name: str | None, options: dict[str, object]) -> Fo
     """Return how to read the files that a pattern matches.
 
     Args:
-        pattern: its ending tells the format, unless `name` is given.
+        pattern: its ending decides the format, unless `name` is given.
         name: a format.
         options: options of the format.
     """
-    known = [known_format.value for known_format in Format]
-    if name is not None and name not in known:
-        raise BadSource(f"format={name!r}", hint=f"give one of {', '.join(known)}")
+    names = [file_format.value for file_format in Format]
+    if name is not None and name not in names:
+        raise BadSource(f"format={name!r}", hint=f"give one of {', '.join(names)}")
     formats = (
         {Format(name)}
         if name is not None
@@ -252,7 +252,8 @@ def reading_of(pattern: str, name: str | None, options: dict[str, object]) -> Fo
     file_format = formats.pop() if len(formats) == 1 else None
     if file_format is None:
         raise BadSource(
-            f"the ending of {pattern!r} does not tell the format", hint="give it, for example format='json'"
+            f"the format of {pattern!r} cannot be told from its ending",
+            hint="give it, for example format='json'",
         )
     fields = {option for option in FormatOptions.__struct_fields__ if option != "format"}
     unknown = sorted(set(options) - fields)

@@ -1,8 +1,8 @@
 """A folder as a source: `folder("landing/orders/*.json")`.
 
 Links to files are followed. Links to folders are not, because they can lead in a circle. A file that this
-process cannot open is reported, and taken when it can be opened. The folder may not exist yet: while it is
-missing it counts as empty, so a disk that is not mounted loses nothing.
+process cannot open is reported, and taken when it can be opened. A missing folder
+is treated as empty, so a disk that is not mounted loses nothing.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ def folder(
 
     Args:
         path: a folder, or a pattern for paths (`tidemill.sources.path_patterns`).
-        format: json (one object per line), csv, parquet or text; the ending tells it if omitted.
+        format: json (one object per line), csv, parquet or text; by default from the ending.
         settle_s: take a file when it has not changed for this long.
         on_change: what to do with a file that changes after it was taken: `warn` once, or `take` it again.
         max_files: the most files of one lot.

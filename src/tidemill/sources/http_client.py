@@ -1,6 +1,6 @@
 """An HTTP client with limits: on the time of a request, on the size of the response, on redirects.
 
-A server that hangs, sends slowly, or sends forever costs its time limit and no more: a thread closes the
+A server that hangs, sends slowly, or sends forever costs at most its time limit: a thread closes the
 connection when the time is over, no matter how far the request is. What the headers of a response say is
 checked against its body.
 """

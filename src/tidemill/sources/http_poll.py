@@ -33,7 +33,7 @@ class PollSource(Source):
     """A web address that one node requests at intervals.
 
     Args:
-        format: `json` or `lines`; empty if the response tells it.
+        format: `json` or `lines`; empty to use the Content-Type of the response.
         headers: may hold secrets.
     """
 
@@ -82,10 +82,10 @@ def http_poll(
     Args:
         url: requested with GET.
         every_s: how long to wait after a response.
-        follow: what counts as new: `versions`, each new version of the whole response (by its ETag, or its
+        follow: which data is new: `versions`, each new version of the whole response (by its ETag, or its
             content), or `lines`, the lines that were added at its end.
-        format: `json` (an array of objects, or one object) or `lines` (one object per line); the
-            Content-Type of the response tells it if omitted.
+        format: `json` (an array of objects, or one object) or `lines` (one object per line); by default
+            from the Content-Type of the response.
         headers: sent with each request to this host, for example `{"Authorization": "Bearer …"}`.
         timeout_s: the most time for a request and its response.
         body_bytes: the largest response, compressed and decompressed.
@@ -112,8 +112,7 @@ def http_poll(
         raise BadSource(f"body_bytes={body_bytes}", hint="give a positive number of bytes")
     if on_gone not in ("fail", "restart"):
         raise BadSource(f"on_gone={on_gone!r}", hint="give 'fail' or 'restart'")
-    given = dict(headers or {})
-    for name, value in given.items():
+    for name, value in (headers or {}).items():
         if not name.isascii() or not name.isprintable() or not value.isprintable() or not value.isascii():
             raise BadSource(f"the header {name!r:.60}", hint="use one line of printable ASCII")
     return PollSource(
@@ -121,7 +120,7 @@ def http_poll(
         every_s=every_s,
         follow=cast(Follow, follow),
         format=format or "",
-        headers=given,
+        headers=dict(headers or {}),
         timeout_s=timeout_s,
         body_bytes=body_bytes,
         on_gone=cast(OnGone, on_gone),
@@ -134,13 +133,13 @@ class PollArrival:
     def __init__(self, source: PollSource, target: SourceTarget, runtime: SourceRuntime) -> None:
         self._keeper = runtime.keeper
         self._clock = runtime.scope.clock
-        self._lease = SourceKeys(runtime.scope.cluster).fetch_lease(target.id)
+        self._lease_key = SourceKeys(runtime.scope.cluster).fetch_lease(target.id)
         self._every_s = source.every_s
         publisher = BatchPublisher(target, runtime.scope, runtime.evaluate)
         self._poller = HttpPoller(source, publisher)
         self._lock = threading.Lock()
         self._closed = False
-        self._held: Held | None = None
+        self._lease: Held | None = None
         self._due = 0.0
 
     def poll(self) -> PollResult:
@@ -148,14 +147,14 @@ class PollArrival:
         with self._lock:
             if self._closed:
                 return PollResult()
-            if self._held is None or not self._held.alive():
-                self._held = source_lease.acquire(self._keeper, self._lease)
-            if self._held is None:
+            if self._lease is None or not self._lease.alive():
+                self._lease = source_lease.acquire(self._keeper, self._lease_key)
+            if self._lease is None:
                 return PollResult()  # another node requests it
             now = self._clock.monotonic()
             if now < self._due:
                 return PollResult(wait_s=min(POLL_EVERY_S, self._due - now))
-            batch = self._poller.poll(self._held.fence)
+            batch = self._poller.poll(self._lease.fence)
             self._due = self._clock.monotonic() + self._every_s
             return PollResult(taken=bool(batch.lot), wait_s=min(POLL_EVERY_S, self._every_s))
 
@@ -163,6 +162,6 @@ class PollArrival:
         """Release the lease."""
         with self._lock:
             self._closed = True
-            held, self._held = self._held, None
-        if held is not None:
-            self._keeper.release(held)
+            lease, self._lease = self._lease, None
+        if lease is not None:
+            self._keeper.release(lease)

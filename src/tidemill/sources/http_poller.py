@@ -1,8 +1,8 @@
-"""The poller of a web address: requests it, and publishes what is new (CLU-20).
+"""The poller of a web address: requests it, and publishes new records (CLU-20).
 
-A checkpoint tells what was taken: the ETag and the digest of the last response, or how many bytes of it were
-taken. It advances in the transaction that publishes the lot. A response that cannot be trusted advances
-nothing: the poller reports it, and requests the address again later.
+A checkpoint records the ETag and the digest of the last response, or how many of its bytes were taken. It
+advances in the transaction that publishes the lot. A response that cannot be trusted advances nothing: the
+poller reports it, and requests the address again later.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
 
 
 class PollCheckpoint(msgspec.Struct, frozen=True, array_like=True):
-    """What identifies the last response, or how many bytes of it were taken."""
+    """The identity of the last response, or how many bytes of it were taken."""
 
     etag: str = ""
     modified: str = ""
@@ -43,7 +43,7 @@ class HttpPoller:
 
     Args:
         source: the address, and how to read its response.
-        publisher: publishes what is new.
+        publisher: publishes new records.
     """
 
     def __init__(self, source: "PollSource", publisher: BatchPublisher) -> None:
@@ -51,7 +51,7 @@ class HttpPoller:
         self._publisher = publisher
 
     def poll(self, fence: Fence) -> PublishedBatch:
-        """Request the address, and publish what is new under the lease that `fence` checks."""
+        """Request the address, and publish new records under the lease that `fence` checks."""
         try:
             batch = self._poll(fence)
         except TidemillError as error:
@@ -62,28 +62,28 @@ class HttpPoller:
 
     def _poll(self, fence: Fence) -> PublishedBatch:
         (raw,) = self._publisher.checkpoints([CHECKPOINT])
-        taken = PollCheckpoint() if raw is None else msgspec.msgpack.decode(raw, type=PollCheckpoint)
-        response = self._request(taken)
+        last = PollCheckpoint() if raw is None else msgspec.msgpack.decode(raw, type=PollCheckpoint)
+        response = self._request(last)
         if self.source.follow == "lines":
-            records, checkpoint = self._new_lines(response, taken)
+            records, checkpoint = self._new_lines(response, last)
         else:
-            records, checkpoint = self._new_version(response, taken)
-        if checkpoint == taken:
+            records, checkpoint = self._new_version(response, last)
+        if checkpoint == last:
             return PublishedBatch()
         move = CheckpointMove(CHECKPOINT, raw, msgspec.msgpack.encode(checkpoint))
         return self._publisher.publish(self._publisher.parse(records), [move], fence)
 
-    def _request(self, taken: PollCheckpoint) -> HttpResponse:
+    def _request(self, last: PollCheckpoint) -> HttpResponse:
         source = self.source
         headers = {"Accept": "application/json, application/x-ndjson", **source.headers}
         if source.follow == "lines":
             headers["Accept-Encoding"] = "identity"
-            if taken.offset:
-                headers["Range"] = f"bytes={taken.offset}-"
-        elif taken.etag:
-            headers["If-None-Match"] = taken.etag
-        elif taken.modified:
-            headers["If-Modified-Since"] = taken.modified
+            if last.offset:
+                headers["Range"] = f"bytes={last.offset}-"
+        elif last.etag:
+            headers["If-None-Match"] = last.etag
+        elif last.modified:
+            headers["If-Modified-Since"] = last.modified
         limits = HttpLimits(source.timeout_s, source.body_bytes)
         response = http_client.get(source.url, headers, limits, self._publisher.scope.clock)
         if response.status >= 500 or response.status in (408, 425, 429):
@@ -98,10 +98,10 @@ class HttpPoller:
     # --- versions
 
     def _new_version(
-        self, response: HttpResponse, taken: PollCheckpoint
+        self, response: HttpResponse, last: PollCheckpoint
     ) -> tuple[list[SourceRecord], PollCheckpoint]:
         if response.status == 304:
-            return [], taken
+            return [], last
         if response.status != 200:
             raise PollRefused(f"{self.source.description} responds with status {response.status}, not 200")
         digest = hashlib.sha256(response.body).hexdigest()[:32]
@@ -110,7 +110,7 @@ class HttpPoller:
             modified=response.headers.get("last-modified", "")[:100],
             digest=digest,
         )
-        if digest == taken.digest:
+        if digest == last.digest:
             return [], checkpoint
         if self._format(response) == "lines":
             return self._lines(response.body, 0), checkpoint
@@ -126,16 +126,16 @@ class HttpPoller:
     # --- lines
 
     def _new_lines(
-        self, response: HttpResponse, taken: PollCheckpoint
+        self, response: HttpResponse, last: PollCheckpoint
     ) -> tuple[list[SourceRecord], PollCheckpoint]:
-        offset = taken.offset
+        offset = last.offset
         served = _RANGE.fullmatch(response.headers.get("content-range", ""))
         if response.status == 416:
             if served is not None and served[3] == str(offset):
-                return [], taken
+                return [], last
             return self._gone(offset, served[3] if served is not None else "fewer")
         if response.status == 304:
-            return [], taken
+            return [], last
         self._format(response)
         body = response.body
         if response.status == 206:
@@ -147,8 +147,8 @@ class HttpPoller:
             return self._gone(offset, f"{len(body):,}")
         else:  # the server does not support ranges
             body = body[offset:]
-        whole = body[: body.rfind(b"\n") + 1]  # the rest is still being written
-        return self._lines(whole, offset), PollCheckpoint(offset=offset + len(whole))
+        complete = body[: body.rfind(b"\n") + 1]  # the rest is still being written
+        return self._lines(complete, offset), PollCheckpoint(offset=offset + len(complete))
 
     def _gone(self, offset: int, size: str) -> tuple[list[SourceRecord], PollCheckpoint]:
         if self.source.on_gone == "fail":
@@ -171,7 +171,7 @@ class HttpPoller:
         return records
 
     def _format(self, response: HttpResponse) -> str:
-        """Return the format of a body: the declared one, or what the header says."""
+        """Return the format of a body: the declared one, or that of the Content-Type header."""
         content_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         if self.source.format:
             return self.source.format
@@ -181,8 +181,8 @@ class HttpPoller:
             content_type == "application/json" or content_type.endswith("+json")
         ):
             return "json"
-        wanted = "'lines'" if self.source.follow == "lines" else "'json' or 'lines'"
+        choices = "'lines'" if self.source.follow == "lines" else "'json' or 'lines'"
         raise PollRefused(
             f"{self.source.description} responds with the content type {content_type or 'none'!r:.60}",
-            hint=f"if the content is right, declare format={wanted}",
+            hint=f"if the content is right, declare format={choices}",
         )

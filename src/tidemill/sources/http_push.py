@@ -3,14 +3,19 @@
 import hmac
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from tidemill.cluster.keeper import Held
+import msgspec
+
+from tidemill.cluster import leases
+from tidemill.cluster.keeper import Held, Keeper
 from tidemill.errors import BadSource
-from tidemill.sources import push_host
+from tidemill.scope import Scope
+from tidemill.sources import source_lease
+from tidemill.sources.events import PushStarted, PushStopped
 from tidemill.sources.keys import SourceKeys
-from tidemill.sources.push_host import PushHost
 from tidemill.sources.push_receiver import PushReceiver
 from tidemill.sources.push_server import (
     BODY_BYTES,
@@ -77,7 +82,7 @@ class PushSource(Source):
         return PushArrival(self, target, runtime)
 
     def status(self, tx: Tx, keys: SourceKeys, pipeline: str, dataset: str) -> SourceStatus:
-        receiving = push_host.receiver(tx, keys, source_id(pipeline, dataset))
+        receiving = receiving_node(tx, keys, source_id(pipeline, dataset))
         if receiving is None:
             return SourceStatus(address=PushAddress(token=self.token))
         node, url = receiving
@@ -151,15 +156,15 @@ class PushArrival:
         return PollResult()
 
     def close(self) -> None:
-        """Publish and answer what waits, and release the lease."""
+        """Publish and answer the requests that wait, and release the lease."""
         with self._lock:
             self._closed = True
             self._host.close()
 
-    def _server(self, held: Held) -> PushServer:
+    def _server(self, lease: Held) -> PushServer:
         source, dataset = self._source, self._target.dataset
         receiver = PushReceiver(
-            self._target, self._runtime.scope, fence=held.fence, evaluate=self._runtime.evaluate
+            self._target, self._runtime.scope, fence=lease.fence, evaluate=self._runtime.evaluate
         )
         server = PushServer(
             {source.path or dataset.name: PushEndpoint(receiver, converter(dataset))},
@@ -171,3 +176,88 @@ class PushArrival:
         )
         receiver.start()
         return server
+
+
+class PushHost:
+    """Lets one node at a time receive pushed rows: with a lease, a server and its address (CLU-19).
+
+    The runner calls `tick` at intervals. A node without the lease tries to acquire it. The node that holds it
+    listens, and stops when the lease is lost. The store holds its address, so that senders find it. A node
+    that takes over writes its own.
+
+    Args:
+        source: the id of the source.
+        scope: the node.
+        keeper: renews the lease.
+        make: makes a server whose publications are fenced by the lease; not started.
+    """
+
+    def __init__(
+        self, source: str, scope: Scope, keeper: Keeper, *, make: Callable[[Held], PushServer]
+    ) -> None:
+        self._source = source
+        self._scope = scope
+        self._keys = SourceKeys(scope.cluster)
+        self._keeper = keeper
+        self._make = make
+        self._lease: Held | None = None
+        self._server: PushServer | None = None
+
+    @property
+    def url(self) -> str | None:
+        """Where this node listens; None while it does not."""
+        return self._server.url if self._server is not None else None
+
+    def tick(self) -> bool:
+        """Receive, if no other node does; return whether this node receives."""
+        if self._lease is not None and not self._lease.alive():
+            self._stop("its lease was lost")
+        if self._lease is not None and self._server is not None and not self._server.receives:
+            self._release("the receiver stopped")
+        if self._lease is None:
+            lease = source_lease.acquire(self._keeper, self._keys.push_lease(self._source))
+            if lease is None:
+                return False
+            self._start(lease)
+        return self._lease is not None
+
+    def close(self) -> None:
+        """Publish and answer the requests that wait, and let another node receive."""
+        self._release("it was closed")
+
+    def _release(self, why: str) -> None:
+        lease = self._lease
+        self._stop(why)
+        if lease is not None:
+            self._keeper.release(lease)
+
+    def _start(self, lease: Held) -> None:
+        try:
+            server = self._make(lease)
+        except BaseException:
+            self._keeper.release(lease)  # another node can try: the port may be in use on this one
+            raise
+
+        def write(tx: Tx) -> None:
+            lease.fence(tx)
+            tx.set(self._keys.address[self._source], msgspec.msgpack.encode((lease.epoch, server.url)))
+
+        self._scope.store.run(write)
+        server.start()
+        self._lease, self._server = lease, server
+        self._scope.emit(PushStarted(source=self._source, url=server.url, epoch=lease.epoch))
+
+    def _stop(self, why: str) -> None:
+        server, self._server, self._lease = self._server, None, None
+        if server is not None:
+            server.close()
+            self._scope.emit(PushStopped(source=self._source, url=server.url, why=why))
+
+
+def receiving_node(tx: Tx, keys: SourceKeys, source: str) -> tuple[str, str] | None:
+    """Read which node receives now, and where; None if none does, or it has not stored its address yet."""
+    lease, raw = leases.read(tx, keys.push_lease(source)), tx.get(keys.address[source])
+    if lease is None or raw is None or lease.expires_at <= tx.now():
+        return None
+    epoch, url = msgspec.msgpack.decode(raw, type=tuple[int, str])
+    return (lease.holder, url) if epoch == lease.epoch else None

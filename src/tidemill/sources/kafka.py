@@ -119,8 +119,7 @@ def kafka(
         raise BadSource(f"linger_s={linger_s}", hint="give positive seconds, up to 60")
     if not 0 < timeout_s <= 600:
         raise BadSource(f"timeout_s={timeout_s}", hint="give positive seconds, up to 600")
-    given = dict(settings or {})
-    reserved = sorted(RESERVED & set(given))
+    reserved = sorted(RESERVED & set(settings or {}))
     if reserved:
         raise BadSource(
             f"the setting {reserved[0]} cannot be set", hint="omit it: offsets are stored with the lots"
@@ -133,7 +132,7 @@ def kafka(
         max_records=max_records,
         linger_s=linger_s,
         timeout_s=timeout_s,
-        settings=given,
+        settings=dict(settings or {}),
     )
 
 

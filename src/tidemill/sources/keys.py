@@ -35,13 +35,13 @@ class SourceKeys:
         self.member = Space(cluster, "source-tending")
 
     def fetch_lease(self, source: str) -> bytes:
-        """The lease of the node that fetches from a source."""
+        """Return the key of the lease of the node that fetches from a source."""
         return self.publish.cluster.lease["source-fetch", source]
 
     def push_lease(self, source: str) -> bytes:
-        """The lease of the node that receives pushed rows."""
+        """Return the key of the lease of the node that receives pushed rows."""
         return self.publish.cluster.lease["source-push", source]
 
     def discovery_lease(self, source: str) -> bytes:
-        """The lease of the node that lists a source."""
+        """Return the key of the lease of the node that lists a source."""
         return self.publish.cluster.lease["source-look", source]

@@ -6,7 +6,7 @@ compared with the taken files page by page, no matter how many there are.
 
 **Ignored** are files that another program may still be writing: hidden names (of the file or a folder),
 endings that programs give to unfinished files, empty files, and files that changed less than `settle_s` ago.
-The wall clock of this machine may differ from that of the writer. So a file also counts as settled when this
+The wall clock of this machine may differ from that of the writer. So a file has also settled when this
 process has seen it unchanged for that long by its own monotonic clock.
 """
 
@@ -141,4 +141,4 @@ class SettleTracker:
 
     def keep(self, paths: set[str]) -> None:
         """Forget all files except these: the others are gone."""
-        self._seen = {path: seen for path, seen in self._seen.items() if path in paths}
+        self._seen = {path: first for path, first in self._seen.items() if path in paths}

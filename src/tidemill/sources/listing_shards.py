@@ -1,10 +1,10 @@
 """Listing shards: a long listing is cut into ranges of paths, and nodes share these (CLU-21).
 
-Each shard is a partition of the cluster. A node takes a shard that is due and free, lists it, and hands it
-back. When a node dies, its shards are free as soon as their leases expire. A node that joins simply takes
+Each shard is a partition of the cluster. A node takes a shard that is due and free, lists it, and returns
+it. When a node dies, its shards are free as soon as their leases expire. A node that joins simply takes
 some. If two nodes list the same path anyway, each file is still taken once (`windows.add`).
 
-The shards come from one listing that only counts files. They are cut again when one of them has grown to
+One listing, which only counts files, determines the shards. They are cut again when one of them has grown to
 several times its share. Each generation of shards has its own group of partitions, so that no node mistakes
 an old shard for a new one.
 """
@@ -95,10 +95,10 @@ class ShardedDiscovery:
             layout = self._cut(None)
         total = DiscoveryResult()
         grown = False
-        done: set[str] = set()  # the store's clock may not advance between two of our listings
+        listed: set[str] = set()  # needed because the store's clock can stand still between two listings
         more = True
         while more:
-            names = [name for name in self._due(layout, since) if name not in done]
+            names = [name for name in self._due(layout, since) if name not in listed]
             self._scope.chance.shuffle(names)  # so that nodes do not compete for the same shard
             more = False
             for name in names:
@@ -109,10 +109,10 @@ class ShardedDiscovery:
                     ),
                 )
                 if part is not None:
-                    done.add(name)
+                    listed.add(name)
                     result, large = self._discover_shard(layout, part)
                     total, grown, more = total.merge(result), grown or large, True
-        complete = done.issuperset(self._due(layout, since))
+        complete = listed.issuperset(self._due(layout, since))
         if grown:
             self._cut(layout)
         return total.merge(DiscoveryResult(complete=complete))
@@ -145,12 +145,12 @@ class ShardedDiscovery:
         )
         return result, grown
 
-    def _cut(self, known: ShardLayout | None) -> ShardLayout:
+    def _cut(self, expected: ShardLayout | None) -> ShardLayout:
         paths = (file.path for file in self._listing.files(lambda *_: None))
         shards, files = cut(paths, self._most)
         layout = self._scope.step(
             "sources.cut-shards",
-            lambda tx: replace(tx, self._keys, self._source, shards, files, known),
+            lambda tx: replace(tx, self._keys, self._source, shards, files, expected),
         )
         self._scope.emit(ListingSharded(source=self._source, shards=layout.shards, files=layout.files))
         return layout
@@ -162,16 +162,16 @@ def cut(paths: Iterable[str], most: int) -> tuple[list[ListingShard], int]:
     It keeps some hundred paths in memory, no matter how many there are: every n-th, and n doubles when there
     are too many.
     """
-    kept: list[str] = []
+    sample: list[str] = []
     every, count = 1, 0
     for path in paths:
         count += 1
         if count % every == 0:
-            kept.append(path)
-            if len(kept) >= 16 * MOST_SHARDS:
-                kept, every = kept[1::2], every * 2
-    wanted = max(1, min(most, MOST_SHARDS, count // LEAST_FILES + 1, len(kept)))
-    ends = [kept[len(kept) * number // wanted - 1] for number in range(1, wanted)]
+            sample.append(path)
+            if len(sample) >= 16 * MOST_SHARDS:
+                sample, every = sample[1::2], every * 2
+    pieces = max(1, min(most, MOST_SHARDS, count // LEAST_FILES + 1, len(sample)))
+    ends = [sample[len(sample) * number // pieces - 1] for number in range(1, pieces)]
     bounds = zip(["", *ends], [*ends, None], strict=True)
     return [ListingShard(after, until) for after, until in bounds], count
 
@@ -188,16 +188,16 @@ def replace(
     source: str,
     shards: Sequence[ListingShard],
     files: int,
-    known: ShardLayout | None,
+    expected: ShardLayout | None,
 ) -> ShardLayout:
-    """Replace the shards, unless another node did that meanwhile; return those that count."""
+    """Replace the shards, unless another node has replaced them; return the current ones."""
     present = read(tx, keys, source)
-    if present != known:
+    if present != expected:
         assert present is not None
         return present
-    layout = ShardLayout((known.generation if known else 0) + 1, len(shards), files)
-    if known is not None:
-        old = group(source, known.generation)
+    layout = ShardLayout((expected.generation if expected else 0) + 1, len(shards), files)
+    if expected is not None:
+        old = group(source, expected.generation)
         cluster = keys.publish.cluster
         for space in (cluster.part, cluster.part_expiry):
             tx.clear_range(*space.under(old))
@@ -234,7 +234,7 @@ def take(
     since: int,
     ttl_us: int,
 ) -> Partition | None:
-    """Hold a shard; None if another node holds it or has listed it meanwhile."""
+    """Hold a shard; return None if another node holds it or has listed it since."""
     raw = tx.get(keys.shard_listed[source, layout.generation, name])
     if raw is not None and msgspec.msgpack.decode(raw, type=ShardListed).at > since:
         return None
@@ -245,7 +245,7 @@ def take(
 def finish(
     tx: Tx, keys: SourceKeys, source: str, layout: ShardLayout, part: Partition, began: int, listed: int
 ) -> bool:
-    """Hand back a shard that was listed; return whether it has grown enough to cut shards again."""
+    """Release a shard that was listed; return whether it has grown enough to cut shards again."""
     partitions.hand_back(tx, keys.publish.cluster, part)
     row = msgspec.msgpack.encode(ShardListed(began, listed))
     tx.set(keys.shard_listed[source, layout.generation, part.id], row, quiet=True)

@@ -42,9 +42,11 @@ class PathMatcher:
     def __init__(self, text: str) -> None:
         names = text.split("/")
         self._names = [None if name == "**" else _compiled(name) for name in names]
-        whole = "".join("(?:[^/]+/)*" if name == "**" else _translated(name) + "/" for name in names[:-1])
-        whole += "(?:[^/]+/)*[^/]+" if names[-1] == "**" else _translated(names[-1])
-        self._whole = re.compile(whole)
+        expression = "".join(
+            "(?:[^/]+/)*" if name == "**" else _translated(name) + "/" for name in names[:-1]
+        )
+        expression += "(?:[^/]+/)*[^/]+" if names[-1] == "**" else _translated(names[-1])
+        self._whole = re.compile(expression)
 
     def matches(self, path: str) -> bool:
         """Return whether the pattern matches a file."""
@@ -55,15 +57,15 @@ class PathMatcher:
         matched = {0}  # how many names of the pattern are matched so far, in every possible way
         for part in folder.split("/"):
             matched = {
-                count if wanted is None else count + 1
+                count if regex is None else count + 1
                 for count in self._closed(matched)
                 if count < len(self._names)
-                and ((wanted := self._names[count]) is None or wanted.fullmatch(part))
+                and ((regex := self._names[count]) is None or regex.fullmatch(part))
             }
         return any(count < len(self._names) for count in matched)
 
     def _closed(self, matched: set[int]) -> set[int]:
-        """Add the counts that are reached when `**` matches no folder at all."""
+        """Add the counts that are reached when `**` matches no folder."""
         reached = set(matched)
         for count in range(len(self._names)):
             if count in reached and self._names[count] is None:

@@ -119,7 +119,7 @@ class PushReceiver:
         self._limits = limits or ReceiverLimits()
         self._publisher = Publisher(scope)
         self._queue: queue.Queue[_Request | None] = queue.Queue()
-        self._held: _Request | None = None  # taken from the queue, and too large for the last batch
+        self._next: _Request | None = None  # taken from the queue, and too large for the last batch
         self._waiting_bytes = 0
         self._lock = threading.Lock()
         self._closed = False
@@ -129,7 +129,7 @@ class PushReceiver:
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no more requests, after `close` or a failure."""
+        """Whether it refuses requests, after `close` or a failure."""
         with self._lock:
             return self._closed
 
@@ -137,7 +137,7 @@ class PushReceiver:
         self._thread.start()
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Take no more requests, and publish those that wait."""
+        """Refuse new requests, and publish those that wait."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -198,8 +198,8 @@ class PushReceiver:
 
     def _next_batch(self) -> list[_Request] | None:
         """Wait for a request, and take as many more as fit one lot; None after `close`."""
-        first = self._held or self._queue.get()
-        self._held = None
+        first = self._next or self._queue.get()
+        self._next = None
         if first is None:
             return None
         batch, size = [first], first.table.nbytes
@@ -214,16 +214,16 @@ class PushReceiver:
                 self._queue.put(None)
                 break
             if size + following.table.nbytes > self._limits.batch_bytes:
-                self._held = following
+                self._next = following
                 break
             batch.append(following)
             size += following.table.nbytes
         return batch
 
     def _answer(self, requests: Sequence[_Request]) -> None:
-        left = self._unknown(requests)
+        left = self._new_requests(requests)
         while left:
-            batch = self._checked(self._fitted(left))
+            batch = self._check_rows(self._convert(left))
             left = batch.requests
             if not left:
                 return
@@ -241,7 +241,7 @@ class PushReceiver:
             except ProducerConflict:
                 # Another attempt published a request with one of these numbers: look up which are left.
                 self._publisher.abandon(hold, "another attempt published one of its requests")
-                left = self._unknown(left)
+                left = self._new_requests(left)
                 continue
             except DatasetChanged as changed:  # another lot added the same columns: convert again
                 self._publisher.abandon(hold, changed.message)
@@ -258,34 +258,34 @@ class PushReceiver:
             )
             return
 
-    def _fitted(self, requests: Sequence[_Request]) -> _Batch:
+    def _convert(self, requests: Sequence[_Request]) -> _Batch:
         """Convert requests to the columns that the dataset has now and those that they add together.
 
         A request whose rows do not fit the columns of earlier ones is refused.
         """
         if self._evolving is None:
             return _Batch(list(requests), pa.concat_tables([request.table for request in requests]), {})
-        known = self._scope.store.run(lambda tx: dataset_columns.read(tx, self._keys, self.dataset.id))
-        columns, kept = known, []
+        current = self._scope.store.run(lambda tx: dataset_columns.read(tx, self._keys, self.dataset.id))
+        columns, fitting = current, []
         for request in requests:
             try:
                 grown = self._evolving.columns(request.rows, columns)
-                kept.append(request._replace(table=self._evolving.convert(request.rows, grown)))
+                fitting.append(request._replace(table=self._evolving.convert(request.rows, grown)))
                 columns = grown
             except TidemillError as error:
                 request.answer.set_exception(error)
-        tables = [self._evolving.convert(request.table, columns) for request in kept]
+        tables = [self._evolving.convert(request.table, columns) for request in fitting]
         rows = pa.concat_tables(tables) if tables else pa.table({})
-        return _Batch(kept, rows, {}, columns if columns != known else "")
+        return _Batch(fitting, rows, {}, columns if columns != current else "")
 
-    def _checked(self, batch: _Batch) -> _Batch:
-        """Keep the requests whose rows pass the checks, each on its own; refuse the others."""
+    def _check_rows(self, batch: _Batch) -> _Batch:
+        """Keep the requests whose rows pass the checks, each separately; refuse the others."""
         if not self._checks or not batch.requests:
             return batch
         stored = batch_lots.stored(batch.rows, self.dataset)
         expressions = [check.expression for check in self._checks if check.kind == "expect"]
         true = self._evaluate(stored, expressions) if self._evaluate is not None and expressions else []
-        kept, tables, counts = [], [], dict.fromkeys((check.name for check in self._checks), 0)
+        passed, tables, counts = [], [], dict.fromkeys((check.name for check in self._checks), 0)
         first = 0
         for request in batch.requests:
             count = request.table.num_rows
@@ -295,16 +295,16 @@ class PushReceiver:
             )
             try:
                 refuse(self.dataset.name, self._checks, checked.counts, count)
-                kept.append(request)
+                passed.append(request)
                 tables.append(batch.rows.slice(first, count))
                 counts = {name: counts[name] + checked.counts[name] for name in counts}
             except TidemillError as error:
                 request.answer.set_exception(error)
             first += count
         rows = pa.concat_tables(tables) if tables else batch.rows.slice(0, 0)
-        return _Batch(kept, rows, counts, batch.columns)
+        return _Batch(passed, rows, counts, batch.columns)
 
-    def _unknown(self, requests: Sequence[_Request]) -> list[_Request]:
+    def _new_requests(self, requests: Sequence[_Request]) -> list[_Request]:
         """Return the new requests, those with numbers in their order; answer the others."""
         keys, dataset = self._keys.publish.lots, self.dataset.id
 
@@ -313,29 +313,29 @@ class PushReceiver:
             for request in requests:
                 try:
                     identity = request.identity
-                    known = None if identity is None else producers.find(tx, keys, dataset, identity)
-                    answers.append(known)
+                    answer = None if identity is None else producers.find(tx, keys, dataset, identity)
+                    answers.append(answer)
                 except ProducerConflict as conflict:
                     answers.append(conflict)
             return answers
 
         left = []
-        seen: dict[tuple[str, int], _Request] = {}
-        for request, known in zip(requests, self._scope.store.run(read), strict=True):
+        first: dict[tuple[str, int], _Request] = {}
+        for request, answer in zip(requests, self._scope.store.run(read), strict=True):
             identity = request.identity
-            if isinstance(known, Receipt):
-                request.answer.set_result(known)
-            elif known is not None:
-                request.answer.set_exception(known)
-            elif identity is not None and (identity.producer, identity.seq) in seen:
-                self._answer_alike(seen[identity.producer, identity.seq], request)
+            if isinstance(answer, Receipt):
+                request.answer.set_result(answer)
+            elif answer is not None:
+                request.answer.set_exception(answer)
+            elif identity is not None and (identity.producer, identity.seq) in first:
+                self._answer_duplicate(first[identity.producer, identity.seq], request)
             else:
                 if identity is not None:
-                    seen[identity.producer, identity.seq] = request
+                    first[identity.producer, identity.seq] = request
                 left.append(request)
         return sorted(left, key=_order)
 
-    def _answer_alike(self, first: _Request, again: _Request) -> None:
+    def _answer_duplicate(self, first: _Request, again: _Request) -> None:
         """Answer a request that is in one batch twice: the second gets the answer of the first."""
         assert first.identity is not None
         assert again.identity is not None
@@ -344,10 +344,10 @@ class PushReceiver:
             again.answer.set_exception(ProducerConflict(conflict))
             return
 
-        def copy(done: "Future[Receipt]") -> None:
-            error = done.exception()
+        def copy(answer: "Future[Receipt]") -> None:
+            error = answer.exception()
             if error is None:
-                again.answer.set_result(done.result())
+                again.answer.set_result(answer.result())
             else:
                 again.answer.set_exception(error)
 
@@ -390,7 +390,7 @@ class PushReceiver:
         """Refuse all requests that wait, and all that come."""
         with self._lock:
             self._closed = True
-        left = [self._held] if self._held else []
+        left = [self._next] if self._next else []
         while True:
             try:
                 request = self._queue.get_nowait()

@@ -8,7 +8,7 @@
                                            the first answer (LOT-36). Without them it is taken twice.
 
 Status 200 with the receipt means that the rows are durable and visible. After any other status the sender may
-send them again. 400: the body is not what its header says; 401: no or a wrong token; 404: no such dataset;
+send them again. 400: the body does not match its header; 401: no or a wrong token; 404: no such dataset;
 409: the number was used for other rows; 411: no length; 413: too large; 415: an unknown type of body; 422:
 rows that do not fit; 429: too many requests wait; 503: this node cannot take the rows now.
 
@@ -128,7 +128,7 @@ class PushServer:
         ).start()
 
     def close(self) -> None:
-        """Accept no more connections; publish and answer what waits."""
+        """Close the server; publish and answer the requests that wait."""
         self._server.shutdown()
         for endpoint in self.endpoints.values():
             endpoint.receiver.close()
@@ -211,7 +211,7 @@ class _Handler(BaseHTTPRequestHandler):
             )
         body = self._body()
         identity = self._identity(body)
-        rows = parsed(body, self.headers.get("Content-Type", ""))
+        rows = parse_rows(body, self.headers.get("Content-Type", ""))
         try:
             table = endpoint.convert(rows)
             waiting = endpoint.receiver.submit(table, identity, rows)
@@ -286,10 +286,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's name
-        """Log nothing: events tell what happens."""
+        """Log nothing: events report what happens."""
 
 
-def parsed(body: bytes, content_type: str) -> Any:
+def parse_rows(body: bytes, content_type: str) -> Any:
     """Parse the rows of a body, by its content type."""
     content_type = content_type.partition(";")[0].strip().lower()
     try:

@@ -1,4 +1,4 @@
-"""Fetched records, converted to rows one by one: a record that does not fit is set aside with the reason."""
+"""Convert fetched records to rows; a record that does not fit goes to quarantine with the reason."""
 
 import json
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ def parse(
     key: Sequence[str] = (),
     *,
     evolving: EvolvingConverter | None = None,
-    known: str = "",
+    columns: str = "",
 ) -> ParsedRecords:
     """Convert records to rows.
 
@@ -55,7 +55,7 @@ def parse(
         convert: converts dictionaries to a table.
         key: columns that every row must have.
         evolving: converts instead, if the dataset gains columns.
-        known: the columns that such a dataset has now.
+        columns: the columns that such a dataset has now.
     """
     good: list[tuple[SourceRecord, dict[str, Any]]] = []
     bad: list[tuple[SourceRecord, str]] = []
@@ -64,25 +64,25 @@ def parse(
             good.append((record, _parsed(record.text)))
         except (ValueError, RecursionError) as error:
             bad.append((record, f"not a JSON object: {error}"))
-    columns = known
+    grown = columns
     if evolving is not None:
-        columns = evolving.columns([row for _, row in good], known)
-        convert = partial(evolving.convert, columns=columns)
+        grown = evolving.columns([row for _, row in good], columns)
+        convert = partial(evolving.convert, columns=grown)
     tables: list[pa.Table] = []
     waiting = [good] if good else []
     while waiting:
-        some = waiting.pop()
+        batch = waiting.pop()
         try:
-            tables.append(_with_key(convert([row for _, row in some]), key))
+            tables.append(_with_key(convert([row for _, row in batch]), key))
         except (TidemillError, _NoKey) as error:
-            if len(some) == 1:
-                bad.append((some[0][0], str(error).partition("\n")[0]))
+            if len(batch) == 1:
+                bad.append((batch[0][0], str(error).partition("\n")[0]))
             else:  # try each half, the first one next: each bad record costs a few tries
-                waiting += [some[len(some) // 2 :], some[: len(some) // 2]]
+                waiting += [batch[len(batch) // 2 :], batch[: len(batch) // 2]]
     bad.sort(key=lambda entry: (entry[0].file, entry[0].line))
     rows = pa.concat_tables(tables) if tables else convert([])
     quarantined = pa.Table.from_pylist([_quarantined(record, error) for record, error in bad], schema=BAD)
-    return ParsedRecords(rows, quarantined, columns if columns != known else "")
+    return ParsedRecords(rows, quarantined, grown if grown != columns else "")
 
 
 class _NoKey(Exception):

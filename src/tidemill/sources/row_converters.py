@@ -25,22 +25,22 @@ from tidemill.spark.drift import RESCUED, added, storable
 _TEXT = Simple("string")
 
 Convert = Callable[[Any], pa.Table]
-"""Converts a list of dictionaries, or a table, to a table of the declared columns; raises what is wrong."""
+"""Converts dictionaries, or a table, to a table of the declared columns; raises if rows do not fit."""
 
 
 def converter(dataset: DatasetRow) -> Convert:
-    """Return what converts rows to the columns of a dataset."""
+    """Return the converter of rows to the columns of a dataset."""
     if dataset.drift is Drift.RESCUE:
         return _rescuing(dataset)
     evolving = evolving_converter(dataset)
     if evolving is not None:
         return lambda rows: evolving.convert(rows, evolving.columns(rows, dataset.schema))
-    wanted = schema.to_arrow(schema.parse(dataset.schema))
-    return lambda rows: input_rows.to_table(rows, wanted, dataset.name)
+    arrow = schema.to_arrow(schema.parse(dataset.schema))
+    return lambda rows: input_rows.to_table(rows, arrow, dataset.name)
 
 
 def evolving_converter(dataset: DatasetRow) -> "EvolvingConverter | None":
-    """Return what converts rows for a dataset that gains columns; None for any other dataset."""
+    """Return the converter for a dataset that gains columns; None for any other dataset."""
     return EvolvingConverter(dataset) if dataset.drift is Drift.EVOLVE else None
 
 
@@ -51,9 +51,9 @@ class EvolvingConverter:
         self._table = dataset.name
         self._declared = frozenset(schema.parse(dataset.schema).names)
 
-    def columns(self, rows: Any, known: str) -> str:
+    def columns(self, rows: Any, current: str) -> str:
         """Return the columns that the table has now, and those that these rows add."""
-        present = schema.parse(known)
+        present = schema.parse(current)
         names = set(present.names)
         if isinstance(rows, pa.Table):
             new = [_of_field(field) for field in rows.schema if field.name not in names]
@@ -65,15 +65,15 @@ class EvolvingConverter:
                         values.setdefault(name, []).append(value)
             new = [Column(name, _type_of(column)) for name, column in values.items()]
         grown = added(present, new)
-        return str(grown) if grown != present else known
+        return str(grown) if grown != present else current
 
     def convert(self, rows: Any, columns: str) -> pa.Table:
         """Convert rows to a table of these columns."""
-        wanted_columns = schema.parse(columns)
-        wanted = schema.to_arrow(wanted_columns)
+        parsed = schema.parse(columns)
+        arrow = schema.to_arrow(parsed)
         texts = {
             column.name
-            for column in wanted_columns.columns
+            for column in parsed.columns
             if column.type == _TEXT and column.name not in self._declared
         }
         if texts and not isinstance(rows, pa.Table):
@@ -86,16 +86,16 @@ class EvolvingConverter:
             ]
         if not isinstance(rows, pa.Table):  # a NULL adds no column
             rows = [
-                {name: value for name, value in record.items() if value is not None or name in wanted.names}
+                {name: value for name, value in record.items() if value is not None or name in arrow.names}
                 for record in rows
             ]
-        return input_rows.to_table(rows, wanted, self._table)
+        return input_rows.to_table(rows, arrow, self._table)
 
 
 def _rescuing(dataset: DatasetRow) -> Convert:
-    """Return what converts rows, and keeps what does not fit in `_rescued`."""
-    wanted = schema.to_arrow(schema.parse(dataset.schema))
-    declared = [field for field in wanted if field.name != RESCUED]
+    """Return a converter that keeps values that do not fit in `_rescued`."""
+    arrow = schema.to_arrow(schema.parse(dataset.schema))
+    declared = [field for field in arrow if field.name != RESCUED]
     names = {field.name for field in declared}
 
     def convert(rows: Any) -> pa.Table:
@@ -111,7 +111,7 @@ def _rescuing(dataset: DatasetRow) -> Convert:
         columns[RESCUED] = pa.array(
             [json.dumps(values, ensure_ascii=False) if values else None for values in rescued], pa.string()
         )
-        return pa.table([columns[name] for name in wanted.names], schema=wanted)
+        return pa.table([columns[name] for name in arrow.names], schema=arrow)
 
     return convert
 

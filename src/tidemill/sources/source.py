@@ -62,17 +62,17 @@ class Arrival(Protocol):
     """A source that is open on one node, under one epoch of that node."""
 
     def poll(self) -> PollResult:
-        """Take what has arrived, as far as no other node is taking it."""
+        """Take new data that no other node is taking."""
         ...
 
     def close(self) -> None:
-        """Give up leases, so that other nodes can take over."""
+        """Release leases, so that other nodes can take over."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceRuntime:
-    """What sources need to run on one node, under one epoch of that node.
+    """The services of a node that its sources use, under one epoch of the node.
 
     Args:
         scope: the node's store, objects, clock and identity.
@@ -117,7 +117,7 @@ class SourceTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceContext:
-    """What the declaration of a source may leave to its pipeline.
+    """Values that the declaration of a source may leave to its pipeline.
 
     Args:
         pipeline: the name of the pipeline.
@@ -180,7 +180,7 @@ class SourceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Source(ABC):
-    """A kind of source, with the options that its user gave."""
+    """A kind of source, with the options of its declaration."""
 
     quarantines: ClassVar[bool] = True
     """Whether rows that do not fit go to a quarantine dataset. Otherwise their sender gets an error."""
@@ -188,7 +188,7 @@ class Source(ABC):
     @property
     @abstractmethod
     def description(self) -> str:
-        """Where rows come from, for people: without secrets."""
+        """The origin of the rows, for people to read: without secrets."""
 
     def resolve(self, context: SourceContext) -> "Source":
         """Return this source with everything filled in that the declaration leaves to the pipeline."""

@@ -12,9 +12,9 @@ def acquire(keeper: Keeper, key: bytes) -> Held | None:
     A lease that an earlier process of this node still holds is released first. No other node has our name,
     and the caller does not hold the lease yet. If the earlier process still runs, its next write is refused.
     """
-    held = keeper.acquire(key)
-    if isinstance(held, Held):
-        return held
+    lease = keeper.acquire(key)
+    if isinstance(lease, Held):
+        return lease
     crash.point("sources.lapse.before")
     lapsed = keeper.store.run(lambda tx: _lapse(tx, key, keeper.holder))
     crash.point("sources.lapse.after")

@@ -29,7 +29,7 @@ class TakenFile(msgspec.Struct, frozen=True, array_like=True):
 _decoder = msgspec.msgpack.Decoder(TakenFile)
 
 
-def known(tx: Tx, keys: SourceKeys, source: str, paths: Sequence[str]) -> list[TakenFile | None]:
+def read_many(tx: Tx, keys: SourceKeys, source: str, paths: Sequence[str]) -> list[TakenFile | None]:
     """Return the rows of these paths, in their order; None for a file that was not taken."""
     space = keys.file.space(source)
     rows = tx.get_many([space[path] for path in paths])
@@ -48,7 +48,7 @@ def take(tx: Tx, keys: SourceKeys, source: str, files: Sequence[ListedFile], win
 def ignore(tx: Tx, keys: SourceKeys, source: str, changed: Sequence[ListedFile]) -> list[ListedFile]:
     """Record that files changed after they were taken; return those that were not reported yet."""
     unreported = []
-    for file, row in zip(changed, known(tx, keys, source, [file.path for file in changed]), strict=True):
+    for file, row in zip(changed, read_many(tx, keys, source, [file.path for file in changed]), strict=True):
         if row is not None and file.version not in (row.version, row.ignored):
             new = msgspec.structs.replace(row, ignored=file.version)
             tx.set(keys.file[source, file.path], msgspec.msgpack.encode(new), quiet=True)
@@ -58,6 +58,6 @@ def ignore(tx: Tx, keys: SourceKeys, source: str, changed: Sequence[ListedFile])
 
 def release(tx: Tx, keys: SourceKeys, source: str, paths: Sequence[str], window: int) -> None:
     """Free files that a window did not read, so that the next listing can take them."""
-    for path, row in zip(paths, known(tx, keys, source, paths), strict=True):
+    for path, row in zip(paths, read_many(tx, keys, source, paths), strict=True):
         if row is not None and row.window == window:
             tx.clear(keys.file[source, path], quiet=True)

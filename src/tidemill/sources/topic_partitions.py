@@ -2,7 +2,7 @@
 
 Each partition of the topic is a partition of the cluster (`cluster.partitions`): a lease under an epoch. A
 node takes a free one, up to its fair share (`cluster.shares`). A node that joins requests partitions of the
-fullest node. That node hands them back between two batches, and only then can the other take them: a
+fullest node. That node returns them between two batches, and only then can the other take them: a
 partition is revoked before it is assigned. The partitions of a dead node are free when their leases expire.
 Each node that takes part reports that in its own row at intervals. A node that has not reported for a ttl has
 no share.
@@ -38,7 +38,7 @@ class TopicPartitions:
 
     Args:
         source: the id of the source.
-        scope: the node. What it held under earlier epochs is handed back at once.
+        scope: the node. It returns partitions of its earlier epochs at once.
         timing: how long a partition is held, and a report counts, without renewal.
     """
 
@@ -50,7 +50,7 @@ class TopicPartitions:
         self._created = 0
         self._renew_at = 0.0
         self.held: dict[str, Partition] = {}
-        self.all_held = False  # by any node, when we last looked
+        self.all_held = False  # by any node, at the last read
 
     @property
     def group(self) -> str:
@@ -61,7 +61,7 @@ class TopicPartitions:
         return f"{self._scope.node.id}.{self._scope.node.epoch}"
 
     def maintain(self, names: Sequence[str]) -> None:
-        """Report, renew our partitions, hand back those that are requested, and take our share."""
+        """Report, renew our partitions, return those that are requested, and take our share."""
         scope = self._scope
         if len(names) > self._created:
             scope.step("sources.share", lambda tx: self._create(tx, names))
@@ -95,7 +95,7 @@ class TopicPartitions:
             elif isinstance(choice, RequestPartition):
                 scope.step(
                     "sources.ask",
-                    lambda tx, name=choice.id: self._ask(tx, name),  # type: ignore[misc]
+                    lambda tx, name=choice.id: self._request(tx, name),  # type: ignore[misc]
                 )
                 return
             else:
@@ -118,14 +118,14 @@ class TopicPartitions:
             partitions.check(tx, self._keys.publish.cluster, self.held[name])
 
     def close(self) -> None:
-        """Hand back all partitions, and no longer take part."""
+        """Return all partitions, and no longer take part."""
 
         def leave(tx: Tx) -> None:
             tx.clear(self._keys.member[self._source, self._scope.node.id])
-            for part in held:
+            for part in released:
                 self._hand_back(tx, part)
 
-        held = list(self.held.values())
+        released = list(self.held.values())
         self.held = {}
         self._scope.step("sources.leave", leave)
 
@@ -136,11 +136,11 @@ class TopicPartitions:
         partitions.create(tx, cluster, self.group, dict.fromkeys(names, b""), PartitionMap(0, 0, len(names)))
 
     def _renew(self, tx: Tx) -> dict[str, Partition]:
-        """Report, hand back what we held under earlier epochs, and renew our partitions; return them."""
+        """Report, release partitions of earlier epochs, and renew our partitions; return them."""
         cluster, node, now = self._keys.publish.cluster, self._scope.node, tx.now()
         report = msgspec.msgpack.encode(MemberReport(node.epoch, now))
         tx.set(self._keys.member[self._source, node.id], report)
-        kept: dict[str, Partition] = {}
+        renewed: dict[str, Partition] = {}
         for part in self.held.values():
             try:
                 current = partitions.check(tx, cluster, part)
@@ -149,7 +149,7 @@ class TopicPartitions:
                     continue
                 if current.expires_at - now < self._timing.ttl_us * 2 // 3:
                     current = partitions.renew(tx, cluster, current, self._timing.ttl_us)
-                kept[part.id] = current
+                renewed[part.id] = current
             except LeaseLost:
                 continue  # it expired; another node may hold it
         for summary in partitions.summaries(tx, cluster, self.group):
@@ -158,7 +158,7 @@ class TopicPartitions:
                 earlier = partitions.read(tx, cluster, self.group, summary.id)
                 if earlier is not None and earlier.holder == summary.holder:
                     self._hand_back(tx, earlier)
-        return kept
+        return renewed
 
     def _hand_back(self, tx: Tx, part: Partition) -> None:
         try:
@@ -180,7 +180,7 @@ class TopicPartitions:
         cluster, ttl_us = self._keys.publish.cluster, self._timing.ttl_us
         return partitions.take(tx, cluster, self.group, name, self.holder, ttl_us)
 
-    def _ask(self, tx: Tx, name: str) -> bool:
+    def _request(self, tx: Tx, name: str) -> bool:
         stale_us = shares.STALE_TTLS * self._timing.ttl_us
         cluster = self._keys.publish.cluster
         return partitions.request(tx, cluster, self.group, name, self.holder, stale_us=stale_us)

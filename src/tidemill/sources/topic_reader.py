@@ -5,7 +5,7 @@ and a checkpoint in the store holds the offset of each partition. The checkpoint
 offset and its rows never disagree, and a message is in exactly one lot, no matter which nodes die, pause or
 join.
 
-If Kafka has deleted the next message of a partition, that partition stops and reports it; the others go on.
+If Kafka has deleted the next message of a partition, it stops and reports that; the others continue.
 """
 
 import logging
@@ -187,7 +187,7 @@ class TopicReader:
             return offset
         gone = CheckpointGone(
             f"{self.source.topic}/{int(name)} was read up to {offset:,}, but Kafka has {low:,} to {high:,}",
-            hint="to skip what is missing, set on_gone='earliest' or on_gone='latest'",
+            hint="to skip the deleted messages, set on_gone='earliest' or on_gone='latest'",
         )
         if self.source.on_gone == "fail":
             self._stuck[name] = str(gone)

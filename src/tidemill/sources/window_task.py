@@ -44,7 +44,7 @@ def run_window(
     rows_sink, bad_sink = task.sinks
     files = [ForeignFile(item.uri, listing.uri(item.uri), item.size) for item in task.inputs[0].objects]
     _check_versions(task, listing)
-    done = ingest(
+    ingested = ingest(
         spark,
         storage,
         IngestFolders(
@@ -69,12 +69,14 @@ def run_window(
     return (
         SinkWritten(
             dataset=rows_sink.dataset,
-            objects=done.rows.objects,
-            rows=done.rows.rows,
-            checks={"files": len(files), "quarantined": done.quarantined.rows, **done.checks},
-            schema=done.schema,
+            objects=ingested.rows.objects,
+            rows=ingested.rows.rows,
+            checks={"files": len(files), "quarantined": ingested.quarantined.rows, **ingested.checks},
+            schema=ingested.schema,
         ),
-        SinkWritten(dataset=bad_sink.dataset, objects=done.quarantined.objects, rows=done.quarantined.rows),
+        SinkWritten(
+            dataset=bad_sink.dataset, objects=ingested.quarantined.objects, rows=ingested.quarantined.rows
+        ),
     )
 
 

@@ -31,7 +31,7 @@ RETRY_FIRST_S, RETRY_MOST_S = 30, 3600
 
 
 class WindowInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a window has in every state."""
+    """The fields of a window in every state."""
 
     source: str
     number: int
@@ -91,7 +91,7 @@ class PublishedWindow(msgspec.Struct, frozen=True, tag="published"):
 
 
 class DroppedWindow(msgspec.Struct, frozen=True, tag="dropped"):
-    """None of its files is left."""
+    """All its files changed or disappeared before they were read."""
 
     about: WindowInfo
     at: int
@@ -118,14 +118,14 @@ def add(
     again: bool = False,
     fence: Callable[[Tx], None] | None = None,
 ) -> ListedWindow | None:
-    """Take files as one window, except those that another node took meanwhile; None if none is left.
+    """Take files as one window, except those that another node has taken; return None if none is left.
 
     - again: take a file again that was taken in another version.
     - fence: checks the lease of the node that listed, in this transaction.
     """
     if fence is not None:
         fence(tx)
-    rows = taken_files.known(tx, keys, source, [file.path for file in files])
+    rows = taken_files.read_many(tx, keys, source, [file.path for file in files])
     new = [file for file, row in zip(files, rows, strict=True) if may_take(file, row, again=again)]
     if not new:
         return None
@@ -139,7 +139,7 @@ def add(
     taken_files.take(tx, keys, source, new, number)
     _set_files(tx, keys, source, number, new)
     tx.set(keys.window[source, number], msgspec.msgpack.encode(window), quiet=True)
-    tx.set(keys.open[source, number], b"")  # watched: there is work
+    tx.set(keys.open[source, number], b"")  # watched by nodes that wait for work
     return window
 
 
@@ -201,55 +201,55 @@ def hold(tx: Tx, keys: SourceKeys, node: Node, window: AnyWindow, attempt: str, 
     return _write(tx, keys, HeldWindow(about, node.id, node.epoch, attempt))
 
 
-def check(tx: Tx, keys: SourceKeys, held: HeldWindow) -> HeldWindow:
+def check(tx: Tx, keys: SourceKeys, window: HeldWindow) -> HeldWindow:
     """Fence a write: `LeaseLost` unless we hold the window under this attempt now."""
-    current = read(tx, keys, held.about.source, held.about.number)
-    if current != held:
-        raise LeaseLost(f"window {held.about.number} of {held.about.source} is no longer ours")
-    return held
+    current = read(tx, keys, window.about.source, window.about.number)
+    if current != window:
+        raise LeaseLost(f"window {window.about.number} of {window.about.source} is no longer ours")
+    return window
 
 
-def publish(tx: Tx, keys: SourceKeys, held: HeldWindow) -> PublishedWindow:
+def publish(tx: Tx, keys: SourceKeys, window: HeldWindow) -> PublishedWindow:
     """End a window whose lot is published in this transaction."""
-    check(tx, keys, held)
-    step(held.state, WindowEdge.PUBLISH)
-    _end(tx, keys, held.about)
-    return _write(tx, keys, PublishedWindow(held.about, held.attempt, tx.now()))
+    check(tx, keys, window)
+    step(window.state, WindowEdge.PUBLISH)
+    _end(tx, keys, window.about)
+    return _write(tx, keys, PublishedWindow(window.about, window.attempt, tx.now()))
 
 
-def give_back(tx: Tx, keys: SourceKeys, held: HeldWindow) -> ListedWindow:
+def give_back(tx: Tx, keys: SourceKeys, window: HeldWindow) -> ListedWindow:
     """Release a window that has no fault, so that any node can take it."""
-    check(tx, keys, held)
-    step(held.state, WindowEdge.GIVE_BACK)
-    tx.hint(keys.open[held.about.source, held.about.number])
-    return _write(tx, keys, ListedWindow(held.about))
+    check(tx, keys, window)
+    step(window.state, WindowEdge.GIVE_BACK)
+    tx.hint(keys.open[window.about.source, window.about.number])
+    return _write(tx, keys, ListedWindow(window.about))
 
 
-def fail(tx: Tx, keys: SourceKeys, held: HeldWindow, kind: str, message: str) -> FailedWindow:
+def fail(tx: Tx, keys: SourceKeys, window: HeldWindow, kind: str, message: str) -> FailedWindow:
     """Record that a window could not be read. Each failure doubles the wait until the next try."""
-    check(tx, keys, held)
-    step(held.state, WindowEdge.FAIL)
-    wait_s = min(RETRY_MOST_S, RETRY_FIRST_S * 2 ** min(held.about.failures, 10))
-    about = msgspec.structs.replace(held.about, failures=held.about.failures + 1)
+    check(tx, keys, window)
+    step(window.state, WindowEdge.FAIL)
+    wait_s = min(RETRY_MOST_S, RETRY_FIRST_S * 2 ** min(window.about.failures, 10))
+    about = msgspec.structs.replace(window.about, failures=window.about.failures + 1)
     return _write(tx, keys, FailedWindow(about, kind[:100], message[:2000], tx.now() + wait_s * SECOND_US))
 
 
 def leave_out(
-    tx: Tx, keys: SourceKeys, held: HeldWindow, paths: Sequence[str]
+    tx: Tx, keys: SourceKeys, window: HeldWindow, paths: Sequence[str]
 ) -> ListedWindow | DroppedWindow:
     """Remove files that changed or disappeared; the next listing takes them as they are then."""
-    check(tx, keys, held)
-    source, number = held.about.source, held.about.number
+    check(tx, keys, window)
+    source, number = window.about.source, window.about.number
     left = [file for file in files_of(tx, keys, source, number) if file.path not in set(paths)]
     taken_files.release(tx, keys, source, paths, number)
     if not left:
-        step(held.state, WindowEdge.DROP)
-        _end(tx, keys, held.about)
-        return _write(tx, keys, DroppedWindow(held.about, tx.now()))
-    step(held.state, WindowEdge.SHRINK)
+        step(window.state, WindowEdge.DROP)
+        _end(tx, keys, window.about)
+        return _write(tx, keys, DroppedWindow(window.about, tx.now()))
+    step(window.state, WindowEdge.SHRINK)
     tx.clear_range(*keys.page.under(source, number))
     _set_files(tx, keys, source, number, left)
-    about = msgspec.structs.replace(held.about, files=len(left), size=sum(file.size for file in left))
+    about = msgspec.structs.replace(window.about, files=len(left), size=sum(file.size for file in left))
     return _write(tx, keys, ListedWindow(about))
 
 
