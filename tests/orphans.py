@@ -17,7 +17,7 @@ def unlisted(
     """
     known = set(live)
     for key in roots:
-        known |= {key, *manifests.load(key).parts, *(item.uri for item in manifests.listed(key))}
+        known |= {key, *manifests.load(key).parts, *(item.uri for item in manifests.lot_objects(key))}
     found = [info.key for info in objects.list("data/") if info.key not in known]
     found += [
         info.key

@@ -196,7 +196,7 @@ def table(shop: tm.Pipeline, name: str) -> list[tuple[Any, ...]]:
     manifests = Manifests(context.objects, context.clock)
     found: list[tuple[Any, ...]] = []
     for row in _rows(shop, name):
-        items = manifests.listed(row.manifest)
+        items = manifests.lot_objects(row.manifest)
         rows = read(context, items)
         assert len(rows) == row.rows == sum(item.rows or 0 for item in items)
         assert row.size == sum(item.size for item in items)
@@ -284,7 +284,9 @@ def _lots(shop: tm.Pipeline, name: str) -> list[object]:
 def _manifest(shop: tm.Pipeline, row: lots.LotRow) -> tuple[object, ...]:
     manifests = Manifests(shop.context.objects, shop.context.clock)
     root = manifests.load(row.manifest)
-    listed = sorted((sorted(item.partition.items()), item.rows) for item in manifests.listed(row.manifest))
+    listed = sorted(
+        (sorted(item.partition.items()), item.rows) for item in manifests.lot_objects(row.manifest)
+    )
     return root.state, root.inputs, len(root.parts), root.schema_fingerprint, row.rows, listed
 
 

@@ -108,7 +108,7 @@ class Mill:
         """Which ids are not in the table once, and how often each is; empty when all is well."""
         site = self.pipeline.context
         manifests = Manifests(site.objects, site.clock)
-        items = [item for row in self.rows() for item in manifests.listed(row.manifest)]
+        items = [item for row in self.rows() for item in manifests.lot_objects(row.manifest)]
         found = Counter(row[0] for row in shop.read(site, items))
         once = dict.fromkeys(range(wanted), 1)
         return {one: found[one] for one in found.keys() | once if found[one] != once.get(one, 0)}

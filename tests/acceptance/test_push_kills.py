@@ -46,7 +46,7 @@ def stored_ids(store: Store, objects_url: str) -> list[int]:
     ):
         after = page[-1].lot
         for row in page:
-            for item in manifests.listed(row.manifest):
+            for item in manifests.lot_objects(row.manifest):
                 table = pq.read_table(io.BytesIO(objects.get(item.uri)[0]))
                 found += table.column("id").to_pylist()
     return found

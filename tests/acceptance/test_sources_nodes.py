@@ -85,7 +85,7 @@ def ids_of(store: Store, objects: Objects, read: Callable[[bytes], list[int]]) -
     manifests = Manifests(objects, SYSTEM)
     found: list[int] = []
     for row in rows(store):
-        for item in manifests.listed(row.manifest):
+        for item in manifests.lot_objects(row.manifest):
             found += read(objects.get(item.uri)[0])
     return sorted(found)
 

@@ -308,7 +308,7 @@ def seen(pipeline: tm.Pipeline, name: str) -> dict[str, object]:
     for row in rows:
         root = manifests.load(row.manifest)
         parts = sorted(
-            (str(sorted(item.partition.items())), item.rows) for item in manifests.listed(row.manifest)
+            (str(sorted(item.partition.items())), item.rows) for item in manifests.lot_objects(row.manifest)
         )
         inputs = [(one.dataset, one.generation) for one in root.inputs]
         listed.append((numbers[row.lot], row.generation, row.revision, row.rows, inputs, parts))

@@ -78,7 +78,7 @@ def test_small_files_come_together_while_a_reader_reads_and_the_old_ones_go_afte
             pass
         assert content_digest(orders.df()) == held
         data = [info.key for info in site.objects.list("data/")]
-        listed = [item.uri for row in (first, second) for item in site.manifests.listed(row.manifest)]
+        listed = [item.uri for row in (first, second) for item in site.manifests.lot_objects(row.manifest)]
         assert sorted(data) == sorted(listed)
 
 

@@ -106,7 +106,7 @@ def test_corrections_while_runners_work_are_all_followed_and_readers_see_whole_g
         for _ in range(40):
             rows = stage.store.run(lambda tx: lot_rows.current(tx, stage.lots, stage.cleaned, lot))
             if rows is not None:
-                listed = stage.manifests.listed(rows.manifest)
+                listed = stage.manifests.lot_objects(rows.manifest)
                 found = [n for item in listed for n in json.loads(stage.objects.get(item.uri)[0])]
                 assert found in ([0], [found[0]] * 2)
         return 0

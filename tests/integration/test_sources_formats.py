@@ -18,7 +18,7 @@ from tidemill.lots.datasets import Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import StoredObject
 from tidemill.objects import open_objects
-from tidemill.publish.parts import PartInput, PartPlace, PartSink, PartTask
+from tidemill.publish.parts import PartClaim, PartInput, PartSink, PartTask
 from tidemill.sources.file_source import FileSourceSpec
 from tidemill.sources.folder import folder
 from tidemill.sources.window_task import run_window
@@ -85,7 +85,7 @@ def read(spark: "SparkSession", tmp_path: Path) -> Read:
             sinks=(PartSink(dataset=ORDERS), PartSink(dataset=spec.quarantine)),
         )
         objects = open_objects(str(tmp_path / "objects"), clock=SYSTEM)
-        good, bad = run_window(spark, Storage(objects), spec, listing, task, PartPlace("f", 1))
+        good, bad = run_window(spark, Storage(objects), spec, listing, task, PartClaim("f", 1))
 
         def rows(written: Any) -> list[tuple[Any, ...]]:
             tables = [pq.read_table(tmp_path / "objects" / item.uri) for item in written.objects]

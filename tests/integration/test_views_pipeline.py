@@ -327,7 +327,9 @@ def test_a_deletion_of_a_row_that_is_not_there_is_set_aside_told_and_netted_late
         assert row.aside is not None
         kept = [
             (*tuple(one.values())[:2], one["_weight"])
-            for item in Manifests(pipeline.context.objects, pipeline.context.clock).listed(row.aside.manifest)
+            for item in Manifests(pipeline.context.objects, pipeline.context.clock).lot_objects(
+                row.aside.manifest
+            )
             for one in pq.read_table(pa.BufferReader(pipeline.context.objects.get(item.uri)[0])).to_pylist()
         ]
         assert sorted(kept, key=repr) == [("b", 2, -2), (None, None, -1)]

@@ -32,14 +32,15 @@ from tidemill.publish.attempts import Hold
 from tidemill.publish.cleaner import Cleaner
 from tidemill.publish.manifests import Manifests
 from tidemill.publish.parts import (
+    PartClaim,
     PartDone,
     PartEnd,
     PartFailed,
-    PartPlace,
     PartSink,
     PartTask,
     SinkWritten,
 )
+from tidemill.publish.projections import Projections
 from tidemill.publish.publisher import Publisher
 from tidemill.store import Store
 
@@ -79,7 +80,7 @@ class LocalParts:
 
     def _run(self, task: PartTask) -> PartEnd:
         self.ran.append((task.attempt, task.part))
-        place = PartPlace(f"{self.name}{next(self._ids):032x}", 1)
+        place = PartClaim(f"{self.name}{next(self._ids):032x}", 1)
         numbers = self._read(task)
         made = self.code[task.code](numbers)
         writes = []
@@ -104,7 +105,7 @@ class LocalParts:
         return PartDone(task=task, written=tuple(written))
 
     def _write(
-        self, task: PartTask, place: PartPlace, sink: PartSink, group: str, rows: list[int]
+        self, task: PartTask, place: PartClaim, sink: PartSink, group: str, rows: list[int]
     ) -> StoredObject:
         folder = f"third={group}/" if sink.partition_by else ""
         key = f"{place.data_prefix(task, sink)}{folder}part-{group}.json"
@@ -254,7 +255,7 @@ class ArcStage(Stage):
         row = self.store.run(lambda tx: lots.current(tx, self.lots, dataset, lot))
         if row is None:
             return None
-        items = self.manifests.listed(row.manifest)
+        items = self.manifests.lot_objects(row.manifest)
         found = [number for item in items for number in json.loads(self.objects.get(item.uri)[0])]
         assert len(found) == row.rows == sum(item.rows or 0 for item in items)
         assert sum(item.size for item in items) == row.size
@@ -283,3 +284,15 @@ class ArcStage(Stage):
 def lapse(stage: ArcStage) -> None:
     """Until every node with the usual ttl is gone."""
     stage.clock.advance(20)
+
+
+def repair_projections(stage: ArcStage, projections: Projections, spec: ArcSpec) -> None:
+    """Correct the projections of all lots of an arc and its sinks, as the cleaner does after an attempt."""
+    for sink in spec.sinks:
+        for row in stage.rows_of(sink.dataset):
+            projections.repair_lot(sink.dataset, row.lot)
+    for status in stage.run(lot_status.listed, stage.keys, spec.id):
+        state = status.state.value
+        projections.repair_arc(
+            spec.pipeline, spec.version, spec.name, status.lot, lambda _, state=state: state
+        )

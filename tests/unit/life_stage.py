@@ -15,7 +15,7 @@ from tidemill.lots import lots as lot_rows
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import StoredObject
 from tidemill.publish.attempts import Draft, Hold, Target
-from tidemill.publish.parts import PartPlace, PartSink, PartTask, SinkWritten
+from tidemill.publish.parts import PartClaim, PartSink, PartTask, SinkWritten
 
 
 class LifeStage(ArcStage):
@@ -71,11 +71,11 @@ class LifeStage(ArcStage):
         )
         stored: tuple[StoredObject, ...] = ()
         if rows:
-            key = PartPlace("a", 1).data_prefix(task, sink) + "0.json"
+            key = PartClaim("a", 1).data_prefix(task, sink) + "0.json"
             info = self.objects.put(key, json.dumps(list(rows)).encode())
             stored = (StoredObject(uri=info.key, size=info.size, rows=len(rows), format="json"),)
         found = SinkWritten(dataset=target.dataset, objects=stored, rows=len(rows))
-        part = self.manifests.part_made(hold, "", [found], alone=True, fingerprints={})
+        part = self.manifests.write_part(hold, "", [found], alone=True, fingerprints={})
         (row,) = self.manifests.finish(hold, [part], {})
         return row
 

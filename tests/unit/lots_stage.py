@@ -19,6 +19,7 @@ from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.ids import Unit
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.lots.lots import LotRow
+from tidemill.lots.manifest import InputLot
 from tidemill.lots.states import LotState
 from tidemill.objects import Objects
 from tidemill.objects.memory import MemoryObjects
@@ -81,14 +82,20 @@ class Stage:
     def rows_of(self, dataset: DatasetId) -> list[LotRow]:
         return self.store.run(lambda tx: lots.listed(tx, self.lots, dataset, limit=10_000))
 
+    def input_lot(self, dataset: DatasetId, lot: str) -> InputLot:
+        """Return a lot as an input, in its current generation."""
+        row = self.run(lots.current, self.lots, dataset, lot)
+        assert row is not None
+        return InputLot(dataset=dataset.name, version=dataset.version, lot=lot, generation=row.generation)
+
     # --- nodes
 
     def node(self, name: str, ttl_us: int = TTL_US) -> Node:
         return self.store.run(lambda tx: nodes.join(tx, self.cluster, Node(id=name, epoch=0), ttl_us))
 
     def scope(self, node: Node | None = None, **fields: Any) -> Scope:
-        """What a node works with; left out, a node that is in no list."""
-        given = Scope(
+        """Return the scope of a node; by default of a node that is not in the node list."""
+        scope = Scope(
             store=self.store,
             cluster="c",
             objects=self.objects,
@@ -96,7 +103,7 @@ class Stage:
             clock=self.clock,
             chance=self.chance,
         )
-        return replace(given, **fields)
+        return replace(scope, **fields)
 
     def kill(self, node: Node) -> None:
         self.store.run(lambda tx: nodes.leave(tx, self.cluster, node))

@@ -116,7 +116,7 @@ class PushStage:
         manifests = Manifests(self.objects, SYSTEM)
         found: list[dict[str, Any]] = []
         for row in sorted(self.stage.rows_of(self.dataset.id), key=lambda row: row.position):
-            for item in manifests.listed(row.manifest):
+            for item in manifests.lot_objects(row.manifest):
                 found += pq.read_table(io.BytesIO(self.objects.get(item.uri)[0])).to_pylist()
         return found
 

@@ -25,7 +25,7 @@ from tidemill.lots.manifest import StoredObject
 from tidemill.objects.memory import MemoryObjects
 from tidemill.objects.port import Objects
 from tidemill.publish.manifests import Manifests
-from tidemill.publish.parts import PartDone, PartEnd, PartFailed, PartPlace, PartTask, SinkWritten
+from tidemill.publish.parts import PartClaim, PartDone, PartEnd, PartFailed, PartTask, SinkWritten
 from tidemill.scope import Scope
 from tidemill.sources import windows
 from tidemill.sources.file_ingestion import FileIngestion
@@ -68,7 +68,7 @@ class PlainParts:
         return (self.root / path).read_text()
 
     def _made(self, task: PartTask) -> tuple[SinkWritten, ...]:
-        place = PartPlace(f"{self.chance.getrandbits(64):016x}", 1)
+        place = PartClaim(f"{self.chance.getrandbits(64):016x}", 1)
         good: list[Any] = []
         bad: list[Any] = []
         for item in task.inputs[0].objects:
@@ -163,7 +163,7 @@ class SourceStage:
         rows = sorted(self.stage.rows_of(dataset), key=lambda row: row.position)
         found = []
         for row in rows:
-            for item in manifests.listed(row.manifest):
+            for item in manifests.lot_objects(row.manifest):
                 found += json.loads(self.objects.get(item.uri)[0])
         return found
 

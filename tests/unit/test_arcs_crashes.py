@@ -16,11 +16,10 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from tests.unit.arcs_stage import ArcStage
+from tests.unit.arcs_stage import ArcStage, repair_projections
 from tests.unit.attempt_publisher import AttemptPublisher
 from tidemill import crash
 from tidemill.arcs import lot_requests, lot_status
-from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.work import ArcWork, LotEnd
 from tidemill.cluster.nodes import Node
 from tidemill.errors import AttemptEnded, LeaseLost
@@ -64,7 +63,7 @@ class Scene:
         target = Target(stage.summed, "A00000000000000077")
         publisher = AttemptPublisher(stage.scope(stage.node("dead", 1)))
         hold = publisher.open(Draft(id="z" * 26, author="other", lot=target.lot, targets=(target,)))
-        stage.manifests.intend(hold)
+        stage.manifests.write_intents(hold)
         stage.objects.put(data_start(target, hold.draft.id) + ".1.1/x.json", b"[]")
         stage.clock.advance(1)
 
@@ -105,11 +104,8 @@ class Scene:
         self.stage.objects.put(self.manifest, self.body)
 
     def _rebuild(self) -> None:
-        stage = self.stage
         for spec in self.arcs.values():
-            for sink in spec.sinks:
-                self.projections.rebuild_lots(sink.dataset)
-            rebuild_arc(stage, self.projections, spec)
+            repair_projections(self.stage, self.projections, spec)
 
     def seen(self) -> dict[str, object]:
         """All there is, whoever made it."""
@@ -145,12 +141,6 @@ class Scene:
             "progress": [stage.row(arc).tally.progress for arc in self.arcs],
             "asked": stage.run(lot_requests.pending, stage.keys),
         }
-
-
-def rebuild_arc(stage: ArcStage, projections: Projections, spec: ArcSpec) -> None:
-    found = stage.run(lot_status.listed, stage.keys, spec.id)
-    states = {one.lot: one.state.value for one in found}
-    projections.rebuild_arc(spec.pipeline, spec.version, spec.name, states)
 
 
 @pytest.fixture(scope="module")

@@ -283,7 +283,7 @@ def test_begin_fail_and_renew_move_the_row_along_its_states():
     stage = ArcStage()
     spec, node = stage.clean(), stage.living()
     lot = stage.append([1])
-    (current,) = stage.run(attempts.resolved, stage.keys.publish, [(stage.orders, lot)])
+    current = stage.input_lot(stage.orders, lot)
     part = LotPart(name="p", inputs=())
     plan = arc_lots.LotPlan(spec=spec, lot=lot, inputs=(current,), parts=(part,))
     stale = msgspec.structs.replace(plan, inputs=(msgspec.structs.replace(current, generation=7),))

@@ -76,7 +76,7 @@ class Layouts:
             inputs=(INPUT,),
         )
         hold = publisher.open(draft)
-        self.manifests.intend(hold)
+        self.manifests.write_intents(hold)
         prefix = layout.data_prefix("orders", "1", LOT, draft.id)
         items = [
             self.put(
@@ -84,7 +84,7 @@ class Layouts:
             )
             for n in range(files)
         ]
-        made = self.manifests.part_made(
+        made = self.manifests.write_part(
             hold, "", [written_of(items, {"positive": 2})], alone=True, fingerprints={}
         )
         [row] = self.manifests.finish(hold, [made], {})
@@ -134,7 +134,7 @@ class Layouts:
         return self.store.run(lambda tx: lots.fragmented(tx, self.keys.lots, ORDERS.id))
 
     def listed(self) -> list[StoredObject]:
-        return self.manifests.listed(self.row.manifest)
+        return self.manifests.lot_objects(self.row.manifest)
 
     def data(self) -> set[str]:
         return {info.key for info in self.objects.list("data/")}

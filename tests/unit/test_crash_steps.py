@@ -197,7 +197,7 @@ def in_parts(stage: Layouts, files: int) -> None:
         id=stage.attempt(), author="arc", lot=LOT, generation=0, targets=(Target(ORDERS.id, LOT, 0),)
     )
     hold = publisher.open(draft)
-    stage.manifests.intend(hold)
+    stage.manifests.write_intents(hold)
     made = []
     for number in range(2):
         prefix = layout.data_prefix("orders", "1", LOT, draft.id)
@@ -205,6 +205,6 @@ def in_parts(stage: Layouts, files: int) -> None:
             stage.put(f"{prefix}{number}-{n}.parquet", [number * 1000 + n], {}) for n in range(files // 2)
         ]
         written = [written_of(items, {})]
-        made.append(stage.manifests.part_made(hold, str(number), written, alone=False, fingerprints={}))
+        made.append(stage.manifests.write_part(hold, str(number), written, alone=False, fingerprints={}))
     [row] = stage.manifests.finish(hold, made, {})
     publisher.publish(hold, [row])

@@ -29,7 +29,7 @@ def opened(stage: ArcStage, node, attempt: str = "t" * ATTEMPT_LETTERS, lot: str
 
 def write(stage: ArcStage, hold: Hold, place: str = ".1.1") -> list[str]:
     """Data and an intent for each sink."""
-    stage.manifests.intend(hold)
+    stage.manifests.write_intents(hold)
     return [
         stage.objects.put(f"{data_start(target, hold.draft.id)}{place}/x.json", b"[1]").key
         for target in hold.draft.targets

@@ -30,14 +30,14 @@ def begun(stage: LifeStage, by: Publisher, dataset: DatasetId, lot: str, *, remo
 def replace(stage: LifeStage, lot: str, *rows: int) -> int:
     by = publisher(stage)
     hold = begun(stage, by, stage.orders, lot)
-    stage.manifests.intend(hold)
+    stage.manifests.write_intents(hold)
     return by.publish(hold, [stage.written(hold, rows)]).positions[0]
 
 
 def remove(stage: LifeStage, lot: str) -> int:
     by = publisher(stage)
     hold = begun(stage, by, stage.orders, lot, remove=True)
-    return by.publish(hold, [stage.manifests.taken_back(hold, "wrong")]).positions[0]
+    return by.publish(hold, [stage.manifests.write_removal(hold, "wrong")]).positions[0]
 
 
 @pytest.mark.rule("LOT-30")

@@ -44,7 +44,7 @@ class Bench:
         return SinkWritten(dataset=target.dataset, objects=(item,), rows=rows, checks=checks)
 
     def made(self, part: str, *written: SinkWritten, hold: Hold | None = None, alone: bool = False):
-        return self.stage.manifests.part_made(hold or self.hold, part, written, alone=alone, fingerprints={})
+        return self.stage.manifests.write_part(hold or self.hold, part, written, alone=alone, fingerprints={})
 
 
 @pytest.mark.rule("LOT-8")
@@ -63,7 +63,7 @@ def test_counts_and_checks_of_the_parts_add_up_to_those_of_the_lot():
     root = stage.manifests.load(rows[0].manifest)
     assert (root.checks, root.schema_fingerprint, root.part) == ({"bad": 5, "late": 2}, "f", "")
     assert [leaf.part for leaf in stage.manifests.leaves(rows[0].manifest)] == ["p", "q"]
-    assert len(stage.manifests.listed(rows[0].manifest)) == 2
+    assert len(stage.manifests.lot_objects(rows[0].manifest)) == 2
     assert made[1].states == (ManifestState.COMPLETE, ManifestState.EMPTY)
 
 
@@ -88,18 +88,18 @@ def test_an_adopter_takes_over_parts_that_one_holder_made_for_every_sink_and_ver
     first = bench.made("p", bench.written(cleaned, "a"), bench.written(odd, "a"))
     half = bench.made("q", bench.written(cleaned, "b"), bench.written(odd, "b"))
     bench.stage.objects.delete(half.sinks[1].key)  # it died between two sinks
-    manifests.part_failed(bench.hold, PartFailed(task=bench.task("r"), kind="E", message="m"))
+    manifests.write_failed_part(bench.hold, PartFailed(task=bench.task("r"), kind="E", message="m"))
     second = msgspec.structs.replace(bench.hold, epoch=2)
     again = bench.made("p", bench.written(cleaned, "c"), bench.written(odd, "c"), hold=second)
     adopter = msgspec.structs.replace(bench.hold, epoch=3)
-    found = manifests.found(adopter, ["p", "q", "r"])
+    found = manifests.finished_parts(adopter, ["p", "q", "r"])
     assert found == {"p": again}  # of two holders that made it, the later one
     assert found["p"] != first
-    assert manifests.found(adopter, ["q", "r"]) == {}
+    assert manifests.finished_parts(adopter, ["q", "r"]) == {}
     item = again.sinks[0].manifest.objects[0]
     bench.stage.objects.put(item.uri, b"[1]")
     with pytest.raises(AttemptDamaged):
-        manifests.found(adopter, ["p", "q", "r"])
+        manifests.finished_parts(adopter, ["p", "q", "r"])
 
 
 def test_the_only_part_of_a_lot_is_found_under_the_lots_own_name():
@@ -108,8 +108,8 @@ def test_the_only_part_of_a_lot_is_found_under_the_lots_own_name():
     made = bench.made("p", bench.written(cleaned), bench.written(odd), alone=True)
     assert "/part=" not in made.sinks[0].key
     adopter = msgspec.structs.replace(bench.hold, epoch=2)
-    assert bench.stage.manifests.found(adopter, ["p"]) == {"p": made}
-    assert bench.stage.manifests.found(adopter, ["p", "q"]) == {}  # split otherwise then
+    assert bench.stage.manifests.finished_parts(adopter, ["p"]) == {"p": made}
+    assert bench.stage.manifests.finished_parts(adopter, ["p", "q"]) == {}  # split otherwise then
 
 
 @pytest.mark.rule("LOT-18")
@@ -143,4 +143,4 @@ def test_the_attempt_is_read_from_names_whoever_held_it():
     made = bench.made("p=1/x", bench.written(cleaned), bench.written(odd))
     assert {attempt_in(sink.key) for sink in made.sinks} == {"t" * 26}
     adopter = msgspec.structs.replace(bench.hold, epoch=2)
-    assert bench.stage.manifests.found(adopter, ["p=1/x", "y"]) == {"p=1/x": made}
+    assert bench.stage.manifests.finished_parts(adopter, ["p=1/x", "y"]) == {"p=1/x": made}

@@ -322,7 +322,7 @@ class Scene:
             assert stage.look(due.name)
         ticket = stage.start(node, due.name)
         (event,) = stage.events(self.source, ticket.progress[self.source])
-        inputs = stage.run(attempts.resolved, KEYS, [(self.source, event.lot)])
+        inputs = (stage.input_lot(self.source, event.lot),)
         found = [
             one for one in stage.run(attempts.attempts_at, KEYS, "arc", event.lot, 0) if isinstance(one, Open)
         ]

@@ -14,7 +14,7 @@ from tidemill.errors import LeaseLost, UsageError
 from tidemill.futures.home import ClusterAddress
 from tidemill.futures.values.signatures import ClusterKey
 from tidemill.futures.worker.worker import WorkerOptions
-from tidemill.publish.parts import PartPlace
+from tidemill.publish.parts import PartClaim
 from tidemill.runner import future_run
 from tidemill.runner.presence import GivenPresence, OwnPresence
 from tidemill.runner.slots import EPOCHS_PER_START, slot
@@ -130,4 +130,4 @@ def test_nobody_is_in_a_turn_outside_of_hands() -> None:
     for ask in (future_run.current, future_run.tools, future_run.check):
         with pytest.raises(UsageError):
             ask()
-    assert future_run.tag_of(PartPlace("ab12", 3)) == "tidemill-ab12-3"
+    assert future_run.tag_of(PartClaim("ab12", 3)) == "tidemill-ab12-3"

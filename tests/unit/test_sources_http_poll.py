@@ -125,7 +125,9 @@ class Stage(PushStage):
 
     def quarantined(self) -> list[dict[str, Any]]:
         manifests = Manifests(self.objects, SYSTEM)
-        items = [one for row in self.stage.rows_of(self.bad_id) for one in manifests.listed(row.manifest)]
+        items = [
+            one for row in self.stage.rows_of(self.bad_id) for one in manifests.lot_objects(row.manifest)
+        ]
         found: list[dict[str, Any]] = []
         for item in items:
             found += pq.read_table(io.BytesIO(self.objects.get(item.uri)[0])).to_pylist()

@@ -73,7 +73,7 @@ def plan(
     for dataset in spec.reads:
         row = rows_of.get(dataset)
         filled = row is not None and row.state is LotState.COMPLETE
-        read.append(parts.part_input(dataset, manifests.listed(row.manifest) if row and filled else []))
+        read.append(parts.part_input(dataset, manifests.lot_objects(row.manifest) if row and filled else []))
     empty = not any(part.objects for part in read)
     split = () if empty and spec.on_empty == "publish" else parts.split(read, spec.parts)
     return LotPlan(spec=spec, lot=lot, inputs=inputs.lots, parts=split, options=options)

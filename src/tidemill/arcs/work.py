@@ -37,7 +37,7 @@ from tidemill.lots.keys import DatasetId
 from tidemill.publish.assembly import Assembled, Assembler, tasks_of
 from tidemill.publish.manifests import Manifests
 from tidemill.publish.parts import Parts
-from tidemill.publish.projections import Showing
+from tidemill.publish.projections import ProjectionWriter
 from tidemill.publish.publisher import Publisher
 from tidemill.publish.transaction import Ending
 from tidemill.scope import Scope
@@ -91,7 +91,7 @@ class ArcWork:
         projections: writes states to object storage; without it they are rebuilt on demand.
     """
 
-    def __init__(self, scope: Scope, parts: Parts, *, projections: Showing | None = None) -> None:
+    def __init__(self, scope: Scope, parts: Parts, *, projections: ProjectionWriter | None = None) -> None:
         self._scope = scope
         self._keys = ArcKeys(scope.cluster)
         self._projections = projections

@@ -113,7 +113,7 @@ def remove(context: PipelineContext, decl: DatasetDecl, lot: str, *, why: str = 
     """Publish the next generation of a lot: without rows, and marked as removed."""
     _refuse_keyed(decl, lot)
     hold = _begin_correction(context, decl, lot, remove=True)
-    return _publish_correction(context, hold, context.manifests.taken_back(hold, why or "removed"))
+    return _publish_correction(context, hold, context.manifests.write_removal(hold, why or "removed"))
 
 
 def _declare(context: PipelineContext, decl: DatasetDecl, quarantine: DatasetId | None = None) -> None:

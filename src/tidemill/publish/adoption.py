@@ -1,8 +1,8 @@
-"""Adoption: begin an attempt, or go on with the one that was left open, in one step of a transaction.
+"""Adoption: open an attempt at a lot, or continue one that a dead node left open.
 
-At most one attempt at a thing is worked on at a time. What is found open is adopted if it is the very same
-work, inputs, code, sinks and parts alike, so that its finished parts are reused (LOT-18, LOT-20); anything
-else that nobody works on is abandoned, in the same transaction.
+Only one attempt at a lot is worked on at a time. An open attempt is adopted if its inputs, code, sinks and
+parts are the same, so that its finished parts are reused (LOT-18, LOT-20). Any other open attempt that no
+node works on is abandoned in the same transaction.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from tidemill.store import Tx
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt that is ours."""
+    """An attempt that this node holds, newly opened or adopted."""
 
     hold: Hold
     adopted: bool = False
@@ -25,37 +25,37 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def open_or_adopt(tx: Tx, keys: PublishKeys, node: Node, draft: Draft, parts: Sequence[str]) -> Opened | None:
-    """Adopt what was left open at the draft's lot if it is the same work, else begin; None if somebody else
-    may still work on it. The list of parts, a page at most, is stored with the attempt's row.
+    """Adopt an open attempt at the draft's lot if it does the same work, else open a new one. Return None if
+    another node may still work on the lot. The list of parts, at most one page, is stored with the attempt.
     """
-    gone: list[Abandoned] = []
-    # Ended ones are kept for a while, and ids grow with time: the open one is among the newest.
-    found = attempts.attempts_at(tx, keys, draft.author, draft.lot, draft.generation, newest_first=True)
-    for row in found:
+    abandoned: list[Abandoned] = []
+    # Ended attempts are kept for a while, and ids grow with time: an open one is among the newest.
+    rows = attempts.attempts_at(tx, keys, draft.author, draft.lot, draft.generation, newest_first=True)
+    for row in rows:
         if not isinstance(row, Open):
             continue
-        if _same(tx, keys, row, draft, parts):
+        if _is_same_work(tx, keys, row, draft, parts):
             hold = attempts.adopt(tx, keys, node, row, draft.inputs, draft.code)
             if hold is None:
                 return None
-            if row.parts is None:  # its holder died before the list was whole
+            if row.parts is None:  # its holder died before it had stored the whole list
                 attempts.list_parts(tx, keys, hold, 0, parts, last=True)
-            return Opened(hold=hold, adopted=True, abandoned=tuple(gone))
-        left = attempts.abandon_left(
-            tx, keys, row.draft.id, "its inputs, code, sinks or parts are others now", node
+            return Opened(hold=hold, adopted=True, abandoned=tuple(abandoned))
+        ended = attempts.abandon_left(
+            tx, keys, row.draft.id, "its inputs, code, sinks or parts have changed", node
         )
-        if left is None:
+        if ended is None:
             return None
-        gone.append(left)
+        abandoned.append(ended)
     hold = attempts.begin(tx, keys, node, draft)
     attempts.list_parts(tx, keys, hold, 0, parts, last=True)
-    return Opened(hold=hold, abandoned=tuple(gone))
+    return Opened(hold=hold, abandoned=tuple(abandoned))
 
 
-def _same(tx: Tx, keys: PublishKeys, row: Open, draft: Draft, parts: Sequence[str]) -> bool:
-    known = row.draft
-    if (known.inputs, known.code, known.targets) != (draft.inputs, draft.code, draft.targets):
+def _is_same_work(tx: Tx, keys: PublishKeys, row: Open, draft: Draft, parts: Sequence[str]) -> bool:
+    old = row.draft
+    if (old.inputs, old.code, old.targets) != (draft.inputs, draft.code, draft.targets):
         return False
     if row.parts is None:
         return True
-    return row.parts == len(parts) <= PARTS_PAGE and attempts.parts(tx, keys, known.id) == list(parts)
+    return row.parts == len(parts) <= PARTS_PAGE and attempts.parts(tx, keys, old.id) == list(parts)

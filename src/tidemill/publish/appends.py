@@ -1,8 +1,8 @@
-"""Appends: the rows of a producer, through the same one transaction as any publication.
+"""Appends: publish the rows of a producer, in the same transaction as any publication.
 
-An append has its own attempt: `begin`, objects and manifest, `commit`. In a dataset without intervals the
-append is a lot then. In a dataset with intervals it is staged: durable, and visible when its interval closes
-(`tidemill.publish.intervals`).
+An append has its own attempt: `begin`, write objects and manifest, `commit`. In a dataset without intervals
+the append then is a lot. In a dataset with intervals it is staged: it is durable, and becomes visible when
+its interval closes (`tidemill.publish.intervals`).
 """
 
 from tidemill.cluster.nodes import Node
@@ -33,21 +33,21 @@ def begin(
     The append is the dataset's next lot, or part of the open interval; a later interval may be open when it
     is committed.
 
-    - quarantine: the dataset for rows that checks remove. Its lot has the same id; for an append that waits
-      for its interval it is the quarantine's next lot, because removed rows do not wait.
+    - quarantine: the dataset for rows that checks drop. Its lot has the same id. If the append waits for its
+      interval, it is the quarantine's next lot, because dropped rows do not wait.
     """
-    known = None if append is None else producers.find(tx, keys.lots, dataset, append)
-    if known is not None:
-        return known
-    if datasets.read(tx, keys.lots, dataset).unit is None:
-        lot = str(lots.next_append(tx, keys.lots, dataset))
-    else:
+    receipt = None if append is None else producers.find(tx, keys.lots, dataset, append)
+    if receipt is not None:
+        return receipt
+    has_intervals = datasets.read(tx, keys.lots, dataset).unit is not None
+    if has_intervals:
         lot = staging.begin(tx, keys.lots, dataset).lot
+    else:
+        lot = str(lots.next_append(tx, keys.lots, dataset))
     targets = [Target(dataset, lot)]
     if quarantine is not None:
-        waits = datasets.read(tx, keys.lots, dataset).unit is not None
-        beside = str(lots.next_append(tx, keys.lots, quarantine)) if waits else lot
-        targets.append(Target(quarantine, beside, optional=True))
+        quarantine_lot = str(lots.next_append(tx, keys.lots, quarantine)) if has_intervals else lot
+        targets.append(Target(quarantine, quarantine_lot, optional=True))
     draft = Draft(
         id=attempt,
         author=f"append {dataset}",
@@ -59,22 +59,23 @@ def begin(
 
 
 def commit(
-    tx: Tx, keys: PublishKeys, hold: Hold, row: LotRow, append: Identity | None, *out: LotRow
+    tx: Tx, keys: PublishKeys, hold: Hold, row: LotRow, append: Identity | None, *quarantined: LotRow
 ) -> Receipt:
     """Publish or stage an append, and store its receipt.
 
-    When two tries of one append race, the second is abandoned and gets the receipt of the first.
+    If the same append is published twice at the same time, the second is abandoned and gets the first
+    receipt.
 
-    - out: the quarantine's lot, if checks removed rows; it is published at once.
+    - quarantined: the lot of the quarantine table, if checks dropped rows; it is published at once.
     """
-    known = None if append is None else producers.find(tx, keys.lots, row.dataset, append)
-    if known is not None:
-        attempts.abandon(tx, keys, hold, "the same append was published by another try")
-        return known
+    earlier = None if append is None else producers.find(tx, keys.lots, row.dataset, append)
+    if earlier is not None:
+        attempts.abandon(tx, keys, hold, "the same append was published by another attempt")
+        return earlier
     if datasets.read(tx, keys.lots, row.dataset).unit is not None:
-        return _stage(tx, keys, hold, row, append, *out)
+        return _stage(tx, keys, hold, row, append, *quarantined)
 
-    position = publish(tx, keys, hold, [row, *out]).positions[0]
+    position = publish(tx, keys, hold, [row, *quarantined]).positions[0]
     receipt = Receipt(dataset=row.dataset, lot=row.lot, position=position, visible_at=tx.wall())
     if append is not None:
         producers.record(tx, keys.lots, append, receipt)
@@ -82,16 +83,16 @@ def commit(
 
 
 def _stage(
-    tx: Tx, keys: PublishKeys, hold: Hold, row: LotRow, append: Identity | None, *out: LotRow
+    tx: Tx, keys: PublishKeys, hold: Hold, row: LotRow, append: Identity | None, *quarantined: LotRow
 ) -> Receipt:
     attempts.check(tx, keys, hold)
-    beside = {one.dataset: (lots.add(tx, keys.lots, one), one.manifest) for one in out}
-    for dataset in beside:
+    published = {lot.dataset: (lots.add(tx, keys.lots, lot), lot.manifest) for lot in quarantined}
+    for dataset in published:
         wakes.wake(tx, keys.triggers, dataset)
-    ends = [beside.get(target.dataset, (0, "")) for target in hold.draft.targets[1:]]
-    attempts.end_published(
-        tx, keys, hold, [0, *(end[0] for end in ends)], [row.manifest, *(end[1] for end in ends)]
-    )
+    ends = [published.get(target.dataset, (0, "")) for target in hold.draft.targets[1:]]
+    positions = [0, *(position for position, _ in ends)]
+    manifests = [row.manifest, *(manifest for _, manifest in ends)]
+    attempts.end_published(tx, keys, hold, positions, manifests)
     staged = Staged(
         uri=row.manifest,
         digest="" if append is None else append.digest,

@@ -44,12 +44,12 @@ class Assembler:
         """Run the parts that are not made yet, and write all manifests.
 
         - tasks: one for each listed part, in that order, made by `tasks_of`.
-        - adopted: earlier holders may have made some parts. `AttemptDamaged` when what they left does not
-          verify: the caller then abandons the attempt.
+        - adopted: earlier holders may have made some parts. Raises `AttemptDamaged` if their results are
+          damaged; the caller then abandons the attempt.
         """
         fingerprints = self._fingerprints(hold)
-        made = self.manifests.found(hold, [task.part for task in tasks]) if adopted else {}
-        self.manifests.intend(hold)
+        made = self.manifests.finished_parts(hold, [task.part for task in tasks]) if adopted else {}
+        self.manifests.write_intents(hold)
         failed = []
         left = {task.part: task for task in tasks if task.part not in made}
         for end in self._parts.run(list(left.values())) if left else ():
@@ -57,12 +57,12 @@ class Assembler:
                 continue  # reported twice
             if isinstance(end, PartDone):
                 alone = len(tasks) == 1
-                part = self.manifests.part_made(
+                part = self.manifests.write_part(
                     hold, end.task.part, end.written, alone=alone, fingerprints=fingerprints
                 )
                 made[part.part] = part
             else:
-                self.manifests.part_failed(hold, end)
+                self.manifests.write_failed_part(hold, end)
                 failed.append(end)
             self._scope.emit(_part_event(hold, end))
             if isinstance(end, PartDone):

@@ -1,10 +1,10 @@
-"""Attempts: a row in the store before the first object is written (LOT-17, LOT-20).
+"""Attempts: a row in the store, written before the first object of a lot (LOT-17, LOT-20).
 
-The row says what the attempt is to become, from which generations of its inputs and by which code. It is
-held by a node, under an epoch that grows when another node adopts it. Whoever acts on it shows its `Hold`:
-after an adoption the old one is refused with `LeaseLost`; after the attempt was published or abandoned, with
-`AttemptEnded`. So a zombie publishes nothing, whatever it has written, and an abandoned attempt never comes
-back: its objects may be deleted from the moment the abandonment is committed, and not before.
+The row names the lots that the attempt will publish, the generations of its inputs, and its code. A node
+holds it, under an epoch that grows when another node adopts it. Every step presents the attempt's `Hold`.
+After an adoption the old hold is refused with `LeaseLost`; after the attempt ended, with `AttemptEnded`. So a
+stale holder publishes nothing, and an abandoned attempt is never published. Its objects may be deleted from
+the moment when it is abandoned, and not before.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ import msgspec
 
 from tidemill.cluster import nodes
 from tidemill.cluster.nodes import Node
-from tidemill.errors import AttemptEnded, AttemptUnknown, LeaseLost, LotUnknown, UsageError
-from tidemill.lots import layout, lots
+from tidemill.errors import AttemptEnded, AttemptUnknown, LeaseLost, UsageError
+from tidemill.lots import layout
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import InputLot
 from tidemill.publish.keys import PublishKeys
@@ -24,15 +24,15 @@ from tidemill.store import Tx
 MOST_TARGETS = 100
 MOST_INPUTS = 300
 MOST_BYTES = 48 * 1024
-"""Of a draft: with what is known at its end the row still fits one value of the store."""
+"""The largest draft. With the fields that are added at its end, the row still fits into a store value."""
 
 PARTS_PAGE = 400
 
 
 class Target(msgspec.Struct, frozen=True, order=True, array_like=True):
-    """What an attempt is to become: one generation of a lot of one sink.
+    """What an attempt will publish: one generation of a lot of one sink.
 
-    An `optional` one may be left out when the attempt is published: a quarantine that nothing went to.
+    An `optional` target may be left out at publication: a quarantine without rows.
     """
 
     dataset: DatasetId
@@ -42,16 +42,17 @@ class Target(msgspec.Struct, frozen=True, order=True, array_like=True):
 
     @property
     def place(self) -> tuple[DatasetId, str, int]:
-        """Which generation of which lot: two targets of one attempt never share it."""
+        """The generation and lot; the targets of an attempt differ in it."""
         return self.dataset, self.lot, self.generation
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
-    """What never changes of an attempt.
+    """The part of an attempt that never changes.
 
-    - author: who makes it, an arc, a source, the appends of a dataset; `lot` and `generation` are its own.
-    - inputs: what it reads, with the generations that were current when it was opened (LOT-30).
-    - code: the digest of the code that makes it.
+    - author: the arc, the source, or the appends of a dataset. `lot` and `generation` are those of the
+      author.
+    - inputs: the lots it reads, in the generations that were current when it was opened (LOT-30).
+    - code: the digest of the author's code.
     """
 
     id: str
@@ -64,15 +65,15 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
-    """Somebody works on it, or did."""
+    """The attempt has not ended; a node works on it, or did."""
 
     draft: Draft
     node: str
     node_epoch: int
     epoch: int = 1  # grows with every adoption
     opened_at: int  # store time, µs
-    parts: int | None = None  # how many, once all of them are listed (LOT-18)
-    parked: bool = False  # nobody works on it; it is kept for a retry to go on with
+    parts: int | None = None  # their number, after all of them were listed (LOT-18)
+    parked: bool = False  # no node works on it; it is kept for a retry
 
     @property
     def state(self) -> AttemptState:
@@ -80,16 +81,16 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True, tag="published"):
-    """It is the lot, of every sink.
+    """The attempt was published: every sink has its lot.
 
-    `positions` and `manifests` are in the order of the draft's targets; 0 and an empty name for an optional
-    one that was left out. What the manifests do not list is left over, and removed by the cleaner.
+    `positions` and `manifests` are in the order of the draft's targets, with 0 and an empty name for an
+    optional target that was left out. The cleaner removes objects that the manifests do not list.
     """
 
     draft: Draft
     positions: tuple[int, ...]
     at: int
-    manifests: tuple[str, ...] = ()  # without what their lots' folders begin with; see `manifest_keys`
+    manifests: tuple[str, ...] = ()  # without the lot's prefix; see `manifest_keys`
     sweep_at: int | None = None
     sweeps: int = 0
 
@@ -99,7 +100,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True, tag="published"):
 
     @property
     def manifest_keys(self) -> tuple[str, ...]:
-        """The manifests' names in full."""
+        """The full keys of the manifests."""
         return tuple(
             _folder(target) + name[1:] if name.startswith("/") else name
             for target, name in zip(self.draft.targets, self.manifests, strict=True)
@@ -107,12 +108,12 @@ class Published(msgspec.Struct, frozen=True, kw_only=True, tag="published"):
 
 
 class Abandoned(msgspec.Struct, frozen=True, kw_only=True, tag="abandoned"):
-    """It never will be a lot; what it wrote may be deleted."""
+    """The attempt was given up: it will not be published, and its objects may be deleted."""
 
     draft: Draft
     at: int
     why: str = ""
-    sweep_at: int | None = None  # when the cleaner is to look for what it wrote
+    sweep_at: int | None = None  # when the cleaner next looks for its objects
     sweeps: int = 0
 
     @property
@@ -125,48 +126,36 @@ _decoder: msgspec.msgpack.Decoder[AnyAttempt] = msgspec.msgpack.Decoder(Open | P
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """The right to go on with an open attempt."""
+    """The right to continue an open attempt."""
 
     draft: Draft
     epoch: int
     node: Node
 
 
-def resolved(tx: Tx, keys: PublishKeys, wanted: Sequence[tuple[DatasetId, str]]) -> tuple[InputLot, ...]:
-    """Lots with their current generations, to open an attempt with in the same transaction."""
-    found = []
-    for dataset, lot in wanted:
-        row = lots.current(tx, keys.lots, dataset, lot)
-        if row is None:
-            raise LotUnknown(f"there is no lot {lot} of {dataset}")
-        found.append(
-            InputLot(dataset=dataset.name, version=dataset.version, lot=lot, generation=row.generation)
-        )
-    return tuple(found)
-
-
 def begin(tx: Tx, keys: PublishKeys, node: Node, draft: Draft) -> Hold:
-    """Enter an attempt, before anything of it is written."""
+    """Open an attempt, before its first object is written."""
     nodes.check(tx, keys.cluster, node)
     places = {target.place for target in draft.targets}
     if not 0 < len(draft.targets) <= MOST_TARGETS or len(places) < len(draft.targets):
         raise UsageError(
-            f"{draft.author} has {len(draft.targets)} sinks", hint=f"1 to {MOST_TARGETS}, each once"
+            f"{draft.author} has {len(draft.targets)} sinks",
+            hint=f"name 1 to {MOST_TARGETS} sinks, each once",
         )
     if all(target.optional for target in draft.targets):
-        raise UsageError(f"{draft.author} may leave out every sink", hint="one of them is no option")
+        raise UsageError(f"all sinks of {draft.author} are optional", hint="make one of them mandatory")
     if len(draft.inputs) > MOST_INPUTS:
         raise UsageError(
-            f"{draft.author} reads {len(draft.inputs)} lots at once", hint=f"{MOST_INPUTS} lots at most"
+            f"{draft.author} reads {len(draft.inputs)} lots at once", hint=f"read at most {MOST_INPUTS} lots"
         )
     size = len(msgspec.msgpack.encode(draft))
     if size > MOST_BYTES:
         raise UsageError(
-            f"what {draft.author} reads and writes takes {size:,} bytes to name",
-            hint=f"{MOST_BYTES:,} at most: fewer sinks or inputs, or shorter names",
+            f"the names of the inputs and sinks of {draft.author} take {size:,} bytes",
+            hint=f"use fewer or shorter names: at most {MOST_BYTES:,} bytes",
         )
     if tx.get(keys.attempt[draft.id]) is not None:
-        raise UsageError(f"attempt {draft.id} is there already", hint="each attempt has an id of its own")
+        raise UsageError(f"attempt {draft.id} exists already", hint="give each attempt a new id")
     row = Open(draft=draft, node=node.id, node_epoch=node.epoch, opened_at=tx.now())
     tx.set(keys.attempt[draft.id], msgspec.msgpack.encode(row), quiet=True)
     tx.set(keys.of[draft.author, draft.lot, draft.generation, draft.id], b"", quiet=True)
@@ -175,7 +164,7 @@ def begin(tx: Tx, keys: PublishKeys, node: Node, draft: Draft) -> Hold:
 
 
 def read(tx: Tx, keys: PublishKeys, attempt: str) -> AnyAttempt:
-    """An attempt's row; `AttemptUnknown` when there is none."""
+    """Read the row of an attempt; raise `AttemptUnknown` if there is none."""
     raw = tx.get(keys.attempt[attempt])
     if raw is None:
         raise AttemptUnknown(f"there is no attempt {attempt}")
@@ -183,7 +172,7 @@ def read(tx: Tx, keys: PublishKeys, attempt: str) -> AnyAttempt:
 
 
 def check(tx: Tx, keys: PublishKeys, hold: Hold) -> Open:
-    """The fence: the attempt is open and ours at this moment."""
+    """Check the fence: the attempt is open, and this node holds it."""
     nodes.check(tx, keys.cluster, hold.node)
     row = read(tx, keys, hold.draft.id)
     if not isinstance(row, Open):
@@ -191,21 +180,21 @@ def check(tx: Tx, keys: PublishKeys, hold: Hold) -> Open:
     if (row.epoch, row.node, row.node_epoch) != (hold.epoch, hold.node.id, hold.node.epoch):
         raise LeaseLost(f"attempt {hold.draft.id} was adopted by {row.node}")
     if row.parked:
-        raise LeaseLost(f"attempt {hold.draft.id} was let go")
+        raise LeaseLost(f"attempt {hold.draft.id} was parked")
     return row
 
 
 def list_parts(
     tx: Tx, keys: PublishKeys, hold: Hold, first: int, names: Sequence[str], *, last: bool
 ) -> None:
-    """Store a page of the list of parts, from ordinal `first` on, before the first of them runs (LOT-18)."""
+    """Store a page of the list of parts, starting at ordinal `first`, before any part runs (LOT-18)."""
     row = check(tx, keys, hold)
     if row.parts is not None or len(names) > PARTS_PAGE:
         raise UsageError(
-            f"a page of {len(names)} parts of attempt {hold.draft.id}",
-            hint=f"pages of {PARTS_PAGE} at most, and none behind the last",
+            f"cannot list {len(names)} more parts of attempt {hold.draft.id}",
+            hint=f"list at most {PARTS_PAGE} parts at a time, and none after the last page",
         )
-    if first == 0:  # a list that an earlier holder did not bring to its end
+    if first == 0:  # remove a list that an earlier holder did not complete
         tx.clear_range(*keys.part.under(hold.draft.id))
     for ordinal, name in enumerate(names, first):
         tx.set(keys.part[hold.draft.id, ordinal], name.encode(), quiet=True)
@@ -214,7 +203,7 @@ def list_parts(
 
 
 def parts(tx: Tx, keys: PublishKeys, attempt: str, first: int = 0, limit: int = PARTS_PAGE) -> list[str]:
-    """A page of an attempt's parts."""
+    """Return a page of an attempt's parts."""
     lo, (_, hi) = keys.part[attempt, first], keys.part.under(attempt)
     return [row.value.decode() for row in tx.range(lo, hi, limit=limit, snapshot=True)]
 
@@ -229,19 +218,19 @@ def attempts_at(
     *,
     newest_first: bool = False,
 ) -> list[AnyAttempt]:
-    """The attempts at one thing that are not forgotten, by id."""
-    found = tx.range(*keys.of.under(author, lot, generation), limit=limit, reverse=newest_first)
-    return [read(tx, keys, str(keys.of.unpack(row.key)[3])) for row in found]
+    """Return the stored attempts at one generation of an author's lot, ordered by id."""
+    page = tx.range(*keys.of.under(author, lot, generation), limit=limit, reverse=newest_first)
+    return [read(tx, keys, str(keys.of.unpack(row.key)[3])) for row in page]
 
 
 def adopt(
     tx: Tx, keys: PublishKeys, node: Node, seen: Open, inputs: Sequence[InputLot], code: str
 ) -> Hold | None:
-    """Go on with an attempt that a dead node, or an earlier life of this one, left open.
+    """Take over an attempt that a dead node, or an earlier start of this one, left open.
 
-    None unless it is still as seen, its inputs and code are the ones we would use, and nobody else may still
-    work on it. Of two adopters one wins: the other one has seen an old epoch. The caller then verifies the
-    attempt's manifests and objects, and publishes or abandons it.
+    Returns None if it has changed since `seen` was read, if its inputs or code differ, or if another node may
+    still work on it. Of two nodes that adopt it at the same time one wins, because the other has seen an old
+    epoch. The caller then verifies the attempt's manifests and objects, and publishes or abandons it.
     """
     nodes.check(tx, keys.cluster, node)
     row = read(tx, keys, seen.draft.id)
@@ -260,9 +249,9 @@ def adopt(
 
 
 def park(tx: Tx, keys: PublishKeys, hold: Hold) -> None:
-    """Let go of an attempt that is ours and cannot be finished now, for a retry to go on with (LOT-18).
+    """Release an attempt that cannot be finished now, so that a retry can continue it (LOT-18).
 
-    Anybody may adopt it from now on, and the cleaner leaves it alone until it is abandoned on purpose.
+    Any node may adopt it from now on. The cleaner does not touch it until it is abandoned explicitly.
     """
     row = check(tx, keys, hold)
     step(row.state, AttemptEdge.PARK)
@@ -272,9 +261,10 @@ def park(tx: Tx, keys: PublishKeys, hold: Hold) -> None:
 def end_published(
     tx: Tx, keys: PublishKeys, hold: Hold, positions: Sequence[int], manifests: Sequence[str] = ()
 ) -> Published:
-    """Open -> published; called by `publish` alone, in the transaction that makes it the lot.
+    """Open -> published, in the transaction that publishes the lots. Only `publish` calls it.
 
-    Without manifests (a view's step, which names its files itself) the cleaner does not look after it.
+    Without manifests, as for a view's step that names its files itself, the cleaner does not visit the
+    attempt.
     """
     row = check(tx, keys, hold)
     step(row.state, AttemptEdge.PUBLISH)
@@ -299,16 +289,16 @@ def end_published(
 
 
 def abandon(tx: Tx, keys: PublishKeys, hold: Hold, why: str) -> Abandoned:
-    """Give up an attempt that is ours. Only then may anything of it be deleted."""
+    """Give up an attempt that this node holds. Its objects may be deleted only after this."""
     return _abandon(tx, keys, check(tx, keys, hold), why)
 
 
 def abandon_left(
     tx: Tx, keys: PublishKeys, attempt: str, why: str, node: Node | None = None
 ) -> Abandoned | None:
-    """Give up an attempt that nobody works on: parked, of a node that is gone, or of `node`'s earlier run.
+    """Give up an attempt that no node works on: it is parked, its node is gone, or `node` itself held it.
 
-    None, and nothing changed, when it has ended or somebody else may still work on it.
+    Returns None and changes nothing if it has ended, or if another node may still work on it.
     """
     if node is not None:
         nodes.check(tx, keys.cluster, node)
@@ -321,9 +311,9 @@ def abandon_left(
 
 
 def abandon_lost(tx: Tx, keys: PublishKeys, attempt: str, grace_us: int) -> Abandoned | None:
-    """Give up an attempt whose node is gone and that nobody adopted within a grace; None if that is not so.
+    """Give up an attempt whose node is gone and that no node adopted in time; return None if there is none.
 
-    The cleaner's step: it conflicts with an adoption and with a publication, so that one of them happens.
+    The cleaner uses this. It conflicts with adoption and with publication, so only one of them happens.
     """
     row = read(tx, keys, attempt)
     if not isinstance(row, Open) or row.parked or _alive(tx, keys, row):
@@ -334,30 +324,32 @@ def abandon_lost(tx: Tx, keys: PublishKeys, attempt: str, grace_us: int) -> Aban
 
 
 def supersede(tx: Tx, keys: PublishKeys, author: str, lot: str, generation: int = 0) -> list[Abandoned]:
-    """Give up what earlier runs of an author left open at one thing. The caller shows in this transaction
-    that the author's run is its own: then whoever worked on these can publish them no more.
+    """Give up the attempts that earlier runs of an author left open. The caller checks in this transaction
+    that it holds the author's current run, so no one else can publish these attempts.
     """
     left = attempts_at(tx, keys, author, lot, generation)
     return [_abandon(tx, keys, row, "another run began") for row in left if isinstance(row, Open)]
 
 
 def open_ids(tx: Tx, keys: PublishKeys, after: str = "", limit: int = 100) -> list[str]:
-    """A page of the open attempts."""
+    """Return a page of the ids of open attempts."""
     lo, hi = keys.open.all()
-    found = tx.range(keys.open[after] + b"\x00" if after else lo, hi, limit=limit, snapshot=True)
-    return [str(keys.open.unpack(row.key)[0]) for row in found]
+    page = tx.range(keys.open[after] + b"\x00" if after else lo, hi, limit=limit, snapshot=True)
+    return [str(keys.open.unpack(row.key)[0]) for row in page]
 
 
 def to_sweep(tx: Tx, keys: PublishKeys, limit: int = 100) -> list[Published | Abandoned]:
-    """Ended attempts that the cleaner is to look after now, longest due first."""
+    """Return the ended attempts that the cleaner should visit now, longest due first."""
     lo, _ = keys.sweep.all()
-    found = tx.range(lo, keys.sweep[tx.now() + 1], limit=limit, snapshot=True)
-    rows = [read(tx, keys, str(keys.sweep.unpack(row.key)[1])) for row in found]
+    page = tx.range(lo, keys.sweep[tx.now() + 1], limit=limit, snapshot=True)
+    rows = [read(tx, keys, str(keys.sweep.unpack(row.key)[1])) for row in page]
     return [row for row in rows if not isinstance(row, Open)]
 
 
 def sweep_again(tx: Tx, keys: PublishKeys, seen: Published | Abandoned, at: int | None) -> bool:
-    """It was swept: look again at `at`, or never. False when another cleaner was faster."""
+    """Record that an attempt was swept, and when to sweep it again, if at all. False if another cleaner
+    did.
+    """
     raw = tx.get(keys.attempt[seen.draft.id])
     if raw is None or _decoder.decode(raw) != seen:
         return False
@@ -370,20 +362,20 @@ def sweep_again(tx: Tx, keys: PublishKeys, seen: Published | Abandoned, at: int 
 
 
 def forget(tx: Tx, keys: PublishKeys, attempt: str, limit: int = PARTS_PAGE) -> bool:
-    """Drop the row of an abandoned attempt whose data is gone, a page at a time; True when there is more.
+    """Delete the rows of an abandoned attempt whose data is gone, one page; return True if there are more.
 
-    Another writer of its folder can only be a zombie: whoever removes the data decides how long to wait.
+    Only a stale holder could still write to its folder; the cleaner decides how long to wait for it.
     """
     row = read(tx, keys, attempt)
     if not isinstance(row, Abandoned):
         raise UsageError(
-            f"attempt {attempt} is {row.state.value}", hint="only abandoned attempts are forgotten"
+            f"attempt {attempt} is {row.state.value}", hint="only abandoned attempts can be deleted"
         )
     lo, hi = keys.part.under(attempt)
-    found = tx.range(lo, hi, limit=limit)
-    if found:
-        tx.clear_range(lo, found[-1].key + b"\x00")
-    if len(found) == limit:
+    page = tx.range(lo, hi, limit=limit)
+    if page:
+        tx.clear_range(lo, page[-1].key + b"\x00")
+    if len(page) == limit:
         return True
     draft = row.draft
     tx.clear(keys.attempt[attempt], quiet=True)

@@ -1,17 +1,16 @@
-"""The cleaner: nothing stays that no manifest lists, and nothing goes that one does (LOT-19).
+"""The cleaner: deletes objects that no manifest lists, and only those (LOT-19).
 
-- An attempt whose node is gone, and that nobody adopted within a grace, is abandoned: a transaction that
-  conflicts with adopting and publishing it. Only then is anything of it deleted.
-- An abandoned attempt's data is deleted, then a `removed` manifest takes the place of its others.
-- A published attempt's leftovers are deleted: what its failed or repeated parts wrote, intents, and manifests
-  of former holders. What its own manifests list is kept, also when the lot's layout was revised since.
-- Both are looked after again, at growing distances, because a zombie may still write: until its Spark
-  application is gone, or a day has passed. Then an abandoned attempt is forgotten.
+- It abandons an attempt whose node is gone and that no node adopted in time. That transaction conflicts with
+  adoption and publication. Only after it are objects of the attempt deleted.
+- It deletes the data of an abandoned attempt, then replaces its manifests by one with the state `removed`.
+- It deletes what a published attempt left over: data of failed or repeated parts, intents, and manifests of
+  earlier holders. It keeps everything that the attempt's own manifests list, even if the layout was revised.
+- It visits both again, at growing intervals, because a stale holder may still write: until the Spark
+  application is gone, or a day has passed. Then it deletes the rows of an abandoned attempt.
+- It deletes a replaced layout of a lot (LOT-37) after the grace period of its readers.
 
-- A layout of a lot that was replaced by another (LOT-37) is deleted when its readers' grace is over.
-
-Open attempts are never touched: they may be published, or their parts reused. Any number of cleaners may run
-at once, on any node: each step may be repeated.
+It never touches open attempts: they may be published, or their parts reused. Any number of cleaners can run
+at the same time, on any node, because each step can be repeated.
 """
 
 import contextlib
@@ -35,47 +34,46 @@ KEEP_S = 24 * 3600.0
 GRACE_S = 600.0
 READERS_S = 24 * 3600.0
 FIRST_AGAIN_S = 60.0
-"""After the first sweep; each later one is four times as far off."""
+"""The time from the first sweep to the second. Each later interval is four times as long."""
 
 PAGE = 100
 
-Gone: TypeAlias = Callable[[Draft], bool]
+IsGone: TypeAlias = Callable[[Draft], bool]
 Drop: TypeAlias = Callable[[Draft], None]
-Lists: TypeAlias = Callable[[str], Collection[str] | None]
+ListedBy: TypeAlias = Callable[[str], Collection[str] | None]
 
 
-def unknown(_: Draft) -> bool:
-    """Nobody says whether an attempt's Spark application is gone: a day has to pass."""
+def _never_gone(_: Draft) -> bool:
     return False
 
 
-def nothing(_: Draft) -> None:
-    """An attempt that left nothing but objects."""
+def _drop_nothing(_: Draft) -> None:
+    pass
 
 
-def no_others(_: str) -> Collection[str] | None:
-    """Whatever a published attempt names is a manifest."""
+def _only_manifests(_: str) -> Collection[str] | None:
     return None
 
 
 class Cleaner:
-    """Removes what ended attempts left.
+    """Deletes what ended attempts left.
 
-    - gone: can nothing of this attempt write any more? Asked before a sweep, which is then the last one.
-    - drop: let go of what else an ended attempt has, such as the results of its parts; may be repeated.
-    - lists: the objects that a file lists which a published attempt names and which is no manifest, such as a
-      version file; None for a manifest. `ObjectMissing` or `ManifestUnreadable` if that cannot be said.
-    - grace_s: how long an attempt must be open before a dead node's one is given up.
-    - readers_s: how long a layout that was replaced stays for readers that have begun with it.
+    - gone: tells that no process of the attempt can write any more; then the next sweep is the last. By
+      default it is unknown, and sweeps continue for `keep_s`.
+    - drop: deletes other things of an ended attempt, such as the results of its parts; can be repeated.
+    - lists: returns the objects listed in a file that a published attempt names, such as a version file; None
+      for a manifest. It raises `ObjectMissing` or `ManifestUnreadable` if it cannot read the file.
+    - grace_s: how long an attempt must be open before it is abandoned because its node is gone.
+    - readers_s: how long a replaced layout stays for readers that started with it.
     """
 
     def __init__(
         self,
         scope: Scope,
         *,
-        gone: Gone = unknown,
-        drop: Drop = nothing,
-        lists: Lists = no_others,
+        gone: IsGone = _never_gone,
+        drop: Drop = _drop_nothing,
+        lists: ListedBy = _only_manifests,
         keep_s: float = KEEP_S,
         grace_s: float = GRACE_S,
         readers_s: float = READERS_S,
@@ -91,12 +89,12 @@ class Cleaner:
         self._keep_us = int(keep_s * SECOND_US)
         self._grace_us = int(grace_s * SECOND_US)
         self._readers_us = int(readers_s * SECOND_US)
-        self._after = ""  # the open attempt up to which we have looked
+        self._after = ""  # the last open attempt that was checked
 
     def clean(self, limit: int = PAGE) -> bool:
-        """One page of everything; True when there may be more to do now.
+        """Do one page of each job; return True if there may be more to do now.
 
-        Attempts are swept before a layout of theirs is removed: what one left is told by its manifest.
+        Attempts are swept before their layouts are removed, because a sweep reads their manifests.
         """
         more = self.abandon_lost(limit)
         if self.sweep(limit) == limit:
@@ -104,20 +102,20 @@ class Cleaner:
         return self.remove_retired(limit) == limit or more
 
     def abandon_lost(self, limit: int = PAGE) -> bool:
-        """Give up a page of the open attempts whose nodes are gone; False at the end of a round."""
+        """Abandon open attempts whose nodes are gone, one page; return False after the last page."""
         page = self._scope.store.run(lambda tx: attempts.open_ids(tx, self._keys, self._after, limit))
         for attempt in page:
             try:
                 lost = self._publisher.abandon_lost(attempt, self._grace_us)
             except AttemptUnknown:
-                continue  # it ended meanwhile, and was forgotten
+                continue  # it has ended, and its rows are deleted
             if lost is not None:
                 self._scope.emit(abandoned_event(lost))
         self._after = page[-1] if len(page) == limit else ""
         return bool(self._after)
 
     def sweep(self, limit: int = PAGE) -> int:
-        """Look after the ended attempts whose time has come; how many there were."""
+        """Sweep the ended attempts that are due; return their number."""
         page, now = self._scope.store.run(lambda tx: (attempts.to_sweep(tx, self._keys, limit), tx.now()))
         for ended in page:
             last = now >= ended.at + self._keep_us or self._gone(ended.draft)
@@ -128,32 +126,32 @@ class Cleaner:
             )
             if removed:
                 self._scope.emit(AttemptCleaned(attempt=ended.draft.id, objects=removed))
-            self._settle(ended, now, last)
+            self._schedule_next(ended, now, last)
         return len(page)
 
     def remove_retired(self, limit: int = PAGE) -> int:
-        """Remove layouts that were replaced so long ago that nobody reads them any more; how many.
+        """Delete replaced layouts after the grace period of their readers; return how many.
 
-        Data first and what lists it last, so that whoever goes on after a death knows what is left.
+        It deletes the data before the manifests that list it, so a cleaner that resumes knows what is left.
         """
         lots_keys = self._keys.lots
         page = self._scope.store.run(
             lambda tx: lots.retired(tx, lots_keys, tx.now() - self._readers_us, limit)
         )
-        left = 0
+        unreadable = 0
         for old in page:
             removed = 0
             try:
                 root = self._manifests.load(old.manifest)
             except ObjectMissing:
-                root = None  # somebody died behind this point
+                root = None  # another cleaner died after it had deleted the manifest
             except ManifestUnreadable:
-                left += 1  # what it lists is not known; those behind it are no worse for that
+                unreadable += 1  # its objects are unknown; continue with the others
                 continue
             if root is not None:
                 data = [item.uri for item in root.objects]
                 for part in root.parts:
-                    with contextlib.suppress(ObjectMissing):  # somebody died between two of them
+                    with contextlib.suppress(ObjectMissing):  # a cleaner died between two of them
                         data += [item.uri for item in self._manifests.load(part).objects]
                 self._delete("retire-data", data)
                 self._delete("retire-parts", root.parts)
@@ -172,70 +170,70 @@ class Cleaner:
                     objects=removed,
                 )
             )
-        return len(page) - left
+        return len(page) - unreadable
 
-    def _settle(self, ended: Published | Abandoned, now: int, last: bool) -> None:
+    def _schedule_next(self, ended: Published | Abandoned, now: int, last: bool) -> None:
         if last and isinstance(ended, Abandoned):
             with contextlib.suppress(AttemptUnknown):  # another cleaner was faster
                 self._publisher.forget(ended.draft.id)
             return
-        again = int(FIRST_AGAIN_S * SECOND_US) * 4 ** min(ended.sweeps, 10)
-        at = None if last else min(now + again, ended.at + self._keep_us)
+        pause_us = int(FIRST_AGAIN_S * SECOND_US) * 4 ** min(ended.sweeps, 10)
+        at = None if last else min(now + pause_us, ended.at + self._keep_us)
         self._scope.step("publish.swept", lambda tx: attempts.sweep_again(tx, self._keys, ended, at))
 
     def _sweep_abandoned(self, ended: Abandoned) -> int:
         removed = 0
         for target in ended.draft.targets:
             data = data_of(self._objects, ended.draft, target)
-            bodies = manifest_keys(self._objects, ended.draft, target, _WRITTEN)
-            if not data and not bodies:
+            manifests = manifest_keys(self._objects, ended.draft, target, _WRITTEN)
+            if not data and not manifests:
                 continue
             self._delete("remove-data", data)
-            self._manifests.removed(ended.draft, target, ended.why)
-            self._delete("remove-manifests", bodies)
-            removed += len(data) + len(bodies)
+            self._manifests.write_deletion(ended.draft, target, ended.why)
+            self._delete("remove-manifests", manifests)
+            removed += len(data) + len(manifests)
         return removed
 
     def _sweep_published(self, ended: Published) -> int:
         removed = 0
         for target, manifest in zip(ended.draft.targets, ended.manifest_keys, strict=True):
-            bodies = manifest_keys(self._objects, ended.draft, target, _WRITTEN)
+            manifests = manifest_keys(self._objects, ended.draft, target, _WRITTEN)
             data = data_of(self._objects, ended.draft, target)
             try:
-                kept = self._kept(ended.draft, manifest, read=bool(data))
+                in_use = self._in_use(ended.draft, manifest, read=bool(data))
             except (ObjectMissing, ManifestUnreadable):
-                continue  # readers will say so; what cannot be read is no reason to delete
-            left = [key for key in data if key not in kept]
-            spare = [key for key in bodies if key not in kept]
-            self._delete("remove-data", left)
-            self._delete("remove-manifests", spare)
-            removed += len(left) + len(spare)
+                continue  # readers will report it; delete nothing without knowing what is in use
+            unused_data = [key for key in data if key not in in_use]
+            unused_manifests = [key for key in manifests if key not in in_use]
+            self._delete("remove-data", unused_data)
+            self._delete("remove-manifests", unused_manifests)
+            removed += len(unused_data) + len(unused_manifests)
         return removed
 
-    def _kept(self, draft: Draft, manifest: str, *, read: bool) -> set[str]:
-        """What one sink of a published attempt consists of: its manifests and, if `read`, what they list.
+    def _in_use(self, draft: Draft, manifest: str, *, read: bool) -> set[str]:
+        """Return the manifests of one sink of a published attempt and, if `read`, the objects they list.
 
-        A root may have parts of other attempts, such as appends: those list nothing of ours.
+        A root may have parts of other attempts, such as appends. Those list no objects of this attempt.
         """
         if not manifest:  # an optional sink that was left out
             return set()
-        others = self._lists(manifest)
-        if others is not None:
-            return {manifest, *others}
+        listed = self._lists(manifest)
+        if listed is not None:
+            return {manifest, *listed}
         root = self._manifests.load(manifest)
-        kept = {manifest, *root.parts}
+        in_use = {manifest, *root.parts}
         if read:
             own = [key for key in root.parts if attempt_in(key) == draft.id]
-            kept |= {item.uri for item in root.objects}
-            kept |= {item.uri for key in own for item in self._manifests.load(key).objects}
-        return kept
+            in_use |= {item.uri for item in root.objects}
+            in_use |= {item.uri for key in own for item in self._manifests.load(key).objects}
+        return in_use
 
     def _delete(self, step: str, keys: Iterable[str]) -> None:
-        found = list(keys)
-        if not found:
+        unused = list(keys)
+        if not unused:
             return
         crash.point(f"publish.{step}.before")
-        self._objects.delete_many(found)
+        self._objects.delete_many(unused)
         crash.point(f"publish.{step}.after")
 
 

@@ -1,4 +1,4 @@
-"""What the publish room tells."""
+"""Typed events of publication."""
 
 from tidemill.events import Event
 
@@ -14,7 +14,7 @@ class AttemptOpened(Event, frozen=True):
 
 
 class AttemptAdopted(Event, frozen=True):
-    """A node goes on with an attempt that was left open."""
+    """A node took over an attempt that another left open."""
 
     attempt: str
     author: str
@@ -25,7 +25,7 @@ class AttemptAdopted(Event, frozen=True):
 
 
 class AttemptPublished(Event, frozen=True):
-    """An attempt became the lot; one entry per sink that has it, as `dataset@version`."""
+    """An attempt was published; one entry per sink, as `dataset@version`."""
 
     attempt: str
     author: str
@@ -36,7 +36,7 @@ class AttemptPublished(Event, frozen=True):
 
 
 class AttemptAbandoned(Event, frozen=True):
-    """An attempt never will be a lot."""
+    """An attempt was given up: it will not be published."""
 
     attempt: str
     author: str
@@ -46,14 +46,14 @@ class AttemptAbandoned(Event, frozen=True):
 
 
 class AttemptCleaned(Event, frozen=True):
-    """Objects that an ended attempt left over were removed."""
+    """The cleaner removed objects that an ended attempt left."""
 
     attempt: str
     objects: int
 
 
 class PartEnded(Event, frozen=True):
-    """A part of an attempt is made, or failed after all its retries (`error` is not empty)."""
+    """A part of an attempt completed, or failed after all its retries (`error` is not empty)."""
 
     attempt: str
     author: str
@@ -66,7 +66,7 @@ class PartEnded(Event, frozen=True):
 
 
 class ChecksFailed(Event, frozen=True):
-    """Rows of a part failed checks that let the lot be published: how many, by the name of the check."""
+    """Rows of a part failed checks, but the lot is still published; counts by the name of the check."""
 
     attempt: str
     author: str
@@ -77,7 +77,7 @@ class ChecksFailed(Event, frozen=True):
 
 
 class LotCompacted(Event, frozen=True):
-    """A lot has another layout of the same content."""
+    """A lot has a new layout of the same content."""
 
     dataset: str
     lot: str
@@ -88,7 +88,7 @@ class LotCompacted(Event, frozen=True):
 
 
 class LayoutRemoved(Event, frozen=True):
-    """The files of a layout that was replaced are gone: its readers' grace is over."""
+    """The cleaner removed the files of a replaced layout, after the grace period of its readers."""
 
     dataset: str
     lot: str
@@ -98,7 +98,7 @@ class LayoutRemoved(Event, frozen=True):
 
 
 class IntervalClosed(Event, frozen=True):
-    """What was appended while an interval was open became its lot."""
+    """The appends of an interval were published as its lot."""
 
     dataset: str
     lot: str

@@ -1,4 +1,4 @@
-"""Intervals: the appends of one interval become its lot when the interval is over (LOT-42).
+"""Intervals: when an interval is over, its appends are published as one lot (LOT-42).
 
 Every runner closes intervals, without a leader: when two close the same one, one of them publishes. The lot's
 manifest is a root over the manifests of the appends. Closing therefore reads and copies no data, and its
@@ -45,7 +45,9 @@ class IntervalCloser:
         return closed
 
     def close(self, dataset: DatasetId, lot: LotId) -> bool:
-        """Close one interval; False when another node closed it, or an earlier interval is still open."""
+        """Close one interval; return False if another node closed it, or an earlier interval is still
+        open.
+        """
         try:
             hold = self.seal(dataset, lot, self._scope.new_attempt())
         except IntervalConflict:
@@ -55,12 +57,12 @@ class IntervalCloser:
             declared = self._scope.store.run(lambda tx: datasets.read(tx, self._keys.lots, dataset))
             rows, size = sum(append.rows for append in staged), sum(append.size for append in staged)
             parts = [append.uri for append in staged if append.rows]
-            row = self._manifests.gathered(hold, parts, rows, size, declared.fingerprint)
+            row = self._manifests.write_root(hold, parts, rows, size, declared.fingerprint)
             position = self.commit(hold, row)
         except (IntervalConflict, LotConflict) as error:
             self._publisher.abandon(hold, error.message)
             return False
-        except ObjectError as error:  # the next try opens a new attempt: this one must not stay open
+        except ObjectError as error:  # the next try opens a new attempt, so this one must end
             self._publisher.abandon(hold, error.message)
             raise
         self._scope.emit(
@@ -71,7 +73,7 @@ class IntervalCloser:
         return True
 
     def seal(self, dataset: DatasetId, lot: LotId, attempt: str) -> Hold:
-        """Seal an interval, so that it takes no more appends, and open the attempt at its lot."""
+        """Seal an interval, so that it accepts no more appends, and open the attempt at its lot."""
         return self._scope.step(
             "publish.seal", lambda tx: seal(tx, self._keys, self._scope.node, dataset, lot, attempt)
         )

@@ -1,10 +1,10 @@
-"""The publish room's layout in the store, beside that of the rooms it joins.
+"""Keys of attempts in the store. All of them begin with the cluster's name, C.
 
-(C, "attempt", id)                             its row
-(C, "attempt-part", id, ordinal)               its parts, in their order
-(C, "attempt-of", author, lot, generation, id) the attempts at one thing
-(C, "attempt-open", id)                        the open ones
-(C, "attempt-sweep", at, id)                   the ended ones, by when the cleaner is to look after them
+(C, "attempt", id)                             the row of an attempt
+(C, "attempt-part", id, ordinal)               the names of its parts, in order
+(C, "attempt-of", author, lot, generation, id) the attempts at one generation of an author's lot
+(C, "attempt-open", id)                        open attempts
+(C, "attempt-sweep", at, id)                   ended attempts, by the time of their next sweep
 """
 
 from tidemill.cluster.keys import ClusterKeys
@@ -14,7 +14,9 @@ from tidemill.triggers.keys import TriggerKeys
 
 
 class PublishKeys:
-    """The spaces of one cluster's attempts, and the keys of the rooms that one publication writes to."""
+    """The spaces of one cluster's attempts, and the keys of the other packages that a publication writes
+    to.
+    """
 
     def __init__(self, cluster: str) -> None:
         self.cluster = ClusterKeys(cluster)

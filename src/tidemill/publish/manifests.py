@@ -1,24 +1,26 @@
-"""The manifests of an attempt: what it means to write, what its parts wrote, what the lot is (LOT-8, LOT-16).
+"""The manifests of an attempt: its intent, the results of its parts, and the lot (LOT-8, LOT-16).
 
-All of an attempt's manifests carry the attempt *and the epoch of whoever holds it* in their names, so that no
-two writers ever write one name: a zombie's late PUT lands beside its successor's and changes nothing.
+The names of an attempt's manifests contain the attempt *and the epoch of its holder*, so no two writers ever
+write the same name: a late write of a stale holder changes nothing.
 
     …/state=partial/gen=G/attempt={id}.{epoch}/manifest.json          the intent, before any data
-    …/state=complete/gen=G/attempt={id}.{epoch}/part=P/manifest.json  a part that is made (or state=empty)
+    …/state=complete/gen=G/attempt={id}.{epoch}/part=P/manifest.json  a completed part (or state=empty)
     …/state=partial/gen=G/attempt={id}.{epoch}/part=P/manifest.json   a part that failed
     …/state=complete/gen=G/attempt={id}.{epoch}/manifest-root.json    the lot, if it has parts
-    …/state=complete/gen=G/attempt={id}.{epoch}/manifest.json         the lot, if it is one part
+    …/state=complete/gen=G/attempt={id}.{epoch}/manifest.json         the lot, if it has one part
 
-Lists of objects are those that the tasks returned, never a listing (LOT-17). After an adoption the new holder
-takes over the parts for which every sink has a manifest of one and the same earlier holder, because only
-those come from one run of the part, and only after all of them were verified (LOT-20).
+The lists of objects come from the tasks, never from a listing (LOT-17). After an adoption the new holder
+reuses a part only if the same earlier holder wrote its manifests for all sinks, because only then do they
+come from one run of the part. It verifies all of them first (LOT-20).
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from tidemill import crash
 from tidemill.clock import Clock
@@ -33,15 +35,14 @@ from tidemill.publish.attempts import Draft, Hold, Target
 from tidemill.publish.parts import PartFailed, SinkWritten
 
 LEAF, ROOT = "manifest.json", "manifest-root.json"
-WORDS = 2000
-"""Of an error that goes into a manifest."""
+MAX_COMMENT_CHARS = 2000
 
 Fingerprints: TypeAlias = Mapping[DatasetId, str]
-"""Of the schemas, by dataset; one that is not in it has none."""
+"""The fingerprint of each dataset's schema; a dataset without a schema is missing."""
 
 
 class SinkPart(msgspec.Struct, frozen=True, kw_only=True):
-    """A manifest that is written: what one part made for one sink."""
+    """A stored manifest: the result of one part for one sink."""
 
     dataset: DatasetId
     key: str
@@ -49,7 +50,7 @@ class SinkPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartMade(msgspec.Struct, frozen=True, kw_only=True):
-    """A part that is made, with its manifests: one for each sink, in the order of the draft's targets."""
+    """A completed part with its manifests, one for each sink, in the order of the draft's targets."""
 
     part: str
     sinks: tuple[SinkPart, ...]
@@ -68,14 +69,17 @@ class Manifests:
 
     # --- writing
 
-    def intend(self, hold: Hold) -> None:
-        """Say for each target where data may appear, before any does (LOT-16)."""
+    def write_intents(self, hold: Hold) -> None:
+        """Record for each target where its data will be written, before any is (LOT-16)."""
         for target in hold.draft.targets:
-            prefix = StoredObject(uri=data_start(target, hold.draft.id), type=UriType.PREFIX)
-            body = self._manifest(hold, target, ManifestState.PARTIAL, objects=[prefix], comment="intent")
+            body = replace(
+                self._new(hold.draft, target, ManifestState.PARTIAL),
+                objects=[_all_data(target, hold.draft.id)],
+                comment="intent",
+            )
             self._put("intent", _key(hold, target, body), body)
 
-    def part_made(
+    def write_part(
         self,
         hold: Hold,
         part: str,
@@ -84,39 +88,37 @@ class Manifests:
         alone: bool,
         fingerprints: Fingerprints,
     ) -> PartMade:
-        """Write the manifests of a part, one for each sink; `alone`: it is the whole lot.
+        """Write the manifests of a part, one for each sink; `alone`: the lot has no other part.
 
-        The objects must lie in this attempt's folder: the cleaner keeps those of no other for us.
+        The objects must be in this attempt's folder, because the cleaner deletes other attempts' objects.
         """
-        left = {sink.dataset: sink for sink in written}
+        by_dataset = {sink.dataset: sink for sink in written}
         sinks = []
         for target in hold.draft.targets:
-            found = left.pop(target.dataset, None)
-            objects = () if found is None else found.objects
+            sink = by_dataset.pop(target.dataset, SinkWritten(dataset=target.dataset))
             start = data_start(target, hold.draft.id)
-            strange = [one.uri for one in objects if not _is_of(one.uri, start)]
-            if strange:
+            outside = [item.uri for item in sink.objects if not _is_in(item.uri, start)]
+            if outside:
                 raise UsageError(
-                    f"a part of attempt {hold.draft.id} says that it wrote {strange[0]}",
-                    hint="a part writes into the folder of its own attempt",
+                    f"a part of attempt {hold.draft.id} wrote {outside[0]}",
+                    hint="write into the folder of the attempt",
                 )
-            body = self._manifest(
-                hold,
-                target,
-                ManifestState.COMPLETE if objects else ManifestState.EMPTY,
+            state = ManifestState.COMPLETE if sink.objects else ManifestState.EMPTY
+            body = replace(
+                self._new(hold.draft, target, state),
                 part="" if alone else part,
-                objects=list(objects),
-                checks={} if found is None else found.checks,
-                fingerprint=fingerprints.get(target.dataset, ""),
-                schema="" if found is None else found.schema,
+                objects=list(sink.objects),
+                checks=sink.checks,
+                schema_fingerprint=fingerprints.get(target.dataset, ""),
+                schema=sink.schema,
             )
             key = _key(hold, target, body)
             self._put("part-manifest", key, body)
             sinks.append(SinkPart(dataset=target.dataset, key=key, manifest=body))
-        if left:
+        if by_dataset:
             raise UsageError(
-                f"a part of attempt {hold.draft.id} wrote to {', '.join(map(str, left))}",
-                hint="a part writes to the sinks of its attempt",
+                f"a part of attempt {hold.draft.id} wrote to {', '.join(map(str, by_dataset))}",
+                hint="write only to the sinks of the attempt",
             )
         return PartMade(part=part, sinks=tuple(sinks))
 
@@ -126,44 +128,42 @@ class Manifests:
         write: Callable[[Mapping[DatasetId, str]], Sequence[SinkWritten]],
         fingerprints: Fingerprints,
     ) -> list[LotRow]:
-        """Write a lot that this process makes as a whole; return the rows to publish.
+        """Write a lot without parts; return the rows to publish.
 
-        Appends, fetched batches, pushed requests and compactions have no parts. One process writes the
-        intent, the data and the manifest.
+        For appends, fetched batches, pushed requests and compactions, one process writes the intent, the data
+        and the manifest.
 
         - write: writes the data. It gets the attempt's folder for each sink, and returns what it wrote.
         - fingerprints: of the sinks' schemas.
         """
-        self.intend(hold)
+        self.write_intents(hold)
         folders = {
             target.dataset: layout.data_prefix(*target.dataset.parts, target.lot, hold.draft.id)
             for target in hold.draft.targets
         }
-        part = self.part_made(hold, "", write(folders), alone=True, fingerprints=fingerprints)
+        part = self.write_part(hold, "", write(folders), alone=True, fingerprints=fingerprints)
         return self.finish(hold, [part], fingerprints)
 
-    def part_failed(self, hold: Hold, failed: PartFailed) -> None:
-        """Write for each sink that a part is not made, and why."""
+    def write_failed_part(self, hold: Hold, failed: PartFailed) -> None:
+        """Record for each sink that a part failed, and why."""
         for target in hold.draft.targets:
-            prefix = StoredObject(uri=data_start(target, hold.draft.id), type=UriType.PREFIX)
-            body = self._manifest(
-                hold,
-                target,
-                ManifestState.PARTIAL,
+            body = replace(
+                self._new(hold.draft, target, ManifestState.PARTIAL),
                 part=failed.task.part,
-                objects=[prefix],
-                comment=f"{failed.kind}: {failed.message}"[:WORDS],
+                objects=[_all_data(target, hold.draft.id)],
+                comment=f"{failed.kind}: {failed.message}"[:MAX_COMMENT_CHARS],
             )
             self._put("part-failed", _key(hold, target, body), body)
 
-    def finish(self, hold: Hold, made: Sequence[PartMade], fingerprints: Fingerprints) -> list[LotRow]:
-        """Write what the lot is of each sink; the rows to publish. An optional sink without rows is left out.
+    def finish(self, hold: Hold, parts: Sequence[PartMade], fingerprints: Fingerprints) -> list[LotRow]:
+        """Write the manifest of the lot for each sink, and return the rows to publish.
 
-        A lot of one part is that part's manifest; one without parts is empty.
+        An optional sink without rows is left out. A lot with one part uses the manifest of that part; a lot
+        without parts is empty.
         """
         rows = []
-        for place, target in enumerate(hold.draft.targets):
-            sinks = [part.sinks[place] for part in made]
+        for number, target in enumerate(hold.draft.targets):
+            sinks = [part.sinks[number] for part in parts]
             empty = all(sink.manifest.state is ManifestState.EMPTY for sink in sinks)
             if empty and target.optional:
                 continue
@@ -171,13 +171,11 @@ class Manifests:
             if len(sinks) == 1 and not sinks[0].manifest.part:
                 key = sinks[0].key
             else:
-                body = self._manifest(
-                    hold,
-                    target,
-                    state,
+                body = replace(
+                    self._new(hold.draft, target, state),
                     parts=[sink.key for sink in sinks],
-                    checks=_summed([sink.manifest.checks for sink in sinks]),
-                    fingerprint=fingerprints.get(target.dataset, ""),
+                    checks=_add_counts([sink.manifest.checks for sink in sinks]),
+                    schema_fingerprint=fingerprints.get(target.dataset, ""),
                 )
                 key = _key(hold, target, body, root=bool(sinks))
                 self._put("manifest", key, body)
@@ -196,11 +194,15 @@ class Manifests:
             )
         return rows
 
-    def gathered(self, hold: Hold, parts: Sequence[str], rows: int, size: int, fingerprint: str) -> LotRow:
-        """Write what the lot is if its parts were written by others, as appends are; the row to publish."""
+    def write_root(self, hold: Hold, parts: Sequence[str], rows: int, size: int, fingerprint: str) -> LotRow:
+        """Write the root manifest of a lot whose parts are stored, such as appends; return the row to
+        publish.
+        """
         (target,) = hold.draft.targets
         state = ManifestState.COMPLETE if parts else ManifestState.EMPTY
-        body = self._manifest(hold, target, state, parts=list(parts), fingerprint=fingerprint)
+        body = replace(
+            self._new(hold.draft, target, state), parts=list(parts), schema_fingerprint=fingerprint
+        )
         key = _key(hold, target, body, root=bool(parts))
         self._put("manifest", key, body)
         return LotRow(
@@ -215,10 +217,12 @@ class Manifests:
             files=len(parts),
         )
 
-    def taken_back(self, hold: Hold, comment: str) -> LotRow:
-        """Write that the lot is taken back: it lists nothing; the row to publish (LOT-15)."""
+    def write_removal(self, hold: Hold, comment: str) -> LotRow:
+        """Write the manifest of a removed lot, which lists no objects; return the row to publish (LOT-15)."""
         (target,) = hold.draft.targets
-        body = self._manifest(hold, target, ManifestState.REMOVED, comment=comment[:WORDS])
+        body = replace(
+            self._new(hold.draft, target, ManifestState.REMOVED), comment=comment[:MAX_COMMENT_CHARS]
+        )
         key = _key(hold, target, body)
         self._put("manifest", key, body)
         return LotRow(
@@ -230,32 +234,20 @@ class Manifests:
             attempt=hold.draft.id,
         )
 
-    def removed(self, draft: Draft, target: Target, why: str) -> None:
-        """Say that what an attempt wrote is deleted: takes the place of its other manifests (LOT-15)."""
-        prefix = StoredObject(uri=data_start(target, draft.id), type=UriType.PREFIX)
-        body = self._manifest(
-            draft, target, ManifestState.REMOVED, objects=[prefix], comment=why[:WORDS] or "abandoned"
+    def write_deletion(self, draft: Draft, target: Target, why: str) -> None:
+        """Record that the objects of an attempt were deleted, in place of its other manifests (LOT-15)."""
+        body = replace(
+            self._new(draft, target, ManifestState.REMOVED),
+            objects=[_all_data(target, draft.id)],
+            comment=why[:MAX_COMMENT_CHARS] or "abandoned",
         )
         key = layout.manifest_key(
             *target.dataset.parts, target.lot, ManifestState.REMOVED, target.generation, draft.id
         )
         self._put("removed", key, body)
 
-    def _manifest(
-        self,
-        work: Hold | Draft,
-        target: Target,
-        state: ManifestState,
-        *,
-        part: str = "",
-        comment: str = "",
-        objects: list[StoredObject] | None = None,
-        parts: list[str] | None = None,
-        checks: dict[str, int] | None = None,
-        fingerprint: str = "",
-        schema: str = "",
-    ) -> Manifest:
-        draft = work.draft if isinstance(work, Hold) else work
+    def _new(self, draft: Draft, target: Target, state: ManifestState) -> Manifest:
+        """Return a manifest of an attempt that lists nothing yet."""
         return Manifest(
             state=state,
             dataset=target.dataset.name,
@@ -263,14 +255,7 @@ class Manifests:
             lot=target.lot,
             generation=target.generation,
             attempt=draft.id,
-            part=part,
-            comment=comment,
             inputs=list(draft.inputs),
-            objects=objects or [],
-            parts=parts or [],
-            schema_fingerprint=fingerprint,
-            schema=schema,
-            checks=checks or {},
             created_at=datetime.fromtimestamp(self._clock.wall(), UTC).isoformat(),
         )
 
@@ -282,89 +267,92 @@ class Manifests:
     # --- reading
 
     def load(self, key: str) -> Manifest:
-        """One manifest."""
+        """Read one manifest."""
         return manifest.decode(self.objects.get(key)[0], key)
 
     def leaves(self, key: str) -> list[Manifest]:
-        """The manifests that list a lot's objects: the parts' of a root, else the one itself."""
-        found = self.load(key)
-        return [self.load(part) for part in found.parts] if found.parts else [found]
+        """Return the manifests that list a lot's objects: those of the parts, or the lot's own."""
+        root = self.load(key)
+        return [self.load(part) for part in root.parts] if root.parts else [root]
 
-    def listed(self, key: str) -> list[StoredObject]:
-        """Everything a lot consists of."""
+    def lot_objects(self, key: str) -> list[StoredObject]:
+        """Return all objects of a lot."""
         return [item for leaf in self.leaves(key) for item in leaf.objects]
 
     # --- after an adoption
 
-    def found(self, hold: Hold, names: Sequence[str]) -> dict[str, PartMade]:
-        """The parts that earlier holders of this attempt made, verified; `AttemptDamaged` if one does not.
-
-        Every manifest must decode and every object it lists be there with its size.
+    def finished_parts(self, hold: Hold, names: Sequence[str]) -> dict[str, PartMade]:
+        """Return the parts that earlier holders of this attempt completed; raise `AttemptDamaged` if one is
+        damaged: every manifest must decode, and every object in it must exist with its size.
         """
         alone = len(names) == 1
         by_epoch: dict[tuple[int, str], dict[DatasetId, str]] = {}
         for target in hold.draft.targets:
-            for key in manifest_keys(self.objects, hold.draft, target, _MADE):
+            for key in manifest_keys(self.objects, hold.draft, target, _COMPLETED):
                 parsed = layout.parse_key(key)
                 part = names[0] if alone and parsed["file"] == LEAF else parsed.get("part", "")
                 if part not in names or parsed["file"] != LEAF or (not alone and "part" not in parsed):
                     continue
                 epoch = int(parsed["attempt"].rpartition(".")[2])
                 by_epoch.setdefault((epoch, part), {})[target.dataset] = key
-        there: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for target in hold.draft.targets if by_epoch else ():
-            there |= data_of(self.objects, hold.draft, target)
-        made: dict[str, PartMade] = {}
+            sizes |= data_of(self.objects, hold.draft, target)
+        parts: dict[str, PartMade] = {}
         for (_, part), keys in sorted(by_epoch.items()):
             if len(keys) < len(hold.draft.targets):
                 continue  # its holder died between two sinks
-            sinks = tuple(
-                self._verified(target, keys[target.dataset], there) for target in hold.draft.targets
-            )
-            made[part] = PartMade(part=part, sinks=sinks)
-        return made
+            sinks = tuple(self._verify(target, keys[target.dataset], sizes) for target in hold.draft.targets)
+            parts[part] = PartMade(part=part, sinks=sinks)
+        return parts
 
-    def _verified(self, target: Target, key: str, there: Mapping[str, int]) -> SinkPart:
+    def _verify(self, target: Target, key: str, sizes: Mapping[str, int]) -> SinkPart:
         body = self.load(key)
         for item in body.objects:
-            if there.get(item.uri) != item.size:
-                raise AttemptDamaged(f"{item.uri}, which {key} lists, is not there, or not as it was written")
+            if sizes.get(item.uri) != item.size:
+                raise AttemptDamaged(
+                    f"{item.uri} is missing or has another size than its manifest {key} says"
+                )
         return SinkPart(dataset=target.dataset, key=key, manifest=body)
 
 
-_MADE = (ManifestState.COMPLETE, ManifestState.EMPTY)
+_COMPLETED = (ManifestState.COMPLETE, ManifestState.EMPTY)
 
 
 def data_start(target: Target, attempt: str) -> str:
-    """What the name of every data object of an attempt begins with, for one target."""
+    """Return the common prefix of all data objects of an attempt, for one target."""
     return layout.data_prefix(*target.dataset.parts, target.lot, attempt).removesuffix("/")
 
 
 def data_of(objects: Objects, draft: Draft, target: Target) -> dict[str, int]:
-    """The data objects of an attempt that are there, with their sizes."""
+    """List the data objects of an attempt, with their sizes."""
     start = data_start(target, draft.id)
-    return {info.key: info.size for info in objects.list(start) if _is_of(info.key, start)}
+    return {info.key: info.size for info in objects.list(start) if _is_in(info.key, start)}
 
 
 def manifest_keys(
     objects: Objects, draft: Draft, target: Target, states: Sequence[ManifestState]
 ) -> list[str]:
-    """The manifests of an attempt that are there, in these states, whoever held it."""
-    found = []
+    """List the manifests of an attempt in these states, of all its holders."""
+    keys = []
     for state in states:
         name = layout.manifest_key(*target.dataset.parts, target.lot, state, target.generation, draft.id)
         start = name.removesuffix("/" + LEAF)
-        found += [info.key for info in objects.list(start) if _is_of(info.key, start)]
-    return found
+        keys += [info.key for info in objects.list(start) if _is_in(info.key, start)]
+    return keys
 
 
 def attempt_in(key: str) -> str:
-    """The attempt that a manifest's or a data object's name carries, whoever held it."""
+    """Return the id of the attempt in the name of a manifest or data object."""
     return layout.parse_key(key).get("attempt", "").partition(".")[0]
 
 
-def _is_of(key: str, start: str) -> bool:
-    """An attempt's folder, or one of a holder or part of it; not that of an id that begins like it."""
+def _all_data(target: Target, attempt: str) -> StoredObject:
+    return StoredObject(uri=data_start(target, attempt), type=UriType.PREFIX)
+
+
+def _is_in(key: str, start: str) -> bool:
+    """Tell whether a key is in the folder of an attempt, its holders or parts; not of a longer id."""
     return key.startswith(start) and key[len(start) : len(start) + 1] in ("/", ".")
 
 
@@ -380,9 +368,8 @@ def _key(hold: Hold, target: Target, body: Manifest, *, root: bool = False) -> s
     )
 
 
-def _summed(checks: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for one in checks:
-        for name, count in one.items():
-            total[name] = total.get(name, 0) + count
-    return total
+def _add_counts(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for part in counts:
+        total.update(part)
+    return dict(total)

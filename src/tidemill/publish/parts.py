@@ -1,9 +1,9 @@
-"""Parts: the units in which an attempt's data is made, each by one task of its own (LOT-8, LOT-17, LOT-26).
+"""Parts: pieces of an attempt's work, each run as one task (LOT-8, LOT-17, LOT-26).
 
-A room above splits its work into tasks, has them run through the port `Parts`, and builds manifests from what
-they say they wrote. A task is plain data: it names code by its digest and objects by their keys, so any
-process that has the pipeline can run it. Where it writes is decided by who runs it: the folder carries the
-attempt, the task's own id and the epoch of its claim, so that a zombie and its successor never share one.
+Arcs and sources split their work into tasks, run them through the port `Parts`, and build manifests from the
+objects that the tasks report. A task is plain data: it names code by digest and objects by key, so any
+process that has the pipeline can run it. Its folder contains the attempt, the id of the task and the epoch of
+the claim that runs it, so a stale holder and its successor never share a folder.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,14 +17,14 @@ from tidemill.lots.manifest import StoredObject
 
 
 class PartInput(msgspec.Struct, frozen=True, kw_only=True):
-    """What a part reads of one table: exactly these objects."""
+    """The objects of one table that a part reads."""
 
     dataset: DatasetId
     objects: tuple[StoredObject, ...] = ()
 
 
 class PartSink(msgspec.Struct, frozen=True, kw_only=True):
-    """What a part writes to; `quarantine` is where the rows go that its checks take out (LOT-33)."""
+    """A dataset that a part writes; `quarantine` receives the rows that its checks drop (LOT-33)."""
 
     dataset: DatasetId
     partition_by: tuple[str, ...] = ()
@@ -34,10 +34,10 @@ class PartSink(msgspec.Struct, frozen=True, kw_only=True):
 class PartTask(msgspec.Struct, frozen=True, kw_only=True):
     """One part of an attempt at a lot.
 
-    - kind: who knows how to run it, "arc" or "source".
-    - author, code: which arc or source, and the digest of its code.
-    - key: names equal work: a part that was made under an equal key is reused (LOT-18).
-    - options: what else the code needs, as text.
+    - kind: "arc" or "source".
+    - author, code: the arc or source, and the digest of its code.
+    - key: identifies the work: the result of a part with an equal key is reused (LOT-18).
+    - options: other values that the code needs, as text.
     """
 
     kind: str
@@ -55,25 +55,25 @@ class PartTask(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, str] = {}
 
 
-class PartPlace(msgspec.Struct, frozen=True):
-    """Who runs a task, under which claim."""
+class PartClaim(msgspec.Struct, frozen=True):
+    """The claim under which a task runs; it decides where the task writes."""
 
     task: str
     epoch: int
 
     def attempt(self, attempt: str) -> str:
-        """The attempt as this claim writes it."""
+        """Return the attempt with this claim, as it appears in object names."""
         return f"{attempt}.{self.task}.{self.epoch}"
 
     def data_prefix(self, task: PartTask, sink: PartSink) -> str:
-        """The folder of one sink, ours alone."""
+        """Return the folder for one sink; no other claim writes there."""
         return layout.data_prefix(
             sink.dataset.name, sink.dataset.version, task.lot, self.attempt(task.attempt)
         )
 
 
 class SinkWritten(msgspec.Struct, frozen=True, kw_only=True):
-    """What a part wrote to one sink; `schema` are its columns, if they are more than was known (LOT-34)."""
+    """What a part wrote to one sink; `schema` has its columns if there are new ones (LOT-34)."""
 
     dataset: DatasetId
     objects: tuple[StoredObject, ...] = ()
@@ -83,7 +83,7 @@ class SinkWritten(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartDone(msgspec.Struct, frozen=True, kw_only=True):
-    """A part that is made, by this run or an earlier one."""
+    """A part completed, in this run or an earlier one."""
 
     task: PartTask
     written: tuple[SinkWritten, ...]
@@ -91,7 +91,7 @@ class PartDone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartFailed(msgspec.Struct, frozen=True, kw_only=True):
-    """A part that is not made, after all its retries."""
+    """A part failed, after all its retries."""
 
     task: PartTask
     kind: str
@@ -103,6 +103,6 @@ PartEnd = PartDone | PartFailed
 
 
 class Parts(Protocol):
-    """Runs tasks somewhere, several at a time, and says how each ended, in any order."""
+    """Runs tasks, several at a time, and yields their results in any order."""
 
     def run(self, tasks: Sequence[PartTask]) -> Iterator[PartEnd]: ...

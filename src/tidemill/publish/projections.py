@@ -1,16 +1,17 @@
-"""Projections: what the store says, once more as names in object storage, for people and other tools.
+"""Projections: objects whose names repeat the state in the store, for people and other tools.
 
-    datasets/name=D/version=V/lot=L/state=S/manifest.json                         which manifest is the lot
-    arcs/project=P/version=V/arc=A/lot=L/{running|complete|partial|missing}.arc   how an arc stands with a lot
+    datasets/name=D/version=V/lot=L/state=S/manifest.json                         the current manifest of a
+    lot arcs/project=P/version=V/arc=A/lot=L/{running|complete|partial|missing}.arc   the state of an arc's
+    lot
 
-They are written after the commit and may be behind; nothing in Tidemill reads them, and they can be rebuilt
-from the store at any time (LOT-22, LOT-23). Each is written from a fresh read of the store and looked at
-again afterwards, so that of two writers the later state stays.
+They are written after the commit and may be late. Nothing in Tidemill reads them, and they can be written
+again from the store at any time (LOT-22, LOT-23). A writer reads the store before and after it writes a
+projection, so that of two writers the later state stays.
 """
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 from tidemill import crash
@@ -24,13 +25,12 @@ from tidemill.scope import Scope
 from tidemill.store import Tx
 
 ROUNDS = 5
-PAGE = 500
 
 ReadState: TypeAlias = Callable[[Tx], str | None]
 
 
-class Showing(Protocol):
-    """Shows how things stand, now or a little later."""
+class ProjectionWriter(Protocol):
+    """Writes projections, now or a little later."""
 
     def lot(self, dataset: DatasetId, lot: str) -> None: ...
 
@@ -38,7 +38,7 @@ class Showing(Protocol):
 
 
 class Projections:
-    """Writes them."""
+    """Writes projections at once, and corrects outdated ones."""
 
     def __init__(self, scope: Scope) -> None:
         self._store = scope.store
@@ -46,121 +46,90 @@ class Projections:
         self._objects = scope.objects
 
     def lot(self, dataset: DatasetId, lot: str) -> None:
-        """Show which manifest is a lot."""
+        """Write the projection of a lot's current manifest."""
 
         def current() -> LotRow | None:
             return self._store.run(lambda tx: lots.current(tx, self._keys.lots, dataset, lot))
 
         row = current()
         for _ in range(ROUNDS):
-            self._show_lot(dataset, lot, row)
+            self._write_lot(dataset, lot, row)
             seen, row = row, current()
             if row == seen:
                 return
 
-    def _show_lot(self, dataset: DatasetId, lot: str, row: LotRow | None) -> None:
+    def _write_lot(self, dataset: DatasetId, lot: str, row: LotRow | None) -> None:
         names = {
             state.value: layout.projected_manifest_key(*dataset.parts, lot, state) for state in ManifestState
         }
         body = None
         if row is not None:
-            with contextlib.suppress(ObjectMissing):  # no name then: it would promise what is not there
+            with contextlib.suppress(ObjectMissing):  # then no projection is written
                 body, _ = self._objects.get(row.manifest)
-        there = {info.key for info in self._objects.list(layout.lot_prefix(*dataset.parts, lot))}
+        existing = {info.key for info in self._objects.list(layout.lot_prefix(*dataset.parts, lot))}
         crash.point("publish.project-lot.before")
         if row is not None and body is not None:
             self._objects.put(names.pop(row.state.value), body)
-        self._objects.delete_many(name for name in names.values() if name in there)
+        self._objects.delete_many(name for name in names.values() if name in existing)
         crash.point("publish.project-lot.after")
 
-    def mend_lot(self, dataset: DatasetId, lot: str) -> None:
-        """Show a lot once more if its names are not what the store says: somebody died before they were."""
+    def repair_lot(self, dataset: DatasetId, lot: str) -> None:
+        """Write the projection of a lot again if it is outdated: its writer may have died too early."""
         row = self._store.run(lambda tx: lots.current(tx, self._keys.lots, dataset, lot))
         prefix = layout.lot_prefix(*dataset.parts, lot)
-        there = {info.key for info in self._objects.list(prefix)}
-        names = {layout.projected_manifest_key(*dataset.parts, lot, state) for state in ManifestState} & there
-        wanted = set()
-        if row is not None and row.manifest in there:
-            wanted = {layout.projected_manifest_key(*dataset.parts, lot, ManifestState(row.state.value))}
-        if names != wanted or (row is not None and wanted and not self._same(row.manifest, *wanted)):
+        existing = {info.key for info in self._objects.list(prefix)}
+        names = {layout.projected_manifest_key(*dataset.parts, lot, state) for state in ManifestState}
+        expected = set()
+        if row is not None and row.manifest in existing:
+            expected = {layout.projected_manifest_key(*dataset.parts, lot, ManifestState(row.state.value))}
+        is_right = names & existing == expected
+        if not is_right or (row is not None and expected and not self._is_copy(row.manifest, *expected)):
             self.lot(dataset, lot)
 
-    def _same(self, one: str, other: str) -> bool:
+    def _is_copy(self, manifest: str, projection: str) -> bool:
         with contextlib.suppress(ObjectMissing):
-            return self._objects.get(one)[0] == self._objects.get(other)[0]
+            return self._objects.get(manifest)[0] == self._objects.get(projection)[0]
         return False
 
-    def mend_arc(self, project: str, version: str, arc: str, lot: str, read: ReadState) -> None:
-        """Show once more how an arc stands with a lot, if its names are not what the store says."""
-        state = self._store.run(read)
-        names = {layout.arc_key(project, version, arc, lot, one): one for one in layout.ARC_STATES}
+    def repair_arc(self, project: str, version: str, arc: str, lot: str, read: ReadState) -> None:
+        """Write the projection of an arc's lot again if it is outdated."""
+        current = self._store.run(read)
+        names = {layout.arc_key(project, version, arc, lot, state): state for state in layout.ARC_STATES}
         folder = next(iter(names)).rpartition("/")[0] + "/"
-        there = {names[info.key] for info in self._objects.list(folder) if info.key in names}
-        if there != {state} & set(layout.ARC_STATES):
+        projected = {names[info.key] for info in self._objects.list(folder) if info.key in names}
+        if projected != {current} & set(layout.ARC_STATES):
             self.arc(project, version, arc, lot, read)
 
     def arc(self, project: str, version: str, arc: str, lot: str, read: ReadState) -> None:
-        """Show how an arc stands with a lot; `read` asks the store."""
+        """Write the projection of an arc's lot; `read` reads its state from the store."""
         state = self._store.run(read)
         for _ in range(ROUNDS):
-            self._show_arc(project, version, arc, lot, state)
+            self._write_arc(project, version, arc, lot, state)
             seen, state = state, self._store.run(read)
             if state == seen:
                 return
 
-    def _show_arc(self, project: str, version: str, arc: str, lot: str, state: str | None) -> None:
-        names = {one: layout.arc_key(project, version, arc, lot, one) for one in layout.ARC_STATES}
+    def _write_arc(self, project: str, version: str, arc: str, lot: str, state: str | None) -> None:
+        names = {name: layout.arc_key(project, version, arc, lot, name) for name in layout.ARC_STATES}
         folder = names["running"].rpartition("/")[0] + "/"
-        there = {info.key for info in self._objects.list(folder)}
+        existing = {info.key for info in self._objects.list(folder)}
         crash.point("publish.project-arc.before")
         if state in names:
             self._objects.put(names.pop(state), b"")
-        self._objects.delete_many(name for name in names.values() if name in there)
+        self._objects.delete_many(key for key in names.values() if key in existing)
         crash.point("publish.project-arc.after")
-
-    # --- on demand
-
-    def rebuild_lots(self, dataset: DatasetId) -> int:
-        """Show every lot of a dataset anew, and remove names of lots that are not there; how many lots."""
-        known: set[str] = set()
-        after = ""
-        while page := self._page(dataset, after):
-            for row in page:
-                self.lot(dataset, row.lot)
-                known.add(row.lot)
-            after = page[-1].lot
-        name, version = (layout.quote(part) for part in dataset.parts)
-        stray = []
-        for info in self._objects.list(f"datasets/name={name}/version={version}/"):
-            parsed = layout.parse_key(info.key)
-            if "attempt" not in parsed and parsed["lot"] not in known:
-                stray.append(info.key)
-        self._objects.delete_many(stray)
-        return len(known)
-
-    def _page(self, dataset: DatasetId, after: str) -> list[LotRow]:
-        return self._store.run(lambda tx: lots.listed(tx, self._keys.lots, dataset, after, PAGE))
-
-    def rebuild_arc(self, project: str, version: str, arc: str, states: Mapping[str, str]) -> None:
-        """Show an arc anew: how it stands with each lot; names of other lots and states are removed."""
-        wanted = {layout.arc_key(project, version, arc, lot, state) for lot, state in states.items()}
-        folder = layout.arc_key(project, version, arc, "x", "complete").rpartition("/lot=")[0] + "/"
-        there = {info.key for info in self._objects.list(folder)}
-        for key in sorted(wanted - there):
-            self._objects.put(key, b"")
-        self._objects.delete_many(sorted(there - wanted))
 
 
 MOST_WAITING = 1000
 DROP_S = 2.0
-"""How long `end(drop=True)` waits for the write that is under way."""
+"""How long `end(drop=True)` waits for a write in progress."""
 
 
 class ProjectionThread:
-    """Writes projections in a thread, a little later; several writes of one name are one.
+    """Writes projections in a thread; pending writes of the same projection are merged.
 
-    Nothing waits for projections. A state that has passed when its turn comes is not written at all. What is
-    lost when the process dies is corrected by the cleaner.
+    Nothing waits for projections. A state that is outdated when the thread reaches it is not written. The
+    cleaner corrects projections that are lost when the process dies.
     """
 
     def __init__(self, projections: Projections) -> None:
@@ -172,26 +141,26 @@ class ProjectionThread:
         self._broken: BaseException | None = None
 
     def check(self) -> None:
-        """Raise the error that means that this process is dead, if there was one."""
+        """Raise the error that ended the thread, if any."""
         if self._broken is not None:
             raise self._broken
 
     def lot(self, dataset: DatasetId, lot: str) -> None:
-        """Show which manifest is a lot."""
-        self._later(("lot", *dataset.parts, lot), lambda: self._projections.lot(dataset, lot))
+        """Write the projection of a lot's current manifest."""
+        self._enqueue(("lot", *dataset.parts, lot), lambda: self._projections.lot(dataset, lot))
 
     def arc(self, project: str, version: str, arc: str, lot: str, read: ReadState) -> None:
-        """Show how an arc stands with a lot."""
-        self._later(
+        """Write the projection of an arc's lot."""
+        self._enqueue(
             ("arc", project, version, arc, lot),
             lambda: self._projections.arc(project, version, arc, lot, read),
         )
 
-    def _later(self, key: tuple[str, ...], show: Callable[[], None]) -> None:
+    def _enqueue(self, key: tuple[str, ...], write: Callable[[], None]) -> None:
         with self._changed:
             if self._over or len(self._waiting) >= MOST_WAITING:
                 return  # the cleaner corrects it
-            self._waiting[key] = show
+            self._waiting[key] = write
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="projections", daemon=True)
                 self._thread.start()
@@ -204,16 +173,16 @@ class ProjectionThread:
                     self._changed.wait()
                 if not self._waiting:
                     return
-                show = self._waiting.pop(next(iter(self._waiting)))
+                write = self._waiting.pop(next(iter(self._waiting)))
             try:
                 with contextlib.suppress(TidemillError):  # the cleaner corrects it
-                    show()
+                    write()
             except BaseException as error:  # noqa: BLE001 - a crash point: raised by `check`
                 self._broken = error
                 return
 
     def end(self, *, drop: bool = False) -> None:
-        """Write what waits, and end; with `drop`, do not write it: the cleaner corrects it."""
+        """Write what is pending, and end; with `drop`, leave it to the cleaner."""
         with self._changed:
             self._over = True
             if drop:

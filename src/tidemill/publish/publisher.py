@@ -2,20 +2,34 @@
 
 Other packages call these methods instead of the store, so the list of crash points `publish.*` is the list of
 durable steps.
+
+A **correction** replaces or removes a published lot (LOT-30). It is the lot's next generation: readers see
+the previous one until it is published, and a reader that pinned the previous one still finds it afterwards.
+Its event makes all dependents process that lot again. Of two corrections at the same time, the second is
+refused. A lot of a keyed dataset has one generation: there, a correction is another upsert (LOT-40).
+
+A **compaction** writes a new layout of a lot's content (LOT-37). It has an attempt, but no generation and no
+event. It is fenced by the lot's row: if the lot was replaced, corrected or compacted in between, it is
+refused. The old layout stays for readers that started with it; the cleaner removes it after a grace period.
 """
 
 from collections.abc import Sequence
 
-from tidemill.lots import lots
+from tidemill.errors import CorrectionRefused, LotUnknown
+from tidemill.lots import datasets, lots, staging
+from tidemill.lots.datasets import Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
 from tidemill.lots.manifest import InputLot
 from tidemill.lots.producers import Identity, Receipt
-from tidemill.publish import appends, attempts, compactions, corrections
-from tidemill.publish.attempts import Abandoned, Hold, Published
+from tidemill.lots.states import LotState
+from tidemill.publish import appends, attempts
+from tidemill.publish.adoption import open_or_adopt
+from tidemill.publish.attempts import Abandoned, Draft, Hold, Published, Target
 from tidemill.publish.keys import PublishKeys
 from tidemill.publish.transaction import Ending, Move, publish
 from tidemill.scope import Scope
+from tidemill.store import Tx
 
 
 class Publisher:
@@ -28,7 +42,7 @@ class Publisher:
     # --- attempts
 
     def abandon(self, hold: Hold, why: str) -> Abandoned:
-        """Give up an attempt that we hold."""
+        """Give up an attempt that this node holds."""
         return self._scope.step("publish.abandon", lambda tx: attempts.abandon(tx, self._keys, hold, why))
 
     def abandon_lost(self, attempt: str, grace_us: int) -> Abandoned | None:
@@ -38,19 +52,19 @@ class Publisher:
         )
 
     def forget(self, attempt: str) -> None:
-        """Delete the rows of an abandoned attempt whose data is deleted."""
+        """Delete the rows of an abandoned attempt whose data is gone."""
         while self._scope.step("publish.forget", lambda tx: attempts.forget(tx, self._keys, attempt)):
             pass
 
     def publish(
         self, hold: Hold, rows: Sequence[LotRow], *, move: Move | None = None, ending: Ending | None = None
     ) -> Published:
-        """Make an attempt the lot, in the one transaction."""
+        """Publish the lots of an attempt, in one transaction."""
         return self._scope.step(
             "publish.commit", lambda tx: publish(tx, self._keys, hold, rows, move=move, ending=ending)
         )
 
-    # --- appends and corrections
+    # --- appends
 
     def begin_append(
         self, dataset: DatasetId, attempt: str, append: Identity | None, quarantine: DatasetId | None = None
@@ -61,29 +75,84 @@ class Publisher:
             lambda tx: appends.begin(tx, self._keys, self._scope.node, dataset, attempt, append, quarantine),
         )
 
-    def commit_append(self, hold: Hold, row: LotRow, append: Identity | None, *out: LotRow) -> Receipt:
-        """Publish an append, or stage it for its interval; `out` are the lots of rows that checks removed."""
+    def commit_append(
+        self, hold: Hold, row: LotRow, append: Identity | None, *quarantined: LotRow
+    ) -> Receipt:
+        """Publish an append, or stage it for its interval, and publish the lots of rows that checks
+        dropped.
+        """
         return self._scope.step(
-            "publish.append-commit", lambda tx: appends.commit(tx, self._keys, hold, row, append, *out)
+            "publish.append-commit",
+            lambda tx: appends.commit(tx, self._keys, hold, row, append, *quarantined),
         )
 
+    # --- corrections
+
     def begin_correction(self, dataset: DatasetId, lot: str, attempt: str, *, remove: bool = False) -> Hold:
-        """Open the attempt at the next generation of a lot."""
-        return self._scope.step(
-            "publish.correct-open",
-            lambda tx: corrections.begin(
-                tx, self._keys, self._scope.node, dataset, lot, attempt, remove=remove
-            ),
-        )
+        """Open the attempt at the next generation of a lot; `remove`: to remove its content."""
+
+        def begin(tx: Tx) -> Hold:
+            generation = self._correctable(tx, dataset, lot, remove=remove).generation + 1
+            draft = Draft(
+                id=attempt,
+                author=f"correction {dataset}",
+                lot=lot,
+                generation=generation,
+                targets=(Target(dataset, lot, generation),),
+            )
+            return attempts.begin(tx, self._keys, self._scope.node, draft)
+
+        return self._scope.step("publish.correct-open", begin)
+
+    def _correctable(self, tx: Tx, dataset: DatasetId, lot: str, *, remove: bool) -> LotRow:
+        keys = self._keys.lots
+        declared = datasets.read(tx, keys, dataset)
+        declared.parse_lot(lot)  # raises BadLotId
+        if declared.kind is Kind.KEYED:
+            raise CorrectionRefused(
+                f"lot {lot} cannot be corrected: {dataset} has a key",
+                hint="correct the rows with another upsert",
+            )
+        current = lots.current(tx, keys, dataset, lot)
+        if current is None:
+            interval = staging.read(tx, keys, dataset)
+            is_open = interval is not None and interval.lot <= lot
+            raise LotUnknown(
+                f"{dataset} has no lot {lot}",
+                hint="its interval is not closed: append the rows instead"
+                if is_open
+                else "only published lots can be corrected; see `tidemill lots`",
+            )
+        if remove and current.state is LotState.REMOVED:
+            raise CorrectionRefused(f"lot {lot} of {dataset} was removed already")
+        return current
 
     # --- compactions
 
     def begin_compaction(self, seen: LotRow, inputs: Sequence[InputLot], attempt: str) -> Hold | None:
-        """Open the attempt at another layout of a lot."""
-        return self._scope.step(
-            "publish.compact-open",
-            lambda tx: compactions.begin(tx, self._keys, self._scope.node, seen, inputs, attempt),
-        )
+        """Open the attempt at a new layout of a lot; None if the lot changed, or another node compacts it.
+
+        A layout that a dead node left is abandoned and written again, never adopted.
+
+        - inputs: the lots that the content was made from, for the manifest.
+        """
+
+        def begin(tx: Tx) -> Hold | None:
+            if lots.current(tx, self._keys.lots, seen.dataset, seen.lot) != seen:
+                return None
+            draft = Draft(
+                id=attempt,
+                author=f"compaction {seen.dataset}",
+                lot=seen.lot,
+                generation=seen.generation,
+                targets=(Target(seen.dataset, seen.lot, seen.generation),),
+                inputs=tuple(inputs),
+                code=attempt,
+            )
+            opened = open_or_adopt(tx, self._keys, self._scope.node, draft, ["all"])
+            return None if opened is None else opened.hold
+
+        return self._scope.step("publish.compact-open", begin)
 
     def digest_lot(self, seen: LotRow, digest: str) -> LotRow:
         """Store the digest of a lot's content in its row."""
@@ -92,7 +161,12 @@ class Publisher:
         )
 
     def commit_compaction(self, hold: Hold, seen: LotRow, layout: LotRow) -> LotRow:
-        """Replace a lot's layout."""
-        return self._scope.step(
-            "publish.compact-commit", lambda tx: compactions.commit(tx, self._keys, hold, seen, layout)
-        )
+        """Replace a lot's layout; raise `LotConflict` if the lot has changed."""
+
+        def commit(tx: Tx) -> LotRow:
+            attempts.check(tx, self._keys, hold)
+            row = lots.revise(tx, self._keys.lots, seen, layout)
+            attempts.end_published(tx, self._keys, hold, [seen.position], [layout.manifest])
+            return row
+
+        return self._scope.step("publish.compact-commit", commit)

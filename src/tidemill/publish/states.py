@@ -1,4 +1,4 @@
-"""The life of an attempt, as a table. Nothing else decides which state follows which."""
+"""States of an attempt and their transitions, as a table. No other code decides the next state."""
 
 from enum import StrEnum
 
@@ -6,7 +6,7 @@ from tidemill.errors import IllegalTransition
 
 
 class AttemptState(StrEnum):
-    """Open until it is the lot, or never will be."""
+    """The state of an attempt: open until it is published or abandoned."""
 
     OPEN = "open"
     PUBLISHED = "published"
@@ -14,10 +14,10 @@ class AttemptState(StrEnum):
 
 
 class AttemptEdge(StrEnum):
-    """What may happen to an attempt."""
+    """The transitions of an attempt."""
 
-    ADOPT = "adopt"  # another node goes on with it
-    PARK = "park"  # nobody works on it; a retry may go on with it
+    ADOPT = "adopt"  # another node takes it over
+    PARK = "park"  # no node works on it; a retry may continue it
     PUBLISH = "publish"
     ABANDON = "abandon"
 
@@ -35,8 +35,8 @@ ATTEMPT: dict[AttemptState, dict[AttemptEdge, AttemptState]] = {
 
 
 def step(state: AttemptState, edge: AttemptEdge) -> AttemptState:
-    """The state an edge leads to; `IllegalTransition` when the table has no such edge."""
+    """Return the next state; raise `IllegalTransition` if the table has no such edge."""
     try:
         return ATTEMPT[state][edge]
     except KeyError:
-        raise IllegalTransition(f"an attempt that is {state.value} has no edge {edge.value!r}") from None
+        raise IllegalTransition(f"an attempt in state {state.value} has no edge {edge.value!r}") from None

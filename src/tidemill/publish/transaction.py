@@ -1,12 +1,12 @@
-"""The one transaction: an attempt becomes the lot, of all its sinks, and everybody learns of it (LOT-20).
+"""The publication transaction: an attempt becomes the lot of all its sinks (LOT-20).
 
-In it, all or nothing: the attempt is published, the room above makes its own transition, every sink's lot row
-names its manifest, every sink has its event at its next position, every dataset's subscribers will be woken,
-and the subscription that ran is finished. Its size depends on the number of sinks alone: not on files (they
-are in manifests), nor on appends (in a manifest too), nor on subscribers (one mark per dataset, HEAP-20).
+It does all of this or nothing: it ends the attempt, makes the caller's own transition, points the lot row of
+every sink to its manifest, adds an event at the next position of every sink, announces the new data to
+subscribers, and finishes the subscription that ran. Its size depends only on the number of sinks. Files and
+appends are listed in manifests, and subscribers are announced to by one row per dataset (HEAP-20).
 
 Groups of views and a pipeline's step log have steps instead of lots. `publish_step` is the same transaction
-for them: such a source has a head like a dataset, its newest step, and subscribers (DBSP-39).
+for them: such a source has a head, which is its newest step, and subscribers (DBSP-39).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ Move: TypeAlias = Callable[[Tx, Positions], None]
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """The run that this publication is the last of, and how far it has come."""
+    """The run that ends with this publication, and the progress it has made."""
 
     ticket: Ticket
     target: dict[DatasetId, int]
@@ -45,12 +45,11 @@ def publish(
     move: Move | None = None,
     ending: Ending | None = None,
 ) -> Published:
-    """Make an attempt the lot.
+    """Publish the lots of an attempt.
 
-    - rows: one for each target of the attempt, with its final manifest, which is written already; an
-      optional target may be left out.
-    - move: the transition of the room above: an arc's lot complete, an append's receipt, an interval closed.
-    - ending: the running subscription, finished in the same transaction; left out for all lots but the last.
+    - rows: one for each target of the attempt, whose manifest is stored; an optional target may be left out.
+    - move: the caller's transition: complete an arc's lot, close an interval.
+    - ending: finishes the running subscription; only the last lot of a run has it.
     """
     by_place = {(row.dataset, row.lot, row.generation): row for row in rows}
     required = {target.place for target in hold.draft.targets if not target.optional}
@@ -58,14 +57,17 @@ def publish(
     if len(by_place) != len(rows) or len(targets) != len(rows) or not required <= set(by_place):
         raise UsageError(
             f"attempt {hold.draft.id} was opened for other lots",
-            hint="all sinks of an attempt are published together",
+            hint="publish all of its sinks together",
         )
     if any(row.attempt != hold.draft.id for row in rows):
-        raise UsageError("a lot of another attempt", hint="a manifest belongs to the attempt that wrote it")
+        raise UsageError(
+            f"attempt {hold.draft.id} cannot publish a manifest of another attempt",
+            hint="publish the rows that this attempt wrote",
+        )
     attempts.check(tx, keys, hold)
     if ending is not None:
         runs.check(tx, keys.triggers, keys.cluster, ending.ticket)
-    # Heads are locked in one order by all publishers, so that they do not wait for each other in a circle.
+    # All publishers lock heads in the same order, which prevents deadlocks.
     positions = {target: lots.add(tx, keys.lots, by_place[target.place]) for target in sorted(targets)}
     published = attempts.end_published(
         tx,
@@ -94,12 +96,12 @@ def publish_step(
     move: Callable[[Tx], None],
     ending: Ending | None = None,
 ) -> None:
-    """Make an attempt the step of a group.
+    """Publish a step of a group.
 
-    - hold: of the attempt that wrote the step's objects; None for a step that has none.
-    - manifests: for each target of the attempt the file that lists its objects, or an empty name.
-    - move: the caller's transition: the group moves to this step.
-    - ending: the running subscription, finished in the same transaction.
+    - hold: of the attempt that wrote the step's objects; None for a step without objects.
+    - manifests: for each target of the attempt, the file that lists its objects, or an empty name.
+    - move: the caller's transition, which moves the group to this step.
+    - ending: finishes the running subscription.
     """
     if hold is not None:
         attempts.check(tx, keys, hold)

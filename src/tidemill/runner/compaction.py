@@ -110,7 +110,7 @@ class Compactor:
         if current.state is not LotState.COMPLETE:
             return None
         root = self._manifests.load(current.manifest)
-        items = self._manifests.listed(current.manifest)
+        items = self._manifests.lot_objects(current.manifest)
         if not can_be_fewer(items, self._target_bytes) or _holds_several_appends(dataset, items):
             self._scope.store.run(lambda tx: lots.unmark_fragmented(tx, keys, current))
             return None

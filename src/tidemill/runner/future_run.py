@@ -15,7 +15,7 @@ from tidemill.futures.worker.jobs import FutureJob
 from tidemill.futures.worker.task import Outcome, TaskRunner
 from tidemill.futures.worker.task_context import WorkerSite
 from tidemill.futures.worker.wire import ChildHello, TaskBroken, TaskMessage
-from tidemill.publish.parts import PartPlace
+from tidemill.publish.parts import PartClaim
 from tidemill.scope import Scope
 
 
@@ -25,7 +25,7 @@ class FutureRun:
     def __init__(self, job: FutureJob, tools: object) -> None:
         self.job = job
         self.tools = tools
-        self.place = PartPlace(job.id.hex(), job.claim.epoch)
+        self.place = PartClaim(job.id.hex(), job.claim.epoch)
         self.tag = tag_of(self.place)
         self.stopped = ""  # "lost" or "drain": its claim has ended, and its result is not written
         self.interrupted_at = float("-inf")
@@ -53,7 +53,7 @@ def _current_run() -> FutureRun:
     return run
 
 
-def current() -> PartPlace:
+def current() -> PartClaim:
     """Return the future that this thread runs, and the epoch of its claim."""
     return _current_run().place
 
@@ -68,7 +68,7 @@ def check() -> None:
     _current_run().check()
 
 
-def tag_of(place: PartPlace) -> str:
+def tag_of(place: PartClaim) -> str:
     """Return the tag of a future's Spark jobs, which is used to interrupt them."""
     return f"tidemill-{place.task}-{place.epoch}"
 

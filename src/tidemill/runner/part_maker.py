@@ -18,7 +18,7 @@ from tidemill.errors import ArcResult, BadSchema, CodeDiffers
 from tidemill.lots.checks import quarantine_of
 from tidemill.lots.datasets import Drift
 from tidemill.objects import Objects
-from tidemill.publish.parts import PartPlace, PartSink, PartTask, SinkWritten
+from tidemill.publish.parts import PartClaim, PartSink, PartTask, SinkWritten
 from tidemill.runner import future_run
 from tidemill.runner.program import ArcProgram, Program
 from tidemill.schemas.type_table import is_wider
@@ -54,7 +54,7 @@ def make_part(task: PartTask) -> Sequence[SinkWritten]:
         return _compute(tools, task, place)
 
 
-def _compute(tools: Tools, task: PartTask, place: PartPlace) -> list[SinkWritten]:
+def _compute(tools: Tools, task: PartTask, place: PartClaim) -> list[SinkWritten]:
     arc = tools.program.arc(task.author)
     if arc is None or arc.spec.code != task.code:
         raise CodeDiffers(f"this runner has {'other code' if arc else 'no code'} for {task.author}")
@@ -199,7 +199,7 @@ def _is_linear(arc: ArcProgram, frame: "DataFrame") -> bool:
     return arc.spec.changes == "linear" and WEIGHT in frame.columns
 
 
-def _ingest(tools: Tools, task: PartTask, place: PartPlace) -> Sequence[SinkWritten]:
+def _ingest(tools: Tools, task: PartTask, place: PartClaim) -> Sequence[SinkWritten]:
     source = tools.program.sources.get(task.author)
     if source is None:
         raise CodeDiffers(f"this runner has no source {task.author}")

@@ -137,11 +137,11 @@ class AttemptLeftovers:
         if self._projections is None:
             return
         for target in draft.targets:
-            self._projections.mend_lot(target.dataset, target.lot)
+            self._projections.repair_lot(target.dataset, target.lot)
         spec = self._arc(draft.author)
         if spec is not None:
             read = partial(_state, keys=self._keys, arc=spec.id, lot=draft.lot)
-            self._projections.mend_arc(spec.pipeline, spec.version, spec.name, draft.lot, read)
+            self._projections.repair_arc(spec.pipeline, spec.version, spec.name, draft.lot, read)
 
     def _arc(self, author: str) -> ArcSpec | None:
         if not author.startswith("arc:"):

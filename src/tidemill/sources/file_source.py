@@ -36,7 +36,7 @@ from tidemill.spark.ingest.formats import Format, FormatOptions, format_of
 from tidemill.store import Tx
 
 if TYPE_CHECKING:
-    from tidemill.publish.parts import PartPlace, PartTask, SinkWritten
+    from tidemill.publish.parts import PartClaim, PartTask, SinkWritten
     from tidemill.sources.discovery import DiscoveryResult
     from tidemill.spark.ingest.ingestion import Session
     from tidemill.spark.storage import Storage
@@ -152,7 +152,7 @@ class FileSource(Source):
         spark: "Session",
         storage: "Storage",
         task: "PartTask",
-        place: "PartPlace",
+        place: "PartClaim",
     ) -> "Sequence[SinkWritten]":
         from tidemill.sources.window_task import run_window
 

@@ -25,7 +25,7 @@ from tidemill.lots.keys import DatasetId
 
 if TYPE_CHECKING:
     from tidemill.cluster.keeper import Keeper
-    from tidemill.publish.parts import PartPlace, Parts, PartTask, SinkWritten
+    from tidemill.publish.parts import PartClaim, Parts, PartTask, SinkWritten
     from tidemill.scope import Scope
     from tidemill.sources.keys import SourceKeys
     from tidemill.spark.ingest.ingestion import Session
@@ -208,7 +208,7 @@ class Source(ABC):
         spark: "Session",
         storage: "Storage",
         task: "PartTask",
-        place: "PartPlace",
+        place: "PartClaim",
     ) -> "Sequence[SinkWritten]":
         """Run a task of this source on Spark. Only sources that submit tasks need this."""
         raise CodeDiffers(f"{target.id} ({target.where}) has no tasks")
@@ -230,7 +230,7 @@ class PlannedSource:
         return self.source.open(self.target, runtime)
 
     def make_part(
-        self, spark: "Session", storage: "Storage", task: "PartTask", place: "PartPlace"
+        self, spark: "Session", storage: "Storage", task: "PartTask", place: "PartClaim"
     ) -> "Sequence[SinkWritten]":
         """Run a task of the source on Spark."""
         return self.source.make_part(self.target, spark, storage, task, place)

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from tidemill.errors import BadSource, SourceFileChanged
-from tidemill.publish.parts import PartPlace, PartTask, SinkWritten
+from tidemill.publish.parts import PartClaim, PartTask, SinkWritten
 from tidemill.sources.file_source import FileSourceSpec
 from tidemill.sources.listing import FileListing
 from tidemill.spark.ingest.foreign_files import ForeignFile
@@ -19,7 +19,7 @@ def run_window(
     spec: FileSourceSpec,
     listing: FileListing,
     task: PartTask,
-    place: PartPlace,
+    place: PartClaim,
 ) -> tuple[SinkWritten, ...]:
     """Read the files of a task, and write their rows and the bad records into the folders of this claim.
 
