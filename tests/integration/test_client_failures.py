@@ -304,9 +304,9 @@ def test_a_client_that_is_closed_says_so(tmp_path: Path) -> None:
 def test_a_cluster_is_at_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TIDEMILL_CLUSTER_KEY", raising=False)
     monkeypatch.delenv("TIDEMILL_CLUSTER_KEY_FILE", raising=False)
-    with pytest.raises(UsageError, match="at a home or at a store"):
+    with pytest.raises(UsageError, match="needs either home= or store="):
         tidemill.connect()
-    with pytest.raises(UsageError, match="at a home or at a store"):
+    with pytest.raises(UsageError, match="needs either home= or store="):
         tidemill.connect(home=tmp_path, store="memory://")
     with pytest.raises(UsageError, match="its own objects"):
         tidemill.connect(home=tmp_path, objects="memory://")

@@ -1,7 +1,7 @@
-"""Tasks that hang are killed, and tasks that tell of their progress are not (FUT-40).
+"""Tasks that hang are killed, and tasks that report progress are not (FUT-40).
 
-The time that a task was silent is set by the test, in the page that the worker shares with its child: the
-real one depends on how busy the machine is.
+The tests write the time of the last progress into the page that the worker shares with its child. So they do
+not depend on how busy the machine is.
 """
 
 from pathlib import Path
@@ -24,18 +24,18 @@ TIMEOUT_S = 3600.0
 
 
 def silence(supervisor: WorkerSupervisor, seconds: float) -> WorkerChild:
-    """Let the running task have been silent for so long, and the worker look at it."""
+    """Pretend that the running task reported no progress for so long, and wait until the worker checks it."""
     (child,) = (child for child in supervisor.pool.children.all if child.page.running)
     child.page.progress(int((SYSTEM.monotonic() - seconds) * 1e6))
     watchdog = supervisor.pool.watchdog
-    for _ in range(2):  # the first look may have begun before
-        seen = watchdog.look_at
-        wait(lambda seen=seen: watchdog.look_at > seen, "the worker has looked at its tasks")
+    for _ in range(2):  # the first check may have begun before
+        last = watchdog.next_check_at
+        wait(lambda last=last: watchdog.next_check_at > last, "the worker has checked its tasks")
     return child
 
 
 @pytest.mark.rule("FUT-40")
-def test_a_task_without_progress_is_killed_and_tried_again(
+def test_a_task_without_progress_is_killed_and_retried(
     client: Client, store: Unreliable, place: ClusterAddress, look: Look, tmp_path: Path
 ) -> None:
     with supervising(store, place) as supervisor:
@@ -49,7 +49,7 @@ def test_a_task_without_progress_is_killed_and_tried_again(
 
 
 @pytest.mark.rule("FUT-40", "FUT-56")
-def test_a_task_that_says_that_it_makes_progress_is_left_alone(
+def test_a_task_that_reports_progress_is_not_killed(
     client: Client, store: Unreliable, place: ClusterAddress, look: Look, tmp_path: Path
 ) -> None:
     with supervising(store, place) as supervisor:
@@ -59,7 +59,7 @@ def test_a_task_that_says_that_it_makes_progress_is_left_alone(
             child = silence(supervisor, 0.9 * TIMEOUT_S)
             silent = child.page.progress_us
             (tmp_path / f"go {step}").touch()
-            wait(lambda step=step: f"progress {step}" in tasks.notes(tmp_path), "it tells of its progress")
+            wait(lambda step=step: f"progress {step}" in tasks.notes(tmp_path), "it reports its progress")
             assert step == 2 or child.page.progress_us > silent
         assert future.result(STUCK_S) == "done"
         assert look.row(future).tally.crashes == 0

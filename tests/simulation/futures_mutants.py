@@ -147,7 +147,7 @@ def a_drain_that_forgets_the_holders_pointer(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def a_worker_that_does_not_look_for_claims_it_does_not_know_of(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ledger.Ledger, "strays", lambda ledger, node, known: (0, False))
+    patch.setattr(ledger.Ledger, "release_unknown_claims", lambda ledger, node, jobs: (0, False))
 
 
 # --- dependents

@@ -1,4 +1,4 @@
-"""The parts of a worker that need no process: frames, pages, memory, placement, actors' order, wake-ups."""
+"""The parts of a worker that need no process: messages, memory, placement, actor calls, wakeups."""
 
 import os
 import select
@@ -15,13 +15,13 @@ from tidemill.futures.protocol.rows import Blob, Claimed, Failure, Location, Nee
 from tidemill.futures.worker import memory, wire
 from tidemill.futures.worker.children import WorkerChild
 from tidemill.futures.worker.jobs import FutureJob
-from tidemill.futures.worker.placement import NOTHING, Placement, settle
+from tidemill.futures.worker.placement import NOTHING, Placement, update_reservation
 from tidemill.futures.worker.wakeup import LoopWakeup
-from tidemill.futures.worker.wire import Recalled, SharedPage, TaskBroken, TaskDone, TaskWaiting, Up
+from tidemill.futures.worker.wire import ChildMessage, Recalled, SharedPage, TaskBroken, TaskDone, TaskWaiting
 
 # --- wire
 
-MESSAGES: list[Up] = [
+MESSAGES: list[ChildMessage] = [
     TaskDone(7, Result(3, 0, 10, Location("inline"), b"head", b"signature"), 1_500),
     TaskBroken(8, Failure(kind="exception", message="x" * 1_000), 10),
     TaskWaiting(9, (b"a" * 16, b"b" * 16)),
@@ -30,16 +30,16 @@ MESSAGES: list[Up] = [
 
 
 @given(st.lists(st.integers(1, 200), max_size=40))
-def test_frames_come_whole_however_the_stream_is_cut(cuts: list[int]) -> None:
+def test_messages_are_decoded_however_the_stream_is_split(cuts: list[int]) -> None:
     stream = b"".join(map(wire.frame, MESSAGES * 3))
-    frames, found, at = wire.ups(), [], 0
+    frames, decoded, at = wire.child_frames(), [], 0
     for cut in [*cuts, len(stream)]:
-        found += frames.feed(stream[at : at + cut])
+        decoded += frames.feed(stream[at : at + cut])
         at += cut
-    assert found == MESSAGES * 3
+    assert decoded == MESSAGES * 3
 
 
-def test_a_page_tells_what_runs_since_when_and_when_it_last_made_progress() -> None:
+def test_a_shared_page_shows_the_running_task_its_start_and_its_last_progress() -> None:
     fd = SharedPage.make()
     child, supervisor = SharedPage(fd), SharedPage(fd)
     os.close(fd)
@@ -53,7 +53,7 @@ def test_a_page_tells_what_runs_since_when_and_when_it_last_made_progress() -> N
     supervisor.close()
 
 
-def test_a_wakeup_is_heard_once_and_after_each_hush_again() -> None:
+def test_a_wakeup_is_readable_until_it_is_cleared() -> None:
     wakeup = LoopWakeup()
 
     def readable() -> bool:
@@ -61,10 +61,10 @@ def test_a_wakeup_is_heard_once_and_after_each_hush_again() -> None:
 
     assert not readable()
     for _ in range(3):
-        wakeup.ring()
-        wakeup.ring()
+        wakeup.wake()
+        wakeup.wake()
         assert readable()
-        wakeup.hush()
+        wakeup.clear()
         assert not readable()
     wakeup.close()
 
@@ -149,86 +149,86 @@ def job(needs: Needs = NOTHING, **changes: object) -> FutureJob:
     return FutureJob(Claim(future_id, row, b""), spec, b"", needs, (), b"")
 
 
-def given_to(child: WorkerChild, one: FutureJob) -> None:
-    child.take(one)
-    settle(child)
+def assign(child: WorkerChild, new_job: FutureJob) -> None:
+    child.assign(new_job)
+    update_reservation(child)
 
 
-def placement(slots: int, *, cpu: float = 8.0, ram: int = 1_000, short: bool = True) -> Placement:
-    made = Placement(slots, Capacity(cpu=cpu, ram=ram))
-    made.typical_s = 0.0001 if short else 1.0
-    return made
+def new_placement(slots: int, *, cpu: float = 8.0, ram: int = 1_000, short: bool = True) -> Placement:
+    placement = Placement(slots, Capacity(cpu=cpu, ram=ram))
+    placement.typical_s = 0.0001 if short else 1.0
+    return placement
 
 
-def test_jobs_go_to_idle_children_first_and_then_behind_the_shortest_line() -> None:
-    floor, children = placement(2), [FakeChild(1), FakeChild(2)]
+def test_jobs_go_to_idle_children_first_and_then_to_the_child_with_the_fewest_jobs() -> None:
+    placement, children = new_placement(2), [FakeChild(1), FakeChild(2)]
     for expected in (1, 2, 1, 2, 1):
-        one = job()
-        child, _ = floor.choose(one, children)
+        new_job = job()
+        child, _ = placement.choose(new_job, children)
         assert child is not None
         assert child.pid == expected
-        given_to(child, one)
+        assign(child, new_job)
 
 
 def test_nothing_is_sent_ahead_while_tasks_are_long() -> None:
-    floor, children = placement(1, short=False), [FakeChild(1)]
-    given_to(children[0], job())
-    assert floor.choose(job(), children) == (None, False)
-    assert floor.request(children) is None
+    placement, children = new_placement(1, short=False), [FakeChild(1)]
+    assign(children[0], job())
+    assert placement.choose(job(), children) == (None, False)
+    assert placement.request(children) is None
 
 
 @pytest.mark.rule("FUT-26")
-def test_what_children_have_reserved_is_not_free() -> None:
-    floor, children = placement(3, ram=1_000), [FakeChild(1), FakeChild(2)]
-    given_to(children[0], job(Needs(cpu=2, ram=600)))
-    free = floor.free(children)
+def test_capacity_that_children_have_reserved_is_not_free() -> None:
+    placement, children = new_placement(3, ram=1_000), [FakeChild(1), FakeChild(2)]
+    assign(children[0], job(Needs(cpu=2, ram=600)))
+    free = placement.free(children)
     assert (free.cpu, free.ram) == (6, 400)
-    assert floor.choose(job(Needs(ram=500)), [children[1]])[0] is children[1]
-    assert floor.choose(job(Needs(ram=500)), children)[0] is children[0]  # behind the first, in its stead
-    wish = floor.request(children)
-    assert wish is not None
-    assert wish.free.ram == 400
+    assert placement.choose(job(Needs(ram=500)), [children[1]])[0] is children[1]
+    assert placement.choose(job(Needs(ram=500)), children)[0] is children[0]  # after its current job
+    request = placement.request(children)
+    assert request is not None
+    assert request.free.ram == 400
 
 
 @pytest.mark.rule("FUT-41")
-def test_a_waiting_task_gives_its_slot_and_cpu_back_but_not_its_memory_and_is_resumed_first() -> None:
-    floor, children = placement(1, ram=1_000), [FakeChild(1), FakeChild(2)]
+def test_a_waiting_task_frees_its_slot_and_cpu_but_not_its_memory_and_resumes_first() -> None:
+    placement, children = new_placement(1, ram=1_000), [FakeChild(1), FakeChild(2)]
     first = job(Needs(cpu=8, ram=700))
-    given_to(children[0], first)
-    assert floor.busy(children) == 1
+    assign(children[0], first)
+    assert placement.busy(children) == 1
     first.waiting = True
-    floor.waiting.append(first)
-    settle(children[0])
-    free = floor.free(children)
-    assert (floor.busy(children), free.cpu, free.ram) == (0, 8, 300)
-    given_to(children[1], job())
-    floor.waiting.remove(first)
-    floor.resuming.append(first)
-    floor.resume(children)
+    placement.waiting.append(first)
+    update_reservation(children[0])
+    free = placement.free(children)
+    assert (placement.busy(children), free.cpu, free.ram) == (0, 8, 300)
+    assign(children[1], job())
+    placement.waiting.remove(first)
+    placement.resuming.append(first)
+    placement.resume(children)
     assert children[0].resumed == []  # the slot is taken
     children[1].jobs.clear()
-    settle(children[1])
-    floor.resume(children)
+    update_reservation(children[1])
+    placement.resume(children)
     assert children[0].resumed == [first.number]
-    assert floor.busy(children) == 1
+    assert placement.busy(children) == 1
 
 
 def test_a_slot_without_a_child_counts_only_if_one_can_be_started() -> None:
-    floor = placement(2, short=False)
-    assert floor.request([], startable=False) is None
-    wish = floor.request([], startable=True)
-    assert wish is not None
-    assert (wish.limit, wish.slots) == (2, 2)
+    placement = new_placement(2, short=False)
+    assert placement.request([], startable=False) is None
+    request = placement.request([], startable=True)
+    assert request is not None
+    assert (request.limit, request.slots) == (2, 2)
 
 
-def test_long_tasks_are_remembered_until_short_ones_are_seen_again() -> None:
-    floor = placement(1)
-    assert floor.ahead() > 10
-    floor.saw_long(0.2)
-    assert floor.ahead() == 0
+def test_nothing_is_sent_ahead_after_a_long_task_until_short_ones_finish() -> None:
+    placement = new_placement(1)
+    assert placement.ahead() > 10
+    placement.record_long(0.2)
+    assert placement.ahead() == 0
     for _ in range(60):
-        floor.saw(0.0001)
-    assert floor.ahead() > 0
+        placement.record_duration(0.0001)
+    assert placement.ahead() > 0
 
 
 # --- the order of an actor's calls
@@ -256,7 +256,7 @@ def test_calls_of_an_actor_wait_for_those_before_them() -> None:
 
 
 @pytest.mark.rule("FUT-47")
-def test_nothing_overtakes_a_call_that_may_be_tried_again() -> None:
+def test_nothing_overtakes_a_call_that_may_be_retried() -> None:
     actor = HostedActor(b"a" * 16, FakeChild(1))
     first, second = call(1, retries=1), call(2)
     actor.add(first)

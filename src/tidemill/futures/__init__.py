@@ -1,4 +1,4 @@
-"""Durable futures: function calls that run to one result, although workers and clients may die.
+"""Durable futures: function calls that end with one result, even if workers or clients die.
 
 - `protocol`: states, stored rows, and every transition as a function of a transaction;
 - `values`: pickles, signatures, and where large values are stored;
@@ -6,5 +6,5 @@
 - `worker`: the worker process, its children, and the loop that claims and completes futures;
 - `client`: submit calls and wait for their results.
 
-`home` says where a cluster is. Each package imports only those above it in this list.
+`home` defines the address of a cluster. Each package imports only those above it in this list.
 """

@@ -1,11 +1,11 @@
-"""Where a cluster is: its store, its objects, its name and its key.
+"""The address of a cluster: its store, its object storage, its name and its key.
 
-A *home* is a folder that has all of it: `store.db`, `objects/` and `cluster.key` (mode 0600, made with the
-home). Any other store is named by its URL, and its key must be given (FUT-59).
+A *home* is a folder that contains all of them: `store.db`, `objects/` and `cluster.key` (mode 0600, created
+with the home). Any other store is identified by its URL, and the user must provide its key (FUT-59).
 
-A `ClusterAddress` can be pickled, so that a handle or a client finds its cluster again in another process.
-Neither the key nor the password of a URL is part of the pickle. A home contains both. Elsewhere the other
-process must be connected already, or get them from its own environment.
+A `ClusterAddress` can be pickled, so that a handle or a client can connect to its cluster from another
+process. The pickle contains neither the key nor the password of a URL. The other process reads both from the
+home. Without a home it must be connected already, or get them from its own environment.
 """
 
 import os
@@ -26,7 +26,7 @@ CLUSTER = "default"
 
 
 class ClusterAddress:
-    """One cluster's store, objects, name and key. `home` is empty unless it is a home."""
+    """The store, objects, name and key of one cluster. `home` is empty if the cluster has no home."""
 
     __slots__ = ("_key", "cluster", "home", "objects", "store")
 
@@ -41,7 +41,7 @@ class ClusterAddress:
     ) -> None:
         if not cluster or len(cluster.encode()) > 200:
             raise UsageError(
-                f"not a name of a cluster: {cluster!r:.100}", hint="a text of 1 to 200 bytes, e.g. 'default'"
+                f"invalid cluster name: {cluster!r:.100}", hint="use 1 to 200 bytes of text, e.g. 'default'"
             )
         self.store = store
         self.objects = objects
@@ -51,11 +51,11 @@ class ClusterAddress:
 
     @classmethod
     def of_home(cls, home: str | os.PathLike[str], cluster: str = CLUSTER) -> "ClusterAddress":
-        """A home; made when it is not there."""
+        """Return the address of a home. The folder is created when it is first used."""
         folder = Path(home).expanduser().resolve()
         if folder.exists() and not folder.is_dir():
             raise UsageError(
-                f"the home {folder} is not a folder", hint="name a folder; it is made if missing"
+                f"the home {folder} is not a folder", hint="use a folder; it is created if it does not exist"
             )
         return cls(
             store=f"sqlite://{quote(str(folder / STORE))}",
@@ -75,40 +75,43 @@ class ClusterAddress:
         key_file: str | os.PathLike[str] | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> "ClusterAddress":
-        """A place from what a user says: a home, or a store with its objects.
+        """Return the address that a user specifies: a home, or a store with its objects.
 
         Args:
             home: a folder.
             store: the store's URL, instead of a home.
-            objects: where large code, arguments and durable results go; without it they are refused.
-            cluster: the name all keys lie under (FUT-11).
-            key_file: the file of the cluster key; a home has its own.
-            environ: where the key is looked for otherwise.
+            objects: the URL for large code, arguments and durable results; without it they are refused.
+            cluster: the name that prefixes all keys (FUT-11).
+            key_file: the file with the cluster key; not needed for a home.
+            environ: the environment that contains the key if there is no `key_file`.
         """
         if (home is None) == (store is None):
             raise UsageError(
-                "a cluster is at a home or at a store",
-                hint='connect(home="my-home"), or connect(store="postgresql://…", objects="s3://…")',
+                "a cluster needs either home= or store=",
+                hint='use connect(home="my-home"), or connect(store="postgresql://…", objects="s3://…")',
             )
         if home is not None:
             if objects is not None:
-                raise UsageError("a home has its own objects", hint="leave objects= out, or give store= too")
+                raise UsageError(
+                    "home= and objects= exclude each other: a home contains its objects",
+                    hint="omit objects=, or use store= instead of home=",
+                )
             return cls.of_home(home, cluster)
         assert store is not None
         for name, url in (("store", store), ("objects", objects)):
             if not isinstance(url, str | None):
-                raise UsageError(f"{name}= is a URL, not {type(url).__name__}", hint="give it as a text")
+                raise UsageError(f"{name}= must be a URL, not {type(url).__name__}", hint="pass a string")
         key = given_key(environ, file=Path(key_file) if key_file is not None else None)
         return cls(store=store, objects=objects or "", cluster=cluster, key=key)
 
     @property
     def key(self) -> ClusterKey:
-        """The cluster key: a home's is made with it; elsewhere the environment's unless it was given."""
+        """The cluster key: that of the home, or the one the user provided or set in the environment."""
         if self._key is None:
-            self._key = self._found()
+            self._key = self._read_key()
         return self._key
 
-    def _found(self) -> ClusterKey:
+    def _read_key(self) -> ClusterKey:
         if not self.home:
             return given_key(os.environ)
         Path(self.home).mkdir(parents=True, exist_ok=True)
@@ -116,12 +119,12 @@ class ClusterAddress:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """Tells one cluster from another in this process, without secrets."""
+        """Identifies the cluster in this process, without secrets."""
         return redact_store(self.store), self.cluster
 
     @property
     def can_be_opened(self) -> bool:
-        """False for a place that was pickled and had a password, which is not in the pickle."""
+        """False for an address that lost its password when it was pickled."""
         return HIDDEN not in self.store and BLOT not in self.objects
 
     def __eq__(self, other: object) -> bool:
@@ -134,8 +137,9 @@ class ClusterAddress:
         return _arrived, (redact_store(self.store), redact_objects(self.objects), self.cluster, self.home)
 
     def __repr__(self) -> str:
-        return f"<Place {self.home or redact_store(self.store)} cluster {self.cluster!r}>"
+        return f"<ClusterAddress {self.home or redact_store(self.store)} cluster {self.cluster!r}>"
 
 
 def _arrived(store: str, objects: str, cluster: str, home: str) -> ClusterAddress:
+    """Rebuild a pickled address. Stored pickles refer to this function by name."""
     return ClusterAddress(store=store, objects=objects, cluster=cluster, home=home)

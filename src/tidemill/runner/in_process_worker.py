@@ -191,7 +191,7 @@ class InProcessWorker:
                 return
             if self._claims.is_lost():
                 self._threads.drop()
-                self._claims.lose()
+                self._claims.mark_lost()
                 self._wake.set()
             self._threads.interrupt_ended()
 

@@ -260,7 +260,7 @@ class RunnerSupervisor:
                 ready = {key.fd for key, _ in selector.select(CHECK_EVERY_S)}
                 if child.pidfd in ready:
                     return
-                self.wakeup.hush()
+                self.wakeup.clear()
                 if not self.presence.alive() or self.presence.node.epoch != child.node.epoch:
                     child.kill("lost")
                 if self.drain_by is not None:
@@ -299,7 +299,7 @@ class RunnerSupervisor:
             selector.register(self.wakeup.reader, selectors.EVENT_READ)
             while self.drain_by is None and (left := end - self.clock.monotonic()) > 0:
                 selector.select(left)
-                self.wakeup.hush()
+                self.wakeup.clear()
 
     # --- draining
 
@@ -319,7 +319,7 @@ class RunnerSupervisor:
     def _leave_by(self, deadline: float) -> None:
         self.drain_by = deadline
         self._drain_sent = False
-        self.wakeup.ring()
+        self.wakeup.wake()
 
     def close(self) -> None:
         """Kill the child if an error left it running."""

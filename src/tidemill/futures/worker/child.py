@@ -1,8 +1,8 @@
-"""A child process: runs the tasks its supervisor sends, one after the other.
+"""The child process of a worker: runs the tasks that its supervisor sends, one after the other.
 
-It is a fork of the zygote. The main thread reads the work line and runs tasks; a thread listens to the
-control line (`wire`). What is imported here is imported by the zygote too, which must not
-start threads: large libraries are imported when a task needs them.
+It is a fork of the zygote. The main thread reads the work socket and runs tasks; another thread reads the
+control socket (`wire`). The zygote imports this module, and must not start threads. So this module imports
+large libraries only when a task needs them.
 """
 
 import contextlib
@@ -33,11 +33,11 @@ from tidemill.futures.worker.wire import (
 
 
 def main(descriptors: Sequence[int], supervisor: int) -> None:
-    """Be a child until the supervisor hangs up.
+    """Run tasks until the supervisor closes its sockets.
 
     Args:
-        descriptors: work line, control line, page, and a file for what the interpreter says when it dies.
-        supervisor: its process id.
+        descriptors: work socket, control socket, shared page, and a file for the traceback of a crash.
+        supervisor: the supervisor's process id.
     """
     work, control, page, faults = descriptors
     prctl(PR_SET_NAME, b"tidemill-child")
@@ -46,34 +46,34 @@ def main(descriptors: Sequence[int], supervisor: int) -> None:
     child = ChildProcess(socket.socket(fileno=work), socket.socket(fileno=control), SharedPage(page))
     os.close(page)
     child.run()
-    # Whatever a task has left running here is over: no thread of its, and no exit function, holds us back.
+    # Exit at once: do not wait for threads that tasks have started, and run no exit handlers.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
 class ChildProcess:
-    """The two lines, and the task between them."""
+    """Receives tasks and control messages, runs the tasks and sends their outcomes."""
 
     def __init__(self, work: socket.socket, control: socket.socket, page: SharedPage) -> None:
         self.work = work
         self.control = control
         self.page = page
-        self._say_lock = threading.Lock()  # tasks may speak from threads of their own
+        self._send_lock = threading.Lock()  # threads of a task may send too
         self._begin_lock = threading.Lock()
         self._running = 0
         self._recalled: set[int] = set()
         self._cancelled: set[int] = set()
         self._context: TaskContext | None = None
 
-    def say(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         data = wire.frame(message)
-        with self._say_lock:
+        with self._send_lock:
             self.work.sendall(data)
 
     def run(self) -> None:
-        """Read work and do it until the line is closed."""
-        frames = wire.downs()
+        """Receive and run tasks until the work socket is closed."""
+        frames = wire.work_frames()
         first = wire.receive(self.work, frames)
         if not first:
             return
@@ -83,38 +83,38 @@ class ChildProcess:
         runner = TaskRunner(site)
         threading.Thread(target=self._listen, name="control", daemon=True).start()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self.say(Ready())
+            self.send(Ready())
             while True:
                 for message in messages:
                     assert isinstance(message, TaskBatch)
                     for task in message.tasks:
-                        self._one(runner, site, task)
+                        self._run_task(runner, site, task)
                 messages = wire.receive(self.work, frames)
                 if not messages:
                     return
 
-    def _one(self, runner: TaskRunner, site: WorkerSite, task: TaskMessage) -> None:
+    def _run_task(self, runner: TaskRunner, site: WorkerSite, task: TaskMessage) -> None:
         number = task.number
         with self._begin_lock:
             if number in self._recalled:
                 self._recalled.discard(number)
-                runner.learn(task)
+                runner.keep_code(task)
                 return
             self._running = number
         used = memory.used_bytes() if task.ram else 0
         self.page.begin(number, int(SYSTEM.monotonic() * 1_000_000), used)
         outcome = runner.run(
-            task, lambda spec: self._enter(TaskContext(number, task.epoch, spec, site, self.page, self.say))
+            task, lambda spec: self._enter(TaskContext(number, task.epoch, spec, site, self.page, self.send))
         )
         self._leave(number)
-        self.say(outcome)
-        self.page.end()  # after the answer: who dies before it was still executing
+        self.send(outcome)
+        self.page.end()  # after the outcome: a child that dies before it was still running the task
 
     def _enter(self, task: TaskContext) -> TaskContext:
         with self._begin_lock:
             self._context = task
             if task.number in self._cancelled:
-                task.tell_cancel()
+                task.set_cancelled()
         task_context.enter(task)
         return task
 
@@ -124,17 +124,17 @@ class ChildProcess:
             self._cancelled.discard(number)
         task_context.enter(None)
 
-    # --- the control line
+    # --- the control socket
 
     def _listen(self) -> None:
-        frames = wire.orders()
+        frames = wire.control_frames()
         while True:
             try:
                 messages = wire.receive(self.control, frames)
             except OSError:
                 messages = []
             if not messages:
-                os._exit(1)  # the supervisor is gone: nobody wants the result
+                os._exit(1)  # the supervisor has ended, so the result cannot be delivered
             for message in messages:
                 match message:
                     case Recall():
@@ -143,7 +143,7 @@ class ChildProcess:
                         self._cancel(message.number)
                     case Resume():
                         if (task := self._context) is not None and task.number == message.number:
-                            task.tell_resume()
+                            task.set_resumed()
 
     def _recall(self, recall: Recall) -> None:
         with self._begin_lock:
@@ -155,6 +155,6 @@ class ChildProcess:
     def _cancel(self, number: int) -> None:
         with self._begin_lock:
             if self._context is not None and self._context.number == number:
-                self._context.tell_cancel()
+                self._context.set_cancelled()
             elif number >= self._running:
                 self._cancelled.add(number)

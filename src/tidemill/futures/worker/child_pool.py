@@ -1,7 +1,7 @@
-"""The child pool of a worker: its child processes, the jobs they run, and the messages they send.
+"""The child pool of a worker: runs jobs in child processes and handles the messages of the children.
 
-It is the `Executor` of a worker process. Jobs come from the claim loop, and their ends go to the ledger. Only
-the supervisor's loop calls it.
+It is the `Executor` of a worker process. The claim loop gives it jobs, and it reports their outcomes to the
+ledger. Only the supervisor's loop calls it.
 """
 
 import contextlib
@@ -24,13 +24,14 @@ from tidemill.futures.worker.claim_loop import Executor, all_pages
 from tidemill.futures.worker.events import ChildEnded
 from tidemill.futures.worker.jobs import NOTHING, ClaimRequest, FutureJob
 from tidemill.futures.worker.ledger import Ledger
-from tidemill.futures.worker.placement import Placement, settle
+from tidemill.futures.worker.placement import Placement, update_reservation
 from tidemill.futures.worker.processes import RestartPause
 from tidemill.futures.worker.settings import WorkerSettings
 from tidemill.futures.worker.wakeup import LoopWakeup
 from tidemill.futures.worker.watchdog import Watchdog
 from tidemill.futures.worker.wire import (
     ChildHello,
+    ChildMessage,
     InputsMissing,
     Keep,
     Ready,
@@ -38,24 +39,23 @@ from tidemill.futures.worker.wire import (
     Resuming,
     Status,
     TaskBroken,
+    TaskDone,
     TaskWaiting,
-    Up,
 )
-from tidemill.futures.worker.wire import TaskDone as Made
 from tidemill.futures.worker.zygote import Zygote
 
 MISSES = 8
-"""How many jobs in a row may find no child before the rest of them waits."""
+"""How many jobs in a row may find no child before the placement stops trying."""
 
 
 class ChildPool(Executor):
     """Runs jobs in child processes.
 
     Args:
-        hello: what each child is told first.
-        settings: of the worker.
-        ledger: where the ends of jobs go.
-        segments: where large results are kept.
+        hello: the first message to each child.
+        settings: the worker's settings.
+        ledger: records the outcomes of jobs.
+        segments: stores large results.
         zygote: forks the children.
         clock: the source of time.
     """
@@ -88,15 +88,15 @@ class ChildPool(Executor):
     # --- children
 
     def keep_children(self) -> None:
-        """Start children until there are as many as slots, even without jobs."""
+        """Start children until there is one for each slot, even without jobs."""
         plain = sum(not child.actor for child in self.children.all)
         while plain < self.settings.slots and self.start_child() is not None:
             plain += 1
 
     def start_child(self, actor: bytes = b"") -> WorkerChild | None:
-        """Start a process; what it is sent before it is ready waits in its socket.
+        """Start a child process. Messages sent before it is ready wait in its socket.
 
-        None for a while after children that could not be started, or ended before they were ready.
+        Return None for a while after children failed to start, or ended before they were ready.
         """
         if self.draining or not self.may_start():
             return None
@@ -108,7 +108,7 @@ class ChildPool(Executor):
             return None
 
     def may_start(self) -> bool:
-        """Can a child be started now?"""
+        """Return whether a child can be started now."""
         return self.children.zygote.ready and not self._start_pause.left_s
 
     def _start_failed(self, why: str) -> None:
@@ -118,47 +118,47 @@ class ChildPool(Executor):
     # --- messages of children
 
     def receive(self, timeout_s: float) -> None:
-        """Wait for messages of children, or for a wakeup, and act on all of them."""
+        """Wait for messages of children, or for a wakeup, and handle all messages."""
         readable: dict[WorkerChild, None] = {}
         for key, mask in self._selector.select(timeout_s):
             child = key.data
             if child is None:
-                self.wakeup.hush()
+                self.wakeup.clear()
                 continue
             if child is self.children.zygote:
-                self.children.hear_zygote()
+                self.children.read_zygote()
                 self.room_changed = True
                 continue
             if mask & selectors.EVENT_WRITE:
                 self.children.watch_writes(child)
             readable[child] = None
         for child in readable:
-            messages, gone = child.receive()
+            messages, closed = child.receive()
             for message in messages:
-                self._on(child, message)
-            if gone:
-                self._on_end(child, self.children.bury(child))
+                self._on_message(child, message)
+            if closed:
+                self._on_exit(child, self.children.reap(child))
 
-    def _on(self, child: WorkerChild, message: Up) -> None:
+    def _on_message(self, child: WorkerChild, message: ChildMessage) -> None:
         match message:
-            case Made():
-                job = self._over(child, message.number)
+            case TaskDone():
+                job = self._remove_job(child, message.number)
                 if job is not None:
-                    self._made(job, message)
+                    self._on_done(job, message)
             case TaskBroken():
-                job = self._over(child, message.number)
+                job = self._remove_job(child, message.number)
                 if job is not None:
                     self.ledger.failed(job, message.failure, ram_used=message.ram_used)
             case InputsMissing():
-                job = self._over(child, message.number)
+                job = self._remove_job(child, message.number)
                 if job is not None:
                     self.ledger.block(job, [loss.id for loss in message.losses], message.losses)
             case TaskWaiting():
-                self.watchdog.wait(child, message)
+                self.watchdog.on_waiting(child, message)
             case Resuming():
-                self.watchdog.resume(child, message.number)
+                self.watchdog.on_resuming(child, message.number)
             case Recalled():
-                self.watchdog.recalled(child, message)
+                self.watchdog.on_recalled(child, message)
             case Keep():
                 if self.segments is not None:
                     self.segments.keep(message.segment)
@@ -167,14 +167,16 @@ class ChildPool(Executor):
                 self._start_pause.succeeded()
             case Status():
                 if (job := child.jobs.get(message.number)) is not None:
-                    job.said = True
+                    job.has_status = True
                     self.ledger.set_status(job.id, message.text)
 
-    def _over(self, child: WorkerChild, number: int) -> FutureJob | None:
-        """A child has ended a job; None for one that is not ours any more."""
+    def _remove_job(self, child: WorkerChild, number: int) -> FutureJob | None:
+        """Remove a job that a child has ended. Return None if we do not hold the job any more."""
         job = child.jobs.pop(number, None)
         if not child.jobs or job is None or job.waiting or job.needs is not NOTHING:
-            settle(child)  # else it has others, and this one asked for nothing: it takes what it took
+            update_reservation(
+                child
+            )  # otherwise nothing changes: it has other jobs, and this one had no needs
         if job is not None:
             job.child = None
             if job.needs is not NOTHING or job.claim.row.limited:
@@ -183,22 +185,22 @@ class ChildPool(Executor):
             child.idle_since = self.clock.monotonic()
         return job
 
-    def _made(self, job: FutureJob, message: Made) -> None:
-        self.placement.saw(message.took_us / 1e6)
+    def _on_done(self, job: FutureJob, message: TaskDone) -> None:
+        self.placement.record_duration(message.took_us / 1e6)
         where = message.result.location
         if where.kind == "segment" and self.segments is not None:
             self.segments.keep(where.name)
             job.segment = where.name
         self.ledger.finished(job, message.result)
 
-    # --- a child's end
+    # --- a child's exit
 
-    def _on_end(self, child: WorkerChild, end: ChildExit) -> None:
-        """A child is dead: only the job that it was executing is to blame (FUT-20)."""
+    def _on_exit(self, child: WorkerChild, end: ChildExit) -> None:
+        """Handle the end of a child. Only the job that it was running has failed (FUT-20)."""
         if self.segments is not None:
             self.segments.child_gone(child.pid)
         if not child.ready and not child.killed_for and end.code != -signal.SIGKILL:
-            self._start_failed(end.message)  # a child that was killed is no reason to wait
+            self._start_failed(end.message)  # after a kill, the next start needs no delay
         if not child.killed_for:
             self.ledger.emit(
                 ChildEnded(node=self.hello.node, pid=child.pid, kind=end.kind, message=end.message)
@@ -208,19 +210,20 @@ class ChildPool(Executor):
         self.room_changed = True
         self.watchdog.forget(jobs.values())
         if child.actor:
-            self._actor_gone(child, end, jobs)
+            self._on_actor_exit(child, end, jobs)
             return
         now_us = int(self.clock.monotonic() * 1e6)
         for number, job in reversed(jobs.items()):
             job.child, job.since_us = None, now_us
             if number == end.running:
-                self._judge(job, end)
+                self._record_exit(job, end)
             elif job.ending:
                 self.ledger.cancelled(job)
             else:
-                self.placement.here.appendleft(job)
+                self.placement.queued.appendleft(job)
 
-    def _judge(self, job: FutureJob, end: ChildExit) -> None:
+    def _record_exit(self, job: FutureJob, end: ChildExit) -> None:
+        """Record the outcome of the job that a child was running when it ended."""
         match end.kind:
             case "parked":
                 self.ledger.block(job, job.awaits)
@@ -234,17 +237,17 @@ class ChildPool(Executor):
                 failure = Failure(kind=end.kind, message=end.message, traceback=end.evidence)
                 self.ledger.failed(job, failure, ram_used=end.ram_used)
 
-    def _actor_gone(self, child: WorkerChild, end: ChildExit, jobs: dict[int, FutureJob]) -> None:
-        """An actor's process has ended: it is dead, and every call that has not ended fails (FUT-47)."""
+    def _on_actor_exit(self, child: WorkerChild, end: ChildExit, jobs: dict[int, FutureJob]) -> None:
+        """Handle the end of an actor's process: the actor is dead, and its unfinished calls fail (FUT-47)."""
         calls = self.hosting.remove(child.actor)
         if end.kind == "lost":
             return
         for job in [*jobs.values(), *calls]:
             job.child = None
             if job.spec.actor == job.id:  # it was being created
-                self._judge(job, end)
+                self._record_exit(job, end)
                 return
-            self.ledger.forget(job)  # the death of the actor, below, ends it
+            self.ledger.forget(job)  # `actor_died`, below, ends it
         message = f"the actor's process ended: {end.message}"
         failure = Failure(kind="actor", type="ActorDied", message=message, traceback=end.evidence)
         self.ledger.actor_died(child.actor, failure)
@@ -256,17 +259,17 @@ class ChildPool(Executor):
         for job in jobs:
             job.since_us = now_us
             if not job.spec.actor or job.spec.actor == job.id:
-                self.placement.here.append(job)
+                self.placement.queued.append(job)
             elif (actor := self.hosting.actors.get(job.spec.actor)) is not None:
                 actor.add(job)
             else:
-                message = "the actor does not live on this node any more"
+                message = "the actor is no longer on this node"
                 self.ledger.failed(job, Failure(kind="actor", type="ActorDied", message=message))
 
     def settled(self, job: FutureJob, state: FutureState | None) -> None:
         if job.segment and state is not FutureState.REALIZED:
             self.delete_result(job.segment)  # the store refused the result
-        if job.said:
+        if job.has_status:
             self.ledger.clear_status(job.id)
         if job.spec.actor and job.id != job.spec.actor:
             actor = self.hosting.actors.get(job.spec.actor)
@@ -274,10 +277,10 @@ class ChildPool(Executor):
                 actor.ended(job, again=state in (FutureState.UNCLAIMED, FutureState.BLOCKED))
 
     def interrupt(self, job: FutureJob) -> None:
-        self.watchdog.end(job)
+        self.watchdog.interrupt(job)
 
     def recall_call(self, child: WorkerChild, job: FutureJob) -> None:
-        """A call that was sent ahead to its actor waits for its turn again."""
+        """Queue a call again that was sent ahead to its actor."""
         actor = self.hosting.of(child)
         if actor is not None:
             actor.add(job)
@@ -288,7 +291,7 @@ class ChildPool(Executor):
             if child.jobs or child.actor:
                 child.jobs.clear()
                 child.kill("lost")
-                settle(child)
+                update_reservation(child)
         for job, _ in self.ledger.results:
             if job.segment:
                 self.delete_result(job.segment)
@@ -296,7 +299,7 @@ class ChildPool(Executor):
         self.hosting.actors.clear()
 
     def drain(self, by: float) -> None:
-        """Give back jobs that have not begun, and kill those that have not ended by this time (CLU-25).
+        """Release jobs that have not started, and kill those that have not ended by this time (CLU-25).
 
         Actors die with their node, after the last job has ended.
         """
@@ -311,10 +314,10 @@ class ChildPool(Executor):
         self._node_epoch = node.epoch
         return all_pages(lambda: self.ledger.reclaim(node)) if self.settings.address else 0
 
-    # --- what there is room for
+    # --- free capacity
 
     def free(self) -> Capacity:
-        """What no job has reserved, less the results that are kept in memory (FUT-36)."""
+        """Return the capacity that no job has reserved, minus the results in memory (FUT-36)."""
         return self.placement.free(self.children.all)
 
     def request(self) -> ClaimRequest | None:
@@ -322,7 +325,7 @@ class ChildPool(Executor):
         return self.placement.request(self.children.all, awaited, startable=self.may_start())
 
     def claimed(self, *, starved: bool, took_s: float) -> None:
-        self.watchdog.starved(starved)
+        self.watchdog.record_starved(starved)
         self.placement.round_s += 0.1 * (took_s - self.placement.round_s)
 
     def delete_result(self, name: str) -> None:
@@ -330,59 +333,61 @@ class ChildPool(Executor):
             self.segments.delete(name)
 
     def old_results(self, age_s: float) -> list[str]:
-        """Segments older than this: the store knows them by now, if anything refers to them."""
+        """Return the segments older than this. By now the store contains their records, if they are used."""
         if self.segments is None:
             return []
         before = self.clock.wall() - age_s
-        ours = {job.segment.rpartition("/")[2] for job in self.ledger.jobs.values()}
-        found = []
-        for name in self.segments.names() - ours:
+        in_use = {job.segment.rpartition("/")[2] for job in self.ledger.jobs.values()}
+        old = []
+        for name in self.segments.names() - in_use:
             with contextlib.suppress(OSError):
                 if (self.segments.folder / name).stat().st_mtime < before:
-                    found.append(name)
-        return found
+                    old.append(name)
+        return old
 
     # --- placement
 
     def place(self) -> None:
-        """Resumed tasks go first, then calls of actors, then what was claimed, in its order."""
+        """Give slots to tasks that resume, then to calls of actors, then to queued jobs in their order."""
         placement, children = self.placement, self.children.all
         placement.resume(children)
         batches: dict[WorkerChild, list[FutureJob]] = {}
         for actor in self.hosting.actors.values():
             while (job := actor.ready()) is not None and placement.may_call(actor.child, children):
                 actor.begin(job)
-                self._take(actor.child, job, batches)
-        if placement.here and not self.draining:
-            self._place_here(batches)
+                self._assign(actor.child, job, batches)
+        if placement.queued and not self.draining:
+            self._place_queued(batches)
         for child, jobs in batches.items():
-            child.give(jobs)
+            child.send_jobs(jobs)
             self.children.watch_writes(child)
             if len(child.jobs) > 1:
-                self.watchdog.look_soon()
+                self.watchdog.check_soon()
 
-    def _place_here(self, batches: dict[WorkerChild, list[FutureJob]]) -> None:
-        here = self.placement.here
+    def _place_queued(self, batches: dict[WorkerChild, list[FutureJob]]) -> None:
+        queued = self.placement.queued
         missed: list[FutureJob] = []
-        while here and len(missed) < MISSES:
-            job = here.popleft()
+        while queued and len(missed) < MISSES:
+            job = queued.popleft()
             child = self._child_for(job)
             if child is None:
-                missed.append(job)  # perhaps a smaller one fits
+                missed.append(job)  # a smaller job may fit
             else:
-                self._take(child, job, batches)
-        here.extendleft(reversed(missed))
+                self._assign(child, job, batches)
+        queued.extendleft(reversed(missed))
 
-    def _take(self, child: WorkerChild, job: FutureJob, batches: dict[WorkerChild, list[FutureJob]]) -> None:
-        child.take(job)
+    def _assign(
+        self, child: WorkerChild, job: FutureJob, batches: dict[WorkerChild, list[FutureJob]]
+    ) -> None:
+        child.assign(job)
         if not child.slotted or job.needs is not NOTHING:
-            settle(child)
+            update_reservation(child)
         batches.setdefault(child, []).append(job)
         if job.spec.progress_timeout_s or job.needs.ram:
-            self.watchdog.look_soon()
+            self.watchdog.check_soon()
 
     def _child_for(self, job: FutureJob) -> WorkerChild | None:
-        """The child to give a job to; an actor, or a slot that a waiting task has left, gets a new one."""
+        """Return the child for a job. Start one for an actor, or for a slot that a waiting task has freed."""
         children = self.children.all
         if job.spec.actor:
             actor = self.start_child(job.spec.actor) if self.placement.fits_now(job, children) else None
@@ -396,6 +401,6 @@ class ChildPool(Executor):
         return chosen
 
     def close(self) -> None:
-        """End all processes."""
+        """Kill all processes."""
         self.children.close()
         self._selector.close()

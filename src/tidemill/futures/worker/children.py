@@ -1,10 +1,10 @@
-"""Child processes, as their supervisor sees them: started, given work, asked, killed, and judged when dead.
+"""The child processes of a supervisor: how it starts them, sends messages, kills them, and reads their exit.
 
-A child is a fork of the zygote and not of us: threads, connections and locks of the supervisor are not its
-business. It leads a process group of its own, so that what a task has started ends with it, and it ends when
-the supervisor does.
+A child is a fork of the zygote, not of the supervisor, so it inherits no threads, connections or locks of the
+supervisor. It leads its own process group: processes that a task starts end with it. It ends when the
+supervisor ends.
 
-Nothing here waits: what a child cannot take at once is kept until its line can be written again.
+Nothing here blocks. Bytes that a child does not receive at once are kept until its socket is writable again.
 """
 
 import contextlib
@@ -25,13 +25,13 @@ from tidemill.futures.worker.processes import RestartPause, SupervisedProcess
 from tidemill.futures.worker.wire import (
     Cancel,
     ChildHello,
+    ChildMessage,
     Message,
     Recall,
     Resume,
     SharedPage,
     TaskBatch,
     TaskMessage,
-    Up,
 )
 from tidemill.futures.worker.zygote import Zygote
 
@@ -43,67 +43,67 @@ LINGER_S = 0.5
 
 
 class ChildExit(msgspec.Struct, frozen=True):
-    """How a child ended, and what it was doing."""
+    """How a child ended, and which task it ran."""
 
-    kind: str  # "crash" | "oom", or why we killed it
+    kind: str  # "crash" | "oom", or why the supervisor killed it
     message: str
-    evidence: str  # what the interpreter wrote when it died
-    running: int  # the number of the task it was executing; 0 for none
-    code: int = 0  # negative for a signal
-    ram_used: int = 0  # bytes, when it was killed for them
+    evidence: str  # the traceback that the interpreter wrote when it crashed
+    running: int  # the number of the running task; 0 for none
+    code: int = 0  # the exit code; negative for a signal
+    ram_used: int = 0  # in bytes, if it was killed for using too much
 
 
 class WorkerChild(SupervisedProcess):
-    """One child process with its two sockets, its page and the jobs it has been sent."""
+    """One child process, with its two sockets, its shared page and its jobs."""
 
     def __init__(self, zygote: Zygote, hello: ChildHello, *, actor: bytes = b"") -> None:
         super().__init__()
-        self.actor = actor  # a child that is one actor does nothing else
+        self.actor = actor  # the actor that it hosts; it then runs nothing else
         self.jobs: dict[int, FutureJob] = {}  # sent and not ended, in the order they were sent
         self.ready = False
-        self.known: set[bytes] = set()  # digests of code it has been sent
+        self.sent_code: set[bytes] = set()  # digests of the code that was sent to it
         self.slotted = False  # it uses a slot
-        self.reserved = Needs()  # what it takes of the node
-        self.base = Needs()  # what it takes of it while it runs nothing: an actor keeps its memory
-        self.recalling = False  # it was asked to give jobs back, and has not answered
+        self.reserved = Needs()  # what it reserves of the node
+        self.base = Needs()  # what it reserves while it runs nothing: an actor keeps its memory
+        self.recalling = False  # a recall was sent and has not been answered
         self.idle_since = 0.0
         self.ram_used = 0
         self._next = 1
         self._oom_kills = memory.kills()
-        self._frames = wire.ups()
-        self._orders = wire.ups()
+        self._work_frames = wire.child_frames()
+        self._control_frames = wire.child_frames()
         self._unsent = bytearray()
-        self.work, theirs = socket.socketpair()
-        self.control, their_control = socket.socketpair()
+        self.work, child_work = socket.socketpair()
+        self.control, child_control = socket.socketpair()
         page = SharedPage.make()
         self._faults = os.memfd_create("tidemill-faults")
         try:
-            passed = (theirs.fileno(), their_control.fileno(), page, self._faults)
+            descriptors = (child_work.fileno(), child_control.fileno(), page, self._faults)
             self.page = SharedPage(page)
-            self.pid = zygote.fork(passed)
+            self.pid = zygote.fork(descriptors)
         finally:
-            theirs.close()
-            their_control.close()
+            child_work.close()
+            child_control.close()
             os.close(page)
         self.work.settimeout(0.0)
         self.control.settimeout(0.0)
         self.send(hello)
 
-    # --- down
+    # --- to the child
 
-    def take(self, job: "FutureJob") -> None:
-        """Put a job behind those it has; it is sent with `give`."""
+    def assign(self, job: "FutureJob") -> None:
+        """Add a job to the child's jobs. `send_jobs` sends it."""
         job.child, job.number = self, self._next
         self.jobs[self._next] = job
         self._next += 1
 
-    def give(self, jobs: Iterable["FutureJob"]) -> None:
-        """Send jobs that it took."""
+    def send_jobs(self, jobs: Iterable["FutureJob"]) -> None:
+        """Send assigned jobs to the child."""
         tasks: list[TaskMessage] = []
         for job in jobs:
             digest = job.spec.code
-            code = b"" if digest in self.known else job.code
-            self.known.add(digest)
+            code = b"" if digest in self.sent_code else job.code
+            self.sent_code.add(digest)
             tasks.append(
                 TaskMessage(
                     number=job.number,
@@ -117,77 +117,79 @@ class WorkerChild(SupervisedProcess):
         self.send(TaskBatch(tasks))
 
     def send(self, message: Message) -> None:
-        """Say something on the work line."""
+        """Send a message on the work socket."""
         self._unsent += wire.frame(message)
         self.flush()
 
     def flush(self) -> bool:
-        """Write what the line takes; True when nothing is left."""
+        """Write as much as the work socket accepts. Return True if nothing is left."""
         while self._unsent:
             try:
                 written = self.work.send(self._unsent)
             except BlockingIOError:
                 return False
-            except OSError:  # it is dead; whoever reads its line will find out
+            except OSError:  # the child is dead; `receive` reports it
                 self._unsent.clear()
                 return True
             del self._unsent[:written]
         return True
 
     def recall(self) -> None:
-        """Ask it not to begin what it has not begun."""
+        """Recall the jobs that the child has not started."""
         low = max(self.page.running + 1, next(iter(self.jobs), 0))
         self.recalling = True
-        self._order(Recall(low, self._next))
+        self._send_control(Recall(low, self._next))
 
     def cancel(self, number: int) -> None:
-        self._order(Cancel(number))
+        self._send_control(Cancel(number))
 
     def resume(self, number: int) -> None:
-        self._order(Resume(number))
+        self._send_control(Resume(number))
 
-    def _order(self, message: Message) -> None:
-        # A few bytes on a line that is always read: it is full only when the child is stopped or dead.
+    def _send_control(self, message: Message) -> None:
+        # The messages are small and the child always reads: the buffer is full only if it is stopped or dead.
         with contextlib.suppress(OSError):
             self.control.send(wire.frame(message))
 
-    # --- up
+    # --- from the child
 
-    def receive(self) -> tuple[list[Up], bool]:
-        """What it has said on both lines, and whether it is gone."""
-        said, gone = self._read(self.work, self._frames)
-        answers, _ = self._read(self.control, self._orders)
-        return said + answers, gone
+    def receive(self) -> tuple[list[ChildMessage], bool]:
+        """Return the messages on both sockets, and whether the child has closed its work socket."""
+        messages, closed = self._read(self.work, self._work_frames)
+        answers, _ = self._read(self.control, self._control_frames)
+        return messages + answers, closed
 
-    def _read(self, line: socket.socket, frames: wire.Frames[Up]) -> tuple[list[Up], bool]:
-        found: list[Up] = []
+    def _read(
+        self, sock: socket.socket, frames: wire.Frames[ChildMessage]
+    ) -> tuple[list[ChildMessage], bool]:
+        messages: list[ChildMessage] = []
         while True:
             try:
-                data = line.recv(wire.RECEIVE_BYTES)
+                data = sock.recv(wire.RECEIVE_BYTES)
             except BlockingIOError:
-                return found, False
+                return messages, False
             except OSError:
-                return found, True
+                return messages, True
             if not data:
-                return found, True
-            found += frames.feed(data)
+                return messages, True
+            messages += frames.feed(data)
             if len(data) < wire.RECEIVE_BYTES // 2:
-                return found, False
+                return messages, False
 
-    # --- the end
+    # --- its exit
 
-    def bury(self, clock: Clock) -> ChildExit:
-        """Its line is closed: end what is left of it, and say how it ended."""
+    def reap(self, clock: Clock) -> ChildExit:
+        """Wait for a child that has closed its socket, kill the processes it left, return how it ended."""
         running = self.page.running
         code = self._wait(clock)
-        self.kill_group()  # what its tasks have started
+        self.kill_group()  # processes that its tasks have started
         evidence = os.pread(self._faults, FAULT_BYTES, 0).decode(errors="replace")
-        end = self._judge(code, evidence, running)
+        child_exit = self._describe_exit(code, evidence, running)
         self.close()
-        return end
+        return child_exit
 
     def _wait(self, clock: Clock) -> int:
-        """Its exit code, as `subprocess` gives it: negative for a signal."""
+        """Wait for the exit code, in the form of `subprocess`: negative for a signal."""
         give_up = clock.monotonic() + LINGER_S
         while True:
             late = clock.monotonic() > give_up
@@ -195,28 +197,29 @@ class WorkerChild(SupervisedProcess):
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
                 if pid:
                     return os.waitstatus_to_exitcode(status)
-            except ChildProcessError:  # just forked, and not given to us yet
+            except ChildProcessError:  # just forked: we are not its parent yet
                 if late:
                     return -signal.SIGKILL
-            if late:  # it closed its line and lives on
-                self.kill("it closed its line")
+            if late:  # it closed its socket but still runs
+                self.kill("it closed its socket")
             clock.sleep(0.001)
 
-    def _judge(self, code: int, evidence: str, running: int) -> ChildExit:
+    def _describe_exit(self, code: int, evidence: str, running: int) -> ChildExit:
         if self.killed_for:
-            message = f"ended by its supervisor: {self.killed_for}"
+            message = f"killed by its supervisor: {self.killed_for}"
             if self.ram_used:
-                message = f"ended by its supervisor: it took {self.ram_used:,} bytes"
+                message = f"killed by its supervisor: it used {self.ram_used:,} bytes of memory"
             return ChildExit(self.killed_for, message, evidence, running, code, self.ram_used)
         if code >= 0:
             return ChildExit("crash", f"the process ended with exit code {code}", evidence, running, code)
         if -code == signal.SIGKILL and memory.kills() > self._oom_kills:
-            message = "the kernel killed the process for want of memory"
+            message = "the kernel killed the process because memory ran out"
             return ChildExit("oom", message, evidence, running, code)
-        return ChildExit("crash", f"the process ended by {_signal_name(-code)}", evidence, running, code)
+        message = f"the process was killed by {_signal_name(-code)}"
+        return ChildExit("crash", message, evidence, running, code)
 
     def close(self) -> None:
-        """Let go of its lines; a child that still runs ends by itself."""
+        """Close the sockets. A child that still runs notices this and exits."""
         self.work.close()
         self.control.close()
         self.page.close()
@@ -232,7 +235,7 @@ def _signal_name(number: int) -> str:
 
 
 class WorkerChildren:
-    """All child processes of one supervisor, and the selector that waits for their words."""
+    """All child processes of one supervisor and their zygote, registered with the supervisor's selector."""
 
     def __init__(
         self, selector: selectors.BaseSelector, zygote: Zygote, clock: Clock, chance: random.Random
@@ -243,65 +246,65 @@ class WorkerChildren:
         self._zygote_pause = RestartPause(clock, chance, most_s=5.0)
         self._zygote_dead = False
         self.all: list[WorkerChild] = []
-        selector.register(zygote.line, selectors.EVENT_READ, zygote)
+        selector.register(zygote.socket, selectors.EVENT_READ, zygote)
 
     def start(self, hello: ChildHello, *, actor: bytes = b"") -> WorkerChild:
-        """Start a process."""
+        """Start a child process."""
         child = WorkerChild(self.zygote, hello, actor=actor)
         self.all.append(child)
         self._selector.register(child.work, selectors.EVENT_READ, child)
         self._selector.register(child.control, selectors.EVENT_READ, child)
         return child
 
-    def hear_zygote(self) -> None:
-        """It is ready, or it is dead and another one is started: at once, if it had been ready."""
+    def read_zygote(self) -> None:
+        """Read the state of the zygote. Restart it if it has ended: at once, if it had been ready."""
         was_ready = self.zygote.ready
-        if self.zygote.hear():
+        if self.zygote.read_state():
             self._zygote_pause.succeeded()
             return
-        self._selector.unregister(self.zygote.line)
+        self._selector.unregister(self.zygote.socket)
         self._zygote_dead = True
         if not was_ready:
             self._zygote_pause.failed()
-        self.revive_zygote()
+        self.restart_zygote()
 
-    def revive_zygote(self) -> None:
-        """Start a new zygote when the old one is dead and it is time to."""
+    def restart_zygote(self) -> None:
+        """Start a new zygote if the old one has ended and the restart delay is over."""
         if self._zygote_dead and not self._zygote_pause.left_s:
             self._zygote_dead = False
-            self.zygote.revive()
-            self._selector.register(self.zygote.line, selectors.EVENT_READ, self.zygote)
+            self.zygote.restart()
+            self._selector.register(self.zygote.socket, selectors.EVENT_READ, self.zygote)
 
     def watch_writes(self, child: WorkerChild) -> None:
-        """Have the selector say when a line can be written again, as long as something is unsent."""
+        """Have the selector watch for a writable socket as long as something is unsent."""
         events = selectors.EVENT_READ if child.flush() else selectors.EVENT_READ | selectors.EVENT_WRITE
         if self._selector.get_key(child.work).events != events:
             self._selector.modify(child.work, events, child)
 
-    def bury(self, child: WorkerChild) -> ChildExit:
-        """Take a dead child off the list; how it ended."""
+    def reap(self, child: WorkerChild) -> ChildExit:
+        """Remove a dead child and return how it ended."""
         self._selector.unregister(child.work)
         self._selector.unregister(child.control)
         self.all.remove(child)
-        return child.bury(self._clock)
+        return child.reap(self._clock)
 
     def reap_orphans(self) -> None:
-        """Processes that tasks started and left behind are ours when they end (see `zygote`)."""
-        ours = {child.pid for child in self.all} | {self.zygote.pid}
+        """Reap ended processes that tasks had started: the supervisor is their parent now (see `zygote`)."""
+        supervised = {child.pid for child in self.all} | {self.zygote.pid}
         with contextlib.suppress(ChildProcessError):
-            while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-                if found.si_pid in ours:
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                if ended.si_pid in supervised:
                     return
-                os.waitpid(found.si_pid, 0)
+                os.waitpid(ended.si_pid, 0)
 
     def kill_all(self, why: str) -> None:
-        """End every child at once; may be called from any thread."""
+        """Kill every child. Any thread may call this."""
         for child in list(self.all):
             child.kill(why)
 
     def close(self) -> None:
-        """End them all, and the zygote."""
+        """Kill all children and the zygote."""
         self.kill_all("the worker ends")
         for child in list(self.all):
-            self.bury(child)
+            self.reap(child)
         self.zygote.close()

@@ -1,20 +1,20 @@
-"""The claim loop: keeps the claims that a node has in the store in step with the jobs that run here.
+"""The claim loop: claims futures for a node, gives them to an executor, and writes their outcomes.
 
-A worker process, the worker inside a runner and a simulated worker all use this loop. They differ in where
-jobs run, which is behind the `Executor` port: child processes, threads, or planned events.
+A worker process, the in-process worker of a runner and a simulated worker all use this loop. They differ in
+the `Executor`, which runs the jobs: in child processes, in threads, or as simulated events.
 
-One thread calls `turn` again and again, and waits for at most `pause_s` in between. A turn writes results and
-pending writes, claims what the executor has room for, loads it, hands it to the executor, and obeys commands
-from the node's inbox. Why this is safe:
+One thread calls `turn` repeatedly and waits at most `pause_s` in between. Each turn writes results and
+pending writes, claims as many futures as the executor has room for, loads them, passes them to the executor,
+and handles commands from the node's inbox. Why this is safe:
 
-- Every write checks the claim, and the node's lease, in its own transaction. A stale node is refused.
+- Every write checks the claim and the node's lease in the same transaction, so a stale node is refused.
 - A lost lease drops everything that was claimed under it (FUT-55). The node joins again under a higher epoch.
-- After it joins, and every half minute, the node gives back claims in its name that it does not know
-  (FUT-38): of an earlier boot, of a lost lease, or of a commit whose outcome was unknown.
+- After it joins, and every half minute, the node releases claims in its name that it does not know (FUT-38):
+  from an earlier boot, from a lost lease, or from a commit with unknown outcome.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Protocol
 
 from tidemill import crash
@@ -25,99 +25,101 @@ from tidemill.futures.protocol import inbox
 from tidemill.futures.protocol.claim import LEAST_LEFT_US, Claim
 from tidemill.futures.protocol.states import FutureState
 from tidemill.futures.worker.events import ClaimsGivenBack, WorkDropped
-from tidemill.futures.worker.job_loader import JobLoader
-from tidemill.futures.worker.jobs import ClaimRequest, FutureJob
+from tidemill.futures.worker.jobs import ClaimRequest, FutureJob, JobLoader
 from tidemill.futures.worker.ledger import Ledger, result_of
 from tidemill.futures.worker.store_session import DEFAULT_PAUSES, Pauses, StoreSession
 
 CLAIM_MARGIN_S = LEAST_LEFT_US / 1_000_000 + 0.1
-"""How much of its lease a node must have left to claim: what the store requires, and the way there."""
+"""How much of its lease a node must have left to claim: what the store requires, plus the latency."""
 
 INBOX_EVERY_S = 0.020
 
 
 class NodeLease(Protocol):
-    """A node's lease on its entry in the node list, as its holder knows it."""
+    """A node's lease on its entry in the node list, from the holder's point of view."""
 
     @property
     def node(self) -> Node:
-        """Our entry; its id and epoch fence every write."""
+        """The node's entry; its id and epoch fence every write."""
         ...
 
     def alive(self) -> bool:
-        """May we act as this node, by our own clock?"""
+        """Return whether the lease is valid by the local clock."""
         ...
 
     def accepts(self) -> bool:
-        """May we take anything new?"""
+        """Return whether the node may claim new work."""
         ...
 
     def left_s(self) -> float:
-        """For how long, at least, the store will take us for alive."""
+        """Return for how long, at least, the store considers the lease valid."""
         ...
 
 
 class Executor(ABC):
-    """Runs the jobs that a claim loop gives it. It reports how each ended to the node's `Ledger`.
+    """Runs the jobs of a claim loop, and reports how each ended to the node's `Ledger`.
 
-    `room_changed` says that a job may fit now that did not fit before; the loop clears it when it claims.
+    It sets `room_changed` when a job may fit that did not fit before. The loop clears it when it claims.
     """
 
     room_changed = True
 
     @abstractmethod
     def request(self) -> ClaimRequest | None:
-        """What could be taken on now; None for nothing."""
+        """Return how much to claim now; None for nothing."""
 
     @abstractmethod
     def start(self, jobs: Sequence[FutureJob]) -> None:
-        """Take over jobs that were claimed."""
+        """Run these claimed jobs."""
 
     @abstractmethod
     def interrupt(self, job: FutureJob) -> None:
-        """End a job that was asked to end (FUT-56); `job.ending` says why."""
+        """End a cancelled job (FUT-56). `job.ending` is the reason."""
 
     @abstractmethod
     def drain(self, by: float) -> None:
-        """Give back what has not begun, and what has not ended by this time. Called each turn of a drain."""
+        """Release jobs that have not started, and jobs that have not ended by this time.
+
+        The loop calls this in each turn while it drains.
+        """
 
     @abstractmethod
     def drop(self) -> None:
-        """End everything: the lease is over, and nothing is written any more."""
+        """End all jobs: the lease is over, and none of their results is written."""
 
     def place(self) -> None:
-        """Give jobs that were taken over to free slots."""
+        """Assign waiting jobs to free slots."""
 
     def settled(self, job: FutureJob, state: FutureState | None) -> None:
-        """A job's claim has ended and its future is in this state now; None if it had ended before."""
+        """React to the end of a job's claim. `state` is its future's; None if the claim had ended before."""
 
     def recover(self, node: Node) -> int:
-        """The node has joined: end the claims that its earlier lives left; how many."""
+        """After the node has joined, release the claims of its earlier boots. Return how many."""
         return 0
 
     def refresh(self) -> None:
-        """Called about once a second while the store answers."""
+        """Do periodic work. The loop calls this about once a second while the store answers."""
 
     def claimed(self, *, starved: bool, took_s: float) -> None:
-        """A round took so long; `starved` if a future that a waiting task awaits did not fit."""
+        """React to a round that took `took_s`. `starved`: a future that a waiting task needs did not fit."""
 
     def old_results(self, age_s: float) -> list[str]:
-        """Names of results that this node has kept outside of the store for so long."""
+        """Return the names of results older than `age_s` that this node stores outside of the store."""
         return []
 
     def delete_result(self, name: str) -> None:
-        """Delete a result that this node keeps outside of the store."""
+        """Delete a result that this node stores outside of the store."""
 
 
 class ClaimLoop:
-    """Claims futures for one node and writes how they ended.
+    """Claims futures for one node and writes their outcomes.
 
     Args:
-        ledger: the node's claims.
+        ledger: the node's claims and pending writes.
         lease: the node's lease.
         executor: runs the jobs.
         clock: the source of time.
-        pauses: shorter ones where leases are short.
+        pauses: how long to wait; use shorter pauses if leases are short.
     """
 
     def __init__(
@@ -135,12 +137,11 @@ class ClaimLoop:
         self._clock = clock
         self._session = StoreSession(ledger, clock, pauses)
         self._loader = JobLoader(ledger.store, ledger.keys)
-        self._unloaded: list[
-            tuple[Claim, bytes | None]
-        ] = []  # claimed, not loaded yet; with the spec if read
+        # Claims that are not loaded yet, each with its spec if that was read.
+        self._unloaded: list[tuple[Claim, bytes | None]] = []
         self._drain_by: float | None = None
-        self._lost = False  # the lease was over for a moment, even if it has been renewed since
-        self._wakeup = True  # there is something to claim, by what the store told
+        self._lost = False  # the lease had ended, even if it has been renewed since
+        self._wakeup = True  # the store has signalled that there is something to claim
         self._full = False  # the last round claimed as much as it could: there may be more
         self._mail = True  # there may be a command
         self._mail_at = 0.0
@@ -148,23 +149,23 @@ class ClaimLoop:
     # --- called by other threads
 
     def on_work(self) -> None:
-        """A wakeup of the store: there is something to claim."""
+        """Handle a wakeup of the store: there is something to claim."""
         self._wakeup = True
 
     def on_mail(self) -> None:
-        """A wakeup of the store: there is a command."""
+        """Handle a wakeup of the store: there is a command."""
         self._mail = True
 
     def is_lost(self) -> bool:
-        """Is the lease over under which our jobs were claimed?"""
+        """Return whether the lease is over under which our jobs were claimed."""
         return bool(self.epoch) and not (self._lease.alive() and self._lease.node.epoch == self.epoch)
 
-    def lose(self) -> None:
-        """Drop everything in the next turn, even if the lease is good again by then."""
+    def mark_lost(self) -> None:
+        """Drop everything in the next turn, even if the lease is valid again by then."""
         self._lost = True
 
     def drain(self, by: float) -> None:
-        """Claim nothing new; give back what has not ended by this time of the monotonic clock (CLU-25)."""
+        """Claim nothing new; release jobs that have not ended by this time (monotonic) (CLU-25)."""
         self._drain_by = by
 
     @property
@@ -173,13 +174,13 @@ class ClaimLoop:
 
     @property
     def is_drained(self) -> bool:
-        """Is the node draining, and has it written everything?"""
+        """Whether the node is draining and has written everything."""
         return self._drain_by is not None and self.ledger.is_clear and not self._unloaded
 
     # --- called by the thread of the loop
 
     def turn(self) -> None:
-        """Bring the store in step with the executor, and the executor with the store."""
+        """Exchange results and jobs between the executor and the store once."""
         if self._drain_by is not None:
             self._executor.drain(self._drain_by)
         if self._lost or self.is_lost():
@@ -191,7 +192,7 @@ class ClaimLoop:
             self._read_mail(node)
 
     def pause_s(self) -> float:
-        """How long the thread may wait for its executor before the next turn."""
+        """Return how long the thread may wait for its executor before the next turn."""
         now = self._clock.monotonic()
         if self._session.rests:
             return self._session.retry_at - now
@@ -209,7 +210,7 @@ class ClaimLoop:
     # --- the lease
 
     def _drop(self) -> None:
-        """Our lease is over: stop everything, write nothing (FUT-55)."""
+        """Stop all jobs and write nothing, because our lease is over (FUT-55)."""
         self._lost = False
         if not self.epoch:
             return
@@ -221,14 +222,14 @@ class ClaimLoop:
         self.ledger.emit(WorkDropped(node=self.ledger.node_id, tasks=dropped))
 
     def _joined(self, node: Node) -> None:
-        """We are in the node list, for the first time or again: claims in our name are not ours."""
-        given_back = self._executor.recover(node) + self._strays(node)
-        self._emit_given_back(given_back)
+        """Release all claims in our name: they are from before we joined the node list."""
+        released = self._executor.recover(node) + self._release_unknown(node, {})
+        self._emit_released(released)
         self._session.audited()
         self.epoch = node.epoch
 
     def _refused(self, listed: bool) -> None:
-        """The store refused us: our lease is over, or too little of it was left to claim."""
+        """Handle a refusal by the store: our lease is over, or too little of it was left to claim."""
         if not listed:
             self._drop()
 
@@ -252,7 +253,7 @@ class ClaimLoop:
         return self._wakeup or self._full or self._executor.room_changed
 
     def _request(self) -> ClaimRequest | None:
-        """What to claim now: nothing while we drain, or when too little of our lease is left."""
+        """Return how much to claim: nothing while we drain, or when too little of our lease is left."""
         lease = self._lease
         if self._drain_by is not None or not lease.accepts() or lease.left_s() <= CLAIM_MARGIN_S:
             return None
@@ -262,7 +263,7 @@ class ClaimLoop:
         return request._replace(limit=request.limit - len(self._unloaded))
 
     def _round(self, node: Node) -> None:
-        """Write results and claim what fits, in one transaction."""
+        """Write results and claim futures that fit, in one transaction."""
         woken = self._wakeup
         request = self._request() if self._wants_claims else None
         if request is None and not self.ledger.results:
@@ -270,31 +271,32 @@ class ClaimLoop:
         if request is not None:
             self._executor.room_changed = self._wakeup = False
         results = self.ledger.next_results()
-        done = [result_of(job, result, node) for job, result in results]
+        completions = [result_of(job, result, node) for job, result in results]
         began = self._clock.monotonic()
         crash.point("futures.round.before")
         try:
-            found = self.ledger.round(node, done, request)
+            outcome = self.ledger.round(node, completions, request)
         except BaseException:
             self.ledger.results = results + self.ledger.results
             self._executor.room_changed = True
             raise
         crash.point("futures.round.after")
-        for (job, _), item, written in zip(results, done, found.written, strict=True):
+        for (job, _), completion, written in zip(results, completions, outcome.written, strict=True):
             if written:
                 self._settled(job, FutureState.REALIZED)
             else:
-                self.ledger.realize(job, item)
+                self.ledger.realize(job, completion)
+        claims, specs = outcome.claims, outcome.specs
         if request is not None:
-            self._full = len(found.claims) >= request.limit
-        self._executor.claimed(starved=found.starved, took_s=self._clock.monotonic() - began)
-        if found.claims:
-            self._unloaded += zip(found.claims, found.specs or [None] * len(found.claims), strict=True)
+            self._full = len(claims) >= request.limit
+        self._executor.claimed(starved=outcome.starved, took_s=self._clock.monotonic() - began)
+        if claims:
+            self._unloaded += zip(claims, specs or [None] * len(claims), strict=True)
         elif woken and self.ledger.forget_lanes():
-            self._executor.room_changed = True  # there was a wakeup and nothing: perhaps in a new lane
+            self._executor.room_changed = True  # a wakeup, but nothing to claim: there may be a new lane
 
     def _load(self) -> None:
-        """Load what was claimed. If the store does not answer, the claims are kept for the next turn."""
+        """Load the claimed futures. If the store does not answer, keep the claims for the next turn."""
         claims = [claim for claim, _ in self._unloaded]
         specs = [spec for _, spec in self._unloaded]
         loaded = self._loader.load(claims, specs if None not in specs else ())
@@ -321,26 +323,25 @@ class ClaimLoop:
         self.ledger.forget(job)
         self._executor.settled(job, state)
 
-    # --- compared with the store
+    # --- comparison with the store
 
     def _audit(self, node: Node) -> None:
-        """Give back claims that we do not know (FUT-38), and delete results that the store does not know."""
-        self._emit_given_back(self._strays(node, known=True))
+        """Release claims that we do not know (FUT-38), and delete results that the store does not know."""
+        self._emit_released(self._release_unknown(node, self.ledger.jobs))
         age_s = self._session.pauses.audit_s
         for name in self.ledger.unknown_segments(node, self._executor.old_results(age_s)):
             self._executor.delete_result(name)
         self._session.audited()
 
-    def _strays(self, node: Node, *, known: bool = False) -> int:
-        jobs = self.ledger.jobs if known else {}
-        return all_pages(lambda: self.ledger.strays(node, jobs))
+    def _release_unknown(self, node: Node, jobs: Container[bytes]) -> int:
+        return all_pages(lambda: self.ledger.release_unknown_claims(node, jobs))
 
-    def _emit_given_back(self, claims: int) -> None:
+    def _emit_released(self, claims: int) -> None:
         if claims:
             self.ledger.emit(ClaimsGivenBack(node=self.ledger.node_id, claims=claims))
 
     def _read_mail(self, node: Node) -> None:
-        """Obey commands, after jobs were started: they only hurry what the rows say."""
+        """Handle commands, after jobs were started: the rows already contain what the commands say."""
         now = self._clock.monotonic()
         if not self._mail or now < self._mail_at or self._session.rests or node.epoch != self.epoch:
             return
@@ -367,7 +368,7 @@ class ClaimLoop:
 
 
 def all_pages(page: Callable[[], tuple[int, bool]]) -> int:
-    """Call a function that works in pages until there are no more; how many items there were."""
+    """Call a function that works page by page until there are no more pages. Return the number of items."""
     total, more = page()
     while more:
         count, more = page()

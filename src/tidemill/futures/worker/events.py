@@ -1,4 +1,4 @@
-"""What a worker tells."""
+"""The events that a worker emits."""
 
 from tidemill.events import Event
 
@@ -22,7 +22,7 @@ class TaskFailed(Event, frozen=True):
 
 
 class ChildEnded(Event, frozen=True):
-    """A child process ended that was not asked to."""
+    """A child process ended unexpectedly."""
 
     node: str
     pid: int
@@ -31,7 +31,7 @@ class ChildEnded(Event, frozen=True):
 
 
 class TaskParked(Event, frozen=True):
-    """A waiting task was ended to make room; it starts again when what it awaits is there."""
+    """The worker ended a waiting task to free its memory. The task restarts when its inputs are realized."""
 
     node: str
     future: str
@@ -39,21 +39,21 @@ class TaskParked(Event, frozen=True):
 
 
 class WorkDropped(Event, frozen=True):
-    """The node's lease was lost: its tasks were killed, and nothing of them is written."""
+    """The node lost its lease: it killed its tasks and writes no result of them."""
 
     node: str
     tasks: int
 
 
 class ClaimsGivenBack(Event, frozen=True):
-    """A worker gave back claims that it knows nothing of: of an earlier boot, or of a lease it lost."""
+    """A worker released claims in its name that it does not hold: of an earlier boot, or of a lost lease."""
 
     node: str
     claims: int
 
 
 class StoreAway(Event, frozen=True):
-    """The store does not answer; what there is to write is kept and tried again."""
+    """The store does not answer. The worker keeps its pending writes and retries them."""
 
     node: str
     error: str

@@ -1,8 +1,9 @@
-"""The janitor: deletes results in object storage that nobody needs any more, from a thread of its own.
+"""The janitor: a thread that deletes unreferenced results from object storage.
 
-Names of such objects are in the store (`garbage`), written by the transaction that let go of them. They are
-read, the objects deleted, and only then the names cleared: a crash in between deletes nothing twice that
-matters, because no name is used again. Only the leader's worker does it; a second one would do no harm.
+The transaction that removes the last reference to an object writes the object's name to the store
+(`garbage`). The janitor reads the names, deletes the objects and then clears the names. After a crash in
+between it deletes some objects again. This is harmless, because no name is reused. Only the leader's worker
+does this; two at the same time would do no harm.
 """
 
 import threading
@@ -19,14 +20,14 @@ PAGE = 100
 
 
 class Janitor:
-    """Deletes garbage while `leads` says so, until it is closed.
+    """Deletes unreferenced objects while `leads` returns True, until it is closed.
 
     Args:
-        store: where the names are.
-        keys: of the cluster.
-        objects: gives the object storage; called when there is something to delete.
-        leads: whether this worker leads now.
-        clock: for the pauses.
+        store: contains the names.
+        keys: the keys of the cluster.
+        objects: opens the object storage; called when there is something to delete.
+        leads: returns whether this worker is the leader.
+        clock: the source of time.
     """
 
     def __init__(
@@ -52,10 +53,10 @@ class Janitor:
                 while self._leads() and self.sweep() == PAGE and not self._over.is_set():
                     pass
             except (StoreError, ObjectError):
-                continue  # what is there is there the next time too
+                continue  # the names are still there the next time
 
     def sweep(self) -> int:
-        """Delete a page; how many there were."""
+        """Delete one page of objects and return how many."""
         names = self._store.run(self._read)
         if names:
             self._objects().delete_many(names)
@@ -63,15 +64,15 @@ class Janitor:
         return len(names)
 
     def _read(self, tx: Tx) -> list[str]:
-        found = tx.range(*self._keys.garbage.all(), limit=PAGE, snapshot=True)
-        return [str(self._keys.garbage.unpack(row.key)[0]) for row in found]
+        page = tx.range(*self._keys.garbage.all(), limit=PAGE, snapshot=True)
+        return [str(self._keys.garbage.unpack(row.key)[0]) for row in page]
 
     def _clear(self, tx: Tx, names: list[str]) -> None:
         for name in names:
             tx.clear(self._keys.garbage[name])
 
     def close(self) -> None:
-        """End; a deletion under way is not waited for long."""
+        """Stop the thread. Wait at most a second for a deletion in progress."""
         self._over.set()
         self._thread.join(1.0)
 

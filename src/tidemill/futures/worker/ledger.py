@@ -1,9 +1,9 @@
-"""The claims of one node: the jobs it holds, and what it has to write about them.
+"""The ledger of a node: the jobs it holds, and the outcomes that are not written yet.
 
-An executor reports how each job ended. Plain successes are written many at a time, in the transaction that
-also claims the next jobs (`round`). Everything that needs a decision is a *pending write*: a failure, a job
-given back or blocked, a row that others have changed. A pending write is a function of a transaction. Several
-run in one transaction while it stays small.
+An executor reports how each job ended. The ledger writes many plain results at a time, in the transaction
+that also claims the next jobs (`round`). Everything that needs a decision is a *pending write*: a failure, a
+released or blocked job, a row that others have changed. A pending write is a function of a transaction.
+Several of them run in one transaction, up to a limit.
 """
 
 import random
@@ -34,11 +34,11 @@ from tidemill.store import Store, Tx
 
 PENDING_WRITES = 300
 PENDING_BYTES = 300_000
-"""A transaction of pending writes ends when it has written this much."""
+"""A transaction of pending writes ends after this many rows or bytes."""
 
 ROUND_RESULTS = 100
 ROUND_BYTES = 500_000
-"""How many results one round writes at most, and of what size."""
+"""How many results one round writes at most, and how many bytes."""
 
 AWAITED_AT_ONCE = 200
 PAGE = 100
@@ -49,31 +49,31 @@ Step = Callable[[Tx, Node], AnyRow | None]
 
 
 class PendingWrite(NamedTuple):
-    """One thing to write about a job, or about an actor. `step` checks its claim before it writes."""
+    """One write about a job or an actor. `step` checks the claim before it writes."""
 
     job: FutureJob | None
     step: Step
 
 
 class Round(NamedTuple):
-    """What one round wrote and claimed."""
+    """The outcome of one round: what it wrote and what it claimed."""
 
-    written: list[bool]  # for each result: was it written?
+    written: list[bool]  # for each result, whether it was written
     claims: list[Claim]
     specs: list[bytes | None]  # of the claims, if the round has read them
-    starved: bool  # a waiting task awaits a future that did not fit
+    starved: bool  # a waiting task needs a future that did not fit
 
 
 class Ledger:
-    """The jobs that a node holds claims on, and what is to be written about them. Used by one thread.
+    """The jobs that a node has claimed, and the pending writes about them. Used by one thread.
 
     Args:
         store: the opened store.
         cluster: the cluster's name.
         node_id: the node that holds the claims.
-        chance: spreads the pauses before retries.
-        emit: where events go.
-        serves: which lanes this node claims from; all by default.
+        chance: adds jitter to the delays before retries.
+        emit: receives the events.
+        serves: returns whether this node claims from a lane; by default it claims from all.
     """
 
     def __init__(
@@ -92,10 +92,10 @@ class Ledger:
         self.node_id = node_id
         self.chance = chance
         self.emit = emit
-        self.jobs: dict[bytes, FutureJob] = {}  # every job that we hold a claim on
-        self.results: list[tuple[FutureJob, Result]] = []  # made here and not written yet
+        self.jobs: dict[bytes, FutureJob] = {}  # every job that this node has claimed
+        self.results: list[tuple[FutureJob, Result]] = []  # computed and not written yet
         self.pending: deque[PendingWrite] = deque()
-        self.unnotified: list[bytes] = []  # realized, with dependents that are not all notified
+        self.unnotified: list[bytes] = []  # realized futures with dependents that are not all notified
         self._serves = serves
         self._lanes: list[Lane] = []
         self._lanes_known = False
@@ -104,12 +104,12 @@ class Ledger:
 
     @property
     def has_writes(self) -> bool:
-        """Is there anything to write?"""
+        """Whether there is anything to write."""
         return bool(self.results or self.pending or self.unnotified)
 
     @property
     def is_clear(self) -> bool:
-        """Does the node hold no job, and has it written everything?"""
+        """Whether the node holds no job and has written everything."""
         return not (self.jobs or self.results or self.pending)
 
     def drop(self) -> None:
@@ -120,22 +120,22 @@ class Ledger:
         self.unnotified.clear()
 
     def forget(self, job: FutureJob) -> None:
-        """Hold this job no more; another write ends its claim."""
+        """Remove a job. Another write ends its claim."""
         self.jobs.pop(job.id, None)
 
     # --- how a job ended
 
     def finished(self, job: FutureJob, result: Result) -> None:
-        """The job made its result."""
+        """Record the result of a job."""
         self.results.append((job, result))
 
     def failed(self, job: FutureJob, failure: Failure, *, ram_used: int = 0) -> None:
-        """The job's attempt failed. A job that ended because it was asked to is cancelled."""
+        """Record a failed attempt. A job that stopped because it was cancelled counts as cancelled."""
         if failure.kind == "cancelled":
             if job.ending:
                 self.cancelled(job)
                 return
-            failure = msgspec.structs.replace(failure, kind="exception")  # the task itself raised it
+            failure = msgspec.structs.replace(failure, kind="exception")  # raised by the task's own code
         self.emit(
             TaskFailed(
                 node=self.node_id,
@@ -154,17 +154,17 @@ class Ledger:
         )
 
     def cancelled(self, job: FutureJob) -> None:
-        """The job was ended on request."""
+        """Record that a job was cancelled."""
         self._add(job, lambda tx, node: finish.cancelled(tx, self.keys, self.cluster, node, job.claim))
 
     def relinquish(self, job: FutureJob) -> None:
-        """The job was not started, or may not be finished here."""
+        """Release a job that was not started, or that this node must not finish."""
         self._add(job, lambda tx, node: finish.relinquish(tx, self.keys, self.cluster, node, [job.claim])[0])
 
     def block(self, job: FutureJob, upstreams: Sequence[bytes], losses: Sequence[Loss] = ()) -> None:
-        """The job can run only when these futures are realized. Copies found to be gone are reported first.
+        """Block a job until these futures are realized. Lost copies are reported first.
 
-        Each loss is a write of its own, because hundreds of inputs may be lost with one node.
+        Each loss is a separate write, because hundreds of inputs may be lost with one node.
         """
 
         def step(tx: Tx, node: Node) -> AnyRow | None:
@@ -172,10 +172,10 @@ class Ledger:
                 return None
             return finish.block(tx, self.keys, self.cluster, node, job.claim, upstreams)
 
-        self.pending.extend(PendingWrite(None, partial(self._report, loss)) for loss in losses)
+        self.pending.extend(PendingWrite(None, partial(self._report_loss, loss)) for loss in losses)
         self._add(job, step)
 
-    def _report(self, loss: Loss, tx: Tx, node: Node) -> None:
+    def _report_loss(self, loss: Loss, tx: Tx, node: Node) -> None:
         nodes.check(tx, self.cluster, node)
         results.lose(
             tx,
@@ -188,7 +188,7 @@ class Ledger:
         )
 
     def actor_died(self, actor_id: bytes, failure: Failure) -> None:
-        """An actor of this node is dead, and its calls fail."""
+        """Record that an actor of this node has died. Its calls fail."""
 
         def step(tx: Tx, node: Node) -> AnyRow | None:
             nodes.check(tx, self.cluster, node)
@@ -203,7 +203,7 @@ class Ledger:
     # --- rounds
 
     def next_results(self) -> list[tuple[FutureJob, Result]]:
-        """Take as many results as one round may write."""
+        """Remove and return as many results as one round may write."""
         size = 0
         for count, (_, result) in enumerate(self.results):
             size += len(result.head) + 1_000
@@ -213,61 +213,62 @@ class Ledger:
         portion, self.results = self.results, []
         return portion
 
-    def round(self, node: Node, done: Sequence[Completion], request: ClaimRequest | None) -> Round:
-        """Write results and claim what is requested, in one transaction."""
+    def round(self, node: Node, completions: Sequence[Completion], request: ClaimRequest | None) -> Round:
+        """Write results and claim futures, in one transaction."""
         keys, cluster = self.keys, self.cluster
         lanes = self._lanes if self._lanes_known else None
         awaited = self._awaited_specs(request) if request is not None and request.awaited else []
 
-        # Claiming first saves the store a savepoint. But a result that counts against a limit goes first.
-        first = any(item.claim.row.limited for item in done)
+        # Claiming first saves the store a savepoint. But results that count towards a limit go first.
+        write_first = any(completion.claim.row.limited for completion in completions)
 
         def step(tx: Tx) -> tuple[Round, list[Lane]]:
-            written = finish.realize_many(tx, keys, cluster, node, done) if first else []
+            written = finish.realize_many(tx, keys, cluster, node, completions) if write_first else []
             directory = lanes if lanes is not None else self._read_lanes(tx)
             claims: list[Claim] = []
             free = request.free if request is not None else Capacity()
             if awaited:
                 claims = claim.claim_these(tx, keys, cluster, node, awaited, free)
-                taken = {claimed.id for claimed in claims}
+                claimed_ids = {claimed.id for claimed in claims}
                 for spec in awaited:
-                    free = free.minus(spec.needs) if spec.id in taken else free
+                    free = free.minus(spec.needs) if spec.id in claimed_ids else free
             starved = bool(awaited) and not claims
             left = request.limit - len(claims) if request is not None else 0
             if left > 0:
                 claims += claim.claim(tx, keys, cluster, node, directory, free, left)
-            few = 0 < len(claims) <= FEW_CLAIMS  # saves a transaction when a client waits for a single future
-            specs = tx.get_many([keys.spec[claimed.id] for claimed in claims], lock=True) if few else []
-            if done and not first:
-                written = finish.realize_many(tx, keys, cluster, node, done)
+            specs: list[bytes | None] = []
+            if 0 < len(claims) <= FEW_CLAIMS:  # saves a transaction when a client waits for a single future
+                specs = list(tx.get_many([keys.spec[claimed.id] for claimed in claims], lock=True))
+            if completions and not write_first:
+                written = finish.realize_many(tx, keys, cluster, node, completions)
             return Round(written, claims, specs, starved), directory
 
-        found, self._lanes = self.store.run(step, mode="take")
+        outcome, self._lanes = self.store.run(step, mode="take")
         self._lanes_known = True
         self.unnotified += [
-            item.claim.id
-            for item, ok in zip(done, found.written, strict=True)
-            if ok and item.claim.row.tally.dependents
+            completion.claim.id
+            for completion, written in zip(completions, outcome.written, strict=True)
+            if written and completion.claim.row.tally.dependents
         ]
-        return found
+        return outcome
 
     def _read_lanes(self, tx: Tx) -> list[Lane]:
         lanes = claim.read_lanes(tx, self.keys)
         return lanes if self._serves is None else [lane for lane in lanes if self._serves(lane)]
 
     def forget_lanes(self) -> bool:
-        """Read the list of lanes again in the next round. False if the next round reads it anyway."""
-        known, self._lanes_known = self._lanes_known, False
-        return known
+        """Read the list of lanes again in the next round. Return False if the next round reads it anyway."""
+        were_known, self._lanes_known = self._lanes_known, False
+        return were_known
 
     def _awaited_specs(self, request: ClaimRequest) -> list[Spec]:
-        """Unclaimed futures that our waiting tasks await, or that those depend on."""
+        """Return the specs of unclaimed futures that our waiting tasks need, directly or indirectly."""
         keys = self.keys
 
         def read(tx: Tx) -> list[Spec]:
             specs: list[Spec] = []
-            level, seen = list(request.awaited), set(request.awaited)
-            while level and len(specs) < request.slots and len(seen) <= AWAITED_AT_ONCE:
+            level, visited = list(request.awaited), set(request.awaited)
+            while level and len(specs) < request.slots and len(visited) <= AWAITED_AT_ONCE:
                 below: list[bytes] = []
                 raw = tx.get_many([keys.future[future_id] for future_id in level])
                 for future_id, state in zip(level, raw, strict=True):
@@ -279,8 +280,8 @@ class Ledger:
                         isinstance(row, rows.Blocked)
                         and (spec := edges.read_spec(tx, keys, future_id)) is not None
                     ):
-                        below += [up for up in spec.inputs if up not in seen]
-                seen.update(below)
+                        below += [up for up in spec.inputs if up not in visited]
+                visited.update(below)
                 level = below
             return specs[: request.slots]
 
@@ -288,60 +289,61 @@ class Ledger:
 
     # --- pending writes
 
-    def realize(self, job: FutureJob, done: Completion) -> None:
-        """Write a result whose row has changed since the claim.
+    def realize(self, job: FutureJob, completion: Completion) -> None:
+        """Write the result of a future after its row has changed since the claim.
 
-        Perhaps this node changed it: a commit of unknown outcome may have realized the future (FUT-54).
+        This node itself may have changed it: a commit of unknown outcome may have realized the future
+        (FUT-54).
         """
 
         def step(tx: Tx, node: Node) -> AnyRow | None:
             row = edges.read(tx, self.keys, job.id)
-            if isinstance(row, Realized) and row.result.version == done.result.version:
+            if isinstance(row, Realized) and row.result.version == completion.result.version:
                 return row
-            return finish.realize(tx, self.keys, self.cluster, node, done)
+            return finish.realize(tx, self.keys, self.cluster, node, completion)
 
         self._add(job, step)
 
     def write_pending(self, node: Node) -> list[tuple[FutureJob, AnyRow | None]]:
         """Run some pending writes in one transaction.
 
-        Returns each job with the row it has now, None if its claim was over. Writes stay in the queue until
-        the commit is known. A write that cannot be carried out at all is dropped, so that it does not stop
-        the others: `strays` finds its claim.
+        Return each job with its new row; None if its claim had ended. Writes stay in the queue until the
+        commit has succeeded. A write that always fails is dropped, so that it does not block the others;
+        `release_unknown_claims` releases its claim later.
         """
         writes = list(self.pending)
         try:
-            became = self.store.run(lambda tx: _carry_out(tx, node, writes))
+            new_rows = self.store.run(lambda tx: _run_writes(tx, node, writes))
         except StoreError:
             raise
         except TidemillError:
             try:
-                became = self.store.run(lambda tx: _carry_out(tx, node, writes[:1]))
+                new_rows = self.store.run(lambda tx: _run_writes(tx, node, writes[:1]))
             except StoreError:
                 raise
             except TidemillError:
-                became = [None]
+                new_rows = [None]
         ended: list[tuple[FutureJob, AnyRow | None]] = []
-        for row in became:
+        for row in new_rows:
             job = self.pending.popleft().job
             if job is not None:
                 ended.append((job, row))
         return ended
 
     def notify_dependents(self) -> None:
-        """Unblock the dependents of realized futures, a page at a time. A cursor row covers the rest."""
-        waiting, self.unnotified = self.unnotified, []
-        if self.store.run(lambda tx: depend.tell(tx, self.keys, waiting)):
-            self.unnotified = waiting
+        """Unblock the dependents of realized futures, a page at a time. A cursor row records the rest."""
+        future_ids, self.unnotified = self.unnotified, []
+        if self.store.run(lambda tx: depend.tell(tx, self.keys, future_ids)):
+            self.unnotified = future_ids
 
     # --- statuses of tasks
 
     def set_status(self, future_id: bytes, text: str) -> None:
-        """Write this status of a task with the next round; only the last one counts."""
+        """Write this status of a task with the next round. Only the last one is written."""
         self._statuses[future_id] = text
 
     def clear_status(self, future_id: bytes) -> None:
-        """The task is over, and so is its status."""
+        """Delete the status of a task that has ended."""
         self._statuses[future_id] = None
 
     def write_statuses(self, now: float) -> None:
@@ -363,10 +365,10 @@ class Ledger:
             if self._statuses.get(future_id, "") == text:
                 del self._statuses[future_id]
 
-    # --- compared with the store
+    # --- comparison with the store
 
     def is_listed(self, node: Node) -> bool:
-        """Does the store agree that our lease is good?"""
+        """Return whether our lease is valid according to the store."""
         try:
             self.store.run(lambda tx: nodes.check(tx, self.cluster, node))
         except LeaseLost:
@@ -374,21 +376,21 @@ class Ledger:
         return True
 
     def commands(self, node: Node) -> list[inbox.Command]:
-        """Take the commands that others have left for this node."""
+        """Remove and return the commands that others have sent to this node."""
         return self.store.run(lambda tx: inbox.take(tx, self.keys, node.id), mode="take")
 
     def reclaim(self, node: Node) -> tuple[int, bool]:
-        """Give back a page of the claims that earlier boots at our address hold (FUT-39).
+        """Release a page of the claims that earlier boots at our address hold (FUT-39).
 
-        Returns how many, and whether there are more.
+        Return how many, and whether there are more.
         """
         page = self.store.run(lambda tx: reap.reclaim(tx, self.keys, self.cluster, node))
         return len(page.moved), page.more
 
-    def strays(self, node: Node, known: Container[bytes]) -> tuple[int, bool]:
-        """Give back a page of claims in our name that we do not know.
+    def release_unknown_claims(self, node: Node, jobs: Container[bytes]) -> tuple[int, bool]:
+        """Release a page of claims in our name that are not among these jobs.
 
-        They are of a lost epoch, or of a commit whose outcome was unknown (FUT-38, FUT-54). Returns how many,
+        They are from a lost epoch, or from a commit with unknown outcome (FUT-38, FUT-54). Return how many,
         and whether there are more.
         """
 
@@ -398,20 +400,20 @@ class Ledger:
             ids = [
                 future_id for row in owned if isinstance(future_id := self.keys.own.unpack(row.key)[1], bytes)
             ]
-            strays = [future_id for future_id in ids if future_id not in known]
-            page = strays[:PAGE]
+            unknown = [future_id for future_id in ids if future_id not in jobs]
+            page = unknown[:PAGE]
             for future_id, row in zip(page, edges.read_many(tx, self.keys, page), strict=True):
                 exists = edges.read_spec(tx, self.keys, future_id) is not None
                 if exists and isinstance(row, Claimed) and row.holder == node.id:
                     finish.give_back(tx, self.keys, future_id, row)
                 else:
                     tx.clear(self.keys.own[node.id, future_id])
-            return len(page), len(strays) > PAGE
+            return len(page), len(unknown) > PAGE
 
         return self.store.run(step)
 
     def unknown_segments(self, node: Node, names: Sequence[str]) -> list[str]:
-        """Those of our segments that no copy record names: others reported them lost and were believed."""
+        """Return those of our segments that no copy record refers to, because they were reported lost."""
         ids = [_id_in(name) for name in names]
 
         def read(tx: Tx) -> list[bytes | None]:
@@ -424,7 +426,7 @@ class Ledger:
         return unknown
 
     def next_call(self, actor_id: bytes, ordinal: int) -> int:
-        """The ordinal of an actor's first call, from this one on, that has not ended."""
+        """Return the ordinal of an actor's first unfinished call, starting at this ordinal."""
 
         def read(tx: Tx) -> int:
             following = ordinal
@@ -438,28 +440,28 @@ class Ledger:
 
 
 def _id_in(segment: str) -> bytes:
-    """The future whose result a segment holds; empty for a segment that holds something else."""
+    """Return the id of the future that a segment belongs to; empty if it belongs to none."""
     try:
         return bytes.fromhex(segment.partition(".")[0])
     except ValueError:
         return b""
 
 
-def _carry_out(tx: Tx, node: Node, writes: Sequence[PendingWrite]) -> list[AnyRow | None]:
-    """Run as many writes as one transaction should have."""
-    became: list[AnyRow | None] = []
+def _run_writes(tx: Tx, node: Node, writes: Sequence[PendingWrite]) -> list[AnyRow | None]:
+    """Run as many writes as fit into one transaction."""
+    new_rows: list[AnyRow | None] = []
     for write in writes:
         try:
-            became.append(write.step(tx, node))
-        except LeaseLost:  # raised before it wrote; the lease of this claim, or of the node and so of all
-            became.append(None)
+            new_rows.append(write.step(tx, node))
+        except LeaseLost:  # raised before it wrote: this claim is over, or the node's lease and so all claims
+            new_rows.append(None)
         if tx.writes > PENDING_WRITES or tx.bytes_written > PENDING_BYTES:
             break
-    return became
+    return new_rows
 
 
 def result_of(job: FutureJob, result: Result, node: Node) -> Completion:
-    """A result as the store records it: made under this claim, and kept by this node."""
+    """Return a result as the store records it: computed under this claim, and stored on this node."""
     where = result.location
     if where.kind in ("segment", "actor"):
         where = msgspec.structs.replace(where, node=node.id, node_epoch=node.epoch)

@@ -1,4 +1,4 @@
-"""How much memory there is, how much a task may take, and whether the kernel has killed somebody for it."""
+"""Memory: how much the machine has, how much a task may use, and how often the kernel killed for it."""
 
 import resource
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ SLACK_BYTES = 32 * 1024**2
 
 
 def total_bytes(root: Path = ROOT) -> int:
-    """What this process may use at most: the machine's memory, or less if its control group has less."""
+    """Return how much memory this process may use: the machine's, or the limit of its control group."""
     amounts = [int(_field(root / "proc/meminfo", "MemTotal:")) * 1024]
     for folder in _groups(root):
         for name in ("memory.max", "memory.limit_in_bytes"):
@@ -22,10 +22,10 @@ def total_bytes(root: Path = ROOT) -> int:
 
 
 def kills(root: Path = ROOT) -> int:
-    """How many processes the kernel has killed for want of memory, as far as we can see.
+    """Return how many processes the kernel has killed because memory ran out.
 
-    It grows with every kill in our control group, or on the machine; so that a child that ended by SIGKILL
-    while it grew has most likely run out of memory.
+    The number grows with every such kill in our control group or on the machine. If it grew while a child
+    ended by SIGKILL, the child most likely ran out of memory.
     """
     return int(_field(root / "proc/vmstat", "oom_kill")) + sum(
         int(_field(folder / name, "oom_kill"))
@@ -35,14 +35,14 @@ def kills(root: Path = ROOT) -> int:
 
 
 def _groups(root: Path) -> list[Path]:
-    """The folders of our control group and those around it; in a container only the outermost is there."""
-    found = []
+    """Return the folders of our control group and its parents. In a container only the outermost exists."""
+    folders = []
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, kinds, group = line.split(":", 2)
         if not kinds or "memory" in kinds.split(","):
             top = root / "sys/fs/cgroup" / ("memory" if kinds else "")
-            found += [top / one.relative_to("/") for one in (Path(group), *Path(group).parents)]
-    return found
+            folders += [top / path.relative_to("/") for path in (Path(group), *Path(group).parents)]
+    return folders
 
 
 def _text(path: Path) -> str:
@@ -62,20 +62,21 @@ def _field(path: Path, name: str) -> str:
 
 @contextmanager
 def limited(ram: int) -> Iterator[None]:
-    """Stop this process at far more than `ram` bytes: beyond that Python raises MemoryError; 0 for no limit.
+    """Limit the memory of this process: beyond the limit Python raises MemoryError. 0 means no limit.
 
-    This is the second line, for what grows faster than the supervisor looks. It counts address space that is
-    private and can be written (RLIMIT_DATA), of which threads and libraries reserve much that they never use;
-    hence the room. Mapping another task's result, which is shared, costs nothing.
+    The supervisor already checks the memory of tasks. This limit stops a task that grows faster than the
+    supervisor checks. It counts private, writable address space (RLIMIT_DATA). Threads and libraries reserve
+    much of it without using it, so the limit is far above `ram`. Mapped results of other tasks do not count.
     """
     if not ram:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     now = int(_field(Path("/proc/self/status"), "VmData:")) * 1024
-    wanted = now + 2 * ram + ROOM_BYTES
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    limit = now + 2 * ram + ROOM_BYTES
+    if hard != resource.RLIM_INFINITY:
+        limit = min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     try:
         yield
     finally:
@@ -83,10 +84,10 @@ def limited(ram: int) -> Iterator[None]:
 
 
 def used_bytes(pid: int | str = "self") -> int:
-    """What a process has in memory that is its own: not what it has mapped of files and of others."""
+    """Return the private memory of a process, without mapped files and shared memory."""
     return int(_field(Path(f"/proc/{pid}/status"), "RssAnon:")) * 1024
 
 
 def is_over(used: int, ram: int) -> bool:
-    """Has a task that asked for `ram` bytes taken more, with some room for the modules it imports?"""
+    """Return whether a task uses more than its `ram` bytes, with a margin for the modules it imports."""
     return used > ram * 1.05 + SLACK_BYTES

@@ -1,8 +1,8 @@
-"""Child processes: how a supervisor starts them again, ends them, and learns how they ended.
+"""Supervised processes: how a supervisor kills and restarts its children and drains on signals.
 
 A worker supervises a pool of children and their zygote; a runner supervises one child with a Spark session.
-Both use this module. A supervised process leads its own process group, so that whatever it has started ends
-with it, and asks the kernel to kill it when its supervisor dies.
+Both use this module. A supervised process leads its own process group, so that all processes it starts end
+with it. The kernel kills it when its supervisor dies.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ def prctl(option: int, value: int | bytes) -> None:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel to kill this process when its parent ends; end it now if the parent is gone already."""
+    """Have the kernel kill this process when its parent ends. Exit now if the parent has already ended."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(1)
@@ -42,26 +42,26 @@ class SupervisedProcess:
         self.killed_for = ""  # why its supervisor killed it; empty if it did not
 
     def kill(self, why: str) -> None:
-        """End it and what it has started, at once; the first reason is kept. Any thread may call this."""
+        """Kill the process and everything it started; keep the first reason. Any thread may call this."""
         self.killed_for = self.killed_for or why
         self.kill_group()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(self.pid, signal.SIGKILL)  # just forked, it may not lead its group yet
 
     def kill_group(self) -> None:
-        """Kill its process group: after its end, what it has left behind."""
+        """Kill the process group. After the process has ended, this kills the processes it started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
 
 class RestartPause:
-    """Spaces out the restarts of a process that keeps failing: soon at first, then later each time.
+    """Delays the restart of a process that keeps failing, a little longer after each failure.
 
     Args:
         clock: the source of time.
-        chance: spreads the pauses.
-        most_s: the longest pause.
-        first_s: the first pause.
+        chance: adds jitter to the delays.
+        most_s: the longest delay.
+        first_s: the first delay.
     """
 
     def __init__(self, clock: Clock, chance: random.Random, *, most_s: float, first_s: float = 0.1) -> None:
@@ -73,39 +73,39 @@ class RestartPause:
         self._until = 0.0
 
     def failed(self) -> None:
-        """The process ended before it was of any use."""
+        """Record that the process ended before it was ready."""
         self.failures += 1
         pause_s = backoff(self.failures, self._chance, first_s=self._first_s, most_s=self._most_s)
         self._until = self._clock.monotonic() + pause_s
 
     def succeeded(self) -> None:
-        """The process works."""
+        """Record that the process is ready."""
         self.failures = 0
 
     @property
     def left_s(self) -> float:
-        """How long to wait before the process may be started."""
+        """How long to wait before the next start."""
         return max(0.0, self._until - self._clock.monotonic())
 
 
 class Drainable(Protocol):
-    """A supervisor that can be asked to leave."""
+    """A supervisor that can be drained."""
 
     @property
     def draining(self) -> bool:
-        """Was it asked to?"""
+        """Whether `drain` or `hurry` was called."""
         ...
 
     def drain(self) -> None:
-        """Leave within the grace."""
+        """Drain within the grace period."""
 
     def hurry(self) -> None:
-        """Leave without a grace, or end it."""
+        """Drain without a grace period, or end it."""
 
 
 @contextlib.contextmanager
 def drained_by_signals(supervisor: Drainable, wakeup: LoopWakeup) -> Iterator[None]:
-    """Drain on SIGTERM and SIGINT; a second signal ends the grace. The main thread alone may call this."""
+    """Drain on SIGTERM and SIGINT; a second signal ends the grace period. For the main thread only."""
 
     def end(*_: object) -> None:
         if supervisor.draining:
@@ -113,11 +113,11 @@ def drained_by_signals(supervisor: Drainable, wakeup: LoopWakeup) -> Iterator[No
         else:
             supervisor.drain()
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
-    old = signal.set_wakeup_fd(wakeup.writer.fileno(), warn_on_full_buffer=False)
+    old_handlers = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    old_fd = signal.set_wakeup_fd(wakeup.writer.fileno(), warn_on_full_buffer=False)
     try:
         yield
     finally:
-        signal.set_wakeup_fd(old)
-        for number, handler in before.items():
+        signal.set_wakeup_fd(old_fd)
+        for number, handler in old_handlers.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""How a worker is set up."""
+"""The settings of a worker's supervisor."""
 
 import msgspec
 
@@ -7,12 +7,12 @@ from tidemill.futures.protocol.lanes import Capacity
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a supervisor must know; see `WorkerOptions` for what a user says."""
+    """The settings of a supervisor. Users set `WorkerOptions` instead."""
 
     slots: int = 1
     total: Capacity = Capacity()
-    address: str = ""  # where nobody else can be: what earlier boots there still hold is given back
+    address: str = ""  # unique among live processes: claims of earlier boots at this address are released
     timing: LeaseTiming = DEFAULT_TIMING
-    grace_s: float = 30.0  # for running tasks when the worker is asked to leave
-    cancel_grace_s: float = 5.0  # for a task that was asked to end
-    max_waiting: int = 32  # tasks that await others and keep their process meanwhile
+    grace_s: float = 30.0  # time for running tasks to finish when the worker drains
+    cancel_grace_s: float = 5.0  # time for a cancelled task to stop before it is killed
+    max_waiting: int = 32  # tasks that wait for other futures and keep their process

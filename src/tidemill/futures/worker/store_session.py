@@ -1,7 +1,8 @@
-"""When a node turns to the store, and what it does if the store does not answer.
+"""The store session of a node: when it polls and audits, and what it does when the store fails.
 
-The claim loop looks for work now and then although no wakeup came, compares its claims with the store's,
-leaves a store that fails alone for a while, and finds out whether a refusal was the end of the node's lease.
+The claim loop polls for work even without a wakeup, and compares its claims with the store now and then.
+After a failure it waits before it uses the store again. If the store refuses a write, the session checks
+whether the node's lease is over.
 """
 
 from collections.abc import Callable
@@ -19,11 +20,11 @@ AUDIT_S = 30.0
 class Pauses(NamedTuple):
     """How long a claim loop waits, in seconds."""
 
-    poll_s: float = 1.0  # until it looks for work without a wakeup
-    audit_s: float = AUDIT_S  # until it compares its claims with the store's
-    retry_s: float = 0.05  # after the store has failed or refused, the first time
-    most_retry_s: float = 2.0  # and at most
-    lease_s: float = 0.1  # until it looks again while its lease is not good
+    poll_s: float = 1.0  # before it looks for work without a wakeup
+    audit_s: float = AUDIT_S  # between two comparisons of its claims with the store
+    retry_s: float = 0.05  # after the first failure or refusal of the store
+    most_retry_s: float = 2.0  # after many failures in a row
+    lease_s: float = 0.1  # between two checks while it has no valid lease
 
 
 DEFAULT_PAUSES = Pauses()
@@ -33,9 +34,9 @@ class StoreSession:
     """The times at which one node polls, audits and retries.
 
     Args:
-        ledger: of the node.
-        clock: for the times.
-        pauses: shorter ones where leases are short.
+        ledger: the node's ledger.
+        clock: the source of time.
+        pauses: how long to wait; use shorter pauses if leases are short.
     """
 
     def __init__(self, ledger: Ledger, clock: Clock, pauses: Pauses = DEFAULT_PAUSES) -> None:
@@ -47,17 +48,17 @@ class StoreSession:
 
     @property
     def rests(self) -> bool:
-        """Has the store failed so recently that it is left alone?"""
+        """Whether the session waits after a failure of the store."""
         return self._clock.monotonic() < self.retry_at
 
     def run(self, node: Node, step: Callable[[], None], refused: Callable[[bool], None]) -> None:
-        """Run a step that reads and writes the store, unless the store rests.
+        """Run a step that reads and writes the store, unless the session waits after a failure.
 
         Args:
             node: our entry in the node list.
             step: does the work.
-            refused: called when the store took our lease for over, with whether the lease is good all the
-                same. Then too little of it was left to claim.
+            refused: called when the store refused our lease. Its argument says whether the lease is still
+                valid; in that case, too little of it was left to claim.
         """
         if self.rests:
             return
@@ -73,7 +74,7 @@ class StoreSession:
             self.failed(error)
 
     def failed(self, error: TidemillError) -> None:
-        """Leave the store alone for a while."""
+        """Record a failure and wait before the store is used again."""
         self._failures += 1
         first_s, most_s = self.pauses.retry_s, self.pauses.most_retry_s
         pause_s = backoff(self._failures, self._ledger.chance, first_s=first_s, most_s=most_s)
@@ -90,7 +91,7 @@ class StoreSession:
         refused(listed)
 
     def is_poll_due(self) -> bool:
-        """Is it time to look for work without a wakeup? If so, the next time is set."""
+        """Return whether it is time to look for work without a wakeup. If so, schedule the next time."""
         now = self._clock.monotonic()
         if now < self.poll_at:
             return False
@@ -99,9 +100,9 @@ class StoreSession:
         return True
 
     def is_audit_due(self) -> bool:
-        """Is it time to compare our claims with the store's?"""
+        """Return whether it is time to compare our claims with the store."""
         return self._clock.monotonic() >= self.audit_at
 
     def audited(self) -> None:
-        """Our claims were compared; the next time is set."""
+        """Record that our claims were compared, and schedule the next time."""
         self.audit_at = self._clock.monotonic() + self.pauses.audit_s

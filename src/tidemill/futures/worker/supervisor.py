@@ -1,12 +1,12 @@
-"""The supervisor: a worker node that claims futures and runs them in child processes. It runs no user code.
+"""The supervisor of a worker node: claims futures and runs them in child processes. It runs no user code.
 
-The main thread does everything in turns: receive messages of the children, check on them, and let the claim
-loop exchange results and jobs with the store. No other thread touches jobs and children. Two more threads
-only watch: one renews the node's lease and carries out a leader's duties (`cluster.Member`). The other kills
-the children when the lease is over, even if the main thread is stuck in the store.
+The main thread runs a loop: it receives messages of the children, checks them, and calls the claim loop,
+which exchanges results and jobs with the store. No other thread touches jobs and children. There are two more
+threads. One renews the node's lease and performs the leader's duties (`cluster.Member`). The other kills the
+children when the lease is over, even if the main thread is blocked by the store.
 
-A lost lease ends everything that was begun under it (FUT-55): the children are killed, their results are
-dropped, and the node joins again under a higher epoch. If a result slips through, the store refuses it.
+A lost lease ends everything that was started under it (FUT-55): the children are killed, their results are
+dropped, and the node joins again under a higher epoch. If a result is sent too late, the store refuses it.
 """
 
 import os
@@ -37,13 +37,13 @@ class WorkerSupervisor:
 
     Args:
         store: shared by all threads here; children open their own.
-        hello: what children are told first; its `node` is our identity, new with every start.
-        settings: of the worker.
-        zygote: forks the children; made here unless it is given.
-        segments: where results are kept that are too large for a row.
+        hello: the first message to each child; its `node` is the id of this node, new with every start.
+        settings: the worker's settings.
+        zygote: forks the children; by default, a new one.
+        segments: stores results that are too large for a row.
         clock: the source of time.
         chance: the source of random numbers.
-        emit: where events go.
+        emit: receives the events.
     """
 
     def __init__(
@@ -91,18 +91,18 @@ class WorkerSupervisor:
             hello, settings, ledger, segments, zygote if zygote is not None else Zygote(), clock
         )
         self.claims = ClaimLoop(ledger, self.member.membership, self.pool, clock)
-        self._leaving = False  # the member knows that we drain
+        self._leaving = False  # the member has been told to drain
         self._idle = threading.Event()  # drained: nothing is left to write
         self._ended = threading.Event()
-        self._broken: BaseException | None = None  # what ended the member's thread
+        self._member_error: BaseException | None = None  # the error that ended the member's thread
 
     # --- running
 
     def run(self) -> None:
-        """Work until drained."""
-        beats = threading.Thread(target=self._beat, name="member", daemon=True)
+        """Run until the worker is drained."""
+        member_thread = threading.Thread(target=self._run_member, name="member", daemon=True)
         guard = threading.Thread(target=self._guard, name="guard", daemon=True)
-        beats.start()
+        member_thread.start()
         guard.start()
         work, mail = self.store.watch([self.keys.bell]), self.store.watch([self.keys.inbox[self.member.id]])
         unsubscribe = [work.notify(self._on_work), mail.notify(self._on_mail)]
@@ -110,18 +110,18 @@ class WorkerSupervisor:
         try:
             while not self._idle.is_set():
                 self._turn()
-            if self._broken is not None:
-                raise self._broken
+            if self._member_error is not None:
+                raise self._member_error
         finally:
             self._idle.set()
             self._ended.set()
-            self.pool.close()  # before the node leaves the list, and others claim what it held
+            self.pool.close()  # before the node leaves the list and others claim its futures
             self.member.drain(0.0)
             for end in unsubscribe:
                 end()
             work.close()
             mail.close()
-            beats.join(self.settings.timing.every_s + 5.0)
+            member_thread.join(self.settings.timing.every_s + 5.0)
             guard.join(5.0)
             self.pool.wakeup.close()
             self.emit(WorkerEnded(node=self.member.id))
@@ -130,7 +130,7 @@ class WorkerSupervisor:
         pool = self.pool
         pool.keep_children()
         pool.receive(self._pause_s())
-        if pool.watchdog.look():
+        if pool.watchdog.check():
             self.member.membership.report(pool.free().to_node())
         drain_by = self.claims.drain_by
         if drain_by is not None and not self._leaving:
@@ -141,51 +141,51 @@ class WorkerSupervisor:
             self._idle.set()
 
     def _pause_s(self) -> float:
-        look_s = self.pool.watchdog.look_at - self.clock.monotonic()
-        return max(0.0, min(self.claims.pause_s(), look_s))
+        check_s = self.pool.watchdog.next_check_at - self.clock.monotonic()
+        return max(0.0, min(self.claims.pause_s(), check_s))
 
-    def _beat(self) -> None:
+    def _run_member(self) -> None:
         try:
             self.member.run()
         except BaseException as error:  # noqa: BLE001 - raised again by the loop
-            self._broken = error
+            self._member_error = error
         self._idle.set()
-        self.pool.wakeup.ring()
+        self.pool.wakeup.wake()
 
     def _on_event(self, event: Event) -> None:
         self.emit(event)
         if isinstance(event, NodeJoined):
-            self.pool.wakeup.ring()
+            self.pool.wakeup.wake()
 
     def _guard(self) -> None:
-        """Kill what runs when our lease is over, even while the main thread waits for the store."""
+        """Kill the children when the node's lease is over, even while the main thread waits for the store."""
         while not self.clock.wait(self._ended, self.settings.timing.ttl_s / 20):
             if self.claims.ledger.jobs and self.claims.is_lost():
                 self.pool.children.kill_all("lost")
 
     def _on_work(self) -> None:
         self.claims.on_work()
-        self.pool.wakeup.ring()
+        self.pool.wakeup.wake()
 
     def _on_mail(self) -> None:
         self.claims.on_mail()
-        self.pool.wakeup.ring()
+        self.pool.wakeup.wake()
 
     # --- leaving
 
     def drain(self) -> None:
-        """Take nothing new, finish what runs within the grace, give the rest back, leave (CLU-25).
+        """Claim nothing new, finish running tasks within the grace period, release the rest, leave (CLU-25).
 
         Idempotent. Any thread and a signal handler may call this.
         """
         if not self.draining:
             self.claims.drain(self.clock.monotonic() + self.settings.grace_s)
-            self.pool.wakeup.ring()
+            self.pool.wakeup.wake()
 
     def hurry(self) -> None:
-        """Leave without a grace, or end it."""
+        """Drain without a grace period, or end it."""
         self.claims.drain(self.clock.monotonic())
-        self.pool.wakeup.ring()
+        self.pool.wakeup.wake()
 
     @property
     def draining(self) -> bool:

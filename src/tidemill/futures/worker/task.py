@@ -1,8 +1,8 @@
-"""Running one task in a child: check, load, call, store. Whatever happens becomes a message.
+"""Runs one task: checks its signature, loads it, calls its function, stores the result, returns a message.
 
-Nothing of a task is unpickled before the signature of its spec was checked (FUT-59). What goes wrong before
-the function is called is told apart from what it raises: code that cannot be loaded here may be loadable
-elsewhere (FUT-22), and an input that is gone is computed again (FUT-45).
+The signature of the spec is checked before anything is unpickled (FUT-59). Errors before the call are kept
+apart from errors that the function raises: another node may be able to load the code (FUT-22), and a lost
+input is computed again (FUT-45).
 """
 
 import resource
@@ -26,7 +26,7 @@ from tidemill.futures.values import calls, failures
 from tidemill.futures.values.blobs import Blobs, FunctionCache
 from tidemill.futures.values.signatures import check_spec
 from tidemill.futures.worker import memory
-from tidemill.futures.worker.task_context import WhenNeeded, WorkerSite
+from tidemill.futures.worker.task_context import LazyProxy, WorkerSite
 from tidemill.futures.worker.wire import InputsMissing, Loss, TaskBroken, TaskDone, TaskMessage
 
 FETCH_TRIES = 3
@@ -35,7 +35,7 @@ Outcome = TaskDone | TaskBroken | InputsMissing
 
 
 class _InputLost(BaseException):
-    """An input could not be had; the task is not run. Between two methods here: nobody else sees it."""
+    """An input could not be loaded, so the task does not run. It never leaves `TaskRunner`."""
 
     def __init__(self, loss: Loss) -> None:
         super().__init__(loss.id.hex())
@@ -43,25 +43,25 @@ class _InputLost(BaseException):
 
 
 class TaskRunner:
-    """Runs tasks, one at a time; keeps the functions it has loaded, and the actor that lives here."""
+    """Runs tasks, one at a time. It caches loaded functions, and holds the actor of this process."""
 
     def __init__(self, site: WorkerSite) -> None:
         self.site = site
         self.signer = site.signer
-        store: Any = WhenNeeded(lambda: site.store)
-        objects: Any = WhenNeeded(lambda: site.objects) if site.has_objects else None
+        store: Any = LazyProxy(lambda: site.store)
+        objects: Any = LazyProxy(lambda: site.objects) if site.has_objects else None
         self.blobs = Blobs(store, FutureKeys(site.cluster), site.signer, objects)
         self.functions = FunctionCache(self.blobs)
         self.actors: dict[bytes, object] = {}
-        self._codes: dict[bytes, bytes] = {}  # of tasks that were recalled, and may come back without it
+        self._codes: dict[bytes, bytes] = {}  # of recalled tasks, which may be sent again without code
 
-    def learn(self, task: TaskMessage) -> None:
-        """Keep the code of a task that is not run now: the supervisor will not send it again."""
+    def keep_code(self, task: TaskMessage) -> None:
+        """Keep the code of a task that is not run now: the supervisor sends it only once."""
         if task.code:
             self._codes[rows.decode_spec(task.spec).code] = task.code
 
     def run(self, task: TaskMessage, enter: Callable[[Spec], object]) -> Outcome:
-        """Run a task to its outcome; never raises on its account."""
+        """Run a task and return its outcome. An error of the task is an outcome; it is not raised."""
         clock = self.site.clock
         began = clock.monotonic()
         spec = rows.decode_spec(task.spec)
@@ -71,7 +71,9 @@ class TaskRunner:
             check_spec(self.signer, spec)
             function = self.functions.get(spec.code, task.code or self._codes.pop(spec.code, b""))
             inputs = dict(task.inputs)
-            args, kwargs = calls.load_args(self.blobs.load_args(spec), lambda one: self._input(one, inputs))
+            args, kwargs = calls.load_args(
+                self.blobs.load_args(spec), lambda future_id: self._load_input(future_id, inputs)
+            )
             kind = "exception"
             with memory.limited(task.ram):
                 value = function(*args, **kwargs)
@@ -79,7 +81,7 @@ class TaskRunner:
                 result = self._store(task, spec, value)
         except _InputLost as lost:
             return InputsMissing(task.number, _all_lost(lost.loss, task))
-        except BaseException as error:  # noqa: BLE001  whatever a task raises is its outcome
+        except BaseException as error:  # noqa: BLE001  any error of a task is its outcome
             took_us = int((clock.monotonic() - began) * 1e6)
             return self._broken(task, error, kind, took_us)
         return TaskDone(task.number, result, int((clock.monotonic() - began) * 1e6))
@@ -91,7 +93,7 @@ class TaskRunner:
                 kind = "oom"
                 ram_used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             case BlobMissing() | StoreError() if kind == "deserialize":
-                kind = "exception"  # not the code's fault: another try may find it
+                kind = "exception"  # not the code's fault: a retry may succeed
             case ActorDied() if kind == "deserialize":
                 kind = "actor"
             case FutureCancelled():
@@ -99,8 +101,8 @@ class TaskRunner:
         failure = failures.dump_failure(error, self.signer, kind=kind, node=self.site.hello.node)
         return TaskBroken(task.number, failure, took_us, ram_used)
 
-    def _input(self, future_id: bytes, inputs: dict[bytes, Result]) -> object:
-        """The value that stands for a handle among the arguments."""
+    def _load_input(self, future_id: bytes, inputs: dict[bytes, Result]) -> object:
+        """Return the value that replaces a handle among the arguments."""
         if future_id in self.actors:
             return self.actors[future_id]
         result = inputs[future_id]
@@ -129,10 +131,10 @@ class TaskRunner:
 
 
 def _all_lost(loss: Loss, task: TaskMessage) -> tuple[Loss, ...]:
-    """One loss, and the other inputs that the same node holds: if it is dead, they are lost as well."""
-    others = (
-        Loss(one, result.version, loss.node, unreachable=False)
-        for one, result in task.inputs
-        if one != loss.id and result.location.kind == "segment" and result.location.node == loss.node
+    """Return a loss, and the other inputs on the same node: if it is dead, they are lost too."""
+    same_node = (
+        Loss(future_id, result.version, loss.node, unreachable=False)
+        for future_id, result in task.inputs
+        if future_id != loss.id and result.location.kind == "segment" and result.location.node == loss.node
     )
-    return (loss, *others)
+    return (loss, *same_node)

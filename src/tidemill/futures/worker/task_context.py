@@ -1,8 +1,8 @@
-"""What a running task knows: itself, the place it runs at, and how to be heard (CLU-23).
+"""The context of a running task: what it is, where it runs, and how it reports to its supervisor (CLU-23).
 
-`current()` is the context of the task that runs in this process, or None outside of tasks. A task can ask
-whether it should end, say that it makes progress, say what it is doing, take a lock or a semaphore that the
-whole cluster shares, and tell that it awaits other futures, so that its slot is used meanwhile (FUT-41).
+`current()` returns the context of the task that runs in this process, or None outside of tasks. With it, a
+task checks whether it was cancelled, reports progress, sets a status, and takes cluster-wide locks and
+semaphores. It also announces that it waits for other futures, so that others can use its slot (FUT-41).
 """
 
 import random
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 STATUS_EVERY_S = 0.2
 
 
-class WhenNeeded:
-    """Stands for something that is opened when it is first used: most tasks never use it."""
+class LazyProxy:
+    """Forwards attribute access to an object that is opened on first use. Most tasks never use it."""
 
-    def __init__(self, opened: Callable[[], object]) -> None:
-        self._opened = opened
+    def __init__(self, open_target: Callable[[], object]) -> None:
+        self._open_target = open_target
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._opened(), name)
+        return getattr(self._open_target(), name)
 
 
 class WorkerSite:
-    """The place of a child process: its cluster, and the store and objects, opened when first asked for."""
+    """What the tasks of one process share: the cluster, and its store and objects, opened on first use."""
 
     def __init__(
         self, hello: ChildHello, *, clock: Clock = SYSTEM, chance: random.Random | None = None
@@ -86,7 +86,7 @@ class WorkerSite:
 
     @property
     def values(self) -> "ResultStorage":
-        """Stores and loads results as a process of this node."""
+        """Stores and loads results on this node."""
         with self._lock:
             if self._values is None:
                 from tidemill.futures.values.flight import SegmentFetcher
@@ -94,7 +94,7 @@ class WorkerSite:
                 from tidemill.futures.values.segment_writer import SegmentWriter
 
                 hello = self.hello
-                objects: Any = WhenNeeded(lambda: self.objects) if self.has_objects else None
+                objects: Any = LazyProxy(lambda: self.objects) if self.has_objects else None
                 self._values = ResultStorage(
                     self.signer,
                     node=hello.node,
@@ -108,7 +108,7 @@ class WorkerSite:
 
     @property
     def keeper(self) -> "Keeper":
-        """Renews the leases that tasks of this process hold."""
+        """Renews the leases of the locks that tasks of this process hold."""
         with self._lock:
             if self._keeper is None:
                 from tidemill.cluster.keeper import Keeper
@@ -122,7 +122,7 @@ class WorkerSite:
 
 
 class TaskContext:
-    """One task while it runs. Made by the child process for each task."""
+    """One running task. The child process creates one for each task."""
 
     def __init__(
         self,
@@ -131,111 +131,114 @@ class TaskContext:
         spec: Spec,
         site: WorkerSite,
         page: SharedPage,
-        say: Callable[[Message], None],
+        send: Callable[[Message], None],
     ) -> None:
         self.number = number
         self.epoch = epoch
         self.spec = spec
         self.site = site
         self._page = page
-        self._say = say
+        self._send = send
         self._cancelled = threading.Event()
         self._resumed = threading.Event()
         self._thread = threading.get_ident()
         self._calls = 0
-        self._said_at = 0.0
+        self._status_at = 0.0
         self._lock = threading.Lock()
 
     @property
     def id(self) -> bytes:
-        """The future that this task computes."""
+        """The id of the future that this task computes."""
         return self.spec.id
 
     @property
     def name(self) -> str:
         return self.spec.name
 
-    # --- being asked to end
+    # --- cancellation
 
     def cancelled(self) -> bool:
-        """Did somebody ask for the end of this task? It is killed a grace after that (FUT-56)."""
+        """Return whether this task was cancelled. It is killed after a grace period (FUT-56)."""
         return self._cancelled.is_set()
 
     def check(self) -> None:
-        """`FutureCancelled` when somebody asked for the end of this task."""
+        """Raise `FutureCancelled` if this task was cancelled."""
         if self._cancelled.is_set():
-            raise FutureCancelled(f"{self.spec.name} ({self.spec.id.hex()}) was asked to end")
+            raise FutureCancelled(f"{self.spec.name} ({self.spec.id.hex()}) was cancelled")
 
     def wait_cancelled(self, timeout_s: float) -> bool:
-        """Wait so long, or until somebody asks for the end; True in that case."""
+        """Wait until this task is cancelled, at most `timeout_s` seconds. Return whether it was cancelled.
+
+        Use it instead of `time.sleep` in a task that polls, so that the task ends as soon as it is cancelled.
+        """
         return self.site.clock.wait(self._cancelled, timeout_s)
 
-    # --- being heard
+    # --- reports to the supervisor
 
     def progress(self) -> None:
-        """Say that this task is alive: `progress_timeout` counts from here again (FUT-40)."""
+        """Report progress: `progress_timeout` starts again (FUT-40)."""
         self._page.progress(int(self.site.clock.monotonic() * 1_000_000))
 
     def status(self, text: str) -> None:
-        """Say what this task is doing, for people; also progress. Told at most five times a second."""
+        """Report progress, and set the text that people see. The text changes at most five times a second."""
         self.progress()
         now = self.site.clock.monotonic()
-        if now - self._said_at >= STATUS_EVERY_S:
-            self._said_at = now
-            self._say(Status(self.number, text[:1000]))
+        if now - self._status_at >= STATUS_EVERY_S:
+            self._status_at = now
+            self._send(Status(self.number, text[:1000]))
 
     def keep(self, segment: str) -> None:
-        """A segment that this task wrote belongs to a result from now on: it outlives this process."""
-        self._say(Keep(segment))
+        """Keep a segment that this task wrote after this process ends, because a result refers to it."""
+        self._send(Keep(segment))
 
-    # --- together with others
+    # --- locks of the cluster
 
     def lock(self, name: str) -> "Lock":
-        """A lock that the whole cluster shares: `with current().lock("name").holding() as held: ...`."""
+        """Return a lock that the whole cluster shares: `with current().lock("name").holding(): ...`."""
         from tidemill.cluster.keys import ClusterKeys
         from tidemill.cluster.locks import Lock
 
         return Lock(self.site.keeper, ClusterKeys(self.site.cluster), name)
 
     def semaphore(self, name: str, permits: int) -> "Semaphore":
-        """A semaphore that the whole cluster shares."""
+        """Return a semaphore that the whole cluster shares."""
         from tidemill.cluster.keys import ClusterKeys
         from tidemill.cluster.locks import Semaphore
 
         return Semaphore(self.site.keeper, ClusterKeys(self.site.cluster), name, permits)
 
-    # --- futures of its own
+    # --- futures that this task submits
 
     def next_call(self) -> int:
-        """The ordinal of the next future that this task submits: part of its idempotency key (FUT-62)."""
+        """Return the number of the next future that this task submits, for its idempotency key (FUT-62)."""
         with self._lock:
             self._calls += 1
             return self._calls
 
     @contextmanager
     def waiting(self, ids: Sequence[bytes]) -> Iterator[None]:
-        """Await these futures inside: the task's slot is free for others until it may go on (FUT-41).
+        """Free the task's slot while the body waits for these futures; then wait for a slot again (FUT-41).
 
-        Only the thread that runs the task has a slot to give; in others this does nothing.
+        In threads other than the one that runs the task this does nothing: they hold no slot.
         """
         if threading.get_ident() != self._thread:
             yield
             return
         self._resumed.clear()
-        self._say(TaskWaiting(self.number, tuple(ids)))
+        self._send(TaskWaiting(self.number, tuple(ids)))
         try:
             yield
         finally:
-            self._say(Resuming(self.number))
+            self._send(Resuming(self.number))
             self._resumed.wait()
             self.progress()
 
-    # --- told by the child's control thread
+    # --- called by the child's control thread
 
-    def tell_cancel(self) -> None:
+    def set_cancelled(self) -> None:
         self._cancelled.set()
 
-    def tell_resume(self) -> None:
+    def set_resumed(self) -> None:
         self._resumed.set()
 
 
@@ -243,7 +246,7 @@ _current: TaskContext | None = None
 
 
 def current() -> TaskContext | None:
-    """The task that runs in this process; None outside of tasks.
+    """Return the context of the task that runs in this process, or None outside of tasks.
 
     >>> current() is None
     True
@@ -252,6 +255,6 @@ def current() -> TaskContext | None:
 
 
 def enter(context: TaskContext | None) -> None:
-    """Called by the child process alone, when a task begins and when it is over."""
+    """Set the current task, or clear it. Only the child process calls this."""
     global _current
     _current = context

@@ -1,31 +1,31 @@
-"""Waking a loop that waits for descriptors: from other threads and from signals."""
+"""Wakes a loop that waits for file descriptors, from other threads and from signal handlers."""
 
 import contextlib
 import socket
 
 
 class LoopWakeup:
-    """One byte on a socket pair: readable when somebody called `ring` since the last `hush`."""
+    """A socket pair. `reader` is readable if `wake` was called since the last `clear`."""
 
     def __init__(self) -> None:
         self.reader, self.writer = socket.socketpair()
         self.reader.settimeout(0.0)
         self.writer.settimeout(0.0)
-        self._rung = False
+        self._awake = False
 
-    def ring(self) -> None:
-        """Wake the loop; may be called from any thread."""
-        if not self._rung:
-            self._rung = True
+    def wake(self) -> None:
+        """Wake the loop. Any thread may call this."""
+        if not self._awake:
+            self._awake = True
             with contextlib.suppress(BlockingIOError, OSError):
                 self.writer.send(b"!")
 
-    def hush(self) -> None:
-        """Called by the loop before it looks at what there is to do."""
+    def clear(self) -> None:
+        """Reset the wakeup. The loop calls this before it looks for work."""
         with contextlib.suppress(BlockingIOError):
             while self.reader.recv(4096):
                 pass
-        self._rung = False  # last: who rings before this is seen by the look that follows
+        self._awake = False  # last: the loop looks for work after this, so an earlier call is not lost
 
     def close(self) -> None:
         self.reader.close()

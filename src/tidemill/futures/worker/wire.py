@@ -1,10 +1,9 @@
-"""What a supervisor and its children say to each other: msgpack frames, each behind its length.
+"""The messages between a supervisor and its children: msgpack frames, each preceded by its length.
 
-There are two socket pairs for each child. On the *work* line tasks go down and their ends come up; the
-child's main thread reads it between two tasks. On the *control* line go the few words that must be heard
-while a task runs; a thread of the child listens to it and does nothing else. Beside them lies a *page* of
-shared memory in which the child says what it is doing, so that this costs no message and can be read after
-its death.
+There are two socket pairs for each child. The *work* socket carries tasks to the child and outcomes back; the
+child's main thread reads it between two tasks. The *control* socket carries the few messages that must arrive
+while a task runs; a thread of the child does nothing but read it. In a *page* of shared memory the child
+records which task it runs. This costs no message, and the supervisor can read it after the child's death.
 """
 
 import mmap
@@ -23,35 +22,35 @@ _LENGTH = 4
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
-    """The base of everything that is said."""
+    """The base class of all messages."""
 
 
-# --- work, down
+# --- work socket, to the child
 
 
 class ChildHello(Message, frozen=True, array_like=True, tag=0):
-    """The first word to a child: where it is, and with whom."""
+    """The first message to a child: its cluster and its node."""
 
     cluster: str
     store: str
     objects: str
-    secret: bytes  # the cluster key; here and not in the environment, where others could read it
+    secret: bytes  # the cluster key; not in the environment, where other processes could read it
     node: str
     node_epoch: int
     address: str
     segments: str  # the folder for results that are too large for a row
-    roots: str = ""  # a file of certificates to trust when results are fetched from other hosts
+    roots: str = ""  # a file with the certificates to trust when fetching results from other hosts
 
 
 class TaskMessage(Message, frozen=True, array_like=True):
-    """One claimed future, with all that a child needs to run it."""
+    """One claimed future, with everything that a child needs to run it."""
 
     number: int
     epoch: int  # of the claim; becomes the version of the result
     spec: bytes
     inputs: tuple[tuple[bytes, Result], ...] = ()
-    code: bytes = b""  # empty: this child was sent it before, or it is an object
-    ram: int = 0  # bytes it may take; 0 for no limit
+    code: bytes = b""  # empty if this child has received it before, or if it is in object storage
+    ram: int = 0  # bytes that it may use; 0 for no limit
 
 
 class TaskBatch(Message, frozen=True, array_like=True, tag=1):
@@ -60,33 +59,33 @@ class TaskBatch(Message, frozen=True, array_like=True, tag=1):
     tasks: list[TaskMessage]
 
 
-# --- control, down
+# --- control socket, to the child
 
 
 class Recall(Message, frozen=True, array_like=True, tag=2):
-    """Begin none of these numbers, `low` to below `high`; the answer is `Recalled`."""
+    """Do not start the tasks with numbers from `low` to below `high`. The child answers with `Recalled`."""
 
     low: int
     high: int
 
 
 class Cancel(Message, frozen=True, array_like=True, tag=3):
-    """Somebody asked for the end of this task: its token says so from now on."""
+    """Cancel this task: its context reports it from now on."""
 
     number: int
 
 
 class Resume(Message, frozen=True, array_like=True, tag=4):
-    """A task that asked to go on has a slot again."""
+    """A task that wants to resume has a slot again."""
 
     number: int
 
 
-# --- work, up
+# --- work socket, from the child
 
 
 class Ready(Message, frozen=True, array_like=True, tag=10):
-    """The child has said all its imports and waits for work."""
+    """The child has finished its imports and waits for tasks."""
 
 
 class TaskDone(Message, frozen=True, array_like=True, tag=11):
@@ -98,75 +97,77 @@ class TaskDone(Message, frozen=True, array_like=True, tag=11):
 
 
 class TaskBroken(Message, frozen=True, array_like=True, tag=12):
-    """The task has none."""
+    """The task failed."""
 
     number: int
     failure: Failure
     took_us: int
-    ram_used: int = 0  # bytes at the most, of a task that ran out of memory
+    ram_used: int = 0  # the peak in bytes, if the task ran out of memory
 
 
 class Loss(Message, frozen=True, array_like=True):
-    """A copy of an input that could not be had."""
+    """A copy of an input that could not be loaded."""
 
     id: bytes
     version: int
-    node: str  # who has it, by its record; empty for object storage
-    unreachable: bool  # its node may be alive, and it could not be fetched again and again
+    node: str  # the node that has it according to its record; empty for object storage
+    unreachable: bool  # several attempts to fetch it failed, although its node may be alive
 
 
 class InputsMissing(Message, frozen=True, array_like=True, tag=13):
-    """The task was not run, for want of inputs."""
+    """The task did not run, because inputs are missing."""
 
     number: int
     losses: tuple[Loss, ...]
 
 
 class TaskWaiting(Message, frozen=True, array_like=True, tag=14):
-    """The task awaits these futures and needs no slot meanwhile."""
+    """The task waits for these futures and uses no slot until it resumes."""
 
     number: int
     ids: tuple[bytes, ...]
 
 
 class Resuming(Message, frozen=True, array_like=True, tag=15):
-    """The task wants to go on; the answer is `Resume`."""
+    """The task wants to resume. The supervisor answers with `Resume`."""
 
     number: int
 
 
 class Status(Message, frozen=True, array_like=True, tag=16):
-    """What the task says of itself, for people."""
+    """The status text that the task has set, for people."""
 
     number: int
     text: str
 
 
 class Keep(Message, frozen=True, array_like=True, tag=17):
-    """A segment that the task wrote beside its result, and that somebody knows of."""
+    """Keep a segment that the task wrote in addition to its result: other rows refer to it."""
 
     segment: str
 
 
-# --- control, up
+# --- control socket, from the child
 
 
 class Recalled(Message, frozen=True, array_like=True, tag=20):
-    """None of these numbers, `low` to below `high`, was begun, nor will be."""
+    """The child has not started the tasks with numbers from `low` to below `high`, and will not."""
 
     low: int
     high: int
 
 
-Down = ChildHello | TaskBatch
-Order = Recall | Cancel | Resume
-Up = Ready | TaskDone | TaskBroken | InputsMissing | TaskWaiting | Resuming | Status | Keep | Recalled
+WorkMessage = ChildHello | TaskBatch
+ControlMessage = Recall | Cancel | Resume
+ChildMessage = (
+    Ready | TaskDone | TaskBroken | InputsMissing | TaskWaiting | Resuming | Status | Keep | Recalled
+)
 
 encoder = msgspec.msgpack.Encoder()
 
 
 def frame(message: Message) -> bytes:
-    """A message as it travels."""
+    """Encode a message with its length."""
     out = bytearray(_LENGTH)
     encoder.encode_into(message, out, _LENGTH)
     out[:_LENGTH] = (len(out) - _LENGTH).to_bytes(_LENGTH, "little")
@@ -174,47 +175,47 @@ def frame(message: Message) -> bytes:
 
 
 class Frames(Generic[T]):
-    """Cuts a stream of bytes into messages."""
+    """Splits a stream of bytes into messages."""
 
     def __init__(self, decoder: "msgspec.msgpack.Decoder[T]") -> None:
         self._decode = decoder.decode
         self._rest = b""
 
     def feed(self, data: bytes) -> list[T]:
-        """The messages that are whole with these bytes."""
+        """Add bytes to the stream and return the messages that are now complete."""
         if self._rest:
             data = self._rest + data
-        found: list[T] = []
+        messages: list[T] = []
         at, view = 0, memoryview(data)
         while len(data) - at >= _LENGTH:
             end = at + _LENGTH + int.from_bytes(view[at : at + _LENGTH], "little")
             if end > len(data):
                 break
-            found.append(self._decode(view[at + _LENGTH : end]))
+            messages.append(self._decode(view[at + _LENGTH : end]))
             at = end
         self._rest = data[at:]
-        return found
+        return messages
 
 
-def downs() -> Frames[Down]:
-    """For a child's end of its work line."""
-    return Frames(msgspec.msgpack.Decoder(Down))
+def work_frames() -> Frames[WorkMessage]:
+    """Return the decoder for a child's end of its work socket."""
+    return Frames(msgspec.msgpack.Decoder(WorkMessage))
 
 
-def orders() -> Frames[Order]:
-    """For a child's end of its control line."""
-    return Frames(msgspec.msgpack.Decoder(Order))
+def control_frames() -> Frames[ControlMessage]:
+    """Return the decoder for a child's end of its control socket."""
+    return Frames(msgspec.msgpack.Decoder(ControlMessage))
 
 
-def ups() -> Frames[Up]:
-    """For the supervisor's end of either line."""
-    return Frames(msgspec.msgpack.Decoder(Up))
+def child_frames() -> Frames[ChildMessage]:
+    """Return the decoder for the supervisor's end of either socket."""
+    return Frames(msgspec.msgpack.Decoder(ChildMessage))
 
 
-def receive(line: socket.socket, frames: Frames[T]) -> list[T]:
-    """Wait until at least one message is whole; none when the other side is gone."""
+def receive(sock: socket.socket, frames: Frames[T]) -> list[T]:
+    """Wait until at least one message is complete. Return none if the other side has closed the socket."""
     while True:
-        data = line.recv(RECEIVE_BYTES)
+        data = sock.recv(RECEIVE_BYTES)
         if not data:
             return []
         if messages := frames.feed(data):
@@ -222,10 +223,10 @@ def receive(line: socket.socket, frames: Frames[T]) -> list[T]:
 
 
 class SharedPage:
-    """Shared memory of one child: what it runs, since when, and when it last made progress.
+    """A page of memory that a child shares with its supervisor: its task, when it began, its last progress.
 
-    Only the child writes it. The number is written last when a task begins and first when it ends, so that a
-    number stands there only with its own times.
+    Only the child writes it. It writes the task's number last when a task begins and clears it when the task
+    ends. So a reader that sees a number also sees the times of that task.
     """
 
     SIZE = mmap.PAGESIZE
@@ -236,7 +237,7 @@ class SharedPage:
 
     @staticmethod
     def make() -> int:
-        """The descriptor of a new page."""
+        """Create a page and return its file descriptor."""
         fd = os.memfd_create("tidemill-page")
         os.ftruncate(fd, SharedPage.SIZE)
         return fd
@@ -255,12 +256,12 @@ class SharedPage:
 
     @property
     def running(self) -> int:
-        """The number of the task that is being executed; 0 for none."""
+        """The number of the running task; 0 for none."""
         return self._words[0]
 
     @property
     def used_bytes(self) -> int:
-        """What the process had in memory when the task began, if the task asked for memory."""
+        """How much memory the process used when the task began, if the task specifies `ram`."""
         return self._words[3]
 
     @property

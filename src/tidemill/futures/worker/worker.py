@@ -1,9 +1,9 @@
-"""A worker process put together: place, segments, address, supervisor, signals.
+"""The worker process: `run_worker` opens everything a worker needs and runs its supervisor.
 
-`run_worker` is all that `tidemill worker` does. A worker's *address* is where nobody else can be while it
-lives: the port it serves results at, or a numbered lock on this host. So a worker that finds its address in
-the node list under another id knows that one to be dead, and gives back what it held without waiting for its
-lease (FUT-39).
+It is the implementation of `tidemill worker`. Each worker has an *address* that no other live process can
+have: the port where it serves results, or a numbered lock on this host. If the node list has the same address
+under another node id, that node is dead. The worker then releases the dead node's claims at once, without
+waiting for its lease to expire (FUT-39).
 """
 
 import contextlib
@@ -41,24 +41,24 @@ from tidemill.objects import open_objects
 from tidemill.store import open_store
 
 RESULTS_SHARE = 0.5
-"""Of a worker's ram, for results that are kept in memory."""
+"""The share of a worker's ram that results in memory may use."""
 
 MOST_WORKERS = 1_000
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
-    """How results are served to other hosts; without it a worker serves its own host alone."""
+    """How a worker serves results to other hosts. Without it, only its own host can read them."""
 
     host: str = "127.0.0.1"
     port: int = 0
-    chain: str = ""  # a certificate, in PEM form
+    chain: str = ""  # the file with the certificate chain, in PEM format
     key: str = ""
     advertise: str = ""
-    roots: str = ""  # certificates to trust when fetching from others
+    roots: str = ""  # the file with the certificates to trust when fetching from other workers
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a user says of a worker; 0 is for what the machine has."""
+    """The options of a worker that a user can set; 0 means all that the machine has."""
 
     slots: int = 1
     cpu: float = 0.0
@@ -68,14 +68,15 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     results_bytes: int = 0
     spill: str = ""
     serving: Serving | None = None
-    with_parent: bool = False  # drain when standard input is closed
+    with_parent: bool = False  # drain when standard input is closed: the parent process has ended
     settings: WorkerSettings = WorkerSettings()
 
     def total(self) -> Capacity:
-        """What the node has in all."""
+        """Return the total capacity of the node."""
         if any(name.startswith(RUNNERS) for name in self.named):
             raise UsageError(
-                f"names that begin with {RUNNERS!r} are those of runners", hint="start it with: tidemill run"
+                f"resource names that begin with {RUNNERS!r} are reserved for runners",
+                hint="use another name, or start a runner with: tidemill run",
             )
         return Capacity(
             cpu=self.cpu or float(max(self.slots, os.cpu_count() or 1)),
@@ -94,20 +95,20 @@ def run_worker(
     chance: random.Random | None = None,
     emit: Emit = ignore,
 ) -> None:
-    """Be a worker until SIGTERM or SIGINT has drained it; from the main thread alone.
+    """Run a worker until SIGTERM or SIGINT drains it. Only the main thread may call this.
 
     Args:
         place: the cluster.
-        options: what the user says of the worker.
-        zygote: one that was started while we were imported; from the main thread too.
-        clock: of everything here.
-        chance: of everything here.
-        emit: is told what happens.
+        options: what the user has set.
+        zygote: a zygote that the main thread has started already, to save time; by default, a new one.
+        clock: the source of time.
+        chance: the source of random numbers.
+        emit: receives the events.
     """
     chance = chance if chance is not None else random.Random()
     node = random_id(chance)
     total = options.total()
-    total = msgspec.structs.replace(total, named=total.named | {f"node:{node}"})  # so that it can be named
+    total = msgspec.structs.replace(total, named=total.named | {f"node:{node}"})  # futures can require it
     signer = Signer(place.key)
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(open_store(place.store, clock=clock, chance=chance))
@@ -118,8 +119,8 @@ def run_worker(
                 spill=Path(options.spill) if options.spill else None,
             )
         )
-        served = _serve(options.serving, segments, signer, stack)
-        address = served or stack.enter_context(_own_address(place, options))
+        served_address = _serve(options.serving, segments, signer, stack)
+        address = served_address or stack.enter_context(_own_address(place, options))
         hello = ChildHello(
             cluster=place.cluster,
             store=place.store,
@@ -127,7 +128,7 @@ def run_worker(
             secret=place.key.secret,
             node=node,
             node_epoch=0,
-            address=served,
+            address=served_address,
             segments=str(segments.folder),
             roots=options.serving.roots if options.serving is not None else "",
         )
@@ -157,7 +158,9 @@ def _serve(serving: Serving | None, segments: Segments, signer: Signer, stack: c
     if serving is None:
         return ""
     if bool(serving.chain) != bool(serving.key):
-        raise UsageError("a certificate has a chain and a key", hint="give both files, or neither")
+        raise UsageError(
+            "TLS needs both a certificate chain and a key", hint="pass both files, or neither for no TLS"
+        )
     certificate = TlsCertificate(Path(serving.chain), Path(serving.key)) if serving.chain else None
     server = stack.enter_context(
         SegmentServer(
@@ -174,9 +177,12 @@ def _serve(serving: Serving | None, segments: Segments, signer: Signer, stack: c
 
 @contextlib.contextmanager
 def _own_address(place: ClusterAddress, options: WorkerOptions) -> Iterator[str]:
-    """An address on this host that is ours while we live: the first free number, locked."""
+    """Yield an address on this host that no other process has: the first number that is not locked.
+
+    A worker with a parent process uses its process id instead.
+    """
     host = f"{socket.gethostname()}-{host_id()[:8]}"
-    if options.with_parent:  # its parent knows it by its process
+    if options.with_parent:
         yield f"{host}/{os.getpid()}"
         return
     cluster = blake2b("\0".join(place.identity).encode(), digest_size=8).hexdigest()
@@ -184,7 +190,7 @@ def _own_address(place: ClusterAddress, options: WorkerOptions) -> Iterator[str]
     folder = Path(place.home) / "workers" if place.home else shared
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.lstat().st_uid != os.geteuid():
-        raise UsageError(f"{folder} belongs to another user", hint="set TMPDIR to a folder of your own")
+        raise UsageError(f"{folder} belongs to another user", hint="set TMPDIR to a folder that you own")
     for number in range(MOST_WORKERS):
         fd = os.open(
             folder / f"{cluster}.{number}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
@@ -199,11 +205,14 @@ def _own_address(place: ClusterAddress, options: WorkerOptions) -> Iterator[str]
         finally:
             os.close(fd)
         return
-    raise UsageError(f"{MOST_WORKERS:,} workers of one cluster on one host", hint="use more slots instead")
+    raise UsageError(
+        f"this host already runs {MOST_WORKERS:,} workers of cluster {place.cluster!r}",
+        hint="use more slots per worker (--slots)",
+    )
 
 
 def _drain_with_parent(supervisor: WorkerSupervisor) -> None:
-    """Whoever started us holds the other end of our standard input: when it is closed, they are gone."""
+    """Drain when standard input is closed: the parent process holds the other end, and it has ended."""
 
     def wait() -> None:
         with contextlib.suppress(OSError, ValueError), selectors.DefaultSelector() as selector:

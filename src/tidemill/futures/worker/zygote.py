@@ -1,14 +1,13 @@
-"""The zygote: a process that has imported what children need and does nothing but fork them.
+"""The zygote: a process that imports everything children need, and then only forks them.
 
-    python -m tidemill.futures.worker.zygote LINE SUPERVISOR
+    python -m tidemill.futures.worker.zygote SOCKET SUPERVISOR
 
-A child that starts as a fork of it is there within milliseconds and shares its memory; a new interpreter
-would take a fifth of a second each time, and children are started when somebody waits for them. Forking is
-safe here and nowhere else in a worker: the zygote has one thread, no connection and no lock, and imports
-nothing that starts threads.
+A fork of the zygote starts within milliseconds and shares its memory. A new interpreter would take a fifth of
+a second while a caller waits. Forking is safe in the zygote and nowhere else in a worker: it has one thread,
+no connection and no lock, and imports nothing that starts threads.
 
-A child is forked twice, so that its parent, the fork in between, is gone at once: the kernel then gives it
-to the supervisor (a *subreaper*), who learns of its end like that of any child of its own.
+The zygote forks twice, and the process in between exits at once. The kernel then makes the supervisor (a
+*subreaper*) the parent of the child, so the supervisor is notified when the child ends.
 """
 
 import gc
@@ -34,13 +33,13 @@ PRELOADED = (
     "tidemill.futures.client.client",
     "tidemill.store.sqlite",
 )
-"""What tasks and their futures need, imported once instead of in each child. None of it starts threads."""
+"""Modules that tasks need, imported once instead of in each child. None of them starts threads."""
 
 
 class Zygote:
-    """The supervisor's end. Started when it is made, and again by `hear` when it is found dead.
+    """The supervisor's connection to its zygote. The constructor starts the process; `restart` replaces it.
 
-    Its line can be read when it has something to say: that it is ready, or that it is gone.
+    Its socket becomes readable when the zygote is ready, and when it has ended.
     """
 
     def __init__(self) -> None:
@@ -49,20 +48,20 @@ class Zygote:
         self._start()
 
     def _start(self) -> None:
-        self.line, theirs = socket.socketpair()
-        self.line.settimeout(ANSWER_S)
-        with theirs:
+        self.socket, zygote_socket = socket.socketpair()
+        self.socket.settimeout(ANSWER_S)
+        with zygote_socket:
             self._process = subprocess.Popen(
                 [
                     sys.executable,
                     "-m",
                     "tidemill.futures.worker.zygote",
-                    str(theirs.fileno()),
+                    str(zygote_socket.fileno()),
                     str(os.getpid()),
                 ],
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # what tasks print is for people; standard output is the supervisor's
-                pass_fds=(theirs.fileno(),),
+                stdout=2,  # output of tasks goes to standard error; standard output is the supervisor's
+                pass_fds=(zygote_socket.fileno(),),
                 start_new_session=True,
             )
 
@@ -70,77 +69,79 @@ class Zygote:
     def pid(self) -> int:
         return self._process.pid
 
-    def hear(self) -> bool:
-        """Read its line, which can be read; False when it is dead."""
+    def read_state(self) -> bool:
+        """Read the socket, which must be readable. Return whether the zygote is ready, not ended."""
         try:
-            self.ready = bool(self.line.recv(len(READY)))
+            self.ready = bool(self.socket.recv(len(READY)))
         except OSError:
             self.ready = False
         return self.ready
 
-    def revive(self) -> None:
-        """Start another one."""
+    def restart(self) -> None:
+        """Replace the process by a new one."""
         self.close()
         self._start()
 
     def fork(self, descriptors: tuple[int, ...]) -> int:
-        """A new child with these descriptors; its process id. `FutureError` when that is not possible now."""
+        """Start a child with these descriptors and return its process id. Raise `FutureError` on failure."""
         if not self.ready:
-            raise FutureError("no child process can be started yet", hint="the zygote is being started")
+            raise FutureError(
+                "no child process can be started yet: the zygote is starting", hint="try again later"
+            )
         try:
-            socket.send_fds(self.line, [b"!"], list(descriptors))
-            answer = self.line.recv(8, socket.MSG_WAITALL)
+            socket.send_fds(self.socket, [b"!"], list(descriptors))
+            answer = self.socket.recv(8, socket.MSG_WAITALL)
         except OSError:
             answer = b""
         if len(answer) < 8:
             self.ready = False
             self._process.kill()
-            raise FutureError("no child process can be started", hint="see standard error for the reason")
+            raise FutureError("the zygote failed to start a child process", hint="see standard error")
         return int.from_bytes(answer, "little")
 
     def close(self) -> None:
-        """End it; children that it forked are the supervisor's."""
+        """End the zygote. Its children continue: they belong to the supervisor."""
         self.ready = False
-        self.line.close()
+        self.socket.close()
         self._process.kill()
         self._process.wait()
 
 
 def main(arguments: list[str]) -> None:
-    """Fork children until the supervisor hangs up."""
-    line, supervisor = socket.socket(fileno=int(arguments[0])), int(arguments[1])
+    """Fork children until the supervisor closes its socket."""
+    supervisor_socket, supervisor = socket.socket(fileno=int(arguments[0])), int(arguments[1])
     prctl(PR_SET_NAME, b"tidemill-zygote")
     die_with_parent(supervisor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in PRELOADED:
         importlib.import_module(name)
-    line.sendall(READY)
+    supervisor_socket.sendall(READY)
     gc.freeze()  # so that the collector does not write to the pages that children share
     while True:
-        word, descriptors, _, _ = socket.recv_fds(line, 1, DESCRIPTORS)
-        if not word:
+        request, descriptors, _, _ = socket.recv_fds(supervisor_socket, 1, DESCRIPTORS)
+        if not request:
             return
-        between = os.fork()
-        if between == 0:
-            _between(line, supervisor, descriptors)
-        for one in descriptors:
-            os.close(one)
-        os.waitpid(between, 0)
+        first_fork = os.fork()
+        if first_fork == 0:
+            _fork_again(supervisor_socket, supervisor, descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        os.waitpid(first_fork, 0)
 
 
-def _between(line: socket.socket, supervisor: int, descriptors: list[int]) -> None:
-    """The fork in between: says who the child is, and is gone."""
-    between = os.getpid()
+def _fork_again(supervisor_socket: socket.socket, supervisor: int, descriptors: list[int]) -> None:
+    """Fork the child from the first fork, report its process id, and exit. The child never returns."""
+    first_fork = os.getpid()
     pid = os.fork()
     if pid:
-        line.sendall(pid.to_bytes(8, "little"))
+        supervisor_socket.sendall(pid.to_bytes(8, "little"))
         os._exit(0)
     try:
-        os.setsid()  # its own process group: what a task starts ends with it
-        line.close()
-        while (parent := os.getppid()) != supervisor:  # until the one in between is gone
-            if parent != between:
-                return  # and so is the supervisor: somebody else adopted us
+        os.setsid()  # a new process group: processes that a task starts end with it
+        supervisor_socket.close()
+        while (parent := os.getppid()) != supervisor:  # until the first fork has ended
+            if parent != first_fork:
+                return  # the supervisor has ended too, and another process is our parent
             os.sched_yield()
         from tidemill.futures.worker import child
 
