@@ -112,8 +112,8 @@ def test_a_future_is_cancelled_by_command(client: Client, told: Told) -> None:
 def test_ids_may_be_cut_short_but_not_guessed(client: Client, told: Told) -> None:
     client.gather(client.map(tasks.add, range(2)), timeout=STUCK_S)
     assert "several futures begin with 0" in told.text("futures", "show", "0")
-    assert "there is no future ffff" in told.text("futures", "show", "ffff")
-    assert "not the id of a future" in told.text("futures", "cancel", "xyz")
+    assert "no future id begins with ffff" in told.text("futures", "show", "ffff")
+    assert "invalid future id" in told.text("futures", "cancel", "xyz")
     assert told.code == 1
 
 

@@ -181,24 +181,24 @@ def test_arguments_that_the_function_does_not_take_are_refused_at_submit(client:
 
 
 @pytest.mark.parametrize("function", [None, 3, "print", tasks])
-def test_what_is_no_function_is_refused(client: Client, function: Any) -> None:
+def test_values_that_are_not_functions_are_refused(client: Client, function: Any) -> None:
     with pytest.raises(UsageError, match="not a function"):
         client.submit(function)
     with pytest.raises(UsageError, match="not a function"):
         client.map(function, [1])
 
 
-def test_map_goes_over_iterables(client: Client) -> None:
-    with pytest.raises(UsageError, match="not int"):
+def test_map_expects_iterables(client: Client) -> None:
+    with pytest.raises(UsageError, match="got int"):
         client.map(tasks.add, 3)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="something to go over"):
+    with pytest.raises(UsageError, match="at least one iterable"):
         client.map(tasks.add)
     assert client.map(tasks.add, []) == []
 
 
-def test_what_is_no_future_is_refused(client: Client) -> None:
+def test_values_that_are_not_futures_are_refused(client: Client) -> None:
     for ask in (client.gather, client.delete, client.pin):
-        with pytest.raises(UsageError, match="a int is no future"):
+        with pytest.raises(UsageError, match="expected a future, got int"):
             ask([client.put(1), 3])
 
 
@@ -343,8 +343,8 @@ def _only(client: Client, name: str) -> bytes:
     return spec.id
 
 
-def test_a_local_worker_that_dies_is_told_to_whoever_waits(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("tidemill.futures.client.completions.LOOK_AFTER_S", 0.1)
+def test_a_wait_fails_when_the_local_worker_has_died(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("tidemill.futures.client.completions.QUIET_S", 0.1)
     with tidemill.connect(home=tmp_path, workers=1) as client:
         client._workers[0]._process.kill()
         wait(lambda: client._workers[0].exit_code is not None, "the worker is dead")
@@ -353,7 +353,7 @@ def test_a_local_worker_that_dies_is_told_to_whoever_waits(tmp_path: Path, monke
             if node.kind == "worker":
                 look.store.run(lambda tx, node=node: tx.clear(look.cluster.node[node.id]))  # type: ignore[misc]
         look.store.close()
-        with pytest.raises(FutureError, match=r"own worker ended with code -9"):
+        with pytest.raises(FutureError, match=r"local worker ended with exit code -9"):
             client.submit(tasks.add, 1).result(STUCK_S)
 
 

@@ -1,4 +1,4 @@
-"""The client on a store in memory, without any worker: places, batches, lineage, and what it does alone."""
+"""The client on an in-memory store without workers: addresses, batches, lineage, handles."""
 
 import io
 import pickle
@@ -18,7 +18,7 @@ from tidemill.errors import FutureTimeout, FutureUnknown, UnsatisfiableError, Us
 from tidemill.futures.client.connection import Connection
 from tidemill.futures.client.lineage import DEEPEST, Lineage
 from tidemill.futures.client.options import Options
-from tidemill.futures.client.submission import _Slot
+from tidemill.futures.client.submission import _QueuedSubmission
 from tidemill.futures.home import ClusterAddress
 from tidemill.futures.protocol import claim
 from tidemill.futures.values.result_storage import ResultStorage
@@ -45,7 +45,7 @@ def client(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client
     link = Connection(place, store, objects, "me", values, own=False, clock=clock, chance=random.Random(3))
     client = Client(link)
     yield client
-    link._over.set()
+    link._closed.set()
     store.close()
 
 
@@ -58,11 +58,11 @@ def join(client: Client, name: str) -> Node:
     return client._link.store.run(lambda tx: nodes.join(tx, client._link.cluster, node, TTL_US))
 
 
-# --- alone
+# --- without a leader
 
 
 @pytest.mark.rule("FUT-49")
-def test_without_a_leader_whoever_awaits_a_dead_workers_future_gives_it_back(
+def test_without_a_leader_a_waiting_client_releases_the_claim_of_a_dead_worker(
     client: Client, clock: FakeClock
 ) -> None:
     future = client.submit(double, 1)
@@ -84,21 +84,20 @@ def test_without_a_leader_whoever_awaits_a_dead_workers_future_gives_it_back(
 # --- batches
 
 
-def test_what_is_refused_in_a_batch_is_refused_alone(client: Client) -> None:
+def test_a_refused_submission_does_not_affect_others_of_its_batch(client: Client) -> None:
     link = client._link
     join(client, "w")
     stranger = Future[Any](client, b"\x00" * 16)
     code = link.submissions.code(double)
     plain = Options.of({})
-    bad = _Slot(link.submissions.make(code, (stranger,), {}, plain))
-    huge = _Slot(link.submissions.make(code, (1,), {}, Options.of({"cpu": 1_000})))
-    fine = [_Slot(link.submissions.make(code, (n,), {}, plain)) for n in range(3)]
-    link.submitter._slots.extend([fine[0], bad, fine[1], huge, fine[2]])
-    entered = link.submitter.enter(link.submissions.make(code, (5,), {}, plain))
-    assert entered
+    bad = _QueuedSubmission(link.submissions.make(code, (stranger,), {}, plain))
+    huge = _QueuedSubmission(link.submissions.make(code, (1,), {}, Options.of({"cpu": 1_000})))
+    fine = [_QueuedSubmission(link.submissions.make(code, (n,), {}, plain)) for n in range(3)]
+    link.submission_writer._queue.extend([fine[0], bad, fine[1], huge, fine[2]])
+    assert link.submission_writer.write(link.submissions.make(code, (5,), {}, plain))
     assert isinstance(bad.error, FutureUnknown)
     assert isinstance(huge.error, UnsatisfiableError)
-    assert all(slot.id and slot.error is None for slot in fine)
+    assert all(queued.id and queued.error is None for queued in fine)
 
 
 def test_large_arguments_make_smaller_pages(client: Client) -> None:
@@ -108,7 +107,7 @@ def test_large_arguments_make_smaller_pages(client: Client) -> None:
     assert len(large) == 3
 
 
-def test_of_one_batch_the_first_goes_first(client: Client) -> None:
+def test_the_ids_of_a_batch_are_in_order(client: Client) -> None:
     futures = client.map(double, range(250))
     ids = [future.id for future in futures]
     assert ids[:100] == sorted(ids[:100])
@@ -123,13 +122,13 @@ def lines(tree: Lineage) -> list[str]:
 
 
 @pytest.mark.rule("FUT-58")
-def test_lineage_is_a_tree_in_which_shared_inputs_stand_once(client: Client) -> None:
+def test_lineage_is_a_tree_that_shows_the_inputs_of_a_shared_future_once(client: Client) -> None:
     base = client.put(1)
     left, right = client.submit(double, base), client.submit(double, base)
     again = client.submit(double, left)
     top = client.submit(max, left, [right, again])
     tree = top.lineage()
-    assert [one.name.rpartition(".")[2] for one in tree] == [
+    assert [future.name.rpartition(".")[2] for future in tree] == [
         *("max", "double", "put", "double", "put", "double", "double")
     ]
     assert str(tree).count("(above)") == 1  # `left`, below `again`
@@ -153,10 +152,10 @@ def test_a_long_chain_and_a_wide_fan_are_cut(client: Client) -> None:
     assert len(wide.lineage().children) == 250
 
 
-# --- places
+# --- cluster addresses
 
 
-def test_a_place_is_pickled_without_its_secrets() -> None:
+def test_an_address_is_pickled_without_its_secrets() -> None:
     place = ClusterAddress(store="postgresql://ann:tide@db/shop", objects="s3://KEY:SECRET@bucket/x", key=KEY)
     stream = pickle.dumps(place)
     assert b"tide@" not in stream
@@ -168,7 +167,7 @@ def test_a_place_is_pickled_without_its_secrets() -> None:
     assert "ann:***@db" in repr(place)
 
 
-def test_a_home_is_three_things_in_a_folder(tmp_path: Path) -> None:
+def test_a_home_contains_the_store_and_the_key(tmp_path: Path) -> None:
     place = ClusterAddress.of_home(tmp_path / "a home?", cluster="c")
     assert place.store.endswith("/a%20home%3F/store.db")
     assert not (tmp_path / "a home?").exists()
@@ -182,7 +181,7 @@ def test_a_home_is_three_things_in_a_folder(tmp_path: Path) -> None:
         assert (tmp_path / "a home?" / "store.db").exists()
 
 
-def test_a_handle_of_a_place_that_cannot_be_opened_says_what_to_do(client: Client) -> None:
+def test_a_handle_from_a_cluster_with_a_password_asks_to_connect_first(client: Client) -> None:
     secret = ClusterAddress(store="postgresql://ann:tide@db/shop", objects="", key=KEY)
     client._link.place = secret
     stream = pickle.dumps(Future[Any](client, b"\x01" * 16))
@@ -192,13 +191,13 @@ def test_a_handle_of_a_place_that_cannot_be_opened_says_what_to_do(client: Clien
 
 
 @pytest.mark.rule("FUT-64")
-def test_every_handle_counts_also_several_of_one_future(client: Client) -> None:
+def test_every_handle_counts_including_several_of_one_future(client: Client) -> None:
     first = client.submit(double, 1, key="one")
-    others = client.map(double, [1, 2], key="some") + client.map(double, [1, 2], key="some")
+    mapped = client.map(double, [1, 2], key="some") + client.map(double, [1, 2], key="some")
     again = [client.submit(double, 1, key="one") for _ in range(3)]
     client.handles.tick()
     assert len(client.handles) == 3
-    del again, others
+    del again, mapped
     client.handles.tick()
     assert len(client.handles) == 1
     copy = pickle.loads(pickle.dumps(first)) if client.place.can_be_opened else client.future(first.id)

@@ -101,9 +101,9 @@ def test_what_nobody_can_run_is_refused_or_waits(said: Any, refuse: bool, grace_
     ],
 )
 def test_a_wrong_option_is_named_with_what_it_should_be(name: str, value: Any) -> None:
-    with pytest.raises(UsageError, match=f"{name}=.* is not possible") as caught:
+    with pytest.raises(UsageError, match=f"{name}=.* is not valid") as caught:
         Options.of({name: value})
-    assert caught.value.hint.startswith(f"{name} is ")
+    assert caught.value.hint.startswith(f"{name} must be ")
 
 
 def test_an_option_that_is_not_there_is_refused_with_the_list() -> None:

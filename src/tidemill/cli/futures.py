@@ -57,7 +57,7 @@ def futures_command(
         return
     where = ClusterLocation(home, store, cluster)
     with where.open() as opened:
-        futures = queries.listed(opened, FutureKeys(cluster), states=states, name=name, limit=limit)
+        futures = queries.list_futures(opened, FutureKeys(cluster), states=states, name=name, limit=limit)
     output.result({"futures": futures})
     if not output.json:
         output.people.print(_table(futures) if futures else Text("there are no futures"))
@@ -73,8 +73,8 @@ def show_command(
     """Show one future: its function, counts, last error and inputs."""
     with _where(home, store, cluster).open() as opened:
         keys = FutureKeys(cluster)
-        id_ = queries.find(opened, keys, future_id)
-        seen = queries.shown(opened, keys, id_)
+        id_ = queries.find_id(opened, keys, future_id)
+        seen = queries.show_future(opened, keys, id_)
         tree = trace(opened, keys, id_)
     output.result(_result(seen, tree))
     if not output.json:
@@ -101,10 +101,10 @@ def requeue_command(
     with _where(home, store, cluster).open() as opened:
         if quarantined:
             states = [FutureState.QUARANTINED.value]
-            futures = queries.listed(opened, keys, states=states, limit=QUARANTINED_PAGE)
+            futures = queries.list_futures(opened, keys, states=states, limit=QUARANTINED_PAGE)
             ids = [bytes.fromhex(future.id) for future in futures]
         else:
-            ids = [queries.find(opened, keys, text) for text in future_ids]
+            ids = [queries.find_id(opened, keys, text) for text in future_ids]
         done, refused = [], {}
         for id_ in ids:
             try:
@@ -132,7 +132,7 @@ def cancel_command(
     """Cancel a future. A running task gets a signal, and is killed after a grace period."""
     keys = FutureKeys(cluster)
     with _where(home, store, cluster).open() as opened:
-        id_ = queries.find(opened, keys, future_id)
+        id_ = queries.find_id(opened, keys, future_id)
         row = opened.run(lambda tx: cancel.cancel(tx, keys, id_))
     ending = row.state not in ENDED
     output.result({"id": id_.hex(), "state": row.state.value, "ending": ending})

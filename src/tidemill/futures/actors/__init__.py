@@ -1,1 +1,1 @@
-"""Actors: objects that live in one worker process. Their transitions are in `protocol.actors`."""
+"""Actors: objects in a worker process that keep state between calls; see also `protocol.actors`."""

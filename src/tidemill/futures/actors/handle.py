@@ -1,12 +1,12 @@
-"""`ActorHandle`: what a user has of an actor. Its methods are calls that are made in order (FUT-47).
+"""`ActorHandle`: the handle of an actor. The actor runs the calls of its methods in order (FUT-47).
 
     counter = client.actor(Counter, start=5)
-    counter.add(2)                      # a future
+    counter.add(2)                      # returns a future
     counter.add.submit(3, deadline=10)  # the same, with options
     counter.value().result()
 
-A handle can be passed to tasks and pickled; unlike a future's it stays a handle there. An actor lives as
-long as its worker does. Its death is told by every call: `ActorDied`.
+A handle can be passed to tasks and pickled. Unlike the handle of a future, it is not replaced by a result.
+An actor lives as long as its worker. After its death every call fails with `ActorDied`.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Method:
-    """The code of a call: the actor's method of this name."""
+    """The code of a call: calls the actor's method of this name. Stored futures refer to this class."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -34,14 +34,14 @@ class Method:
 
 
 class ActorMethod:
-    """A method of an actor: call it, or `submit` it, for a future of what it returns."""
+    """A method of an actor. Calling it, or its `submit`, returns a future."""
 
     def __init__(self, actor: "ActorHandle", name: str) -> None:
         self._actor = actor
         self._name = name
 
     def submit(self, *args: Any, **kwargs: Any) -> "Future[Any]":
-        """Call the method behind all earlier calls; options as for `Client.submit`."""
+        """Call the method after all earlier calls. The options are those of `Client.submit`."""
         creation = self._actor.creation
         return creation.client.call(creation, Method(self._name), (creation, *args), kwargs)
 
@@ -53,7 +53,7 @@ class ActorMethod:
 
 
 class ActorHandle:
-    """An actor. `kind` is its class, where it is known: a method that it has not is then refused at once."""
+    """The handle of an actor. `kind` is its class, if known; then unknown methods are refused at once."""
 
     __slots__ = ("__weakref__", "creation", "kind")
 
@@ -70,15 +70,16 @@ class ActorHandle:
 
     def __getattr__(self, name: str) -> ActorMethod:
         if name.startswith("__") and name.endswith("__"):
-            raise AttributeError(name)  # of Python's own machinery, which asks whether it is there
+            raise AttributeError(name)  # Python checks for its special methods
         if isinstance(self.kind, type) and not callable(getattr(self.kind, name, None)):
             raise UsageError(
-                f"{self.kind.__name__} has no method {name!r}", hint="attributes are read by a method"
+                f"{self.kind.__name__} has no method {name!r}",
+                hint="call an existing method; to read an attribute, add a method that returns it",
             )
         return ActorMethod(self, name)
 
     def ready(self, timeout: float | None = None) -> "ActorHandle":
-        """Wait until the actor lives; raises what its class raised."""
+        """Wait until the actor is created. Raise the error of its constructor, if any."""
         self.creation.result(timeout)
         return self
 
@@ -98,6 +99,7 @@ class ActorHandle:
 
 
 def _arrived(place: "ClusterAddress", actor_id: bytes) -> ActorHandle:
+    """Rebuild a pickled handle with this process's client. Stored pickles refer to this function by name."""
     from tidemill.futures.client.client import client_of
 
     return ActorHandle(client_of(place).future(actor_id))

@@ -1,11 +1,12 @@
-"""The client: submit functions, get their results; whatever dies meanwhile is the cluster's business.
+"""The client of a cluster: submits function calls and returns their results.
 
     client = tidemill.connect(home="my-home", workers=2)
     squares = client.map(lambda x: x * x, range(1000))
     print(sum(client.gather(squares)))
 
-Inside a task the same client is there again, connected by the task's own process: what it submits are the
-task's children (FUT-62), and while it waits its slot is free for others (FUT-41).
+The cluster retries calls when workers die. Inside a task, `connect()` returns the client of the task's
+process. Futures that a task submits are its children (FUT-62). While a task waits for them, other tasks can
+use its slot (FUT-41).
 """
 
 import atexit
@@ -20,11 +21,10 @@ from typing import Any, Self, TypeVar, Unpack
 
 from tidemill.errors import FutureError, FutureUnknown, StoreError, UsageError
 from tidemill.futures.actors.handle import ActorHandle
-from tidemill.futures.client.call_submitter import CallSubmitter
-from tidemill.futures.client.callbacks import Callbacks
+from tidemill.futures.client.completions import Callbacks
 from tidemill.futures.client.connection import Connection
 from tidemill.futures.client.future import Future
-from tidemill.futures.client.gather import listed
+from tidemill.futures.client.gather import as_list
 from tidemill.futures.client.handle_counts import HandleCounts
 from tidemill.futures.client.lineage import Lineage, trace
 from tidemill.futures.client.local_worker import LocalWorker
@@ -40,6 +40,7 @@ from tidemill.futures.client.options import (
     whole,
 )
 from tidemill.futures.client.result_waiter import ResultWaiter
+from tidemill.futures.client.submission import CallSubmitter
 from tidemill.futures.client.value_placement import ValuePlacement
 from tidemill.futures.home import CLUSTER, ClusterAddress
 from tidemill.futures.protocol import cancel, limits, results
@@ -65,16 +66,16 @@ def connect(
     workers: int = 0,
     key_file: str | os.PathLike[str] | None = None,
 ) -> "Client":
-    """Connect to a cluster: a home, or a store with its objects. In a task, without arguments: its own.
+    """Connect to a cluster: a home, or a store with its objects. In a task, omit both to use its cluster.
 
     Args:
-        home: a folder with everything; made if it is not there.
-        store: the store's URL, instead of a home; the cluster key is then taken from `key_file`, or from
+        home: a folder for everything; it is created if it does not exist.
+        store: the store's URL, instead of a home. The cluster key is then read from `key_file`, or from
             TIDEMILL_CLUSTER_KEY or TIDEMILL_CLUSTER_KEY_FILE.
-        objects: object storage for large code, arguments and durable results.
-        cluster: the name that everything lies under in the store.
-        workers: start a worker with so many slots for as long as the client lives.
-        key_file: the file of the cluster key.
+        objects: the URL of object storage for large code, arguments and durable results.
+        cluster: the name of the cluster; it prefixes all keys in the store.
+        workers: start a local worker with this many slots, which ends with the client.
+        key_file: the file with the cluster key.
 
     >>> import tidemill as tm
     >>> with tm.connect(home="tidemill-home") as client:
@@ -99,7 +100,7 @@ def connect(
 
 
 class Client:
-    """A connection to one cluster, for any number of threads. Made by `connect`; close it, or use `with`.
+    """A connection to one cluster, for any number of threads. `connect` creates it. Close it, or use `with`.
 
     >>> import tidemill as tm
     >>> with tm.connect(home="tidemill-home") as client:
@@ -109,29 +110,29 @@ class Client:
 
     def __init__(self, connection: Connection) -> None:
         self._link = connection
-        self._callbacks = Callbacks(connection.waiting)
-        self.submitting = CallSubmitter(connection, lambda one: Future(self, one))
-        self.putting = ValuePlacement(connection)
-        self.awaiting = ResultWaiter(connection, lambda one: ActorHandle(self.future(one)))
+        self._callbacks = Callbacks(connection.completions)
+        self._submitter = CallSubmitter(connection, lambda future_id: Future(self, future_id))
+        self.placement = ValuePlacement(connection)
+        self._waiter = ResultWaiter(connection, lambda actor_id: ActorHandle(self.future(actor_id)))
         self._workers: list[LocalWorker] = []
-        connection.waiting.look_after = self._look_after
+        connection.completions.on_quiet = self._on_quiet
         self._closing = threading.Lock()
         _open[connection.place.identity] = self
         _all.add(self)
 
     @property
     def place(self) -> ClusterAddress:
-        """Where the cluster is."""
+        """The address of the cluster."""
         return self._link.place
 
     @property
     def id(self) -> str:
-        """The node under which this client's handles are held."""
+        """The id of the node that holds this client's handles."""
         return self._link.owner
 
     @property
     def handles(self) -> HandleCounts:
-        """The count of this client's handles."""
+        """Counts the handles of this client."""
         return self._link.handles
 
     # --- submitting
@@ -156,34 +157,36 @@ class Client:
         progress_timeout: float | timedelta | None = None,
         **kwargs: Any,
     ) -> Future[T]:
-        """Submit a call; it is durable when this returns. A future among the arguments stands for its result.
+        """Submit a call, which is durable when this returns. Futures in the arguments become their results.
 
-        `functools.partial` binds keyword arguments of the function that are called like an option.
+        If a keyword argument of the function has the name of an option, bind it with `functools.partial`.
 
         Args:
-            function: with a module it is looked up there by the worker; without one it is sent along.
-            args: of the function.
-            cpu: how much of it the task needs.
-            ram: bytes, or a text such as "2GB"; beyond it the task is out of memory.
-            gpu: how much of it the task needs.
-            resources: names that a worker must have.
-            retries: how often it is tried again after an exception.
-            near: run where the result of this future is, if possible.
-            priority: higher goes first.
-            deadline: seconds, a timedelta, or a datetime with its zone; after it the future fails.
-            key: an idempotency key: of several submissions with one key the first one counts.
-            durable: a large result goes to object storage and outlives its worker.
-            queue: its queue, see `limit`.
-            on_unsatisfiable: "fail" (an error here if no live worker could run it), "wait", or seconds.
-            progress_timeout: seconds without a word from the task after which it counts as hung.
-            kwargs: of the function.
+            function: the function to call. The worker imports it from its module, or receives its code if it
+                is not in a module.
+            args: the positional arguments of the function.
+            cpu: how many CPUs the task needs.
+            ram: how much memory the task may use, in bytes or as text such as "2GB".
+            gpu: how many GPUs the task needs.
+            resources: names of resources that the worker must have.
+            retries: how often to retry after an exception.
+            near: run on the node that has the result of this future, if possible.
+            priority: futures with a higher priority run first.
+            deadline: seconds, a timedelta, or a datetime with a time zone; after it the future fails.
+            key: an idempotency key. Submitting the same key again returns the first future.
+            durable: store a large result in object storage, so that it outlives its worker.
+            queue: the name of a queue, see `limit`.
+            on_unsatisfiable: what to do if no live worker has the resources: "fail" raises an error here,
+                "wait" waits without limit, a number waits that many seconds.
+            progress_timeout: after this many seconds without progress the task is considered hung.
+            kwargs: the keyword arguments of the function.
         """
-        given = (
+        values = (
             *(cpu, ram, gpu, resources, retries, near, priority),
             *(deadline, key, durable, queue, on_unsatisfiable, progress_timeout),
         )
-        options = _PLAIN if given == _DEFAULTS else Options.of(dict(zip(NAMES, given, strict=True)))
-        return self.submitting.one(function, args, kwargs, options)
+        options = _PLAIN if values == _DEFAULTS else Options.of(dict(zip(NAMES, values, strict=True)))
+        return self._submitter.submit(function, args, kwargs, options)
 
     def map(
         self,
@@ -192,44 +195,45 @@ class Client:
         *iterables: Iterable[Any],
         **options: Unpack[SubmitOptions],
     ) -> list[Future[T]]:
-        """Submit a call for each item, or for each group of items, in batches; the shortest iterable decides.
+        """Submit one call per item, in batches. With several iterables, stop at the end of the shortest.
 
-        Options as for `submit`. With `key`, call number n has the key "key/n".
+        The options are those of `submit`. With `key`, call number n has the key "key/n".
         """
-        return self.submitting.many(function, iterables, Options.of(options) if options else _PLAIN)
+        return self._submitter.map(function, iterables, Options.of(options) if options else _PLAIN)
 
     def actor(self, kind: Callable[..., Any], /, *args: Any, **kwargs: Any) -> ActorHandle:
-        """Create an actor: an object that lives on one worker, whose methods are called in order (FUT-47).
+        """Create an actor: an object on one worker that runs the calls of its methods in order (FUT-47).
 
-        Options as for `submit`. `handle.method.submit(*args)`, or just `handle.method(*args)`, is a future.
+        The options are those of `submit`. `handle.method.submit(*args)`, or just `handle.method(*args)`,
+        returns a future.
         """
         options, kwargs = _split(kwargs)
-        return ActorHandle(self.submitting.actor(kind, args, kwargs, options), kind)
+        return ActorHandle(self._submitter.create_actor(kind, args, kwargs, options), kind)
 
     def call(
         self, actor: Future[Any], function: Callable[..., T], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Future[T]:
-        """Submit a call of an actor's method; used by its handle."""
+        """Submit a call of an actor's method. The actor's handle uses this."""
         options, kwargs = _split(kwargs)
-        return self.submitting.method(actor.id, function, args, kwargs, options)
+        return self._submitter.call_method(actor.id, function, args, kwargs, options)
 
     def put(self, value: T, *, durable: bool = True) -> Future[T]:
-        """A value as a realised future: pass it to many calls, store it once (FUT-33).
+        """Store a value once and return it as a realized future, to pass it to many calls (FUT-33).
 
-        It has no provenance and is never computed again. `durable` puts a large one into object storage;
-        without it, which is for tasks, it lies on the task's worker and on one other.
+        It has no lineage and cannot be computed again. `durable` stores a large value in object storage.
+        Otherwise, in a task, the value is stored on the task's worker and on one other worker.
         """
-        future_id = self.putting.put(self, value, durable=durable)
-        return self.submitting.handles_of([future_id])[0]
+        future_id = self.placement.put(self, value, durable=durable)
+        return self._submitter.handles_of([future_id])[0]
 
     def future(self, future_id: bytes | str) -> Future[Any]:
-        """A handle of a future by its id, which others may have submitted."""
+        """Return a handle of the future with this id, even if another client submitted it."""
         try:
             raw = bytes.fromhex(future_id) if isinstance(future_id, str) else bytes(future_id)
         except ValueError:
             raw = b""
         if len(raw) != 16:
-            raise UsageError(f"not the id of a future: {future_id!r:.80}", hint="32 hexadecimal digits")
+            raise UsageError(f"invalid future id: {future_id!r:.80}", hint="an id has 32 hexadecimal digits")
         self.handles.count([raw], ours=False)
         return Future(self, raw)
 
@@ -238,54 +242,56 @@ class Client:
     def gather(
         self, *futures: Any, timeout: float | None = None, return_exceptions: bool = False
     ) -> list[Any]:
-        """The results of futures in their order; the first failure is raised as soon as it is noticed.
+        """Wait for futures and return their results in order. Raise the first failure as soon as it is seen.
 
         Args:
             futures: futures, or one iterable of them.
-            timeout: seconds; then `FutureTimeout`.
-            return_exceptions: give errors in place of results instead of raising.
+            timeout: seconds; after it `FutureTimeout` is raised.
+            return_exceptions: return errors in place of results instead of raising them.
         """
         self._check_open()
-        return self.awaiting.results(listed(futures), timeout, return_exceptions=return_exceptions)
+        return self._waiter.results(as_list(futures), timeout, return_exceptions=return_exceptions)
 
     def as_completed(self, *futures: Any, timeout: float | None = None) -> Iterator[Future[Any]]:
-        """The futures one by one, as they end; `FutureTimeout` when the time is over before all have."""
+        """Yield the futures as they end. Raise `FutureTimeout` if not all end within `timeout` seconds."""
         self._check_open()
-        return self.awaiting.completed(listed(futures), timeout)
+        return self._waiter.completed(as_list(futures), timeout)
 
     def result_of(self, future: Future[Any], timeout: float | None = None) -> Any:
         """See `Future.result`."""
         self._check_open()
-        return self.awaiting.result(future, timeout)
+        return self._waiter.result(future, timeout)
 
     def exception_of(self, future: Future[Any], timeout: float | None = None) -> BaseException | None:
         """See `Future.exception`."""
         self._check_open()
-        return self.awaiting.exception(future, timeout)
+        return self._waiter.exception(future, timeout)
 
     def call_when_done(self, future: Future[Any], call: Callable[[Any], object]) -> None:
         """See `Future.add_done_callback`."""
         if not callable(call):
-            raise UsageError(f"not a function: {call!r:.100}", hint="add_done_callback(function)")
+            raise UsageError(
+                f"the callback {call!r:.100} is not callable", hint="use add_done_callback(function)"
+            )
         self._callbacks.add(future.id, partial(call, future))
 
-    # --- looking
+    # --- inspecting
 
     def row_of(self, future: Future[Any]) -> AnyRow:
-        """A future's state row as it is now; `FutureUnknown` when there is none."""
+        """Read the state row of a future. Raise `FutureUnknown` if there is none."""
         self._check_open()
-        row = self._link.waiting.read([future.id])[0]
+        row = self._link.completions.read([future.id])[0]
         if row is None:
-            raise FutureUnknown(f"there is no future {future.id.hex()}, or no longer")
+            raise FutureUnknown(f"future {future.id.hex()} does not exist, or was deleted")
         return row
 
     def described(self, future: Future[Any]) -> tuple[str, str]:
-        """A future's name and state for people; never raises."""
+        """Return the name and state of a future as text. Never raises."""
         try:
-            seen = trace(self._link.store, self._link.keys, future.id, most=1)
+            lineage = trace(self._link.store, self._link.keys, future.id, most=1)
         except (StoreError, UsageError):
             return "?", "unknown"
-        return seen.name, seen.state
+        return lineage.name, lineage.state
 
     def lineage(self, future: Future[Any]) -> Lineage:
         """See `Future.lineage`."""
@@ -295,36 +301,41 @@ class Client:
     # --- acting on futures
 
     def cancel(self, future: Future[Any]) -> bool:
-        """Ask for a future's end; False when it has ended already. Its dependents fail."""
-        keys, one = self._link.keys, future.id
+        """Cancel a future. Return False if it has already ended. Its dependents fail."""
+        keys, future_id = self._link.keys, future.id
 
         def end(tx: Tx) -> bool:
-            before = tx.get(keys.future[one], lock=True)
-            row = cancel.cancel(tx, keys, one)
-            return row.state not in ENDED or before != tx.get(keys.future[one], lock=True)
+            before = tx.get(keys.future[future_id], lock=True)
+            row = cancel.cancel(tx, keys, future_id)
+            return row.state not in ENDED or before != tx.get(keys.future[future_id], lock=True)
 
         return self._link.store.run(end)
 
     def delete(self, *futures: Any) -> int:
-        """Delete results, of one future or many (FUT-32); how many had one.
+        """Delete the results of futures (FUT-32). Return how many had a result.
 
-        Whoever asks for such a result later gets it computed again, where that is possible.
+        A later request for such a result computes it again, if that is possible.
         """
-        ids = [future.id for future in listed(futures)]
+        ids = [future.id for future in as_list(futures)]
         keys = self._link.keys
         deleted = 0
         for start in range(0, len(ids), DELETE_PAGE):
             page = ids[start : start + DELETE_PAGE]
             deleted += self._link.store.run(partial(results.delete_results, keys=keys, ids=page))
-        for future in listed(futures):
+        for future in as_list(futures):
             future.remember(None)
         return deleted
 
     def limit(self, queue: str, *, running: int | None = None, per_s: float | None = None) -> None:
-        """Limit a queue: so many at once, so many starts a second; neither takes the limit away (FUT-57)."""
+        """Limit how many futures of a queue run at once, and how many start per second (FUT-57).
+
+        With neither argument, the limit of the queue is removed.
+        """
         name = text("queue", queue, 200)
         if not name:
-            raise UsageError("there is no such queue", hint="the name that was given as queue=…")
+            raise UsageError(
+                "limit() needs the name of a queue", hint="use the name passed as queue= to submit"
+            )
         most = whole("running", running, 1, 1_000_000) if running is not None else 0
         rate = above_zero("per_s", per_s)
         keys = self._link.keys
@@ -334,27 +345,27 @@ class Client:
             self._link.store.run(lambda tx: limits.clear_limit(tx, keys, name))
 
     def pin(self, *futures: Any, who: str = "user") -> None:
-        """Keep results until `unpin`, whatever happens to handles (FUT-34)."""
-        for future in listed(futures):
+        """Keep results until `unpin`, even if no handle is left (FUT-34)."""
+        for future in as_list(futures):
             self._link.store.run(partial(results.pin, keys=self._link.keys, future_id=future.id, who=who))
 
     def unpin(self, *futures: Any, who: str = "user") -> None:
-        """Take back `pin`."""
-        for future in listed(futures):
+        """Remove a pin."""
+        for future in as_list(futures):
             self._link.store.run(partial(results.unpin, keys=self._link.keys, future_id=future.id, who=who))
 
     def clone(self, future: Future[T], node: str) -> Future[Any]:
-        """Have a worker keep a copy of a result, too (FUT-31); the future that comes back does it."""
-        return self.putting.clone(self, future, node)
+        """Copy a result to another worker (FUT-31). Return the future that makes the copy."""
+        return self.placement.clone(self, future, node)
 
     def take_ownership(self, future: Future[T]) -> bool:
-        """In a task: bring a result to this worker, and have every other copy deleted (FUT-31).
+        """In a task: copy a result to this worker and delete every other copy (FUT-31).
 
-        False when the result has changed or gone meanwhile.
+        Return False if the result was replaced or deleted in the meantime.
         """
-        return self.putting.take_ownership(future)
+        return self.placement.take_ownership(future)
 
-    # --- the end
+    # --- workers and the end
 
     def start_worker(
         self,
@@ -370,11 +381,11 @@ class Client:
 
         Args:
             slots: how many tasks it runs at once.
-            cpu: what it has to give; all there is by default.
-            ram: bytes, or a text such as "2GB"; all there is by default.
-            gpu: none by default.
-            resources: names that tasks may ask for.
-            results_ram: how much of the ram results may take; half by default.
+            cpu: how many CPUs it offers; by default, all of the machine.
+            ram: how much memory it offers, in bytes or as text such as "2GB"; by default, all.
+            gpu: how many GPUs it offers; by default, none.
+            resources: names of resources that tasks may require.
+            results_ram: how much of the ram results may use; by default, half.
         """
         options = [f"--name={name}" for name in Options.of({"resources": resources}).needs.named]
         options += [f"--cpu={number('cpu', cpu)}"] if cpu else []
@@ -385,15 +396,15 @@ class Client:
         self._workers.append(worker)
         worker.wait_ready(self._link.store, self._link.cluster)
 
-    def _look_after(self, ids: Sequence[bytes]) -> None:
-        """Called while futures are awaited and nothing ends: do what can be done, or say what is wrong."""
+    def _on_quiet(self, ids: Sequence[bytes]) -> None:
+        """Handle a wait in which nothing ends: raise if no worker is left, else do the leader's duties."""
         codes = [worker.exit_code for worker in self._workers]
         if codes and None not in codes and not self._link.live_workers():
             raise FutureError(
-                f"the client's own worker ended with code {codes[-1]}, and there is no other",
-                hint="see what it wrote to standard error; the futures wait for the next worker",
+                f"the local worker ended with exit code {codes[-1]}, and no other worker is running",
+                hint="see its output on standard error, then start a worker; the futures wait for it",
             )
-        self._link.look_after(ids)
+        self._link.reap(ids)
 
     @property
     def closed(self) -> bool:
@@ -404,9 +415,9 @@ class Client:
             raise UsageError("this client is closed", hint="connect again")
 
     def close(self) -> None:
-        """Let go of everything: workers of its own drain, handles no longer count. Idempotent.
+        """Drain the local workers, release all handles and disconnect. Idempotent.
 
-        In a task this releases handles and leaves the rest to the task's process.
+        In a task this only releases handles; the task's process keeps the connection.
         """
         if not self._link.own:
             self.handles.tick()
@@ -415,7 +426,7 @@ class Client:
             if self._link.closed:
                 return
             for worker in self._workers:
-                worker.ask_to_end()
+                worker.drain()
             for worker in self._workers:
                 worker.close()
             self._callbacks.close()
@@ -436,7 +447,7 @@ class Client:
         return f"<Client {self.place.home or self.place.identity[0]} cluster {self.place.cluster!r} {state}>"
 
 
-# --- which client
+# --- the clients of this process
 
 
 _open: weakref.WeakValueDictionary[tuple[str, str], Client] = weakref.WeakValueDictionary()
@@ -445,19 +456,19 @@ _of_task: dict[int, Client] = {}
 
 
 def _task_client(task: task_context.TaskContext) -> Client:
-    """The client of a task's process; made with the first call, because most tasks need none."""
-    known = _of_task.get(id(task.site))
-    if known is None:
-        known = _of_task[id(task.site)] = Client(Connection.of_task(task.site))
-    return known
+    """Return the client of a task's process. It is created on first use, because most tasks need none."""
+    client = _of_task.get(id(task.site))
+    if client is None:
+        client = _of_task[id(task.site)] = Client(Connection.of_task(task.site))
+    return client
 
 
 def client_of(place: ClusterAddress) -> Client:
-    """This process's client for a place: that of its task, one that is open, or a new one."""
+    """Return this process's client for a cluster: an open one, that of its task, or a new one."""
     task = task_context.current()
-    found = _open.get(place.identity)
-    if found is not None and not found.closed:
-        return found
+    client = _open.get(place.identity)
+    if client is not None and not client.closed:
+        return client
     if task is not None and task.site.cluster == place.cluster:
         return _task_client(task)
     if not place.can_be_opened:

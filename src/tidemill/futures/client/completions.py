@@ -1,21 +1,23 @@
-"""Waiting for futures: a window of them is watched and read at a time, by the thread that waits.
+"""Completions: waits until futures end, and calls callbacks when they do.
 
-A handle that nobody waits for costs nothing here, and a wait for a hundred thousand futures costs a window:
-the oldest five hundred that have not ended are watched, read in one transaction that only reads, and the
-window moves on. A wake-up for many brings many ends, so a wide window is read a little later instead of once
-per commit; a wait for a few is read at once. Where no watch speaks, polling does (STO-8).
+The waiting thread watches and reads a window of the futures at a time: the oldest 500 that have not ended.
+It reads the window in one read-only transaction and moves it on. So a wait for 100,000 futures costs no more
+than a window, and a handle without a wait costs nothing. After a wakeup, a wide window is read a little
+later, so that one read finds many ends; a narrow window is read at once. Polling covers lost wakeups (STO-8).
 
-Rejected: one thread that waits for everybody. Each wake-up would pass through it to whoever waits, and two
-threads taking turns cost more than the read itself; a watch that was made cannot be widened, so that every
-new wait would have to interrupt it.
+Rejected: one thread that waits on behalf of all others. Each wakeup would pass through it to the waiting
+thread, and switching between two threads costs more than the read. A watch cannot be widened, so every new
+wait would have to interrupt it.
 """
 
 import itertools
+import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tidemill.clock import Clock
-from tidemill.errors import FutureTimeout
+from tidemill.errors import FutureTimeout, StoreError, UsageError
 from tidemill.futures.protocol import rows
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.futures.protocol.rows import AnyRow
@@ -26,14 +28,21 @@ WINDOW = 500
 FIRST_POLL_S, LAST_POLL_S, SLOWER = 0.05, 1.0, 1.5
 NARROW = 50
 FIRST_GATHER_S, LAST_GATHER_S = 0.003, 0.05
-"""How long a window that is not narrow is left alone after a wake-up, so that one read finds many ends."""
+"""How long to wait after a wakeup before a wide window is read, so that one read finds many ends."""
 
-LOOK_AFTER_S, LOOK_AFTER = 5.0, 3
-"""How long nothing may end before some of the oldest are looked after, and how many."""
+QUIET_S, QUIET_SHOWN = 5.0, 3
+"""After how long without an end `on_quiet` is called, and with how many of the oldest futures."""
+
+CALLBACK_WAIT_S = 0.05
+"""How long at most a new callback waits until its future is watched together with the others."""
+
+log = logging.getLogger("tidemill.futures")
+
+Callback = Callable[[], object]
 
 
 class EndedFuture(NamedTuple):
-    """A future that has ended; `row` is None when there is no such future (any more)."""
+    """A future that has ended. `row` is None if the future does not exist (any more)."""
 
     id: bytes
     row: AnyRow | None
@@ -43,9 +52,9 @@ class Completions:
     """Waits for futures of one cluster.
 
     Args:
-        store: where they are.
-        keys: of the cluster.
-        clock: of whoever waits.
+        store: the store.
+        keys: the keys of futures.
+        clock: the source of time.
     """
 
     def __init__(
@@ -57,15 +66,15 @@ class Completions:
         self.store = store
         self.keys = keys
         self.clock = clock
-        self.look_after: Callable[[Sequence[bytes]], None] = _leave_alone
-        """Told of some that are awaited while nothing ends (FUT-49); what it raises ends the wait."""
+        self.on_quiet: Callable[[Sequence[bytes]], None] = _ignore
+        """Called with some of the futures while nothing ends (FUT-49). An error from it ends the wait."""
 
     def read(self, ids: Sequence[bytes]) -> list[AnyRow | None]:
-        """The state rows of some futures as they are now."""
-        return self.read_keys([self.keys.future[one] for one in ids])
+        """Read the state rows of futures."""
+        return self.read_keys([self.keys.future[future_id] for future_id in ids])
 
     def read_keys(self, keys: Sequence[bytes]) -> list[AnyRow | None]:
-        """The same, by the keys of the rows."""
+        """Read state rows by their keys."""
 
         def read_rows(tx: Tx) -> list[bytes | None]:
             return tx.get_many(keys)
@@ -73,38 +82,40 @@ class Completions:
         return [None if raw is None else rows.decode_row(raw) for raw in self.store.run(read_rows)]
 
     def ended(self, ids: Iterable[bytes], timeout_s: float | None = None) -> Iterator[list[EndedFuture]]:
-        """Those that have ended, in the order in which it is noticed; `FutureTimeout` when the time is over.
+        """Yield the futures as they end. Raise `FutureTimeout` after `timeout_s`.
 
-        Every future is given once. The iterator may be left at any time.
+        Every future is yielded once. The caller may abandon the iterator at any time.
         """
         return iter(_Wait(self, dict.fromkeys(ids), timeout_s))
 
 
 class _Wait:
-    """One wait: what is outstanding, and the window of it that is watched."""
+    """One wait: the outstanding futures, and the window of them that is watched."""
 
-    def __init__(self, waiting: Completions, outstanding: dict[bytes, None], timeout_s: float | None) -> None:
-        self._all = waiting
-        self._clock = waiting.clock
+    def __init__(
+        self, completions: Completions, outstanding: dict[bytes, None], timeout_s: float | None
+    ) -> None:
+        self._completions = completions
+        self._clock = completions.clock
         self._outstanding = outstanding
         self._total = len(outstanding)
         self._timeout_s = timeout_s
-        self._looked_at = self._quiet_since = self._clock.monotonic()
-        self._end_at = None if timeout_s is None else self._looked_at + timeout_s
+        self._read_at = self._quiet_since = self._clock.monotonic()
+        self._end_at = None if timeout_s is None else self._read_at + timeout_s
         self._window: dict[bytes, bytes] = {}  # ids and their keys
         self._watch: Watch | None = None
         self._poll_s = FIRST_POLL_S
-        self._per_s = 0.0  # how many ended lately
+        self._per_s = 0.0  # how many futures per second ended lately
 
     def __iter__(self) -> Iterator[list[EndedFuture]]:
         try:
             while self._outstanding:
                 self._move_window()
-                ended = self._look()
+                ended = self._read_window()
                 if ended:
                     yield ended
                 if self._window and self._end_at is not None and self._clock.monotonic() >= self._end_at:
-                    raise FutureTimeout(self._said())
+                    raise FutureTimeout(self._timeout_message())
                 if not ended:
                     self._wait()
                 elif len(ended) < len(self._window):
@@ -115,37 +126,37 @@ class _Wait:
 
     def _move_window(self) -> None:
         """Fill the window up when it is half empty; watch it before it is read."""
-        wanted = min(WINDOW, len(self._outstanding))
-        if self._watch is not None and len(self._window) >= min(wanted, WINDOW // 2):
+        size = min(WINDOW, len(self._outstanding))
+        if self._watch is not None and len(self._window) >= min(size, WINDOW // 2):
             return
         if self._watch is not None:
             self._watch.close()
             self._watch = None
-        space = self._all.keys.future
-        self._window = {one: space[one] for one in itertools.islice(self._outstanding, wanted)}
-        self._watch = self._all.store.watch(self._window.values())
+        space = self._completions.keys.future
+        oldest = itertools.islice(self._outstanding, size)
+        self._window = {future_id: space[future_id] for future_id in oldest}
+        self._watch = self._completions.store.watch(self._window.values())
 
-    def _look(self) -> list[EndedFuture]:
+    def _read_window(self) -> list[EndedFuture]:
         ended = []
-        for one, row in zip(
-            list(self._window), self._all.read_keys(list(self._window.values())), strict=True
-        ):
+        current = self._completions.read_keys(list(self._window.values()))
+        for future_id, row in zip(list(self._window), current, strict=True):
             if row is None or row.state in ENDED:
-                ended.append(EndedFuture(one, row))
-                del self._window[one], self._outstanding[one]
+                ended.append(EndedFuture(future_id, row))
+                del self._window[future_id], self._outstanding[future_id]
         now = self._clock.monotonic()
         if ended:
-            self._per_s = len(ended) / max(1e-3, now - self._looked_at)
+            self._per_s = len(ended) / max(1e-3, now - self._read_at)
             self._poll_s = FIRST_POLL_S
             self._quiet_since = now
-        elif now - self._quiet_since > LOOK_AFTER_S:
+        elif now - self._quiet_since > QUIET_S:
             self._quiet_since = now
-            self._all.look_after(list(itertools.islice(self._window, LOOK_AFTER)))
-        self._looked_at = now
+            self._completions.on_quiet(list(itertools.islice(self._window, QUIET_SHOWN)))
+        self._read_at = now
         return ended
 
     def _wait(self) -> None:
-        """Until the window has news, or it is time to poll: the same window, or the next if there is more."""
+        """Wait for a change in the window, or until it is time to poll it or the next window."""
         assert self._watch is not None
         poll_s = self._poll_s
         if self._end_at is not None:
@@ -154,16 +165,16 @@ class _Wait:
             self._gather()
             return
         self._poll_s = min(LAST_POLL_S, self._poll_s * SLOWER)
-        if len(self._outstanding) > len(self._window):  # these take long: perhaps others are done
-            for one in self._window:
-                del self._outstanding[one]
-                self._outstanding[one] = None
+        if len(self._outstanding) > len(self._window):  # these take long: others may have ended
+            for future_id in self._window:
+                del self._outstanding[future_id]
+                self._outstanding[future_id] = None
             self._window.clear()
 
     def _gather(self) -> None:
-        """Some of many have ended: let more of them end before the window is read again.
+        """Pause so that more futures end before the window is read again.
 
-        Half a window more, but not longer than a small part of what the rest will take.
+        The pause lasts until about half a window has ended, but only a small part of the remaining time.
         """
         if len(self._window) <= NARROW:
             return
@@ -172,13 +183,81 @@ class _Wait:
             pause_s = min(LAST_GATHER_S, min(WINDOW // 2, len(self._outstanding) / 8) / self._per_s)
         self._clock.sleep(pause_s)
 
-    def _said(self) -> str:
-        one = next(iter(self._outstanding))
+    def _timeout_message(self) -> str:
+        oldest = next(iter(self._outstanding))
         if self._total == 1:
-            return f"future {one.hex()} has not ended within {self._timeout_s:.3g} s"
+            return f"future {oldest.hex()} did not end within {self._timeout_s:.3g} s"
         left = len(self._outstanding)
-        return f"{left:,} of {self._total:,} futures have not ended within {self._timeout_s:.3g} s"
+        return f"{left:,} of {self._total:,} futures did not end within {self._timeout_s:.3g} s"
 
 
-def _leave_alone(ids: Sequence[bytes]) -> None:
-    """For whoever cannot do anything for them."""
+def _ignore(ids: Sequence[bytes]) -> None:
+    """Do nothing."""
+
+
+class Callbacks:
+    """Calls functions when futures end, from one thread that starts with the first callback.
+
+    Callbacks run one at a time, so a slow one delays only the others. An error of a callback is logged and
+    has no other effect, as with Python's own futures.
+    """
+
+    def __init__(self, completions: Completions) -> None:
+        self._completions = completions
+        self._lock = threading.Lock()
+        self._callbacks: dict[bytes, list[Callback]] = {}
+        self._added = threading.Event()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def add(self, future_id: bytes, callback: Callback) -> None:
+        """Call a function when the future has ended."""
+        with self._lock:
+            self._callbacks.setdefault(future_id, []).append(callback)
+            self._added.set()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="tidemill-callbacks", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """Stop the thread. No callback is called any more."""
+        self._closed = True
+        self._added.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self._added.wait()
+            if self._closed:
+                return
+            try:
+                self._wait_briefly()
+            except (StoreError, UsageError):  # the store does not answer, or is closed
+                self._completions.clock.sleep(CALLBACK_WAIT_S)
+
+    def _wait_briefly(self) -> None:
+        """Wait a moment for the current futures; the next call includes those added in the meantime."""
+        with self._lock:
+            ids = list(self._callbacks)
+            if not ids:
+                self._added.clear()
+                return
+        try:
+            for ended in self._completions.ended(ids, CALLBACK_WAIT_S):
+                for future_id, _ in ended:
+                    with self._lock:
+                        callbacks = self._callbacks.pop(future_id, [])
+                    for callback in callbacks:
+                        _call(callback)
+                if self._closed:
+                    return
+        except FutureTimeout:
+            return
+
+
+def _call(callback: Callback) -> None:
+    try:
+        callback()
+    except Exception:  # an error of the user's function must not affect others
+        log.exception("a future's callback raised")

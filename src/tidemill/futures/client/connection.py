@@ -1,8 +1,8 @@
-"""A process's connection to a cluster: what a client stands on.
+"""The connection of a process to a cluster: everything that a client uses.
 
-Outside of tasks it opens the store and is a node of kind "client" (FUT-64): a thread renews its entry in the
-node list and looks after its handles. Inside a task it shares what the task's process has opened, and its
-handles are those of the worker, whose lease the supervisor renews.
+Outside of tasks it opens the store and joins the node list as a node of kind "client" (FUT-64). A thread
+renews the node's lease and releases dropped handles. Inside a task it uses the store that the task's process
+has opened. Its handles then belong to the worker, and the supervisor renews the worker's lease.
 """
 
 import contextlib
@@ -42,17 +42,17 @@ JOIN_TRIES = 5
 
 
 class Connection:
-    """Store, objects, key and node of one process, and what is built on them.
+    """The store, objects, key and node of one process, and the services of a client.
 
     Args:
-        place: where the cluster is.
-        store: opened.
-        objects: opened; None where there are none.
-        owner: the node under which handles are held.
+        place: the address of the cluster.
+        store: the opened store.
+        objects: the opened object storage; None if there is none.
+        owner: the id of the node that holds the handles.
         values: loads and stores results.
-        own: whether the store is ours to close, and the node ours to renew.
-        clock: time.
-        chance: ids and pauses.
+        own: whether this connection closes the store and renews the node's lease.
+        clock: the source of time.
+        chance: the source of random numbers, for ids and delays.
     """
 
     def __init__(
@@ -79,14 +79,14 @@ class Connection:
         self.cluster = ClusterKeys(place.cluster)
         self.signer = Signer(place.key)
         self.blobs = Blobs(store, self.keys, self.signer, objects)
-        self.waiting = Completions(store, self.keys, clock)
-        self.handles = HandleCounts(store, self.keys, owner, self.waiting, clock)
+        self.completions = Completions(store, self.keys, clock)
+        self.handles = HandleCounts(store, self.keys, owner, self.completions, clock)
         self.submissions = SubmissionFactory(self.blobs, self.signer, owner, clock, chance)
-        self.submitter = SubmissionWriter(store, self.keys, self.cluster, self.signer)
+        self.submission_writer = SubmissionWriter(store, self.keys, self.cluster, self.signer)
         self.outcomes = Outcomes(store, self.keys, self.cluster, self.signer, values, clock, chance)
-        self.membership = self._joined() if own else None
-        self._over = threading.Event()
-        self._broken: BaseException | None = None
+        self.membership = self._join() if own else None
+        self._closed = threading.Event()
+        self._error: BaseException | None = None  # what ended the thread
         self._thread = threading.Thread(target=self._run, name="tidemill-client", daemon=True)
         self._thread.start()
 
@@ -94,9 +94,9 @@ class Connection:
     def open(
         cls, place: ClusterAddress, *, clock: Clock = SYSTEM, chance: random.Random | None = None
     ) -> "Connection":
-        """Open the store and the objects of a place, and join its node list."""
+        """Open the store and the objects of a cluster, and join its node list."""
         chance = chance if chance is not None else random.Random()
-        signer = Signer(place.key)  # before the store is made: a place without a key is no place
+        signer = Signer(place.key)  # first: without a key no store must be created
         with contextlib.ExitStack() as stack:
             store = stack.enter_context(open_store(place.store, clock=clock))
             objects = open_objects(place.objects, clock=clock) if place.objects else None
@@ -109,7 +109,7 @@ class Connection:
 
     @classmethod
     def of_task(cls, site: WorkerSite) -> "Connection":
-        """The connection of a task's process: what it has opened, in the name of its worker."""
+        """Return a connection that shares what a task's process has opened. Its node is the worker."""
         hello = site.hello
         place = ClusterAddress(
             store=hello.store, objects=hello.objects, cluster=hello.cluster, key=ClusterKey(hello.secret)
@@ -126,15 +126,15 @@ class Connection:
             chance=site.chance,
         )
 
-    def _joined(self) -> Membership:
-        """In the node list before anything is submitted: a client that is not there has no handles."""
+    def _join(self) -> Membership:
+        """Join the node list, before the first submission: only a listed client can hold handles."""
         node = Node(id=self.owner, epoch=0, kind="client", address=socket.gethostname(), slots=0)
         context = ClusterContext(
             store=self.store,
             cluster=self.cluster.cluster,
             clock=self.clock,
             chance=self.chance,
-            emit=self._heard,
+            emit=self._on_event,
         )
         membership = Membership(context, node)
         for _ in range(JOIN_TRIES):
@@ -144,46 +144,48 @@ class Connection:
             self.clock.sleep(wait_s)
         raise StoreUnavailable(f"could not join the node list of {self.place!r}")
 
-    def _heard(self, event: Event) -> None:
-        if isinstance(event, NodeJoined) and event.epoch > 1:  # our lease had run out
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, NodeJoined) and event.epoch > 1:  # our lease had expired
             self.handles.hold_again()
 
     def _run(self) -> None:
         try:
-            while not self._over.is_set():
+            while not self._closed.is_set():
                 wait_s = TICK_S
                 if self.membership is not None:
                     wait_s = min(wait_s, self.membership.tick())
                 self.handles.tick()
-                self.clock.wait(self._over, max(0.01, wait_s))
-        except BaseException as error:  # noqa: BLE001 - told by `check`: our entry runs out from now on
-            self._broken = error
+                self.clock.wait(self._closed, max(0.01, wait_s))
+        except BaseException as error:  # noqa: BLE001 - raised by `check`: nothing renews our lease any more
+            self._error = error
 
     def check(self) -> None:
-        """Raise what ended the keeping of our entry: every write would be refused, and nobody knew why."""
-        if self._broken is not None:
-            raise self._broken
+        """Raise the error that ended the renewal of our lease, if any: without it, writes are refused."""
+        if self._error is not None:
+            raise self._error
 
     def live_workers(self) -> list[Node]:
-        """The workers whose lease runs."""
+        """Return the workers with a valid lease."""
         live = self.store.run(lambda tx: nodes.alive(nodes.read_all(tx, self.cluster), tx.now()))
         return [node for node in live if node.kind == "worker"]
 
-    def look_after(self, ids: Sequence[bytes]) -> None:
-        """Nobody leads: do for those that somebody awaits here what a leader would (FUT-49)."""
+    def reap(self, ids: Sequence[bytes]) -> None:
+        """Perform the leader's duties for these futures, in case there is no leader (FUT-49)."""
         with contextlib.suppress(StoreError):
-            for one in ids:
-                leader_duties.reap_one(self.store, self.keys, self.cluster, one, ttl_s=DEFAULT_TIMING.ttl_s)
+            for future_id in ids:
+                leader_duties.reap_one(
+                    self.store, self.keys, self.cluster, future_id, ttl_s=DEFAULT_TIMING.ttl_s
+                )
 
     @property
     def closed(self) -> bool:
-        return self._over.is_set()
+        return self._closed.is_set()
 
     def close(self) -> None:
-        """Release what was dropped and leave the list; the leader releases what is left. Idempotent."""
+        """Release dropped handles and leave the node list; the leader releases the others. Idempotent."""
         if self.closed:
             return
-        self._over.set()
+        self._closed.set()
         if self._thread is not threading.current_thread():
             self._thread.join()
         self.handles.tick(last=True)

@@ -1,8 +1,8 @@
-"""`Future`: what a user has of a future. It knows the id and the client, and asks the store for the rest.
+"""`Future`: the handle of a durable call. It has an id and a client, and reads the rest from the store.
 
-A handle is small, because there may be a hundred thousand of them. It is counted by its client while it
-exists, and so is what it stands for (FUT-34). It can be pickled: unpickled in another process it is a handle
-of that process's client, and counted there. Among the arguments of a submission it stands for its result.
+A handle is small, because there may be 100,000 of them. Its client counts it, and the result is kept while
+there is a handle (FUT-34). It can be pickled: in another process it becomes a handle of that process's
+client, which counts it there. Among the arguments of a submission, a handle is replaced by the result.
 """
 
 import html
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Future(Handle, Generic[T]):
-    """A durable call's handle. Made by `Client.submit`, `map`, `put` and an actor's methods.
+    """The handle of a durable call. `Client.submit`, `map`, `put` and the methods of actors return it.
 
     >>> import tidemill as tm
     >>> with tm.connect(home="tidemill-home") as client:
@@ -41,70 +41,71 @@ class Future(Handle, Generic[T]):
 
     @property
     def client(self) -> "Client":
-        """The client whose handle this is."""
+        """The client of this handle."""
         return self._client
 
     @property
     def remembered(self) -> AnyRow | None:
-        """The row with its result, if it was seen."""
+        """The row with the result, if it was read before."""
         return self._row
 
     def remember(self, row: AnyRow | None) -> None:
-        """Keep a row with a result, which is not read again; others may still change."""
+        """Keep a row with a result, so that it is not read again. Rows without a result may still change."""
         self._row = row if isinstance(row, Realized) else None
 
-    # --- what it came to
+    # --- result and state
 
     def result(self, timeout: float | None = None) -> T:
-        """The value; waits for it. A future that has none raises why (`tidemill.errors`).
+        """Wait for the result and return it. If the call failed, raise its error (see `tidemill.errors`).
 
-        An exception of the function is raised as itself, with the remote traceback as a note. When the time
-        is over, `FutureTimeout`: the future goes on.
+        An exception of the function is raised unchanged, with the remote traceback as a note. After `timeout`
+        seconds `FutureTimeout` is raised; the future keeps running.
         """
         value: T = self._client.result_of(self, timeout)
         return value
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """The error that `result` would raise, or None for a future with a value; waits for its end."""
+        """Wait for the end and return the error that `result` would raise; None if there is a result."""
         return self._client.exception_of(self, timeout)
 
     def done(self) -> bool:
-        """Has it ended, one way or another? Does not wait."""
+        """Return whether the future has ended, with or without a result. Does not wait."""
         return self.state in ENDED
 
     @property
     def state(self) -> FutureState:
-        """Its state now; a text such as "claimed" as well."""
+        """The current state. It is also a string, such as "claimed"."""
         return self._client.row_of(self).state
 
     @property
     def size_in_bytes(self) -> int:
-        """How large its result is; `UsageError` while it has none."""
+        """The size of the result. Raises `UsageError` while there is none."""
         row = self._client.row_of(self)
         if not isinstance(row, Realized):
             raise UsageError(
-                f"future {self.id.hex()} is {row.state.value} and has no size yet", hint="await it"
+                f"future {self.id.hex()} is {row.state.value} and has no result yet",
+                hint="wait for it with result() first",
             )
         return row.result.size
 
-    # --- what can be done with it
+    # --- actions
 
     def cancel(self) -> bool:
-        """Ask for its end: at once if it waits; a running one is told, then killed. False if it is over."""
+        """Cancel the future; return False if it has ended. A running task is notified, and later killed."""
         return self._client.cancel(self)
 
     def add_done_callback(self, call: "Callable[[Future[T]], object]") -> None:
-        """Call this with the future when it has ended, from a thread of the client; at once if it has."""
+        """Call a function with this future when it has ended, from a thread of the client."""
         self._client.call_when_done(self, call)
 
     def lineage(self) -> "Lineage":
-        """The tree of what it was computed from, with states; print it, or look at `.children`."""
+        """Return the tree of futures that this one was computed from. Print it, or use `.children`."""
         return self._client.lineage(self)
 
-    # --- being a handle
+    # --- the handle as a Python object
 
     def __del__(self) -> None:
-        client = getattr(self, "_client", None)  # absent when the interpreter ends or __init__ did not
+        client = getattr(self, "_client", None)  # absent at interpreter exit, or if __init__ failed
         if client is not None:
             client.handles.drop(self.id)
 
@@ -142,7 +143,7 @@ COLOURS = {
 
 
 def _arrived(place: "ClusterAddress", future_id: bytes) -> "Future[Any]":
-    """A handle from another process: of the client that this process has for its cluster."""
+    """Rebuild a pickled handle with this process's client. Stored pickles refer to this function by name."""
     from tidemill.futures.client.client import client_of
 
     return client_of(place).future(future_id)

@@ -1,4 +1,4 @@
-"""Futures in any number: as they are given, and gathered without naming their client."""
+"""`gather` and `as_completed` for futures of any client."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,32 +10,34 @@ if TYPE_CHECKING:
     from tidemill.futures.client.client import Client
 
 
-def listed(futures: Sequence[Any]) -> list[Future[Any]]:
-    """Futures as they are given: one after the other, or one iterable of them."""
+def as_list(futures: Sequence[Any]) -> list[Future[Any]]:
+    """Return the futures of an argument list, which may be one iterable of futures."""
     if len(futures) == 1 and not isinstance(futures[0], Future) and isinstance(futures[0], Iterable):
         futures = list(futures[0])
-    for one in futures:
-        if not isinstance(one, Future):
-            raise UsageError(f"a {type(one).__name__} is no future", hint="give futures, or a list of them")
+    for value in futures:
+        if not isinstance(value, Future):
+            raise UsageError(
+                f"expected a future, got {type(value).__name__}", hint="pass futures, or one list of futures"
+            )
     return list(futures)
 
 
 def gather(*futures: Any, timeout: float | None = None, return_exceptions: bool = False) -> list[Any]:
-    """The results of futures in their order; see `Client.gather`.
+    """Wait for futures and return their results in order; see `Client.gather`.
 
     >>> import tidemill as tm
     >>> with tm.connect(home="tidemill-home") as client:
     ...     tm.gather(client.put("a"), client.put("b"))
     ['a', 'b']
     """
-    wanted = listed(futures)
-    if not wanted:
+    handles = as_list(futures)
+    if not handles:
         return []
-    return _one_client(wanted).gather(wanted, timeout=timeout, return_exceptions=return_exceptions)
+    return _common_client(handles).gather(handles, timeout=timeout, return_exceptions=return_exceptions)
 
 
 def as_completed(*futures: Any, timeout: float | None = None) -> Iterator[Future[Any]]:
-    """The futures one by one, as they end; see `Client.as_completed`.
+    """Yield futures as they end; see `Client.as_completed`.
 
     >>> import tidemill as tm
     >>> with tm.connect(home="tidemill-home") as client:
@@ -43,12 +45,12 @@ def as_completed(*futures: Any, timeout: float | None = None) -> Iterator[Future
     ...     sorted(future.result() for future in tm.as_completed(futures))
     ['a', 'b']
     """
-    wanted = listed(futures)
-    return _one_client(wanted).as_completed(wanted, timeout=timeout) if wanted else iter(())
+    handles = as_list(futures)
+    return _common_client(handles).as_completed(handles, timeout=timeout) if handles else iter(())
 
 
-def _one_client(futures: Sequence[Future[Any]]) -> "Client":
+def _common_client(futures: Sequence[Future[Any]]) -> "Client":
     clients = {future.client.place: future.client for future in futures}
     if len(clients) > 1:
-        raise UsageError("these futures are of several clusters", hint="gather those of each cluster")
+        raise UsageError("the futures belong to several clusters", hint="call gather once for each cluster")
     return futures[0].client

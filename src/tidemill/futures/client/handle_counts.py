@@ -1,12 +1,12 @@
-"""Handles are counted per client, and released in batches when they are dropped (FUT-34, FUT-64).
+"""Handle counts: how many handles of each future a client has, and their release in batches (FUT-34, FUT-64).
 
-A handle that is dropped only notes its id: it may be dropped anywhere, by the collector, in the middle of
-anything. The client's own thread does the rest. What lies in the row needs no release, so that a dropped
-handle of a small result costs a read and no write. One that has not ended is given some time to end before
-its row is written: its worker would have to complete it the slow way.
+The garbage collector may drop a handle at any time, in any thread. So a dropped handle only adds its id to a
+queue, and the client's thread does the rest. A small result is stored in the future's row and needs no
+release: dropping its handle costs a read and no write. A future that has not ended gets some time to end
+before its row is changed, because a changed row makes its completion slower.
 
-A handle that was pickled may be on its way to another process, which holds it from its arrival on; until
-then, for a grace, it counts here.
+A pickled handle may be on its way to another process, which counts it after it arrives. Until then, for a
+grace period, it counts here.
 """
 
 import threading
@@ -23,78 +23,73 @@ from tidemill.futures.protocol.rows import AnyRow, Realized
 from tidemill.futures.protocol.states import ENDED
 from tidemill.store import Store, Tx
 
-ON_ITS_WAY_S = 600.0
+IN_TRANSIT_S = 600.0
 UNENDED_S = 30.0
 READ_PAGE, READ_PAGES, RELEASE_PAGE, HOLD_PAGE = 500, 4, 50, 100
 
 
 class HandleCounts:
-    """The handles that one client has.
+    """Counts the handles of one client.
 
     Args:
-        store: where their futures are.
-        keys: of the cluster.
-        owner: the id of the client's node, under which its handles are held.
-        waiting: reads the futures' states.
-        clock: of the client.
+        store: the store.
+        keys: the keys of futures.
+        owner: the id of the client's node, which holds the handles.
+        completions: reads the states of futures.
+        clock: the source of time.
     """
 
     def __init__(
-        self, store: Store, keys: FutureKeys, owner: str, waiting: Completions, clock: Clock
+        self, store: Store, keys: FutureKeys, owner: str, completions: Completions, clock: Clock
     ) -> None:
         self.store = store
         self.keys = keys
         self.owner = owner
         self.clock = clock
-        self._waiting = waiting
+        self._completions = completions
         self._lock = threading.Lock()
         self._counts: dict[bytes, int] = {}
-        self._arrived: dict[bytes, None] = {}  # of others, not held yet
-        self._held: set[bytes] = set()  # of others
-        self._on_their_way: dict[bytes, float] = {}
+        self._arrived: dict[bytes, None] = {}  # submitted by other clients, not held yet
+        self._held: set[bytes] = set()  # submitted by other clients
+        self._in_transit: dict[bytes, float] = {}  # pickled; until when it counts here
         self._dropped: deque[bytes] = deque()
-        self._unwanted: dict[bytes, float] = {}  # no handle is left; since when
+        self._unreferenced: dict[bytes, float] = {}  # no handle is left; since when
 
     def __len__(self) -> int:
         return len(self._counts)
 
     def count(self, ids: Iterable[bytes], *, ours: bool) -> None:
-        """There is one more handle of each; those that others submitted will be held by the next tick."""
+        """Add one handle of each future. The next tick holds those that other clients submitted."""
         with self._lock:
             counts = self._counts
-            for one in ids:
-                counts[one] = counts.get(one, 0) + 1
-                if not ours and one not in self._held:
-                    self._arrived[one] = None
+            for future_id in ids:
+                counts[future_id] = counts.get(future_id, 0) + 1
+                if not ours and future_id not in self._held:
+                    self._arrived[future_id] = None
 
     def drop(self, future_id: bytes) -> None:
-        """A handle is gone. Takes no lock: whoever drops it may hold any."""
+        """Record a dropped handle. Takes no lock, because the dropping thread may hold any lock."""
         self._dropped.append(future_id)
 
     def sent(self, future_id: bytes) -> None:
-        """A handle was pickled: it may be on its way to another process."""
+        """Record that a handle was pickled: it may be on its way to another process."""
         with self._lock:
-            self._on_their_way[future_id] = self.clock.monotonic() + ON_ITS_WAY_S
-
-    @property
-    def busy(self) -> bool:
-        """Is there something for `tick` to do soon?"""
-        return bool(self._dropped or self._arrived)
+            self._in_transit[future_id] = self.clock.monotonic() + IN_TRANSIT_S
 
     def tick(self, *, last: bool = False) -> None:
-        """Hold what arrived and release what was dropped: some of it, or with `last` all that has ended.
+        """Hold new handles and release dropped ones: some of them, or with `last` all that have ended.
 
-        A store that does not answer leaves everything for the next time.
+        If the store does not answer, everything is left for the next tick.
         """
         try:
             self._hold()
-            self._count_off()
+            self._count_dropped()
             self._release(last=last)
         except StoreError:
             return
 
     def hold_again(self) -> None:
-        """Our lease had run out, and what we held may have been released: hold what is still there."""
+        """Hold all counted handles again. Our lease had expired, so they may have been released."""
         with self._lock:
             self._arrived.update(dict.fromkeys(self._counts))
 
@@ -107,45 +102,45 @@ class HandleCounts:
             self.store.run(lambda tx, page=page: results.hold(tx, self.keys, self.owner, page))  # type: ignore[misc]
             with self._lock:
                 self._held.update(page)
-                for one in page:
-                    self._arrived.pop(one, None)
+                for future_id in page:
+                    self._arrived.pop(future_id, None)
 
-    def _count_off(self) -> None:
+    def _count_dropped(self) -> None:
         now = self.clock.monotonic()
         with self._lock:
-            for one, until in list(self._on_their_way.items()):
+            for future_id, until in list(self._in_transit.items()):
                 if until <= now:
-                    del self._on_their_way[one]
+                    del self._in_transit[future_id]
             for _ in range(len(self._dropped)):
-                one = self._dropped.popleft()
-                left = self._counts.get(one, 1) - 1
+                future_id = self._dropped.popleft()
+                left = self._counts.get(future_id, 1) - 1
                 if left > 0:
-                    self._counts[one] = left
-                elif one in self._on_their_way:
-                    self._dropped.append(one)
+                    self._counts[future_id] = left
+                elif future_id in self._in_transit:
+                    self._dropped.append(future_id)
                 else:
-                    self._counts.pop(one, None)
-                    self._unwanted[one] = now
-            for one in self._counts.keys() & self._unwanted.keys():
-                del self._unwanted[one]  # it came back
+                    self._counts.pop(future_id, None)
+                    self._unreferenced[future_id] = now
+            for future_id in self._counts.keys() & self._unreferenced.keys():
+                del self._unreferenced[future_id]  # there is a handle again
 
     def _release(self, *, last: bool) -> None:
         now = self.clock.monotonic()
-        ids = list(self._unwanted) if last else list(islice(self._unwanted, READ_PAGES * READ_PAGE))
+        ids = list(self._unreferenced) if last else list(islice(self._unreferenced, READ_PAGES * READ_PAGE))
         for at in range(0, len(ids), READ_PAGE):
             page = ids[at : at + READ_PAGE]
-            kept_outside = []
-            for one, row in zip(page, self._waiting.read(page), strict=True):
-                if one in self._held or _is_outside(row):
-                    kept_outside.append(one)
+            to_release = []
+            for future_id, row in zip(page, self._completions.read(page), strict=True):
+                if future_id in self._held or _is_outside(row):
+                    to_release.append(future_id)
                 elif row is None or row.state in ENDED:
-                    self._unwanted.pop(one, None)
-                elif now - self._unwanted[one] > UNENDED_S:
-                    kept_outside.append(one)
+                    self._unreferenced.pop(future_id, None)
+                elif now - self._unreferenced[future_id] > UNENDED_S:
+                    to_release.append(future_id)
                 else:
-                    self._unwanted[one] = self._unwanted.pop(one)  # its turn comes again after the others
-            for start in range(0, len(kept_outside), RELEASE_PAGE):
-                self._release_page(kept_outside[start : start + RELEASE_PAGE])
+                    self._unreferenced[future_id] = self._unreferenced.pop(future_id)  # move it to the end
+            for start in range(0, len(to_release), RELEASE_PAGE):
+                self._release_page(to_release[start : start + RELEASE_PAGE])
 
     def _release_page(self, page: Sequence[bytes]) -> None:
         def release(tx: Tx) -> None:
@@ -153,10 +148,11 @@ class HandleCounts:
 
         self.store.run(release)
         with self._lock:
-            for one in page:
-                self._unwanted.pop(one, None)
-                self._held.discard(one)
+            for future_id in page:
+                self._unreferenced.pop(future_id, None)
+                self._held.discard(future_id)
 
 
 def _is_outside(row: AnyRow | None) -> bool:
+    """Return whether the result is stored outside of its row."""
     return isinstance(row, Realized) and row.result.location.kind in ("segment", "object", "actor")

@@ -1,4 +1,4 @@
-"""Lineage: the tree of what a future was computed from, for a terminal, a notebook or a program (FUT-58)."""
+"""Lineage: the tree of futures that a future was computed from (FUT-58)."""
 
 import html
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
 MOST, DEEPEST = 1_000, 100
-"""A tree has at most so many futures and levels: the nearest ones."""
+"""The maximum number of futures and of levels in a tree. The nearest futures are kept."""
 
 PAGE = 100
 
@@ -32,7 +32,7 @@ STYLES = {
 
 
 class Lineage(msgspec.Struct, frozen=True, kw_only=True):
-    """One future and its inputs. `again`: it stands further up already; `more`: inputs that were left out."""
+    """One future and its inputs. `again`: its inputs are shown further up. `more`: how many were left out."""
 
     id: bytes
     name: str
@@ -43,7 +43,7 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
     more: int = 0
 
     def __iter__(self) -> "Iterator[Lineage]":
-        """This one, then everything below it."""
+        """Yield this future, then all futures below it."""
         yield self
         for child in self.children:
             yield from child
@@ -93,7 +93,7 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
         return f"<pre>{html.escape(str(self))}</pre>"
 
     def to_json(self) -> dict[str, object]:
-        """For programs."""
+        """Return the tree as JSON values."""
         return {
             "id": self.id.hex(),
             "name": self.name,
@@ -105,7 +105,7 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-class _Found(msgspec.Struct, frozen=True):
+class _Summary(msgspec.Struct, frozen=True):
     name: str
     state: str
     error: str
@@ -113,62 +113,63 @@ class _Found(msgspec.Struct, frozen=True):
 
 
 def trace(store: Store, keys: FutureKeys, future_id: bytes, *, most: int = MOST) -> Lineage:
-    """The lineage of a future, read a level at a time; each future's inputs are followed once."""
-    found: dict[bytes, _Found] = {}
+    """Read the lineage of a future, one level at a time. The inputs of each future are followed once."""
+    summaries: dict[bytes, _Summary] = {}
     level = [future_id]
     for _ in range(DEEPEST):
-        level = level[: most - len(found)]
+        level = level[: most - len(summaries)]
         for start in range(0, len(level), PAGE):
             page = level[start : start + PAGE]
-            found.update(zip(page, store.run(partial(_read, keys=keys, ids=page)), strict=True))
-        inputs = (one for seen in level for one in found[seen].inputs)
-        level = [one for one in dict.fromkeys(inputs) if one not in found]
-    return _tree(future_id, found, set())
+            summaries.update(zip(page, store.run(partial(_read, keys=keys, ids=page)), strict=True))
+        inputs = (upstream for node in level for upstream in summaries[node].inputs)
+        level = [upstream for upstream in dict.fromkeys(inputs) if upstream not in summaries]
+    return _tree(future_id, summaries)
 
 
-def _tree(root: bytes, found: dict[bytes, _Found], seen: set[bytes]) -> Lineage:
-    """From the bottom up, without recursion: a chain may be longer than Python's stack."""
+def _tree(root: bytes, summaries: dict[bytes, _Summary]) -> Lineage:
+    """Build the tree from the bottom up, without recursion: a chain may be longer than Python's stack."""
+    visited: set[bytes] = set()
     order: list[tuple[bytes, bool]] = []
     stack = [root]
     while stack:
-        one = stack.pop()
-        again = one in seen and bool(found[one].inputs)
-        order.append((one, again))
-        if one not in seen:
-            seen.add(one)
-            stack += [up for up in reversed(found[one].inputs) if up in found]
-    made: list[Lineage] = []
-    for one, again in reversed(order):
-        what = found[one]
-        count = 0 if again else sum(up in found for up in what.inputs)
-        children = tuple(reversed(made[len(made) - count :])) if count else ()
-        del made[len(made) - count :]
-        made.append(
+        future_id = stack.pop()
+        again = future_id in visited and bool(summaries[future_id].inputs)
+        order.append((future_id, again))
+        if future_id not in visited:
+            visited.add(future_id)
+            stack += [upstream for upstream in reversed(summaries[future_id].inputs) if upstream in summaries]
+    nodes: list[Lineage] = []
+    for future_id, again in reversed(order):
+        summary = summaries[future_id]
+        count = 0 if again else sum(upstream in summaries for upstream in summary.inputs)
+        children = tuple(reversed(nodes[len(nodes) - count :])) if count else ()
+        del nodes[len(nodes) - count :]
+        nodes.append(
             Lineage(
-                id=one,
-                name=what.name,
-                state=what.state,
-                error=what.error,
+                id=future_id,
+                name=summary.name,
+                state=summary.state,
+                error=summary.error,
                 children=children,
                 again=again,
-                more=0 if again else len(what.inputs) - count,
+                more=0 if again else len(summary.inputs) - count,
             )
         )
-    return made[0]
+    return nodes[0]
 
 
-def _read(tx: Tx, keys: FutureKeys, ids: list[bytes]) -> list[_Found]:
-    asked = [key for one in ids for key in (keys.spec[one], keys.future[one], keys.error[one])]
-    raws = iter(tx.get_many(asked))
-    return [_found(spec, row, error) for spec, row, error in zip(raws, raws, raws, strict=True)]
+def _read(tx: Tx, keys: FutureKeys, ids: list[bytes]) -> list[_Summary]:
+    spaces = (keys.spec, keys.future, keys.error)
+    raws = iter(tx.get_many([space[future_id] for future_id in ids for space in spaces]))
+    return [_summarize(spec, row, error) for spec, row, error in zip(raws, raws, raws, strict=True)]
 
 
-def _found(spec_raw: bytes | None, row_raw: bytes | None, error_raw: bytes | None) -> _Found:
+def _summarize(spec_raw: bytes | None, row_raw: bytes | None, error_raw: bytes | None) -> _Summary:
     if spec_raw is None or row_raw is None:
-        return _Found("?", "gone", "", ())
+        return _Summary("?", "gone", "", ())
     spec, row = rows.decode_spec(spec_raw), rows.decode_row(row_raw)
     failure = rows.decode_failure(error_raw) if error_raw is not None else None
-    return _Found(spec.name, row.state.value, _error(row, failure), tuple(dict.fromkeys(spec.inputs)))
+    return _Summary(spec.name, row.state.value, _error(row, failure), tuple(dict.fromkeys(spec.inputs)))
 
 
 def _error(row: AnyRow, failure: Failure | None) -> str:

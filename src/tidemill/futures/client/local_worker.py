@@ -1,7 +1,7 @@
-"""A worker of this machine that a client starts for itself and ends with itself.
+"""A local worker: a worker process that a client starts on its machine, and that ends with the client.
 
-It is an ordinary `tidemill worker` in a process of its own. Its standard input is a pipe that the client
-holds: when the client is gone, however it went, the pipe is closed and the worker drains.
+It is an ordinary `tidemill worker` process. Its standard input is a pipe that the client holds open. When the
+client ends, for any reason, the pipe is closed and the worker drains.
 """
 
 import contextlib
@@ -21,17 +21,17 @@ from tidemill.store import Store, Tx
 
 START_S, END_S = 60.0, 20.0
 GRACE_S = 5.0
-"""For running tasks when the client ends; what has not ended by then waits for another worker."""
-LOOK_S = 0.02
+"""How long running tasks may take when the client ends. Unfinished ones wait for another worker."""
+POLL_S = 0.02
 
 
 class LocalWorker:
     """One worker process with some slots.
 
     Args:
-        place: the cluster it works for.
+        place: the cluster.
         slots: how many tasks it runs at once.
-        clock: for waiting until it is there, and until it is gone.
+        clock: the source of time.
         options: more options of `tidemill worker`.
     """
 
@@ -60,17 +60,17 @@ class LocalWorker:
         return self._process.pid
 
     def wait_ready(self, store: Store, cluster: ClusterKeys) -> None:
-        """Wait until it is in the node list; an error when it ends instead."""
+        """Wait until the worker is in the node list. Raise `FutureError` if it ends instead."""
         end = self._clock.monotonic() + START_S
         while not store.run(lambda tx: self._is_listed(tx, cluster)):
             if self._process.poll() is not None:
                 raise FutureError(
-                    f"the local worker ended with code {self._process.returncode} before it was ready",
-                    hint="see what it wrote to standard error",
+                    f"the local worker ended with exit code {self._process.returncode} before it was ready",
+                    hint="see its output on standard error",
                 )
             if self._clock.monotonic() > end:
                 raise FutureError(f"the local worker was not ready within {START_S:g} s")
-            self._clock.sleep(LOOK_S)
+            self._clock.sleep(POLL_S)
 
     def _is_listed(self, tx: Tx, cluster: ClusterKeys) -> bool:
         live = nodes.alive(nodes.read_all(tx, cluster), tx.now())
@@ -78,23 +78,23 @@ class LocalWorker:
 
     @property
     def exit_code(self) -> int | None:
-        """How it ended; None while it runs."""
+        """The exit code; None while the worker runs."""
         return self._process.poll()
 
-    def ask_to_end(self) -> None:
-        """Ask it to drain."""
+    def drain(self) -> None:
+        """Start to drain the worker. Does not wait."""
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
         self._process.send_signal(signal.SIGTERM)
 
     def close(self) -> None:
-        """Ask it to drain, and wait for that; kill it if it takes too long."""
-        self.ask_to_end()
+        """Drain the worker and wait until it ends. Kill it if that takes too long."""
+        self.drain()
         try:
             self._process.wait(END_S)
         except BaseException as error:
             self._process.kill()
             self._process.wait()
-            if not isinstance(error, subprocess.TimeoutExpired):  # whoever waits has no more patience
+            if not isinstance(error, subprocess.TimeoutExpired):  # for example KeyboardInterrupt
                 raise

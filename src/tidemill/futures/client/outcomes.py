@@ -1,11 +1,11 @@
-"""What a future came to: its value, or the error that says why there is none.
+"""The outcome of a future: loads its value, or the error that explains why it has none.
 
-A failure is stored as data, and its kind decides which error of ours is raised (`errors`). An exception of
-the user's is raised as itself, if it can be loaded here, with the remote traceback as a note (FUT-50).
+A failure is stored as data. Its kind decides which error class is raised (`errors`). An exception of the
+user's function is raised unchanged if it can be loaded here, with the remote traceback as a note (FUT-50).
 
-A value that is not where its row says is looked for again: only a node that is gone, or a fetch that failed
-repeatedly, makes a loss, which is reported against the version that was read (FUT-63). What is lost is then
-computed again, and whoever asked waits for it.
+If a value is not where its row says, the client tries again. Only a dead node or repeated failures to fetch
+make it a loss. The client reports the loss for the version that it read (FUT-63). The cluster then computes
+the value again, and the client waits for it.
 """
 
 import random
@@ -39,7 +39,7 @@ from tidemill.futures.values.signatures import Signer
 from tidemill.store import Store, Tx
 
 TRIES = 3
-"""How often a copy on a live node is asked for before it counts as lost."""
+"""How often to fetch a copy from a live node before it counts as lost."""
 
 ERRORS: dict[str, type[FutureFailed]] = {
     "exception": FutureFailed,
@@ -53,23 +53,23 @@ ERRORS: dict[str, type[FutureFailed]] = {
     "deserialize": CodeNotLoadable,
     "lost": ResultLost,
 }
-"""The error of each kind of failure; those of a cancelled future and of a dead actor are no failures."""
+"""The error class of each kind of failure. Cancelled futures and dead actors have other classes."""
 
-OWN = ("exception", "deserialize")
-"""Failures whose exception is raised as itself."""
+RAISED_UNCHANGED = ("exception", "deserialize")
+"""Kinds of failures with a stored exception that is raised unchanged."""
 
 
 class Outcomes:
     """Loads values and errors for one client.
 
     Args:
-        store: where the rows are.
-        keys: of the cluster's futures.
-        cluster: of its nodes.
-        signer: has the cluster key.
+        store: the store.
+        keys: the keys of futures.
+        cluster: the keys of nodes.
+        signer: checks signatures with the cluster key.
         values: loads results.
-        clock: for pauses between two tries.
-        chance: for their length.
+        clock: the source of time.
+        chance: adds jitter to the delays between attempts.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Outcomes:
         self._chance = chance
 
     def value(self, future_id: bytes, row: Realized) -> tuple[bool, object]:
-        """(True, the value), or (False, None) when it has to be computed again and must be awaited."""
+        """Return (True, the value), or (False, None) if the value is lost and the caller must wait for it."""
         tries = 0
         while True:
             if row.result.location.kind != "freed":
@@ -99,17 +99,17 @@ class Outcomes:
                     return True, self._values.load(row.result, future_id)
                 except (CopyGone, CopyCorrupt, FetchFailed):
                     tries += 1
-            now = self._lost(future_id, row, unreachable=tries >= TRIES)
-            if not isinstance(now, Realized):
+            new_row = self._report_loss(future_id, row, unreachable=tries >= TRIES)
+            if not isinstance(new_row, Realized):
                 return False, None
-            if now.result.version != row.result.version or now.result.location != row.result.location:
+            if new_row.result.version != row.result.version or new_row.result.location != row.result.location:
                 tries = 0
             elif tries:
                 self._clock.sleep(backoff(tries, self._chance, first_s=0.05))
-            row = now
+            row = new_row
 
-    def _lost(self, future_id: bytes, row: Realized, *, unreachable: bool) -> AnyRow | None:
-        """Report what could not be had; the row as it is now."""
+    def _report_loss(self, future_id: bytes, row: Realized, *, unreachable: bool) -> AnyRow | None:
+        """Report a copy that could not be loaded. Return the current row."""
         version, node = row.result.version, row.result.location.node
 
         def lose(tx: Tx) -> AnyRow | None:
@@ -120,35 +120,36 @@ class Outcomes:
         return self._store.run(lose)
 
     def error(self, future_id: bytes, row: AnyRow | None) -> BaseException:
-        """The error of a future that ended without a value; a new one with each call."""
+        """Return the error of a future that ended without a value: a new object with each call."""
         if row is None:
-            return FutureUnknown(f"there is no future {future_id.hex()}, or no longer")
+            return FutureUnknown(f"future {future_id.hex()} does not exist, or was deleted")
         name, failure = self._store.run(lambda tx: _name_and_failure(tx, self._keys, future_id))
-        who = f"{name} ({future_id.hex()})"
+        label = f"{name} ({future_id.hex()})"
         match row:
             case Cancelled():
-                return _with(FutureCancelled(f"{who} was cancelled"), failure)
+                return _with_record(FutureCancelled(f"{label} was cancelled"), failure)
             case Quarantined():
-                words = "is quarantined: it ended its worker too often"
-                return _with(TaskCrashed(f"{who} {words}{_tail(failure)}"), failure)
+                message = f"{label} is quarantined: it crashed its worker too often{_tail(failure)}"
+                return _with_record(TaskCrashed(message), failure)
             case Failed():
-                return self._failed(who, row.kind, failure or Failure(kind=row.kind))
-        return FutureFailed(f"{who} is {row.state.value}")
+                return self._failed(label, row.kind, failure or Failure(kind=row.kind))
+        return FutureFailed(f"{label} is {row.state.value}")
 
-    def _failed(self, who: str, kind: str, failure: Failure) -> BaseException:
+    def _failed(self, label: str, kind: str, failure: Failure) -> BaseException:
         original = failures.load_exception(failure, self._signer)
-        # what is no Exception (SystemExit, a task's own lost lease) must not end the process that asks
-        if isinstance(original, TidemillError if kind == "deserialize" else Exception) and kind in OWN:
+        # SystemExit and other BaseExceptions of a task must not end the caller's process.
+        expected = TidemillError if kind == "deserialize" else Exception
+        if isinstance(original, expected) and kind in RAISED_UNCHANGED:
             return original
         if kind == "actor":
-            return _with(ActorDied(f"{who}: its actor is dead{_tail(failure)}"), failure)
-        kinds = ERRORS.get(kind, FutureFailed)
-        error = kinds(f"{who} failed{_tail(failure)}")
+            return _with_record(ActorDied(f"{label}: its actor is dead{_tail(failure)}"), failure)
+        error_class = ERRORS.get(kind, FutureFailed)
+        error = error_class(f"{label} failed{_tail(failure)}")
         if isinstance(error, UpstreamDependencyFailed):
-            error = UpstreamDependencyFailed(f"{who} failed because an input did{_chain(failure)}")
+            error = UpstreamDependencyFailed(f"{label} failed because an input failed{_chain(failure)}")
             error.chain = failure.upstream
         error.__cause__ = original
-        return _with(error, failure)
+        return _with_record(error, failure)
 
 
 def _name_and_failure(tx: Tx, keys: FutureKeys, future_id: bytes) -> tuple[str, Failure | None]:
@@ -159,8 +160,8 @@ def _name_and_failure(tx: Tx, keys: FutureKeys, future_id: bytes) -> tuple[str, 
     )
 
 
-def _with(error: FutureError, failure: Failure | None) -> FutureError:
-    """The error with the record, and the remote traceback for whoever reads it."""
+def _with_record(error: FutureError, failure: Failure | None) -> FutureError:
+    """Attach the failure record to an error, and the remote traceback as a note."""
     if failure is not None:
         error.failure = failure
         if failure.traceback and error.__cause__ is None:

@@ -1,11 +1,11 @@
-"""Looking at futures: lists, one of them with all that is known, and ids by their beginning (FUT-58).
+"""Queries about futures: list them, show one in detail, and find an id by its first digits (FUT-58).
 
-Everything is read in pages, each a transaction of its own that only reads: a list of a store with a million
-futures holds up nobody, and is not of one moment.
+A list is read in pages, each in a separate read-only transaction. So listing a million futures blocks
+nothing, but the list is not a snapshot of one moment.
 """
 
 import fnmatch
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
@@ -26,13 +26,13 @@ from tidemill.futures.protocol.rows import (
     Unclaimed,
     Unsatisfiable,
 )
-from tidemill.store import Store, Tx
+from tidemill.store import Row, Store, Tx
 
 PAGE = 500
 
 
 class FutureSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One future of a list. Times are store time, `age_s` counts from the submission."""
+    """One future of a list. `age_s` is the time since its submission, by the store's clock."""
 
     id: str
     name: str
@@ -46,7 +46,7 @@ class FutureSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FutureDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known of one future."""
+    """Everything that is stored about one future."""
 
     spec: Spec
     row: AnyRow
@@ -55,7 +55,7 @@ class FutureDetails(msgspec.Struct, frozen=True, kw_only=True):
     copies: int
 
 
-def listed(
+def list_futures(
     store: Store,
     keys: FutureKeys,
     *,
@@ -63,16 +63,16 @@ def listed(
     name: str = "",
     limit: int = 50,
 ) -> list[FutureSummary]:
-    """The newest futures that match, newest first.
+    """Return the futures that match, newest first.
 
     Args:
-        store: where they are.
-        keys: of the cluster.
-        states: only these; all when empty.
+        store: the store.
+        keys: the keys of futures.
+        states: only futures in these states; empty for all.
         name: a part of the function's name, or a pattern with `*`.
-        limit: at most so many.
+        limit: return at most this many.
     """
-    found: list[FutureSummary] = []
+    summaries: list[FutureSummary] = []
     pattern = name if "*" in name else f"*{name}*"
     for page in _pages(store, keys):
         for future_id, row, spec, error, now_us in page:
@@ -80,16 +80,16 @@ def listed(
                 continue
             if name and not fnmatch.fnmatchcase(spec.name, pattern):
                 continue
-            found.append(_listed(future_id, row, spec, error, now_us))
-            if len(found) == limit:
-                return found
-    return found
+            summaries.append(_summary(future_id, row, spec, error, now_us))
+            if len(summaries) == limit:
+                return summaries
+    return summaries
 
 
-_Seen = tuple[bytes, AnyRow, Spec, Failure | None, int]
+_FutureRows = tuple[bytes, AnyRow, Spec, Failure | None, int]
 
 
-def _pages(store: Store, keys: FutureKeys) -> Iterator[list[_Seen]]:
+def _pages(store: Store, keys: FutureKeys) -> Iterator[list[_FutureRows]]:
     lo, hi = keys.future.all()
     while True:
         page, hi = store.run(lambda tx, hi=hi: _page(tx, keys, lo, hi))  # type: ignore[misc]
@@ -98,20 +98,27 @@ def _pages(store: Store, keys: FutureKeys) -> Iterator[list[_Seen]]:
             return
 
 
-def _page(tx: Tx, keys: FutureKeys, lo: bytes, hi: bytes) -> tuple[list[_Seen], bytes]:
-    """A page of futures from the end, and where the next one ends."""
-    found = tx.range(lo, hi, limit=PAGE, reverse=True, snapshot=True)
-    ids = [one for row in found if isinstance(one := keys.future.unpack(row.key)[0], bytes)]
-    beside = iter(tx.get_many([key for one in ids for key in (keys.spec[one], keys.error[one])]))
+def _page(tx: Tx, keys: FutureKeys, lo: bytes, hi: bytes) -> tuple[list[_FutureRows], bytes]:
+    """Read a page of futures from the end. Return it, and where the next page ends."""
+    state_rows = tx.range(lo, hi, limit=PAGE, reverse=True, snapshot=True)
+    ids = _ids(keys, state_rows)
+    spaces = (keys.spec, keys.error)
+    raws = iter(tx.get_many([space[future_id] for future_id in ids for space in spaces]))
     page = []
-    for future_id, row, spec, error in zip(ids, found, beside, beside, strict=True):
+    for future_id, row, spec, error in zip(ids, state_rows, raws, raws, strict=True):
         if spec is not None:
             failure = rows.decode_failure(error) if error is not None else None
             page.append((future_id, rows.decode_row(row.value), rows.decode_spec(spec), failure, tx.now()))
-    return page, found[-1].key if len(found) == PAGE else lo
+    return page, state_rows[-1].key if len(state_rows) == PAGE else lo
 
 
-def _listed(future_id: bytes, row: AnyRow, spec: Spec, failure: Failure | None, now_us: int) -> FutureSummary:
+def _ids(keys: FutureKeys, state_rows: Sequence[Row]) -> list[bytes]:
+    return [part for row in state_rows if isinstance(part := keys.future.unpack(row.key)[0], bytes)]
+
+
+def _summary(
+    future_id: bytes, row: AnyRow, spec: Spec, failure: Failure | None, now_us: int
+) -> FutureSummary:
     return FutureSummary(
         id=future_id.hex(),
         name=spec.name,
@@ -126,7 +133,7 @@ def _listed(future_id: bytes, row: AnyRow, spec: Spec, failure: Failure | None, 
 
 
 def tries(tally: AttemptCounts) -> int:
-    """How many attempts have gone wrong, in whatever way."""
+    """Return how many attempts have failed, for any reason."""
     return tally.exceptions + tally.crashes + tally.ooms + tally.strange + tally.reaps
 
 
@@ -144,9 +151,9 @@ def _node(row: AnyRow) -> str:
 def _detail(row: AnyRow, failure: Failure | None) -> str:
     match row:
         case Blocked():
-            return f"waits for {row.waits_on}"
+            return f"waits for {row.waits_on} input{'' if row.waits_on == 1 else 's'}"
         case Claimed() if row.cancel:
-            return f"is being ended: {row.cancel}"
+            return f"is being cancelled: {row.cancel}"
         case Realized():
             return f"{row.result.location.kind}, {row.result.size:,} bytes"
         case Failed() | Quarantined() | Cancelled() | Unsatisfiable() if failure is not None:
@@ -155,39 +162,42 @@ def _detail(row: AnyRow, failure: Failure | None) -> str:
     return ""
 
 
-def shown(store: Store, keys: FutureKeys, future_id: bytes) -> FutureDetails:
-    """One future with all that is known of it; `FutureUnknown` when there is none."""
+def show_future(store: Store, keys: FutureKeys, future_id: bytes) -> FutureDetails:
+    """Return everything that is stored about a future. Raise `FutureUnknown` if it does not exist."""
 
     def read(tx: Tx) -> FutureDetails:
         spec, row, error = tx.get_many([keys.spec[future_id], keys.future[future_id], keys.error[future_id]])
         if spec is None or row is None:
-            raise FutureUnknown(f"there is no future {future_id.hex()}, or no longer")
-        found = rows.decode_spec(spec)
+            raise FutureUnknown(f"future {future_id.hex()} does not exist, or was deleted")
+        decoded = rows.decode_spec(spec)
         return FutureDetails(
-            spec=found,
+            spec=decoded,
             row=rows.decode_row(row),
             failure=rows.decode_failure(error) if error is not None else None,
-            age_s=max(0, tx.now() - found.submitted_at) / 1_000_000,
+            age_s=max(0, tx.now() - decoded.submitted_at) / 1_000_000,
             copies=len(tx.range(*keys.copy.under(future_id), snapshot=True)),
         )
 
     return store.run(read)
 
 
-def find(store: Store, keys: FutureKeys, begins: str) -> bytes:
-    """The id that begins with these hexadecimal digits; an error when there is none, or more than one."""
+def find_id(store: Store, keys: FutureKeys, begins: str) -> bytes:
+    """Return the id that begins with these hexadecimal digits. Raise if there is none, or more than one."""
     text = begins.strip().lower()
     if not text or len(text) > 32 or any(digit not in "0123456789abcdef" for digit in text):
-        raise UsageError(f"not the id of a future: {begins!r:.60}", hint="hexadecimal digits, as in the list")
+        raise UsageError(
+            f"invalid future id: {begins!r:.60}",
+            hint="use hexadecimal digits, as shown by: tidemill futures",
+        )
     first, last = bytes.fromhex(text.ljust(32, "0")), bytes.fromhex(text.ljust(32, "f"))
 
     def read(tx: Tx) -> list[bytes]:
-        found = tx.range(keys.future[first], keys.future[last] + b"\x00", limit=2, snapshot=True)
-        return [one for row in found if isinstance(one := keys.future.unpack(row.key)[0], bytes)]
+        last_key = keys.future[last] + b"\x00"
+        return _ids(keys, tx.range(keys.future[first], last_key, limit=2, snapshot=True))
 
     ids = store.run(read)
     if not ids:
-        raise FutureUnknown(f"there is no future {begins}, or no longer")
+        raise FutureUnknown(f"no future id begins with {begins}, or the future was deleted")
     if len(ids) > 1:
-        raise UsageError(f"several futures begin with {begins}", hint="give more of the id")
+        raise UsageError(f"several future ids begin with {begins}", hint="use more digits of the id")
     return ids[0]

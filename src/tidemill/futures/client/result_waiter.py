@@ -1,7 +1,7 @@
-"""Awaiting futures: their results in order, one by one as they end, or just one.
+"""The result waiter: waits for futures and loads their results, in order, as they end, or a single one.
 
-Values are loaded by whoever waits, as they come. A task that waits gives its slot back meanwhile (FUT-41),
-and asks for it again when it has something to go on with.
+The waiting thread loads the values. A task frees its slot while it waits (FUT-41), and requests one again
+when a future has ended.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,21 +11,21 @@ from tidemill.errors import FutureTimeout
 from tidemill.futures.client.completions import EndedFuture
 from tidemill.futures.client.connection import Connection
 from tidemill.futures.client.future import Future
-from tidemill.futures.client.options import timeout as checked
+from tidemill.futures.client.options import timeout as checked_timeout
 from tidemill.futures.protocol.rows import Realized
 from tidemill.futures.protocol.states import ENDED
 from tidemill.futures.worker import task_context
 
 NAMED = 300
-"""How many of the futures that a task awaits are named to its supervisor."""
+"""How many of the futures that a task waits for it reports to its supervisor."""
 
 
 class ResultWaiter:
-    """Waits and loads for one client.
+    """Waits for futures and loads results for one client.
 
     Args:
         link: the client's connection.
-        actor: makes the handle of an actor, which is what its creation comes to.
+        actor: returns the handle of an actor, which is the result of its creation.
     """
 
     def __init__(self, link: Connection, actor: Callable[[bytes], object]) -> None:
@@ -35,22 +35,22 @@ class ResultWaiter:
     def results(
         self, futures: Sequence[Future[Any]], timeout: float | None, *, return_exceptions: bool
     ) -> list[Any]:
-        """The results in the order of the futures; see `Client.gather`."""
-        until = _Until(self._link, timeout)
+        """Return the results in the order of the futures; see `Client.gather`."""
+        deadline = _Deadline(self._link, timeout)
         values: dict[bytes, Any] = {}
-        for one, row in self._ended([future.id for future in futures], until, together=True):
+        for future_id, row in self._ended([future.id for future in futures], deadline, together=True):
             if isinstance(row, Realized):
-                there, value = self._value(one, row)
-                if there:
-                    values[one] = value
+                loaded, value = self._load(future_id, row)
+                if loaded:
+                    values[future_id] = value
             elif return_exceptions:
-                values[one] = self._link.outcomes.error(one, row)
+                values[future_id] = self._link.outcomes.error(future_id, row)
             else:
-                raise self._link.outcomes.error(one, row)
+                raise self._link.outcomes.error(future_id, row)
         for future in futures:
-            if future.id not in values:  # lost meanwhile, and computed again
+            if future.id not in values:  # its result was lost, and is computed again
                 try:
-                    values[future.id] = self.result(future, until.left_s)
+                    values[future.id] = self.result(future, deadline.left_s)
                 except Exception as error:
                     if not return_exceptions or isinstance(error, FutureTimeout):
                         raise
@@ -58,79 +58,81 @@ class ResultWaiter:
         return [values[future.id] for future in futures]
 
     def completed(self, futures: Sequence[Future[Any]], timeout: float | None) -> Iterator[Future[Any]]:
-        """The futures as they end; see `Client.as_completed`."""
-        wanted = {future.id: future for future in futures}
-        for one, row in self._ended(list(wanted), _Until(self._link, timeout)):
-            future = wanted.pop(one)
+        """Yield the futures as they end; see `Client.as_completed`."""
+        outstanding = {future.id: future for future in futures}
+        for future_id, row in self._ended(list(outstanding), _Deadline(self._link, timeout)):
+            future = outstanding.pop(future_id)
             future.remember(row)
             yield future
 
     def result(self, future: Future[Any], timeout: float | None) -> Any:
-        """The value of one; see `Future.result`."""
-        until = _Until(self._link, timeout)
+        """Return the result of one future; see `Future.result`."""
+        deadline = _Deadline(self._link, timeout)
         row = future.remembered
         while True:
             if row is None:
-                ((_, row),) = self._ended([future.id], until)
+                ((_, row),) = self._ended([future.id], deadline)
             if not isinstance(row, Realized):
                 raise self._link.outcomes.error(future.id, row)
-            there, value = self._value(future.id, row)
-            if there:
+            loaded, value = self._load(future.id, row)
+            if loaded:
                 future.remember(row)
                 return value
             row = None
 
     def exception(self, future: Future[Any], timeout: float | None) -> BaseException | None:
-        """Why one has no value, or None; see `Future.exception`."""
-        ((_, row),) = self._ended([future.id], _Until(self._link, timeout))
+        """Return the error of one future, or None if it has a result; see `Future.exception`."""
+        ((_, row),) = self._ended([future.id], _Deadline(self._link, timeout))
         return None if isinstance(row, Realized) else self._link.outcomes.error(future.id, row)
 
-    def _value(self, future_id: bytes, row: Realized) -> tuple[bool, Any]:
+    def _load(self, future_id: bytes, row: Realized) -> tuple[bool, Any]:
         if row.result.location.kind == "actor":
             return True, self._actor(future_id)
         return self._link.outcomes.value(future_id, row)
 
     def _ended(
-        self, ids: Sequence[bytes], until: "_Until", *, together: bool = False
+        self, ids: Sequence[bytes], deadline: "_Deadline", *, together: bool = False
     ) -> Iterator[EndedFuture]:
-        """Those that ended, one by one. A task gives its slot back only if it has to wait at all.
+        """Yield the futures that have ended. A task frees its slot only if it has to wait.
 
-        `together`: nobody looks at the first before the last has ended, unless one has failed; so a task asks
-        for its slot once.
+        `together`: the caller needs all of them, unless one fails. So a task requests its slot again only
+        once, when all have ended or one has failed.
         """
-        waiting = self._link.waiting
+        completions = self._link.completions
         task = task_context.current()
         if task is None:
-            for page in waiting.ended(ids, until.left_s):
+            for page in completions.ended(ids, deadline.left_s):
                 yield from page
             return
-        left = dict.fromkeys(ids)
-        first = list(left)[:NAMED]
-        found = [EndedFuture(one, row) for one, row in zip(first, waiting.read(first), strict=True)]
-        found = [one for one in found if one.row is None or one.row.state in ENDED]
+        outstanding = dict.fromkeys(ids)
+        first = list(outstanding)[:NAMED]
+        current = zip(first, completions.read(first), strict=True)
+        ended = [
+            EndedFuture(future_id, row) for future_id, row in current if row is None or row.state in ENDED
+        ]
         while True:
-            for one in found:
-                del left[one.id]
-            yield from found
-            if not left:
+            for future in ended:
+                del outstanding[future.id]
+            yield from ended
+            if not outstanding:
                 return
-            found = []
-            with task.waiting(list(left)[:NAMED]):
-                for page in waiting.ended(left, until.left_s):
-                    found += page
-                    if not together or any(not isinstance(one.row, Realized) for one in page):
+            ended = []
+            with task.waiting(list(outstanding)[:NAMED]):
+                for page in completions.ended(outstanding, deadline.left_s):
+                    ended += page
+                    if not together or any(not isinstance(future.row, Realized) for future in page):
                         break
 
 
-class _Until:
-    """A timeout that counts from now."""
+class _Deadline:
+    """The end of a timeout that starts now."""
 
     def __init__(self, link: Connection, timeout: float | None) -> None:
         self._clock = link.clock
-        self._seconds = checked(timeout)
-        self._end_at = None if self._seconds is None else self._clock.monotonic() + self._seconds
+        timeout_s = checked_timeout(timeout)
+        self._end_at = None if timeout_s is None else self._clock.monotonic() + timeout_s
 
     @property
     def left_s(self) -> float | None:
-        """What is left of it; None for ever."""
+        """How many seconds are left; None for no limit."""
         return None if self._end_at is None else max(0.0, self._end_at - self._clock.monotonic())

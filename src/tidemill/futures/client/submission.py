@@ -1,9 +1,9 @@
-"""From a call to futures in the store: submissions are made where the user calls, and entered in batches.
+"""Submissions: turns calls into futures and writes them to the store in batches.
 
-A submission is all that is known before the transaction: code and arguments as bytes, checked options, an
-id. Single ones of several threads gather while one of them commits, so that each costs a share of a
-transaction; every one is durable when its own call returns. A batch in which one is refused is entered one
-by one, so that nobody is refused for another's fault.
+A submission contains everything that is known before the transaction: code and arguments as bytes, checked
+options and an id. Submissions of several threads collect while one of them commits, so that they share a
+transaction. Each is durable when its own call returns. If the store refuses one of a batch, the batch is
+written one by one, so that only the faulty submission fails.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -33,12 +33,16 @@ from tidemill.futures.values.signatures import Signer, sign_spec
 from tidemill.futures.worker import task_context
 from tidemill.store import Store, Tx
 
+if TYPE_CHECKING:
+    from tidemill.futures.client.connection import Connection
+    from tidemill.futures.client.future import Future
+
 Kwargs = Mapping[str, object]
 NOTHING: Kwargs = {}
 
 
 class StoredFunction(NamedTuple):
-    """A function that is stored: its digest, what people call it, and itself."""
+    """A function with its name and the digest under which its code is stored."""
 
     digest: bytes
     name: str
@@ -46,7 +50,7 @@ class StoredFunction(NamedTuple):
 
 
 class Submission(msgspec.Struct, frozen=True):
-    """A future that is ready to be entered; `actor` is the actor it is a call of, or its own id."""
+    """A future that is ready to be written. `actor` is the actor that it calls, or creates."""
 
     spec: Spec
     options: Options
@@ -54,14 +58,14 @@ class Submission(msgspec.Struct, frozen=True):
 
 
 class SubmissionFactory:
-    """Makes submissions of calls.
+    """Creates submissions from calls.
 
     Args:
-        blobs: where code and large arguments go.
-        signer: has the cluster key.
-        owner: the node whose handles keep the results.
-        clock: gives ids their time.
-        chance: gives ids their chance.
+        blobs: stores code and large arguments.
+        signer: signs with the cluster key.
+        owner: the id of the node that holds the handles.
+        clock: the source of time, for ids.
+        chance: the source of random numbers, for ids.
     """
 
     def __init__(self, blobs: Blobs, signer: Signer, owner: str, clock: Clock, chance: random.Random) -> None:
@@ -75,12 +79,12 @@ class SubmissionFactory:
         )
 
     def code(self, function: Callable[..., object]) -> StoredFunction:
-        """Store a function, unless this very code is stored already."""
+        """Store the code of a function, unless it is stored already."""
         content = calls.dump_code(function)
         return StoredFunction(self._blobs.store_code(content), calls.name_of(function), function)
 
     def new_ids(self, count: int) -> list[bytes]:
-        """Ids for a batch, in order: of those entered together the first one goes first."""
+        """Return sorted ids for a batch: futures of a batch run in the order of their ids."""
         wall_ms = int(self._clock.wall() * 1_000)
         return sorted(new_id(wall_ms, self._chance) for _ in range(count))
 
@@ -94,7 +98,7 @@ class SubmissionFactory:
         future_id: bytes = b"",
         actor: bytes = b"",
     ) -> Submission:
-        """One call with its arguments; inside a task it has a key of its own (FUT-62)."""
+        """Create the submission of one call. Inside a task it gets an idempotency key (FUT-62)."""
         future_id = future_id or self.new_ids(1)[0]
         content, inputs = calls.dump_args(args, kwargs)
         key, parent = options.key, b""
@@ -122,17 +126,17 @@ class SubmissionFactory:
             unsatisfiable_grace_s=options.grace_s,
             python=PYTHON,
         )
-        if not actor:  # what an actor's call is signed with is known in its transaction only
+        if not actor:  # an actor's call is signed in its transaction, which assigns its ordinal
             spec = sign_spec(self._signer, spec)
         return Submission(spec, options, actor)
 
     def check_call(self, function: Callable[..., object], args: Sequence[object], kwargs: Kwargs) -> None:
-        """`UsageError` when the function does not take these arguments: here, not on a worker."""
+        """Raise `UsageError` if the function does not accept these arguments: here, not on a worker."""
         try:
             signature = self._signatures[function]
         except (KeyError, TypeError):
             signature = _signature(function)
-            with contextlib.suppress(TypeError):  # of a kind that cannot be referred to weakly
+            with contextlib.suppress(TypeError):  # a function without support for weak references
                 self._signatures[function] = signature
         if signature is None:
             return
@@ -140,25 +144,25 @@ class SubmissionFactory:
             signature.bind(*args, **kwargs)
         except TypeError as error:
             raise UsageError(
-                f"{calls.name_of(function)}{signature} does not take these arguments: {error}",
-                hint="submit(function, *args, **kwargs); options of submit are not passed on",
+                f"{calls.name_of(function)}{signature} does not accept these arguments: {error}",
+                hint="use submit(function, *args, **kwargs); the function gets no options of submit",
             ) from None
 
 
 def _signature(function: Callable[..., object]) -> inspect.Signature | None:
     try:
         return inspect.signature(function)
-    except (TypeError, ValueError):  # written in C, and says nothing of itself
+    except (TypeError, ValueError):  # a C function without a signature
         return None
 
 
 def child_key(task: task_context.TaskContext, digest: bytes) -> str:
-    """The idempotency key of what a task submits: a task that is tried again finds it by it (FUT-62)."""
+    """Return the idempotency key of a future that a task submits: a retried task finds it again (FUT-62)."""
     return f"{task.id.hex()}.{task.next_call()}.{digest.hex()}"
 
 
-class _Slot:
-    """One submission on its way into a batch."""
+class _QueuedSubmission:
+    """A submission that waits for its batch, and then has an id or an error."""
 
     __slots__ = ("error", "id", "submission")
 
@@ -168,18 +172,18 @@ class _Slot:
         self.error: BaseException | None = None
 
     @property
-    def over(self) -> bool:
+    def done(self) -> bool:
         return bool(self.id) or self.error is not None
 
 
 class SubmissionWriter:
-    """Enters submissions into the store.
+    """Writes submissions to the store.
 
     Args:
-        store: where.
-        keys: the futures' layout.
-        cluster: the nodes' layout.
-        signer: signs what is entered, when all of it is known.
+        store: the store.
+        keys: the keys of futures.
+        cluster: the keys of nodes.
+        signer: signs the calls of actors.
     """
 
     def __init__(self, store: Store, keys: FutureKeys, cluster: ClusterKeys, signer: Signer) -> None:
@@ -187,80 +191,177 @@ class SubmissionWriter:
         self._keys = keys
         self._cluster = cluster
         self._signer = signer
-        self._slots: deque[_Slot] = deque()
-        self._turn = threading.Lock()
+        self._queue: deque[_QueuedSubmission] = deque()
+        self._lock = threading.Lock()
 
-    def enter(self, submission: Submission) -> bytes:
-        """Enter one, together with what other threads enter meanwhile; its id, or that of its key."""
-        slot = _Slot(submission)
-        self._slots.append(slot)
-        with self._turn:
-            while not slot.over:  # else whoever had the turn before has entered it with its own
-                self._enter_slots(list(_taken(self._slots, bulk.PAGE)))
-        if slot.error is not None:
-            raise slot.error
-        return slot.id
+    def write(self, submission: Submission) -> bytes:
+        """Write a submission, in one batch with those of other threads. Return the id of its future.
 
-    def _enter_slots(self, slots: list[_Slot]) -> None:
-        by_id = {slot.submission.spec.id: slot for slot in slots}
-        for page in submit.pages([slot.submission.spec for slot in slots], bulk.weight):
+        If its idempotency key exists already, this is the id of the earlier future.
+        """
+        queued = _QueuedSubmission(submission)
+        self._queue.append(queued)
+        with self._lock:
+            while not queued.done:  # otherwise another thread has written it with its own batch
+                self._write_queued(list(_pop_up_to(self._queue, bulk.PAGE)))
+        if queued.error is not None:
+            raise queued.error
+        return queued.id
+
+    def _write_queued(self, items: list[_QueuedSubmission]) -> None:
+        by_id = {item.submission.spec.id: item for item in items}
+        for page in submit.pages([item.submission.spec for item in items], bulk.weight):
             batch = [by_id[spec.id] for spec in page]
             try:
-                for slot, future_id in zip(
-                    batch, self._enter([one.submission for one in batch]), strict=True
-                ):
-                    slot.id = future_id
-            except BaseException as error:  # noqa: BLE001 - it is raised again by each of those it concerns
+                ids = self._write_page([item.submission for item in batch])
+                for item, future_id in zip(batch, ids, strict=True):
+                    item.id = future_id
+            except BaseException as error:  # noqa: BLE001 - raised again by the calls that wait for it
                 if len(batch) == 1 or not isinstance(error, TidemillError):
-                    for slot in batch:
-                        slot.error = error
+                    for item in batch:
+                        item.error = error
                 else:
-                    for slot in batch:
-                        self._enter_slots([slot])
+                    for item in batch:
+                        self._write_queued([item])
 
-    def enter_many(self, submissions: Iterable[Submission]) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """Enter many, a page at a time, while they are being made: page by page the ids they have, and those
-        they were made with; they differ where a key was known.
+    def write_many(self, submissions: Iterable[Submission]) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """Write many submissions, a page at a time, while the caller creates them.
+
+        Yield for each page the ids of the futures, and the ids with which they were created. They differ
+        where an idempotency key existed already.
         """
         rest = iter(submissions)
-        while made := list(islice(rest, bulk.PAGE)):
-            by_id = {one.spec.id: one for one in made}
-            for page in submit.pages([one.spec for one in made], bulk.weight):
-                yield self._enter([by_id[spec.id] for spec in page]), [spec.id for spec in page]
+        while chunk := list(islice(rest, bulk.PAGE)):
+            by_id = {submission.spec.id: submission for submission in chunk}
+            for page in submit.pages([submission.spec for submission in chunk], bulk.weight):
+                yield self._write_page([by_id[spec.id] for spec in page]), [spec.id for spec in page]
 
-    def _enter(self, page: list[Submission]) -> list[bytes]:
-        def enter_page(tx: Tx) -> list[bytes]:
-            asked = {one.spec.needs: one.spec.name for one in page if one.options.refuse}
-            satisfy.check(tx, self._cluster, asked)
-            if any(one.actor for one in page):
-                return [self._enter_one(tx, one) for one in page]
-            return bulk.submit_many(tx, self._keys, [_dated(tx, one) for one in page])
+    def _write_page(self, page: list[Submission]) -> list[bytes]:
+        def step(tx: Tx) -> list[bytes]:
+            needs = {item.spec.needs: item.spec.name for item in page if item.options.refuse}
+            satisfy.check(tx, self._cluster, needs)
+            if any(item.actor for item in page):
+                return [self._write_one(tx, item) for item in page]
+            return bulk.submit_many(tx, self._keys, [_with_deadline(tx, item) for item in page])
 
-        return self._store.run(enter_page)
+        return self._store.run(step)
 
-    def _enter_one(self, tx: Tx, one: Submission) -> bytes:
-        spec = _dated(tx, one)
-        if not one.actor:
+    def _write_one(self, tx: Tx, submission: Submission) -> bytes:
+        spec = _with_deadline(tx, submission)
+        if not submission.actor:
             return submit.submit_one(tx, self._keys, spec)
-        if one.actor == spec.id:
+        if submission.actor == spec.id:
             return actors.create(tx, self._keys, spec, sign=self._sign)
-        return actors.call(tx, self._keys, one.actor, [spec], sign=self._sign)[0]
+        return actors.call(tx, self._keys, submission.actor, [spec], sign=self._sign)[0]
 
     def _sign(self, spec: Spec) -> Spec:
         return sign_spec(self._signer, spec)
 
 
-def _dated(tx: Tx, one: Submission) -> Spec:
-    """The spec with its deadline, which is a time of the store's."""
-    options = one.options
+def _with_deadline(tx: Tx, submission: Submission) -> Spec:
+    """Return the spec with its deadline, by the store's clock."""
+    options = submission.options
     if not (options.deadline_s or options.deadline_wall_us):
-        return one.spec
-    return msgspec.structs.replace(one.spec, deadline_at=options.deadline_at(tx.now(), tx.wall()))
+        return submission.spec
+    return msgspec.structs.replace(submission.spec, deadline_at=options.deadline_at(tx.now(), tx.wall()))
 
 
-def _taken(slots: deque[_Slot], most: int) -> Iterator[_Slot]:
+def _pop_up_to(queue: deque[_QueuedSubmission], most: int) -> Iterator[_QueuedSubmission]:
     for _ in range(most):
         try:
-            yield slots.popleft()
+            yield queue.popleft()
         except IndexError:
             return
+
+
+class CallSubmitter:
+    """Submits calls for one client and returns handles of their futures.
+
+    Args:
+        link: the client's connection.
+        future: returns the handle of a future that was counted already.
+    """
+
+    def __init__(self, link: "Connection", future: "Callable[[bytes], Future[Any]]") -> None:
+        self._link = link
+        self._future = future
+
+    def submit(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], options: Options
+    ) -> "Future[Any]":
+        """Submit one call; see `Client.submit`."""
+        submissions = self._link.submissions
+        code = submissions.code(function)
+        submissions.check_call(function, args, kwargs)
+        return self._write(submissions.make(code, args, kwargs, options))
+
+    def map(
+        self, function: Callable[..., Any], iterables: Sequence[Iterable[Any]], options: Options
+    ) -> "list[Future[Any]]":
+        """Submit one call per item; see `Client.map`."""
+        if not iterables:
+            raise UsageError("map needs at least one iterable", hint="use map(function, items)")
+        for items in iterables:
+            if not isinstance(items, Iterable):
+                raise UsageError(
+                    f"map expects iterables, got {type(items).__name__}", hint="use map(function, [a, b])"
+                )
+        code = self._link.submissions.code(function)
+        futures: list[Future[Any]] = []
+        submissions = self._map_submissions(function, code, iterables, options)
+        for page in self._link.submission_writer.write_many(submissions):
+            futures += self.handles_of(*page)
+        return futures
+
+    def _map_submissions(
+        self,
+        function: Callable[..., Any],
+        code: StoredFunction,
+        iterables: Sequence[Iterable[Any]],
+        options: Options,
+    ) -> Iterator[Submission]:
+        submissions = self._link.submissions
+        ids: list[bytes] = []
+        for nth, args in enumerate(zip(*iterables)):  # noqa: B905 - as `map` does
+            if not nth:
+                submissions.check_call(function, args, NOTHING)
+            if not ids:
+                ids = submissions.new_ids(bulk.PAGE)[::-1]
+            yield submissions.make(
+                code, args, NOTHING, options.numbered(nth) if options.key else options, future_id=ids.pop()
+            )
+
+    def create_actor(
+        self, kind: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], options: Options
+    ) -> "Future[Any]":
+        """Submit the creation of an actor. The future and the actor have the same id; see `Client.actor`."""
+        submissions = self._link.submissions
+        code = submissions.code(kind)
+        submissions.check_call(kind, args, kwargs)
+        actor_id = submissions.new_ids(1)[0]
+        return self._write(submissions.make(code, args, kwargs, options, future_id=actor_id, actor=actor_id))
+
+    def call_method(
+        self,
+        actor_id: bytes,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        options: Options,
+    ) -> "Future[Any]":
+        """Submit a call of an actor's method; see `Client.call`."""
+        submissions = self._link.submissions
+        code = submissions.code(function)
+        return self._write(submissions.make(code, args, kwargs, options, actor=actor_id))
+
+    def _write(self, submission: Submission) -> "Future[Any]":
+        future_id = self._link.submission_writer.write(submission)
+        return self.handles_of([future_id], [submission.spec.id])[0]
+
+    def handles_of(self, ids: Sequence[bytes], new_ids: Sequence[bytes] | None = None) -> "list[Future[Any]]":
+        """Return handles of futures. An id that differs from its new id belongs to an earlier submission."""
+        earlier = {old for old, new in zip(ids, new_ids, strict=True) if old != new} if new_ids else set()
+        handles = self._link.handles
+        handles.count([future_id for future_id in ids if future_id not in earlier], ours=True)
+        handles.count([future_id for future_id in ids if future_id in earlier], ours=False)
+        return [self._future(future_id) for future_id in ids]

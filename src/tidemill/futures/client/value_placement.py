@@ -1,7 +1,8 @@
-"""Values and copies that a client places itself: put, clone, and taking ownership (FUT-31, FUT-33).
+"""Value placement: `put`, `clone` and `take_ownership` of a client (FUT-31, FUT-33).
 
-What a task writes beside its result is told to its supervisor before anybody else learns of it, so that it
-outlives the task's process; what nobody was told of goes with that process.
+A task may write segments in addition to its result. It reports each one to its supervisor before it writes a
+row that refers to it. So the segment outlives the task's process. Unreported segments are deleted with the
+process.
 """
 
 from collections.abc import Callable
@@ -29,13 +30,13 @@ VERSION = 1
 
 
 class ValuePlacement:
-    """Places values for one client."""
+    """Stores values and copies of results for one client."""
 
     def __init__(self, link: "Connection") -> None:
         self._link = link
 
     def put(self, client: "Client", value: object, *, durable: bool) -> bytes:
-        """Enter a value as a realised future; its id, or that of the same put of an earlier try."""
+        """Store a value as a realized future. Return its id, which an earlier attempt may have created."""
         link, task = self._link, task_context.current()
         other = "" if durable or task is None else self._another_worker()
         future_id = link.submissions.new_ids(1)[0]
@@ -59,38 +60,42 @@ class ValuePlacement:
         )
         if task is not None and result.location.kind == "segment":
             task.keep(result.location.name)
-        entered = link.store.run(lambda tx: submit.put(tx, link.keys, spec, result))
-        if entered != future_id:
+        stored_id = link.store.run(lambda tx: submit.put(tx, link.keys, spec, result))
+        if stored_id != future_id:
             self._discard(future_id, result)
         elif other and result.location.kind == "segment":
             client.clone(client.future(future_id), other).result()
-        return entered
+        return stored_id
 
     def clone(self, client: "Client", future: "Future[Any]", node: str) -> "Future[Any]":
-        """Submit a task to a node that makes a copy there."""
+        """Submit a task that copies a result to its node."""
         return client.submit(clone_here, future.id, resources=[f"node:{node}"])
 
     def clone_here(self, task: TaskContext, future_id: bytes) -> bool:
-        """Make a copy of a result on the worker of this task."""
-        return self._bring(task, future_id, results.add_copy)
+        """Copy a result to the worker of this task."""
+        return self._copy_here(task, future_id, results.add_copy)
 
     def take_ownership(self, future: "Future[Any]") -> bool:
-        """Bring a result to the worker of this task, and have every other copy deleted."""
+        """Copy a result to the worker of this task, and delete every other copy."""
         task = task_context.current()
         if task is None:
             raise UsageError(
-                "only a worker can own a result",
-                hint="submit(lambda: client.take_ownership(future), ram=future.size_in_bytes)",
+                "take_ownership() works only inside a task: only a worker can own a result",
+                hint="use submit(lambda: client.take_ownership(future), ram=future.size_in_bytes)",
             )
-        return self._bring(task, future.id, results.transfer)
+        return self._copy_here(task, future.id, results.transfer)
 
-    def _bring(self, task: TaskContext, future_id: bytes, enter: Callable[..., bool]) -> bool:
+    def _copy_here(self, task: TaskContext, future_id: bytes, record: Callable[..., bool]) -> bool:
+        """Copy a result to this worker and record the copy. Return False if the record was refused."""
         link = self._link
-        row = link.waiting.read([future_id])[0]
+        row = link.completions.read([future_id])[0]
         if row is None:
-            raise FutureUnknown(f"there is no future {future_id.hex()}, or no longer")
+            raise FutureUnknown(f"future {future_id.hex()} does not exist, or was deleted")
         if not isinstance(row, Realized):
-            raise UsageError(f"future {future_id.hex()} is {row.state.value}", hint="await it first")
+            raise UsageError(
+                f"future {future_id.hex()} is {row.state.value} and has no result",
+                hint="wait for it with result() first",
+            )
         if row.result.location.kind == "inline":
             return True
         if row.result.location.kind == "segment" and row.result.location.node == link.owner:
@@ -99,23 +104,23 @@ class ValuePlacement:
             copy = link.values.clone(row.result, future_id)
             task.keep(copy.location.name)
 
-        def entered(tx: Tx) -> bool:
-            here = _here(tx, link.keys, task)
-            return enter(tx, link.keys, link.cluster, here, future_id, copy)
+        def step(tx: Tx) -> bool:
+            node = _node_of(tx, link.keys, task)
+            return record(tx, link.keys, link.cluster, node, future_id, copy)
 
-        done = link.store.run(entered)
-        if not done and copy is not row.result:
+        recorded = link.store.run(step)
+        if not recorded and copy is not row.result:
             self._discard(future_id, copy)
-        return done
+        return recorded
 
     def _another_worker(self) -> str:
-        """A live worker that is not ours; empty when there is none."""
+        """Return the id of another live worker; empty if there is none."""
         link = self._link
-        others = [node.id for node in link.live_workers() if node.id != link.owner and not node.draining]
-        return link.chance.choice(others) if others else ""
+        ids = [node.id for node in link.live_workers() if node.id != link.owner and not node.draining]
+        return link.chance.choice(ids) if ids else ""
 
     def _discard(self, future_id: bytes, result: Result) -> None:
-        """Delete what was stored and is not wanted: an earlier try had put it already."""
+        """Delete a stored value that no row refers to."""
         link = self._link
         link.values.delete_object(result)
         if result.location.kind == "segment":
@@ -123,8 +128,8 @@ class ValuePlacement:
             link.store.run(lambda tx: inbox.post(tx, link.keys, result.location.node, free))
 
 
-def _here(tx: Tx, keys: FutureKeys, task: TaskContext) -> Node:
-    """The node of a task, by its claim: `LeaseLost` when that is over, and nothing is written for it."""
+def _node_of(tx: Tx, keys: FutureKeys, task: TaskContext) -> Node:
+    """Return the node of a task. Raise `LeaseLost` if its claim is over, so that nothing is written."""
     row = edges.read(tx, keys, task.id)
     if not isinstance(row, Claimed) or row.tally.epoch != task.epoch:
         raise LeaseLost(f"the claim on {task.id.hex()} under epoch {task.epoch} is over")
@@ -136,9 +141,9 @@ def _value(value: object) -> object:
 
 
 def clone_here(future_id: bytes) -> bool:
-    """The task that `clone` submits."""
+    """Copy a result to the worker that runs this. `clone` submits it; stored futures refer to it by name."""
     from tidemill.futures.client.client import connect
 
     task = task_context.current()
     assert task is not None
-    return connect().putting.clone_here(task, future_id)
+    return connect().placement.clone_here(task, future_id)
