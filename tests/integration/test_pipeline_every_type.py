@@ -9,7 +9,7 @@ import tidemill as tm
 from tests.integration.views_typed import WIDE, may
 from tests.type_roles import Role
 from tidemill.events import Event
-from tidemill.testing import Case, Holding, Judge, Step
+from tidemill.testing import Case, Judge, MaintainedView, Step
 from tidemill.views.certify import generated_steps
 from tidemill.views.certify.table_contents import TableContents
 from tidemill.views.steps.events import StepTimed
@@ -61,14 +61,14 @@ class Running:
         self.last: Step | None = None
         self.told: list[Event] = []
 
-    def holding(self, view: str) -> Holding:
+    def holding(self, view: str) -> MaintainedView:
         def after(step: Step) -> "DataFrame":
             if step is not self.last:
                 self.last = step
                 self._go(step)
             return self.shop[view].df()
 
-        return Holding(after)
+        return MaintainedView(after)
 
     def _go(self, step: Step) -> None:
         for table, ddl in DDL.items():

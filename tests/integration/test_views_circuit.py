@@ -82,7 +82,7 @@ def judged(
     """Judge queries against their circuits, after every step."""
     ahead, known = Ahead(spark), written or {}
     cases = [case_of(spark, tables, name, sql, known.get(name)) for name, sql in texts.items()]
-    verdict = Judge(spark, views_oracle.TABLES, ahead=ahead).run(cases, steps)
+    verdict = Judge(spark, views_oracle.TABLES, precomputed=ahead).run(cases, steps)
     assert verdict, str(verdict)
     assert verdict.compared == len(texts) * len(steps)
     assert verdict.raised < verdict.compared / 20
@@ -148,7 +148,7 @@ def test_tpch_is_taken_apart_whole_and_equals_spark_after_every_step(spark: Any)
             "NOT IN has none; all other joins have keys, though written with commas"
         )
         cases = [case_of(spark, tables, name, sql, written[name]) for name, sql in tpch.QUERIES.items()]
-        verdict = Judge(spark, tpch.DDL, ahead=Ahead(spark)).run(cases, steps)
+        verdict = Judge(spark, tpch.DDL, precomputed=Ahead(spark)).run(cases, steps)
     assert verdict, str(verdict)
     assert verdict.compared == 22 * len(steps)
     assert verdict.raised == 0

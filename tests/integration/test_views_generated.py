@@ -15,7 +15,7 @@ from tests.integration.views_generator import DDL, Generator
 from tidemill.testing import Case, Judge, Step
 from tidemill.views.certify import generated_steps
 from tidemill.views.certify.equality import equality_of
-from tidemill.views.certify.judge import Written
+from tidemill.views.certify.judge import TimedQuery
 from tidemill.views.circuit.circuit import walk
 from tidemill.views.circuit.interpreter import interpret
 from tidemill.views.circuit.operators import KINDS, Opaque, ViewOutput
@@ -68,7 +68,7 @@ def case_of(
     return Drawn(name, sql, _text(output), equality_of(output), _text(written), kinds)
 
 
-def _text(output: ViewOutput) -> str | Written:
+def _text(output: ViewOutput) -> str | TimedQuery:
     """The circuit as a query; as that of a moment only where it reads the clock."""
 
     def at(now: int) -> str:
@@ -87,7 +87,7 @@ def test_generated_queries_equal_their_circuits_after_every_step(
     whole = sum(Opaque in case.kinds for case in given)
     ahead = Ahead(spark)
     steps = STEPS if part == 0 else STEPS[1:]
-    verdict = Judge(spark, DDL, ahead=ahead).run(given, steps)
+    verdict = Judge(spark, DDL, precomputed=ahead).run(given, steps)
     assert verdict, str(verdict)
     assert ahead.known > ahead.left * 20
     assert verdict.compared == len(given) * len(steps)

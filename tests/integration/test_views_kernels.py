@@ -15,7 +15,7 @@ from tests.integration.views_ahead import Ahead
 from tests.integration.views_generator import DDL, Generator
 from tests.integration.views_kernels import Kernels
 from tests.integration.views_queries import SINGLE, TRAPS
-from tidemill.testing import Case, Holding, Judge, Step
+from tidemill.testing import Case, Judge, MaintainedView, Step
 from tidemill.views.certify import generated_steps
 from tidemill.views.certify.equality import equality_of
 from tidemill.views.circuit.operators import Operator
@@ -61,7 +61,7 @@ def judged(
         for name, sql in texts.items()
         if name in kernels.found.views and views_oracle.is_one_query(sql)
     ]
-    verdict = Judge(spark, ddl, batch=60, ahead=Ahead(spark)).run(cases, steps)
+    verdict = Judge(spark, ddl, batch=60, precomputed=Ahead(spark)).run(cases, steps)
     assert verdict, str(verdict)
     assert verdict.compared == len(cases) * len(steps)
     assert verdict.raised == 0
@@ -128,7 +128,7 @@ def test_forty_queries_are_equal_to_spark_as_jobs(
     assert len(bundles) == sum(one.changes != TraceChanges() for one in told), "and no kernel ran twice"
     both = Step({n: [*first.inserts[n], *then.inserts[n]] for n in first.inserts}, then.deletes)
     cases = [
-        Case(name, sql, Holding(partial(_held, kernels, name)), equality_of(some[name]))
+        Case(name, sql, MaintainedView(partial(_held, kernels, name)), equality_of(some[name]))
         for name, sql in texts
         if name in kernels.found.views
     ]

@@ -19,7 +19,7 @@ from tests.integration import tpch
 from tests.integration.views_oracle import SETTINGS
 from tidemill.spark import queries, schema
 from tidemill.views.certify.equality import difference
-from tidemill.views.certify.query_results import collected
+from tidemill.views.certify.query_results import collect_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,7 +72,7 @@ class Mirror:
 
 
 def answers(spark: "SparkSession", texts: list[str]) -> list[list[tuple[object, ...]]]:
-    return [rows for at in range(0, len(texts), 6) for rows in collected(spark, texts[at : at + 6])]
+    return [rows for at in range(0, len(texts), 6) for rows in collect_rows(spark, texts[at : at + 6])]
 
 
 def kept(

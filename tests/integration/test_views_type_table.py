@@ -15,7 +15,7 @@ from tidemill.errors import QueryRefused, ViewRefused
 from tidemill.spark import schema
 from tidemill.spark.operations import WEIGHT
 from tidemill.spark.sessions import expecting_errors
-from tidemill.testing import Case, Holding, Judge, Step
+from tidemill.testing import Case, Judge, MaintainedView, Step
 from tidemill.views.certify import generated_steps
 from tidemill.views.certify.equality import equality_of
 from tidemill.views.certify.table_contents import TableContents
@@ -157,7 +157,7 @@ def test_rows_of_every_type_are_kept_as_they_were(spark: Any) -> None:
     """What the rung *full* does with rows: their identity brings equal ones together, and no others."""
     columns = [column_of(name, Role.PAYLOAD) for name in _kept(Role.PAYLOAD)]
     assert len(columns) > 25
-    kept = Case("kept", f"SELECT {', '.join(columns)} FROM d", Holding(Kept(spark, columns).after))
+    kept = Case("kept", f"SELECT {', '.join(columns)} FROM d", MaintainedView(Kept(spark, columns).after))
     with views_oracle.stage(spark, {}, DDL):
         verdict = Judge(spark, DDL).run([kept], steps())
     assert verdict, str(verdict)

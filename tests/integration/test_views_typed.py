@@ -13,7 +13,7 @@ import pytest
 from tests.integration import views_oracle, views_typed
 from tests.integration.views_kernels import Kernels
 from tests.integration.views_typed import DDL, WIDE, TypedGenerator, one_result
-from tidemill.testing import Case, Holding, Judge, Step
+from tidemill.testing import Case, Judge, MaintainedView, Step
 from tidemill.views.certify.equality import equality_of
 from tidemill.views.certify.table_contents import TableContents
 from tidemill.views.circuit.interpreter import interpret
@@ -36,13 +36,13 @@ class Typed:
             assert not depends_on_ties(output) or "xxhash64(" in self.oracles[name], self.drawn[name]
         self.traced = self.kernels.found.views
 
-    def case(self, name: str, held: str | Holding) -> Case:
+    def case(self, name: str, held: str | MaintainedView) -> Case:
         equality = equality_of(self.outputs[name])
         return one_result(Case(name, self.drawn[name], held, equality, self.oracles[name]))
 
-    def held(self, name: str) -> Holding:
+    def held(self, name: str) -> MaintainedView:
         """What kernels hold now."""
-        return Holding(lambda _: self.kernels.frame(name))
+        return MaintainedView(lambda _: self.kernels.frame(name))
 
     def circuits(self, names: Sequence[str]) -> list[Case]:
         return [self.case(name, interpret(self.outputs[name])) for name in names]

@@ -18,7 +18,7 @@ from tests.integration.views_oracle import SETTINGS, settings
 from tidemill.errors import QueryError
 from tidemill.spark import queries
 from tidemill.views.certify.equality import Row
-from tidemill.views.certify.query_results import SAID, ResultReader
+from tidemill.views.certify.query_results import JSON_COLUMNS, ResultReader
 from tidemill.views.certify.table_contents import TableContents
 
 BATCH = 40
@@ -36,7 +36,7 @@ class _Planned:
 
 
 class Ahead:
-    """For `Judge(ahead=…)`. `known` counts the results that it had, `left` those that it had not."""
+    """For `Judge(precomputed=…)`. `known` counts the results that it had, `left` those that it had not."""
 
     def __init__(self, spark: Any) -> None:
         self._spark = spark
@@ -68,7 +68,7 @@ class Ahead:
 
         try:
             over = queries.renamed(text.rstrip().rstrip(";"), lambda name: views[queries.match(name, views)])
-            frame = self._spark.sql(f"SELECT {place} AS place, {SAID} FROM (\n{over}\n)")
+            frame = self._spark.sql(f"SELECT {place} AS place, {JSON_COLUMNS} FROM (\n{over}\n)")
             made = frame._jdf.queryExecution()
             stage = self._sql.execution.adaptive.LogicalQueryStage(made.optimizedPlan(), made.sparkPlan())
         except (PySparkException, QueryError):

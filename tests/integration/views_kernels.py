@@ -21,7 +21,7 @@ from tidemill.objects import place_of
 from tidemill.objects.local import LocalObjects
 from tidemill.spark import schema
 from tidemill.spark.storage import Storage
-from tidemill.testing import Holding, Step
+from tidemill.testing import MaintainedView, Step
 from tidemill.views.certify.table_contents import TableContents
 from tidemill.views.chain.chain import Chain
 from tidemill.views.chain.layer_task import StepPlan, TaskReport
@@ -88,7 +88,7 @@ class Kernels:
         assert self.found.chain is not None
         return self.found.chain
 
-    def holding(self, view: str) -> Holding:
+    def holding(self, view: str) -> MaintainedView:
         """For a case of the judge; all cases of a step share one computation."""
 
         def after(step: Step) -> DataFrame:
@@ -97,7 +97,7 @@ class Kernels:
                 self.step(step)
             return self.frame(view)
 
-        return Holding(after)
+        return MaintainedView(after)
 
     def fork(self, attempt: str, count: int) -> "Kernels":
         """The same state in the same files, which goes on by itself from here, in so many ranges."""

@@ -12,12 +12,12 @@ from tidemill.testing.fake_clock import FakeClock, ShiftedClock
 if TYPE_CHECKING:
     from tidemill.testing.objects_conformance import ObjectsConformance
     from tidemill.testing.store_conformance import StoreConformance
-    from tidemill.views.certify.judge import Case, Holding, Judge, Verdict
+    from tidemill.views.certify.judge import Case, Judge, MaintainedView, Verdict
     from tidemill.views.certify.table_contents import Step
 
 _SUITES = {
     "Case": "tidemill.views.certify.judge",
-    "Holding": "tidemill.views.certify.judge",
+    "MaintainedView": "tidemill.views.certify.judge",
     "Judge": "tidemill.views.certify.judge",
     "ObjectsConformance": "tidemill.testing.objects_conformance",
     "Step": "tidemill.views.certify.table_contents",
@@ -28,8 +28,8 @@ _SUITES = {
 __all__ = [
     "Case",
     "FakeClock",
-    "Holding",
     "Judge",
+    "MaintainedView",
     "ObjectsConformance",
     "ShiftedClock",
     "Step",

@@ -18,7 +18,7 @@ from tidemill.views.certify.certificates import (
     certify_function,
 )
 from tidemill.views.certify.equality import difference
-from tidemill.views.certify.query_results import collected
+from tidemill.views.certify.query_results import collect_rows
 from tidemill.views.certify.table_contents import Row, Step, TableContents
 from tidemill.views.circuit.operators import ViewOutput
 from tidemill.views.steps.keys import StepKeys
@@ -176,7 +176,7 @@ def certify_arc(
             frame.createOrReplaceTempView(view)
             stack.callback(spark.catalog.dropTempView, view)
             queries.append(f"SELECT * FROM {view}")  # noqa: S608
-        rows_of = collected(spark, queries)
+        rows_of = collect_rows(spark, queries)
     why = ""
     for first in range(0, len(rows_of), 4):
         of_all, of_half, of_other_half, of_none = rows_of[first : first + 4]

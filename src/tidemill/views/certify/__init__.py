@@ -1,1 +1,1 @@
-"""Certification: what maintains a view is compared with plain Spark, by classes of equality (DBSP-20)."""
+"""Certification: compare the result of a view with plain Spark, by classes of equality (DBSP-20)."""

@@ -1,11 +1,21 @@
-"""Certificates: a view's circuit was compared with its query, once for each code of it (DBSP-19).
+"""Certificates: records that the circuit of a view was compared with its query (DBSP-18, DBSP-19).
 
-(C, "certificate", digest)     the verdict
+(C, "certificate", digest)     the result of the comparison
 
-When a view is created its circuit, interpreted by plain Spark, is compared with the query itself on
-generated steps: duplicates, NULL, NaN, deletions, empty tables, a moved clock. A circuit that differs must
-not be run: the view stays on the rung *full*, which runs the query as it was written, and that is told. The
-verdict is kept under a digest of all that decides it, so that it is found again at the next start.
+When a view is created, plain Spark runs both its query and its circuit on generated steps: duplicates, NULL,
+NaN, deletions, empty tables, a later clock. If the results differ, the circuit must not run. The view then
+stays on the rung *full*, which runs the original query, and an event reports it. The result is stored under a
+digest of everything that decides it, so the next start does not compare again.
+
+A function as a view is tested against its declaration:
+
+    linear     Processing a change gives the change of the result. After each generated step the result is the
+               previous one, plus the result for the inserted rows, minus the result for the deleted rows.
+    keyed by   The rows of a key depend only on input rows of that key. If the tables are divided between
+    keys,
+               the results of the two parts together are the result for the complete tables.
+
+A function that fails the test stays on the rung *full*, and the certificate says what differed.
 """
 
 import hashlib
@@ -24,8 +34,8 @@ from tidemill.store import Space, Tx
 from tidemill.views.certify import generated_steps
 from tidemill.views.certify.equality import Row as Value
 from tidemill.views.certify.equality import difference, equality_of
-from tidemill.views.certify.judge import Case, Judge, Verdict, Written
-from tidemill.views.certify.query_results import collected
+from tidemill.views.certify.judge import Case, Judge, TimedQuery, Verdict
+from tidemill.views.certify.query_results import collect_rows
 from tidemill.views.certify.table_contents import Row, Step, TableContents
 from tidemill.views.circuit.interpreter import interpret
 from tidemill.views.circuit.operators import Opaque, ViewOutput
@@ -37,15 +47,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FORMAT = 4
-"""Of the generated steps and of the comparison: another one certifies every view anew."""
+"""The version of the generated steps and of the comparison; a new version certifies every view again."""
 
 
 class ViewCertificate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What certification found.
+    """The result of a certification.
 
-    - equal: the circuit gave what the query gave, after every step.
-    - why: what differed; or why there was nothing to compare.
-    - compared, loose: steps; loose are those in which Spark itself had several answers.
+    - equal: whether the circuit and the query gave the same result after every step.
+    - why: what differed, or why there was nothing to compare.
+    - compared: the number of steps compared.
+    - loose: the number of these steps in which Spark itself has several correct results.
+    - raised: the number of these steps in which both sides raised an error.
     """
 
     equal: bool
@@ -57,7 +69,7 @@ class ViewCertificate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class ViewCertified(Event, frozen=True, kw_only=True):
-    """A view's circuit gave what plain Spark gives."""
+    """The circuit of a view gave the same results as plain Spark."""
 
     pipeline: str
     view: str
@@ -66,7 +78,7 @@ class ViewCertified(Event, frozen=True, kw_only=True):
 
 
 class ViewNotCertified(Event, frozen=True, kw_only=True):
-    """A view's circuit gave something else than plain Spark: the view is recomputed in every step."""
+    """The circuit of a view gave other results than plain Spark: every step recomputes the view."""
 
     pipeline: str
     view: str
@@ -77,24 +89,24 @@ _decoder = msgspec.msgpack.Decoder(ViewCertificate)
 
 
 def digest_of(code: str, output: ViewOutput) -> str:
-    """What a certificate is kept under: the view's code, and the circuit that was made of it."""
+    """Return the digest under which the certificate of a view is stored: of its code and its circuit."""
     return hashlib.sha256(repr((FORMAT, code, output.fingerprint)).encode()).hexdigest()[:32]
 
 
 def digest_of_function(code: str, declared: str, tables: Mapping[str, str]) -> str:
-    """What the certificate of a function is kept under: its code, and what it was declared to be."""
-    said = repr((FORMAT, code, declared, sorted(tables.items())))
-    return hashlib.sha256(said.encode()).hexdigest()[:32]
+    """Return the digest under which the certificate of a function is stored: of its code and declaration."""
+    content = repr((FORMAT, code, declared, sorted(tables.items())))
+    return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
 def read(tx: Tx, cluster: str, digest: str) -> ViewCertificate | None:
-    """A certificate; None where that code was never certified."""
+    """Read a certificate; None if this code was never certified."""
     raw = tx.get(_space(cluster)[digest])
     return None if raw is None else _decoder.decode(raw)
 
 
 def write(tx: Tx, cluster: str, digest: str, certificate: ViewCertificate) -> None:
-    """Keep a certificate."""
+    """Store a certificate."""
     tx.set(_space(cluster)[digest], msgspec.msgpack.encode(certificate), quiet=True)
 
 
@@ -108,34 +120,34 @@ def certify(
     written: ViewOutput | None = None,
     seed: int = 0,
 ) -> ViewCertificate:
-    """Compare a view's circuit with its query, by one Spark job (a few more where values make it raise).
+    """Compare the circuit of a view with its query, in one Spark job (or a few, if values raise errors).
 
     Args:
         spark: a session with the pinned settings.
-        name: of the view.
-        sql: the query as it was written.
-        output: the circuit that would be run for it.
-        tables: the columns of what it reads.
-        written: the circuit before any rewrite: the oracle of a view whose order leaves ties.
-        seed: another one makes other rows.
+        name: the name of the view.
+        sql: the original query.
+        output: the circuit that would run.
+        tables: the columns of the tables that it reads.
+        written: the circuit before any rewrite, with which a view is compared if its order leaves ties.
+        seed: the seed of the generated rows.
     """
     kind = equality_of(output)
     if _unsteady(output):
         return ViewCertificate(
-            equal=True, kind="none", why="it is not the same twice, so there is nothing to compare"
+            equal=True, kind="none", why="not deterministic, so there is nothing to compare"
         )
     if isinstance(output.input, Opaque):
-        return ViewCertificate(equal=True, kind=kind.name, why="its query is run as it is written")
+        return ViewCertificate(equal=True, kind=kind.name, why="the original query runs unchanged")
     keyed = None if written is None else _text(written)
     case = Case(name, sql, _text(output), kind, keyed)
     clock = reads_clock(sql, [column for text in tables.values() for column in _columns(text)])
-    with expecting_errors():  # overflows of generated values, which both sides must raise
+    with expecting_errors():  # generated values overflow, and both sides must raise
         verdict: Verdict = Judge(spark, tables).run(
             [case], generated_steps.generate_steps(tables, seed=seed, clock=clock)
         )
     why = "" if verdict else str(verdict.mismatches[0])
     if verdict.raised == verdict.compared:
-        why = "it raises on every generated step, so nothing could be compared"
+        why = "raises an error in every generated step, so nothing could be compared"
     return ViewCertificate(
         equal=not why,
         kind=kind.name,
@@ -146,7 +158,7 @@ def certify(
     )
 
 
-def _text(output: ViewOutput) -> Written:
+def _text(output: ViewOutput) -> TimedQuery:
     return lambda now: interpret(output, Renderer(clock_values(now)))
 
 
@@ -177,62 +189,68 @@ def certify_function(
     keyed_by: Sequence[str] = (),
     seed: int = 0,
 ) -> ViewCertificate:
-    """Try out a function that is declared keyed by these columns, or (without any) linear; one Spark job.
+    """Test a function that is declared keyed by these columns, or linear if there are none; one Spark job.
 
     Args:
         spark: a session with the pinned settings.
-        function: of frames, in the order of `reads`.
-        reads: names of tables.
-        tables: their columns.
+        function: takes DataFrames in the order of `reads`, and returns one.
+        reads: the names of the tables that it reads.
+        tables: the columns of the tables.
         keyed_by: the columns of the key.
-        seed: another one makes other rows.
+        seed: the seed of the generated rows.
     """
     contents = TableContents(tables)
-    told: list[tuple[list[Tables], list[Tables]]] = []  # whose results together must be equal
+    equations: list[tuple[list[Tables], list[Tables]]] = []  # both sides must have equal results
     for step in generated_steps.generate_steps(tables, seed=seed)[:3]:
         before = {name: contents.rows(name) for name in tables}
         contents.apply(step)
         after = {name: contents.rows(name) for name in tables}
         if keyed_by:
-            told.append(([after], _parts(after, tables, keyed_by)))
+            equations.append(([after], _parts(after, tables, keyed_by)))
         else:
-            told.append(([after, step.deletes], [before, step.inserts]))
-    asked = [rows for left, right in told for rows in (*left, *right)]
+            equations.append(([after, step.deletes], [before, step.inserts]))
+    inputs = [rows for left_tables, right_tables in equations for rows in (*left_tables, *right_tables)]
     try:
         with expecting_errors():
-            found = iter(_results(spark, function, reads, tables, asked))
+            results = iter(_results(spark, function, reads, tables, inputs))
     except Exception as error:
         if not type(error).__module__.startswith(("pyspark.", "py4j.")):
             raise
-        why = f"it raises on generated rows: {' '.join(str(error).split())[:300]}"
+        why = f"raises an error on generated rows: {' '.join(str(error).split())[:300]}"
         return ViewCertificate(equal=False, kind="none", why=why)
-    for number, (left, right) in enumerate(told):
-        one: list[Value] = [row for _ in left for row in next(found)]
-        other: list[Value] = [row for _ in right for row in next(found)]
-        differs = difference(one, other)
-        if differs is not None:
-            said = "of parts cut between keys" if keyed_by else "of the change"
-            why = f"what it makes {said} is not the change of what it makes, after step {number}: {differs}"
+    for number, (left_tables, right_tables) in enumerate(equations):
+        left_rows: list[Value] = [row for _ in left_tables for row in next(results)]
+        right_rows: list[Value] = [row for _ in right_tables for row in next(results)]
+        diff = difference(left_rows, right_rows)
+        if diff is not None:
+            rule = (
+                "the results of two parts, divided between keys, are not the result of the complete tables"
+                if keyed_by
+                else "the result of the change is not the change of the result"
+            )
+            why = f"{rule}, after step {number}: {diff}"
             return ViewCertificate(equal=False, why=why[:2000], compared=number + 1)
-    return ViewCertificate(equal=True, compared=len(told))
+    return ViewCertificate(equal=True, compared=len(equations))
 
 
 def _parts(rows: Tables, tables: Mapping[str, str], keyed_by: Sequence[str]) -> list[Tables]:
-    """The tables in two parts, by the value of the key; one that has no such columns is whole in both."""
+    """Divide the tables into two parts by their keys; both parts get all rows of a table without the key."""
     keyed = [name for name, ddl in tables.items() if set(keyed_by) <= set(schema.parse(ddl).names)]
     keys = Counter(_key(row, keyed_by) for name in keyed for row in rows[name])
-    first = set(sorted(keys)[::2])
+    first_keys = set(sorted(keys)[::2])
     return [
         {
-            name: [row for row in some if name not in keyed or (_key(row, keyed_by) in first) is part]
-            for name, some in rows.items()
+            name: [
+                row for row in table_rows if name not in keyed or (_key(row, keyed_by) in first_keys) is part
+            ]
+            for name, table_rows in rows.items()
         }
         for part in (True, False)
     ]
 
 
 def _key(row: Row, keyed_by: Sequence[str]) -> str:
-    # Both zeros are one key, as in Spark's own grouping.
+    # 0.0 and -0.0 are the same key, as in Spark's grouping.
     return repr([0.0 if row.get(name) == 0 else row.get(name) for name in keyed_by])
 
 
@@ -241,15 +259,15 @@ def _results(
     function: "Callable[..., DataFrame]",
     reads: Sequence[str],
     tables: Mapping[str, str],
-    asked: Sequence[Tables],
+    inputs: Sequence[Tables],
 ) -> list[list[Value]]:
     with ExitStack() as stack:
         texts = []
-        for rows in asked:
+        for rows in inputs:
             contents = TableContents(tables)
             contents.apply(Step(inserts=rows))
             view = f"tidemill_function_{next(_numbers)}"
             function(*(contents.frame(spark, name) for name in reads)).createOrReplaceTempView(view)
             stack.callback(spark.catalog.dropTempView, view)
             texts.append(f"SELECT * FROM {view}")  # noqa: S608
-        return collected(spark, texts, small=True)
+        return collect_rows(spark, texts, small=True)

@@ -1,11 +1,11 @@
-"""What "equal to Spark" means for a view (DBSP-20), read off its circuit.
+"""Equality: what "equal to Spark" means for a view (DBSP-20). The circuit of the view decides the class.
 
-exact     bit for bit, as Spark's own grouping compares: NaN is equal to itself, -0.0 to 0.0
-float     sums, averages and variances of floats: within `bound`; all else of the row exact
-ordered   where the order of the query leaves ties, the hash of the row is its last sort key, in the view and
-          in the oracle (`circuit.ties`); the query as it was written, which has no such key, must give the
-          same wherever Spark has one result for it
-approx    approx_*: within their stated error
+exact     all values are equal as Spark's grouping compares them: NaN equals itself, -0.0 equals 0.0
+float     sums, averages and variances of floats are within `bound`; the other values of the row are exact
+ordered   The order of the query leaves ties. The view and the query it is compared with have the hash of the
+          row as last sort key (`circuit.ties`). The original query, which has no such key, must give the same
+          result if Spark has only one result for it.
+approx    approx_* functions are within their stated error
 """
 
 import math
@@ -20,29 +20,32 @@ from tidemill.views.circuit.operators import Aggregate, Opaque, Operator, ViewOu
 from tidemill.views.circuit.ties import has_one_result, tie_dependent
 
 FLOAT_BOUND = 1e-9
-"""How far floats may be apart, relative to the larger of the two and of 1: far above what the order of a
-sum can do to a million values of one size, far below any wrong row."""
+"""The allowed difference of floats, relative to the larger of the two and to 1.
+
+It is far larger than the effect of the order in which a million values of similar size are added, and far
+smaller than that of a wrong row.
+"""
 
 APPROX_BOUND = 0.05
-"""The stated error of approx_count_distinct, and more than that of the sketches."""
+"""The stated error of approx_count_distinct, which is larger than that of the sketches."""
 
 
 @dataclass(frozen=True)
 class Equality:
     """How two results of a view are compared.
 
-    - bound: relative, for floats; 0 for bit for bit.
-    - ordered: the result of the query as it was written may hang on ties.
-    - settled: that of the circuit does not: all its ties are broken.
+    - bound: the allowed relative difference of floats; 0 if they must be equal.
+    - ordered: the result of the original query may depend on ties.
+    - ties_broken: the result of the circuit does not, because it breaks all ties.
     """
 
     bound: float = 0.0
     ordered: bool = False
-    settled: bool = False
+    ties_broken: bool = False
 
     @property
     def name(self) -> str:
-        """The class, for people."""
+        """The name of the class, for users."""
         kinds = ["approx"] if self.bound >= APPROX_BOUND else ["float"] if self.bound else []
         return " and ".join([*kinds, *(["ordered"] if self.ordered else [])]) or "exact"
 
@@ -52,14 +55,20 @@ _BOUNDS = {Precision.EXACT: 0.0, Precision.FLOAT: FLOAT_BOUND, Precision.APPROXI
 
 
 def equality_of(output: ViewOutput) -> Equality:
-    """The class of a view."""
+    """Return how to compare the results of a view."""
     needed = {precision_of(name) for op in walk(output) for name in _calls(op)}
     bound = max((_BOUNDS[precision] for precision in needed), default=0.0)
-    order = tie_dependent(output)
-    # The hash of a row with an inexact sum in it is another one after another rounding.
-    below = {name for op in order for child in op.inputs for one in walk(child) for name in _calls(one)}
-    rounded = any(precision_of(name) is not Precision.EXACT for name in below)
-    return Equality(bound, bool(order), bool(order) and not rounded and has_one_result(output))
+    ordered = tie_dependent(output)
+    # The hash of a row that contains an inexact sum depends on rounding.
+    input_calls = {
+        name
+        for op in ordered
+        for child in op.inputs
+        for descendant in walk(child)
+        for name in _calls(descendant)
+    }
+    rounded = any(precision_of(name) is not Precision.EXACT for name in input_calls)
+    return Equality(bound, bool(ordered), bool(ordered) and not rounded and has_one_result(output))
 
 
 def _calls(op: Operator) -> set[str]:
@@ -69,7 +78,7 @@ def _calls(op: Operator) -> set[str]:
 
 
 Row = tuple[Any, ...]
-SHOWN = 5
+MOST_SHOWN = 5
 
 
 @dataclass(frozen=True, order=True)
@@ -77,21 +86,21 @@ class FloatValue:
     """A float or double of a row."""
 
     text: str
-    """`repr` of it, with one spelling for NaN and for 0."""
+    """Its `repr`; NaN and both zeros each have one spelling."""
 
     @classmethod
     def of(cls, value: float) -> "FloatValue":
-        """A float as a value of a row."""
+        """Return a float as a value of a row."""
         return cls("nan" if math.isnan(value) else repr(value + 0.0))
 
     def near(self, other: "FloatValue", bound: float) -> bool:
-        """Are they apart by no more than this, relative to the larger of the two and of 1?"""
+        """Return whether the difference is within the bound, relative to the larger of the two and to 1."""
         if self == other:
             return True
-        one, two = float(self.text), float(other.text)
-        if not (math.isfinite(one) and math.isfinite(two)):
+        first, second = float(self.text), float(other.text)
+        if not (math.isfinite(first) and math.isfinite(second)):
             return False
-        return abs(one - two) <= bound * max(1.0, abs(one), abs(two))
+        return abs(first - second) <= bound * max(1.0, abs(first), abs(second))
 
     def __repr__(self) -> str:
         return self.text
@@ -99,27 +108,28 @@ class FloatValue:
 
 @dataclass(frozen=True)
 class RowDifference:
-    """What one has and the other has not."""
+    """The rows in which two results differ, each with its count."""
 
     missing: tuple[tuple[Row, int], ...]
-    """Rows that plain Spark gives and the view has not, with how many."""
+    """Rows of plain Spark that the view does not have."""
 
     extra: tuple[tuple[Row, int], ...]
+    """Rows of the view that plain Spark does not return."""
 
     def __str__(self) -> str:
         return "; ".join(
-            f"{said} {_shown(rows)}"
-            for said, rows in (("missing", self.missing), ("extra", self.extra))
+            f"{label} {_shown(rows)}"
+            for label, rows in (("missing", self.missing), ("extra", self.extra))
             if rows
         )
 
 
 def difference(
-    expected: Iterable[Row], found: Iterable[Row], equality: Equality = EXACT
+    expected: Iterable[Row], actual: Iterable[Row], equality: Equality = EXACT
 ) -> RowDifference | None:
-    """How two results differ; None if they are equal by their class."""
-    want, have = Counter(expected), Counter(found)
-    missing, extra = want - have, have - want
+    """Return how two results differ; None if they are equal."""
+    expected_count, actual_count = Counter(expected), Counter(actual)
+    missing, extra = expected_count - actual_count, actual_count - expected_count
     if equality.bound and missing and extra:
         missing, extra = _paired(missing, extra, equality.bound)
     if not missing and not extra:
@@ -128,27 +138,27 @@ def difference(
 
 
 def _paired(missing: Counter[Row], extra: Counter[Row], bound: float) -> tuple[Counter[Row], Counter[Row]]:
-    """Without the rows that find a partner which differs in floats alone, and by no more than the bound."""
+    """Remove pairs of rows that differ only in floats, and by no more than the bound."""
     partners: dict[Row, list[Row]] = {}
     for row in extra.elements():
         partners.setdefault(_without_floats(row), []).append(row)
-    left: Counter[Row] = Counter()
+    unpaired: Counter[Row] = Counter()
     for row in missing.elements():
-        same = partners.get(_without_floats(row), [])
-        mine = list(_floats(row))
-        fit = next(
+        candidates = partners.get(_without_floats(row), [])
+        floats = list(_floats(row))
+        match = next(
             (
-                place
-                for place, one in enumerate(same)
-                if all(a.near(b, bound) for a, b in zip(mine, _floats(one), strict=True))
+                index
+                for index, partner in enumerate(candidates)
+                if all(a.near(b, bound) for a, b in zip(floats, _floats(partner), strict=True))
             ),
             None,
         )
-        if fit is None:
-            left[row] += 1
+        if match is None:
+            unpaired[row] += 1
         else:
-            same.pop(fit)
-    return left, Counter(row for rows in partners.values() for row in rows)
+            candidates.pop(match)
+    return unpaired, Counter(row for rows in partners.values() for row in rows)
 
 
 def _without_floats(value: Any) -> Any:
@@ -170,5 +180,5 @@ def _listed(rows: Counter[Row]) -> tuple[tuple[Row, int], ...]:
 
 
 def _shown(rows: Sequence[tuple[Row, int]]) -> str:
-    said = [f"{count} x {row}" if count > 1 else f"{row}" for row, count in rows[:SHOWN]]
-    return ", ".join(said) + (f" and {len(rows) - SHOWN} more" if len(rows) > SHOWN else "")
+    texts = [f"{count} x {row}" if count > 1 else f"{row}" for row, count in rows[:MOST_SHOWN]]
+    return ", ".join(texts) + (f" and {len(rows) - MOST_SHOWN} more" if len(rows) > MOST_SHOWN else "")

@@ -1,17 +1,17 @@
-"""The judge: after every step, what is kept of a view against what plain Spark makes of the whole tables.
+"""The judge: after every step, compare a view with the result of plain Spark over the complete tables.
 
-The comparison is written once, here: certification, tests and fuzzing use it. A *case* is a view's query and
-what is held against it: another query (a circuit as Spark SQL), or a function that is given each step and
-says what it holds after it (whatever maintains the view). Many cases are judged by one Spark job.
+Certification, tests and fuzzing all use this comparison. A *case* is the query of a view and what is compared
+with it: another query (a circuit as Spark SQL), or a function that receives each step and returns the
+contents of the maintained view. One Spark job compares many cases.
 
-Where the class of a view is *ordered*, the query as it was written leaves ties, and Spark breaks them anyhow.
-Then the oracle is the same query with the hash of the row as its last key (`Case.keyed`), and what is held
-must equal that. The query without the key must give the same again, unless Spark has several answers for it:
-ties are there if another key changes the oracle's result, or the opposite order of the tables' rows that of
-the query. Only then no more than as many rows are demanded of it, and the step is counted as `loose`.
+If the class of a view is *ordered*, its query leaves ties, and Spark breaks them arbitrarily. Then the view
+must be equal to the same query with the hash of the row as last key (`Case.tie_breaking`). The original query
+must have the same result too, unless Spark has several results for it. That is the case if another key
+changes the result of the tie-breaking query, or if reversing the rows of the tables changes that of the
+original query. Then only the numbers of rows must be equal, and the step counts as `loose`.
 
-Results of queries may be known beforehand (`KnownResults`), for example because Spark planned a query once
-for all steps. Only the rest is computed here.
+The results of queries can be computed in advance (`PrecomputedResults`), for example because Spark planned a
+query once for all steps. The judge computes the others.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -30,39 +30,40 @@ from tidemill.views.spark.step_time import with_step_time
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-Written: TypeAlias = Callable[[int], str]
+TimedQuery: TypeAlias = Callable[[int], str]
 _NUMBERS = count()
 
 
 @dataclass(frozen=True)
 class Case:
-    """A view, and what is held against it.
+    """A view, and what is compared with it.
 
-    - sql: the view's query.
-    - held: a query over the same tables, or that of a moment (µs since 1970); or a function that is given
-      every step, in order, and returns a frame of all rows it holds after it.
+    - sql: the query of the view.
+    - actual: what is compared with it: a query over the same tables, a function that returns the query for a
+      time (µs since 1970), or a maintained view.
     - equality: how the two are compared.
-    - keyed: the oracle of an ordered view: its query, operator by operator as it was written, with the hash
-      of the row as the last key of every order; as a query, or that of a moment.
+    - tie_breaking: for an ordered view, its query with the hash of the row as the last key of every order; or
+    a
+      function that returns the query for a time.
     """
 
     name: str
     sql: str
-    held: "str | Written | Holding"
+    actual: "str | TimedQuery | MaintainedView"
     equality: Equality = EXACT
-    keyed: "str | Written | None" = None
+    tie_breaking: "str | TimedQuery | None" = None
 
 
 @dataclass(frozen=True)
-class Holding:
-    """Something that maintains a view: it takes a step, and gives all it holds after it."""
+class MaintainedView:
+    """A view that is maintained step by step: `after` applies a step and returns all rows of the view."""
 
     after: "Callable[[Step], DataFrame]"
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A case that is not equal to Spark, and after which step (from 0)."""
+    """A case that differs from Spark, and the number of the step (from 0)."""
 
     case: Case
     step: int
@@ -75,11 +76,11 @@ class Mismatch:
 
 @dataclass
 class Verdict:
-    """What a judge found.
+    """The result of a comparison.
 
-    - compared: pairs of a case and a step.
-    - loose: those in which Spark itself has several answers to the query, and gave another one.
-    - raised: those in which the query raises, and what is held against it as well.
+    - compared: the number of pairs of a case and a step.
+    - loose: the pairs in which Spark itself has several results for the query and returned another one.
+    - raised: the pairs in which both sides raised an error.
     """
 
     mismatches: list[Mismatch] = field(default_factory=list)
@@ -91,22 +92,24 @@ class Verdict:
         return not self.mismatches
 
     def __str__(self) -> str:
-        said = f"{self.compared} compared, {self.loose} of them loosely, {self.raised} raised on both sides"
-        return "\n\n".join([said, *map(str, self.mismatches)])
+        summary = (
+            f"{self.compared} compared, {self.loose} of them loosely, {self.raised} raised on both sides"
+        )
+        return "\n\n".join([summary, *map(str, self.mismatches)])
 
 
-class KnownResults(Protocol):
-    """Results of many queries after many steps, as far as they can be had ahead of the questions."""
+class PrecomputedResults(Protocol):
+    """Computes the results of many queries after many steps in advance."""
 
     def __call__(
-        self, contents: Sequence[TableContents], asked: Sequence[Collection[str]]
+        self, contents: Sequence[TableContents], queries: Sequence[Collection[str]]
     ) -> Sequence[Mapping[str, list[Row]]]:
-        """The rows of queries after each step, by their texts.
+        """Return the rows of queries after each step, by the text of the query.
 
         Args:
-            contents: what the tables hold after each of the steps.
-            asked: the texts that will be asked for after each of them; those that raise, or that cannot be
-                known ahead, are left out of the answer.
+            contents: the contents of the tables after each step.
+            queries: the queries that will be compared after each step. The result may omit a query, for
+                example because it raises an error.
         """
         ...
 
@@ -123,7 +126,7 @@ class Judge:
         spark: a session with the pinned settings.
         tables: the columns of the tables that queries read, by name, as Spark writes them.
         batch: about how many results one job computes.
-        ahead: who is asked first for the results of all queries after all steps.
+        precomputed: computes results of queries in advance.
     """
 
     def __init__(
@@ -132,185 +135,199 @@ class Judge:
         tables: Mapping[str, str],
         *,
         batch: int = 40,
-        ahead: KnownResults | None = None,
+        precomputed: PrecomputedResults | None = None,
     ) -> None:
         self._spark = spark
         self._tables = dict(tables)
         self._columns = {name for text in tables.values() for name in schema.parse(text).names}
         self._batch = batch
-        self._ahead = ahead
+        self._precomputed = precomputed
 
     def run(self, cases: Sequence[Case], steps: Sequence[Step]) -> Verdict:
-        """Judge every case after every step; the tables begin empty."""
+        """Compare every case after every step. The tables are empty at the start."""
         verdict = Verdict()
-        waiting: list[_Question] = []
-        asked = 0
+        pending: list[_Comparison] = []
+        query_count = 0
         before: TableContents | None = None
         contents = self._contents(steps)
-        known = self._known(cases, contents)
+        known_rows = self._known(cases, contents)
         with ExitStack() as stack:
             for number, step in enumerate(steps):
                 now = contents[number]
                 cases_now = cases
                 if before is not None and now.same(before):
-                    # Plain Spark has said already what a query gives: only what is maintained is asked again.
-                    cases_now = [case for case in cases if isinstance(case.held, Holding)]
+                    # Nothing changed, so queries have the same result. Only maintained views are read again.
+                    cases_now = [case for case in cases if isinstance(case.actual, MaintainedView)]
                     verdict.compared += len(cases) - len(cases_now)
                 else:
-                    frames = _Frames(self._spark, now, f"judge{id(self):x}_{number}", stack)
+                    frames = _TableViews(self._spark, now, f"judge{id(self):x}_{number}", stack)
                 before = now
                 for case in cases_now:
-                    waiting.append(self._question(case, number, step, frames, known[number]))
-                    asked += sum(isinstance(one, str) for one in waiting[-1].asked)
-                    if asked >= self._batch:
-                        self._answer(waiting, verdict)
-                        waiting, asked = [], 0
-            if waiting:
-                self._answer(waiting, verdict)
+                    pending.append(self._comparison(case, number, step, frames, known_rows[number]))
+                    query_count += sum(isinstance(item, str) for item in pending[-1].sides)
+                    if query_count >= self._batch:
+                        self._run(pending, verdict)
+                        pending, query_count = [], 0
+            if pending:
+                self._run(pending, verdict)
         return verdict
 
     def _contents(self, steps: Sequence[Step]) -> list[TableContents]:
-        """What the tables hold after each step."""
-        contents, found = TableContents(self._tables), []
+        """Return the contents of the tables after each step."""
+        contents, copies = TableContents(self._tables), []
         for step in steps:
             contents.apply(step)
-            found.append(contents.copy())
-        return found
+            copies.append(contents.copy())
+        return copies
 
     def _known(
         self, cases: Sequence[Case], contents: Sequence[TableContents]
     ) -> Sequence[Mapping[str, list[Row]]]:
-        if self._ahead is None:
+        if self._precomputed is None:
             return [{} for _ in contents]
-        asked: list[set[str]] = []
+        queries_by_step: list[set[str]] = []
         for number, now in enumerate(contents):
-            again = number > 0 and now.same(contents[number - 1])
-            wanted = [case for case in cases if not again or isinstance(case.held, Holding)]
-            asked.append({text for case in wanted for text in self._texts(case, now.now) if text is not None})
-        return self._ahead(contents, asked)
+            unchanged = number > 0 and now.same(contents[number - 1])
+            compared = [case for case in cases if not unchanged or isinstance(case.actual, MaintainedView)]
+            queries_by_step.append(
+                {text for case in compared for text in self._texts(case, now.now) if text is not None}
+            )
+        return self._precomputed(contents, queries_by_step)
 
     def _texts(self, case: Case, now: int) -> tuple[str, str | None, str | None]:
-        """The queries that are asked after a step: the view's, what is held, and the oracle of ties."""
-        held = None if isinstance(case.held, Holding) else _at(case.held, now)
-        keyed = held if case.keyed is None else _at(case.keyed, now)
-        return with_step_time(case.sql, now, self._columns), held, keyed if case.equality.settled else None
+        """Return the queries of a case after a step: the original, the actual and the tie-breaking one."""
+        actual = None if isinstance(case.actual, MaintainedView) else _at(case.actual, now)
+        tie_breaking = actual if case.tie_breaking is None else _at(case.tie_breaking, now)
+        return (
+            with_step_time(case.sql, now, self._columns),
+            actual,
+            tie_breaking if case.equality.ties_broken else None,
+        )
 
-    def _question(
-        self, case: Case, number: int, step: Step, frames: "_Frames", known: Mapping[str, list[Row]]
-    ) -> "_Question":
-        sql, held, keyed = self._texts(case, frames.now)
-        asked = [known[sql] if sql in known else frames.query(sql)]
-        if isinstance(case.held, Holding):
-            asked.append(frames.named(case.held.after(step)))
-        elif held is not None:
-            asked.append(known[held] if held in known else frames.query(held))
-        if keyed is not None and keyed != held:
-            asked.append(known[keyed] if keyed in known else frames.query(keyed))
+    def _comparison(
+        self, case: Case, number: int, step: Step, frames: "_TableViews", known_rows: Mapping[str, list[Row]]
+    ) -> "_Comparison":
+        sql, actual, tie_breaking = self._texts(case, frames.now)
+        items = [known_rows[sql] if sql in known_rows else frames.query(sql)]
+        if isinstance(case.actual, MaintainedView):
+            items.append(frames.named(case.actual.after(step)))
+        elif actual is not None:
+            items.append(known_rows[actual] if actual in known_rows else frames.query(actual))
+        if tie_breaking is not None and tie_breaking != actual:
+            items.append(
+                known_rows[tie_breaking] if tie_breaking in known_rows else frames.query(tie_breaking)
+            )
 
-        oracle = held if case.keyed is None else _at(case.keyed, frames.now)
+        oracle = actual if case.tie_breaking is None else _at(case.tie_breaking, frames.now)
 
-        def others() -> list[tuple[str, list[str]]]:
-            ways = [] if oracle is None else [(oracle, with_other_tie_breaks(oracle))]
-            found = [
-                (frames.query(one), [frames.query(other) for other in some]) for one, some in ways if some
+        def variants() -> list[tuple[str, list[str]]]:
+            tie_breaks = [] if oracle is None else [(oracle, with_other_tie_breaks(oracle))]
+            tie_queries = [
+                (frames.query(query), [frames.query(variant) for variant in other_texts])
+                for query, other_texts in tie_breaks
+                if other_texts
             ]
-            return [(frames.query(sql), [frames.query(sql, backwards=True)]), *found]
+            return [(frames.query(sql), [frames.query(sql, backwards=True)]), *tie_queries]
 
-        return _Question(case, number, asked, others, frames.small)
+        return _Comparison(case, number, items, variants, frames.small)
 
-    def _answer(self, questions: Sequence["_Question"], verdict: Verdict) -> None:
-        small = all(one.small for one in questions)
+    def _run(self, comparisons: Sequence["_Comparison"], verdict: Verdict) -> None:
+        small = all(comparison.small for comparison in comparisons)
         try:
-            asked = [text for one in questions for text in one.asked if isinstance(text, str)]
-            found = iter(query_results.collected(self._spark, asked, small=small))
+            texts = [text for comparison in comparisons for text in comparison.sides if isinstance(text, str)]
+            results = iter(query_results.collect_rows(self._spark, texts, small=small))
         except Exception as error:
             if not _of_spark(error):
                 raise
-            if len(questions) > 1:
-                # One of them raises, and takes the job with it: it is in one of the halves.
-                half = len(questions) // 2
-                self._answer(questions[:half], verdict)
-                self._answer(questions[half:], verdict)
+            if len(comparisons) > 1:
+                # One query raises an error and fails the job. Divide the comparisons to find it.
+                half = len(comparisons) // 2
+                self._run(comparisons[:half], verdict)
+                self._run(comparisons[half:], verdict)
             else:
-                (one,) = questions
-                self._judge(one, [self._alone(text) for text in one.asked], verdict)
+                (comparison,) = comparisons
+                self._compare(comparison, [self._rows_or_error(text) for text in comparison.sides], verdict)
             return
-        for one in questions:
-            self._judge(one, [next(found) if isinstance(each, str) else each for each in one.asked], verdict)
+        for comparison in comparisons:
+            self._compare(
+                comparison,
+                [next(results) if isinstance(item, str) else item for item in comparison.sides],
+                verdict,
+            )
 
-    def _alone(self, text: "str | list[Row]") -> "list[Row] | Exception":
+    def _rows_or_error(self, text: "str | list[Row]") -> "list[Row] | Exception":
         if not isinstance(text, str):
             return text
         try:
-            return query_results.collected(self._spark, [text])[0]
+            return query_results.collect_rows(self._spark, [text])[0]
         except Exception as error:
             if not _of_spark(error):
                 raise
             return error
 
-    def _judge(
-        self, question: "_Question", given: "Sequence[list[Row] | Exception]", verdict: Verdict
+    def _compare(
+        self, comparison: "_Comparison", results: "Sequence[list[Row] | Exception]", verdict: Verdict
     ) -> None:
-        case = question.case
-        expected, found = given[:2]
+        case = comparison.case
+        expected, actual = results[:2]
         verdict.compared += 1
-        why = ""
-        if isinstance(expected, Exception) or isinstance(found, Exception):
-            if isinstance(expected, Exception) and isinstance(found, Exception):
+        reason = ""
+        if isinstance(expected, Exception) or isinstance(actual, Exception):
+            if isinstance(expected, Exception) and isinstance(actual, Exception):
                 verdict.raised += 1
             elif isinstance(expected, Exception):
-                why = f"plain Spark raises, and here it does not: {_said(expected)}"
-            elif isinstance(found, Exception):
-                why = f"plain Spark has a result, and here it raises: {_said(found)}"
+                reason = f"plain Spark raises an error, the view does not: {_message(expected)}"
+            elif isinstance(actual, Exception):
+                reason = f"the view raises an error, plain Spark does not: {_message(actual)}"
         else:
-            keyed = given[2] if len(given) > 2 else found
-            if isinstance(keyed, Exception):
-                why = f"the query with a key for ties raises: {_said(keyed)}"
-            elif (differs := difference(keyed, found, case.equality)) is not None:
-                why = f"of the query with a key for ties: {differs}"
-            elif (differs := difference(expected, keyed, case.equality)) is not None:
-                why = self._doubted(question, expected, keyed, str(differs), verdict)
-        if why:
-            verdict.mismatches.append(Mismatch(case, question.step, why))
+            tie_breaking = results[2] if len(results) > 2 else actual
+            if isinstance(tie_breaking, Exception):
+                reason = f"the tie-breaking query raises an error: {_message(tie_breaking)}"
+            elif (diff := difference(tie_breaking, actual, case.equality)) is not None:
+                reason = f"compared with the tie-breaking query: {diff}"
+            elif (diff := difference(expected, tie_breaking, case.equality)) is not None:
+                reason = self._explain_ties(comparison, expected, tie_breaking, str(diff), verdict)
+        if reason:
+            verdict.mismatches.append(Mismatch(case, comparison.step, reason))
 
-    def _doubted(
-        self, question: "_Question", expected: list[Row], found: list[Row], differs: str, verdict: Verdict
+    def _explain_ties(
+        self, comparison: "_Comparison", expected: list[Row], actual: list[Row], diff: str, verdict: Verdict
     ) -> str:
-        """Why the query's own result differs; nothing where Spark has several, and as many rows in each."""
-        if not question.case.equality.ordered:
-            return differs
-        equality = question.case.equality
-        several = []
-        for one, ways in question.others():
-            first = self._alone(one)
-            for other in map(self._alone, ways):
-                if isinstance(first, Exception) or isinstance(other, Exception):
-                    several.append(False)
-                elif difference(first, other, equality) is not None:
-                    several.append(len(first) != len(other))
-        if not several:
-            return differs
+        """Return why the original query differs; empty if ties explain the difference."""
+        if not comparison.case.equality.ordered:
+            return diff
+        equality = comparison.case.equality
+        row_counts_differ = []
+        for query, texts in comparison.variants():
+            rows = self._rows_or_error(query)
+            for variant in map(self._rows_or_error, texts):
+                if isinstance(rows, Exception) or isinstance(variant, Exception):
+                    row_counts_differ.append(False)
+                elif difference(rows, variant, equality) is not None:
+                    row_counts_differ.append(len(rows) != len(variant))
+        if not row_counts_differ:
+            return diff
         verdict.loose += 1
-        # What is grouped above an order may be more or fewer rows, by how its ties are broken.
-        if not any(several) and len(expected) != len(found):
-            return f"{len(found)} rows, and plain Spark has {len(expected)}"
+        # An aggregate over an ordered query may have more or fewer rows, depending on how ties are broken.
+        if not any(row_counts_differ) and len(expected) != len(actual):
+            return f"{len(actual)} rows, but plain Spark has {len(expected)}"
         return ""
 
 
 @dataclass(frozen=True)
-class _Question:
-    """What is asked of Spark for a case after a step: queries, or their rows where those are known."""
+class _Comparison:
+    """One case after one step: the queries to compare, or their rows if they are known."""
 
     case: Case
     step: int
-    asked: list[str | list[Row]]
-    others: Callable[[], list[tuple[str, list[str]]]]
-    """Queries, and each in other ways that give the same result again where there are no ties."""
+    sides: list[str | list[Row]]
+    variants: Callable[[], list[tuple[str, list[str]]]]
+    """Returns queries, each with variants that have the same result unless there are ties."""
     small: bool
 
 
-class _Frames:
-    """The tables after one step, each a temporary view of a name of its own, made when a query reads it."""
+class _TableViews:
+    """The tables after one step, as temporary views that are created when a query first reads them."""
 
     def __init__(self, spark: "SparkSession", contents: TableContents, tag: str, stack: ExitStack) -> None:
         self.now = contents.now
@@ -322,11 +339,11 @@ class _Frames:
         self._made: dict[tuple[str, bool], str] = {}
 
     def query(self, sql: str, *, backwards: bool = False) -> str:
-        """A query over them; `backwards` has their rows in the opposite order."""
+        """Return a query over these tables; `backwards` reverses the order of their rows."""
         return queries.renamed(sql.rstrip().rstrip(";"), lambda name: self._view(name, backwards=backwards))
 
     def named(self, frame: "DataFrame") -> str:
-        """A query of all rows of a frame."""
+        """Return a query that selects all rows of a DataFrame."""
         view = f"{self._tag}_held{next(_NUMBERS)}"
         frame.createOrReplaceTempView(view)
         self._stack.callback(self._spark.catalog.dropTempView, view)
@@ -343,14 +360,14 @@ class _Frames:
         return self._made[key]
 
 
-def _at(text: "str | Written", now: int) -> str:
+def _at(text: "str | TimedQuery", now: int) -> str:
     return text if isinstance(text, str) else text(now)
 
 
 def _of_spark(error: Exception) -> bool:
-    """Did a query raise? A mistake of ours is none of its results."""
+    """Return whether Spark raised the error; any other error is a bug of the judge."""
     return type(error).__module__.startswith(("pyspark.", "py4j."))
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return " ".join(str(error).split())[:300]

@@ -1,9 +1,8 @@
-"""Results of several queries by one Spark job: rows travel as JSON text, and come back as comparable values.
+"""Results of several queries from one Spark job. Rows are returned as JSON and decoded to comparable values.
 
-The queries are put together into one text: for small tables Spark takes longer to understand a query than to
-run it, and this way it is asked once. JSON tells NULL from a field that is not there, keeps decimals as they
-are written and timestamps to the microsecond; which numbers are floats is said by Spark (`typeof`), never
-guessed from the text.
+The queries are combined into one query with UNION ALL: for small tables Spark needs more time to analyse a
+query than to run it. JSON distinguishes NULL from a missing field, keeps all digits of decimals, and keeps
+timestamps to the microsecond. Spark's `typeof` tells which numbers are floats.
 """
 
 import json
@@ -26,47 +25,51 @@ _OPTIONS = (
 )
 
 
-SAID = f"to_json(struct(*), {_OPTIONS}) AS said, typeof(struct(*)) AS kind"
-"""What is selected of a query's rows, for `ResultReader` to understand."""
+JSON_COLUMNS = f"to_json(struct(*), {_OPTIONS}) AS json, typeof(struct(*)) AS kind"
+"""The columns to select from a query; `ResultReader` decodes them."""
 
 
-def collected(spark: "SparkSession", texts: Sequence[str], *, small: bool = False) -> list[list[Row]]:
-    """The rows of each query, all by one job.
+def collect_rows(spark: "SparkSession", texts: Sequence[str], *, small: bool = False) -> list[list[Row]]:
+    """Run several queries in one job and return the rows of each.
 
-    - small: of few rows: one task computes them all. (A task is given the plans of all of them.)
+    - small: whether the tables have few rows, so that one task computes all queries.
     """
     if not texts:
         return []
-    # Each on lines of its own: a query may end in a comment.
-    parts = [f"SELECT {place} AS place, {SAID} FROM (\n{text}\n)" for place, text in enumerate(texts)]  # noqa: S608
-    every = "\nUNION ALL\n".join(parts)
+    # Each query is on separate lines, because it may end with a comment.
+    parts = [
+        f"SELECT {number} AS number, {JSON_COLUMNS} FROM (\n{text}\n)"  # noqa: S608
+        for number, text in enumerate(texts)
+    ]
+    query = "\nUNION ALL\n".join(parts)
     if small:
-        every = f"SELECT /*+ COALESCE(1) */ * FROM (\n{every}\n)"  # noqa: S608
+        query = f"SELECT /*+ COALESCE(1) */ * FROM (\n{query}\n)"  # noqa: S608
     readers = [ResultReader(spark, text) for text in texts]
-    found: list[list[Row]] = [[] for _ in texts]
-    for place, said, kind in spark.sql(every).collect():
-        found[place].append(readers[place].row(said, kind))
-    return found
+    rows: list[list[Row]] = [[] for _ in texts]
+    for number, json_text, kind in spark.sql(query).collect():
+        rows[number].append(readers[number].row(json_text, kind))
+    return rows
 
 
 class ResultReader:
-    """Makes rows of what Spark said about those of one query (`SAID`)."""
+    """Decodes the rows of one query from `JSON_COLUMNS`."""
 
     def __init__(self, spark: "SparkSession", text: str) -> None:
         self._spark = spark
         self._text = text
-        self._known: Struct | None = None
+        self._type: Struct | None = None
 
-    def row(self, said: str, kind: str) -> Row:
-        """One of its rows."""
-        body = json.loads(said, parse_float=str, parse_constant=str)
-        if self._known is None:
-            known = _kind(kind)
-            if not isinstance(known, Struct) or {one.name for one in known.fields} != body.keys():
-                # Spark does not quote names there: one that is not a plain word has to be asked for.
-                known = Struct(schema.of_spark(self._spark.sql(self._text).schema).columns)
-            self._known = known
-        return cast(Row, _value(self._known, body))
+    def row(self, text: str, kind: str) -> Row:
+        """Decode one row."""
+        body = json.loads(text, parse_float=str, parse_constant=str)
+        if self._type is None:
+            row_type = _kind(kind)
+            if not isinstance(row_type, Struct) or {field.name for field in row_type.fields} != body.keys():
+                # `typeof` does not quote names, so the schema of a query with special names is read
+                # separately.
+                row_type = Struct(schema.of_spark(self._spark.sql(self._text).schema).columns)
+            self._type = row_type
+        return cast(Row, _value(self._type, body))
 
 
 @lru_cache(maxsize=1024)
@@ -82,7 +85,7 @@ def _value(kind: Type, value: Any) -> Any:
         return None
     match kind:
         case Struct():
-            return tuple(_value(one.type, value.get(one.name)) for one in kind.fields)
+            return tuple(_value(field.type, value.get(field.name)) for field in kind.fields)
         case Array():
             return ("array", *(_value(kind.element, item) for item in value))
         case Map():

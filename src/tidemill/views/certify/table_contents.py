@@ -1,4 +1,4 @@
-"""Steps over tables, as values: rows that come and rows that go, and what the tables hold after each step."""
+"""Steps over tables in memory: inserted and deleted rows, and the contents of the tables after each step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 SMALL = 5_000
-"""Fewer rows than these are one partition."""
+"""Tables with fewer rows have one Spark partition."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What changes in one step, by table: rows are dictionaries, a column that is missing is NULL.
+    """The changes of one step by table. Rows are dictionaries; a missing column is NULL.
 
-    - now: the time of the step in µs since 1970; None where it stays as it was.
+    - now: the time of the step in µs since 1970; None if the time does not change.
     """
 
     inserts: Mapping[str, Sequence[Row]] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Step:
 
 
 class TableContents:
-    """What tables hold; `ddl` are their columns by name, as Spark writes them."""
+    """The contents of tables. `ddl` has the columns of each table, as Spark writes them."""
 
     def __init__(self, ddl: Mapping[str, str]) -> None:
         self._columns = {name: schema.parse(text) for name, text in ddl.items()}
@@ -41,16 +41,16 @@ class TableContents:
         self.now = 0
 
     def apply(self, step: Step) -> None:
-        """Go one step on. `UsageError` for a deletion of a row that is not there; then nothing is changed."""
+        """Apply a step. If it deletes a row that does not exist, raise `UsageError` and change nothing."""
         after = {name: list(rows) for name, rows in self._rows.items()}
         for name, rows in step.inserts.items():
             after[name] += rows
         for name, rows in step.deletes.items():
             for row in rows:
-                at = next((i for i, one in enumerate(after[name]) if _same(one, row)), None)
-                if at is None:
-                    raise UsageError(f"step deletes {row} from {name}, where it is not")
-                after[name].pop(at)
+                index = next((i for i, candidate in enumerate(after[name]) if _same(candidate, row)), None)
+                if index is None:
+                    raise UsageError(f"the step deletes {row} from {name}, which does not contain it")
+                after[name].pop(index)
         self._rows = after
         self.now = self.now if step.now is None else step.now
 
@@ -60,13 +60,13 @@ class TableContents:
         return self._rows
 
     def copy(self) -> "TableContents":
-        """The same, which later steps do not move."""
-        other = TableContents({})
-        other._columns, other._rows, other.now = self._columns, dict(self._rows), self.now
-        return other
+        """Return a copy that later steps do not change."""
+        copy = TableContents({})
+        copy._columns, copy._rows, copy.now = self._columns, dict(self._rows), self.now
+        return copy
 
     def same(self, other: "TableContents") -> bool:
-        """Do they hold the same, at the same time?"""
+        """Return whether the contents and the time are equal."""
         return self.now == other.now and all(
             len(rows) == len(other._rows[name]) and all(map(_same, rows, other._rows[name]))
             for name, rows in self._rows.items()
@@ -74,56 +74,74 @@ class TableContents:
 
     @property
     def small(self) -> bool:
-        """Are there so few rows that one task has them all?"""
+        """Whether the tables have so few rows that one task should read them all."""
         return sum(map(len, self._rows.values())) < SMALL
 
     def rows(self, table: str) -> list[Row]:
-        """What a table holds."""
+        """Return the rows of a table."""
         return list(self._rows[table])
 
     def frame(self, spark: "SparkSession", table: str, *, backwards: bool = False) -> "DataFrame":
-        """A table as a frame; `backwards` has its rows in the opposite order."""
-        columns = self._columns[table]
+        """Return a table as a DataFrame; `backwards` reverses the order of its rows."""
+        table_schema = self._columns[table]
         rows = self._rows[table][:: -1 if backwards else 1]
         if not rows:
-            # Of no rows Spark Connect infers no columns, and a list of none would be read by a Python worker.
-            nothing = (f"{_made(one, there=False)} AS {quoted(one.name)}" for one in columns.columns)
+            # Without rows Spark Connect infers no columns, and an empty list would need a Python worker.
+            nothing = (
+                f"{_as_type(column, exists=False)} AS {quoted(column.name)}"
+                for column in table_schema.columns
+            )
             return spark.sql(f"SELECT {', '.join(nothing)} WHERE false")
-        # Types that have no form outside of Spark are there as NULL: a column that only exists. One column
-        # more, for a table in which no other is left: rows would be lost with it.
-        kept = [carried for one in columns.columns if (carried := _carried(one)) is not None]
-        texts = {one.name for one in kept if one not in columns.columns and str(one.type) == "string"}
-        every = schema.Schema((*kept, schema.Column("__n", schema.Simple("bigint"))))
-        given = [
-            {"__n": n, **{one.name: _given(row.get(one.name), one.name in texts) for one in kept}}
+        # Columns of types that only Spark can represent are NULL. The additional column `__n` keeps the
+        # number of rows if no other column is left.
+        carried_columns = [
+            carried for column in table_schema.columns if (carried := _carried(column)) is not None
+        ]
+        texts = {
+            column.name
+            for column in carried_columns
+            if column not in table_schema.columns and str(column.type) == "string"
+        }
+        arrow_schema = schema.Schema((*carried_columns, schema.Column("__n", schema.Simple("bigint"))))
+        records = [
+            {
+                "__n": n,
+                **{
+                    column.name: _as_text(row.get(column.name), column.name in texts)
+                    for column in carried_columns
+                },
+            }
             for n, row in enumerate(rows)
         ]
-        frame = spark.createDataFrame(pa.Table.from_pylist(given, schema.to_arrow(every)))
+        frame = spark.createDataFrame(pa.Table.from_pylist(records, schema.to_arrow(arrow_schema)))
         if len(rows) < SMALL:
-            frame = frame.coalesce(1)  # in one partition nothing has to be exchanged
-        names = {one.name for one in kept}
+            frame = frame.coalesce(1)  # one partition needs no exchange
+        names = {column.name for column in carried_columns}
         return frame.selectExpr(
-            *(f"{_made(one, there=one.name in names)} AS {quoted(one.name)}" for one in columns.columns)
+            *(
+                f"{_as_type(column, exists=column.name in names)} AS {quoted(column.name)}"
+                for column in table_schema.columns
+            )
         )
 
 
-def _other(kind: schema.Type) -> tuple[str, str] | None:
-    """For a type that Spark takes from no Arrow table: the type to carry it in, and the SQL to make it."""
+def _carrier(kind: schema.Type) -> tuple[str, str] | None:
+    """For a type that Spark cannot read from Arrow, return a type to carry it and the SQL to convert it."""
     return row_of(kind).carried if isinstance(kind, schema.Simple) else None
 
 
-def _made(column: schema.Column, *, there: bool) -> str:
-    """A column of its type again."""
-    other = _other(column.type)
-    text = CAST if other is None or not there else other[1]
-    return text.format(quoted(column.name) if there else "NULL", column.type)
+def _as_type(column: schema.Column, *, exists: bool) -> str:
+    """Return the SQL that converts a carried column to its type."""
+    carrier = _carrier(column.type)
+    text = CAST if carrier is None or not exists else carrier[1]
+    return text.format(quoted(column.name) if exists else "NULL", column.type)
 
 
 def _carried(column: schema.Column) -> schema.Column | None:
-    """A column in a type that Arrow and Spark both have: its own, or one that it is made of; or none."""
-    other = _other(column.type)
-    if other is not None:
-        return schema.Column(column.name, schema.Simple(other[0]))
+    """Return the column with a type that both Arrow and Spark have; None if there is no such type."""
+    carrier = _carrier(column.type)
+    if carrier is not None:
+        return schema.Column(column.name, schema.Simple(carrier[0]))
     try:
         schema.to_arrow(schema.Schema((column,)))
     except BadSchema:
@@ -131,9 +149,9 @@ def _carried(column: schema.Column) -> schema.Column | None:
     return column
 
 
-def _given(value: Any, text: bool) -> Any:
+def _as_text(value: Any, text: bool) -> Any:
     return str(value) if text and value is not None else value
 
 
-def _same(one: Row, other: Row) -> bool:
-    return repr(sorted(one.items())) == repr(sorted(other.items()))
+def _same(left: Row, right: Row) -> bool:
+    return repr(sorted(left.items())) == repr(sorted(right.items()))
