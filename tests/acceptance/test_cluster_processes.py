@@ -20,7 +20,7 @@ from tidemill.cluster.states import PartitionState
 from tidemill.errors import StoreBusy
 from tidemill.store import Store, Tx, open_store
 from tidemill.store.sqlite import SqliteStore
-from tidemill.testing.node_process import NodeProcess, Told
+from tidemill.testing.node_process import NodeEvent, NodeProcess
 from tidemill.testing.threads import STUCK_S
 from tidemill.testing.work import PartitionWork, WorkEntry, WorkPlan, violations
 
@@ -107,7 +107,7 @@ class Fleet:
                 held[names[part.holder]].append(part.id)
         return held
 
-    def told(self, *kinds: str) -> list[Told]:
+    def told(self, *kinds: str) -> list[NodeEvent]:
         return [one for node in self.nodes.values() for kind in kinds for one in node.events(kind)]
 
     def finish(self) -> list[WorkEntry]:
@@ -308,9 +308,9 @@ def test_a_node_that_is_asked_to_stop_hands_over_and_leaves(
     leaver = fleet.nodes["n2"]
     had = set(fleet.held()["n2"])
     assert had
-    leaver.ask_to_stop()
+    leaver.terminate()
     assert leaver.wait(timeout_s=STUCK_S) == 0
-    assert leaver.told[-1]["type"] == "NodeLeft"
+    assert leaver.all_events[-1]["type"] == "NodeLeft"
     handed = {one["partition"] for one in leaver.events("PartitionHandedBack")}
     done = {one["partition"] for one in leaver.events("PartitionDone")}
     assert had <= handed | done

@@ -152,7 +152,7 @@ class LostAnswerConformance:
 
     @pytest.mark.rule("STO-12")
     @pytest.mark.parametrize("loss", ["answer", "silence"])
-    def test_a_create_whose_answer_is_lost_is_mine(self, lossy: Lossy, loss: Loss) -> None:
+    def test_a_create_whose_response_is_lost_is_recognised(self, lossy: Lossy, loss: Loss) -> None:
         mark = nonce()
         lossy.proxy.lose(loss, b"PUT ")
         objects = lossy.impatient if loss == "silence" else lossy.through
@@ -161,14 +161,14 @@ class LostAnswerConformance:
         assert lossy.direct.get("k")[0] == mark
 
     @pytest.mark.rule("STO-12")
-    def test_a_create_that_never_arrived_is_made(self, lossy: Lossy) -> None:
+    def test_a_create_that_never_arrived_is_retried(self, lossy: Lossy) -> None:
         mark = nonce()
         lossy.proxy.lose("request", b"PUT ")
         assert lossy.through.put_if_absent("k", mark, mark) is Put.CREATED
         assert lossy.proxy.pending == 0
 
     @pytest.mark.rule("STO-12")
-    def test_a_create_that_somebody_else_won_is_other_for_all_losses(self, lossy: Lossy) -> None:
+    def test_a_create_that_another_writer_won_stays_other_after_losses(self, lossy: Lossy) -> None:
         theirs, ours = nonce(), nonce()
         lossy.direct.put_if_absent("k", theirs, theirs)
         lossy.proxy.lose("answer", b"PUT ", times=2)
@@ -177,7 +177,7 @@ class LostAnswerConformance:
         assert lossy.direct.get("k")[0] == theirs
 
     @pytest.mark.rule("STO-12")
-    def test_a_caller_that_gave_up_learns_by_repeating(self, lossy: Lossy) -> None:
+    def test_a_caller_that_gave_up_can_repeat_the_create(self, lossy: Lossy) -> None:
         mark = nonce()
         lossy.proxy.lose("answer", b"PUT ", times=100)
         with pytest.raises(ObjectUnavailable):
@@ -186,7 +186,7 @@ class LostAnswerConformance:
         assert lossy.through.put_if_absent("k", mark, mark) is Put.MINE
 
     @pytest.mark.rule("STO-12")
-    def test_a_replacement_whose_answer_is_lost_has_happened(self, lossy: Lossy) -> None:
+    def test_a_replacement_whose_response_is_lost_took_effect(self, lossy: Lossy) -> None:
         first = lossy.direct.put("k", nonce())
         mark = nonce()
         lossy.proxy.lose("answer", b"PUT ")
@@ -197,7 +197,7 @@ class LostAnswerConformance:
         with pytest.raises(ObjectConflict):
             lossy.through.put_if_match("k", nonce(), first.etag)
 
-    def test_reads_and_listings_go_on_after_a_loss(self, lossy: Lossy) -> None:
+    def test_reads_and_listings_continue_after_a_loss(self, lossy: Lossy) -> None:
         for number in range(20):
             lossy.direct.put(f"k/{number:02d}", b"%d" % number)
         lossy.proxy.lose("answer", b"GET ", times=2)

@@ -43,7 +43,7 @@ class HeapConformance:
     def all(self, heap: Heap) -> list[Item]:
         return list(heap.listed(0, NEVER))
 
-    def test_what_is_pushed_is_there_and_what_is_removed_is_not(self, heap: Heap) -> None:
+    def test_pushed_items_are_listed_and_removed_ones_are_not(self, heap: Heap) -> None:
         items = [Item((n + 1) * MINUTE_US, name, n + 1) for n, name in enumerate(NAMES)]
         assert self.all(heap) == []
         heap.push(items)
@@ -55,14 +55,14 @@ class HeapConformance:
         heap.remove([self.seen(item) for item in self.all(heap)])
         assert self.all(heap) == []
 
-    def test_nothing_happens_for_nothing(self, heap: Heap) -> None:
+    def test_empty_calls_change_nothing(self, heap: Heap) -> None:
         heap.push([])
         heap.remove([])
         heap.remove([Item(0, "never there", 1)])
         assert self.all(heap) == []
 
     @pytest.mark.rule("HEAP-9")
-    def test_an_item_that_is_pushed_again_by_anybody_is_one_item(self, heap: Heap) -> None:
+    def test_an_item_that_is_pushed_again_is_still_one_item(self, heap: Heap) -> None:
         item = Item(90_000_001, "s", 7)
         heap.push([item])
         heap.push([item, item])
@@ -72,13 +72,13 @@ class HeapConformance:
         heap.remove([item])
         assert self.all(heap) == []
 
-    def test_epochs_of_one_subscription_are_items_of_their_own(self, heap: Heap) -> None:
+    def test_epochs_of_one_subscription_are_separate_items(self, heap: Heap) -> None:
         items = [Item(MINUTE_US, "s", epoch) for epoch in (1, 2, 10, 999_999_999_999)]
         heap.push(items)
         heap.remove([items[1]])
         assert [item.epoch for item in self.all(heap)] == [1, 10, 999_999_999_999]
 
-    def test_the_list_goes_by_time(self, heap: Heap) -> None:
+    def test_items_are_listed_by_time(self, heap: Heap) -> None:
         chance = random.Random(4)
         items = [Item(chance.randrange(60) * MINUTE_US, f"s{n}", 1) for n in range(100)]
         heap.push(items)
@@ -88,7 +88,7 @@ class HeapConformance:
         assert list(heap.listed(20 * MINUTE_US, 40 * MINUTE_US)) == middle
 
     @pytest.mark.rule("HEAP-19")
-    def test_what_is_due_is_found_oldest_first_and_the_next_one_tells_when_to_look(self, heap: Heap) -> None:
+    def test_due_items_come_oldest_first_with_the_time_of_the_next_one(self, heap: Heap) -> None:
         due = [Item(n * MINUTE_US, f"s{n}", 1) for n in range(5)]
         later = [Item((10 + n) * MINUTE_US, f"s{n}", 2) for n in range(5)]
         heap.push(later + due)
@@ -106,7 +106,7 @@ class HeapConformance:
         assert heap.peek(5 * MINUTE_US - 1, 1).items == []
 
     @pytest.mark.rule("HEAP-15")
-    def test_those_that_never_run_are_not_among_what_is_due(self, heap: Heap) -> None:
+    def test_parked_items_are_never_due(self, heap: Heap) -> None:
         parked = [Item(NEVER, f"p{n}", 3) for n in range(3)]
         heap.push([*parked, Item(0, "s", 1)])
         assert [item.name for item in heap.peek(NEVER - 1, 100).items] == ["s"]
@@ -114,7 +114,7 @@ class HeapConformance:
         heap.remove(parked)
         assert list(heap.parked()) == []
 
-    def test_it_says_what_form_it_has(self, heap: Heap) -> None:
+    def test_a_heap_has_a_form(self, heap: Heap) -> None:
         assert heap.form
 
 
@@ -175,7 +175,7 @@ class TestStoreHeapInSqlite(HeapConformance):
 
 
 @pytest.mark.rule("HEAP-9")
-def test_the_key_of_an_item_says_everything_and_is_read_back() -> None:
+def test_the_key_of_an_item_can_be_parsed_back() -> None:
     heap = ObjectHeap(MemoryObjects(SYSTEM))
     assert (
         heap.key(Item(90 * MINUTE_US + 5, "clean", 42))
@@ -186,7 +186,7 @@ def test_the_key_of_an_item_says_everything_and_is_read_back() -> None:
         assert parse(heap.key(item)) == item
 
 
-def test_what_lies_among_the_items_and_is_none_is_passed_over_and_told_once() -> None:
+def test_unknown_objects_among_the_items_are_skipped_and_reported_once() -> None:
     told: list[Event] = []
     objects = MemoryObjects(SYSTEM)
     heap = ObjectHeap(objects, emit=told.append)

@@ -63,7 +63,7 @@ def test_work_goes_on_where_the_last_holder_stopped_and_an_old_holder_writes_not
     stage = Stage()
     work = PartitionWork("c")
     stage.store.run(lambda tx: work.put_plan(tx, PLAN))
-    assert stage.store.run(lambda tx: work.make(tx, 1))
+    assert stage.store.run(lambda tx: work.create(tx, 1))
     first = taken(stage, work, "a")
     assert stage.store.run(lambda tx: work.write_unit(tx, first, "a")) == 1
     stage.clock.advance(stage.ttl_s)
@@ -96,7 +96,7 @@ def test_without_the_fence_the_judge_sees_it(monkeypatch: pytest.MonkeyPatch) ->
     stage = Stage()
     work = PartitionWork("c")
     stage.store.run(lambda tx: work.put_plan(tx, PLAN))
-    stage.store.run(lambda tx: work.make(tx, 1))
+    stage.store.run(lambda tx: work.create(tx, 1))
     first = taken(stage, work, "a")
     stage.clock.advance(stage.ttl_s)
     taken(stage, work, "b")
@@ -108,8 +108,8 @@ def test_without_the_fence_the_judge_sees_it(monkeypatch: pytest.MonkeyPatch) ->
 def test_many_partitions_are_made_in_pages() -> None:
     stage = Stage()
     work = PartitionWork("c")
-    assert not stage.store.run(lambda tx: work.make(tx, 1)), "there is no plan"
+    assert not stage.store.run(lambda tx: work.create(tx, 1)), "there is no plan"
     stage.store.run(lambda tx: work.put_plan(tx, WorkPlan(partitions=250, units=1, unit_s=0.0)))
-    assert [stage.store.run(lambda tx: work.make(tx, 1)) for _ in range(4)] == [False, False, True, True]
+    assert [stage.store.run(lambda tx: work.create(tx, 1)) for _ in range(4)] == [False, False, True, True]
     assert len(stage.parts("work")) == 250
     assert not stage.store.run(work.finish)

@@ -15,10 +15,10 @@ from tidemill.clock import Clock
 
 
 class FakeClock:
-    """Time is a number. Waiting moves it on at once; nothing else does but `advance` and the test itself.
+    """A clock that advances only when code waits, or when a test calls `advance` or sets it.
 
-    Several threads may share one: each that waits moves the time on for all. `monotonic_s` and `wall_s` may
-    be set; a monotonic clock that is set back is a fault that a test must want.
+    Threads may share it: each wait advances the time for all. A test may set `monotonic_s` and `wall_s`, even
+    back, to simulate a broken clock.
     """
 
     def __init__(self, monotonic_s: float = 1000.0, wall_s: float = 1_700_000_000.0) -> None:
@@ -42,14 +42,14 @@ class FakeClock:
         self.advance(seconds)
 
     def wait(self, event: threading.Event, timeout_s: float) -> bool:
-        """True at once when the event is set; else the whole time passes, and it is asked again."""
+        """Return True at once if the event is set; else advance by the timeout, and check again."""
         if not event.is_set():
             self.advance(timeout_s)
         return event.is_set()
 
 
 class ShiftedClock:
-    """Another node's clock: the same time passes, shown wrong by a constant."""
+    """The clock of another node: it differs from the true one by a constant."""
 
     def __init__(self, true: Clock, *, wall_s: float = 0.0, monotonic_s: float = 0.0) -> None:
         self._true = true

@@ -41,14 +41,14 @@ ENDING = {signal.SIGTERM, signal.SIGINT}
 
 
 class Started(Event, frozen=True):
-    """The program runs; its member joins next."""
+    """The program has started; its member joins next."""
 
     node: str
     pid: int
 
 
 class WriteRefused(Event, frozen=True):
-    """A write under an epoch that was over; nothing of it was committed."""
+    """The store refused a write under an old epoch; nothing was committed."""
 
     node: str
     partition: str
@@ -57,7 +57,7 @@ class WriteRefused(Event, frozen=True):
 
 
 class NodeStoreAway(Event, frozen=True):
-    """The store did not answer a worker; it tries again while its lease lasts."""
+    """The store did not answer; the thread retries while its lease lasts."""
 
     node: str
     partition: str
@@ -65,21 +65,21 @@ class NodeStoreAway(Event, frozen=True):
 
 
 class WorkFinished(Event, frozen=True):
-    """All partitions are done; told by the leader who saw it."""
+    """All partitions are done; the leader reports it."""
 
     node: str
 
 
 class PartitionThread:
-    """One partition in the hands of one thread."""
+    """A partition, and the thread that works on it."""
 
     def __init__(self, held: HeldPartition) -> None:
         self.held = held
         self.stopping = threading.Event()
 
 
-class Workshop:
-    """The host: a thread for every partition the node holds."""
+class PartitionHost:
+    """The host: runs a thread for every partition that the node holds."""
 
     def __init__(
         self, store: Store, work: PartitionWork, *, clock: Clock, emit: Emit, careless: bool = False
@@ -108,7 +108,7 @@ class Workshop:
     def _run(self, job: PartitionThread) -> None:
         assert self.member is not None
         try:
-            while self._goes_on(job, self.member):
+            while self._continue(job, self.member):
                 pass
         except LeaseLost as lost:
             part = job.held.part
@@ -117,8 +117,8 @@ class Workshop:
             self._jobs.pop(job.held, None)
             self.member.wake()
 
-    def _goes_on(self, job: PartitionThread, member: PartitionMember) -> bool:
-        """One unit; False at the end. `LeaseLost` is for the caller, a store that is away is waited for."""
+    def _continue(self, job: PartitionThread, member: PartitionMember) -> bool:
+        """Do one unit; return False at the end. It raises `LeaseLost`, and waits for an absent store."""
         held = job.held
         try:
             if not self.careless:
@@ -141,10 +141,10 @@ class Workshop:
 def duties(
     work: PartitionWork, emit: Emit, node_id: str, every_s: float
 ) -> dict[str, Callable[[Tenure], float]]:
-    """What the leader does: make the partitions of the plan, and say when all are done."""
+    """Return the duties of the leader: create the partitions of the plan, and report when all are done."""
 
-    def make(tenure: Tenure) -> float:
-        return every_s if tenure.run(lambda tx: work.make(tx, tenure.epoch)) else every_s / 4
+    def create(tenure: Tenure) -> float:
+        return every_s if tenure.run(lambda tx: work.create(tx, tenure.epoch)) else every_s / 4
 
     def finish(tenure: Tenure) -> float:
         def step(tx: Tx) -> bool:
@@ -154,11 +154,11 @@ def duties(
             emit(WorkFinished(node=node_id))
         return every_s / 2
 
-    return {"make partitions": make, "say when all is done": finish}
+    return {"create partitions": create, "finish": finish}
 
 
 class Printer:
-    """Events as JSON lines on standard output, each with the time it was told."""
+    """Prints events as JSON lines on standard output, each with the time."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -175,7 +175,7 @@ class Printer:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Be a node until it is drained, or until all is done."""
+    """Run a node until it is drained, or until all work is done."""
     if options.parent:
         die_with_parent(options.parent)
     clock: Clock = ShiftedClock(SYSTEM, wall_s=options.wall_offset_s) if options.wall_offset_s else SYSTEM
@@ -190,7 +190,7 @@ def run(options: argparse.Namespace) -> int:
         if options.partitions:
             plan = WorkPlan(partitions=options.partitions, units=options.units, unit_s=options.unit_s)
             store.run(lambda tx: work.put_plan(tx, plan))
-        host = Workshop(store, work, clock=clock, emit=emit, careless=options.careless)
+        host = PartitionHost(store, work, clock=clock, emit=emit, careless=options.careless)
         context = ClusterContext(
             store=store, cluster=options.cluster, clock=clock, chance=chance, emit=emit, timing=timing
         )
@@ -232,7 +232,7 @@ def _drain_when_done(store: Store, work: PartitionWork, member: Member, options:
                     if store.run(work.is_finished):
                         break
                 except StoreError:
-                    pass  # asked again below
+                    pass  # retried below
                 watch.wait(options.ttl_s / 4)
         member.drain(options.grace_s)
 
@@ -240,35 +240,41 @@ def _drain_when_done(store: Store, work: PartitionWork, member: Member, options:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What the program understands."""
-    made = argparse.ArgumentParser(
+    """Return the parser of the command line."""
+    arguments = argparse.ArgumentParser(
         prog="python -m tidemill.testing.node", description="One node of a cluster."
     )
-    made.add_argument(
-        "--store", default=os.environ.get(STORE_VARIABLE), help=f"its URL; else ${STORE_VARIABLE}"
+    arguments.add_argument(
+        "--store",
+        default=os.environ.get(STORE_VARIABLE),
+        help=f"the URL of the store; default: ${STORE_VARIABLE}",
     )
-    made.add_argument("--cluster", required=True, help="the cluster's name")
-    made.add_argument("--name", default="node", help="how its id begins")
-    made.add_argument("--slots", type=int, default=4, help="how many partitions it holds at most")
-    made.add_argument("--ttl-s", type=float, default=15.0, help="how long its leases last without renewal")
-    made.add_argument("--every-s", type=float, default=0.0, help="how often they are renewed; else ttl / 5")
-    made.add_argument("--grace-s", type=float, default=5.0, help="how long a drain may take")
-    made.add_argument("--wall-offset-s", type=float, default=0.0, help="a wall clock that is wrong by this")
-    made.add_argument("--careless", action="store_true", help="ignore the own deadline; see above")
-    made.add_argument("--until-done", action="store_true", help="end when all partitions are done")
-    made.add_argument("--parent", type=int, default=0, help="end at once when this parent process does")
-    made.add_argument("--partitions", type=int, default=0, help="put a plan of so many partitions")
-    made.add_argument("--units", type=int, default=10, help="units of each partition, with --partitions")
-    made.add_argument("--unit-s", type=float, default=0.05, help="seconds of each unit, with --partitions")
-    return made
+    arguments.add_argument("--cluster", required=True, help="the cluster's name")
+    arguments.add_argument("--name", default="node", help="the beginning of its id")
+    arguments.add_argument("--slots", type=int, default=4, help="the most partitions it holds")
+    arguments.add_argument(
+        "--ttl-s", type=float, default=15.0, help="how long its leases last without renewal"
+    )
+    arguments.add_argument(
+        "--every-s", type=float, default=0.0, help="how often they are renewed; default: ttl / 5"
+    )
+    arguments.add_argument("--grace-s", type=float, default=5.0, help="how long a drain may take")
+    arguments.add_argument("--wall-offset-s", type=float, default=0.0, help="the error of its wall clock")
+    arguments.add_argument("--careless", action="store_true", help="ignore the deadline of its leases")
+    arguments.add_argument("--until-done", action="store_true", help="end when all partitions are done")
+    arguments.add_argument("--parent", type=int, default=0, help="end when this parent process ends")
+    arguments.add_argument("--partitions", type=int, default=0, help="store a plan with this many partitions")
+    arguments.add_argument("--units", type=int, default=10, help="units of each partition")
+    arguments.add_argument("--unit-s", type=float, default=0.05, help="seconds of each unit")
+    return arguments
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The program: 0 when it left in good order, 1 with the error on standard error."""
-    made = parser()
-    options = made.parse_args(arguments)
+def main(argv: list[str] | None = None) -> int:
+    """Run the program; return 0, or 1 with the error on standard error."""
+    arguments = parser()
+    options = arguments.parse_args(argv)
     if not options.store:
-        made.error(f"--store or ${STORE_VARIABLE} is needed")
+        arguments.error(f"--store or ${STORE_VARIABLE} is needed")
     try:
         return run(options)
     except TidemillError as error:

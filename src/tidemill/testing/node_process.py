@@ -20,12 +20,12 @@ from tidemill.clock import SYSTEM, Clock, poll
 from tidemill.testing.node import STORE_VARIABLE
 from tidemill.testing.threads import STUCK_S
 
-Told = dict[str, Any]
-"""One event of a node, as it was printed: `type`, `t`, and the fields of the event."""
+NodeEvent = dict[str, Any]
+"""One event of a node, as printed: `type`, `t`, and the fields of the event."""
 
 
 class NodeProcess:
-    """One node program, and what it has told so far."""
+    """One node program, and the events it has printed so far."""
 
     def __init__(
         self,
@@ -36,13 +36,13 @@ class NodeProcess:
         ttl_s: float,
         slots: int = 4,
         arguments: Sequence[str] = (),
-        listen: Callable[["NodeProcess", Told], None] | None = None,
+        listen: Callable[["NodeProcess", NodeEvent], None] | None = None,
         stderr: Path | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
         self.name = name
         self.clock = clock
-        self.told: list[Told] = []
+        self.all_events: list[NodeEvent] = []
         self._listen = listen
         self._stderr = stderr
         command = [sys.executable, "-m", "tidemill.testing.node", "--cluster", cluster, "--name", name]
@@ -56,17 +56,17 @@ class NodeProcess:
                 env={**os.environ, STORE_VARIABLE: store_url},  # not an argument: it may hold a password
                 start_new_session=True,  # Ctrl-C is for the parent process
             )
-        self._reader = threading.Thread(target=self._read, name=f"told-by-{name}", daemon=True)
+        self._reader = threading.Thread(target=self._read, name=f"events-{name}", daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
-                told: Told = msgspec.json.decode(line)
-                self.told.append(told)
+                event: NodeEvent = msgspec.json.decode(line)
+                self.all_events.append(event)
                 if self._listen is not None:
-                    self._listen(self, told)
+                    self._listen(self, event)
 
     # --- looking
 
@@ -77,34 +77,34 @@ class NodeProcess:
     @property
     def id(self) -> str:
         """The node's id; empty until it has started."""
-        return next((str(one["node"]) for one in list(self.told) if one["type"] == "Started"), "")
+        return next((str(event["node"]) for event in self.events("Started")), "")
 
     @property
     def running(self) -> bool:
         return self._process.poll() is None
 
-    def events(self, kind: str) -> list[Told]:
-        """What it told of one kind."""
-        return [one for one in list(self.told) if one["type"] == kind]
+    def events(self, kind: str) -> list[NodeEvent]:
+        """Return its events of one kind."""
+        return [event for event in list(self.all_events) if event["type"] == kind]
 
-    def wait_for(self, kind: str, *, timeout_s: float, count: int = 1) -> Told:
-        """Wait until it told something (so often); the last of them. Fails with what it did tell."""
+    def wait_for(self, kind: str, *, timeout_s: float, count: int = 1) -> NodeEvent:
+        """Wait for `count` events of a kind; return the last one. The failure shows the latest events."""
         ready = poll(
             lambda: len(self.events(kind)) >= count or not self._reader.is_alive(),
             self.clock,
             every_s=0.01,
             timeout_s=timeout_s,
         )
-        found = self.events(kind)
-        if len(found) < count:
+        events = self.events(kind)
+        if len(events) < count:
             reason = f"ended with {self._process.poll()}" if ready else f"did not within {timeout_s:g} s"
             raise AssertionError(
-                f"{self.name} told {kind} {len(found)} times, not {count}: it {reason}\n{self}"
+                f"{self.name} printed {kind} {len(events)} times, not {count}: it {reason}\n{self}"
             )
-        return found[count - 1]
+        return events[count - 1]
 
     def __str__(self) -> str:
-        lines = [msgspec.json.encode(one).decode() for one in self.told[-15:]]
+        lines = [msgspec.json.encode(event).decode() for event in self.all_events[-15:]]
         if self._stderr is not None and self._stderr.exists():
             lines += self._stderr.read_text(errors="replace").splitlines()[-15:]
         return "\n".join([f"node {self.name}, pid {self.pid}:", *lines])
@@ -116,7 +116,7 @@ class NodeProcess:
             self._process.send_signal(number)
 
     def kill(self) -> None:
-        """End it as a crash would, and wait until it is gone."""
+        """Kill it, and wait until it has ended."""
         self.signal(signal.SIGKILL)
         self.wait(timeout_s=STUCK_S)
 
@@ -126,11 +126,11 @@ class NodeProcess:
     def resume(self) -> None:
         self.signal(signal.SIGCONT)
 
-    def ask_to_stop(self) -> None:
+    def terminate(self) -> None:
         self.signal(signal.SIGTERM)
 
     def wait(self, *, timeout_s: float) -> int:
-        """Wait until it has ended and everything it told has been read; its exit code."""
+        """Wait until it has ended and all its events are read; return its exit code."""
         code = self._process.wait(timeout_s)
         self._reader.join(timeout_s)
         return code

@@ -39,7 +39,9 @@ class ObjectProcessTests(ObjectTests):
     """Test several processes: one creates an object, and a killed one leaves no partial object."""
 
     @pytest.mark.rule("STO-12")
-    def test_of_many_processes_exactly_one_creates(self, objects: Objects, objects_url: str | None) -> None:
+    def test_exactly_one_of_many_processes_creates_an_object(
+        self, objects: Objects, objects_url: str | None
+    ) -> None:
         count = 40
         children = [_child(objects_url, "race", str(count)) for _ in range(4)]
         try:
@@ -52,8 +54,8 @@ class ObjectProcessTests(ObjectTests):
             for child in children:
                 _end(child)
         for number in range(count):
-            given = Counter(each[number] for each in answers)
-            assert given == {"created": 1, "other": 3}, number
+            counts = Counter(each[number] for each in answers)
+            assert counts == {"created": 1, "other": 3}, number
         owners = Counter(objects.get(f"race/{number}")[0].split(b":")[0] for number in range(count))
         assert owners == {
             str(child.pid).encode(): each.count("created")
@@ -62,7 +64,7 @@ class ObjectProcessTests(ObjectTests):
         }
 
     @pytest.mark.rule("STO-12")
-    def test_a_writer_that_is_killed_leaves_nothing_torn(
+    def test_a_killed_writer_leaves_no_partial_object(
         self, objects: Objects, objects_url: str | None
     ) -> None:
         answered: set[str] = set()
@@ -74,9 +76,9 @@ class ObjectProcessTests(ObjectTests):
                 os.kill(child.pid, signal.SIGKILL)
             finally:
                 answered |= set(_end(child))
-        found = {info.key: info for info in objects.list()}
-        assert answered <= set(found)
-        for key, info in found.items():
+        stored = {info.key: info for info in objects.list()}
+        assert answered <= set(stored)
+        for key, info in stored.items():
             body = objects.get(key)[0]
             assert whole(body), f"{key} is torn: {info}"
             assert len(body) == info.size
@@ -108,7 +110,7 @@ def _tell(child: subprocess.Popen[str], word: str) -> None:
 
 
 def _end(child: subprocess.Popen[str]) -> list[str]:
-    """End a child; returns the whole lines it had still said."""
+    """End a child; return its remaining complete lines."""
     child.kill()
     out, _ = child.communicate(timeout=STUCK_S)
     return out.split("\n")[:-1]

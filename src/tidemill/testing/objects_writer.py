@@ -3,7 +3,7 @@
     race N    wait for a line, create race/0 to race/N-1, print the result of each as JSON
     write X   write objects of all sizes until killed, print each key after its write is confirmed
 
-A body proves itself: it begins with its writer, its length and its digest.
+A body begins with its writer, its length and its digest, so a test can tell whether it is complete.
 """
 
 import hashlib
@@ -20,12 +20,12 @@ URL = "TIDEMILL_OBJECTS_URL"
 
 
 def body_of(owner: str, payload: bytes) -> bytes:
-    """A body that can be told whole from torn."""
+    """Return a body that shows whether it is complete."""
     return f"{owner}:{len(payload)}:{hashlib.sha256(payload).hexdigest()}:".encode() + payload
 
 
 def whole(body: bytes) -> bool:
-    """Whether a body is all that its beginning says."""
+    """Return whether a body is complete."""
     parts = body.split(b":", 3)
     if len(parts) != 4:
         return False
@@ -34,7 +34,7 @@ def whole(body: bytes) -> bool:
 
 
 def race(objects: Objects, count: int) -> None:
-    """Create objects that others create too."""
+    """Create objects that other processes create too."""
     _say("ready")
     sys.stdin.readline()
     answers: list[str] = []
@@ -45,7 +45,7 @@ def race(objects: Objects, count: int) -> None:
 
 
 def write(objects: Objects, name: str) -> None:
-    """Write until killed: new objects, replaced ones, created ones, replaced under a condition."""
+    """Write until killed: with and without conditions, new keys and existing ones."""
     chance = random.Random(name)
     for turn in range(1_000_000):
         payload = chance.randbytes(chance.choice([0, 100, 5_000, 300_000]))
@@ -71,11 +71,11 @@ def _say(line: str) -> None:
 
 
 def main() -> None:
-    """Do what the command line says, in the storage that the environment names."""
+    """Run the command line, on the storage of the environment."""
     crash.arm_from_environment()
-    what, argument = sys.argv[1:]
+    command, argument = sys.argv[1:]
     objects = open_objects(os.environ[URL], clock=SYSTEM, probe=False)
-    if what == "race":
+    if command == "race":
         race(objects, int(argument))
     else:
         write(objects, argument)

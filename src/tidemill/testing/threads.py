@@ -11,12 +11,12 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 STUCK_S = 300.0
-"""How long a test waits for what must come. It comes at once, or late on a starved machine; after so long
-something is broken. No test passes by letting it run out."""
+"""How long a test waits for a condition. It holds at once, or late on a busy machine; after this time
+something is broken. No test passes by reaching it."""
 
 
 class Racer(threading.Thread, Generic[T]):
-    """One function in a thread; `outcome()` is its value or raises what it raised."""
+    """Runs one function in a thread; `outcome()` returns its value or raises its error."""
 
     def __init__(self, work: Callable[[], T], gate: threading.Barrier | None = None) -> None:
         super().__init__(daemon=True)  # a backend that hangs fails its test and not the whole run
@@ -42,7 +42,7 @@ class Racer(threading.Thread, Generic[T]):
 
 
 def together(*works: Callable[[], T]) -> list[T]:
-    """Run the functions in threads that start at one moment; their values, in order."""
+    """Run the functions in threads that start together; return their values, in order."""
     gate = threading.Barrier(len(works))
     racers = [Racer(work, gate) for work in works]
     for racer in racers:
@@ -53,9 +53,9 @@ def together(*works: Callable[[], T]) -> list[T]:
 class Interloper(Generic[T]):
     """Work that another thread does in the middle of our transaction.
 
-    An optimistic backend lets it overtake us, a backend that locks makes it wait for us. `steps_in` waits
-    long enough for the first and goes on after a moment for the second, so that a test need not know which
-    it is: what it asserts must hold either way.
+    An optimistic backend lets it commit before us; a backend with locks makes it wait for us. `steps_in`
+    waits long enough for the first, and continues after a moment in the second case. So a test need not know
+    the backend: its assertions must hold for both.
     """
 
     def __init__(self, work: Callable[[], T], *, within_s: float = 0.1) -> None:
@@ -64,7 +64,7 @@ class Interloper(Generic[T]):
         self._once = threading.Lock()
 
     def steps_in(self) -> None:
-        """Do the work now; only the first time, because the function around it may be retried."""
+        """Do the work now, but only once, because the function around it may be retried."""
         if self._once.acquire(blocking=False):
             self._racer.start()
             self._racer.join(self._within_s)

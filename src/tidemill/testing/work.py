@@ -25,7 +25,7 @@ PLAN = "work"
 
 
 class WorkPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """So many partitions of so many units, each of which takes some time."""
+    """How many partitions there are, how many units each has, and how long a unit takes."""
 
     partitions: int
     units: int
@@ -33,7 +33,7 @@ class WorkPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One write in the history. `row_epoch` and `row_holder` are what the partition's row said just then."""
+    """One write in the history, with the epoch and holder of the partition's row at that moment."""
 
     partition: str
     epoch: int
@@ -46,7 +46,7 @@ class WorkEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartitionWork:
-    """The work of one group of partitions: every step a function of `tx`."""
+    """The work of one group of partitions; every step is a function of `tx`."""
 
     def __init__(self, cluster: str, group: str = "work") -> None:
         self.keys = ClusterKeys(cluster)
@@ -66,8 +66,8 @@ class PartitionWork:
         text = config.get(tx, self.keys, PLAN)
         return msgspec.json.decode(text, type=WorkPlan) if isinstance(text, str) else None
 
-    def make(self, tx: Tx, leader_epoch: int) -> bool:
-        """Make the next page of partitions; True when all are there. In the leader's transaction."""
+    def create(self, tx: Tx, leader_epoch: int) -> bool:
+        """Create the next page of partitions; return True when all exist. In the leader's transaction."""
         plan = self.plan(tx)
         if plan is None:
             return False
@@ -81,10 +81,10 @@ class PartitionWork:
         return first + len(ids) == plan.partitions
 
     def finish(self, tx: Tx) -> bool:
-        """Say that all is done, when it is. In the leader's transaction."""
-        plan, made = self.plan(tx), partitions.map_of(tx, self.keys, self.group)
-        all_made = plan is not None and made is not None and made.count == plan.partitions
-        if all_made and not partitions.summaries(tx, self.keys, self.group):
+        """Mark the work as finished if all partitions are done. In the leader's transaction."""
+        plan, current = self.plan(tx), partitions.map_of(tx, self.keys, self.group)
+        all_exist = plan is not None and current is not None and current.count == plan.partitions
+        if all_exist and not partitions.summaries(tx, self.keys, self.group):
             tx.set(self.finished, b"")
             return True
         return False
@@ -95,7 +95,7 @@ class PartitionWork:
     # --- the holder's steps
 
     def write_unit(self, tx: Tx, part: Partition, node: str) -> int:
-        """Do the next unit, if one is left; how many are done now. `LeaseLost` when the epoch is over."""
+        """Do the next unit, if one is left; return how many are done. `LeaseLost` if the epoch is over."""
         row = partitions.read(tx, self.keys, part.group, part.id)
         partitions.check(tx, self.keys, part)
         plan = self.plan(tx)
@@ -107,7 +107,7 @@ class PartitionWork:
         return done + 1
 
     def write_end(self, tx: Tx, part: Partition, node: str) -> None:
-        """Behind the last unit, in the transaction that completes the partition, which fences it."""
+        """Append the end after the last unit, in the fenced transaction that completes the partition."""
         row = partitions.read(tx, self.keys, part.group, part.id)
         self._append(tx, part, node, row, kind="end")
 
@@ -140,7 +140,7 @@ class PartitionWork:
     # --- looking
 
     def all_progress(self, tx: Tx) -> dict[str, int]:
-        """How many units of each partition are done; those not begun are not in it."""
+        """Return how many units of each partition are done, without those not begun."""
         rows = tx.range(*self._progress.all(), snapshot=True)
         return {
             str(self._progress.unpack(row.key)[0]): msgspec.msgpack.decode(row.value, type=int)
@@ -148,7 +148,7 @@ class PartitionWork:
         }
 
     def history(self, store: Store) -> list[WorkEntry]:
-        """Everything that was written, in the order of the commits; read in pages."""
+        """Return all entries in the order of the commits."""
         entries: list[WorkEntry] = []
         lo, hi = self._history.all()
         while True:
@@ -160,14 +160,14 @@ class PartitionWork:
 
 
 def violations(entries: list[WorkEntry], plan: WorkPlan | None = None) -> list[str]:
-    """What is wrong with a history; with the plan given also what is missing from it."""
+    """Return what is wrong with a history; with a plan, also what is missing."""
     wrong: list[str] = []
     by_partition: dict[str, list[WorkEntry]] = defaultdict(list)
     for entry in entries:
         by_partition[entry.partition].append(entry)
     for name, written in sorted(by_partition.items()):
-        wrong += [f"partition {name}: {what}" for what in _broken_epochs(written)]
-        wrong += [f"partition {name}: {what}" for what in _broken_order(written)]
+        wrong += [f"partition {name}: {problem}" for problem in _broken_epochs(written)]
+        wrong += [f"partition {name}: {problem}" for problem in _broken_order(written)]
     if plan is not None:
         for number in range(plan.partitions):
             name = f"{number:05d}"
@@ -183,7 +183,7 @@ def _broken_epochs(written: list[WorkEntry]) -> list[str]:
     highest = 0
     owners: dict[int, str] = {}
     for entry in written:
-        # completing moves the row on by one, in the same transaction
+        # completing increases the row's epoch by one, in the same transaction
         expected = entry.epoch + (entry.kind == "end")
         if entry.row_epoch != expected or entry.row_holder != entry.node:
             wrong.append(f"{entry.node} wrote under epoch {entry.epoch}, the row had {entry.row_epoch}")

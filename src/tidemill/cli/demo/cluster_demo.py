@@ -19,7 +19,7 @@ from tidemill.cluster import leases, nodes, partitions
 from tidemill.cluster.states import PartitionState
 from tidemill.errors import DemoFailed
 from tidemill.store import Store, Tx, open_store
-from tidemill.testing.node_process import NodeProcess, Told
+from tidemill.testing.node_process import NodeEvent, NodeProcess
 from tidemill.testing.work import PartitionWork, WorkPlan, violations
 
 CLUSTER = "demo"
@@ -51,7 +51,7 @@ class ClusterDemo:
         self._show = show
         self._log = log
         self._started_at = clock.monotonic()
-        self._events: queue.Queue[tuple[NodeProcess, Told]] = queue.Queue()
+        self._events: queue.Queue[tuple[NodeProcess, NodeEvent]] = queue.Queue()
 
     def run(self, *, keep: bool) -> ClusterSummary:
         """Start the nodes, kill the leader, wait for the end, and check the result (15 seconds)."""

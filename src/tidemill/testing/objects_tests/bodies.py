@@ -21,7 +21,7 @@ _numbers = itertools.count()
 
 
 class ObjectTests:
-    """The base of the suite: a fixture `objects`, empty for each test, and what differs between backends."""
+    """The base class: a fixture `objects`, empty for each test, and settings that differ by backend."""
 
     etags_differ: ClassVar[bool] = True
     """False where the etag is a digest of the body, so that equal bytes written twice have one etag."""
@@ -43,19 +43,19 @@ class ObjectTests:
 
 
 def nonce() -> bytes:
-    """A nonce that no other writer of this run has."""
+    """Return a nonce that is unique in this run."""
     return b"nonce-%012d" % next(_numbers)
 
 
 def keys(
     objects: Objects, prefix: str = "", *, after: str | None = None, limit: int | None = None
 ) -> list[str]:
-    """The keys of a listing."""
+    """Return the keys of a listing."""
     return [info.key for info in objects.list(prefix, after=after, limit=limit)]
 
 
 def fill(objects: Objects, names: list[str]) -> None:
-    """Put objects whose body is their key, several at a time."""
+    """Put objects with their key as body, several at a time."""
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda name: objects.put(name, name.encode()), names))
 
@@ -64,7 +64,7 @@ MB = 1024 * 1024
 
 
 class BodyTests(ObjectTests):
-    """What was written is what is read, whole."""
+    """Test that reads return what was written."""
 
     @pytest.mark.rule("STO-12")
     @pytest.mark.parametrize("body", [b"", b"\x00", b"plain", bytes(range(256)) * 300], ids=len)
@@ -91,7 +91,7 @@ class BodyTests(ObjectTests):
         assert objects.get("k")[0] == b"new"
         assert keys(objects) == ["k"]
 
-    def test_what_is_told_of_an_object_agrees_everywhere(self, objects: Objects) -> None:
+    def test_put_get_head_and_list_return_the_same_info(self, objects: Objects) -> None:
         put = objects.put("a/k", b"12345")
         head = objects.head("a/k")
         assert put[:3] == head[:3] == ("a/k", 5, head.etag)
@@ -109,17 +109,17 @@ class BodyTests(ObjectTests):
     def test_an_etag_changes_with_each_write_where_it_is_no_digest(self, objects: Objects) -> None:
         if not self.etags_differ:
             pytest.skip("etags of this provider are digests of the body")
-        seen: set[str] = set()
+        etags: set[str] = set()
         for _ in range(25):
-            seen.add(objects.put("k", b"same").etag)
+            etags.add(objects.put("k", b"same").etag)
             objects.delete("k")
             mark = b"nonce-of-one-writer"
             objects.put_if_absent("k", mark, mark)
-            seen.add(objects.head("k").etag)
-        assert len(seen) == 50
+            etags.add(objects.head("k").etag)
+        assert len(etags) == 50
 
     @pytest.mark.rule("STO-12")
-    def test_what_is_not_there_is_missing(self, objects: Objects) -> None:
+    def test_a_missing_object_raises_object_missing(self, objects: Objects) -> None:
         objects.put("there/x", b"x")
         for key in ("nothing", "there", "there/y", "there/x/y"):
             for ask in (
@@ -133,7 +133,7 @@ class BodyTests(ObjectTests):
                 assert key in str(caught.value)
 
     @pytest.mark.rule("STO-12")
-    def test_deleting_is_for_good_and_may_be_repeated(self, objects: Objects) -> None:
+    def test_deleting_is_permanent_and_may_be_repeated(self, objects: Objects) -> None:
         for key in ("d/a", "d/ab", "d/e/f", "x"):
             objects.put(key, b"")
         objects.delete("d/a")
@@ -161,16 +161,16 @@ class BodyTests(ObjectTests):
         assert objects.get_range("empty", 0, 5) == b""
 
     @pytest.mark.rule("STO-12")
-    def test_ranges_come_in_the_order_asked(self, objects: Objects) -> None:
+    def test_ranges_are_returned_in_the_requested_order(self, objects: Objects) -> None:
         body = random.Random(1).randbytes(3 * MB)
         objects.put("r", body)
-        asked = [(50, 10), (0, 5), (52, 4), (2 * MB, 70), (3 * MB - 1, 9), (3 * MB, 1), (9 * MB, 1), (0, 5)]
-        assert objects.get_ranges("r", asked) == [body[start : start + length] for start, length in asked]
+        ranges = [(50, 10), (0, 5), (52, 4), (2 * MB, 70), (3 * MB - 1, 9), (3 * MB, 1), (9 * MB, 1), (0, 5)]
+        assert objects.get_ranges("r", ranges) == [body[start : start + length] for start, length in ranges]
         assert objects.get_ranges("r", [(5 * MB, 2), (4 * MB, 1)]) == [b"", b""]
         assert objects.get_ranges("r", []) == []
 
     @pytest.mark.parametrize(("start", "length"), [(-1, 5), (0, 0), (3, -1)])
-    def test_what_is_no_range_is_refused(self, objects: Objects, start: int, length: int) -> None:
+    def test_invalid_ranges_are_refused(self, objects: Objects, start: int, length: int) -> None:
         objects.put("r", b"0123456789")
         with pytest.raises(UsageError):
             objects.get_range("r", start, length)
@@ -185,19 +185,19 @@ class BodyTests(ObjectTests):
         assert objects.put_if_absent("big/once", body, mark) is Put.MINE
         objects.put("big/parts", body * 2)
         for key, want in {"big/once": body, "big/parts": body * 2}.items():
-            found, info = objects.get(key)
-            assert hashlib.sha256(found).digest() == hashlib.sha256(want).digest()
+            stored, info = objects.get(key)
+            assert hashlib.sha256(stored).digest() == hashlib.sha256(want).digest()
             assert info.size == len(want)
         assert objects.get_range("big/parts", 10 * MB - 3, 40) == (body * 2)[10 * MB - 3 : 10 * MB + 37]
 
     def test_readers_see_one_body_or_the_other(self, objects: Objects) -> None:
         bodies = {bytes([n]) * size for n, size in ((1, 300_000), (2, 100_000), (3, 200_000))}
         objects.put("k", next(iter(bodies)))
-        done = threading.Event()
+        all_written = threading.Event()
 
         def read() -> int:
             reads = 0
-            while not done.is_set() or not reads:
+            while not all_written.is_set() or not reads:
                 body, info = objects.get("k")
                 assert body in bodies
                 assert info.size == len(body)
@@ -211,7 +211,7 @@ class BodyTests(ObjectTests):
                 for body in bodies:
                     objects.put("k", body)
         finally:
-            done.set()
+            all_written.set()
         assert reader.outcome()
 
     def test_a_folder_that_empties_and_fills_loses_nothing(self, objects: Objects) -> None:
@@ -231,17 +231,17 @@ class ConditionTests(ObjectTests):
 
     @pytest.mark.rule("STO-12")
     def test_put_if_absent_says_created_mine_or_other(self, objects: Objects) -> None:
-        ours, theirs = nonce(), nonce()
-        mine, other = b'{"by": "' + ours + b'"}', b'{"by": "' + theirs + b'"}'
-        assert len(mine) == len(other)
-        assert objects.put_if_absent("k", mine, ours) is Put.CREATED
-        assert objects.put_if_absent("k", mine, ours) is Put.MINE
-        assert objects.put_if_absent("k", other, theirs) is Put.OTHER
-        assert objects.put_if_absent("k", other + b" ", theirs) is Put.OTHER
-        assert objects.put_if_absent("k", mine, ours) is Put.MINE
-        assert objects.get("k")[0] == mine
+        nonce_a, nonce_b = nonce(), nonce()
+        body_a, body_b = b'{"by": "' + nonce_a + b'"}', b'{"by": "' + nonce_b + b'"}'
+        assert len(body_a) == len(body_b)
+        assert objects.put_if_absent("k", body_a, nonce_a) is Put.CREATED
+        assert objects.put_if_absent("k", body_a, nonce_a) is Put.MINE
+        assert objects.put_if_absent("k", body_b, nonce_b) is Put.OTHER
+        assert objects.put_if_absent("k", body_b + b" ", nonce_b) is Put.OTHER
+        assert objects.put_if_absent("k", body_a, nonce_a) is Put.MINE
+        assert objects.get("k")[0] == body_a
 
-    def test_what_was_deleted_can_be_created(self, objects: Objects) -> None:
+    def test_a_deleted_object_can_be_created_again(self, objects: Objects) -> None:
         first, second = nonce(), nonce()
         assert objects.put_if_absent("a/k", first, first) is Put.CREATED
         objects.delete("a/k")
@@ -256,7 +256,7 @@ class ConditionTests(ObjectTests):
         assert keys(objects) == []
 
     @pytest.mark.rule("STO-12")
-    def test_of_many_threads_exactly_one_creates(self, objects: Objects) -> None:
+    def test_exactly_one_of_many_threads_creates_an_object(self, objects: Objects) -> None:
         for number in range(self.race_rounds):
             key = f"race/{number}"
             marks = [nonce() for _ in range(self.race_width)]
@@ -299,21 +299,21 @@ class ConditionTests(ObjectTests):
     def test_no_increment_is_lost_under_if_match(self, objects: Objects) -> None:
         objects.put("n", b"0 start")
 
-        def add(who: int) -> None:
+        def add(writer: int) -> None:
             for turn in range(10):
                 while True:
                     body, info = objects.get("n")
-                    new = b"%d by %d in turn %d" % (int(body.split()[0]) + 1, who, turn)
+                    new = b"%d by %d in turn %d" % (int(body.split()[0]) + 1, writer, turn)
                     try:
                         objects.put_if_match("n", new, info.etag)
                     except ObjectConflict:
                         continue
                     break
 
-        together(*(partial(add, who) for who in range(4)))
+        together(*(partial(add, writer) for writer in range(4)))
         assert objects.get("n")[0].split()[0] == b"40"
 
-    def test_a_plain_put_is_not_overwritten_by_who_has_not_seen_it(self, objects: Objects) -> None:
+    def test_if_match_does_not_overwrite_an_unseen_put(self, objects: Objects) -> None:
         for turn in range(20):
             etag = objects.put("k", b"old %d" % turn).etag
             put, swap = b"put %d" % turn, b"swap %d" % turn
@@ -329,6 +329,6 @@ class ConditionTests(ObjectTests):
             assert objects.get("k")[0] == put  # it came first and broke the condition, or it came last
 
     @pytest.mark.rule("STO-13")
-    def test_the_probe_is_content_and_leaves_nothing(self, objects: Objects) -> None:
+    def test_the_probe_succeeds_and_leaves_no_objects(self, objects: Objects) -> None:
         assert try_conditions(objects, random.Random(3)).if_match is objects.supports_if_match
         assert keys(objects) == []

@@ -62,10 +62,10 @@ HOSTILE = [
 
 
 class NameTests(ObjectTests):
-    """A key is a key on every backend or on none."""
+    """Test that all backends accept the same keys."""
 
     @pytest.mark.rule("STO-12")
-    def test_strange_keys_come_back_as_they_were(self, objects: Objects) -> None:
+    def test_strange_keys_are_returned_unchanged(self, objects: Objects) -> None:
         for key in STRANGE:
             assert objects.put(key, key.encode()).key == key
         assert keys(objects) == sorted(STRANGE)
@@ -109,11 +109,11 @@ class NameTests(ObjectTests):
         with pytest.raises(BadKey):
             objects.list(prefix)
 
-    def test_an_object_that_is_a_folder_too_is_kept_or_refused_whole(self, objects: Objects) -> None:
+    def test_an_object_with_the_name_of_a_folder_is_stored_or_refused(self, objects: Objects) -> None:
         objects.put("a/b", b"inside")
         objects.put("c", b"object")
         mark = nonce()
-        kept = {"a/b": b"inside", "c": b"object"}
+        expected = {"a/b": b"inside", "c": b"object"}
         puts: dict[str, Callable[[], object]] = {
             "a": lambda: objects.put("a", b"folder"),
             "c/d": lambda: objects.put("c/d", b"below"),
@@ -122,9 +122,9 @@ class NameTests(ObjectTests):
         for key, put in puts.items():
             with contextlib.suppress(ObjectError):
                 put()
-                kept[key] = objects.get(key)[0]
-        assert keys(objects) == sorted(kept)
-        for key, body in kept.items():
+                expected[key] = objects.get(key)[0]
+        assert keys(objects) == sorted(expected)
+        for key, body in expected.items():
             assert objects.get(key)[0] == body
 
 
@@ -135,21 +135,21 @@ AWKWARD = sorted(
         *("é", "ê/x", "日本/語", "😀", "z/😀"),
     ]
 )
-"""Names whose order by key is not their order by folder, and others that servers stumble over."""
+"""Names that sort differently by key and by folder, and others that are hard for servers."""
 
 
 class ListingTests(ObjectTests):
-    """The order is that of the bytes of the whole key."""
+    """Test that listings are in the order of the key bytes."""
 
     @pytest.mark.rule("STO-12")
-    def test_listing_goes_by_the_bytes_of_the_key(self, objects: Objects) -> None:
+    def test_listing_is_in_the_order_of_key_bytes(self, objects: Objects) -> None:
         fill(objects, AWKWARD)
-        found = keys(objects)
-        assert found == AWKWARD
-        assert [key.encode() for key in found] == sorted(key.encode() for key in found)
+        listed = keys(objects)
+        assert listed == AWKWARD
+        assert [key.encode() for key in listed] == sorted(key.encode() for key in listed)
 
     @pytest.mark.rule("STO-12")
-    def test_listing_begins_behind_any_key_there_or_not(self, objects: Objects) -> None:
+    def test_listing_starts_after_any_key_existing_or_not(self, objects: Objects) -> None:
         fill(objects, AWKWARD)
         between = [
             "",
@@ -198,7 +198,7 @@ class ListingTests(ObjectTests):
                 )
 
     @pytest.mark.rule("STO-12")
-    def test_listing_goes_on_beyond_a_page(self, objects: Objects) -> None:
+    def test_listing_continues_after_a_page(self, objects: Objects) -> None:
         names = sorted(
             [*(f"many/{n:05d}" for n in range(1100)), *(f"wide/{n:03d}/x" for n in range(50)), "z"]
         )
@@ -214,7 +214,7 @@ class ListingTests(ObjectTests):
         objects.delete_many(iter(names[:1120]))
         assert keys(objects) == names[1120:]
 
-    def test_listing_stops_when_it_is_told(self, objects: Objects) -> None:
+    def test_listing_stops_at_its_limit(self, objects: Objects) -> None:
         fill(objects, [f"k/{n}" for n in range(9)])
         assert keys(objects, limit=0) == []
         assert keys(objects, limit=3) == ["k/0", "k/1", "k/2"]
@@ -224,13 +224,13 @@ class ListingTests(ObjectTests):
         with pytest.raises(UsageError):
             objects.list(limit=-1)
 
-    def test_nothing_is_listed_when_nothing_is_there(self, objects: Objects) -> None:
+    def test_an_empty_root_lists_nothing(self, objects: Objects) -> None:
         assert keys(objects) == []
         objects.put("x/y/z", b"")
         objects.delete("x/y/z")
         assert keys(objects) == []
 
-    def test_what_stays_is_listed_while_the_rest_changes(self, objects: Objects) -> None:
+    def test_unchanged_objects_are_listed_while_others_change(self, objects: Objects) -> None:
         stay = [f"s/{n:03d}/stays" for n in range(30)]
         fill(objects, stay)
 
@@ -244,9 +244,9 @@ class ListingTests(ObjectTests):
         racer = Racer(churn)
         racer.start()
         while racer.is_alive():
-            found = keys(objects, "s/")
-            assert [key for key in found if key.endswith("/stays")] == stay
-            assert found == sorted(found)
+            listed = keys(objects, "s/")
+            assert [key for key in listed if key.endswith("/stays")] == stay
+            assert listed == sorted(listed)
         racer.outcome()
 
     @pytest.mark.rule("STO-12")

@@ -15,7 +15,7 @@ import pytest
 
 from tidemill.store import Store, Tx
 from tidemill.store.port import read_counter, write_counter
-from tidemill.testing.store_tests.model import BEHIND, FIRST, StoreTests, contents, fill, value_of
+from tidemill.testing.store_tests.model import END, FIRST, StoreTests, contents, fill, value_of
 from tidemill.testing.threads import Interloper, together
 
 
@@ -26,32 +26,32 @@ def _increment(tx: Tx, key: bytes) -> int:
 
 
 class IsolationTests(StoreTests):
-    """Serial transactions are serialisable."""
+    """Test that serial transactions are serialisable."""
 
     @pytest.mark.rule("STO-1")
     def test_an_update_is_not_lost_and_a_retried_function_sees_fresh_data(self, store: Store) -> None:
         other = Interloper(lambda: store.run(lambda tx: _increment(tx, b"n")))
-        seen: list[int] = []
+        reads: list[int] = []
 
         def fn(tx: Tx) -> int:
             before = read_counter(tx.get(b"n"))
-            seen.append(before)
+            reads.append(before)
             other.steps_in()
             tx.set(b"n", write_counter(before + 1))
             return before + 1
 
-        mine = store.run(fn)
-        assert {mine, other.outcome()} == {1, 2}
+        result = store.run(fn)
+        assert {result, other.outcome()} == {1, 2}
         assert read_counter(value_of(store, b"n")) == 2
-        assert mine == seen[-1] + 1, "the value returned is that of the attempt that was committed"
+        assert result == reads[-1] + 1, "the value returned is that of the attempt that was committed"
 
     @pytest.mark.rule("STO-1")
     def test_many_threads_count_without_losing_one(self, store: Store) -> None:
         def work() -> list[int]:
             return [store.run(lambda tx: _increment(tx, b"n")) for _ in range(8)]
 
-        seen = together(*[work] * 4)
-        assert sorted(n for each in seen for n in each) == list(range(1, 33))
+        results = together(*[work] * 4)
+        assert sorted(n for each in results for n in each) == list(range(1, 33))
 
     @pytest.mark.rule("STO-2")
     def test_adds_of_many_threads_all_count(self, store: Store) -> None:
@@ -69,20 +69,20 @@ class IsolationTests(StoreTests):
     @pytest.mark.rule("STO-1")
     @pytest.mark.parametrize("present", [True, False])
     def test_write_skew_does_not_happen(self, store: Store, present: bool) -> None:
-        # two doctors on call, each goes off duty if the other stays: one has to stay
+        # two doctors are on call; each may leave if the other stays, so one must stay
         fill(store, {b"a": b"on", b"b": b"on"} if present else {b"x": b""})
         off = b"off" if present else b"away"
 
-        def leave(tx: Tx, who: bytes, interlude: Callable[[], None]) -> bool:
+        def leave(tx: Tx, doctor: bytes, interlude: Callable[[], None]) -> bool:
             others_left = [value for value in tx.get_many([b"a", b"b"]) if value == off]
             interlude()
             if not others_left:
-                tx.set(who, off)
+                tx.set(doctor, off)
             return not others_left
 
         other = Interloper(lambda: store.run(lambda tx: leave(tx, b"b", lambda: None)))
-        mine = store.run(lambda tx: leave(tx, b"a", other.steps_in))
-        assert {mine, other.outcome()} == {True, False}
+        left = store.run(lambda tx: leave(tx, b"a", other.steps_in))
+        assert {left, other.outcome()} == {True, False}
         assert [value for _, value in contents(store)].count(off) == 1
 
     @pytest.mark.rule("STO-1")
@@ -96,8 +96,8 @@ class IsolationTests(StoreTests):
             return free
 
         other = Interloper(lambda: store.run(lambda tx: book(tx, b"b", lambda: None)))
-        mine = store.run(lambda tx: book(tx, b"a", other.steps_in))
-        assert {mine, other.outcome()} == {True, False}
+        booked = store.run(lambda tx: book(tx, b"a", other.steps_in))
+        assert {booked, other.outcome()} == {True, False}
         assert len(contents(store)) == 1
 
     @pytest.mark.rule("STO-1")
@@ -137,11 +137,11 @@ class IsolationTests(StoreTests):
         other = Interloper(lambda: store.run(sweep))
 
         def use(tx: Tx) -> int:
-            found = len(tx.range(b"item/", b"item0"))
+            count = len(tx.range(b"item/", b"item0"))
             other.steps_in()
-            if found:
+            if count:
                 tx.set(b"used", b"")
-            return found
+            return count
 
         used = store.run(use)
         assert (used, other.outcome()) in [(2, False), (0, True)]
@@ -174,14 +174,14 @@ class IsolationTests(StoreTests):
         def fn(tx: Tx) -> tuple[bytes | None, bytes | None, list[bytes]]:
             x = tx.get(b"x")
             other.steps_in()
-            return x, tx.get(b"y"), [row.value for row in tx.range(FIRST, BEHIND)]
+            return x, tx.get(b"y"), [row.value for row in tx.range(FIRST, END)]
 
         x, y, both = store.run(fn)
         other.outcome()
         assert (x, y, both) in [(b"old", b"old", [b"old"] * 2), (b"new", b"new", [b"new"] * 2)]
 
     @pytest.mark.rule("STO-1")
-    def test_what_was_committed_is_seen_by_whatever_begins_later(self, store: Store) -> None:
+    def test_a_commit_is_seen_by_every_later_transaction(self, store: Store) -> None:
         def work(me: int) -> None:
             for n in range(5):
                 store.run(lambda tx, n=n: tx.set(b"k%d" % me, b"%d" % n))  # type: ignore[misc]
@@ -191,9 +191,9 @@ class IsolationTests(StoreTests):
 
     @pytest.mark.rule("STO-1")
     def test_racing_transactions_have_a_serial_order(self, store: Store) -> None:
-        """Rows are lists that are only appended to, so each read tells which writes came before it."""
-        done = together(*[lambda me=me: _appends(store, me) for me in (1, 2, 3)])
-        histories = [each for appends in done for each in appends]
+        """Rows are lists that only grow, so each read shows which writes came before it."""
+        results = together(*[lambda me=me: _appends(store, me) for me in (1, 2, 3)])
+        histories = [each for appends in results for each in appends]
         final = {key: _names(value) for key, value in contents(store)}
         assert sorted(n for names in final.values() for n in names) == sorted(h.name for h in histories)
         try:
@@ -216,33 +216,33 @@ def _names(value: bytes | None) -> list[int]:
 def _appends(store: Store, me: int) -> list[Append]:
     keys = [b"a", b"b", b"c"]
     chance = random.Random(me)
-    done = []
+    appends = []
     for name in range(me * 100, me * 100 + 8):
         target, read = chance.choice(keys), chance.choice([keys, chance.sample(keys, 2)])
         fn = partial(_append, name=name, target=target, read=read, ranged=len(read) == len(keys))
-        done.append(Append(name, store.run(fn)))
-    return done
+        appends.append(Append(name, store.run(fn)))
+    return appends
 
 
 def _append(tx: Tx, name: int, target: bytes, read: list[bytes], ranged: bool) -> dict[bytes, list[int]]:
-    found = dict(tx.range(FIRST, BEHIND)) if ranged else dict(zip(read, tx.get_many(read), strict=True))
-    mine = found.get(target) if target in read else tx.get(target)
-    tx.set(target, b"%s %d" % (mine or b"", name))
-    return {key: _names(found.get(key)) for key in read}
+    rows = dict(tx.range(FIRST, END)) if ranged else dict(zip(read, tx.get_many(read), strict=True))
+    value = rows.get(target) if target in read else tx.get(target)
+    tx.set(target, b"%s %d" % (value or b"", name))
+    return {key: _names(rows.get(key)) for key in read}
 
 
 def _order(histories: list[Append], final: dict[bytes, list[int]]) -> dict[int, set[int]]:
-    """Who comes before whom: appends in order, an append before its readers, a reader before the next."""
+    """Return what comes before what: an append before its readers, a reader before the next append."""
     before: dict[int, set[int]] = {append.name: set() for append in histories}
     for names in final.values():
-        for one, two in pairwise(names):
-            before[two].add(one)
+        for earlier, later in pairwise(names):
+            before[later].add(earlier)
     for name, reads in histories:
-        for key, seen in reads.items():
+        for key, read in reads.items():
             written = final.get(key, [])
-            assert written[: len(seen)] == seen
-            if seen:
-                before[name].add(seen[-1])
-            if len(seen) < len(written) and written[len(seen)] != name:
-                before[written[len(seen)]].add(name)
+            assert written[: len(read)] == read
+            if read:
+                before[name].add(read[-1])
+            if len(read) < len(written) and written[len(read)] != name:
+                before[written[len(read)]].add(name)
     return before

@@ -15,16 +15,16 @@ from tidemill.clock import poll
 from tidemill.errors import UsageError
 from tidemill.store import Mode, Row, Store, Tx, Versionstamp
 from tidemill.store.port import read_counter, write_counter
-from tidemill.testing.store_tests.model import BEHIND, FIRST, StoreTests, contents, fill, value_of
+from tidemill.testing.store_tests.model import END, FIRST, StoreTests, contents, fill, value_of
 from tidemill.testing.threads import STUCK_S, Racer, together
 
 
 class Interrupted(BaseException):
-    """Not an Exception, as KeyboardInterrupt and a lost lease are not."""
+    """A BaseException, like KeyboardInterrupt and a lost lease."""
 
 
 class LifecycleTests(StoreTests):
-    """A function commits as a whole or leaves nothing."""
+    """Test that a function commits all its writes or none."""
 
     @pytest.mark.rule("STO-1")
     @pytest.mark.parametrize("mode", ["serial", "take"])
@@ -55,7 +55,7 @@ class LifecycleTests(StoreTests):
         assert contents(store) == before
         assert store.run(lambda tx: tx.take(b"q", b"r", 1))[0].value == b"1"
 
-    def test_what_a_function_catches_itself_does_not_end_its_transaction(self, store: Store) -> None:
+    def test_an_error_that_the_function_catches_does_not_end_its_transaction(self, store: Store) -> None:
         def fn(tx: Tx) -> bool:
             tx.set(b"k", b"1")
             try:
@@ -70,7 +70,7 @@ class LifecycleTests(StoreTests):
     @pytest.mark.parametrize(
         "value", [None, 0, "text", (1, [2]), Versionstamp(1, 2), ValueError("as a value")]
     )
-    def test_any_value_is_returned_as_it_is(self, store: Store, value: object) -> None:
+    def test_any_value_is_returned_unchanged(self, store: Store, value: object) -> None:
         assert store.run(lambda tx: value) is value
 
         def fn(tx: Tx) -> object:
@@ -81,7 +81,7 @@ class LifecycleTests(StoreTests):
 
     @pytest.mark.parametrize("inner", ["serial", "take"])
     @pytest.mark.parametrize("outer", ["serial", "take"])
-    def test_a_run_inside_a_function_is_refused_and_the_store_goes_on(
+    def test_a_nested_run_is_refused_and_the_store_stays_usable(
         self, store: Store, outer: Mode, inner: Mode
     ) -> None:
         def nested(tx: Tx) -> None:
@@ -94,7 +94,7 @@ class LifecycleTests(StoreTests):
         fill(store, {b"k": b"1"})
         assert value_of(store, b"k") == b"1"
 
-    def test_a_refused_inner_run_leaves_the_outer_one_whole(self, store: Store) -> None:
+    def test_a_refused_nested_run_does_not_affect_the_outer_one(self, store: Store) -> None:
         def fn(tx: Tx) -> None:
             tx.set(b"outer", b"")
             with pytest.raises(UsageError):
@@ -104,29 +104,29 @@ class LifecycleTests(StoreTests):
         store.run(fn)
         assert [row.key for row in contents(store)] == [b"outer", b"outer 2"]
 
-    def test_a_transaction_is_dead_when_its_function_has_returned(self, store: Store) -> None:
+    def test_a_transaction_cannot_be_used_after_its_function_has_returned(self, store: Store) -> None:
         fill(store, {b"k": b"1"})
         acts: list[Callable[[Tx], object]] = [
             lambda tx: tx.get(b"k"),
-            lambda tx: tx.range(FIRST, BEHIND),
+            lambda tx: tx.range(FIRST, END),
             lambda tx: tx.set(b"k", b"2"),
             lambda tx: tx.set_many([(b"k", b"2")]),
             lambda tx: tx.clear(b"k"),
-            lambda tx: tx.clear_range(FIRST, BEHIND),
+            lambda tx: tx.clear_range(FIRST, END),
             lambda tx: tx.add(b"n", 1),
-            lambda tx: tx.take(FIRST, BEHIND, 1),
+            lambda tx: tx.take(FIRST, END, 1),
             lambda tx: tx.swap(b"k", b"1", b"2"),
             lambda tx: tx.set_versioned(b"log", b"2"),
         ]
-        kept: list[Tx] = []
+        ended: list[Tx] = []
 
         def keep(tx: Tx) -> None:
-            kept.append(tx)
+            ended.append(tx)
             tx.set(b"k2", b"")
 
-        store.run(kept.append)
+        store.run(ended.append)
         store.run(keep)
-        for tx in kept:
+        for tx in ended:
             for act in acts:
                 with pytest.raises(UsageError):
                     act(tx)
@@ -182,14 +182,14 @@ class LifecycleTests(StoreTests):
                 with third:
                     assert value_of(third, b"k") == b"2"
 
-    def test_a_watch_that_waits_while_the_store_is_closed_comes_back(self, store: Store) -> None:
+    def test_closing_the_store_ends_a_waiting_watch(self, store: Store) -> None:
         watch = store.watch([b"k"])
         waiting = Racer(lambda: watch.wait(0.1))
         waiting.start()
         store.close()
         assert waiting.outcome() in (False, True)
 
-    def test_a_store_says_where_it_is(self, store: Store) -> None:
+    def test_a_store_has_a_url(self, store: Store) -> None:
         assert "://" in store.url
         assert store.url in repr(store)
 
@@ -202,11 +202,11 @@ def _increment(tx: Tx) -> None:
 
 
 class StoreProcessTests(StoreTests):
-    """Other processes are like other threads, but for their way of ending."""
+    """Test processes that share a store, and processes that are killed."""
 
     @contextmanager
     def child(self, store: Store, program: str) -> Iterator["subprocess.Popen[str]"]:
-        """Another process with the same data as its `store`."""
+        """Start another process that opens the same data as `store`."""
         opening = self.opens_elsewhere(store)
         if opening is None:
             pytest.skip("a store of one process")
@@ -223,39 +223,40 @@ class StoreProcessTests(StoreTests):
                 process.kill()
 
     def says(self, process: "subprocess.Popen[str]") -> str:
-        """What the child prints next."""
+        """Return the next line that the child prints."""
         assert process.stdout is not None
         return process.stdout.readline().strip()
 
     @pytest.mark.rule("STO-4")
     @pytest.mark.parametrize("mode", ["take", "serial"])
-    def test_what_a_process_took_is_there_again_when_it_was_killed(self, store: Store, mode: Mode) -> None:
+    def test_rows_that_a_killed_process_took_are_available_again(self, store: Store, mode: Mode) -> None:
         rows = {b"q/1": b"one", b"q/2": b"two", b"q/3": b"three"}
         fill(store, rows)
         program = f"""
 def fn(tx):
     for row in tx.take(b"q/", b"q0", 2):
         tx.set(b"claim/" + row.key, row.value)
-    tx.range(b"claim/", b"claim0", snapshot=True)  # whatever was held back has been sent now
+    tx.range(b"claim/", b"claim0", snapshot=True)  # buffered writes are sent now
     {DIE}
 store.run(fn, mode="{mode}")
 """
         with self.child(store, program) as process:
             assert process.wait(STUCK_S) == -signal.SIGKILL
-        taken: list[Row] = []
+        returned: list[Row] = []
 
         def all_taken() -> bool:
-            taken.extend(store.run(lambda tx: tx.take(b"q/", b"q0", 9), mode="take"))
-            return len(taken) >= len(rows)
+            returned.extend(store.run(lambda tx: tx.take(b"q/", b"q0", 9), mode="take"))
+            return len(returned) >= len(rows)
 
         # A server may need a moment to see that its client is dead.
         assert poll(all_taken, store.clock, every_s=0.01, timeout_s=STUCK_S)
-        assert sorted(taken) == [Row(key, value) for key, value in rows.items()]
+        assert sorted(returned) == [Row(key, value) for key, value in rows.items()]
         assert contents(store) == []
 
     @pytest.mark.rule("STO-1")
     def test_processes_count_together_without_losing_one(self, store: Store) -> None:
         program = """
+from tidemill.testing.store_tests.lifecycle import _increment
 print("ready", flush=True)
 input()
 for _ in range(15):
@@ -285,18 +286,18 @@ for _ in range(3):
                 before = store.run(lambda tx: tx.now())
                 process.stdin.write("\n")
                 process.stdin.flush()
-                there = int(self.says(process))
-                assert before <= there <= store.run(lambda tx: tx.now())
+                other = int(self.says(process))
+                assert before <= other <= store.run(lambda tx: tx.now())
 
     @pytest.mark.rule("STO-8")
-    def test_a_change_by_another_process_is_told(self, store: Store) -> None:
+    def test_a_change_by_another_process_fires_a_watch(self, store: Store) -> None:
         program = """
-with store:  # what is left to tell is told when it is closed
+with store:  # closing sends the remaining notifications
     store.run(lambda tx: tx.set(b"k", b"1"))
 """
 
-        def told() -> bool:
+        def is_seen() -> bool:
             return watch.wait(1.0) and value_of(store, b"k") == b"1"
 
         with store.watch([b"k"]) as watch, self.child(store, program):
-            assert poll(told, store.clock, every_s=0.01, timeout_s=STUCK_S)
+            assert poll(is_seen, store.clock, every_s=0.01, timeout_s=STUCK_S)

@@ -13,7 +13,7 @@ from tidemill.errors import (
     ValueTooLarge,
 )
 from tidemill.store import LIMITS, Store, Tx
-from tidemill.testing.store_tests.model import BEHIND, FIRST, StoreTests, contents, fill, value_of
+from tidemill.testing.store_tests.model import END, FIRST, StoreTests, contents, fill, value_of
 
 LONGEST = b"k" * LIMITS.key_bytes
 LARGEST = bytes(range(256)) * (LIMITS.value_bytes // 256)
@@ -40,7 +40,7 @@ BY_RANGE: dict[str, Callable[[Tx, bytes, bytes], object]] = {
 
 
 class LimitTests(StoreTests):
-    """What passes on one backend passes on all of them, and so does what is refused."""
+    """Test that all backends accept and refuse the same."""
 
     def refused(self, store: Store, error: type[TidemillError], act: Callable[[Tx], object]) -> None:
         """Check that the act is refused, that nothing was written, and that the store still works."""
@@ -75,9 +75,9 @@ class LimitTests(StoreTests):
 
     @pytest.mark.rule("STO-7")
     @pytest.mark.parametrize("name", BY_RANGE)
-    def test_a_bound_may_be_just_behind_the_longest_key_and_no_longer(self, store: Store, name: str) -> None:
+    def test_a_bound_may_be_one_byte_longer_than_the_longest_key(self, store: Store, name: str) -> None:
         fill(store, {LONGEST: b"last"})
-        behind = LONGEST + b"\x00"  # where a pager goes on
+        behind = LONGEST + b"\x00"  # where a pager continues
         assert store.run(lambda tx: tx.range(LONGEST, behind))[0].value == b"last"
         store.run(lambda tx: BY_RANGE[name](tx, behind, b"l"))
         assert value_of(store, LONGEST) == b"last"
@@ -103,7 +103,7 @@ class LimitTests(StoreTests):
         }
         store.run(lambda tx: acts[name](tx, LARGEST))
         assert [row.value for row in contents(store)] == [LARGEST]
-        store.run(lambda tx: tx.clear_range(FIRST, BEHIND))
+        store.run(lambda tx: tx.clear_range(FIRST, END))
         self.refused(store, ValueTooLarge, lambda tx: acts[name](tx, LARGEST + b"v"))
 
     @pytest.mark.rule("STO-7")
@@ -118,7 +118,7 @@ class LimitTests(StoreTests):
 
         store.run(lambda tx: write(tx, LIMITS.transaction_bytes))
         assert sum(len(row.key) + len(row.value) for row in contents(store)) == LIMITS.transaction_bytes
-        store.run(lambda tx: tx.clear_range(FIRST, BEHIND))
+        store.run(lambda tx: tx.clear_range(FIRST, END))
         self.refused(
             store, TransactionTooLarge, lambda tx: write(tx, LIMITS.transaction_bytes - len(b"before") + 1)
         )
@@ -131,7 +131,7 @@ class LimitTests(StoreTests):
 
         store.run(lambda tx: write(tx, LIMITS.transaction_writes))
         assert len(contents(store)) == LIMITS.transaction_writes
-        store.run(lambda tx: tx.clear_range(FIRST, BEHIND))
+        store.run(lambda tx: tx.clear_range(FIRST, END))
         self.refused(store, TransactionTooLarge, lambda tx: write(tx, LIMITS.transaction_writes))
 
     @pytest.mark.rule("STO-7")
@@ -139,13 +139,13 @@ class LimitTests(StoreTests):
         fill(store, {b"a%04d" % n: b"" for n in range(600)})
         fill(store, {b"b%04d" % n: b"" for n in range(600)})
         self.refused(
-            store, TransactionTooLarge, lambda tx: [tx.take(FIRST, BEHIND, 5000), tx.take(FIRST, BEHIND, 1)]
+            store, TransactionTooLarge, lambda tx: [tx.take(FIRST, END, 5000), tx.take(FIRST, END, 1)]
         )
         assert len(store.run(lambda tx: tx.take(b"a", b"c", 5000))) == LIMITS.transaction_writes
         assert len(store.run(lambda tx: tx.take(b"a", b"c", 5000))) == 1200 - LIMITS.transaction_writes
 
     @pytest.mark.rule("STO-7")
-    def test_a_transaction_that_is_too_large_is_not_committed_even_if_its_function_looks_away(
+    def test_a_transaction_that_is_too_large_is_not_committed_even_if_its_function_catches_the_error(
         self, store: Store
     ) -> None:
         fill(store, {b"q%d" % n + LONGEST[2:]: b"" for n in range(10)})
@@ -177,7 +177,7 @@ class LimitTests(StoreTests):
         assert value_of(store, b"k") is None
 
     @pytest.mark.parametrize("key", [b"", b"\xfe", b"\xfe\x00", b"\xfeop", b"\xff", b"\xff\xff"])
-    def test_no_key_is_empty_or_the_stores_own(self, store: Store, key: bytes) -> None:
+    def test_empty_and_reserved_keys_are_refused(self, store: Store, key: bytes) -> None:
         for act in BY_KEY.values():
             with pytest.raises(UsageError):
                 store.run(lambda tx, act=act: act(tx, key))  # type: ignore[misc]
@@ -190,13 +190,13 @@ class LimitTests(StoreTests):
         assert contents(store) == []
 
     @pytest.mark.parametrize("name", BY_RANGE)
-    def test_no_range_reaches_into_the_stores_own_rows(self, store: Store, name: str) -> None:
+    def test_ranges_over_reserved_rows_are_refused(self, store: Store, name: str) -> None:
         fill(store, {b"\xfd\xff": b""})
         for hi in (b"\xfe\x00", b"\xff"):
             self.refused(store, UsageError, lambda tx, hi=hi: BY_RANGE[name](tx, b"k", hi))  # type: ignore[misc]
         assert value_of(store, b"\xfd\xff") == b""
 
-    def test_nonsense_is_refused(self, store: Store) -> None:
+    def test_invalid_arguments_are_refused(self, store: Store) -> None:
         self.refused(store, UsageError, lambda tx: tx.add(b"n", 2**63))
         self.refused(store, UsageError, lambda tx: tx.add(b"n", -(2**63) - 1))
-        self.refused(store, UsageError, lambda tx: tx.range(FIRST, BEHIND, limit=-1))
+        self.refused(store, UsageError, lambda tx: tx.range(FIRST, END, limit=-1))

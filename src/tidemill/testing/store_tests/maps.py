@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from tidemill.store import Row, Store, Swap, Tx
 from tidemill.store.port import read_counter, write_counter
 from tidemill.testing.store_tests.model import (
-    BEHIND,
+    END,
     FIRST,
     ModelTransaction,
     Rows,
@@ -24,24 +24,24 @@ class RaisedOnPurpose(Exception):
 
 
 class MapTests(StoreTests):
-    """An ordered map of byte keys."""
+    """Test the ordered map of byte keys."""
 
     @pytest.mark.rule("STO-1", "STO-2")
-    def test_random_programs_do_to_a_store_what_they_do_to_a_dictionary(self, store: Store) -> None:
+    def test_random_programs_give_the_same_result_on_a_store_and_a_dictionary(self, store: Store) -> None:
         @settings(max_examples=self.examples, deadline=None, suppress_health_check=list(HealthCheck))
         @given(programs())
         def equal(transactions: list[ModelTransaction]) -> None:
-            store.run(lambda tx: tx.clear_range(FIRST, BEHIND))
+            store.run(lambda tx: tx.clear_range(FIRST, END))
             rows: Rows = {}
             for program in transactions:
                 rows = self._run(store, program, rows)
-                assert contents(store) == between(rows, FIRST, BEHIND)
+                assert contents(store) == between(rows, FIRST, END)
 
         equal()
 
     def _run(self, store: Store, program: ModelTransaction, before: Rows) -> Rows:
         def fn(tx: Tx) -> Rows:
-            rows = dict(before)  # fn may be retried, so it starts from what was committed
+            rows = dict(before)  # fn may be retried, so it starts from the committed rows
             for step in program.steps:
                 step.on(tx, rows)
             if program.fails:
@@ -54,7 +54,7 @@ class MapTests(StoreTests):
             return before
 
     @pytest.mark.rule("STO-2")
-    def test_get_many_answers_in_the_order_of_the_keys_and_repeats_what_is_asked_twice(
+    def test_get_many_returns_values_in_the_order_of_the_keys_also_for_repeated_keys(
         self, store: Store
     ) -> None:
         fill(store, {b"a": b"1", b"b": b"2"})
@@ -69,14 +69,14 @@ class MapTests(StoreTests):
         assert store.run(lambda tx: tx.swap(b"k", b"", b"new")) is True
 
     @pytest.mark.rule("STO-1")
-    def test_keys_sort_as_unsigned_bytes_and_a_prefix_before_what_begins_with_it(self, store: Store) -> None:
+    def test_keys_sort_as_unsigned_bytes_and_a_prefix_sorts_first(self, store: Store) -> None:
         single = [bytes([byte]) for byte in range(0xFE)]
         keys = sorted(
             [*single, b"a\x00", b"a\x00\xff", b"a\xff", b"aa", b"\xfd\xff", b"\x00\x00", b"\x7f\x80"]
         )
         fill(store, dict.fromkeys(reversed(keys), b""))
         assert [row.key for row in contents(store)] == keys
-        back = store.run(lambda tx: tx.range(FIRST, BEHIND, reverse=True))
+        back = store.run(lambda tx: tx.range(FIRST, END, reverse=True))
         assert [row.key for row in back] == keys[::-1]
 
     def test_keys_and_values_keep_every_byte(self, store: Store) -> None:
@@ -87,13 +87,13 @@ class MapTests(StoreTests):
     @pytest.mark.rule("STO-2")
     @pytest.mark.parametrize("reverse", [False, True])
     @pytest.mark.parametrize("limit", [None, 0, 1, 3, 4, 100])
-    def test_a_range_holds_its_lower_bound_but_not_its_upper_one(
+    def test_a_range_includes_its_lower_bound_but_not_its_upper_one(
         self, store: Store, limit: int | None, reverse: bool
     ) -> None:
         fill(store, {key: key for key in (b"a", b"b", b"b\x00", b"c", b"d")})
-        found = store.run(lambda tx: tx.range(b"a\x00", b"d", limit=limit, reverse=reverse))
+        rows = store.run(lambda tx: tx.range(b"a\x00", b"d", limit=limit, reverse=reverse))
         inside = [Row(key, key) for key in (b"b", b"b\x00", b"c")]
-        assert found == (inside[::-1] if reverse else inside)[:limit]
+        assert rows == (inside[::-1] if reverse else inside)[:limit]
 
     @pytest.mark.parametrize(("lo", "hi"), [(b"b", b"b"), (b"c", b"b"), (b"a", b"")])
     def test_a_range_that_ends_before_it_begins_is_empty(self, store: Store, lo: bytes, hi: bytes) -> None:
@@ -106,26 +106,26 @@ class MapTests(StoreTests):
         assert store.run(fn) == []
         assert len(contents(store)) == 3
 
-    def test_a_limited_range_goes_on_past_rows_this_transaction_cleared(self, store: Store) -> None:
+    def test_a_limited_range_skips_rows_this_transaction_cleared(self, store: Store) -> None:
         fill(store, {bytes([97 + n]): b"" for n in range(6)})
 
         def fn(tx: Tx) -> tuple[list[bytes], list[bytes]]:
             tx.clear_range(b"a", b"c")
             tx.clear(b"f")
             tx.set(b"aa", b"")
-            ahead = tx.range(FIRST, BEHIND, limit=2)
-            back = tx.range(FIRST, BEHIND, limit=2, reverse=True)
+            ahead = tx.range(FIRST, END, limit=2)
+            back = tx.range(FIRST, END, limit=2, reverse=True)
             return [row.key for row in ahead], [row.key for row in back]
 
         assert store.run(fn) == ([b"aa", b"c"], [b"e", b"d"])
 
-    def test_the_stores_own_rows_are_never_seen(self, store: Store) -> None:
+    def test_rows_of_the_store_itself_are_never_returned(self, store: Store) -> None:
         for n in range(3):
             fill(store, {b"k%d" % n: b""})
             store.run(lambda tx: tx.set_versioned(b"log", b""))
-        found = contents(store)
-        assert [row.key for row in found if not row.key.startswith((b"k", b"log"))] == []
-        assert len(found) == 6
+        rows = contents(store)
+        assert [row.key for row in rows if not row.key.startswith((b"k", b"log"))] == []
+        assert len(rows) == 6
 
     @pytest.mark.rule("STO-2")
     def test_a_counter_begins_at_zero_goes_below_it_and_wraps_at_64_bits(self, store: Store) -> None:
@@ -139,7 +139,7 @@ class MapTests(StoreTests):
         store.run(lambda tx: tx.add(b"n", -1))
         assert store.run(lambda tx: tx.counter(b"n")) == 2**63 - 1
 
-    def test_an_add_in_a_transaction_comes_on_top_of_what_it_set_cleared_or_added(self, store: Store) -> None:
+    def test_an_add_applies_after_earlier_writes_of_its_transaction(self, store: Store) -> None:
         fill(store, {b"a": write_counter(10), b"b": write_counter(10), b"c": write_counter(10)})
 
         def fn(tx: Tx) -> list[int]:
@@ -158,7 +158,7 @@ class MapTests(StoreTests):
         assert [read_counter(row.value) for row in contents(store)] == [12, 1, 1, 8]
 
     @pytest.mark.rule("STO-2")
-    def test_swaps_of_one_call_are_made_each_on_its_own_and_in_order(self, store: Store) -> None:
+    def test_swaps_of_one_call_are_independent_and_in_order(self, store: Store) -> None:
         fill(store, {b"a": b"1", b"b": b"1", b"c": b"1"})
         swaps = [
             Swap(b"a", b"1", b"2"),
@@ -193,7 +193,7 @@ class MapTests(StoreTests):
         assert dict(contents(store)) == {b"a": b"3", b"b": b"3"}
 
     @pytest.mark.rule("STO-1")
-    def test_steps_put_together_into_one_transaction_see_each_other(self, store: Store) -> None:
+    def test_steps_combined_in_one_transaction_see_each_other(self, store: Store) -> None:
         def enqueue(tx: Tx, name: bytes) -> None:
             tx.set(b"queue/" + name, b"")
             tx.add(b"queued", 1)

@@ -13,31 +13,31 @@ from hypothesis import strategies as st
 from tidemill.store import Mode, Row, Store, Swap, Tx
 from tidemill.store.port import read_counter, write_counter
 
-FIRST, BEHIND = b"\x00", b"\xfe"  # every user key is in this range
+FIRST, END = b"\x00", b"\xfe"  # every user key is in this range
 
 
 class StoreTests:
-    """The hooks. A subclass also gives the fixture `store`: a fresh, empty store for each test."""
+    """The hooks of a backend. A subclass also defines the fixture `store`: an empty store for each test."""
 
     examples: ClassVar[int] = 40
     """How many random programs are compared with the model."""
 
     def reopen(self, store: Store) -> Store | None:
-        """A second handle on the same data, from this process; None where there can be none."""
+        """Return a second handle on the same data, from this process; None if that is not possible."""
         raise TypeError(f"{type(self).__name__} must say how its store is opened a second time")
 
     def opens_elsewhere(self, store: Store) -> str | None:
-        """Python source that opens the same data as `store` in another process; None where none can."""
+        """Return Python source that opens the same data in another process; None if that is not possible."""
         return None
 
     def age(self, store: Store, seconds: float) -> None:
-        """Let time pass for a running transaction. A store whose clock can jump is quicker than this."""
+        """Let time pass for a running transaction. A store whose clock can jump overrides it."""
         store.clock.sleep(seconds)
 
 
 def contents(store: Store) -> list[Row]:
-    """Every row a user can see."""
-    return store.run(lambda tx: tx.range(FIRST, BEHIND))
+    """Return every row that a user can see."""
+    return store.run(lambda tx: tx.range(FIRST, END))
 
 
 def fill(store: Store, rows: dict[bytes, bytes]) -> None:
@@ -51,7 +51,7 @@ def fill(store: Store, rows: dict[bytes, bytes]) -> None:
 
 
 def value_of(store: Store, key: bytes) -> bytes | None:
-    """The committed value under a key."""
+    """Return the committed value of a key."""
     return store.run(lambda tx: tx.get(key))
 
 
@@ -64,7 +64,7 @@ WRONG = b"not what is there"
 
 
 def between(rows: Rows, lo: bytes, hi: bytes) -> list[Row]:
-    """What `Tx.range` answers."""
+    """Return what `Tx.range` must return."""
     return [Row(key, rows[key]) for key in sorted(rows) if lo <= key < hi]
 
 
@@ -72,11 +72,11 @@ class ModelStep(Protocol):
     """One operation."""
 
     def on(self, tx: Tx, rows: Rows) -> None:
-        """Do it to both, and compare."""
+        """Apply it to both, and compare the results."""
 
 
 class Get(NamedTuple):
-    """`get`, and `get_many` for other numbers of keys than one."""
+    """`get` for one key, else `get_many`."""
 
     keys: tuple[bytes, ...]
     lock: bool
@@ -90,7 +90,7 @@ class Get(NamedTuple):
 
 
 class ModelRange(NamedTuple):
-    """`range`, with everything it can be told."""
+    """`range`, with all its arguments."""
 
     lo: bytes
     hi: bytes
@@ -102,8 +102,8 @@ class ModelRange(NamedTuple):
         expected = between(rows, self.lo, self.hi)
         expected = expected[::-1] if self.reverse else expected
         snapshot = self.snapshot or tx.mode == "take"
-        found = tx.range(self.lo, self.hi, limit=self.limit, reverse=self.reverse, snapshot=snapshot)
-        assert found == expected[: self.limit]
+        result = tx.range(self.lo, self.hi, limit=self.limit, reverse=self.reverse, snapshot=snapshot)
+        assert result == expected[: self.limit]
 
 
 class Set(NamedTuple):
@@ -175,7 +175,7 @@ class ModelTake(NamedTuple):
 
 
 class ModelSwap(NamedTuple):
-    """`swap`, and `swap_many` for other numbers of swaps than one; `right` says whether the guess is."""
+    """`swap` for one key, else `swap_many`; `right`: whether the expected value is correct."""
 
     swaps: tuple[tuple[bytes, bool, bytes | None], ...]
 
@@ -210,7 +210,7 @@ def _steps() -> st.SearchStrategy[ModelStep]:
     value = st.sampled_from([b"", b"x", b"\x00", b"\xff" * 9, b"another"])
     count = st.integers(-3, 3).map(write_counter)
     lo = st.sampled_from(BOUNDS)
-    hi = st.sampled_from([*BOUNDS, BEHIND, b""])
+    hi = st.sampled_from([*BOUNDS, END, b""])
     amount = st.integers(-3, 3) | st.sampled_from([2**62, -(2**63), 2**63 - 1])
     swap = st.tuples(plain, st.booleans(), st.none() | value) | st.tuples(
         counter, st.booleans(), st.none() | count
@@ -232,7 +232,7 @@ def _steps() -> st.SearchStrategy[ModelStep]:
 
 
 def programs() -> st.SearchStrategy[list[ModelTransaction]]:
-    """A few transactions, one after the other."""
+    """Return a strategy for a few transactions in sequence."""
     mode: st.SearchStrategy[Mode] = st.sampled_from(("serial", "take"))
     steps = st.lists(_steps(), max_size=8)
     fails = st.sampled_from((False, False, False, True))

@@ -8,7 +8,7 @@ import pytest
 from tidemill.errors import UsageError
 from tidemill.store import Mode, Row, Store, Swap, Tx
 from tidemill.store.port import write_counter
-from tidemill.testing.store_tests.model import BEHIND, FIRST, StoreTests, contents, fill, value_of
+from tidemill.testing.store_tests.model import END, FIRST, StoreTests, contents, fill, value_of
 from tidemill.testing.threads import Interloper, together
 
 QUEUE = (b"q/", b"q0")
@@ -19,11 +19,11 @@ def _queue(count: int) -> dict[bytes, bytes]:
 
 
 class Died(BaseException):
-    """The end of a worker, at a bad moment."""
+    """Raised in a transaction, as if the worker died there."""
 
 
 class TakeTests(StoreTests):
-    """Rows are taken by one, written by the one who knows what was there."""
+    """Test takes and swaps: one transaction gets a row."""
 
     @pytest.mark.rule("STO-2")
     def test_take_removes_and_returns_the_first_rows_of_its_range(self, store: Store) -> None:
@@ -41,13 +41,13 @@ class TakeTests(StoreTests):
         fill(store, _queue(60))
 
         def work() -> list[Row]:
-            taken: list[Row] = []
-            while contents(store):  # an empty answer may mean that the others are taking at this moment
-                taken += store.run(lambda tx: tx.take(*QUEUE, 4), mode=mode)
-            return taken
+            rows: list[Row] = []
+            while contents(store):  # an empty result may mean that others are taking now
+                rows += store.run(lambda tx: tx.take(*QUEUE, 4), mode=mode)
+            return rows
 
-        taken = [row for each in together(*[work] * 4) for row in each]
-        assert sorted(taken) == list(map(Row._make, _queue(60).items()))
+        rows = [each for batch in together(*[work] * 4) for each in batch]
+        assert sorted(rows) == list(map(Row._make, _queue(60).items()))
 
     @pytest.mark.rule("STO-2")
     @pytest.mark.parametrize("other_mode", ["take", "serial"])
@@ -63,15 +63,15 @@ class TakeTests(StoreTests):
                 tx.set(b"claim/" + row.key[2:], b"mine")
             return rows
 
-        mine, others = store.run(fn, mode=mode), other.outcome()
+        first, second = store.run(fn, mode=mode), other.outcome()
         left = store.run(lambda tx: tx.range(*QUEUE))
-        assert sorted([*mine, *others, *left]) == list(map(Row._make, _queue(3).items()))
+        assert sorted([*first, *second, *left]) == list(map(Row._make, _queue(3).items()))
         claims = store.run(lambda tx: tx.range(b"claim/", b"claim0"))
-        assert [row.key[6:] for row in claims] == [row.key[2:] for row in mine]
+        assert [row.key[6:] for row in claims] == [row.key[2:] for row in first]
 
     @pytest.mark.rule("STO-4")
     @pytest.mark.parametrize("mode", ["take", "serial"])
-    def test_what_was_taken_is_given_back_when_its_transaction_dies(self, store: Store, mode: Mode) -> None:
+    def test_taken_rows_are_returned_when_the_transaction_fails(self, store: Store, mode: Mode) -> None:
         fill(store, _queue(40))
         dead = threading.Semaphore(6)
         claims = {b"claim/%03d" % n: b"row %d" % n for n in range(40)}
@@ -85,13 +85,13 @@ class TakeTests(StoreTests):
             return len(rows)
 
         def work() -> int:
-            done = 0
+            claimed = 0
             while store.run(lambda tx: tx.range(*QUEUE, limit=1)):
                 try:
-                    done += store.run(claim, mode=mode)
+                    claimed += store.run(claim, mode=mode)
                 except Died:
                     continue
-            return done
+            return claimed
 
         assert sum(together(*[work] * 3)) == 40
         assert dict(contents(store)) == claims
@@ -126,10 +126,10 @@ class TakeTests(StoreTests):
                 tx.set(b"winner", b"mine")
             return won
 
-        mine = store.run(fn, mode="take")
-        assert {mine, other.outcome()} == {True, False}
-        assert value_of(store, b"k") == (b"mine" if mine else b"other")
-        assert (value_of(store, b"winner") is not None) == mine
+        first_won = store.run(fn, mode="take")
+        assert {first_won, other.outcome()} == {True, False}
+        assert value_of(store, b"k") == (b"mine" if first_won else b"other")
+        assert (value_of(store, b"winner") is not None) == first_won
 
     @pytest.mark.rule("STO-3")
     def test_a_plain_read_is_refused_in_take_mode(self, store: Store) -> None:
@@ -138,7 +138,7 @@ class TakeTests(StoreTests):
             lambda tx: tx.get(b"k"),
             lambda tx: tx.get_many([b"k"]),
             lambda tx: tx.counter(b"k"),
-            lambda tx: tx.range(FIRST, BEHIND),
+            lambda tx: tx.range(FIRST, END),
         ]
         for read in plain:
 
@@ -233,12 +233,12 @@ class TakeTests(StoreTests):
         other = Interloper(lambda: store.run(lambda tx: tx.take(*QUEUE, 1), mode="take"))
 
         def cancel(tx: Tx) -> bool:
-            there = tx.get(b"q/1", lock=True) is not None
+            exists = tx.get(b"q/1", lock=True) is not None
             other.steps_in()
-            if there:
+            if exists:
                 tx.clear(b"q/1")
                 tx.set(b"cancelled", b"")
-            return there
+            return exists
 
         cancelled = store.run(cancel)
         assert cancelled == (other.outcome() == [])
@@ -250,11 +250,11 @@ class TakeTests(StoreTests):
         fill(store, {b"a": b"0", b"b": b"0"})
 
         def fn(tx: Tx, first: bytes, second: bytes, interlude: Callable[[], None]) -> None:
-            one = tx.get(first, lock=True)
+            first_value = tx.get(first, lock=True)
             interlude()
-            two = tx.get(second, lock=True)
-            tx.set(first, (one or b"") + b"1")
-            tx.set(second, (two or b"") + b"1")
+            second_value = tx.get(second, lock=True)
+            tx.set(first, (first_value or b"") + b"1")
+            tx.set(second, (second_value or b"") + b"1")
 
         other = Interloper(lambda: store.run(lambda tx: fn(tx, b"b", b"a", lambda: None), mode="take"))
         store.run(lambda tx: fn(tx, b"a", b"b", other.steps_in), mode="take")
@@ -262,7 +262,7 @@ class TakeTests(StoreTests):
         assert dict(contents(store)) == {b"a": b"011", b"b": b"011"}
 
     @pytest.mark.rule("STO-2")
-    def test_what_is_written_for_taken_rows_commits_with_them(self, store: Store) -> None:
+    def test_writes_for_taken_rows_commit_with_them(self, store: Store) -> None:
         fill(store, _queue(2))
 
         def fn(tx: Tx) -> None:

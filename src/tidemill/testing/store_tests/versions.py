@@ -17,7 +17,7 @@ def _log(store: Store, prefix: bytes = LOG) -> list[bytes]:
 
 
 class VersionTests(StoreTests):
-    """Versions sort as commits do."""
+    """Test that versions sort like commits."""
 
     @pytest.mark.rule("STO-2")
     def test_keys_are_the_prefix_and_a_version_and_sort_as_the_commits(self, store: Store) -> None:
@@ -42,7 +42,7 @@ class VersionTests(StoreTests):
         assert _log(store) == [b"%02d" % n for n in range(20) if n % 3] * 2
         assert _log(store, OTHER) == [b"%02d" % n for n in range(20) if not n % 3] * 2
 
-    def test_a_prefix_may_be_any_key_and_its_rows_are_rows_like_others(self, store: Store) -> None:
+    def test_a_prefix_may_be_any_key_and_its_rows_are_ordinary_rows(self, store: Store) -> None:
         store.run(lambda tx: tx.set_versioned(b"\x00", b"a"))
         store.run(lambda tx: tx.set_versioned(b"\xfd\xff", b"b"))
         first, last = contents(store)
@@ -93,7 +93,7 @@ class VersionTests(StoreTests):
 
     @pytest.mark.rule("STO-2")
     def test_a_pager_misses_nothing_while_many_append(self, store: Store) -> None:
-        done = threading.Event()
+        all_written = threading.Event()
         writers, each = 4, 10
 
         def write(me: int) -> None:
@@ -110,38 +110,38 @@ class VersionTests(StoreTests):
             try:
                 together(*[lambda me=me: write(me) for me in range(writers)])
             finally:
-                done.set()
+                all_written.set()
             return []
 
         def page() -> list[bytes]:
-            found: list[bytes] = []
+            entries: list[bytes] = []
             cursor, last = LOG, False
             while not last:
-                last = done.is_set()  # one more look after the end, and then no row may be behind the cursor
+                last = all_written.is_set()  # read once more after the end: then no row is missing
                 rows = store.run(lambda tx, cursor=cursor: tx.range(cursor, after(LOG), limit=7))  # type: ignore[misc]
-                found += [row.value for row in rows]
+                entries += [row.value for row in rows]
                 if rows:
                     cursor, last = rows[-1].key + b"\x00", False
-            return found
+            return entries
 
-        _, found = together(write_all, page)
-        assert found == _log(store)
-        assert len(found) == writers * each
+        _, entries = together(write_all, page)
+        assert entries == _log(store)
+        assert len(entries) == writers * each
         for me in range(writers):
-            mine = [b"%d %d" % (me, n) for n in range(each)]
-            assert [value for value in found if value.startswith(b"%d " % me)] == mine
-            assert [value for value in _log(store, OTHER) if value.startswith(b"%d " % me)] == mine[1::2]
+            expected = [b"%d %d" % (me, n) for n in range(each)]
+            assert [value for value in entries if value.startswith(b"%d " % me)] == expected
+            assert [value for value in _log(store, OTHER) if value.startswith(b"%d " % me)] == expected[1::2]
 
     @pytest.mark.rule("STO-2")
-    def test_who_has_read_a_row_appends_behind_it(self, store: Store) -> None:
+    def test_a_transaction_that_read_a_row_appends_after_it(self, store: Store) -> None:
         fill(store, {b"turn": b"0"})
 
         def append(me: int) -> None:
             for _ in range(5):
 
                 def fn(tx: Tx) -> None:
-                    seen = len(tx.range(LOG, after(LOG)))
-                    tx.set_versioned(LOG, b"%d" % seen)
+                    count = len(tx.range(LOG, after(LOG)))
+                    tx.set_versioned(LOG, b"%d" % count)
 
                 store.run(fn)
 

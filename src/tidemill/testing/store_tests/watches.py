@@ -22,10 +22,10 @@ def _now(tx: Tx) -> int:
 
 
 class TimeTests(StoreTests):
-    """Lease time."""
+    """Test lease time and wall time."""
 
     @pytest.mark.rule("STO-6")
-    def test_now_never_runs_backwards_for_anyone(self, store: Store) -> None:
+    def test_now_never_runs_backwards_for_any_thread(self, store: Store) -> None:
         second = self.reopen(store)
         handles = [store] if second is None else [store, second]
         lock = threading.Lock()
@@ -69,7 +69,7 @@ class TimeTests(StoreTests):
         passed = store.run(_now) - first
         assert passed < 2_000_000 * (store.clock.monotonic() - began) + 1_000_000
 
-    def test_wall_is_what_people_call_the_time(self, store: Store) -> None:
+    def test_wall_is_the_time_of_day(self, store: Store) -> None:
         wall = store.run(lambda tx: tx.wall())
         assert isinstance(wall, int)
         assert abs(wall / 1_000_000 - store.clock.wall()) < 600
@@ -86,14 +86,12 @@ WRITES: dict[str, Callable[[Tx], object]] = {
 
 
 class WatchTests(StoreTests):
-    """Make the watch, read, then wait."""
+    """Test watches: create one, read, then wait."""
 
     @pytest.mark.rule("STO-8")
     @pytest.mark.parametrize("mode", ["serial", "take"])
     @pytest.mark.parametrize("name", WRITES)
-    def test_a_change_between_the_reading_and_the_waiting_is_not_missed(
-        self, store: Store, name: str, mode: Mode
-    ) -> None:
+    def test_a_change_between_read_and_wait_is_not_missed(self, store: Store, name: str, mode: Mode) -> None:
         fill(store, {b"k": write_counter(1)})
         with store.watch([b"other", b"k"]) as watch:
             value_of(store, b"k")
@@ -109,7 +107,7 @@ class WatchTests(StoreTests):
                 assert value_of(store, b"k") == b"%d" % n
 
     @pytest.mark.rule("STO-8")
-    def test_who_waits_sees_every_state_through_to_the_last(self, store: Store) -> None:
+    def test_a_waiting_reader_reaches_the_last_state(self, store: Store) -> None:
         last = 15
 
         def write() -> int:
@@ -119,14 +117,14 @@ class WatchTests(StoreTests):
 
         def follow() -> int:
             with store.watch([b"k"]) as watch:
-                while (seen := read_counter(value_of(store, b"k"))) < last:
-                    assert watch.wait(STUCK_S), f"still at {seen} when the time was over"
-            return seen
+                while (value := read_counter(value_of(store, b"k"))) < last:
+                    assert watch.wait(STUCK_S), f"still at {value} when the time was over"
+            return value
 
         assert together(follow, follow, write) == [last] * 3
 
     @pytest.mark.rule("STO-8")
-    def test_a_change_through_another_handle_is_told_too(self, store: Store) -> None:
+    def test_a_change_through_another_handle_fires_a_watch(self, store: Store) -> None:
         second = self.reopen(store)
         if second is None:
             pytest.skip("a store of one handle")
@@ -135,7 +133,7 @@ class WatchTests(StoreTests):
             assert watch.wait(STUCK_S)
 
     @pytest.mark.rule("STO-8")
-    def test_who_asked_to_be_called_is_called_for_every_change(self, store: Store) -> None:
+    def test_a_callback_is_called_for_every_change(self, store: Store) -> None:
         called = threading.Event()
         with store.watch([b"k"]) as watch:
             end = watch.notify(called.set)
@@ -161,7 +159,7 @@ class WatchTests(StoreTests):
         fill(store, {b"k": b"1"})
         assert watch.wait(0.02) is False
 
-    def test_what_is_not_committed_changes_nothing_for_who_watches(self, store: Store) -> None:
+    def test_a_write_that_is_not_committed_fires_no_watch(self, store: Store) -> None:
         with store.watch([b"k"]) as watch:
 
             def fn(tx: Tx) -> None:
