@@ -12,8 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tidemill.cli.demo.pipeline_demo import PipelineDemo
-from tidemill.cli.demo.pipeline_screen import WIDTH, PipelineScreen, print_summary
+from tidemill.cli.demo.pipeline_demo import WIDTH, PipelineDemo, PipelineScreen, print_summary
 from tidemill.clock import SYSTEM
 
 PICTURE = Path(__file__).parent.parent / "docs" / "pictures" / "demo.svg"

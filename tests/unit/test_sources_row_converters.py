@@ -79,7 +79,7 @@ def test_a_batch_is_sifted_under_the_columns_it_brings_together():
         {"id": 2, "name": None, "n": 5},
     ]
     assert parsed.bad.column("line").to_pylist() == [2, 3]
-    again = parse(records[:2], converter(dataset(Drift.EVOLVE)), evolving=grown, known=parsed.columns)
+    again = parse(records[:2], converter(dataset(Drift.EVOLVE)), evolving=grown, columns=parsed.columns)
     assert again.columns == ""
     assert again.rows.num_rows == 2
 

@@ -4,8 +4,9 @@ import click
 from rich.text import Text
 
 from tidemill.cli.output import CommandOutput, json_option
-from tidemill.cli.pipeline import find, pipeline_option
+from tidemill.cli.pipeline import pipeline_option
 from tidemill.pipeline import compaction
+from tidemill.pipeline.pipeline_file import find
 from tidemill.runner.compaction import Compacted
 from tidemill.spark.lot_writer import TARGET_BYTES
 

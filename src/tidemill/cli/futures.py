@@ -21,7 +21,7 @@ from tidemill.futures.protocol.states import ENDED, FutureState
 
 STATES = [state.value for state in FutureState]
 QUARANTINED_PAGE = 10_000
-ID_DIGITS = 20  # of 32, in lists: enough to tell ids apart, and `show` accepts them
+ID_DIGITS = 20  # of 32, in lists: enough to distinguish ids, and `show` accepts them
 
 
 @click.group("futures", invoke_without_command=True)
@@ -74,11 +74,11 @@ def show_command(
     with _where(home, store, cluster).open() as opened:
         keys = FutureKeys(cluster)
         id_ = queries.find_id(opened, keys, future_id)
-        seen = queries.show_future(opened, keys, id_)
+        details = queries.show_future(opened, keys, id_)
         tree = trace(opened, keys, id_)
-    output.result(_result(seen, tree))
+    output.result(_result(details, tree))
     if not output.json:
-        output.people.print(_page(seen, tree))
+        output.people.print(_page(details, tree))
 
 
 @futures_command.command("requeue")
@@ -105,17 +105,17 @@ def requeue_command(
             ids = [bytes.fromhex(future.id) for future in futures]
         else:
             ids = [queries.find_id(opened, keys, text) for text in future_ids]
-        done, refused = [], {}
+        requeued, refused = [], {}
         for id_ in ids:
             try:
                 opened.run(lambda tx, id_=id_: requeue.requeue(tx, keys, id_))  # type: ignore[misc]
-                done.append(id_.hex())
+                requeued.append(id_.hex())
             except TidemillError as error:
                 if len(ids) == 1:
                     raise
                 refused[id_.hex()] = error.message
-    output.result({"requeued": done, "refused": refused})
-    for name in done:
+    output.result({"requeued": requeued, "refused": refused})
+    for name in requeued:
         output.people.print(Text(f"{name} is requeued"))
     for name, why in refused.items():
         output.stderr.print(Text(f"{name}: {why}", style="red"))
@@ -144,9 +144,9 @@ def cancel_command(
 def _where(home: str | None, store: str | None, cluster: str) -> ClusterLocation:
     """Return the location, from the options of the command or of `futures` before it."""
     if home is None and store is None:
-        given = click.get_current_context().meta.get("tidemill.where")
-        if given is not None:
-            home, store, cluster = given
+        options = click.get_current_context().meta.get("tidemill.where")
+        if options is not None:
+            home, store, cluster = options
     return ClusterLocation(home, store, cluster)
 
 
@@ -183,12 +183,12 @@ def _age(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-def _page(seen: FutureDetails, tree: Lineage) -> Group:
-    spec, row, tally = seen.spec, seen.row, seen.row.tally
+def _page(details: FutureDetails, tree: Lineage) -> Group:
+    spec, row, tally = details.spec, details.row, details.row.tally
     facts = Table(box=None, show_header=False, pad_edge=False)
     facts.add_column(style="bold")
     facts.add_column(overflow="fold")
-    for name, value in _facts(seen).items():
+    for name, value in _facts(details).items():
         if value not in ("", 0, None, False):
             facts.add_row(
                 name, Text(str(value), style=STYLES.get(row.state.value, "") if name == "state" else "")
@@ -198,26 +198,28 @@ def _page(seen: FutureDetails, tree: Lineage) -> Group:
     parts.append(
         Text("counts: " + (", ".join(f"{name} {count}" for name, count in counts.items()) or "none"))
     )
-    if seen.failure is not None:
-        latest = f"latest failure ({seen.failure.kind}"
-        parts += [Text(), Text(f"{latest}, on {seen.failure.node or '?'})", style="bold red")]
-        parts.append(Text(seen.failure.traceback.rstrip() or seen.failure.message))
-        parts += [Text(f"caused by {name}") for name in seen.failure.upstream]
+    if details.failure is not None:
+        latest = f"latest failure ({details.failure.kind}"
+        parts += [Text(), Text(f"{latest}, on {details.failure.node or '?'})", style="bold red")]
+        parts.append(Text(details.failure.traceback.rstrip() or details.failure.message))
+        parts += [Text(f"caused by {name}") for name in details.failure.upstream]
     if spec.inputs:
         parts += [Text(), Text("computed from", style="bold"), tree]
     return Group(*parts)  # type: ignore[arg-type] # all are renderables of rich
 
 
-def _facts(seen: FutureDetails) -> dict[str, object]:
-    spec, row = seen.spec, seen.row
+def _facts(details: FutureDetails) -> dict[str, object]:
+    spec, row = details.spec, details.row
     result = getattr(row, "result", None)
     return {
         "id": spec.id.hex(),
         "function": spec.name,
         "state": row.state.value,
-        "submitted": f"{_age(seen.age_s)} ago by {spec.owner or '?'}",
+        "submitted": f"{_age(details.age_s)} ago by {spec.owner or '?'}",
         "node": getattr(row, "holder", "") or getattr(row, "assigned", ""),
-        "result": f"{result.location.kind}, {in_units(result.size)}, copies {seen.copies}" if result else "",
+        "result": f"{result.location.kind}, {in_units(result.size)}, copies {details.copies}"
+        if result
+        else "",
         "needs": said(spec.needs),
         "retries": spec.max_retries,
         "queue": spec.queue,
@@ -231,13 +233,13 @@ def _facts(seen: FutureDetails) -> dict[str, object]:
     }
 
 
-def _result(seen: FutureDetails, tree: Lineage) -> dict[str, object]:
+def _result(details: FutureDetails, tree: Lineage) -> dict[str, object]:
     """Return the future as JSON, without code, arguments and pickled data."""
-    failure = seen.failure
+    failure = details.failure
     return {
-        **_facts(seen),
-        "age_s": seen.age_s,
-        "counts": msgspec.structs.asdict(seen.row.tally),
+        **_facts(details),
+        "age_s": details.age_s,
+        "counts": msgspec.structs.asdict(details.row.tally),
         "failure": None
         if failure is None
         else {
@@ -245,6 +247,6 @@ def _result(seen: FutureDetails, tree: Lineage) -> dict[str, object]:
             for name, value in msgspec.structs.asdict(failure).items()
             if name not in ("pickled", "signature")
         },
-        "inputs": [id_.hex() for id_ in seen.spec.inputs],
+        "inputs": [id_.hex() for id_ in details.spec.inputs],
         "lineage": tree.to_json(),
     }

@@ -9,7 +9,8 @@ from rich.text import Text
 
 from tidemill.arcs.gaps import SKIPPED, Cause, Coverage, Gap, GapState
 from tidemill.cli.output import CommandOutput, json_option
-from tidemill.cli.pipeline import find, pipeline_option
+from tidemill.cli.pipeline import pipeline_option
+from tidemill.pipeline.pipeline_file import find
 
 STYLES = {
     GapState.ABSENT: "yellow",

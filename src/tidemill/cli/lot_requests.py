@@ -11,9 +11,10 @@ from rich.text import Text
 
 from tidemill.arcs.lot_requests import RequestKind
 from tidemill.cli.output import CommandOutput, json_option
-from tidemill.cli.pipeline import find, pipeline_option
+from tidemill.cli.pipeline import pipeline_option
 from tidemill.pipeline import lot_requests
 from tidemill.pipeline.lot_requests import LotAction, LotRequestPlan, PlannedLot
+from tidemill.pipeline.pipeline_file import find
 
 if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline
@@ -133,7 +134,7 @@ def _progress(output: CommandOutput, label: str) -> Iterator[Callable[[int, int]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=output.stderr, transient=True) as bar:
         task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield lambda completed, total: bar.update(task, completed=completed, total=total)
 
 
 def _show(output: CommandOutput, plan: LotRequestPlan, *, dry_run: bool) -> None:

@@ -9,10 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from tidemill.cli.output import CommandOutput, json_option
-from tidemill.cli.pipeline import find, pipeline_option
+from tidemill.cli.pipeline import pipeline_option
 from tidemill.errors import BadLotId
 from tidemill.lots.ids import LotId
 from tidemill.pipeline.lot_info import LotInfo
+from tidemill.pipeline.pipeline_file import find
 
 MARKS = {
     "complete": ("█", "green"),

@@ -79,7 +79,9 @@ def table(lines: Sequence[NodeLine]) -> Table:
     for name in ("node", "kind", "state", "lease", "slots", "cpu", "ram", "gpu", "resources", "address"):
         rendered.add_column(name, overflow="fold")
     for line in lines:
-        named = sorted(key[1:] for key in line.total if key.startswith("+") and not key.startswith("+node:"))
+        resources = sorted(
+            key[1:] for key in line.total if key.startswith("+") and not key.startswith("+node:")
+        )
         rendered.add_row(
             Text.assemble(line.id[:12], (" leader", "bold cyan") if line.leader else ""),
             line.kind,
@@ -89,7 +91,7 @@ def table(lines: Sequence[NodeLine]) -> Table:
             _share(line, "cpu"),
             _share(line, "ram"),
             _share(line, "gpu"),
-            " ".join(named),
+            " ".join(resources),
             line.address,
         )
     return rendered

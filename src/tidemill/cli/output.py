@@ -49,7 +49,7 @@ class CommandOutput:
             self.stderr.print(Text(f"hint: {hint}", style="dim"))
 
     def usage(self, error: click.UsageError) -> None:
-        """Print what is wrong with the arguments, and how to use the command."""
+        """Print an error in the arguments, and how to use the command."""
         if self.json:
             hint = f"see {error.ctx.command_path} --help" if error.ctx is not None else ""
             self.result({"error": {"code": "usage", "message": error.format_message(), "hint": hint}})

@@ -5,7 +5,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tidemill.cli.output import CommandOutput, json_option
-from tidemill.cli.pipeline import find, pipeline_option
+from tidemill.cli.pipeline import pipeline_option
+from tidemill.pipeline.pipeline_file import find
 
 STYLES = {"new": "green", "same": "dim", "changed": "yellow", "removed": "red", "refused": "red"}
 

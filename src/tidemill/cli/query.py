@@ -8,8 +8,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tidemill.cli.output import CommandOutput, json_option
-from tidemill.cli.pipeline import find, pipeline_option
+from tidemill.cli.pipeline import pipeline_option
 from tidemill.pipeline import reader
+from tidemill.pipeline.pipeline_file import find
 
 
 @click.command("query")

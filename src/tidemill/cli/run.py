@@ -4,9 +4,10 @@ import click
 import msgspec
 
 from tidemill.cli.output import CommandOutput, json_option
-from tidemill.cli.pipeline import locate, pipeline_option
+from tidemill.cli.pipeline import pipeline_option
 from tidemill.cluster.leases import TTL_S, LeaseTiming
 from tidemill.pipeline.child_process import MAIN, RunRequest, read_info
+from tidemill.pipeline.pipeline_file import locate
 from tidemill.runner.part_futures import resource_of
 from tidemill.runner.supervisor import RunnerOptions, run_runner
 

@@ -7,7 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tidemill.cli.output import CommandOutput, json_option
-from tidemill.cli.pipeline import find, pipeline_option
+from tidemill.cli.pipeline import pipeline_option
+from tidemill.pipeline.pipeline_file import find
 from tidemill.pipeline.status import RunInfo, status_of, tables_of
 
 STATES = {"waiting": "green", "scheduled": "yellow", "running": "cyan", "new": "dim"}

@@ -7,11 +7,12 @@ from rich.table import Table
 from rich.text import Text
 
 from tidemill.cli.output import CommandOutput, json_option
-from tidemill.cli.pipeline import locate, pipeline_option
+from tidemill.cli.pipeline import pipeline_option
 from tidemill.cli.where import ClusterLocation, where_options
 from tidemill.errors import TidemillError
 from tidemill.lots.keys import LotKeys
 from tidemill.pipeline.child_process import read_info
+from tidemill.pipeline.pipeline_file import locate
 from tidemill.store import Tx
 from tidemill.triggers import heap_sync, listing, subscriptions
 from tidemill.triggers.keys import TriggerKeys
@@ -164,9 +165,9 @@ def rebuild_command(output: CommandOutput, home: str | None, store: str | None, 
 
 def _where(home: str | None, store: str | None, cluster: str) -> ClusterLocation:
     """Return the location: from the command's options, those of `triggers` before it, or the pipeline."""
-    file, *given = click.get_current_context().meta["tidemill.where"]
+    file, *options = click.get_current_context().meta["tidemill.where"]
     if home is None and store is None:
-        home, store, cluster = given
+        home, store, cluster = options
     if home is None and store is None:
         info = read_info(*locate(file))
         return ClusterLocation(info.home or None, None if info.home else info.store, info.cluster)
@@ -177,7 +178,7 @@ def _each(
     output: CommandOutput,
     where: ClusterLocation,
     names: Sequence[str],
-    done: str,
+    participle: str,
     change: Callable[[Tx, str], AnyRow],
 ) -> int:
     """Change each trigger in a separate transaction; return 1 if one of several is refused."""
@@ -192,10 +193,10 @@ def _each(
                 if len(names) == 1:
                     raise
                 refused[name] = error.message
-    output.result({done: changed, "refused": refused})
+    output.result({participle: changed, "refused": refused})
     if not output.json:
         for name in changed:
-            output.people.print(Text(f"{name} is {done}"))
+            output.people.print(Text(f"{name} is {participle}"))
     for name, why in refused.items():
         output.stderr.print(Text(f"{name}: {why}", style="red"))
     return 1 if refused else 0
@@ -222,10 +223,10 @@ def _table(triggers: Sequence[Listed]) -> Table:
 
 def _when(seconds: float) -> str:
     size = abs(seconds)
-    words = (
+    duration = (
         f"{size / 3600:.1f} h" if size >= 3600 else f"{size / 60:.1f} min" if size >= 60 else f"{size:.1f} s"
     )
-    return f"in {words}" if seconds > 0 else f"since {words}"
+    return f"in {duration}" if seconds > 0 else f"since {duration}"
 
 
 def _summary(overview: Overview) -> str:

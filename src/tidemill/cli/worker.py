@@ -1,4 +1,4 @@
-"""`tidemill worker`: claims futures of one cluster and runs them in child processes."""
+"""Define `tidemill worker`: claim futures of one cluster and run them in child processes."""
 
 import functools
 import re
@@ -28,17 +28,17 @@ class ByteSize(click.ParamType[int]):
     name = "size"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        found = _SIZE.fullmatch(str(value).strip())
-        if found is None:
+        match = _SIZE.fullmatch(str(value).strip())
+        if match is None:
             self.fail(f"{value!r} is not a size, like 512MB or 4GB", param, ctx)
-        return int(float(found["number"]) * _UNITS[found["unit"].lower()])
+        return int(float(match["number"]) * _UNITS[match["unit"].lower()])
 
 
 SIZE = ByteSize()
 
 
 class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Which cluster a worker works for."""
+    """The cluster of a worker."""
 
     home: str | None
     store: str | None
@@ -47,7 +47,7 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
     cluster: str
 
     def place(self) -> ClusterAddress:
-        """Where the cluster is. A home has its own store and objects."""
+        """Return the address of the cluster. A home has its own store and objects."""
         return ClusterAddress.of(
             home=self.home,
             store=None if self.home is not None else self.store,
@@ -58,7 +58,7 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CapacityOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker offers to tasks, and where it keeps their results."""
+    """The resources that a worker offers to tasks, and where it stores their results."""
 
     slots: int
     cpu: float
@@ -70,7 +70,7 @@ class CapacityOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a worker serves results to other hosts."""
+    """The address and the certificates for serving results to other hosts."""
 
     listen: str
     certificate: tuple[str, str] | None
@@ -78,7 +78,7 @@ class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
     trust: str | None
 
     def serving(self) -> "Serving | None":
-        """None for a worker that serves its own host alone."""
+        """Return how to serve results; None for a worker that serves only its own host."""
         from tidemill.futures.worker.worker import Serving
 
         trust = self.trust or ""
@@ -149,12 +149,12 @@ capacity_options = grouped(
         type=click.IntRange(1, 1_000),
         default=1,
         show_default=True,
-        help="How many tasks run at once.",
+        help="How many tasks run at the same time.",
     ),
     click.option("--cpu", type=click.FloatRange(0), default=0.0, help="CPUs for tasks; all by default."),
     click.option("--ram", type=SIZE, default=0, help="Memory for tasks, e.g. 4GB; all by default."),
     click.option("--gpu", type=click.FloatRange(0), default=0.0, help="GPUs for tasks; none by default."),
-    click.option("--name", "named", multiple=True, help="A named resource that tasks may ask for."),
+    click.option("--name", "named", multiple=True, help="A named resource that tasks may require."),
     click.option(
         "--results", "results_bytes", type=SIZE, default=0, help="Memory for results; half by default."
     ),
@@ -194,14 +194,14 @@ time_options = grouped(
         type=click.FloatRange(0),
         default=5.0,
         show_default=True,
-        help="Seconds between asking a task to end and killing it.",
+        help="Seconds that a cancelled task has to end before it is killed.",
     ),
     click.option(
         "--max-waiting",
         type=click.IntRange(1),
         default=32,
         show_default=True,
-        help="How many tasks may wait for others and keep their process.",
+        help="How many tasks may keep their process while they wait for other tasks.",
     ),
     click.option(
         "--ttl",
@@ -209,7 +209,7 @@ time_options = grouped(
         type=click.FloatRange(3.0),
         default=15.0,
         show_default=True,
-        help="Seconds after which a silent worker counts as dead.",
+        help="Seconds after which a silent worker is considered dead.",
     ),
 )
 
@@ -240,8 +240,8 @@ def worker(
 ) -> int | None:
     """Run futures in child processes until SIGTERM.
 
-    The first SIGTERM drains: the worker takes nothing new, running tasks may finish within the grace, and the
-    rest is given back. A second one ends the grace. With --json each event is one line with a JSON object.
+    The first SIGTERM drains the worker: it takes no new tasks, running tasks may finish within the grace, and
+    the others are returned. A second SIGTERM ends the grace. With --json each event is one line of JSON.
     """
     if pipeline is not None:
         if cluster.home is not None:
@@ -259,7 +259,7 @@ def worker(
             quiet=quiet,
         )
     place = cluster.place()
-    zygote = Zygote()  # it imports while we do
+    zygote = Zygote()  # it imports modules while this process does
     from tidemill.cluster.leases import LeaseTiming
     from tidemill.futures.worker.settings import WorkerSettings
     from tidemill.futures.worker.worker import WorkerOptions, run_worker

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from tidemill.cli.demo.cluster_screen import ClusterDisplay, ClusterLines, ClusterScreen
@@ -29,6 +30,16 @@ TTL_S = 3.0
 KILL_AT = 0.4  # of the work
 POLL_S = 0.1
 LIMIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class LeaderKill:
+    """The leader that was killed: its epoch, its partitions, and when (monotonic seconds)."""
+
+    leader: NodeProcess
+    epoch: int
+    partitions: frozenset[str]
+    at: float
 
 
 class ClusterDemo:
@@ -76,6 +87,20 @@ class ClusterDemo:
         )
 
     def _run(self, store: Store, *, keep: bool) -> ClusterSummary:
+        self._wait_until_shared(store)
+        kill = self._kill_leader(store)
+        survivors = [node for node in self.nodes.values() if node is not kill.leader]
+        self._wait_for_takeover(store, kill, survivors)
+        self._wait(store, lambda snapshot: snapshot.finished, "all work was done")
+        self._wait(store, lambda _: not any(node.running for node in survivors), "the nodes left")
+        for node in survivors:
+            if node.wait(timeout_s=LIMIT_S) != 0:
+                raise DemoFailed(f"{node.name} exited with an error")
+        seconds = self.clock.monotonic() - self._started_at
+        self._wait(store, lambda _: True, "the last snapshot")
+        return self._summary(store, kill, survivors, seconds, keep=keep)
+
+    def _wait_until_shared(self, store: Store) -> None:
         snapshot = self._wait(
             store, lambda snapshot: snapshot.held() == PLAN.partitions, "every partition was held"
         )
@@ -83,45 +108,49 @@ class ClusterDemo:
             f"{name} has {len(snapshot.held_by(node.id))}" for name, node in self.nodes.items()
         )
         self._add_line(f"all {PLAN.partitions} partitions are held: {shares}", tone="good")
+
+    def _kill_leader(self, store: Store) -> LeaderKill:
         snapshot = self._wait(
             store, lambda snapshot: snapshot.done_share(PLAN) >= KILL_AT, "enough work was done"
         )
         leader = next((node for node in self.nodes.values() if node.id == snapshot.leader_id()), None)
         if leader is None:
             raise DemoFailed("the cluster had no leader to kill")
-
-        orphans = set(snapshot.held_by(leader.id))
-        old_epoch = int(leader.events("LeaderElected")[-1]["epoch"])
-        killed_at = self.clock.monotonic()
+        kill = LeaderKill(
+            leader=leader,
+            epoch=int(leader.events("LeaderElected")[-1]["epoch"]),
+            partitions=frozenset(snapshot.held_by(leader.id)),
+            at=self.clock.monotonic(),
+        )
         leader.kill()
         self.killed = leader
         self._add_line(
             f"{leader.name}, the leader, is killed: kill -9 {leader.pid}", node=leader.name, tone="bad"
         )
+        return kill
 
-        others = [node for node in self.nodes.values() if node is not leader]
-        self._wait(store, lambda _: bool(_elections(others, old_epoch)), "another node led")
+    def _wait_for_takeover(self, store: Store, kill: LeaderKill, survivors: list[NodeProcess]) -> None:
+        self._wait(store, lambda _: bool(_elections(survivors, kill.epoch)), "another node led")
         self._wait(
-            store, lambda _: orphans <= _taken(others, killed_at).keys(), "other nodes held its partitions"
+            store,
+            lambda _: kill.partitions <= _first_taken(survivors, kill.at).keys(),
+            "other nodes held its partitions",
         )
-        for node in others:
-            names = sorted(orphans & _taken([node], killed_at).keys())
-            text = f"{node.name} resumes {_short(names)} where {leader.name} stopped"
+        for node in survivors:
+            names = sorted(kill.partitions & _first_taken([node], kill.at).keys())
+            text = f"{node.name} resumes {_short(names)} where {kill.leader.name} stopped"
             self._add_line(text, node=node.name, tone="good")
-        self._wait(store, lambda snapshot: snapshot.finished, "all work was done")
-        self._wait(store, lambda _: not any(node.running for node in others), "the nodes left")
-        for node in others:
-            if node.wait(timeout_s=LIMIT_S) != 0:
-                raise DemoFailed(f"{node.name} exited with an error")
-        seconds = self.clock.monotonic() - self._started_at
-        self._wait(store, lambda _: True, "the last snapshot")
 
-        found = violations(self.work.history(store), PLAN)
-        taken = _taken(others, killed_at)
+    def _summary(
+        self, store: Store, kill: LeaderKill, survivors: list[NodeProcess], seconds: float, *, keep: bool
+    ) -> ClusterSummary:
+        problems = violations(self.work.history(store), PLAN)
+        elections = _elections(survivors, kill.epoch)
+        first_taken = _first_taken(survivors, kill.at)
         checks = {
-            "another_node_leads": bool(_elections(others, old_epoch)),
-            "partitions_moved": bool(orphans) and orphans <= taken.keys(),
-            "every_partition_once": not found,
+            "another_node_leads": bool(elections),
+            "partitions_moved": bool(kill.partitions) and kill.partitions <= first_taken.keys(),
+            "every_partition_once": not problems,
         }
         return ClusterSummary(
             ok=all(checks.values()),
@@ -130,11 +159,11 @@ class ClusterDemo:
             partitions=PLAN.partitions,
             units=PLAN.partitions * PLAN.units,
             ttl_s=TTL_S,
-            failover_s=round(_elections(others, old_epoch)[0] - killed_at, 2),
-            moved=len(orphans),
-            moved_s=round(max(taken[name] for name in orphans) - killed_at, 2),
+            failover_s=round(elections[0] - kill.at, 2),
+            moved=len(kill.partitions),
+            moved_s=round(max(first_taken[name] for name in kill.partitions) - kill.at, 2),
             seconds=round(seconds, 1),
-            violations=found,
+            violations=problems,
             home=str(self.home) if keep else None,
         )
 
@@ -187,7 +216,7 @@ class ClusterDemo:
                     text = f"{node.name} is elected leader, epoch {event['epoch']}"
                     self._add_line(text, node=node.name, tone="good", at=at)
                 case "PartitionHandedBack":
-                    text = f"{node.name} hands {_short([event['partition']])} over, for balance"
+                    text = f"{node.name} hands {_short([event['partition']])} over, to balance the load"
                     self._add_line(text, node=node.name, at=at)
                 case "PartitionLost" | "NodeLost" | "WriteRefused":
                     self._add_line(f"{node.name}: {event['type']}", node=node.name, tone="bad", at=at)
@@ -207,15 +236,15 @@ def _elections(nodes: list[NodeProcess], old_epoch: int) -> list[float]:
     return sorted(float(event["t"]) for event in events if event["epoch"] > old_epoch)
 
 
-def _taken(nodes: list[NodeProcess], since: float) -> dict[str, float]:
-    """Return the partitions these nodes took since a moment, each with when it was first taken."""
-    taken: dict[str, float] = {}
+def _first_taken(nodes: list[NodeProcess], since: float) -> dict[str, float]:
+    """Return when each partition was first taken by one of these nodes, since a moment."""
+    times: dict[str, float] = {}
     for node in nodes:
         for event in node.events("PartitionTaken"):
             if event["t"] >= since:
-                at = taken.get(event["partition"], float("inf"))
-                taken[event["partition"]] = min(at, float(event["t"]))
-    return taken
+                at = times.get(event["partition"], float("inf"))
+                times[event["partition"]] = min(at, float(event["t"]))
+    return times
 
 
 def show_cluster(output: CommandOutput, *, keep: bool) -> int:

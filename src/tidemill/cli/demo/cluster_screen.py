@@ -61,8 +61,8 @@ class ClusterLines:
         self.console.print(Text(f"{line.seconds:6.2f} s  {line.text}"))
 
     def print_summary(self, summary: ClusterSummary) -> None:
-        for text, held in sentences(summary):
-            self.console.print(Text(f"{'ok' if held else 'FAILED':>8}  {text}"))
+        for text, passed in sentences(summary):
+            self.console.print(Text(f"{'ok' if passed else 'FAILED':>8}  {text}"))
 
 
 class ClusterScreen:
@@ -73,7 +73,7 @@ class ClusterScreen:
         self.plan = plan
         self.ttl_s = ttl_s
         self._log: list[LogLine] = []
-        self._sight: ClusterSnapshot | None = None
+        self._snapshot: ClusterSnapshot | None = None
         self._live = Live(console=console, refresh_per_second=10, get_renderable=self._draw)
 
     @staticmethod
@@ -92,16 +92,16 @@ class ClusterScreen:
         self._live.__exit__(kind, error, trace)
 
     def show(self, snapshot: ClusterSnapshot) -> None:
-        self._sight = snapshot
+        self._snapshot = snapshot
 
     def log(self, line: LogLine) -> None:
         self._log.append(line)
 
     def print_summary(self, summary: ClusterSummary) -> None:
         lines = Text()
-        for text, held in sentences(summary):
-            lines.append("  ✔ " if held else "  ✘ ", style="bold green" if held else "bold red")
-            lines.append(text + "\n", style="" if held else "bold red")
+        for text, passed in sentences(summary):
+            lines.append("  ✔ " if passed else "  ✘ ", style="bold green" if passed else "bold red")
+            lines.append(text + "\n", style="" if passed else "bold red")
         lines.rstrip()
         style = "green" if summary.ok else "red"
         self.console.print(Panel(lines, title="summary", title_align="left", border_style=style, width=WIDTH))
@@ -109,7 +109,7 @@ class ClusterScreen:
     # --- drawing
 
     def _draw(self) -> RenderableType:
-        snapshot = self._sight
+        snapshot = self._snapshot
         if snapshot is None:
             return Text("starting three nodes …", style="dim")
         parts: list[RenderableType] = [
@@ -173,11 +173,11 @@ class ClusterScreen:
     def _bars(self, snapshot: ClusterSnapshot) -> RenderableType:
         bars = Text()
         for part in sorted(snapshot.holders):
-            done = part in snapshot.done
+            finished = part in snapshot.done
             level = min(len(BARS) - 1, snapshot.progress.get(part, 0) * len(BARS) // self.plan.units)
             name = snapshot.name_of(snapshot.holders[part])
-            style = "red" if name == snapshot.dead and not done else COLOURS.get(name, "grey37")
-            bars.append(BARS[-1] * 2 if done else BARS[level] * 2, style=style)
+            style = "red" if name == snapshot.dead and not finished else COLOURS.get(name, "grey37")
+            bars.append(BARS[-1] * 2 if finished else BARS[level] * 2, style=style)
             bars.append(" ")
         share = snapshot.done_share(self.plan)
         cells = 65
@@ -205,12 +205,12 @@ def sentences(summary: ClusterSummary) -> list[tuple[str, bool]]:
     checks = summary.checks
     led = f"another node led {summary.failover_s:.2f} s after the kill (leases last {summary.ttl_s:g} s)"
     moved = f"other nodes took over its {summary.moved} partitions within {summary.moved_s:.2f} s"
-    once = f"{summary.units} writes: every partition was processed exactly once"
+    exactly_once = f"{summary.units} writes: every partition was processed exactly once"
     shape = f"{summary.nodes} processes, {summary.partitions} partitions, one file, no server"
     lines = [
         (led, checks["another_node_leads"]),
         (moved, checks["partitions_moved"]),
-        (once, checks["every_partition_once"]),
+        (exactly_once, checks["every_partition_once"]),
         *((violation, False) for violation in summary.violations),
         (f"{shape}: {summary.seconds:.1f} s", summary.ok),
     ]

@@ -1,4 +1,4 @@
-"""Hold what the cluster demo shows: a snapshot of the cluster, log lines, and the summary."""
+"""The data of the cluster demo: a snapshot of the cluster, log lines, and the summary."""
 
 from typing import Literal, NamedTuple
 
@@ -37,12 +37,12 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     finished: bool
 
     def name_of(self, node_id: str) -> str:
-        return next((name for name, named_id in self.ids.items() if named_id and named_id == node_id), "")
+        return next((name for name, id_ in self.ids.items() if id_ and id_ == node_id), "")
 
     def leader_id(self) -> str:
         """Return the id of the current leader, or an empty string."""
-        held = self.leader is not None and self.leader.expires_at > self.now_us
-        return self.leader.holder if held and self.leader is not None else ""
+        leader = self.leader
+        return leader.holder if leader is not None and leader.expires_at > self.now_us else ""
 
     def held_by(self, node_id: str) -> list[str]:
         """Return the unfinished partitions that a node holds."""

@@ -16,8 +16,17 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
-from tidemill.cli.demo.pipeline_screen import TABLES, PipelineScreen, PipelineSummary, print_summary
+import msgspec
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from tidemill.cli.lots import MARKS
 from tidemill.cli.output import CommandOutput
 from tidemill.clock import SYSTEM, Clock
 from tidemill.errors import DemoFailed
@@ -31,6 +40,105 @@ REGIONS = ("north", "south", "east", "west")
 DAYS = ("2026-03-01", "2026-03-02", "2026-03-03")
 POLL_S = 0.2
 LIMIT_S = 600.0
+TABLES = ("orders", "clean_orders", "revenue")
+WIDTH = 80
+
+
+class PipelineSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """The checks and measurements of one run of the demo."""
+
+    ok: bool
+    checks: dict[str, bool]
+    files: int
+    rows: int
+    lots_before_kill: int  # complete when the runner was killed
+    lots: int
+    first_s: float  # from the first start to the kill
+    resumed_s: float  # from the second start to the end
+    table: list[list[str]]
+    home: str | None
+
+
+class PipelineScreen:
+    """Show the lots of every table and a log of events."""
+
+    def __init__(self, console: Console, clock: Clock) -> None:
+        self.console = console
+        self.clock = clock
+        self._started_at = clock.monotonic()
+        self._log: list[tuple[float, str, str]] = []
+        self._lots: dict[str, Sequence[LotInfo]] = {}
+        self._live = (
+            Live(console=console, refresh_per_second=8, get_renderable=self.render)
+            if console.is_terminal and console.width >= WIDTH
+            else None
+        )
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, lots: dict[str, Sequence[LotInfo]]) -> None:
+        """Replace the lots that are shown."""
+        self._lots = lots
+
+    def log(self, text: str, style: str = "") -> None:
+        """Add a line to the log."""
+        at = self.clock.monotonic() - self._started_at
+        self._log.append((at, text, style))
+        if self._live is None:
+            self.console.print(Text(f"{at:6.1f} s  {text}"))
+
+    def render(self) -> RenderableType:
+        """Return the panel as it looks now."""
+        at = self.clock.monotonic() - self._started_at
+        lines: list[RenderableType] = []
+        for name in TABLES:
+            lots = self._lots.get(name, ())
+            line = Text(f"{name:>13}  ", style="bold")
+            for lot in list(lots)[-56:]:
+                mark, style = MARKS[lot.state]
+                line.append(mark * 2 + " ", style=style)
+            rows = sum(lot.rows for lot in lots)
+            line.append(
+                f" {rows:,} {'changes' if name == 'revenue' else 'rows'}" if rows else "", style="dim"
+            )
+            lines.append(line)
+        lines.append(Text())
+        for seconds, text, style in self._log[-12:]:
+            lines.append(Text.assemble((f"{seconds:6.1f} s  ", "dim"), (text, style)))
+        title = f"[bold]tidemill demo[/] · file → lot → arc → view · {at:4.1f} s"
+        return Panel(Group(*lines), title=title, title_align="left", border_style="blue", width=WIDTH)
+
+
+def print_summary(console: Console, summary: PipelineSummary) -> None:
+    """Print the view's rows and the outcome of every check."""
+    table = Table(title="revenue", title_justify="left", box=None, header_style="bold", pad_edge=False)
+    for name in ("region", "day", "orders", "total"):
+        table.add_column(name, justify="right" if name in ("orders", "total") else "left")
+    for row in summary.table:
+        table.add_row(*row)
+    console.print(table)
+    sentences = {
+        "view_matches_files": "the view equals the sums computed from the files in plain Python",
+        "each_order_once": f"each of {summary.rows:,} orders in {summary.files} files was processed once",
+        "lots_before_kill_kept": (
+            f"{summary.lots_before_kill} of {summary.lots} lots were complete before kill -9 "
+            "and did not run again"
+        ),
+    }
+    for name, passed in summary.checks.items():
+        mark, style = ("✔", "green") if passed else ("✘", "bold red")
+        console.print(Text.assemble((f"  {mark} ", style), sentences[name]))
+    if summary.home is not None:
+        console.print(Text(f"  to inspect it: cd {summary.home} && tidemill status", style="dim"))
 
 
 class PipelineDemo:
@@ -162,15 +270,15 @@ class PipelineDemo:
         return {name: pipeline[name].lots() for name in TABLES}
 
     def _query(self, sql: str) -> list[list[str]]:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "tidemill.cli", "query", "--json", sql],
             cwd=self.folder,
             capture_output=True,
             check=False,
         )
-        if done.returncode != 0:
-            raise DemoFailed(f"the query failed\n{done.stderr.decode()[-2000:]}")
-        rows: list[list[str]] = json.loads(done.stdout.splitlines()[-1])["rows"]
+        if process.returncode != 0:
+            raise DemoFailed(f"the query failed\n{process.stderr.decode()[-2000:]}")
+        rows: list[list[str]] = json.loads(process.stdout.splitlines()[-1])["rows"]
         return rows
 
     def _log_tail(self) -> str:
