@@ -3,8 +3,8 @@
 Every durable write has a point before and after it. `point("publish.before_commit")` costs one dictionary
 lookup when nothing is armed. A test arms a point in its process (it raises `Crashed`, a BaseException that
 the product does not catch), or in a child process by the environment variable `TIDEMILL_CRASH=name[:n]`; the
-child then kills itself at the n-th visit. In a list, `name[:n],name[:n]`, each entry is for one life of a
-process that is restarted after its death.
+child then kills itself at the n-th visit. In a list, `name[:n],name[:n]`, each entry is for one run of a
+process that is restarted after it was killed.
 """
 
 import os
@@ -73,15 +73,15 @@ def recorded() -> Iterator[set[str]]:
         _seen = outer
 
 
-def in_life(number: int) -> str:
-    """Return what the environment arms in a life of a process, counted from 0; empty if nothing."""
-    lives = os.environ.get(ENVIRONMENT, "").split(",")
-    return lives[number] if number < len(lives) else ""
+def in_run(number: int) -> str:
+    """Return the point that the environment arms in the n-th run of a process, from 0; empty if none."""
+    points = os.environ.get(ENVIRONMENT, "").split(",")
+    return points[number] if number < len(points) else ""
 
 
 def arm_from_environment() -> None:
     """Arm the point of `TIDEMILL_CRASH=name[:n]`: the process kills itself at the n-th visit."""
-    spec = in_life(0)
+    spec = in_run(0)
     if not spec:
         return
     name, _, visit = spec.partition(":")

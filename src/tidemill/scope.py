@@ -3,8 +3,8 @@
 Classes that act for a node take a `Scope` instead of these arguments one by one. Each package derives its key
 layout from the cluster's name, for example `ArcKeys(scope.cluster)`.
 
-A scope belongs to one life of a node: one epoch of its entry in the node list. When the node joins the list
-again, it gets a new scope, and the objects that hold the old one are dropped. The store refuses their writes.
+A scope belongs to one epoch of a node's entry in the node list. When the node joins the list again, it gets a
+new scope, and the objects that hold the old one are dropped. The store refuses their writes.
 """
 
 import random
@@ -67,7 +67,7 @@ class Scope:
     def new_attempt(self) -> str:
         """Return a new attempt id: milliseconds of the wall clock, then 80 random bits.
 
-        Ids have 26 characters and sort by time. Everything that an attempt writes lies under names that begin
+        Ids have 26 characters and sort by time. Everything that an attempt writes has names that begin
         with `attempt={id}`. Because all ids have one length, no id is the beginning of another.
         """
         return _spelled(int(self.clock.wall() * 1000), _TIME_LETTERS) + _spelled(

@@ -128,6 +128,6 @@ def test_each_life_of_a_process_that_is_started_again_has_a_point_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(crash.ENVIRONMENT, "a.before:2,b.after")
-    assert [crash.in_life(number) for number in range(3)] == ["a.before:2", "b.after", ""]
+    assert [crash.in_run(number) for number in range(3)] == ["a.before:2", "b.after", ""]
     monkeypatch.delenv(crash.ENVIRONMENT)
-    assert crash.in_life(0) == ""
+    assert crash.in_run(0) == ""

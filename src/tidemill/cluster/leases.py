@@ -4,8 +4,8 @@ A lease is a row {holder, epoch, expires_at}. The holder is a random token. The 
 acquisition and never falls, because a lease that ends keeps its row (CLU-7). A writer calls `check` in the
 same transaction, so the store refuses every write under an old epoch.
 
-Expiry is judged by the store's time alone (CLU-6). The holder does not know that time. It stops at a deadline
-of its own monotonic clock, counted from *before* it sent the renewal, minus a margin (CLU-4,
+Expiry is judged by the store's time alone (CLU-6). The holder does not know that time. It stops at a
+deadline by its monotonic clock, counted from *before* it sent the renewal, minus a margin (CLU-4,
 `tidemill.cluster.keeper`). So clocks may differ by hours; only their rates must agree.
 
 Rejected: extending an expired lease that no other node has taken. It would be safe, but then "expired" would

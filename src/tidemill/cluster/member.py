@@ -26,7 +26,7 @@ def random_id(chance: random.Random) -> str:
 
 
 class LeasedWork(Protocol):
-    """Work under leases of its own, such as partitions, that a member renews with its entry."""
+    """Work with separate leases, such as partitions, that a member renews with its entry."""
 
     def tick(self) -> float:
         """Renew and take what is due; return the seconds until the next call."""

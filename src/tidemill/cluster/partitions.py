@@ -213,19 +213,19 @@ def remove_done(tx: Tx, keys: ClusterKeys, group: str, limit: int) -> list[str]:
     The group is read as a snapshot, so that renewals of holders do not conflict. Each row is read again
     before it is removed. A partition that is done never changes.
     """
-    done = []
+    removed = []
     last = highest = _last_epoch(tx, keys, group)
     for row in tx.range(*keys.part.under(group), snapshot=True):
         part = decode(row.value)
         if part.state is PartitionState.DONE and tx.get(row.key) == row.value:
             tx.clear(row.key)
             highest = max(highest, part.epoch)
-            done.append(part.id)
-            if len(done) == limit:
+            removed.append(part.id)
+            if len(removed) == limit:
                 break
     if highest > last:
         tx.set(keys.part_floor[group], msgspec.msgpack.encode(highest))
-    return done
+    return removed
 
 
 def _last_epoch(tx: Tx, keys: ClusterKeys, group: str) -> int:

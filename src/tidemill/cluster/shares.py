@@ -62,8 +62,8 @@ def fair_share(nodes: list[Node], node_id: str, partitions: int) -> Share:
     total = sum(slots.values())
     if not total:
         return Share(0, 0)
-    whole, rest = divmod(partitions * slots.get(node_id, 0), total)
-    return Share(whole, whole + bool(rest))
+    least, rest = divmod(partitions * slots.get(node_id, 0), total)
+    return Share(least, least + bool(rest))
 
 
 def choose(

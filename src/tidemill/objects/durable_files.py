@@ -143,10 +143,10 @@ def file_system(folder: Path) -> str:
     """Return the file system that a folder is on; `unknown` if that cannot be determined."""
     try:
         device = folder.stat().st_dev
-        wanted = f"{os.major(device)}:{os.minor(device)}"
+        number = f"{os.major(device)}:{os.minor(device)}"
         for line in Path("/proc/self/mountinfo").read_text().splitlines():
             before, _, after = line.partition(" - ")
-            if before.split()[2] == wanted:
+            if before.split()[2] == number:
                 return after.split()[0]
     except (OSError, IndexError):
         return "unknown"

@@ -302,13 +302,13 @@ def _meaning(key: str, url: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        what = f"{key!r} in {url}: {error.strerror}"
+        place = f"{key!r} in {url}: {error.strerror}"
         if error.errno in _NO_SPACE:
-            raise ObjectsFull(f"no space for {what}") from error
+            raise ObjectsFull(f"no space for {place}") from error
         if error.errno == errno.ENAMETOOLONG:
-            raise BadKey(f"a name is too long: {what}") from error
+            raise BadKey(f"a name is too long: {place}") from error
         raise ObjectUnavailable(
-            f"cannot access {what}",
+            f"cannot access {place}",
             hint="check the folder, its permissions and its disk, then retry",
         ) from error
 

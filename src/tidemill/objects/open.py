@@ -157,9 +157,9 @@ def _has_if_match(objects: Objects, key: str, chance: random.Random) -> bool:
         second = objects.put_if_match(key, _nonce(chance), first.etag)
     except UsageError:
         return False  # the server says that it does not support it
-    kept = _nonce(chance)
-    third = objects.put_if_match(key, kept, second.etag)
-    if _replaces(objects, key, _nonce(chance), first.etag) or objects.get(key)[0] != kept:
+    latest = _nonce(chance)
+    third = objects.put_if_match(key, latest, second.etag)
+    if _replaces(objects, key, _nonce(chance), first.etag) or objects.get(key)[0] != latest:
         raise ConditionsIgnored(f"{objects.url} replaces changed objects in spite of If-Match")
     bodies = [_nonce(chance) for _ in range(_THREADS)]
     won = sum(_at_once([partial(_replaces, objects, key, body, third.etag) for body in bodies]))

@@ -91,8 +91,10 @@ class RemoteObjects(Objects):
     # --- writing
 
     def _put(self, key: str, body: Body) -> ObjectInfo:
-        done = self._request("put", key, lambda store, path: store.put(path, body, chunk_size=_PART_BYTES))
-        return ObjectInfo(key, len(body), done["e_tag"] or "", self._clock.wall())
+        response = self._request(
+            "put", key, lambda store, path: store.put(path, body, chunk_size=_PART_BYTES)
+        )
+        return ObjectInfo(key, len(body), response["e_tag"] or "", self._clock.wall())
 
     def _create(self, key: str, body: Body) -> bool:
         try:
@@ -111,7 +113,7 @@ class RemoteObjects(Objects):
         if self._where.kind == "gs":
             expected["version"] = self._version(key, etag)
         try:
-            done = self._try(
+            response = self._try(
                 lambda store, path: store.put(path, body, mode=expected, use_multipart=False),
                 self._root + key,
             )
@@ -122,7 +124,7 @@ class RemoteObjects(Objects):
             if written is None:
                 raise ObjectConflict(f"{key!r} in {self.url} does not have the ETag {etag}") from None
             return written
-        return ObjectInfo(key, len(body), done["e_tag"] or "", self._clock.wall())
+        return ObjectInfo(key, len(body), response["e_tag"] or "", self._clock.wall())
 
     def _version(self, key: str, etag: str) -> str | None:
         """Read the generation of an ETag, which is Google's condition. Listings do not have it."""
@@ -308,11 +310,11 @@ class RemoteObjects(Objects):
 
     # --- requests
 
-    def _request(self, what: str, key: str, request: Callable[[Store, str], T]) -> T:
+    def _request(self, method: str, key: str, request: Callable[[Store, str], T]) -> T:
         try:
             return self._try(request, self._root + key)
         except Refusal as refused:
-            raise self._error(refused, what, key) from None
+            raise self._error(refused, method, key) from None
 
     def _try(self, request: Callable[[Store, str], T], path: str) -> T:
         """Make a request until there is a response, at most eight times; raise `Refusal` otherwise."""
@@ -343,8 +345,8 @@ class RemoteObjects(Objects):
             )
         return self._opened
 
-    def _error(self, refused: Refusal, what: str, key: str) -> ObjectError | UsageError:
-        message = f"{what} {key!r} in {self.url}: {refused.text}"
+    def _error(self, refused: Refusal, method: str, key: str) -> ObjectError | UsageError:
+        message = f"{method} {key!r} in {self.url}: {refused.text}"
         match refused.kind:
             case RefusalKind.MISSING:
                 return ObjectMissing(message)

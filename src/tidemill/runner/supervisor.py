@@ -132,7 +132,7 @@ class SparkChild(SupervisedProcess):
         self.node = hello.node
         self._ended, child_end = os.pipe()
         environment = {k: v for k, v in os.environ.items() if k != crash.ENVIRONMENT}
-        if point := crash.in_life(life):
+        if point := crash.in_run(life):
             environment[crash.ENVIRONMENT] = point
         try:
             self.process = subprocess.Popen(

@@ -432,8 +432,8 @@ class GroupCommit:
 def _own_copy(error: BaseException) -> BaseException:
     """Copy an error of the whole batch for one caller: threads must not raise the same object."""
     try:
-        mine = copy.copy(error)
+        copied = copy.copy(error)
     except Exception:  # noqa: BLE001  an error that cannot be copied is still better than another one
         return error
-    mine.__cause__ = error
-    return mine
+    copied.__cause__ = error
+    return copied

@@ -50,7 +50,7 @@ def parse_mounts(mountinfo: str) -> list[Mount]:
 
 def _unescaped(text: str) -> str:
     # The kernel writes space, tab, newline and backslash as \040 and so on.
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
+    return re.sub(r"\\([0-7]{3})", lambda escape: chr(int(escape[1], 8)), text)
 
 
 def filesystem_of(path: str, mounts: list[Mount]) -> str:
@@ -87,17 +87,17 @@ class MachineId(NamedTuple):
         boot = (root / "proc/sys/kernel/random/boot_id").read_text().strip()
         for name in ("etc/machine-id", "var/lib/dbus/machine-id"):
             try:
-                found = (root / name).read_text().strip()
+                machine_id = (root / name).read_text().strip()
             except OSError:
                 continue
-            if found and found != "uninitialized":
-                return MachineId(found, boot)
+            if machine_id and machine_id != "uninitialized":
+                return MachineId(machine_id, boot)
         return MachineId(f"host:{os.uname().nodename}", boot)
 
 
-def refuse_other_machine(path: Path, owner: MachineId, here: MachineId) -> None:
+def refuse_other_machine(path: Path, owner: MachineId, machine: MachineId) -> None:
     """Refuse a file of another machine; the same machine after a reboot is accepted."""
-    if owner.boot != here.boot and owner.id != here.id:
+    if owner.boot != machine.boot and owner.id != machine.id:
         raise StoreLocation(
             f"{path} belongs to another machine",
             hint="if you moved the file to this machine, open it once with adopt=True; "

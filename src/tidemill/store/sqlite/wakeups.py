@@ -89,8 +89,8 @@ class WakeupSender:
             return
         # A commit without watched keys is sent too: a receiver that misses a number must wake all watches.
         sums = {checksum(key) for keys in written for key in keys} or {_NO_KEY}
-        named = sums if len(sums) <= _MOST_KEYS else ()
-        message = struct.pack(f">Q{len(named)}I", commit, *named)
+        listed = sums if len(sums) <= _MOST_KEYS else ()
+        message = struct.pack(f">Q{len(listed)}I", commit, *listed)
         if self._socket is None:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._socket.settimeout(0)

@@ -96,10 +96,10 @@ class Watches:
         with self._lock:
             if message.commit <= self._seen or message.commit == self._own:
                 return
-            named = message.sums if message.commit == self._seen + 1 else None
+            sums = message.sums if message.commit == self._seen + 1 else None
             self._seen = message.commit
             for key, watches in self._by_key.items():
-                if named is None or checksum(key) in named:
+                if sums is None or checksum(key) in sums:
                     for watch in watches:
                         watch.fire()
 
