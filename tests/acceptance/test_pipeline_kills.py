@@ -51,7 +51,7 @@ SIDES = {
 POINTS = tuple(point for points in SIDES.values() for point in points)
 """What a run passes whose pipeline is declared; a test sees to it that these are all."""
 
-IN_WORKERS = ("views.trace.before_bundle", "views.trace.after_bundle", "views.task.told")
+IN_WORKERS = ("views.trace.before_bundle", "views.trace.after_bundle", "views.task.reported")
 """What Spark's workers pass in a step of a view, where they kill their runner; in a small one, it does."""
 
 ALL = {**SIDES, "views.trace.bundle": IN_WORKERS}

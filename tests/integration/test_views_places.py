@@ -139,21 +139,22 @@ def test_a_step_that_grows_is_handed_to_spark(shop: Shop, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("shop", [("sales",)], indirect=True)
 def test_files_with_other_columns_are_read_by_spark(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    once = step_inputs.LotInput.reading
+    original = step_inputs.LotInput.reader
     tried: list[bool] = []
 
-    def reading(self: step_inputs.LotInput) -> LotReader | None:
-        found = once(self)
+    def reader(self: step_inputs.LotInput) -> LotReader | None:
+        declared = original(self)
         tried.append(self.by_spark)
-        if found is None:
+        if declared is None:
             return None
-        return LotReader(pa.schema([(each.name, pa.list_(pa.int8())) for each in found.wanted]), found.kind)
+        columns = pa.schema([(each.name, pa.list_(pa.int8())) for each in declared.columns])
+        return LotReader(columns, declared.kind)
 
-    monkeypatch.setattr(step_inputs.LotInput, "reading", reading)
+    monkeypatch.setattr(step_inputs.LotInput, "reader", reader)
     monkeypatch.setenv(SETTING, "spark")
     shop.life()
     shop.check()
-    assert {True, False} == set(tried), "workers were asked first, and refused"
+    assert {True, False} == set(tried), "Python workers tried first, and refused"
 
 
 @pytest.mark.parametrize("shop", [("cheap", "lonely")], indirect=True)

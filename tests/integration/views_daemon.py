@@ -24,7 +24,7 @@ FOLDER = Path(os.environ.get("TIDEMILL_TROUBLE", "/nowhere"))
 
 
 def killed_once() -> None:
-    """At `views.task.told`: the bundle is written, and nobody was told."""
+    """At `views.task.reported`: the bundle is written, but not reported."""
     if not (FOLDER / "kill").exists():
         return
     task = sys._getframe(2).f_locals
@@ -49,7 +49,7 @@ def in_trouble() -> None:
 if __name__ == "__main__":
     if most := int(os.environ.get("TIDEMILL_WORKER_BYTES", "0")):
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    crash._armed["views.task.told"] = killed_once
+    crash._armed["views.task.reported"] = killed_once
     crash._armed["views.trace.before_bundle"] = in_trouble
     from pyspark.daemon import manager
 

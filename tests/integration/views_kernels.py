@@ -35,7 +35,7 @@ from tidemill.views.spark.group_chain import GroupChain, group_chain
 from tidemill.views.spark.in_process_executor import InProcessExecutor
 from tidemill.views.spark.spark_executor import SparkExecutor
 from tidemill.views.spark.step_inputs import FrameInput, StepInput
-from tidemill.views.spark.tasks import TaskSite
+from tidemill.views.spark.tasks import TaskPaths
 from tidemill.views.trace.cache import Cache
 from tidemill.views.trace.hash_space import ALL, ranges
 from tidemill.views.trace.trace import Trace
@@ -183,7 +183,7 @@ class Kernels:
             for view in sorted(self.chain.outputs)
         )
         prefix = f"state/{self.number:06}/{self.attempt}/{what}/"
-        site = TaskSite(place_of(self.objects), self.key, prefix, folders, "off")
+        paths = TaskPaths(place_of(self.objects), self.key, prefix, folders, "off")
         frames: dict[str, StepInput] = {
             name: FrameInput(self._frame(name, rows))
             for name, rows in changes.items()
@@ -192,7 +192,7 @@ class Kernels:
         if plan.first:
             frames |= {name: FrameInput(self._constant(op)) for name, op in self.chain.constants}
         kind = SparkExecutor if self.runs_jobs else InProcessExecutor
-        return kind(self.spark, Storage(self.objects), plan, site, self._types_of).run(frames)
+        return kind(self.spark, Storage(self.objects), plan, paths, self._types_of).run(frames)
 
     def _frame(self, table: str, rows: list[tuple[Any, int]]) -> DataFrame:
         given = TableContents({table: f"{self.columns[table]}, _w BIGINT"})

@@ -68,7 +68,7 @@ UNTRIED: set[str] = set()
 
 def step_of(point: str) -> str:
     """What a point is before or behind of."""
-    return re.sub(r"\.(before|after)_", ".", re.sub(r"\.(before|after|told)$", "", point))
+    return re.sub(r"\.(before|after)_", ".", re.sub(r"\.(before|after|reported)$", "", point))
 
 
 @pytest.mark.slow

@@ -120,5 +120,5 @@ def test_views_do_not_keep_traces_of_writes_whose_order_is_their_own() -> None:
     plain = DatasetRow(name="t", kind=Kind.KEYED, key=("id",), deletes=True)
     assert input_kind(plain) == "keyed"
     for other in (replace(plain, order_by=("at",)), replace(plain, unit=Unit.parse("PT5M"))):
-        assert input_kind(other) == "in an order of their own"
+        assert input_kind(other) == "keyed with its own order"
     assert input_kind(DatasetRow(name="t", unit=Unit.parse("PT5M"))) == "rows"

@@ -40,7 +40,7 @@ import resource
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import numpy as np
-from tidemill.views.spark.memory import give_back, keep_memory, used_much
+from tidemill.views.spark.memory import expect_large_steps, keep_memory, release_memory
 assert keep_memory()
 def step(_):
     arrays = [np.ones(1_000_000) for _ in range(30)]
@@ -55,10 +55,10 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 def held():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 most = held()
-give_back()
+release_memory()
 assert held() == most, "nothing large was said to be over"
-used_much()
-give_back()
+expect_large_steps()
+release_memory()
 print(most - held())
 """
 

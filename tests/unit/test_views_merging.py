@@ -59,7 +59,7 @@ class Steps:
         rows = rows_of(change)
         prefix = layout.data_prefix(*changes_of("p", "v").parts, place.lot, place.attempt)
         written = write_table(rows, self.objects, prefix)
-        changes = self.tables.keep_changes(place, written, SCHEMA, digest(rows, "_h1", "_h2", "_weight"))
+        changes = self.tables.record_changes(place, written, SCHEMA, digest(rows, "_h1", "_h2", "_weight"))
         before = {info.key for info in self.objects.list("data/")}
         made = self.tables.extended(place, self.table, changes, SCHEMA)
         new = [info for info in self.objects.list("data/") if info.key not in before]

@@ -1,4 +1,4 @@
-"""The Arrow types in which kernels see Spark's types; some they do not see at all (DBSP-21)."""
+"""Convert Spark types to the Arrow types of kernels; kernels do not support all of them (DBSP-21)."""
 
 import functools
 import inspect
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @functools.cache
 def arrow_of(kind: str) -> pa.DataType:
-    """The Arrow type of a Spark type, as Spark's analysis writes it; `TypeRefused` says why there is none."""
+    """Return the Arrow type of a Spark type by name; raise `TypeRefused` if kernels do not support it."""
     try:
         inner = _type_of(kind)
     except Exception as error:
@@ -30,7 +30,7 @@ def arrow_of(kind: str) -> pa.DataType:
 
 @functools.cache
 def _in_utc() -> "Callable[[DataType], pa.DataType]":
-    """Return Spark's own conversion with timestamps in UTC, which older versions give without an argument."""
+    """Return Spark's conversion with timestamps in UTC; older Spark versions use UTC without an argument."""
     from pyspark.sql.pandas.types import to_arrow_type
 
     if "timezone" in inspect.signature(to_arrow_type).parameters:
@@ -39,16 +39,18 @@ def _in_utc() -> "Callable[[DataType], pa.DataType]":
 
 
 def struct_of(names: Sequence[str], kinds: Sequence[str]) -> "StructType":
-    """Columns with these names and types."""
+    """Return a Spark schema with these names and types."""
     from pyspark.sql import types as st
 
-    return st.StructType([st.StructField(*one) for one in zip(names, map(_type_of, kinds), strict=True)])
+    return st.StructType(
+        [st.StructField(*column) for column in zip(names, map(_type_of, kinds), strict=True)]
+    )
 
 
 @functools.cache
 def _type_of(kind: str) -> "DataType":
     from pyspark.sql import types as st
 
-    found = st.DataType.fromDDL(f"c {kind}")
-    assert isinstance(found, st.StructType)
-    return found.fields[0].dataType
+    schema = st.DataType.fromDDL(f"c {kind}")
+    assert isinstance(schema, st.StructType)
+    return schema.fields[0].dataType

@@ -1,12 +1,12 @@
-"""When the clock will change a view: the next moment at which a row passes a temporal filter (DBSP-22).
+"""Compute when time alone changes a view: the next moment when a row passes a temporal filter (DBSP-22).
 
-`WHERE at > now() - INTERVAL 1 DAY` loses a row a day after its time, and nothing has to be published for it.
-Of every such filter of a view the nearest value that the clock has not passed yet is asked for, over the
-tables of the step; when the filter's bound will pass it is found by evaluating the bound at times to come.
-The earliest of those is the group's alarm: a step before it would find nothing.
+`WHERE at > now() - INTERVAL 1 DAY` drops a row one day after its time, although nothing is published. For
+each such filter, a query over the tables of the step finds the nearest value that the filter's bound has not
+passed yet. Evaluating the bound at future times finds the moment when it passes this value. The earliest of
+these moments is the group's alarm: no step before it would change anything.
 
-It is an early bound: a row that a later operator throws away wakes the view as well, and the step finds that
-nothing changed. It is never late, as long as the bound grows with time (`is_monotonic`).
+An alarm can be early: a row that a later operator drops also wakes the view, and the step then finds no
+change. It is never late if the bound grows with time (`is_monotonic`).
 """
 
 # ruff: noqa: S608  # the texts are the user's own query
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LAST_US = 253_402_300_740_000_000
-"""The last minute of the year 9999: what happens later happens never."""
+"""The last minute of the year 9999; later moments count as never."""
 
 POINTS = 200
-"""Times at which one query evaluates a bound."""
+"""At how many times one query evaluates a bound."""
 
 _SECOND, _HOUR, _DAY = 1_000_000, 3_600_000_000, 86_400_000_000
 _NEAR = sorted(sign * far for sign in (-1, 1) for far in (0, 1, _SECOND, _HOUR, _DAY, 32 * _DAY, 400 * _DAY))
@@ -39,11 +39,11 @@ _NEAR = sorted(sign * far for sign in (-1, 1) for far in (0, 1, _SECOND, _HOUR, 
 
 @dataclass(frozen=True)
 class ClockUse:
-    """What a view asks of the clock.
+    """How a view depends on the clock.
 
-    - filters: its temporal filters whose bounds grow with time: the moments at which they change a row are
-      known beforehand.
-    - other: it asks in another way as well: it may be another one at any time.
+    Args:
+        filters: its temporal filters with bounds that grow with time: it can be computed when they change.
+        other: whether it also reads the clock in another way: then it can change at any time.
     """
 
     filters: tuple[TemporalFilter, ...] = ()
@@ -51,21 +51,21 @@ class ClockUse:
 
 
 def clock_use(sql: str, output: ViewOutput, columns: Sequence[str]) -> ClockUse | None:
-    """What a query asks of the clock, by its circuit; None for one that does not ask."""
+    """Return how a query depends on the clock, from its circuit; None if it does not."""
     if not reads_clock(sql, columns):
         return None
-    found: list[TemporalFilter] = []
+    filters: list[TemporalFilter] = []
     other = False
     for operator in walk(output):
         if isinstance(operator, TemporalFilter) and is_monotonic(str(operator.bound)):
-            found.append(operator)
+            filters.append(operator)
             other |= operator.value.reads_clock
         else:
-            other |= _asks(operator)
-    return ClockUse(tuple(found), other)
+            other |= _reads_clock(operator)
+    return ClockUse(tuple(filters), other)
 
 
-def _asks(operator: Operator) -> bool:
+def _reads_clock(operator: Operator) -> bool:
     if isinstance(operator, Opaque):
         return reads_clock(operator.sql)
     return any(expr.reads_clock for expr in expressions_of(operator))
@@ -78,64 +78,63 @@ def next_crossing(
     now: int,
     tag: str,
 ) -> int | None:
-    """The next moment (µs since 1970) at which one of these filters may let a row in or out; None for never.
+    """Return the next moment (µs since 1970) when one of these filters may add or drop a row; None for never.
 
     Args:
         spark: a session with the pinned settings.
-        filters: of one view.
-        frames: what the view reads, by its names, as in the step.
+        filters: the temporal filters of one view.
+        frames: the tables that the view reads at the step, by name.
         now: the time of the step.
-        tag: unique among the queries of this moment.
+        tag: a name that no concurrent query uses.
     """
-    found = []
-    for place, one in enumerate(filters):
-        nearest = _nearest(spark, one, frames, now, f"{tag}_{place}")
+    times = []
+    for place, condition in enumerate(filters):
+        nearest = _nearest(spark, condition, frames, now, f"{tag}_{place}")
         if nearest is not None:
-            found.append(_passed(spark, one, nearest, now))
-    times = [time for time in found if time is not None]
-    return min(times) if times else None
+            times.append(_passing_time(spark, condition, nearest, now))
+    return min((time for time in times if time is not None), default=None)
 
 
 def _nearest(
-    spark: "SparkSession", one: TemporalFilter, frames: "Mapping[str, DataFrame]", now: int, tag: str
+    spark: "SparkSession", condition: TemporalFilter, frames: "Mapping[str, DataFrame]", now: int, tag: str
 ) -> int | None:
-    """Of the values that the bound has not passed the first, in µs; None if there is none."""
+    """Return the smallest value that the bound has not passed, in µs; None if there is none."""
     renderer = Renderer(clock_values(now))
-    names, tables = common_tables(one.input, renderer)
-    value, bound = renderer.text(one.value), renderer.text(one.bound)
-    left = ">=" if _strictly(one) else ">"
+    names, tables = common_tables(condition.input, renderer)
+    value, bound = renderer.text(condition.value), renderer.text(condition.bound)
+    left = ">=" if _is_strict(condition) else ">"
     text = (
         f"WITH {', '.join(tables)}\nSELECT unix_micros(CAST(min(v) AS TIMESTAMP)) FROM (SELECT {value} AS v"
-        f" FROM {names[one.input]} WHERE {value} {left} {bound})"
+        f" FROM {names[condition.input]} WHERE {value} {left} {bound})"
     )
     with queries.over(spark, text, frames, tag) as frame:
         (row,) = frame.collect()
     return None if row[0] is None else int(row[0])
 
 
-def _strictly(one: TemporalFilter) -> bool:
-    """Whether the bound has to be behind a value for the filter to change its mind, and not only at it."""
-    return one.comparison in ("<", ">=")
+def _is_strict(condition: TemporalFilter) -> bool:
+    """Return whether the filter changes only when its bound exceeds a value, not when it reaches it."""
+    return condition.comparison in ("<", ">=")
 
 
-def _passed(spark: "SparkSession", one: TemporalFilter, value: int, now: int) -> int | None:
-    """When the bound passes a value that it has not passed at `now`: the first µs."""
-    bound = f"unix_micros(CAST({one.bound.sql(None, clock_values('at'))} AS TIMESTAMP))"
-    passes = f"{bound} {'>' if _strictly(one) else '>='} {value}"
+def _passing_time(spark: "SparkSession", condition: TemporalFilter, value: int, now: int) -> int | None:
+    """Return the first µs when the bound has passed a value; it has not at `now`."""
+    bound = f"unix_micros(CAST({condition.bound.sql(None, clock_values('at'))} AS TIMESTAMP))"
+    passes = f"{bound} {'>' if _is_strict(condition) else '>='} {value}"
     (row,) = spark.sql(f"SELECT {bound} FROM (SELECT {now}L AS at)").collect()
-    guess = now + value - int(row[0])  # right for every bound that goes as fast as the clock
+    guess = now + value - int(row[0])  # exact if the bound advances at the speed of the clock
     low, high = now, LAST_US
     points = [guess + far for far in _NEAR]
     while high - low > 1:
-        asked = sorted({point for point in points if low < point < high})
-        if not asked:
-            apart = max(1, (high - low) // POINTS)
-            asked = list(range(low + apart, high, apart))[:POINTS]
-        listed = ", ".join(f"({point}L)" for point in asked)
-        over = {
+        tried = sorted({point for point in points if low < point < high})
+        if not tried:
+            distance = max(1, (high - low) // POINTS)
+            tried = list(range(low + distance, high, distance))[:POINTS]
+        listed = ", ".join(f"({point}L)" for point in tried)
+        passed = {
             row[0] for row in spark.sql(f"SELECT at FROM VALUES {listed} AS t(at) WHERE {passes}").collect()
         }
-        before = [point for point in asked if point not in over]
-        low, high = max([low, *before]), min([high, *over])
+        before = [point for point in tried if point not in passed]
+        low, high = max([low, *before]), min([high, *passed])
         points = []
     return None if high >= LAST_US else high

@@ -1,9 +1,9 @@
-"""What a dataset holds, as a frame: the same for views, for arcs' checks and for users (LOT-40, LOT-41).
+"""The content of a dataset as a frame: the same for views, checks of arcs and users (LOT-40, LOT-41).
 
 rows      the rows of all its objects
-changes   each row as often as the sum of its weights says
-keyed     of each key the newest write: by the columns that order its writes, if there are such; then by
-          position, by append (a lot of an interval gathers several), and by the place in its append
+changes   each row, repeated as often as the sum of its weights
+keyed     the last write of each key: by the dataset's `order_by` columns if it has any, then by position, by
+          append (a lot of an interval has several), and by the place within its append
 """
 
 from collections.abc import Sequence
@@ -28,41 +28,44 @@ if TYPE_CHECKING:
 def dataset_frame(
     spark: "SparkSession", storage: Storage, dataset: DatasetRow, slices: Sequence[LotSlice]
 ) -> "DataFrame":
-    """The rows that are there, with the declared columns.
+    """Return the current rows with the declared columns.
 
-    - slices: all of the dataset at a position, as `Inputs.at` finds them.
+    Args:
+        spark: the session.
+        storage: the object storage.
+        dataset: the dataset to read.
+        slices: all lots of the dataset up to a position, from `InputReader.at`.
     """
     schema = stored_schema(dataset.schema, dataset.kind)
-    objects = [item for one in slices for item in one.objects]
+    objects = [item for lot in slices for item in lot.objects]
     if dataset.kind is Kind.ROWS:
         return read_objects(spark, storage, schema, objects)
     if dataset.kind is Kind.CHANGES:
         return _summed(read_objects(spark, storage, schema, objects))
-    placed = read_positioned(spark, storage, schema, list(enumerate(_appends(slices))))
-    return _last_writes(placed, dataset)
+    writes = read_positioned(spark, storage, schema, list(enumerate(_appends(slices))))
+    return _last_writes(writes, dataset)
 
 
-def _declared(df: "DataFrame", *ours: str) -> "StructType":
+def _declared(df: "DataFrame", *internal: str) -> "StructType":
     from pyspark.sql import types as st
 
-    return st.StructType([field for field in df.schema.fields if field.name not in ours])
+    return st.StructType([field for field in df.schema.fields if field.name not in internal])
 
 
 def negative_rows(
     spark: "SparkSession", storage: Storage, dataset: DatasetRow, slices: Sequence[LotSlice]
 ) -> "tuple[DataFrame, StructType]":
-    """Rows of a dataset of changes that were deleted more often than they came, and its columns (DBSP-21).
+    """Return the rows with a negative count in a dataset of changes, and its columns (DBSP-21).
 
-    No reader sees them; the same sum has them no more when their insertion arrives.
+    No reader sees such rows. They disappear from the result when their insertions arrive.
     """
     from pyspark.sql import functions as sf
 
-    objects = [item for one in slices for item in one.objects]
+    objects = [item for lot in slices for item in lot.objects]
     df = read_objects(spark, storage, stored_schema(dataset.schema, dataset.kind), objects)
     schema = _declared(df, WEIGHT)
-    return weighted_rows.netted(weighted_rows.identified(df, schema), schema).where(
-        sf.col(WEIGHT) < 0
-    ), schema
+    netted = weighted_rows.netted(weighted_rows.identified(df, schema), schema)
+    return netted.where(sf.col(WEIGHT) < 0), schema
 
 
 def _summed(df: "DataFrame") -> "DataFrame":
@@ -71,25 +74,28 @@ def _summed(df: "DataFrame") -> "DataFrame":
 
 
 def _appends(slices: Sequence[LotSlice]) -> list[list[StoredObject]]:
-    """The objects of a keyed dataset, append by append, in the order in which they came. Each append was
-    written under an attempt of its own, which its objects' names carry; manifests list them in order.
+    """Return the objects of a keyed dataset by append, in order.
+
+    Each append has its own attempt, which is part of its objects' names. Manifests list the appends in order.
     """
-    found: list[list[StoredObject]] = []
-    for one in sorted(slices, key=lambda one: one.position):
-        for _, objects in groupby(one.objects, key=lambda item: attempt_in(item.uri)):
-            found.append(list(objects))
-    return found
+    return [
+        list(objects)
+        for lot in sorted(slices, key=lambda lot: lot.position)
+        for _, objects in groupby(lot.objects, key=lambda item: attempt_in(item.uri))
+    ]
 
 
 def _last_writes(df: "DataFrame", dataset: DatasetRow) -> "DataFrame":
     from pyspark.sql import functions as sf
 
     schema = _declared(df, OP, ORDINAL, POSITION)
-    whole = sf.struct(*weighted_rows.columns_of(schema), sf.col(OP))
-    newest = [sf.col(quoted(name)).alias(f"_o{n}") for n, name in enumerate(dataset.order_by)]
-    order = sf.struct(*newest, sf.col(POSITION), sf.col(ORDINAL))
+    write = sf.struct(*weighted_rows.columns_of(schema), sf.col(OP))
+    declared_order = [sf.col(quoted(name)).alias(f"_o{n}") for n, name in enumerate(dataset.order_by)]
+    order = sf.struct(*declared_order, sf.col(POSITION), sf.col(ORDINAL))
     last = df.groupBy(*[sf.col(quoted(name)).alias(f"_k{n}") for n, name in enumerate(dataset.key)]).agg(
-        sf.max_by(whole, order).alias("_last")
+        sf.max_by(write, order).alias("_last")
     )
-    there = last.where(sf.col("_last")[OP] != RowOperation.DELETE.value)
-    return there.select(*[sf.col("_last").getField(field.name).alias(field.name) for field in schema.fields])
+    present = last.where(sf.col("_last")[OP] != RowOperation.DELETE.value)
+    return present.select(
+        *[sf.col("_last").getField(field.name).alias(field.name) for field in schema.fields]
+    )

@@ -1,8 +1,8 @@
-"""Digests of rows with weights, computed by Spark in the pass that writes them (DBSP-42).
+"""Digests of weighted rows, which Spark computes while it writes the rows (DBSP-42).
 
-A digest is the sum over rows of weight times H128, modulo 2^128: it adds up, whatever the order, the files
-and the steps. The content of a table after a step is the content before and the step's digest; a table
-written anew must have the digest that the steps have come to. The same as `kernels.digest`, in Spark's terms.
+A digest is the sum of weight times H128 over all rows, modulo 2^128. It does not depend on the order of rows
+or on files, and the digests of steps add up to the digest of the table. A rewritten table must have the same
+digest. `kernels.zsets.digest` computes the same without Spark.
 """
 
 from collections.abc import Callable
@@ -16,42 +16,37 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _LIMBS = ((HIGH, 1, 96), (HIGH, 0, 64), (LOW, 1, 32), (LOW, 0, 0))
-"""32 bits of H128 each: the column, which half of it, and where it stands in the sum."""
+"""H128 in limbs of 32 bits: the column, the half of it, and the shift in the sum."""
 
 
 def observed(df: "DataFrame") -> "tuple[DataFrame, Callable[[], int]]":
-    """The frame, and what gives the digest of its rows once it has been run: no pass of its own is needed."""
+    """Return the frame, and a function that returns the digest of its rows after the frame has run."""
     from pyspark.sql import Observation
 
-    seen = Observation()
-    return df.observe(seen, *_sums()), lambda: _digest(dict(seen.get))
-
-
-def measured(df: "DataFrame") -> int:
-    """The digest of a frame of rows with identity and weight, by a job of its own."""
-    return _digest(df.agg(*_sums()).collect()[0].asDict())
+    observation = Observation()
+    return df.observe(observation, *_sums()), lambda: _digest(dict(observation.get))
 
 
 def text_of(digest: int) -> str:
-    """As manifests and rows of the store have it."""
+    """Format a digest for manifests and store rows."""
     return f"{digest % SPAN:032x}"
 
 
 def number_of(text: str) -> int:
-    """A digest from its text; 0, which nothing has, for the empty text."""
+    """Parse a digest; the empty text is 0, the digest of no rows."""
     return int(text or "0", 16)
 
 
 def _sums() -> "list[Column]":
     from pyspark.sql import functions as sf
 
-    found = []
+    sums = []
     for column, half, shift in _LIMBS:
         bits = sf.shiftrightunsigned(sf.col(column), 32 * half).bitwiseAND(sf.lit(0xFFFFFFFF))
-        # Decimals: limbs have 32 bits and weights 63, and a sum of many must not overflow.
+        # Decimals, because limbs have 32 bits and weights 63, and the sum of many products must not overflow.
         product = sf.col(WEIGHT).cast("decimal(19,0)") * bits.cast("decimal(10,0)")
-        found.append(sf.sum(product).alias(f"at{shift}"))
-    return found
+        sums.append(sf.sum(product).alias(f"at{shift}"))
+    return sums
 
 
 def _digest(sums: dict[str, object]) -> int:

@@ -1,12 +1,12 @@
-"""Where and in how many tasks a chain is executed: by Spark jobs, or in the runner itself (DBSP-41).
+"""Choose where a chain is executed, in Spark jobs or in the runner, and in how many tasks (DBSP-41).
 
-A Spark job costs a few hundred milliseconds before it looks at the first row, and more for each layer. The
-kernels of a small step need a few dozen. The runner has the cores of one machine, and calls Spark for each
-expression on the way; but no row passes through Java. Both costs are estimated from the plan and the size of
-the change, and the event of the step reports the estimate with the time it took.
+A Spark job takes a few hundred milliseconds before it reads the first row, and more for each layer. The
+kernels of a small step take a few dozen. The runner has only the cores of one machine and calls Spark for
+row expressions, but no row passes through Java. Both times are estimated from the plan and the size of the
+change. The event of the step reports the estimate and the actual time.
 
-Tasks are cut by rows and by bytes, so that each fits the memory of a Python worker, up to the 256 slices of
-hash space.
+The number of tasks follows rows and bytes, so that each task fits the memory of a Python worker. There are at
+most 256, one for each slice of hash space.
 """
 
 import os
@@ -26,7 +26,7 @@ from tidemill.views.spark.in_process_executor import InProcessExecutor, TooLarge
 from tidemill.views.spark.row_expressions import TypesOf
 from tidemill.views.spark.spark_executor import SparkExecutor
 from tidemill.views.spark.step_inputs import LotInput
-from tidemill.views.spark.tasks import TaskSite
+from tidemill.views.spark.tasks import TaskPaths
 from tidemill.views.steps.inputs import LotSlice
 from tidemill.views.trace.hash_space import SLICES, ranges
 
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SETTING: Final = "TIDEMILL_PLACE"
-"""An environment variable of the runner: `spark` or `runner` for all steps. Unset, each step is estimated."""
+"""An environment variable: `spark` or `runner` for all steps. If unset, each step is estimated."""
 
 MOST_ROWS: Final = 2_000_000
 MOST_BYTES: Final = 32 * 1024**2
-"""Spark runs a step with more changes, or larger ones: it has more memory."""
+"""The largest step that the runner executes. Spark executes larger ones: it has more memory."""
 
 THREAD_ROWS: Final = 50_000
-"""The runner takes one more thread for each so many changes."""
+"""The runner uses one more thread for each so many changed rows."""
 
 TASK_ROWS: Final = 2_000_000
 TASK_BYTES: Final = 64 * 1024**2
-"""About how much of the stored, compressed input one task takes: its memory is proportional to it."""
+"""The most input of one task, as stored and compressed. Its memory is proportional to it."""
 
 MEMORY_SHARE: Final = 32
-"""A Python worker with limited memory reads one part in so many of it at once: in memory values are several
-times larger than compressed, and there are several copies of them."""
+"""A task reads at most 1/32 of a Python worker's memory limit: values in memory are several times larger than
+compressed, and there are several copies of them."""
 
 # Seconds, measured on two cores with warm processes (docs/explanation/performance.md).
 _JOB: Final = 0.25
@@ -62,15 +62,15 @@ _MEMORY: Final = "spark.executor.pyspark.memory"
 _UNITS: Final = {"b": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 
 
-class Venue(StrEnum):
-    """Where a step is computed."""
+class ExecutionPlace(StrEnum):
+    """Where a step is executed."""
 
     SPARK = "spark"
     RUNNER = "runner"
 
 
 class InputSize(NamedTuple):
-    """Rows, and the bytes they are stored in."""
+    """A number of rows and their stored bytes."""
 
     rows: int
     stored_bytes: int
@@ -80,18 +80,18 @@ class InputSize(NamedTuple):
         return InputSize(self.rows + other.rows, self.stored_bytes + other.stored_bytes)
 
 
-NOTHING: Final = InputSize(0, 0)
+EMPTY: Final = InputSize(0, 0)
 
 
 class Estimate(NamedTuple):
-    """Where a step runs, and about how long it will take there."""
+    """Where a step runs, and its estimated duration there."""
 
-    place: Venue
+    place: ExecutionPlace
     seconds: float
 
 
 class Execution(NamedTuple):
-    """A chain that was executed, and the estimate for the place where it ran."""
+    """The executor that ran a chain, and the estimate for the place where it ran."""
 
     executor: ChainExecutor
     estimate: Estimate
@@ -103,35 +103,35 @@ def execute(
     plan: StepPlan,
     inputs: Inputs,
     size: InputSize,
-    site: TaskSite,
+    paths: TaskPaths,
     types_of: TypesOf,
 ) -> Execution:
-    """Execute a chain where it takes the least time. A step that is too large for the runner moves to Spark.
+    """Execute a chain where the estimate is shortest. A step too large for the runner moves to Spark.
 
     Args:
         spark: the session.
-        storage: where objects are.
-        plan: the step.
-        inputs: the rows of each table that changed.
-        size: how much that is.
-        site: where tasks find things.
-        types_of: the Spark types of a view's columns.
+        storage: the object storage.
+        plan: the plan of the step.
+        inputs: the rows of each changed table.
+        size: the size of the inputs.
+        paths: where tasks read and write.
+        types_of: returns the Spark types of a view's columns.
     """
     estimate = choose(plan, inputs, size, parallelism(spark))
-    if estimate.place is Venue.RUNNER:
-        here = replace(plan, ranges=ranges(threads_for(size)))
+    if estimate.place is ExecutionPlace.RUNNER:
+        in_process = replace(plan, ranges=ranges(threads_for(size)))
         try:
-            executor: ChainExecutor = InProcessExecutor(spark, storage, here, site, types_of)
+            executor: ChainExecutor = InProcessExecutor(spark, storage, in_process, paths, types_of)
             return Execution(_run(executor, inputs), estimate)
         except (TooLargeInProcess, MemoryError):
-            estimate = estimate._replace(place=Venue.SPARK)
-    return Execution(_run(SparkExecutor(spark, storage, plan, site, types_of), inputs), estimate)
+            estimate = estimate._replace(place=ExecutionPlace.SPARK)
+    return Execution(_run(SparkExecutor(spark, storage, plan, paths, types_of), inputs), estimate)
 
 
 def _run(executor: ChainExecutor, inputs: Inputs) -> ChainExecutor:
-    """Run a chain. If a file has other columns than declared, run it again, and let Spark read the files."""
+    """Run a chain. If a file has other columns than declared, run it again with files read by Spark."""
     plan = executor.plan
-    views = [view for view, _ in executor.site.folders]
+    views = [view for view, _ in executor.paths.folders]
     try:
         with naming(executor.storage):
             return executor.run(inputs)
@@ -148,70 +148,72 @@ def _run(executor: ChainExecutor, inputs: Inputs) -> ChainExecutor:
 
 
 def delete_changes(storage: Storage, reports: Iterable[TaskReport], views: Collection[str]) -> None:
-    """Delete the changes of views that an incomplete step wrote, so that no reader takes them for all."""
+    """Delete the changes that an incomplete step wrote for these views, so that no reader uses them."""
     for view, key, *_ in (file for report in reports for file in report.files):
         if view in views:
             storage.objects.delete(key)
 
 
-# --- where
+# --- place
 
 
 def choose(plan: StepPlan, tables: Iterable[str], size: InputSize, cores: int) -> Estimate:
     """Decide where a step runs.
 
     Args:
-        plan: the step.
+        plan: the plan of the step.
         tables: the inputs that changed.
-        size: how much changed.
-        cores: how many Spark tasks run at once.
+        size: the size of the changes.
+        cores: how many Spark tasks run at the same time.
     """
     rows = size.rows
     layers = calls = 0
     for number in range(plan.chain.jobs):
-        part = replace(plan, job=number)
-        typed = sum(1 for layer in range(1, part.depth + 1) if part.spark_edges(layer))
-        layers += part.depth + typed
-        given = tables if number == 0 else [query.table for query in plan.chain.queries]
-        calls += typed + sum(any(edge.plain is None for edge in part.leaving(table)) for table in given)
-        calls += sum(1 for query in plan.chain.queries if number and part.leaving(query.table))
+        job = replace(plan, job=number)
+        spark_layers = sum(1 for layer in range(1, job.depth + 1) if job.spark_edges(layer))
+        layers += job.depth + spark_layers
+        inputs = tables if number == 0 else [query.table for query in plan.chain.queries]
+        calls += spark_layers + sum(
+            any(edge.plain is None for edge in job.leaving(table)) for table in inputs
+        )
+        calls += sum(1 for query in plan.chain.queries if number and job.leaving(query.table))
     spark = plan.chain.jobs * _JOB + layers * _LAYER + rows * layers * (_ROW + _MOVED_ROW) / max(1, cores)
     runner = calls * _EXPRESSION + rows * layers * _ROW / threads_for(size)
-    wanted = os.environ.get(SETTING, "")
-    if wanted not in ("", *Venue):
+    setting = os.environ.get(SETTING, "")
+    if setting not in ("", *ExecutionPlace):
         raise UsageError(
-            f"{SETTING} is {wanted!r}", hint="use spark or runner, or unset it: then each step is estimated"
+            f"{SETTING} is {setting!r}", hint="set it to spark or runner, or unset it to estimate each step"
         )
     small = runner < spark and rows <= MOST_ROWS and size.stored_bytes <= MOST_BYTES
-    place = Venue(wanted or (Venue.RUNNER if small else Venue.SPARK))
-    return Estimate(place, runner if place is Venue.RUNNER else spark)
+    place = ExecutionPlace(setting or (ExecutionPlace.RUNNER if small else ExecutionPlace.SPARK))
+    return Estimate(place, runner if place is ExecutionPlace.RUNNER else spark)
 
 
-# --- in how many parts
+# --- tasks
 
 
 def threads_for(size: InputSize) -> int:
-    """How many threads of the runner compute a step."""
+    """Return how many threads of the runner execute a step."""
     return max(1, min(len(os.sched_getaffinity(0)), size.rows // THREAD_ROWS, SLICES))
 
 
 def size_of(slices: Iterable[LotSlice]) -> InputSize:
-    """The size of lots."""
+    """Return the size of lots."""
     items = [item for lot in slices for item in lot.objects]
     return InputSize(sum(item.rows or 0 for item in items), sum(item.size for item in items))
 
 
 def tasks_for(spark: "SparkSession", size: InputSize) -> int:
-    """How many tasks a layer has: as many as run at once, or a multiple if each would get too much."""
+    """Return how many tasks a layer has: as many as run at the same time, or a multiple of it."""
     cores = parallelism(spark)
     limit = worker_bytes(spark.conf.get(_MEMORY, "") or "", cores)
-    most = TASK_BYTES if limit is None else max(1, min(TASK_BYTES, limit // MEMORY_SHARE))
-    wanted = max(1, -(-size.rows // TASK_ROWS), -(-size.stored_bytes // most))
-    return min(SLICES, -(-wanted // cores) * cores)
+    task_bytes = TASK_BYTES if limit is None else max(1, min(TASK_BYTES, limit // MEMORY_SHARE))
+    needed = max(1, -(-size.rows // TASK_ROWS), -(-size.stored_bytes // task_bytes))
+    return min(SLICES, -(-needed // cores) * cores)
 
 
 def worker_bytes(setting: str, cores: int) -> int | None:
-    """The memory of one Python worker, from Spark's setting for those of an executor; None if not limited.
+    """Return the memory of one Python worker, from Spark's setting for an executor; None if not limited.
 
     >>> worker_bytes("2g", 4)
     536870912

@@ -1,7 +1,7 @@
-"""Executes a chain: its jobs one after the other, with the queries of keyed operators between them (DBSP-17).
+"""Execute the jobs of a chain in order, with the queries of keyed operators between them (DBSP-17).
 
 A job writes the rows that later jobs need to files of the attempt. A query reads the files of its inputs,
-each row as often as its weight, and gives the result for the keys that changed: Spark SQL over few rows.
+repeats each row as often as its weight, and computes the result for the changed keys with Spark SQL.
 """
 
 import time
@@ -24,14 +24,14 @@ from tidemill.views.chain.stateful_operator import numbered_columns, with_weight
 from tidemill.views.circuit.render import Renderer
 from tidemill.views.spark.row_expressions import WEIGHT, TypesOf
 from tidemill.views.spark.step_inputs import FrameInput, SpilledInput, StepInput
-from tidemill.views.spark.tasks import TaskSite
+from tidemill.views.spark.tasks import TaskPaths
 from tidemill.views.trace.version import TraceChanges
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Inputs = Mapping[str, StepInput]
-"""The rows of tables, by their names."""
+"""The rows of tables by name."""
 
 
 @dataclass
@@ -40,16 +40,16 @@ class ChainExecutor(ABC):
 
     Args:
         spark: the session.
-        storage: where objects are, for Spark.
-        plan: what is computed; `run` sets its job.
-        site: where tasks find things.
-        types_of: the Spark types of a view's columns.
+        storage: the object storage.
+        plan: the plan of the step; `run` sets its job.
+        paths: where tasks read and write.
+        types_of: returns the Spark types of a view's columns.
     """
 
     spark: "SparkSession"
     storage: Storage
     plan: StepPlan
-    site: TaskSite
+    paths: TaskPaths
     types_of: TypesOf
     reports: list[TaskReport] = field(default_factory=list)
     changes: TraceChanges = field(default_factory=TraceChanges)
@@ -58,22 +58,22 @@ class ChainExecutor(ABC):
 
     @abstractmethod
     def planned(self, inputs: Inputs) -> Callable[[], list[TaskReport]]:
-        """Plan the current job; the result runs it, and raises the errors of its tasks.
+        """Plan the current job; return a function that runs it and raises the errors of its tasks.
 
         Args:
-            inputs: the rows of each table that changed, or of all that the job reads, c0, c1, … and `_w`.
+            inputs: the rows of each changed table, or of all inputs of the job: c0, c1, … and `_w`.
         """
 
     def run(self, inputs: Inputs) -> "ChainExecutor":
-        """Run all jobs, but not those without input."""
+        """Run all jobs that have input."""
         for number in range(self.plan.chain.jobs):
             self.plan = replace(self.plan, job=number)
             with ExitStack() as open_queries:
                 began = time.perf_counter()
-                given = self._inputs_of_job(inputs, open_queries)
-                if not self.plan.numbers or not (given or self.plan.first):
+                job_inputs = self._job_inputs(inputs, open_queries)
+                if not self.plan.numbers or not (job_inputs or self.plan.first):
                     continue
-                run = self.planned(given)
+                run = self.planned(job_inputs)
                 planned = time.perf_counter()
                 reports = run()
             self.plan_s += planned - began
@@ -82,23 +82,23 @@ class ChainExecutor(ABC):
             self.reports += reports
         return self
 
-    def _inputs_of_job(self, inputs: Inputs, open_queries: ExitStack) -> dict[str, StepInput]:
+    def _job_inputs(self, inputs: Inputs, open_queries: ExitStack) -> dict[str, StepInput]:
         by_table = {query.table: query for query in self.plan.chain.queries}
-        given: dict[str, StepInput] = {}
-        wanted = {
+        job_inputs: dict[str, StepInput] = {}
+        tables = {
             edge.origin.table
             for edge in self.plan.chain.edges
             if isinstance(edge.origin, ChainInput) and edge.target in self.plan.numbers
         }
-        for name in sorted(wanted):
+        for name in sorted(tables):
             if name in inputs:
-                given[name] = inputs[name]
+                job_inputs[name] = inputs[name]
             elif name in by_table:
                 result = self._query_result(by_table[name], open_queries)
-                given |= {} if result is None else {name: FrameInput(result)}
+                job_inputs |= {} if result is None else {name: FrameInput(result)}
             elif self._files(name):
-                given[name] = self._spilled(name)
-        return given
+                job_inputs[name] = self._spilled(name)
+        return job_inputs
 
     def _files(self, name: str) -> list[StoredObject]:
         files = [file for report in self.reports for file in report.files if file[0] == name]
@@ -111,7 +111,7 @@ class ChainExecutor(ABC):
         return SpilledInput(self.spark, self.storage, schema, self._files(name))
 
     def _query_result(self, query: KeyedQuery, open_queries: ExitStack) -> "DataFrame | None":
-        """The result of a keyed operator for the keys that changed; None if they have no rows."""
+        """Return the result of a keyed operator for the changed keys; None if they have no rows."""
         if not any(self._files(name) for name in query.reads):
             return None
         inputs = {f"__in{n}": self._repeated(name) for n, name in enumerate(query.reads)}
@@ -121,7 +121,7 @@ class ChainExecutor(ABC):
         )
 
     def _repeated(self, name: str) -> "DataFrame":
-        """Spilled rows, each as often as its weight."""
+        """Return spilled rows, each repeated as often as its weight."""
         df = self._spilled(name).frame()
         names = [column for column in df.columns if column != WEIGHT]
         again = f"explode(array_repeat(1, CAST({WEIGHT} AS INT))) AS _again"
@@ -129,19 +129,19 @@ class ChainExecutor(ABC):
 
 
 def _query_text(query: KeyedQuery, inner: str) -> str:
-    """The query of a keyed operator, after its row expressions: columns c0, c1, …, then the key."""
+    """Return the query of a keyed operator with its row expressions: columns c0, c1, …, then the key."""
     width, keys = query.operator.width, [f"k{n}" for n in range(len(query.key))]
-    shown = [f"c{i}" for i in range(width)]
-    given = [*shown, *(f"{expr.sql()} AS k{n}" for n, expr in enumerate(query.key))]
-    text = f"SELECT {', '.join(given)} FROM ({inner})"  # noqa: S608  # the view's own query
+    columns = [f"c{i}" for i in range(width)]
+    selected = [*columns, *(f"{expr.sql()} AS k{n}" for n, expr in enumerate(query.key))]
+    text = f"SELECT {', '.join(selected)} FROM ({inner})"  # noqa: S608  # the view's own query
     for step in query.expressions.steps:
         if isinstance(step, FilterStep):
             conditions = " AND ".join(condition.enclosed().sql() for condition in step.conditions)
             text = f"SELECT * FROM ({text}) WHERE {conditions}"  # noqa: S608
         else:
             assert isinstance(step, SelectStep), "a query does not explode rows"
-            made = [f"{expr.sql()} AS c{i}" for i, expr in enumerate(step.expressions)]
-            shown = [f"c{i}" for i in range(len(made))]
-            text = f"SELECT {', '.join([*made, *keys])} FROM ({text})"  # noqa: S608
-    last = [*shown, *(f"{name} AS c{len(shown) + n}" for n, name in enumerate(keys)), f"1L AS {WEIGHT}"]
+            computed = [f"{expr.sql()} AS c{i}" for i, expr in enumerate(step.expressions)]
+            columns = [f"c{i}" for i in range(len(computed))]
+            text = f"SELECT {', '.join([*computed, *keys])} FROM ({text})"  # noqa: S608
+    last = [*columns, *(f"{name} AS c{len(columns) + n}" for n, name in enumerate(keys)), f"1L AS {WEIGHT}"]
     return f"SELECT {', '.join(last)} FROM ({text})"  # noqa: S608

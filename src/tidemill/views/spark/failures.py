@@ -1,7 +1,7 @@
-"""What is told when a view cannot be computed: which one, where it is declared, and what in it failed.
+"""Error messages for views that cannot be computed: the view, where it is declared, and what failed.
 
-Spark's own words come with plans and stacks of Java. What a user needs of them is the first sentence, the
-piece of the query that it is about, and of a function in Python the line that raised.
+Spark's messages include plans and Java stack traces. A user needs only the first sentence, the part of the
+query that failed, and for a Python function the line that raised.
 """
 
 import re
@@ -14,16 +14,20 @@ from tidemill.errors import StepLost, TidemillError, ViewFailed
 
 _CONTEXT = re.compile(r"== SQL[^\n]*==\n(?P<line>[^\n]*)\n(?P<marks>[ ^]*\^)")
 _LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)')
-_RAISED = re.compile(r"^(?P<said>[\w.]*(?:Error|Exception|Exit|Interrupt)\b(?::[^\n]*)?)\s*$", re.MULTILINE)
-_OURS = re.compile(r"^tidemill\.errors\.(?P<kind>\w+): (?P<said>[^\n]*)", re.MULTILINE)
+_RAISED = re.compile(
+    r"^(?P<message>[\w.]*(?:Error|Exception|Exit|Interrupt)\b(?::[^\n]*)?)\s*$", re.MULTILINE
+)
+_OWN = re.compile(r"^tidemill\.errors\.(?P<kind>\w+): (?P<message>[^\n]*)", re.MULTILINE)
 _END = re.compile(r"\n\nJVM stacktrace|\n== SQL|;\n'|SQLSTATE")
 _MEMORY = re.compile(r"^(?:MemoryError|pyarrow\.lib\.ArrowMemoryError)\b", re.MULTILINE)
-_MOST = 600
-MORE_MEMORY = "give workers more memory, or more tasks; the step is run again, and none of it was kept"
+_MAX_CHARS = 600
+MORE_MEMORY = (
+    "give Python workers more memory, or use more tasks; nothing was stored, and the step runs again"
+)
 
 
 class NamedView(Protocol):
-    """A view, as far as it is told of."""
+    """A view with a name for messages."""
 
     @property
     def name(self) -> str: ...
@@ -31,7 +35,7 @@ class NamedView(Protocol):
 
 @contextmanager
 def failing_view(view: NamedView) -> Iterator[None]:
-    """Whatever a computation of a view raises is told as the view's own failure (`ViewFailed`)."""
+    """Raise errors of a view's computation as `ViewFailed`, with the view's name and place."""
     try:
         yield
     except TidemillError:
@@ -42,43 +46,45 @@ def failing_view(view: NamedView) -> Iterator[None]:
 
 
 def task_error(error: Exception) -> Exception:
-    """What a task of a step raised in its Python worker, as if it had been raised here; else the error.
+    """Return the error that a task raised in its Python worker; return any other error unchanged.
 
-    A damaged run file, or a storage that is full, is told by its own error with the name of the file. Spark
-    shows those as a stack of Python inside of one of Java.
+    Spark reports such an error as a Python stack trace inside a Java stack trace. A damaged run file or full
+    storage keeps its own error, with the name of the file.
     """
     text = str(error)
-    ours = list(_OURS.finditer(text))
-    kind = getattr(errors, ours[-1]["kind"], None) if ours else None
+    own = list(_OWN.finditer(text))
+    kind = getattr(errors, own[-1]["kind"], None) if own else None
     if isinstance(kind, type) and issubclass(kind, TidemillError):
-        return kind(ours[-1]["said"])
+        return kind(own[-1]["message"])
     if _MEMORY.search(text):
-        return StepLost("a Python worker had not enough memory for its part of a step", hint=MORE_MEMORY)
+        return StepLost(
+            "not enough memory: a Python worker could not compute its task of a step", hint=MORE_MEMORY
+        )
     if "Python worker exited unexpectedly" in text:
-        return StepLost("a Python worker ended in the middle of a step, several times", hint=MORE_MEMORY)
+        return StepLost("a Python worker exited several times during a step", hint=MORE_MEMORY)
     return error
 
 
 def error_text(error: BaseException) -> str:
-    """An error's words, without plans and stacks."""
+    """Return the message of an error without plans and stack traces."""
     text = str(error)
     if "Traceback (most recent call last)" in text:
-        return _of_python(text)[:_MOST]
+        return _python_error(text)[:_MAX_CHARS]
     first = _END.split(text, maxsplit=1)[0]
-    words = " ".join(first.split()) or type(error).__name__
-    found = _CONTEXT.search(text)
-    if found is not None:
-        begin = found["marks"].index("^")
-        words += f" In: {found['line'][begin : len(found['marks'])].strip()}"
-    return words[:_MOST]
+    message = " ".join(first.split()) or type(error).__name__
+    context = _CONTEXT.search(text)
+    if context is not None:
+        begin = context["marks"].index("^")
+        message += f" In: {context['line'][begin : len(context['marks'])].strip()}"
+    return message[:_MAX_CHARS]
 
 
-def _of_python(text: str) -> str:
-    """The last line of a user's code in a stack of Python, and what was raised there."""
-    lines = [one for one in _LINE.finditer(text) if "pyspark" not in one["file"]]
+def _python_error(text: str) -> str:
+    """Return what a Python stack trace raised, and the last line of user code in it."""
+    lines = [line for line in _LINE.finditer(text) if "pyspark" not in line["file"]]
     raised = _RAISED.findall(text)
-    words = raised[-1].rpartition("pyspark.")[2] if raised else " ".join(text.split())
+    message = raised[-1].rpartition("pyspark.")[2] if raised else " ".join(text.split())
     if not lines:
-        return words
+        return message
     last = lines[-1]
-    return f"{words} ({last['file']}:{last['line']}, in {last['name']})"
+    return f"{message} ({last['file']}:{last['line']}, in {last['name']})"

@@ -1,7 +1,7 @@
-"""The chain of a group: from the circuits of its views, with Spark's types (DBSP-17).
+"""Build the chain of a group from the circuits of its views, with Spark's types (DBSP-17).
 
-A view is in the chain when every operator of it, down to the datasets, has a kernel. The others are
-recomputed, and `reasons` says why; a view that reads one of those is recomputed as well.
+A view is in the chain if all its operators, down to the datasets, have kernels. The other views are
+recomputed, and so are the views that read them; `reasons` says why.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GroupChain:
-    """What of a group is computed by kernels.
+    """The chain of a group, and the views that it computes.
 
     Args:
-        chain: of all the views that can be; None when there are none.
-        views: their names.
+        chain: the chain of all views that kernels can compute; None if there are none.
+        views: the names of these views.
         types: the Spark types of their columns.
-        reasons: why each of the others is recomputed.
+        reasons: for each other view, why it is recomputed.
     """
 
     chain: Chain | None
@@ -44,13 +44,14 @@ class GroupChain:
 
 
 def input_kind(dataset: DatasetRow) -> str:
-    """How the rows of a dataset come to a chain.
+    """Return the kind of a dataset's rows for a chain; a chain supports "rows", "changes" and "keyed".
 
-    A lot of an interval gathers appends, and which write of a key is the later one is told by the append it
-    is in: traces know a position and an ordinal alone.
+    A keyed dataset with `order_by` or with intervals has another kind. A lot of an interval has several
+    appends, and the append decides which write of a key is the last, but traces store only a position and an
+    ordinal.
     """
-    own = dataset.order_by or (dataset.kind is Kind.KEYED and dataset.unit is not None)
-    return "in an order of their own" if own else dataset.kind.value
+    ordered = dataset.order_by or (dataset.kind is Kind.KEYED and dataset.unit is not None)
+    return "keyed with its own order" if ordered else dataset.kind.value
 
 
 def group_chain(
@@ -61,85 +62,87 @@ def group_chain(
     tag: str,
     settings: Mapping[str, str] = PINNED,
 ) -> GroupChain:
-    """The chain of a group.
+    """Build the chain of a group.
 
     Args:
-        spark: asked for types.
-        outputs: the circuits of its views, in their order; None for one that has none.
-        frames: an empty frame of each dataset, by the name that circuits have for it.
-        kinds: how the rows of each dataset come.
-        tag: unique among the queries of this moment.
-        settings: what is part of the ids beside the query.
+        spark: the session that resolves types.
+        outputs: the circuits of its views, in order; None for a view without a circuit.
+        frames: an empty frame of each dataset, by its name in the circuits.
+        kinds: the kind of each dataset's rows, from `input_kind`.
+        tag: a name that no concurrent query uses.
+        settings: the settings that are part of operator ids.
     """
     reasons: dict[str, str] = {}
-    taken: dict[str, ViewOutput] = {}
-    found: dict[Operator, tuple[str, ...]] = {}
+    chained: dict[str, ViewOutput] = {}
+    types: dict[Operator, tuple[str, ...]] = {}
     for view, output in outputs.items():
         try:
             if output is None:
-                raise NoKernel("it is no query")
-            _steady(output)
-            made = _linked(prepared(output), {**taken}, frozenset(outputs))
-            asked = column_types(made, _asking(spark, frames, tag))
-            _checked(made, asked)
-            _built({**taken, view: made}, {**found, **asked}, kinds, [view], settings)
+                raise NoKernel("it is not a SQL query")
+            _check_deterministic(output)
+            linked = _linked(prepared(output), chained, frozenset(outputs))
+            operator_types = column_types(linked, _resolver(spark, frames, tag))
+            _check_types(linked, operator_types)
+            _built({**chained, view: linked}, {**types, **operator_types}, kinds, [view], settings)
         except (NoKernel, TypeRefused) as error:
             reasons[view] = str(error.args[0]) if error.args else type(error).__name__
             continue
-        taken[view] = made
-        found |= asked
-    if not taken:
+        chained[view] = linked
+        types |= operator_types
+    if not chained:
         return GroupChain(None, reasons=reasons)
-    chain = _built(taken, found, kinds, list(taken), settings)
-    shown = {view: found[output] for view, output in taken.items()}
-    return GroupChain(chain, frozenset(taken), shown, reasons)
+    chain = _built(chained, types, kinds, list(chained), settings)
+    view_types = {view: types[output] for view, output in chained.items()}
+    return GroupChain(chain, frozenset(chained), view_types, reasons)
 
 
-def _steady(output: ViewOutput) -> None:
-    """What is not the same twice cannot be taken back by computing it again."""
+def _check_deterministic(output: ViewOutput) -> None:
+    """Raise `NoKernel` if an operator is not deterministic: computing rows again would not retract them."""
     for op, placed in rungs(output).items():
         if not placed.deterministic:
-            raise NoKernel(f"its {op.kind} is not the same twice: {placed.reason}")
+            raise NoKernel(f"its {op.kind} is not deterministic: {placed.reason}")
 
 
-def _linked(output: ViewOutput, others: Mapping[str, ViewOutput], views: frozenset[str]) -> ViewOutput:
-    """The view with the circuits of those it reads; `NoKernel` when one of them is recomputed."""
+def _linked(output: ViewOutput, circuits: Mapping[str, ViewOutput], views: frozenset[str]) -> ViewOutput:
+    """Insert the circuits of the views that a view reads; raise `NoKernel` if one of them is recomputed."""
     for op in walk(output):
-        if isinstance(op, InputTable) and op.table in views and op.table not in others:
+        if isinstance(op, InputTable) and op.table in views and op.table not in circuits:
             raise NoKernel(f"it reads the view {op.table}, which is recomputed")
-    return Circuit({**others, "": output}).linked().outputs[""]
+    return Circuit({**circuits, "": output}).linked().outputs[""]
 
 
-def _asking(
+def _resolver(
     spark: "SparkSession", frames: "Mapping[str, DataFrame]", tag: str
 ) -> Callable[[str], Sequence[SparkColumn]]:
+    """Return a function that resolves the columns of a query with Spark."""
     from pyspark.errors import PySparkException
 
-    def ask(sql: str) -> Sequence[SparkColumn]:
+    def resolve(sql: str) -> Sequence[SparkColumn]:
         try:
             with queries.over(spark, sql, frames, tag) as frame:
-                return [SparkColumn(one.name, one.dataType.simpleString()) for one in frame.schema.fields]
-        except (QueryError, PySparkException) as error:  # what was written can still be recomputed
-            said = str(error).strip().partition("\n")[0]
-            raise NoKernel(f"its operators cannot be asked for their types: {said}") from error
+                return [
+                    SparkColumn(field.name, field.dataType.simpleString()) for field in frame.schema.fields
+                ]
+        except (QueryError, PySparkException) as error:  # the view can still be recomputed
+            message = str(error).strip().partition("\n")[0]
+            raise NoKernel(f"Spark cannot resolve the types of its operators: {message}") from error
 
-    return ask
+    return resolve
 
 
-def _checked(output: ViewOutput, found: Mapping[Operator, tuple[str, ...]]) -> None:
-    """What was prepared must have the types of the query itself."""
-    if output.types and tuple(found.get(output, ())) != tuple(output.types):
-        raise NoKernel(f"it would have the types {found.get(output)}, not {output.types}")
+def _check_types(output: ViewOutput, types: Mapping[Operator, tuple[str, ...]]) -> None:
+    """Raise `NoKernel` if the prepared view does not have the types of its query."""
+    if output.types and tuple(types.get(output, ())) != tuple(output.types):
+        raise NoKernel(f"kernels would compute the types {types.get(output)}, not {output.types}")
 
 
 def _built(
     outputs: Mapping[str, ViewOutput],
-    found: Mapping[Operator, tuple[str, ...]],
+    types: Mapping[Operator, tuple[str, ...]],
     kinds: Mapping[str, str],
     views: Sequence[str],
     settings: Mapping[str, str],
 ) -> Chain:
     circuit = Circuit(dict(outputs))
-    return ChainBuilder(circuit, found, circuit.ids(Pins(settings=dict(settings))), arrow_of, kinds).build(
-        views
-    )
+    ids = circuit.ids(Pins(settings=dict(settings)))
+    return ChainBuilder(circuit, types, ids, arrow_of, kinds).build(views)

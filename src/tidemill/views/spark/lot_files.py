@@ -1,8 +1,8 @@
-"""Files of lots as rows of c0, c1, … and `_w`, read with Arrow: by the runner, and by Spark's Python workers.
+"""Read the files of lots with Arrow, in the runner or in Spark's Python workers, as c0, c1, … and `_w`.
 
-Spark would read the same rows, turn each into one of its own and each of these into Arrow again, which takes
-several times as long as reading them. It is still asked where a file's columns are not plainly those that are
-declared (`FileUnlike`): it knows what to make of them.
+If Spark read the files, it would convert each row to its own format and back to Arrow, which takes several
+times as long as reading. Spark is used only if the columns of a file differ from the declared ones in name or
+type (`FileUnlike`): it can convert them.
 """
 
 from collections.abc import Iterator
@@ -22,22 +22,22 @@ from tidemill.spark.operations import OP, ORDINAL, RowOperation
 from tidemill.spark.operations import WEIGHT as STORED
 from tidemill.spark.parquet_files import open_parquet, unreadable
 
-OURS = frozenset({OP, ORDINAL, STORED, POSITION})
+INTERNAL_COLUMNS = frozenset({OP, ORDINAL, STORED, POSITION})
 BATCH_ROWS = 131_072
 BATCH_BYTES = 8 * 1024**2
-"""What is decoded at once, by what a file says of its rows."""
+"""How much is decoded at once, by the sizes in a file's metadata."""
 
-_BUFFER_BYTES = 4 * 1024**2  # fetched at once of a column of a large file
+_BUFFER_BYTES = 4 * 1024**2  # how much of a column of a large file is fetched at once
 
 
 class LotFilePart(NamedTuple):
-    """A part of a file: its row groups in equal shares.
+    """A part of a file: an equal share of its row groups.
 
     Args:
-        key, size: of the object.
-        sign: 1 for what comes, -1 for what is taken back.
-        position: of the lot it belongs to.
-        part, parts: which share.
+        key, size: the key and size of the object.
+        sign: 1 for inserted rows, -1 for retracted ones.
+        position: the position of the lot.
+        part, parts: the number of the share, and how many there are.
     """
 
     key: str
@@ -50,68 +50,71 @@ class LotFilePart(NamedTuple):
 
 @dataclass(frozen=True)
 class LotReader:
-    """How the files of a dataset are read.
+    """Reads the files of a dataset.
 
     Args:
-        wanted: the columns, ours among them.
-        kind: of the dataset.
+        columns: the columns to read, including internal ones.
+        kind: the kind of the dataset.
     """
 
-    wanted: pa.Schema
+    columns: pa.Schema
     kind: Kind
 
     def rows(self, objects: Objects, file: LotFilePart, *, threads: bool = False) -> Iterator[pa.Table]:
-        """The rows of a part of a file, in pieces.
+        """Yield the rows of a part of a file in pieces.
 
-        - threads: columns are decoded side by side; a task of Spark's has one core.
+        Args:
+            objects: the object storage.
+            file: the part of a file.
+            threads: whether to decode columns in parallel; a Spark task has one core.
         """
         try:
             large = file.size > 2 * _BUFFER_BYTES
             with open_parquet(
                 objects, file.key, file.size, buffer_bytes=_BUFFER_BYTES if large else 0
-            ) as found:
-                places = self._places(found.schema_arrow, file.key)
-                groups = _share(found.num_row_groups, file)
-                names = [found.schema_arrow.field(place).name for place in places if place is not None]
+            ) as parquet:
+                places = self._places(parquet.schema_arrow, file.key)
+                groups = _share(parquet.num_row_groups, file)
+                names = [parquet.schema_arrow.field(place).name for place in places if place is not None]
                 if not names:
                     raise FileUnlike(f"{file.key!r} has none of the declared columns")
-                count = _at_once(found.metadata, groups)
-                for batch in found.iter_batches(count, groups, names, use_threads=threads):
-                    yield self._shown(pa.Table.from_batches([batch]), file)
+                count = _batch_rows(parquet.metadata, groups)
+                for batch in parquet.iter_batches(count, groups, names, use_threads=threads):
+                    yield self._numbered(pa.Table.from_batches([batch]), file)
         except ObjectMissing as error:
-            raise unreadable(file.key, "it is not there") from error
+            raise unreadable(file.key, "it does not exist") from error
         except MemoryError:
-            raise  # of Arrow's as well: it says nothing of the file
+            raise  # also Arrow's: the file is not the cause
         except (pa.ArrowException, OSError) as error:
-            raise unreadable(file.key, f"it is no whole Parquet file: {error}") from error
+            raise unreadable(file.key, f"it is not a complete Parquet file: {error}") from error
 
-    def _places(self, here: pa.Schema, key: str) -> list[int | None]:
-        """Where the wanted columns stand in a file; None for one that it lacks."""
-        known = {name.lower(): place for place, name in enumerate(here.names)}
-        found = [known.get(field.name.lower()) for field in self.wanted]
-        if len(known) < len(here) or any("." in name for name in here.names):
-            raise FileUnlike(f"{key!r} has columns whose names are not plain")
-        for field, place in zip(self.wanted, found, strict=True):
-            if place is not None and not _alike(here.field(place).type, field.type):
-                raise FileUnlike(f"{key!r} has {field.name} as {here.field(place).type}, not {field.type}")
-        return found
+    def _places(self, schema: pa.Schema, key: str) -> list[int | None]:
+        """Return the places of the columns in a file; None for a column that it does not have."""
+        by_name = {name.lower(): place for place, name in enumerate(schema.names)}
+        places = [by_name.get(field.name.lower()) for field in self.columns]
+        if len(by_name) < len(schema) or any("." in name for name in schema.names):
+            raise FileUnlike(f"{key!r} has column names that differ only in case or contain a dot")
+        for field, place in zip(self.columns, places, strict=True):
+            if place is not None and not _is_convertible(schema.field(place).type, field.type):
+                raise FileUnlike(f"{key!r} has {field.name} as {schema.field(place).type}, not {field.type}")
+        return places
 
-    def _shown(self, rows: pa.Table, file: LotFilePart) -> pa.Table:
-        """Rows of a file as c0, c1, … and `_w`."""
+    def _numbered(self, rows: pa.Table, file: LotFilePart) -> pa.Table:
+        """Return the rows of a file as c0, c1, … and `_w`."""
         count = rows.num_rows
-        known = {name.lower(): rows.column(place) for place, name in enumerate(rows.column_names)}
-        found = {}
-        for field in self.wanted:
-            column = known.get(field.name.lower())
+        by_name = {name.lower(): rows.column(place) for place, name in enumerate(rows.column_names)}
+        arrays = {}
+        for field in self.columns:
+            column = by_name.get(field.name.lower())
             absent = pa.chunked_array([pa.nulls(count, field.type)])
-            found[field.name] = absent if column is None else column.cast(field.type)
-        columns = [found[name] for name in self.wanted.names if name not in OURS]
+            arrays[field.name] = absent if column is None else column.cast(field.type)
+        columns = [arrays[name] for name in self.columns.names if name not in INTERNAL_COLUMNS]
         weight = pa.repeat(pa.scalar(file.sign, pa.int64()), count)
         if self.kind is Kind.CHANGES:
-            weight = pc.multiply_checked(found[STORED], file.sign)
+            weight = pc.multiply_checked(arrays[STORED], file.sign)
         elif self.kind is Kind.KEYED:
             position = pa.repeat(pa.scalar(file.position, pa.int64()), count)
-            columns += [pc.equal(found[OP], RowOperation.DELETE.value), position, found[ORDINAL]]
+            columns += [pc.equal(arrays[OP], RowOperation.DELETE.value), position, arrays[ORDINAL]]
         return pa.table([*columns, weight], names=[*(f"c{i}" for i in range(len(columns))), "_w"])
 
 
@@ -120,20 +123,23 @@ def _share(groups: int, file: LotFilePart) -> list[int]:
     return list(range(first, end))
 
 
-def _at_once(metadata: pq.FileMetaData, groups: list[int]) -> int:
-    """How many rows to decode at once."""
-    found = [metadata.row_group(number) for number in groups]
-    size, rows = sum(one.total_byte_size for one in found), sum(one.num_rows for one in found)
+def _batch_rows(metadata: pq.FileMetaData, groups: list[int]) -> int:
+    """Return how many rows to decode at once."""
+    row_groups = [metadata.row_group(number) for number in groups]
+    size, rows = (
+        sum(group.total_byte_size for group in row_groups),
+        sum(group.num_rows for group in row_groups),
+    )
     return max(1, min(BATCH_ROWS, BATCH_BYTES * rows // size)) if size else BATCH_ROWS
 
 
-def _alike(here: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether each value of one type is the same value of the other."""
-    if here == wanted:
+def _is_convertible(stored: pa.DataType, declared: pa.DataType) -> bool:
+    """Return whether Arrow converts every value of the stored type to the declared type unchanged."""
+    if stored == declared:
         return True
-    if pat.is_signed_integer(here) and pat.is_signed_integer(wanted):
-        return bool(here.bit_width < wanted.bit_width)
-    if pat.is_timestamp(here) and pat.is_timestamp(wanted):
-        return bool(here.unit == wanted.unit and (here.tz is None) == (wanted.tz is None))
-    texts = pat.is_large_string(here) and pat.is_string(wanted)
-    return bool(texts or (pat.is_large_binary(here) and pat.is_binary(wanted)))
+    if pat.is_signed_integer(stored) and pat.is_signed_integer(declared):
+        return bool(stored.bit_width < declared.bit_width)
+    if pat.is_timestamp(stored) and pat.is_timestamp(declared):
+        return bool(stored.unit == declared.unit and (stored.tz is None) == (declared.tz is None))
+    strings = pat.is_large_string(stored) and pat.is_string(declared)
+    return bool(strings or (pat.is_large_binary(stored) and pat.is_binary(declared)))

@@ -1,12 +1,13 @@
-"""Memory that this process has used stays with it for the next kernel.
+"""Keep freed memory in this process for the next kernel, instead of returning it to the system.
 
-Arrays of some megabytes are made and dropped all the time. Each of them is given back to the system, by the C
-library and by Arrow's own allocator alike, and the system has to clear its pages when the next one asks: much
-of the 20 to 40 % of a load's kernels that were the system's time, measured. So Arrow takes its memory from
-the C library as well, and that keeps some of what is free. All threads share it: what each had of its own the
-C library would give back in pieces of 64 MB, and a step of two threads took a fifth longer. A process whose
-memory is limited keeps nothing, and one that was told which allocator Arrow is to use
-(`ARROW_DEFAULT_MEMORY_POOL`) uses it.
+Kernels allocate and free arrays of several megabytes all the time. By default, the C library and Arrow's
+allocator return each of them to the system, and the system clears the pages for the next allocation. In
+measurements, the system took 20 to 40 % of the time of a load's kernels, much of it for this. So Arrow
+allocates from the C library, and the C library keeps some free memory. All threads share one arena: with one
+arena per thread, the C library returns memory in pieces of 64 MB, and a step with two threads took a fifth
+longer.
+
+A process with limited memory keeps nothing. If `ARROW_DEFAULT_MEMORY_POOL` is set, Arrow uses its value.
 """
 
 import ctypes
@@ -19,7 +20,7 @@ import threading
 import pyarrow as pa
 
 KEPT_BYTES = 256 * 1024**2
-_MAPPED_BYTES = 32 * 1024**2  # larger arrays come from the system
+_MAPPED_BYTES = 32 * 1024**2  # larger arrays are mapped from the system
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -28,12 +29,12 @@ _M_ARENA_MAX = -8
 
 @functools.cache
 def keep_memory() -> bool:
-    """Keep some of what is free, from now on; whether that could be arranged.
+    """Keep some free memory from now on; return whether this is possible here.
 
-    Threads that were there before may have memory of their own, so a process that computes calls this first.
+    Threads that already run may have their own arenas, so a process that computes calls this first.
     """
     limits = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
-    limited = any(resource.getrlimit(one)[0] != resource.RLIM_INFINITY for one in limits)
+    limited = any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in limits)
     if limited or platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
@@ -41,21 +42,21 @@ def keep_memory() -> bool:
     if not all(mallopt(setting, value) for setting, value in settings):
         return False
     if not os.environ.get("ARROW_DEFAULT_MEMORY_POOL"):
-        pa.set_memory_pool(pa.system_memory_pool())  # what the other one gave stays its own
+        pa.set_memory_pool(pa.system_memory_pool())  # buffers of the previous pool stay in it
     return True
 
 
-_USED = threading.Event()
+_LARGE_STEP = threading.Event()
 
 
-def used_much() -> None:
-    """A step took much memory: the next large one will want it again."""
-    _USED.set()
+def expect_large_steps() -> None:
+    """Keep the memory of a large step: another large step may follow."""
+    _LARGE_STEP.set()
 
 
-def give_back() -> None:
-    """No large step follows: what the last one used goes back to the system."""
-    if _USED.is_set():
-        _USED.clear()
+def release_memory() -> None:
+    """Return the memory of the last large step to the system: small steps follow."""
+    if _LARGE_STEP.is_set():
+        _LARGE_STEP.clear()
         if keep_memory():
             ctypes.CDLL(None).malloc_trim(0)

@@ -1,7 +1,7 @@
-"""The rung *full*: recompute a view by plain Spark SQL, and store the difference to its table (DBSP-17).
+"""The rung *full*: recompute a view with Spark SQL, and store the difference to its table (DBSP-17).
 
-Every query can be kept this way. The old result is never recomputed: the stored rows are retracted, so a
-query that gives other values each time leaves nothing behind.
+This works for every query. The old result is not recomputed: the stored rows are retracted, so it also works
+for a query that returns other values each time.
 
 The views of a group are recomputed in their order, each from the datasets at the step's positions and the
 tables of the other views at the same step. A view whose inputs did not change is skipped.
@@ -42,9 +42,14 @@ def recompute_views(
     names: Collection[str],
     done: Sequence[StepOutput] = (),
 ) -> list[StepOutput]:
-    """Recompute those of these views whose inputs changed; the outputs of those that changed themselves.
+    """Recompute those of these views that have changed inputs; return the outputs of the changed views.
 
-    - done: the outputs of the group's other views. These views may read them.
+    Args:
+        sources: what views are computed from.
+        batch: the step.
+        attempt: the attempt that writes.
+        names: the views to recompute.
+        done: the outputs of the group's other views, which these views may read.
     """
     spark = sources.session()
     bases: dict[DatasetId, DataFrame] = {}
@@ -53,7 +58,7 @@ def recompute_views(
     outputs = []
     for view in batch.spec.views:
         code = sources.code(view.name) if view.name in names else None
-        if code is None or not _is_concerned(view, code, batch, changed):
+        if code is None or not _may_change(view, code, batch, changed):
             continue
         frames = {}
         for name, dataset in code.datasets.items():
@@ -62,10 +67,10 @@ def recompute_views(
             frames[name] = bases[dataset]
         for name in code.views:
             frames[name] = sources.tables.content(spark, tables[name])
-        place = ViewAttempt(pipeline=batch.pipeline, view=view.name, lot=batch.lot, attempt=attempt)
+        view_attempt = ViewAttempt(pipeline=batch.pipeline, view=view.name, lot=batch.lot, attempt=attempt)
         before = tables.get(view.name, "")
         with failing_view(code):
-            output = recompute_view(spark, sources.tables, place, code, frames, before, batch.now)
+            output = recompute_view(spark, sources.tables, view_attempt, code, frames, before, batch.now)
         if output.changes or output.table != before:
             outputs.append(output)
             changed.add(view.name)
@@ -73,8 +78,8 @@ def recompute_views(
     return outputs
 
 
-def _is_concerned(view: ViewSpec, code: ViewCode, batch: StepBatch, changed: set[str]) -> bool:
-    """Whether the result of a view may have changed. One that reads the clock may change in every step."""
+def _may_change(view: ViewSpec, code: ViewCode, batch: StepBatch, changed: set[str]) -> bool:
+    """Return whether a view may have changed. A view that reads the clock may change in every step."""
     return (
         view.name in batch.stale
         or view.name not in batch.tables
@@ -87,11 +92,11 @@ def _is_concerned(view: ViewSpec, code: ViewCode, batch: StepBatch, changed: set
 def quarantine_rows(
     sources: ViewSources, batch: StepBatch, attempt: str, datasets: Collection[DatasetId]
 ) -> QuarantinedRows | None:
-    """Write rows that were deleted from these datasets before they were inserted; None if there are none."""
-    # A group's alarm is an input as well, and has no rows.
-    known = [dataset for dataset in sorted(datasets) if dataset in sources.datasets]
-    wanted = [dataset for dataset in known if sources.datasets[dataset].kind is Kind.CHANGES]
-    if not wanted:
+    """Write the rows of these datasets that have a negative count; return None if there are none."""
+    # A group's alarm is also an input, but it is not a dataset.
+    declared = [dataset for dataset in sorted(datasets) if dataset in sources.datasets]
+    with_changes = [dataset for dataset in declared if sources.datasets[dataset].kind is Kind.CHANGES]
+    if not with_changes:
         return None
     spark = sources.session()
     frames = {
@@ -101,55 +106,66 @@ def quarantine_rows(
             sources.datasets[dataset],
             sources.inputs.at(dataset, batch.positions[dataset]),
         )
-        for dataset in wanted
+        for dataset in with_changes
     }
     with naming(sources.tables.storage):
-        return sources.tables.set_aside(batch.pipeline, batch.spec.name, batch.lot, attempt, frames)
+        return sources.tables.write_quarantine(batch.pipeline, batch.spec.name, batch.lot, attempt, frames)
 
 
 def recompute_view(
     spark: "SparkSession",
     tables: ViewTables,
-    place: ViewAttempt,
+    view_attempt: ViewAttempt,
     code: ViewCode,
     frames: "Mapping[str, DataFrame]",
     before: str,
     now: int,
 ) -> StepOutput:
-    """One view's step: the result of its query now, minus its table before, and the table that follows.
+    """Compute one step of a view: its changes are its new result minus its table, and its next table.
 
-    - frames: what the query reads, by its names for them.
-    - before: the manifest of its table; empty if it has none. A table of other columns is begun anew: then
-      the changes are all of the new rows, and consumers are told to read it whole.
-    - now: the time of the step, µs since 1970: what `now()` gives.
+    Args:
+        spark: the session.
+        tables: the tables of views.
+        view_attempt: the names under which the step writes.
+        code: the view's query or function.
+        frames: the tables that it reads, by name.
+        before: the manifest of its table; empty if it has none. If the columns changed, a new table begins:
+            its changes are all new rows, and consumers read it from the start.
+        now: the time of the step in µs since 1970, which `now()` returns.
     """
-    tag = f"{place.attempt}_{place.lot}".replace(".", "_")
+    tag = f"{view_attempt.attempt}_{view_attempt.lot}".replace(".", "_")
     with _result(spark, code, frames, now, tag) as result, naming(tables.storage):
         schema = result.schema
-        weighted_rows.check_columns(place.view, schema)
-        kept = before if before and schema_text(tables.schema(before)) == schema_text(schema) else ""
-        changes, written = tables.write_changes(place, _changes(spark, tables, result, kept), schema)
-        return step_output(spark, tables, place, kept, changes, written, schema)
+        weighted_rows.check_columns(view_attempt.view, schema)
+        base = before if before and schema_text(tables.schema(before)) == schema_text(schema) else ""
+        changes, written = tables.write_changes(view_attempt, _changes(spark, tables, result, base), schema)
+        return step_output(spark, tables, view_attempt, base, changes, written, schema)
 
 
 def step_output(
     spark: "SparkSession",
     tables: ViewTables,
-    place: ViewAttempt,
-    kept: str,
+    view_attempt: ViewAttempt,
+    base: str,
     changes: str,
     written: Written,
     schema: "StructType",
 ) -> StepOutput:
-    """A view's step from its changes: the table that follows.
+    """Build the table after a view's changes; return the output of its step.
 
-    - kept: the manifest of its table before; empty if it has none of these columns.
-    - changes: the manifest of what was written; empty when nothing changed.
+    Args:
+        spark: the session.
+        tables: the tables of views.
+        view_attempt: the names under which the step writes.
+        base: the manifest of its table before the step; empty if it has none with these columns.
+        changes: the manifest of the changes; empty if nothing changed.
+        written: the files of the changes.
+        schema: the columns of the view.
     """
-    table = kept if kept and not changes else tables.extended(place, kept, changes, schema, spark)
+    table = base if base and not changes else tables.extended(view_attempt, base, changes, schema, spark)
     size = sum(item.size for item in written.objects)
     return StepOutput(
-        view=place.view,
+        view=view_attempt.view,
         table=table,
         changes=changes,
         rows=written.rows,
@@ -163,12 +179,12 @@ def step_output(
 def _result(
     spark: "SparkSession", code: ViewCode, frames: "Mapping[str, DataFrame]", now: int, tag: str
 ) -> "Iterator[DataFrame]":
-    """What a view is now, of whole tables."""
+    """Compute the complete result of a view."""
     if code.function is not None:
         yield result_of(code.name, code.function, [frames[name] for name in code.reads])
         return
     if code.circuit is not None and depends_on_ties(code.circuit) and has_one_result(code.circuit):
-        # The query has several results; its circuit, in which ties are broken, has one (DBSP-20).
+        # The query has several valid results. Its circuit breaks ties and has only one (DBSP-20).
         with queries.over(spark, interpret(code.circuit, Renderer(clock_values(now))), frames, tag) as result:
             yield result
         return
@@ -177,20 +193,20 @@ def _result(
         if text == code.sql:
             yield result
             return
-        # A column without a name is called by its text, and the text has the time in it now.
+        # Spark names an unnamed column by its text, which now contains the time: use the original names.
         with queries.over(spark, code.sql, frames, f"{tag}_names") as written:
             names = written.columns
         yield result.toDF(*names)
 
 
 def result_of(view: str, function: "Callable[..., DataFrame]", frames: "Sequence[DataFrame]") -> "DataFrame":
-    """What a function makes of frames; `ViewRefused` when that is no frame."""
-    made = function(*frames)
-    if not hasattr(made, "selectExpr"):
+    """Call a view's function; raise `ViewRefused` if it does not return a frame."""
+    result = function(*frames)
+    if not hasattr(result, "selectExpr"):
         raise ViewRefused(
-            f"the function of view {view} returned {type(made).__name__}", hint="it returns one DataFrame"
+            f"the function of view {view} returned {type(result).__name__}", hint="return one DataFrame"
         )
-    return made
+    return result
 
 
 def _changes(spark: "SparkSession", tables: ViewTables, result: "DataFrame", before: str) -> "DataFrame":
@@ -206,10 +222,10 @@ def _changes(spark: "SparkSession", tables: ViewTables, result: "DataFrame", bef
 def difference(
     spark: "SparkSession", tables: ViewTables, new: "DataFrame", schema: "StructType", before: str
 ) -> "DataFrame":
-    """What takes a table to these rows, which have identity and weight."""
+    """Return the changes that turn a table into these rows, which have identity and weight."""
     from pyspark.sql import functions as sf
 
     old = tables.weighted(spark, before)
     negative = (-sf.col(WEIGHT)).alias(WEIGHT)
-    gone = old.select(*weighted_rows.columns_of(schema), weighted_rows.HIGH, weighted_rows.LOW, negative)
-    return weighted_rows.netted(new.unionAll(gone), schema)
+    retracted = old.select(*weighted_rows.columns_of(schema), weighted_rows.HIGH, weighted_rows.LOW, negative)
+    return weighted_rows.netted(new.unionAll(retracted), schema)

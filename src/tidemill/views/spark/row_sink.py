@@ -1,77 +1,91 @@
-"""Rows of a view on their way into files: few in memory, many on the disk of the machine.
+"""Collect the rows of a view in a task, and write them to files.
 
-Equal rows meet before they are written, so a file may only be written when all rows of its part of identity
-space are there. When they take much memory, they are put aside by their identity, and come back part by part.
+Equal rows are added up before they are written, so a file is written only when all rows of its part of
+identity space have arrived. If they need much memory, they are spilled to the local disk by identity, and
+read back part by part. Every file has a unique name, because a task may run twice.
 """
 
 import contextlib
+import functools
+import os
+import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
+from tidemill.objects import Objects
+from tidemill.spark.lot_writer import packed
+from tidemill.views.chain.outputs import OutputSink
+from tidemill.views.kernels.zsets import digest, net_rows
 from tidemill.views.trace.batches import split_rows
 from tidemill.views.trace.consolidation import column
+from tidemill.views.trace.layout import WEIGHT
 
 HELD_BYTES = 64 * 1024**2
-"""What one view's rows may take in a task before they are put aside."""
+"""How much memory one view's rows may use in a task before they are spilled to disk."""
+
+Write = Callable[[Callable[[], object]], object]
+"""Writes an object, now or in the background."""
 
 _PARTS = 32
+_RANDOM = random.SystemRandom()
 
 
 class RowSink:
     """Collects the rows of one view in one range.
 
     Args:
-        place: the column by whose value rows meet; empty where they need not.
-        held_bytes: what they may take in memory.
+        identity: the column that equal rows share; empty if they need not be in the same part.
+        held_bytes: how much memory they may use.
     """
 
-    def __init__(self, place: str, held_bytes: int = HELD_BYTES) -> None:
-        self._place = place
+    def __init__(self, identity: str, held_bytes: int = HELD_BYTES) -> None:
+        self._identity = identity
         self._limit = held_bytes
         self._tables: list[pa.Table] = []
         self._bytes = 0
-        self._aside: _Aside | None = None
-        self._turn = 0
+        self._spill: _Spill | None = None
+        self._next_part = 0
 
     def add(self, rows: pa.Table) -> None:
-        """Take some rows."""
+        """Add rows."""
         self._tables.append(rows)
         self._bytes += rows.nbytes
         if self._bytes > self._limit:
-            self._put_aside()
+            self._spill_tables()
 
     def parts(self) -> Iterator[pa.Table]:
-        """All rows, in tables that have no equal rows in common; to be read once."""
-        if self._aside is None:
+        """Yield all rows in tables that share no equal rows. Call it once."""
+        if self._spill is None:
             if self._tables:
                 yield pa.concat_tables(self._tables)
             return
-        self._put_aside()
-        with contextlib.closing(self._aside) as aside:
-            yield from aside.parts()
+        self._spill_tables()
+        with contextlib.closing(self._spill) as spill:
+            yield from spill.parts()
 
-    def _put_aside(self) -> None:
+    def _spill_tables(self) -> None:
         if not self._tables:
             return
-        whole = pa.concat_tables(self._tables)
-        if self._aside is None:
-            self._aside = _Aside(whole.schema)
-        if self._place:
-            numbers = column(whole, self._place).view(np.uint64) % _PARTS
+        rows = pa.concat_tables(self._tables)
+        if self._spill is None:
+            self._spill = _Spill(rows.schema)
+        if self._identity:
+            numbers = column(rows, self._identity).view(np.uint64) % _PARTS
             for number in range(_PARTS):
-                self._aside.write(number, whole.filter(pa.array(numbers == number)))
+                self._spill.write(number, rows.filter(pa.array(numbers == number)))
         else:
-            self._aside.write(self._turn % _PARTS, whole)
-            self._turn += 1
+            self._spill.write(self._next_part % _PARTS, rows)
+            self._next_part += 1
         self._tables, self._bytes = [], 0
 
 
-class _Aside:
-    """Tables on the disk, one file for each part."""
+class _Spill:
+    """Tables on disk, one file for each part."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
@@ -83,8 +97,8 @@ class _Aside:
             return
         if number not in self._files:
             self._files[number] = pa.ipc.new_file(str(self._path(number)), self._schema)
-        for portion in split_rows(rows):
-            self._files[number].write_table(portion)
+        for piece in split_rows(rows):
+            self._files[number].write_table(piece)
 
     def parts(self) -> Iterator[pa.Table]:
         for number, file in sorted(self._files.items()):
@@ -97,3 +111,36 @@ class _Aside:
 
     def _path(self, number: int) -> Path:
         return Path(self._folder.name) / f"{number:02}.arrow"
+
+
+# --- files
+
+
+def unique_name() -> str:
+    """Return a name that no other task, attempt or machine uses."""
+    return f"{os.getpid():x}-{_RANDOM.getrandbits(96):024x}"
+
+
+def write_now(write: Callable[[], object]) -> None:
+    """Write an object before the task continues (a `Write`)."""
+    write()
+
+
+def write_rows(
+    objects: Objects, sink: OutputSink, folder: str, rows: pa.Table, range_number: int, write: Write
+) -> tuple[str, str, int, int, str] | None:
+    """Write rows of a sink to a file; return its entry in `TaskReport.files`, or None if no row is left."""
+    width = len(sink.types)
+    total = "0"
+    if sink.identified:
+        rows = net_rows(rows.select([*(f"c{i}" for i in range(width + 2)), WEIGHT]))
+        if rows.num_rows == 0:
+            return None
+        total = f"{digest(rows, f'c{width}', f'c{width + 1}', WEIGHT):032x}"
+        rows = rows.rename_columns([*sink.names, "_h1", "_h2", "_weight"])
+    key = f"{folder}part-{range_number:05}-{unique_name()}.parquet"
+    buffer = pa.BufferOutputStream()
+    pq.write_table(rows, buffer, store_schema=False, coerce_timestamps="us", **packed(rows.schema))
+    body = buffer.getvalue()
+    write(functools.partial(objects.put, key, memoryview(body)))
+    return sink.view, key, rows.num_rows, int(body.size), total

@@ -1,11 +1,11 @@
-"""A step as one Spark job: a chain of layers with one exchange before each, and one action (DBSP-46).
+"""Execute a job of a step as one Spark job: layers with one exchange before each, and one action (DBSP-46).
 
-No frame is consumed twice and none is kept: the plan is built anew for each step, since a frame that has run
-would give what it gave before.
+No frame is consumed twice or kept. Each step builds a new plan, because a frame that has run would return its
+old result.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import partial, reduce
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -18,28 +18,29 @@ from tidemill.views.spark.executor import ChainExecutor
 from tidemill.views.spark.failures import task_error
 from tidemill.views.spark.lot_files import LotFilePart, LotReader
 from tidemill.views.spark.step_inputs import StepInput
-from tidemill.views.spark.wire_format import HELLO, WIRE, WIRE_DDL, task_reports
+from tidemill.views.spark.wire_format import RANGE, WIRE, WIRE_DDL, task_reports
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
 
 class SparkExecutor(ChainExecutor):
     """Runs each job of a chain as one Spark job; see `ChainExecutor`."""
 
     def planned(self, inputs: Mapping[str, StepInput]) -> Callable[[], list[TaskReport]]:
-        sent: list[DataFrame] = []
+        packets: list[DataFrame] = []
         direct: dict[str, tuple[LotReader, list[Edge]]] = {}
-        for table, arriving in inputs.items():
+        for table, step_input in inputs.items():
             edges = self.plan.leaving(table)
-            reading = arriving.reading() if all(edge.plain is not None for edge in edges) else None
-            if reading is None:
-                sent += self._entering(arriving.frame(), table)
+            reader = step_input.reader() if all(edge.plain is not None for edge in edges) else None
+            if reader is None:
+                packets += self._table_packets(step_input.frame(), table)
             else:
-                direct[table] = (reading, edges)
+                direct[table] = (reader, edges)
         files = [(table, file) for table in direct for file in inputs[table].files()]
-        first = self._read(direct, files) if files else self._hello()
-        return partial(self._collected, self._layers([first, *sent]))
+        first = self._file_packets(direct, files) if files else self._range_packets()
+        return partial(self._collected, self._layers([first, *packets]))
 
     def _collected(self, frame: "DataFrame") -> list[TaskReport]:
         from pyspark.errors import PySparkException
@@ -50,9 +51,10 @@ class SparkExecutor(ChainExecutor):
             raise task_error(error) from error
         return task_reports(row[0] for row in rows)
 
-    def _entering(self, frame: "DataFrame", table: str) -> "Iterator[DataFrame]":
-        """The packets of a table's rows. However many operators read it, it is read once for all of them,
-        and once more for each that explodes its rows.
+    def _table_packets(self, frame: "DataFrame", table: str) -> "Iterator[DataFrame]":
+        """Yield the packets of a table's rows.
+
+        The table is read once for all operators, and again for each edge that explodes its rows.
         """
         edges = self.plan.leaving(table)
         together = [edge for edge in edges if not edge.expressions.explodes]
@@ -60,51 +62,50 @@ class SparkExecutor(ChainExecutor):
             together = []
         for edge in edges:
             if edge not in together:
-                yield self._sent(
-                    edge.target,
-                    edge.side,
-                    row_expressions.apply_expressions(self.spark, frame, edge.expressions),
-                )
+                yield self._edge_packets(frame, edge)
         if together:
-            ends = row_expressions.at_ends(frame, together, self.plan, self.types_of)
-            yield ends.mapInArrow(tasks.in_worker(tasks.entering(self.plan, self.site, together)), WIRE_DDL)
+            structs = row_expressions.along_edges(frame, together, self.plan, self.types_of)
+            yield _mapped(structs, tasks.edges_task(self.plan, self.paths, together))
 
-    def _sent(self, number: int, side: int, df: "DataFrame") -> "DataFrame":
-        operator = self.plan.chain.operators[number].operator
+    def _edge_packets(self, frame: "DataFrame", edge: Edge) -> "DataFrame":
+        rows = row_expressions.apply_expressions(self.spark, frame, edge.expressions)
+        operator = self.plan.chain.operators[edge.target].operator
         if isinstance(operator, OutputSink) and operator.needs_spark:
-            df = row_expressions.with_identity(df, len(operator.types), self.types_of(number))
-        return df.mapInArrow(tasks.in_worker(tasks.sending(self.plan, self.site, number, side)), WIRE_DDL)
+            rows = row_expressions.with_identity(rows, len(operator.types), self.types_of(edge.target))
+        return _mapped(rows, tasks.delivery_task(self.plan, self.paths, edge.target, edge.side))
 
-    def _layers(self, sent: "list[DataFrame]") -> "DataFrame":
+    def _layers(self, packets: "list[DataFrame]") -> "DataFrame":
+        from pyspark.sql import DataFrame
         from pyspark.sql import functions as sf
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        frame, *others = sent
-        for one in others:
-            frame = frame.unionAll(one)
+        frame = reduce(DataFrame.unionAll, packets)
         for layer in range(1, self.plan.depth + 1):
             frame = frame.repartitionById(len(self.plan.ranges), sf.col("to"))
-            schema = from_arrow_schema(tasks.typed_schema(self.plan, layer))
-            frame = frame.mapInArrow(tasks.in_worker(tasks.layer(self.plan, self.site, layer)), schema)
+            schema = from_arrow_schema(tasks.layer_schema(self.plan, layer))
+            frame = _mapped(frame, tasks.layer_task(self.plan, self.paths, layer), schema)
             if self.plan.spark_edges(layer):
                 frame = row_expressions.after_layer(frame, self.plan, layer, self.types_of)
-                packing = tasks.in_worker(tasks.packing(self.plan, self.site, layer))
-                frame = frame.mapInArrow(packing, WIRE_DDL)
+                frame = _mapped(frame, tasks.packing_task(self.plan, self.paths, layer))
         return frame.select("blob")
 
-    def _read(
+    def _file_packets(
         self, direct: dict[str, tuple[LotReader, list[Edge]]], files: list[tuple[str, LotFilePart]]
     ) -> "DataFrame":
-        """The packets of files that workers read, and a row for each range."""
-        rows = [(here, None, *LotFilePart("", 0, 0, 0)) for here in range(len(self.plan.ranges))]
+        """Return the packets of files that workers read, and a packet for each range."""
+        rows = [(number, None, *LotFilePart("", 0, 0, 0)) for number in range(len(self.plan.ranges))]
         columns = zip(*rows, *((0, table, *file) for table, file in files), strict=True)
         arrays = [pa.array(values, each.type) for values, each in zip(columns, tasks.FILES, strict=True)]
         frame = self.spark.createDataFrame(pa.Table.from_arrays(arrays, schema=tasks.FILES))
-        return frame.mapInArrow(tasks.in_worker(tasks.reading(self.plan, self.site, direct)), WIRE_DDL)
+        return _mapped(frame, tasks.files_task(self.plan, self.paths, direct))
 
-    def _hello(self) -> "DataFrame":
-        """A row for each range: so every range has a task in every layer, whatever came."""
+    def _range_packets(self) -> "DataFrame":
+        """Return a packet for each range, so that every range has a task in every layer."""
         count = len(self.plan.ranges)
-        columns = [range(count), [HELLO] * count, [""] * count, [b""] * count]
+        columns = [range(count), [RANGE] * count, [""] * count, [b""] * count]
         arrays = [pa.array(values, each.type) for values, each in zip(columns, WIRE, strict=True)]
         return self.spark.createDataFrame(pa.Table.from_arrays(arrays, schema=WIRE))
+
+
+def _mapped(frame: "DataFrame", task: tasks.Task, schema: "StructType | str" = WIRE_DDL) -> "DataFrame":
+    return frame.mapInArrow(tasks.in_worker(task), schema)

@@ -1,15 +1,15 @@
-"""Computes the steps of groups of views, at a cost that follows the change (DBSP-17).
+"""Compute the steps of groups of views, at a cost that follows the change (DBSP-17).
 
-In each step one of three things happens to a view:
+In each step, one of three things happens to a view:
 
-    step    all its traces are current: one execution of the chain gives the changes of all such views
-    load    one of its traces is missing, or must be read again: its kernels get whole inputs and start
-            without state. This gives its whole result and builds its traces; the result is compared with its
-            table
+    step    all its traces are current: one execution of the chain computes the changes of all such views
+    load    one of its traces is missing or must be rebuilt: its kernels get complete inputs and start
+            without state. This computes its complete result and builds its traces; the result is compared
+            with its table
     full    it has no chain: Spark SQL recomputes it, and the result is compared with its table
 
-A load runs the same kernels as a step. So a step retracts to the last bit what was given before, also where
-Spark's own sum of doubles would differ from ours (DBSP-20).
+A load runs the same kernels as a step. So a step retracts exactly the rows of earlier steps, even where
+Spark's sum of doubles would differ in the last bit (DBSP-20).
 
 The version file of the step lists the runs of all traces; the step's commit names it (DBSP-39).
 """
@@ -37,10 +37,10 @@ from tidemill.views.kernels.zsets import total_digest
 from tidemill.views.spark.arrow_types import struct_of
 from tidemill.views.spark.clock_alarms import next_crossing
 from tidemill.views.spark.execution import (
-    NOTHING,
+    EMPTY,
     Estimate,
+    ExecutionPlace,
     InputSize,
-    Venue,
     delete_changes,
     execute,
     size_of,
@@ -51,7 +51,7 @@ from tidemill.views.spark.group_chain import GroupChain, group_chain, input_kind
 from tidemill.views.spark.recompute import difference, quarantine_rows, recompute_views, step_output
 from tidemill.views.spark.step_inputs import FrameInput, LotInput, StepInput
 from tidemill.views.spark.table_merges import stored_columns
-from tidemill.views.spark.tasks import TaskSite
+from tidemill.views.spark.tasks import TaskPaths
 from tidemill.views.spark.view_sources import ViewSources
 from tidemill.views.spark.view_tables import ViewAttempt, schema_text
 from tidemill.views.steps.commits import StepAlarm, StepBatch, StepOutput, StepPart, StepState
@@ -68,11 +68,11 @@ if TYPE_CHECKING:
 
 LOAD_RATIO = 2
 LOAD_LEAST = 50_000
-"""A step that brings so many times more rows than are known is a load: lookups would gain nothing. Fewer rows
-than the least never make a load."""
+"""A step with more than `LOAD_RATIO` times as many changed rows as stored rows becomes a load: lookups would
+not be faster. Stored rows count as at least `LOAD_LEAST`."""
 
 CODE = "1"
-"""The name of this release's kernels in version files."""
+"""The version of the kernels, as stored in version files."""
 
 
 class StepComputer:
@@ -80,10 +80,10 @@ class StepComputer:
 
     Args:
         sources: what views are computed from.
-        specs: the groups as this program declares them. A step of a group that another program declared
-            differently is refused with `CodeDiffers`: its rows must come from the code that its tables name.
-        cache: the folder of the local cache, on the machines that run tasks; empty for the default.
-        during: a context for each attempt, in which its jobs can be interrupted.
+        specs: the groups that this program declares. The step of a group that another program declares
+            differently raises `CodeDiffers`: its rows must come from the code that its tables name.
+        cache: the folder of the local cache on the machines that run tasks; empty for the default.
+        during: a context for each attempt that allows its jobs to be interrupted.
         emit: receives the times of steps.
     """
 
@@ -109,7 +109,7 @@ class StepComputer:
                 raise CodeDiffers(f"this runner has other code for the views of group {batch.spec.name!r}")
             step = _Step(self._sources, self._chain_of(batch.spec), batch, attempt, self._cache)
             outputs = step.run()
-            quarantined = quarantine_rows(self._sources, batch, attempt, step.doubtful())
+            quarantined = quarantine_rows(self._sources, batch, attempt, step.datasets_to_check())
             parts: list[StepPart] = list(outputs)
             if step.has_state:
                 parts.append(StepState(version=step.write_version()))
@@ -118,7 +118,7 @@ class StepComputer:
             return (*parts, *self._alarm(batch, outputs, attempt))
 
     def _chain_of(self, spec: GroupSpec) -> GroupChain:
-        """The chain of a group; built once for each declaration of it."""
+        """Return the chain of a group; it is built once for each declaration."""
         if spec not in self._chains:
             sources, frames, kinds = self._sources, {}, {}
             for name, dataset in _datasets_of(sources, spec).items():
@@ -131,11 +131,10 @@ class StepComputer:
         return self._chains[spec]
 
     def _alarm(self, batch: StepBatch, outputs: Sequence[StepOutput], attempt: str) -> Iterator[StepAlarm]:
-        """When time alone will change one of the group's views (DBSP-22), if any of them reads the clock.
+        """Yield when time alone changes one of the group's views (DBSP-22), if any of them reads the clock.
 
-        The next time at which a row passes a temporal filter is computed from the tables after the step. A
-        view that reads the clock in another way is due at the group's cadence; without a cadence, only
-        together with the group's other steps.
+        The tables after the step determine when a row next passes a temporal filter. A view that reads the
+        clock in another way is due at the group's cadence; without one, only in the group's other steps.
         """
         clocks = {view.name: self._sources.code(view.name).clock for view in batch.spec.views}
         if not any(clocks.values()):
@@ -156,7 +155,7 @@ class StepComputer:
 
 @contextmanager
 def _exits_refused(batch: StepBatch) -> Iterator[None]:
-    """Report an exit that a view's function raises as its failure; signals reach the main thread alone."""
+    """Report an exit that a view's function raises as its failure; signals only reach the main thread."""
     try:
         yield
     except (SystemExit, KeyboardInterrupt) as error:
@@ -167,14 +166,14 @@ def _exits_refused(batch: StepBatch) -> Iterator[None]:
 
 
 def _datasets_of(sources: ViewSources, spec: GroupSpec) -> dict[str, DatasetId]:
-    """The datasets that a group's circuits read, by their names there."""
+    """Return the datasets that a group's circuits read, by their names in the circuits."""
     return {
         name: dataset for view in spec.views for name, dataset in sources.code(view.name).datasets.items()
     }
 
 
 class _Step:
-    """One step of a group: which traces are current, and the reports of its tasks so far."""
+    """One step of a group: the traces that are current, and the reports of its tasks so far."""
 
     def __init__(
         self, sources: ViewSources, group: GroupChain, batch: StepBatch, attempt: str, cache: str
@@ -194,7 +193,7 @@ class _Step:
         self._load_reports: list[TaskReport] = []
         self._loaded: frozenset[int] = frozenset()
         self._plan_s = self._job_s = self._load_s = 0.0
-        self._estimate = Estimate(Venue.SPARK, 0.0)
+        self._estimate = Estimate(ExecutionPlace.SPARK, 0.0)
         self.has_state = group.chain is not None or bool(batch.version)
         self._version = (
             read_version(self._storage.objects, batch.version) if batch.version else TraceVersion()
@@ -205,28 +204,30 @@ class _Step:
             if name in self._chain.inputs and dataset in batch.moved
         }
         self._size = sum(
-            (size_of((*change.plus, *change.minus)) for change in self._input_changes.values()), NOTHING
+            (size_of((*change.plus, *change.minus)) for change in self._input_changes.values()), EMPTY
         )
-        self._known_rows = max(
+        self._stored_rows = max(
             (sum(run.rows for run in runs) for runs in self._version.traces.values()), default=0
         )
         self._current = self._current_operators()
         self.ready = frozenset(view for view in group.views if self._is_ready(view))
 
     def _current_operators(self) -> set[int]:
-        """The operators whose traces are current: a step updates them. The others are loaded."""
-        if self._size.rows > LOAD_RATIO * max(self._known_rows, LOAD_LEAST):
+        """Return the operators with current traces: a step updates them. The others are loaded."""
+        if self._size.rows > LOAD_RATIO * max(self._stored_rows, LOAD_LEAST):
             return set()
-        known = {placed.number: self._is_current(placed) for placed in self._chain.operators if placed.reads}
-        lost = {number for number, current in known.items() if not current} | self._rewound()
-        return known.keys() - self._chain.above(lost)  # what reads a lost one does not get its changes
+        stateful = [placed for placed in self._chain.operators if placed.reads]
+        lost = {placed.number for placed in stateful if not self._is_current(placed)}
+        lost |= self._retracted_sources()
+        # Operators that read a lost one do not receive its changes.
+        return {placed.number for placed in stateful} - self._chain.above(lost)
 
     def _is_current(self, placed: PlacedOperator) -> bool:
         steps = self._version.steps
         return all(steps.get(name, -1) == self._version.step for name in placed.reads)
 
-    def _rewound(self) -> set[int]:
-        """Sources of keyed datasets of which a write was taken back: the row it replaced is not known."""
+    def _retracted_sources(self) -> set[int]:
+        """Return sources of keyed datasets with a retracted write: the row that it replaced is not stored."""
         return {
             edge.target
             for name, change in self._input_changes.items()
@@ -251,7 +252,7 @@ class _Step:
     # --- the step of current operators
 
     def _step(self) -> list[StepOutput]:
-        """The changes of the views that are ready."""
+        """Compute the changes of the views that are ready."""
         if not self._input_changes:
             return []
         outputs = {placed.number for view, placed in self._chain.outputs.items() if view in self.ready}
@@ -263,11 +264,12 @@ class _Step:
         }
         executor = self._execute(plan, inputs, self._size, self.ready)
         self._reports, self._plan_s, self._job_s = executor.reports, executor.plan_s, executor.job_s
-        self._keep(executor.changes)
-        return [made for view in self._batch.spec.views if (made := self._output(view.name)) is not None]
+        self._keep_current(executor.changes)
+        outputs_of_views = (self._output(view.name) for view in self._batch.spec.views)
+        return [output for output in outputs_of_views if output is not None]
 
     def _spills_of(self, numbers: Collection[int]) -> set[int]:
-        """The sinks that keep rows of these operators for a later job."""
+        """Return the sinks that write rows of these operators for a later job."""
         return {
             edge.target
             for edge in self._chain.edges
@@ -277,23 +279,24 @@ class _Step:
     def _execute(
         self, plan: StepPlan, inputs: Inputs, size: InputSize, views: Collection[str]
     ) -> ChainExecutor:
-        site = self._site(views)
-        done = execute(self._spark, self._storage, plan, inputs, size, site, self._types_of)
-        self._estimate = done.estimate
-        return done.executor
+        paths = self._paths(views)
+        execution = execute(self._spark, self._storage, plan, inputs, size, paths, self._types_of)
+        self._estimate = execution.estimate
+        return execution.executor
 
-    def _keep(self, changes: TraceChanges) -> None:
-        """Keep what the tasks wrote, but not for operators with a group whose values must be read again, nor
-        for those that read them: these are loaded (DBSP-13).
+    def _keep_current(self, changes: TraceChanges) -> None:
+        """Keep the changes of operators that are still current.
+
+        An operator with an exhausted group, and those that read it, are loaded instead (DBSP-13).
         """
         lost = self._chain.above({int(number) for report in self._reports for number in report.exhausted})
         self._current -= lost
         stepped, self.ready = self.ready, frozenset(view for view in self.ready if self._is_ready(view))
         delete_changes(self._storage, self._reports, stepped - self.ready)
-        gone = self._traces_of(lost)
+        dropped = self._traces_of(lost)
         self._changes = TraceChanges(
-            tuple(run for run in changes.added if run.trace not in gone),
-            tuple(runs for runs in changes.merged if runs.trace not in gone),
+            tuple(run for run in changes.added if run.trace not in dropped),
+            tuple(runs for runs in changes.merged if runs.trace not in dropped),
         )
 
     def _traces_of(self, numbers: Collection[int]) -> set[str]:
@@ -305,7 +308,7 @@ class _Step:
         }
 
     def _output(self, view: str) -> StepOutput | None:
-        """The output of a view that was stepped; None if it did not change."""
+        """Return the output of a view that was stepped; None if it did not change."""
         if view not in self.ready:
             return None
         written, digest = _written(view, self._reports)
@@ -313,23 +316,26 @@ class _Step:
             return None
         tables, before = self._sources.tables, self._batch.tables[view]
         schema = tables.schema(before)
-        changes = tables.keep_changes(self._place(view), written, schema, digest)
-        return step_output(self._spark, tables, self._place(view), before, changes, written, schema)
+        view_attempt = self._view_attempt(view)
+        changes = tables.record_changes(view_attempt, written, schema, digest)
+        return step_output(self._spark, tables, view_attempt, before, changes, written, schema)
 
     # --- loading
 
     def _load(self) -> list[StepOutput]:
-        """Build the traces that are missing, and give the changes of the views that need them."""
+        """Build the missing traces, and compute the changes of the views that need them."""
         missing = frozenset(placed.number for placed in self._chain.operators if placed.reads) - self._current
-        views = [view.name for view in self._batch.spec.views if self._is_to_load(view.name)]
+        views = [view.name for view in self._batch.spec.views if self._needs_load(view.name)]
         if not missing and not views:
             return []
         began = time.perf_counter()
         outputs = {self._chain.outputs[view].number for view in views}
         slices = {
-            name: self._held(dataset) for name, dataset in self._names.items() if name in self._chain.inputs
+            name: self._lots_at_step(dataset)
+            for name, dataset in self._names.items()
+            if name in self._chain.inputs
         }
-        size = sum((size_of(lots) for lots in slices.values()), NOTHING)
+        size = sum((size_of(lots) for lots in slices.values()), EMPTY)
         active = self._chain.below(missing | outputs)
         tasks = ranges(tasks_for(self._spark, size))
         plan = StepPlan(self._chain, active, tasks, first=True, stored=missing)
@@ -338,69 +344,71 @@ class _Step:
             for name, lots in slices.items()
         }
         inputs |= {name: FrameInput(self._constant(op)) for name, op in self._chain.constants}
-        executor = self._execute(plan, inputs, size, [view for view in views if not self._comparable(view)])
+        executor = self._execute(
+            plan, inputs, size, [view for view in views if not self._comparable_table(view)]
+        )
         self._changes = TraceChanges.together([self._changes, executor.changes])
         self._loaded, self._load_reports = missing, executor.reports
         self._load_s = time.perf_counter() - began
-        return [made for view in views if (made := self._compared(view)) is not None]
+        return [output for view in views if (output := self._loaded_output(view)) is not None]
 
     def _constant(self, operator: Operator) -> "DataFrame":
-        """Rows written in a query: they come once, with the first step."""
-        chosen = [*(f"c{i}" for i in range(operator.width)), "1L AS _w"]
+        """Return the rows of a VALUES clause: they are input of the first step only."""
+        columns = [*(f"c{i}" for i in range(operator.width)), "1L AS _w"]
         inner = Renderer().sql(operator, [])
-        return self._spark.sql(f"SELECT {', '.join(chosen)} FROM ({inner})")  # noqa: S608  # the view's own query
+        return self._spark.sql(f"SELECT {', '.join(columns)} FROM ({inner})")  # noqa: S608  # the view's own query
 
-    def _is_to_load(self, view: str) -> bool:
+    def _needs_load(self, view: str) -> bool:
         return view in self._group.views and view not in self.ready
 
-    def _held(self, dataset: DatasetId) -> list[LotSlice]:
+    def _lots_at_step(self, dataset: DatasetId) -> list[LotSlice]:
         return self._sources.inputs.at(dataset, self._batch.positions[dataset])
 
-    def _comparable(self, view: str) -> str:
-        """The table to compare a view's whole result with; empty if none has its columns.
+    def _comparable_table(self, view: str) -> str:
+        """Return the table to compare a view's complete result with; empty if none has its columns.
 
-        Such a result is not a change of the view: it is written next to the state, like spilled rows.
+        Such a result is not a change of the view. It is written next to the state, like spilled rows.
         """
         before = self._batch.tables.get(view, "")
         same = before and schema_text(self._sources.tables.schema(before)) == schema_text(self._schema(view))
         return before if same else ""
 
-    def _compared(self, view: str) -> StepOutput | None:
-        """The output of a view that was loaded: its whole result, compared with its table if it has one."""
-        tables, place = self._sources.tables, self._place(view)
+    def _loaded_output(self, view: str) -> StepOutput | None:
+        """Return the output of a loaded view: its result, compared with its table if it has one."""
+        tables, view_attempt = self._sources.tables, self._view_attempt(view)
         schema = self._schema(view)
         written, digest = _written(view, self._load_reports)
-        before = self._comparable(view)
+        before = self._comparable_table(view)
         if not before:
-            changes = tables.keep_changes(place, written, schema, digest)
-            return step_output(self._spark, tables, place, "", changes, written, schema)
-        whole = read_objects(self._spark, self._storage, stored_columns(schema), written.objects)
+            changes = tables.record_changes(view_attempt, written, schema, digest)
+            return step_output(self._spark, tables, view_attempt, "", changes, written, schema)
+        result = read_objects(self._spark, self._storage, stored_columns(schema), written.objects)
         with naming(self._storage):
-            frame = difference(self._spark, tables, whole, schema, before)
-            changes, written = tables.write_changes(place, frame, schema)
+            frame = difference(self._spark, tables, result, schema, before)
+            changes, written = tables.write_changes(view_attempt, frame, schema)
         if not changes:
             return None
-        return step_output(self._spark, tables, place, before, changes, written, schema)
+        return step_output(self._spark, tables, view_attempt, before, changes, written, schema)
 
-    # --- the end
+    # --- results
 
-    def doubtful(self) -> set[DatasetId]:
-        """Datasets that may have rows to quarantine: their source operator reports some, or did not run."""
+    def datasets_to_check(self) -> set[DatasetId]:
+        """Return datasets that may have rows to quarantine: their source reports some, or did not run."""
         if not self.has_state:
             read = {dataset for view in self._batch.spec.views for dataset in view.reads}
             return read & self._batch.moved
         reports = (*self._reports, *self._load_reports)
         reported = {int(number) for report in reports for number in report.aside}
         computed = self._current | {number for report in self._load_reports for number in report.operators}
-        found = set()
+        datasets = set()
         for name, dataset in self._names.items():
             operators = {edge.target for edge in self._chain.leaving(name)} & computed
             if dataset in self._batch.moved and (not operators or operators & reported):
-                found.add(dataset)
-        return found
+                datasets.add(dataset)
+        return datasets
 
     def write_version(self) -> str:
-        """Write the version file of the step; its key."""
+        """Write the version file of the step; return its key."""
         applied = self._version.apply(
             self._batch.step,
             self._changes.added,
@@ -414,7 +422,7 @@ class _Step:
         return key
 
     def timed(self) -> StepTimed:
-        """How long the step took."""
+        """Return the event with the times of the step."""
         return StepTimed(
             pipeline=self._batch.pipeline,
             group=self._batch.spec.name,
@@ -427,21 +435,21 @@ class _Step:
             place=self._estimate.place,
             estimated_s=self._estimate.seconds,
             changed_rows=self._size.rows,
-            known_rows=self._known_rows,
+            known_rows=self._stored_rows,
         )
 
-    # --- where
+    # --- names and types
 
-    def _site(self, views: Iterable[str]) -> TaskSite:
+    def _paths(self, views: Iterable[str]) -> TaskPaths:
         batch = self._batch
         folders = tuple(
             (view, layout.data_prefix(*changes_of(batch.pipeline, view).parts, batch.lot, self._attempt))
             for view in sorted(views)
         )
         objects = place_of(self._storage.objects)
-        return TaskSite(objects, batch.version, self._prefix, folders, self._cache)
+        return TaskPaths(objects, batch.version, self._prefix, folders, self._cache)
 
-    def _place(self, view: str) -> ViewAttempt:
+    def _view_attempt(self, view: str) -> ViewAttempt:
         batch = self._batch
         return ViewAttempt(pipeline=batch.pipeline, view=view, lot=batch.lot, attempt=self._attempt)
 
@@ -451,14 +459,14 @@ class _Step:
         return [field.dataType for field in self._schema(sink.view).fields]
 
     def _schema(self, view: str) -> "StructType":
-        """The columns of a view, as its chain gives them."""
+        """Return the columns of a view from its chain."""
         sink = self._chain.outputs[view].operator
         assert isinstance(sink, OutputSink)
         return struct_of(sink.names, self._group.types[view])
 
 
 def _written(view: str, reports: Iterable[TaskReport]) -> tuple[Written, int]:
-    """The files that tasks wrote for a view, and their digest."""
+    """Return the files that tasks wrote for a view, and their digest."""
     files = [file for report in reports for file in report.files if file[0] == view]
     objects = tuple(StoredObject(uri=key, rows=rows, size=size) for _, key, rows, size, _ in files)
     return Written(objects, sum(file[2] for file in files)), total_digest(int(file[4], 16) for file in files)

@@ -1,10 +1,10 @@
-"""What a dataset's lots bring to a chain: rows of c0, c1, … and the weight `_w`.
+"""The inputs of a step: rows of c0, c1, … and the weight `_w`, from lots, spilled files or frames.
 
-rows      each row once; a lot that was replaced takes its old rows back (DBSP-8)
-changes   each row with its weight
-keyed     each write: the row, whether it deletes, and where it stands among all writes
+rows      map_files row once; a replaced lot retracts its old rows (DBSP-8)
+changes   map_files row with its weight
+keyed     map_files write: the row, whether it deletes, and its place among all writes
 
-Rows come as a frame, or from files that the runner, or a worker of Spark's, reads by itself (`lot_files`).
+An input is a frame, or files that the runner or Spark's Python workers read with Arrow (`lot_files`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +26,7 @@ from tidemill.spark.queries import quoted
 from tidemill.spark.schema import parse, to_spark
 from tidemill.spark.storage import Storage
 from tidemill.views.spark.arrow_types import arrow_of
-from tidemill.views.spark.lot_files import OURS, LotFilePart, LotReader
+from tidemill.views.spark.lot_files import INTERNAL_COLUMNS, LotFilePart, LotReader
 from tidemill.views.steps.inputs import LotSlice
 
 if TYPE_CHECKING:
@@ -34,44 +34,43 @@ if TYPE_CHECKING:
 
 PART_ROWS = 500_000
 PART_BYTES = 32 * 2**20
-"""What is read by one task at a time, about, if the file has row groups that small."""
+"""About how much of a file one task reads at a time, if the row groups are small enough."""
 
-
-Each = Callable[[Callable[[LotFilePart], list[pa.Table]], Iterable[LotFilePart]], Iterable[list[pa.Table]]]
+MapFiles = Callable[
+    [Callable[[LotFilePart], list[pa.Table]], Iterable[LotFilePart]], Iterable[list[pa.Table]]
+]
+"""`map` over files, or a version of it that uses several threads."""
 
 
 class StepInput(Protocol):
     """Rows of c0, c1, … and `_w`."""
 
     def frame(self) -> "DataFrame":
-        """As a frame that has not run."""
+        """Return the rows as a frame that has not run."""
 
-    def table(self, each: Each = map) -> pa.Table | None:
-        """Read here and now; None when only Spark reads them.
+    def table(self, map_files: MapFiles = map) -> pa.Table | None:
+        """Read the rows in this process; return None if only Spark can read them."""
 
-        - each: `map` over files, or one that has several threads.
-        """
-
-    def reading(self) -> LotReader | None:
-        """How workers read `files` by themselves; None when only Spark reads them."""
+    def reader(self) -> LotReader | None:
+        """Return the reader of `files` for Python workers; None if only Spark can read them."""
 
     def files(self) -> list[LotFilePart]:
-        """What is to be read."""
+        """Return the files to read."""
 
 
 @dataclass(frozen=True)
 class FrameInput:
     """Rows that Spark computes."""
 
-    given: "DataFrame"
+    rows: "DataFrame"
 
     def frame(self) -> "DataFrame":
-        return self.given
+        return self.rows
 
-    def table(self, each: Each = map) -> pa.Table | None:
+    def table(self, map_files: MapFiles = map) -> pa.Table | None:
         return None
 
-    def reading(self) -> LotReader | None:
+    def reader(self) -> LotReader | None:
         return None
 
     def files(self) -> list[LotFilePart]:
@@ -84,7 +83,7 @@ class SpilledInput:
 
     Args:
         spark: the session.
-        storage: where objects are.
+        storage: the object storage.
         schema: the columns, c0, c1, … and `_w`.
         objects: the files.
     """
@@ -99,12 +98,12 @@ class SpilledInput:
 
         return read_objects(self.spark, self.storage, from_arrow_schema(self.schema), self.objects)
 
-    def table(self, each: Each = map) -> pa.Table | None:
+    def table(self, map_files: MapFiles = map) -> pa.Table | None:
         bodies = [self.storage.objects.get(item.uri)[0] for item in self.objects]
         parts = [pq.read_table(pa.BufferReader(body), use_threads=False) for body in bodies]
         return pa.concat_tables([part.cast(self.schema) for part in parts])
 
-    def reading(self) -> LotReader | None:
+    def reader(self) -> LotReader | None:
         return None
 
     def files(self) -> list[LotFilePart]:
@@ -113,15 +112,15 @@ class SpilledInput:
 
 @dataclass(frozen=True)
 class LotInput:
-    """The rows of lots, as they are stored.
+    """The rows of lots, read from their files.
 
     Args:
         spark: the session.
-        storage: where objects are.
-        dataset: of which these are lots.
-        plus: what comes.
-        minus: what is taken back; of a keyed dataset nothing may be, since what was before is not known.
-        by_spark: only Spark may read them.
+        storage: the object storage.
+        dataset: the dataset of the lots.
+        plus: the inserted lots.
+        minus: the retracted lots; none for a keyed dataset, because the replaced rows are not stored.
+        by_spark: whether only Spark may read the files.
     """
 
     spark: "SparkSession"
@@ -132,73 +131,74 @@ class LotInput:
     by_spark: bool = False
 
     def __post_init__(self) -> None:
-        assert not (self.minus and self.dataset.kind is Kind.KEYED), "what was written before is not known"
+        assert not (self.minus and self.dataset.kind is Kind.KEYED), (
+            "the rows before a retracted write are not stored"
+        )
 
     # --- as a frame
 
     def frame(self) -> "DataFrame":
-        whole = self._frame(self.plus)
+        inserted = self._frame(self.plus)
         if not self.minus:
-            return whole
-        gone = self._frame(self.minus, sign=-1)
-        return whole.unionAll(gone) if self.plus else gone
+            return inserted
+        retracted = self._frame(self.minus, sign=-1)
+        return inserted.unionAll(retracted) if self.plus else retracted
 
     def _frame(self, slices: Sequence[LotSlice], sign: int = 1) -> "DataFrame":
         from pyspark.sql import functions as sf
 
         schema, kind = stored_schema(self.dataset.schema, self.dataset.kind), self.dataset.kind
         if kind is Kind.KEYED:
-            positions = [(one.position, one.objects) for one in slices]
+            positions = [(lot.position, lot.objects) for lot in slices]
             df = read_positioned(self.spark, self.storage, schema, positions)
-            gone = sf.col(OP) == RowOperation.DELETE.value
+            deletes = sf.col(OP) == RowOperation.DELETE.value
             order = [sf.col(name).cast("bigint") for name in (POSITION, ORDINAL)]
-            return _numbered(df, [gone, *order], sf.lit(1))
-        df = read_objects(self.spark, self.storage, schema, [item for one in slices for item in one.objects])
+            return _numbered(df, [deletes, *order], sf.lit(1))
+        df = read_objects(self.spark, self.storage, schema, [item for lot in slices for item in lot.objects])
         return _numbered(df, [], sf.col(STORED) * sign if kind is Kind.CHANGES else sf.lit(sign))
 
-    # --- by Arrow
+    # --- with Arrow
 
-    def table(self, each: Each = map) -> pa.Table | None:
-        reading = self.reading()
-        if reading is None:
+    def table(self, map_files: MapFiles = map) -> pa.Table | None:
+        reader = self.reader()
+        if reader is None:
             return None
         try:
-            parts = list(each(partial(_read, reading, self.storage.objects), self.files()))
+            parts = list(map_files(partial(_read, reader, self.storage.objects), self.files()))
         except FileUnlike:
             return None
         rows = [rows for part in parts for rows in part]
         return pa.concat_tables(rows) if rows else None
 
-    def reading(self) -> LotReader | None:
-        objects = [item for one in (*self.plus, *self.minus) for item in one.objects]
+    def reader(self) -> LotReader | None:
+        objects = [item for lot in (*self.plus, *self.minus) for item in lot.objects]
         if self.by_spark or not all(item.size and item.format == "parquet" for item in objects):
             return None
         try:
             declared = to_spark(parse(stored_schema(self.dataset.schema, self.dataset.kind)))
-            wanted = [pa.field(one.name, arrow_of(one.dataType.simpleString())) for one in declared]
+            columns = [pa.field(field.name, arrow_of(field.dataType.simpleString())) for field in declared]
         except TypeRefused:
             return None
-        return LotReader(pa.schema(wanted), self.dataset.kind)
+        return LotReader(pa.schema(columns), self.dataset.kind)
 
     def files(self) -> list[LotFilePart]:
-        found = []
-        signed = [*((one, 1) for one in self.plus), *((one, -1) for one in self.minus)]
-        for one, sign in signed:
-            for item in one.objects:
+        files = []
+        for lot, sign in [*((lot, 1) for lot in self.plus), *((lot, -1) for lot in self.minus)]:
+            for item in lot.objects:
                 parts = max(1, -(-(item.rows or 0) // PART_ROWS), -(-item.size // PART_BYTES))
-                found += [
-                    LotFilePart(item.uri, item.size, sign, one.position, part, parts) for part in range(parts)
+                files += [
+                    LotFilePart(item.uri, item.size, sign, lot.position, part, parts) for part in range(parts)
                 ]
-        return found
+        return files
 
 
-def _read(reading: LotReader, objects: Objects, file: LotFilePart) -> list[pa.Table]:
-    return list(reading.rows(objects, file, threads=True))
+def _read(reader: LotReader, objects: Objects, file: LotFilePart) -> list[pa.Table]:
+    return list(reader.rows(objects, file, threads=True))
 
 
 def _numbered(df: "DataFrame", extra: "Sequence[Column]", weight: "Column") -> "DataFrame":
     from pyspark.sql import functions as sf
 
-    columns = [*(sf.col(quoted(name)) for name in df.columns if name not in OURS), *extra]
-    named = [column.alias(f"c{i}") for i, column in enumerate(columns)]
-    return df.select(*named, weight.cast("bigint").alias("_w"))
+    columns = [*(sf.col(quoted(name)) for name in df.columns if name not in INTERNAL_COLUMNS), *extra]
+    selected = [column.alias(f"c{i}") for i, column in enumerate(columns)]
+    return df.select(*selected, weight.cast("bigint").alias("_w"))

@@ -1,8 +1,8 @@
-"""The time of a step in the text of a query: what `now()` means is written into it (DBSP-22).
+"""Write the time of a step into the text of a query, in place of `now()` and similar functions (DBSP-22).
 
-Spark would take the moment at which a job is planned. A step that is run again, or by another runner, must
-give what it gave: so every function of the clock is replaced by the value that the step's record has, and
-the text is the same for the same step. Moments by name (`TIMESTAMP 'today'`) are functions of the clock.
+Spark would use the moment when it plans a job. But a step that runs again, perhaps on another runner, must
+return the same result. So every function of the clock is replaced by the time in the step's record. Named
+moments (`TIMESTAMP 'today'`) are functions of the clock too.
 """
 
 import datetime as dt
@@ -19,8 +19,10 @@ _DAY_US = 86_400_000_000
 
 
 def clock_values(now_us: int | str) -> dict[ClockValue, str]:
-    """The time of a step in the three types in which a circuit asks for it; or the text of a column that has
-    it.
+    """Return SQL for the time of a step in the three types that circuits use.
+
+    Args:
+        now_us: the time in µs since 1970, or the name of a column that holds it.
     """
     stamp = f"timestamp_micros({now_us})"
     return {
@@ -31,45 +33,48 @@ def clock_values(now_us: int | str) -> dict[ClockValue, str]:
 
 
 def reads_clock(sql: str, columns: Collection[str] = ()) -> bool:
-    """Does the query's result depend on when it runs?"""
-    return next(_places(sql, columns, 0), None) is not None
+    """Return whether the result of a query depends on when it runs."""
+    return next(_replacements(sql, columns, 0), None) is not None
 
 
 def with_step_time(sql: str, now_us: int, columns: Collection[str] = ()) -> str:
-    """The query with the time of a step in it.
+    """Return the query with the time of a step written into it.
 
-    - columns: names that the query's tables have. One of these called without parentheses is the column, as
-      Spark has it.
+    Args:
+        sql: the query.
+        now_us: the time of the step in µs since 1970.
+        columns: the column names of the query's tables. As in Spark, such a name without parentheses is the
+            column.
     """
     text, last = [], 0
-    for start, end, said in _places(sql, columns, now_us):
-        text += [sql[last:start], said]
+    for start, end, replacement in _replacements(sql, columns, now_us):
+        text += [sql[last:start], replacement]
         last = end
     return "".join(text) + sql[last:]
 
 
-def _places(sql: str, columns: Collection[str], now_us: int) -> Iterator[tuple[int, int, str]]:
-    """From where to where, and what stands there instead."""
+def _replacements(sql: str, columns: Collection[str], now_us: int) -> Iterator[tuple[int, int, str]]:
+    """Yield start, end and replacement of each function of the clock."""
     tokens = ParsedQuery(sql).tokens
     stamps = clock_values(now_us)
-    when = dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=now_us)
+    moment = dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=now_us)
     calls = {
         "now": stamps[ClockValue.TIMESTAMP],
         "current_timestamp": stamps[ClockValue.TIMESTAMP],
         "current_date": stamps[ClockValue.DATE],
         "curdate": stamps[ClockValue.DATE],
         "localtimestamp": stamps[ClockValue.LOCAL],
-        "current_time": f"TIME '{when:%H:%M:%S.%f}'",
-        "localtime": f"TIME '{when:%H:%M:%S.%f}'",
+        "current_time": f"TIME '{moment:%H:%M:%S.%f}'",
+        "localtime": f"TIME '{moment:%H:%M:%S.%f}'",
         "unix_timestamp": f"unix_timestamp({stamps[ClockValue.TIMESTAMP]})",
     }
     bare = frozenset({"current_timestamp", "current_date", "localtimestamp", "current_time", "localtime"})
-    named = {name.lower() for name in columns} | {
+    column_names = {name.lower() for name in columns} | {
         after.text.lower() for token, after in pairwise(tokens) if token.token_type == TokenType.ALIAS
     }
     for place, token in enumerate(tokens):
         before = tokens[place - 1] if place else None
-        after = [one.token_type for one in tokens[place + 1 : place + 3]]
+        after = [following.token_type for following in tokens[place + 1 : place + 3]]
         word = token.text.lower()
         if before is not None and before.token_type in {TokenType.DOT, TokenType.ALIAS}:
             continue
@@ -80,7 +85,7 @@ def _places(sql: str, columns: Collection[str], now_us: int) -> Iterator[tuple[i
             continue
         elif after == [TokenType.L_PAREN, TokenType.R_PAREN]:
             yield token.start, tokens[place + 2].end + 1, calls[word]
-        elif word in bare and TokenType.L_PAREN not in after[:1] and word not in named:
+        elif word in bare and TokenType.L_PAREN not in after[:1] and word not in column_names:
             yield token.start, token.end + 1, calls[word]
 
 

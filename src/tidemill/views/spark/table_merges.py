@@ -1,11 +1,11 @@
-"""Merges of a view's table: the rows of some pieces, added up and written as one run.
+"""Merge pieces of a view's table: add up their rows and write them as one run.
 
-Few rows are merged here in the process, with Arrow; many by a job of Spark, and so are rows of types that are
-compared in another way outside of Spark (collations) or have no form there. Either way the digest of what is
-written must be the digest of what was read (DBSP-42), and a run that was read whole must have the digest that
-its manifest states.
+Few rows are merged in this process, with Arrow. Spark merges many rows, and rows with types that Arrow does
+not have or compares differently (collations). Either way, the written rows must have the digest of the rows
+that were read (DBSP-42), and a run that was read completely must have the digest in its manifest.
 """
 
+import operator
 from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-HERE_ROWS = 1_000_000
-HERE_BYTES = 64 * 1024**2
-"""So many rows, in files of so many bytes, are merged without Spark."""
+IN_PROCESS_ROWS = 1_000_000
+IN_PROCESS_BYTES = 64 * 1024**2
+"""The most rows, and the most bytes of their files, that are merged without Spark."""
 
 GROUP_ROWS = 8_192
 BLOCK_BYTES = 2 * 1024 * 1024
-"""Of a row group of a table's files, as we write them and as Spark does: they are sorted by identity, and a
-window is read without the rest."""
+"""The size of a row group in a table's files: rows if this process writes them, bytes if Spark does. Files
+are sorted by identity, so only the row groups of a window are read."""
 
 _SMALL_BYTES = 1 << 20  # objects of fewer bytes are read at once
 
@@ -51,7 +51,7 @@ Load = Callable[[str], Manifest]
 
 
 class MergedTable(msgspec.Struct, frozen=True):
-    """What a merge wrote: objects, and their digest."""
+    """The objects that a merge wrote, and their digest."""
 
     written: Written
     digest: int
@@ -65,30 +65,28 @@ def merge(
     prefix: str,
     spark: "SparkSession | None",
 ) -> MergedTable | None:
-    """Rewrite a window into one run.
-
-    None when that takes Spark, and there is none: then nothing was written that is of use.
+    """Rewrite a window into one run; return None if this needs Spark and there is no session.
 
     Args:
-        storage: where the table is.
-        load: gives the manifest of a run.
-        window: what to rewrite.
+        storage: the object storage.
+        load: returns the manifest of a run.
+        window: the window to rewrite.
         schema: the columns of the table.
-        prefix: a folder that nobody has written into yet.
-        spark: the session for what is not merged here.
+        prefix: an empty folder.
+        spark: the session for windows that are not merged in this process.
     """
-    if window.rows <= HERE_ROWS and _bytes(load, window) <= HERE_BYTES:
+    if window.rows <= IN_PROCESS_ROWS and _bytes(load, window) <= IN_PROCESS_BYTES:
         arrow = arrow_schema(stored_columns(schema))
         if arrow is not None:
             try:
-                return _here(storage.objects, load, window, arrow, prefix)
+                return _in_process(storage.objects, load, window, arrow, prefix)
             except (TypeRefused, pa.ArrowNotImplementedError, pa.ArrowInvalid):
-                pass  # a value that has no form outside of Spark: Spark merges it
+                pass  # Arrow cannot represent a value: Spark merges the window
     return None if spark is None else _by_spark(spark, storage, load, window, schema, prefix)
 
 
 def _bytes(load: Load, window: MergeWindow) -> float:
-    """About how many bytes of files hold the rows of a window."""
+    """Estimate the bytes of files that hold the rows of a window."""
     return sum(_row_bytes(load(piece.part)) * piece.rows for piece in window.pieces)
 
 
@@ -97,7 +95,7 @@ def _row_bytes(leaf: Manifest) -> float:
 
 
 def stored_columns(schema: "StructType") -> "StructType":
-    """The columns of a table's files."""
+    """Return the columns of a table's files."""
     from pyspark.sql import types as st
 
     extra = [st.StructField(name, st.LongType()) for name in (weighted_rows.HIGH, weighted_rows.LOW, WEIGHT)]
@@ -105,9 +103,9 @@ def stored_columns(schema: "StructType") -> "StructType":
 
 
 def arrow_schema(schema: "StructType") -> pa.Schema | None:
-    """The columns of files as they are merged outside of Spark; None when they are not."""
+    """Return the columns of files as Arrow types; None if only Spark can merge them."""
     columns = schemas.of_spark(schema)
-    # Texts with a collation are equal to Spark, and not here; maps it compares by sorting their entries.
+    # Only Spark compares strings by collation, and maps independent of the order of their entries.
     if any(is_compared_by_spark_only(column.type) for column in columns.columns):
         return None
     try:
@@ -119,51 +117,53 @@ def arrow_schema(schema: "StructType") -> pa.Schema | None:
 # --- in this process
 
 
-def _here(objects: Objects, load: Load, window: MergeWindow, arrow: pa.Schema, prefix: str) -> MergedTable:
+def _in_process(
+    objects: Objects, load: Load, window: MergeWindow, arrow: pa.Schema, prefix: str
+) -> MergedTable:
     tables = [_checked(objects, load(piece.part), piece, arrow) for piece in window.pieces]
-    came = pa.concat_tables(tables)
-    before = digest(came, weighted_rows.HIGH, weighted_rows.LOW, WEIGHT)
-    made = netted(came)
-    after = digest(made, weighted_rows.HIGH, weighted_rows.LOW, WEIGHT)
-    _compare(window, before, after)
-    return MergedTable(write_table(made, objects, prefix, group_rows=GROUP_ROWS, pack=True), after)
+    rows = pa.concat_tables(tables)
+    before = digest(rows, weighted_rows.HIGH, weighted_rows.LOW, WEIGHT)
+    merged = netted(rows)
+    after = digest(merged, weighted_rows.HIGH, weighted_rows.LOW, WEIGHT)
+    _compare_digests(window, before, after)
+    return MergedTable(write_table(merged, objects, prefix, group_rows=GROUP_ROWS, pack=True), after)
 
 
 def netted(table: pa.Table) -> pa.Table:
-    """Equal rows as one, with the sum of their weights, sorted by identity: as `rows.netted`, by Arrow."""
+    """Add up the weights of equal rows, and sort by identity: like `weighted_rows.netted`, with Arrow."""
     table = table.combine_chunks()
     if table.num_rows == 0:
         return table
-    apart = (weighted_rows.HIGH, weighted_rows.LOW, WEIGHT)
-    places = [n for n, name in enumerate(table.column_names) if name not in apart]
+    internal = (weighted_rows.HIGH, weighted_rows.LOW, WEIGHT)
+    places = [n for n, name in enumerate(table.column_names) if name not in internal]
     coded = code_rows([_chunk(table, place) for place in places], table.num_rows, "equal")
     order, starts = group_equal(coded, column(table, weighted_rows.HIGH))
     weights = group_sums(column(table, WEIGHT)[order], starts)
-    alive = weights != 0
-    found = table.take(pa.array(order[starts[alive]]))
+    remaining = weights != 0
+    rows = table.take(pa.array(order[starts[remaining]]))
     place = table.column_names.index(WEIGHT)
-    return found.set_column(place, table.schema.field(place), pa.array(weights[alive].astype(np.int64)))
+    return rows.set_column(place, table.schema.field(place), pa.array(weights[remaining].astype(np.int64)))
 
 
 def _chunk(table: pa.Table, place: int) -> pa.Array:
-    found = table.column(place)
-    return found.chunk(0) if found.num_chunks == 1 else found.combine_chunks()
+    array = table.column(place)
+    return array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
 
 
 def _checked(objects: Objects, leaf: Manifest, piece: TablePiece, arrow: pa.Schema) -> pa.Table:
-    """The rows of a piece; those of a whole run must have the digest that it is stated to have."""
+    """Read the rows of a piece; those of a complete run must have the digest in its manifest."""
     table = pa.concat_tables([read_piece(objects, item, piece, arrow) for item in leaf.objects])
     if piece.whole and leaf.digest:
-        found = digest(table, weighted_rows.HIGH, weighted_rows.LOW, WEIGHT)
-        if found != digests.number_of(leaf.digest):
+        actual = digest(table, weighted_rows.HIGH, weighted_rows.LOW, WEIGHT)
+        if actual != digests.number_of(leaf.digest):
             raise WriteMismatch(
-                f"the files of {piece.part} have the digest {digests.text_of(found)}, not {leaf.digest}"
+                f"the files of {piece.part} have the digest {digests.text_of(actual)}, not {leaf.digest}"
             )
     return table
 
 
 def read_piece(objects: Objects, item: StoredObject, piece: TablePiece, arrow: pa.Schema) -> pa.Table:
-    """The rows of one file that belong to a piece; only the row groups that may have some are fetched."""
+    """Read the rows of one file that belong to a piece; fetch only the row groups that may have some."""
     low, high = hash_bounds(piece.low, piece.high)
     try:
         source: Any = (
@@ -171,22 +171,26 @@ def read_piece(objects: Objects, item: StoredObject, piece: TablePiece, arrow: p
             if item.size <= _SMALL_BYTES
             else pa.PythonFile(RangedFile(objects, item.uri, item.size), mode="r")
         )
-        # Instants of Spark may be in a format of 96 bits: as nanoseconds they would not all fit.
+        # Spark may write timestamps with 96 bits, which do not all fit into nanoseconds.
         file = pq.ParquetFile(source, coerce_int96_timestamp_unit="us", pre_buffer=True)
-        wanted = [
+        groups = [
             number
             for number in range(file.metadata.num_row_groups)
-            if piece.whole or _may_have(file.metadata.row_group(number), low, high)
+            if piece.whole or _may_overlap(file.metadata.row_group(number), low, high)
         ]
-        table = file.read_row_groups(wanted)
+        table = file.read_row_groups(groups)
     except (ObjectMissing, OSError) as error:
-        raise unreadable(item.uri, f"it is not there, or no whole Parquet file: {error}") from error
+        raise unreadable(
+            item.uri, f"it does not exist, or is not a complete Parquet file: {error}"
+        ) from error
     except pa.ArrowInvalid as error:
         if "Parquet" in str(error) or "magic" in str(error):
-            raise unreadable(item.uri, f"it is no whole Parquet file: {error}") from error
+            raise unreadable(item.uri, f"it is not a complete Parquet file: {error}") from error
         raise
     if table.num_columns != len(arrow):
-        raise ObjectUnreadable(f"{item.uri!r} has {table.num_columns} columns, and its table {len(arrow)}")
+        raise ObjectUnreadable(
+            f"{item.uri!r} has {table.num_columns} columns, but its table has {len(arrow)}"
+        )
     columns = [column.cast(field.type) for column, field in zip(table.columns, arrow, strict=True)]
     table = pa.Table.from_arrays(columns, schema=arrow)
     if piece.whole:
@@ -195,42 +199,49 @@ def read_piece(objects: Objects, item: StoredObject, piece: TablePiece, arrow: p
     return table.filter(pa.array((hashes >= low) & (hashes <= high)))
 
 
-def _may_have(group: Any, low: int, high: int) -> bool:
+def _may_overlap(group: Any, low: int, high: int) -> bool:
     for number in range(group.num_columns):
-        found = group.column(number)
-        if found.path_in_schema == weighted_rows.HIGH:
-            stats = found.statistics
+        column_chunk = group.column(number)
+        if column_chunk.path_in_schema == weighted_rows.HIGH:
+            stats = column_chunk.statistics
             return stats is None or not stats.has_min_max or not (stats.max < low or stats.min > high)
     return True
 
 
-# --- by Spark
+# --- with Spark
 
 
 def frame_of_pieces(
     spark: "SparkSession", storage: Storage, load: Load, pieces: Sequence[TablePiece], schema: "StructType"
 ) -> "DataFrame":
-    """The rows of pieces with identity and weight, not added up: one scan for each way that runs were cut.
+    """Return the rows of pieces with identity and weight, not added up.
 
-    - schema: the columns of the table.
+    Pieces with the same cuts share one scan.
+
+    Args:
+        spark: the session.
+        storage: the object storage.
+        load: returns the manifest of a run.
+        pieces: the pieces to read.
+        schema: the columns of the table.
     """
     from pyspark.sql import functions as sf
 
     cuts: dict[str, list[tuple[int, int]]] = {}
     for piece in pieces:
-        kept = cuts.setdefault(piece.part, [])
+        bounds = cuts.setdefault(piece.part, [])
         if not piece.whole:
-            kept.append(hash_bounds(piece.low, piece.high))
+            bounds.append(hash_bounds(piece.low, piece.high))
     scans: dict[tuple[tuple[int, int], ...], list[StoredObject]] = {}
     for part, bounds in cuts.items():
         scans.setdefault(tuple(sorted(bounds)), []).extend(load(part).objects)
     frame: DataFrame | None = None
     for ranges, objects in sorted(scans.items(), key=lambda scan: scan[0]):
-        found = read_objects(spark, storage, stored_columns(schema), objects)
+        rows = read_objects(spark, storage, stored_columns(schema), objects)
         if ranges:
-            kept_rows = (sf.col(weighted_rows.HIGH).between(low, high) for low, high in ranges)
-            found = found.where(reduce(lambda one, other: one | other, kept_rows))
-        frame = found if frame is None else frame.unionAll(found)
+            in_ranges = (sf.col(weighted_rows.HIGH).between(low, high) for low, high in ranges)
+            rows = rows.where(reduce(operator.or_, in_ranges))
+        frame = rows if frame is None else frame.unionAll(rows)
     return read_objects(spark, storage, stored_columns(schema), []) if frame is None else frame
 
 
@@ -242,19 +253,19 @@ def _by_spark(
     schema: "StructType",
     prefix: str,
 ) -> MergedTable:
-    came, before = digests.observed(frame_of_pieces(spark, storage, load, window.pieces, schema))
+    rows, before = digests.observed(frame_of_pieces(spark, storage, load, window.pieces, schema))
     frame, after = digests.observed(
-        weighted_rows.netted(came, schema).sortWithinPartitions(weighted_rows.HIGH)
+        weighted_rows.netted(rows, schema).sortWithinPartitions(weighted_rows.HIGH)
     )
     written = write_frame(frame, storage, storage.objects, f"{prefix}spark/", block_bytes=BLOCK_BYTES)
-    _compare(window, before(), after())
+    _compare_digests(window, before(), after())
     return MergedTable(written, after())
 
 
-def _compare(window: MergeWindow, before: int, after: int) -> None:
+def _compare_digests(window: MergeWindow, before: int, after: int) -> None:
     if before != after:
         raise WriteMismatch(
-            f"a merge of {len(window.pieces)} runs was written with the digest {digests.text_of(after)},"
-            f" and they come to {digests.text_of(before)}",
-            hint="the step is made again; if this stays, one of the files is damaged",
+            f"a merge of {len(window.pieces)} runs wrote rows with the digest {digests.text_of(after)},"
+            f" but read rows with the digest {digests.text_of(before)}",
+            hint="the step runs again; if the error repeats, one of the files is damaged",
         )

@@ -1,18 +1,18 @@
-"""What a view's table consists of: runs of rows, of each of them those of some grains of hash space.
+"""The pieces of a view's table, and the plan of their merges.
 
-A step's changes are a run, and so is what a merge wrote. The rows of a table are the sum of its pieces: a
-piece is a run, as far as it counts. A merge rewrites a *window* of hash space: it takes the rows of some runs
-there, adds them up into one new run, and the others count outside of the window only. So each row of each run
-is in exactly one place whatever was merged, in which order and how far (DBSP-47).
+The changes of a step are a run, and so is the result of a merge. A piece is a run, limited to some grains of
+hash space. The rows of a table are the sum of its pieces. A merge rewrites a *window* of hash space: it adds
+up the rows of some runs in the window into one new run, and these runs then count only outside the window. So
+each row of each run counts exactly once, whatever the order and extent of merges (DBSP-47).
 
-- The *tail* are runs over all of hash space: changes of steps. Those of like size are merged with each other.
-- The *base* are runs that lie behind each other in hash space, or one run. When the tail has grown to a part
-  of it, base and tail are rewritten together, window by window from the lower end up, each step as far as its
-  budget goes. What arrives meanwhile is a new tail, for the next time. Where this has come to is seen by the
-  runs of the old tail: they count above that place.
+- The *tail* consists of runs over all of hash space: changes of steps. Runs of similar size are merged.
+- The *base* is one run, or several runs that follow each other in hash space. When the tail has grown to a
+  fraction of the base, both are rewritten together, window by window from the lower end. Each step continues
+  as far as its budget allows. Changes that arrive during this time form a new tail for the next rewrite. The
+  runs of the old tail show how far the rewrite has come: they count only above that place.
 
-So a row is rewritten a few times while a table doubles, no step rewrites more than its budget, and a table is
-some windows and a tail that is short.
+So a row is rewritten a few times while a table doubles, no step rewrites more rows than its budget, and a
+table consists of some windows and a short tail.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,52 +23,52 @@ from tidemill.lots.manifest import Manifest
 from tidemill.views.trace.hash_space import GRAINS
 
 FAN = 8
-"""Fewer runs than these are left alone."""
+"""Fewer runs than these are not merged."""
 
 RATIO = 4
-"""A run is merged with smaller ones that have a fourth of its rows together."""
+"""A run is merged with smaller ones if these together have at least a fourth of its rows."""
 
 MOST_TAIL = 40
-"""A tail of so many runs is merged into the base however small it is."""
+"""A tail of so many runs is merged into the base, even if it is small."""
 
 FLOOR_ROWS = 65_536
 SLICE_ROWS = 200_000
-"""Of what a merge of a large table rewrites, however small the change was."""
+"""The budget of a step with a small change: at least `FLOOR_ROWS`, up to `SLICE_ROWS` for a large table."""
 
 SHARE = 64
-"""A large table is merged in about so many windows."""
+"""A large table is rewritten in about so many windows."""
 
 EVERY = (0, GRAINS - 1)
 """All of hash space."""
 
 
 class TablePiece(NamedTuple):
-    """The rows of a run whose hash is in the grains `low` to `high`; how many is an estimate after a cut."""
+    """The rows of a run in the grains `low` to `high`. After a cut, the number of rows is an estimate."""
 
     part: str  # the key of the run's manifest
     low: int
     high: int
     rows: float
-    whole: bool = True  # all rows of the run: nothing was cut from it
-    sliced: bool = False  # the run lies in a part of hash space
+    whole: bool = True  # the complete run: nothing was cut off
+    sliced: bool = False  # the run covers only a part of hash space
 
     @property
-    def thickness(self) -> float:
-        """Rows of a grain."""
+    def density(self) -> float:
+        """Return the average number of rows of a grain."""
         return self.rows / (self.high - self.low + 1)
 
     def within(self, low: int, high: int) -> "TablePiece | None":
-        """What of it lies in these grains."""
+        """Return the part of it within these grains; None if there is none."""
         first, last = max(self.low, low), min(self.high, high)
         if first > last:
             return None
-        rows = self.thickness * (last - first + 1)
+        rows = self.density * (last - first + 1)
         whole = self.whole and (first, last) == (self.low, self.high)
         return TablePiece(self.part, first, last, rows, whole, self.sliced)
 
 
 class MergeWindow(NamedTuple):
-    """Grains to be rewritten, and of which pieces; these are cut to the window."""
+    """The grains to rewrite, and the pieces to read, cut to the window."""
 
     low: int
     high: int
@@ -76,106 +76,111 @@ class MergeWindow(NamedTuple):
 
     @property
     def rows(self) -> float:
-        """How many rows are read and, if none cancel out, written."""
+        """Return how many rows are read and, if none cancel out, written."""
         return sum(piece.rows for piece in self.pieces)
 
 
 def run_of(part: str, grains: tuple[int, int], rows: int) -> TablePiece:
-    """All of a run that lies in these grains."""
+    """Return the piece for a complete run with these grains."""
     return TablePiece(part, *grains, float(rows), sliced=grains != EVERY)
 
 
 def span(leaf: Manifest) -> tuple[int, int]:
-    """The grains that a run's rows lie in."""
+    """Return the grains of a run's rows."""
     return leaf.within[0][0] if leaf.within and leaf.within[0] else EVERY
 
 
 def pieces_of(root: Manifest, leaves: Sequence[Manifest]) -> list[TablePiece]:
-    """The pieces that a table's manifest lists, whose parts these are."""
-    found = []
+    """Return the pieces in a table's manifest.
+
+    Args:
+        root: the manifest of the table.
+        leaves: the manifests of its parts.
+    """
+    pieces = []
     for number, (part, leaf) in enumerate(zip(root.parts, leaves, strict=True)):
         run = run_of(part, span(leaf), leaf.rows)
-        kept = root.within[number] if root.within else []
-        found += [piece for cut in kept or [span(leaf)] if (piece := run.within(*cut)) is not None]
-    return found
+        cuts = root.within[number] if root.within else []
+        pieces += [piece for cut in cuts or [span(leaf)] if (piece := run.within(*cut)) is not None]
+    return pieces
 
 
 def listing(pieces: Iterable[TablePiece]) -> tuple[list[str], list[list[tuple[int, int]]]]:
-    """Pieces as a table's manifest has them: its parts, and what counts of each; nothing where all does."""
+    """Return the parts and the cuts of a table's manifest; no cuts for parts that count completely."""
     cuts: dict[str, list[tuple[int, int]]] = {}
     for piece in pieces:
-        kept = cuts.setdefault(piece.part, [])
+        part_cuts = cuts.setdefault(piece.part, [])
         if not piece.whole:
-            kept.append((piece.low, piece.high))
-    within = [sorted(kept) for kept in cuts.values()]
+            part_cuts.append((piece.low, piece.high))
+    within = [sorted(part_cuts) for part_cuts in cuts.values()]
     return list(cuts), within if any(within) else []
 
 
 def overlap(pieces: Iterable[TablePiece]) -> bool:
-    """May a row be in two of these?"""
+    """Return whether a row may be in two of these pieces."""
     ordered = sorted(pieces, key=lambda piece: piece.low)
-    return any(one.high >= other.low for one, other in pairwise(ordered))
+    return any(piece.high >= following.low for piece, following in pairwise(ordered))
 
 
 def window_budget(changed_rows: int, pieces: Sequence[TablePiece]) -> int:
-    """The rows that a step may rewrite.
+    """Return how many rows a step may rewrite.
 
-    Enough that merges keep up with steps of this size; of a large table a share, so that its windows stay
-    few, up to what is rewritten without Spark.
+    The budget is large enough for merges to keep up with steps of this size. For a large table it is at least
+    a share of it, so that there are few windows, up to the number of rows that are merged without Spark.
     """
     total = sum(piece.rows for piece in pieces)
     return max(FLOOR_ROWS, 6 * changed_rows, min(SLICE_ROWS, int(total / SHARE)))
 
 
 def pieces_after_merge(
-    pieces: Iterable[TablePiece], window: MergeWindow, made: Iterable[TablePiece]
+    pieces: Iterable[TablePiece], window: MergeWindow, written: Iterable[TablePiece]
 ) -> list[TablePiece]:
-    """The pieces after a merge: what was taken counts outside of the window only."""
-    taken = frozenset(window.pieces)
+    """Return the pieces after a merge: merged pieces count only outside the window."""
+    merged = frozenset(window.pieces)
     left = []
     for piece in pieces:
         inside = piece.within(window.low, window.high)
-        if inside is None or inside not in taken:
+        if inside is None or inside not in merged:
             left.append(piece)
             continue
         below = piece.within(piece.low, window.low - 1) if piece.low < window.low else None
         above = piece.within(window.high + 1, piece.high) if piece.high > window.high else None
         left += [rest for rest in (below, above) if rest is not None]
-    return [*left, *made]
+    return [*left, *written]
 
 
 def plan_windows(pieces: Sequence[TablePiece], budget_rows: int) -> list[MergeWindow]:
-    """The windows to rewrite in a step; decided by the pieces alone."""
+    """Return the windows to rewrite in a step. They depend only on the pieces and the budget."""
     base = [piece for piece in pieces if piece.sliced]
-    going = [piece for piece in pieces if not piece.sliced and not piece.whole]
+    unfinished = [piece for piece in pieces if not piece.sliced and not piece.whole]
     tail = [piece for piece in pieces if not piece.sliced and piece.whole]
-    if going:  # a merge of the base is under way: it goes on where it was
-        alike = _alike(tail, budget_rows / 2)
-        start = min(piece.low for piece in going)
-        left = budget_rows - sum(piece.rows for piece in alike)
-        return [*_window(alike), _slice([*going, *base], start, left)]
+    if unfinished:  # a rewrite of the base has begun: continue it
+        similar = _similar_runs(tail, budget_rows / 2)
+        start = min(piece.low for piece in unfinished)
+        left = budget_rows - sum(piece.rows for piece in similar)
+        return [*_window(similar), _slice([*unfinished, *base], start, left)]
     if not base and tail:
         base = [max(tail, key=lambda piece: (piece.rows, piece.part))]
         tail = [piece for piece in tail if piece is not base[0]]
     grown = RATIO * sum(piece.rows for piece in tail) >= sum(piece.rows for piece in base)
     if (len(tail) + 1 >= FAN and grown) or len(tail) >= MOST_TAIL:
         return [_slice([*base, *tail], 0, budget_rows)]
-    return _window(_alike(tail, budget_rows))
+    return _window(_similar_runs(tail, budget_rows))
 
 
-def _alike(tail: Sequence[TablePiece], budget_rows: float) -> list[TablePiece]:
-    """The small runs of a tail that are worth merging with each other; none if they are few, or far apart."""
+def _similar_runs(tail: Sequence[TablePiece], budget_rows: float) -> list[TablePiece]:
+    """Return the small runs of a tail to merge; none if they are few or differ much in size."""
     if len(tail) + 1 < FAN:
         return []
     ordered = sorted(tail, key=lambda piece: (piece.rows, piece.part))
-    below, worth = 0.0, 0
+    smaller_rows, count = 0.0, 0
     for number, piece in enumerate(ordered):
-        if below + piece.rows > budget_rows:
+        if smaller_rows + piece.rows > budget_rows:
             break
-        if piece.rows <= RATIO * below:
-            worth = number + 1  # what is smaller goes along
-        below += piece.rows
-    return ordered[:worth]
+        if piece.rows <= RATIO * smaller_rows:
+            count = number + 1  # with all smaller runs
+        smaller_rows += piece.rows
+    return ordered[:count]
 
 
 def _window(runs: Sequence[TablePiece]) -> list[MergeWindow]:
@@ -183,15 +188,15 @@ def _window(runs: Sequence[TablePiece]) -> list[MergeWindow]:
 
 
 def _slice(pieces: Sequence[TablePiece], start: int, budget_rows: float) -> MergeWindow:
-    """All of these pieces from a grain on, as far up as the budget goes, and by one grain at least."""
+    """Return a window from a grain upwards, as far as the budget allows, with at least one grain."""
     above = [piece for piece in pieces if piece.high >= start]
     cuts = sorted({start, *(max(start, piece.low) for piece in above), *(piece.high + 1 for piece in above)})
     high, left = start - 1, budget_rows
     for low, after in pairwise(cuts):
-        thickness = sum(piece.thickness for piece in above if piece.low <= low and piece.high >= after - 1)
-        if thickness * (after - low) > left:
-            high = max(start, low - 1 + int(left / thickness))
+        density = sum(piece.density for piece in above if piece.low <= low and piece.high >= after - 1)
+        if density * (after - low) > left:
+            high = max(start, low - 1 + int(left / density))
             break
-        high, left = after - 1, left - thickness * (after - low)
+        high, left = after - 1, left - density * (after - low)
     cut = (piece.within(start, high) for piece in above)
     return MergeWindow(start, high, tuple(sorted(piece for piece in cut if piece is not None)))

@@ -1,30 +1,25 @@
-"""What Spark's Python workers run: the ends of edges, the kernels of layers, and the sink of a step.
+"""The tasks that Spark's Python workers run: they pack rows, run the kernels of layers, and write views.
 
-Between two layers travel rows (range, operator, tag, blob): a blob is an Arrow table, which Spark moves
-without looking into it. Where Spark has to compute something on the way, rows of an operator come as a struct
-column of their own instead. A task may run twice, or its worker may be killed after it wrote: its bundle and
-its files have names that nobody else uses, and only what a task *told* counts, which Spark takes from one
-attempt.
+Rows (range, operator, tag, blob) travel between two layers. A blob is an Arrow table, which Spark moves
+without decoding it. If Spark must evaluate row expressions, the rows of an operator are a struct column.
+
+A task may run twice, or its worker may be killed after it has written. This is safe: the names of bundles and
+files are unique, and only those in the task's report are used. Spark returns the report of one attempt.
 """
 
 import functools
 import gc
 import itertools
-import os
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from tidemill import crash
 from tidemill.clock import SystemClock
-from tidemill.objects import Objects, open_place
+from tidemill.objects import open_place
 from tidemill.objects.url import RemoteUrl
-from tidemill.spark.lot_writer import packed
 from tidemill.views.chain.chain import Edge, PlacedOperator
 from tidemill.views.chain.layer_task import (
     Packet,
@@ -36,35 +31,32 @@ from tidemill.views.chain.layer_task import (
     select_columns,
 )
 from tidemill.views.chain.outputs import OutputSink
-from tidemill.views.kernels.zsets import digest, net_rows
 from tidemill.views.spark.lot_files import LotFilePart, LotReader
 from tidemill.views.spark.memory import keep_memory
-from tidemill.views.spark.row_sink import RowSink
-from tidemill.views.spark.wire_format import HELLO, TOLD, WIRE, table_of, to_wire, wire_row
+from tidemill.views.spark.row_sink import RowSink, Write, unique_name, write_now, write_rows
+from tidemill.views.spark.wire_format import RANGE, REPORT, WIRE, table_of, to_wire, wire_row
 from tidemill.views.trace.batches import BATCH_BYTES, BATCH_ROWS, batched, split_rows
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
 from tidemill.views.trace.cache_folder import cache_folder
-from tidemill.views.trace.layout import HASH, WEIGHT
+from tidemill.views.trace.layout import HASH
 from tidemill.views.trace.version import TraceVersion, read_version
 
 Batches = Iterator[pa.RecordBatch]
 Task = Callable[[Batches], Batches]
-Write = Callable[[Callable[[], object]], object]
-"""Has an object written, now or while the caller goes on."""
 
 
 @dataclass(frozen=True)
-class TaskSite:
-    """Where the tasks of a step find and leave things. It is pickled into each plan, so it is small.
+class TaskPaths:
+    """Where the tasks of a step read and write. It is pickled into each plan, so it is small.
 
     Args:
-        objects: where the object storage is; with the credentials its URL has, which no repr shows.
-        version: the key of the version file, empty when there is none.
-        prefix: the folder of bundles, of this attempt alone.
-        folders: of each view the folder of its changes; other files lie below the prefix.
-        cache: the folder of the local cache, or `off`; empty: where the machine keeps such things.
-        apart: tasks are in processes of their own, and rows travel through Spark from one to the next.
+        objects: the object storage. Its URL can contain credentials, which `repr` does not show.
+        version: the key of the version file; empty if there is none.
+        prefix: the folder of bundles, for this attempt only.
+        folders: the folder of each view's changes; other files are below the prefix.
+        cache: the folder of the local cache, or `off`; empty for the machine's default.
+        compact: whether rows leave the process and should use few bytes.
     """
 
     objects: str | RemoteUrl
@@ -72,37 +64,30 @@ class TaskSite:
     prefix: str
     folders: tuple[tuple[str, str], ...] = ()
     cache: str = ""
-    apart: bool = True
+    compact: bool = True
 
     @property
     def shown(self) -> str:
-        """The object storage, without secrets."""
+        """Return the URL of the object storage without secrets."""
         return self.objects if isinstance(self.objects, str) else self.objects.shown
 
 
-# --- one worker process
-
-_CHANCE = random.SystemRandom()
-
-
-def write_now(write: Callable[[], object]) -> None:
-    """A `Write` for a task that ends when all of its objects are there."""
-    write()
+# --- a worker process
 
 
 def in_worker(task: Task) -> Task:
-    """A task for a worker process, which has nothing else to do."""
+    """Return a task that first sets up its Python worker process."""
 
     def run(batches: Batches) -> Batches:
-        _frozen()
+        _set_up_worker()
         return task(batches)
 
     return run
 
 
 @functools.cache
-def _frozen() -> None:
-    """Once in a worker: what is loaded by now is never garbage, and a task has one core."""
+def _set_up_worker() -> None:
+    """Set up a worker once: loaded modules are never garbage, and a task has one core."""
     keep_memory()
     pa.set_cpu_count(1)
     gc.collect()
@@ -110,14 +95,14 @@ def _frozen() -> None:
 
 
 _caches: dict[tuple[str, str], Cache] = {}
-"""What this worker has open, by the object storage and the folder."""
+"""The open caches of this worker, by object storage and folder."""
 
 
-def _cache(site: TaskSite) -> Cache:
-    key = (site.shown, site.cache)
+def _cache(paths: TaskPaths) -> Cache:
+    key = (paths.shown, paths.cache)
     if key not in _caches:
-        objects = open_place(site.objects, clock=SystemClock())
-        place = cache_folder(site.cache)
+        objects = open_place(paths.objects, clock=SystemClock())
+        place = cache_folder(paths.cache)
         _caches[key] = (
             Cache(objects, None)
             if place is None
@@ -131,62 +116,56 @@ def _version(cache: Cache, key: str) -> TraceVersion:
     return read_version(cache.objects, key) if key else TraceVersion()
 
 
-def _unique() -> str:
-    """A name that no other task, attempt or machine uses."""
-    return f"{os.getpid():x}-{_CHANCE.getrandbits(96):024x}"
-
-
 # --- rows on the wire
 
 
-class _Arrived:
-    """What came to a task: packets for this layer, and rows that only pass through."""
+class _Received:
+    """The input of a task: packets for this layer, and rows that it only passes on."""
 
-    def __init__(self, batches: Batches, mine: frozenset[int]) -> None:
+    def __init__(self, batches: Batches, layer: frozenset[int]) -> None:
         self.packets: list[Packet] = []
         self.passing: list[pa.RecordBatch] = []
-        self.told: list[pa.RecordBatch] = []
         self.ranges: set[int] = set()
         for batch in batches:
             tos, operators = batch.column(0).to_pylist(), batch.column(1).to_pylist()
             for row, (to, operator) in enumerate(zip(tos, operators, strict=True)):
                 self.ranges.add(to)
-                if operator in mine:
+                if operator in layer:
                     tag = batch.column(2)[row].as_py()
                     self.packets.append(Packet(to, operator, tag, table_of(batch.column(3)[row])))
-                elif operator != HELLO:
+                elif operator != RANGE:
                     self.passing.append(batch.slice(row, 1).select(WIRE.names))
 
 
-def _sent(plan: StepPlan, site: TaskSite, edge: Edge, rows: pa.Table, here: int | None = None) -> Batches:
-    """Rows at the end of an edge, on the wire."""
-    return to_wire(plan.send(edge, rows, here, compact=site.apart))
+def _sent(plan: StepPlan, paths: TaskPaths, edge: Edge, rows: pa.Table, origin: int | None = None) -> Batches:
+    """Yield the packets of rows at the end of an edge, as wire rows."""
+    return to_wire(plan.send(edge, rows, origin, compact=paths.compact))
 
 
 # --- the first layer: changes of tables
 
 
-def sending(plan: StepPlan, site: TaskSite, operator: int, side: int) -> Task:
-    """Rows c0, c1, … and `_w`, as Spark has read and computed them, to packets for a side of an operator."""
+def delivery_task(plan: StepPlan, paths: TaskPaths, operator: int, side: int) -> Task:
+    """Return a task that packs rows c0, c1, … and `_w` for a side of an operator."""
 
     def run(batches: Batches) -> Batches:
-        for rows in _large(batches):
-            yield from to_wire(plan.deliver(operator, side, rows, compact=site.apart))
+        for rows in _large_tables(batches):
+            yield from to_wire(plan.deliver(operator, side, rows, compact=paths.compact))
 
     return run
 
 
-def entering(plan: StepPlan, site: TaskSite, edges: Sequence[Edge]) -> Task:
-    """Rows of a table at the ends of several edges, a struct column `e7` for edge 7, to packets."""
+def edges_task(plan: StepPlan, paths: TaskPaths, edges: Sequence[Edge]) -> Task:
+    """Return a task that packs rows of a table for several edges: a struct column `e7` for edge 7."""
 
     def run(batches: Batches) -> Batches:
-        for rows in _large(batches):
+        for rows in _large_tables(batches):
             for edge in edges:
-                there = rows[f"e{edge.number}"].combine_chunks()
-                mine = there.filter(there.is_valid()) if there.null_count else there
-                if len(mine):
-                    flat = pa.Table.from_arrays(mine.flatten(), names=[each.name for each in mine.type])
-                    yield from _sent(plan, site, edge, flat)
+                structs = rows[f"e{edge.number}"].combine_chunks()
+                structs = structs.filter(structs.is_valid()) if structs.null_count else structs
+                if len(structs):
+                    flat = pa.Table.from_arrays(structs.flatten(), names=[each.name for each in structs.type])
+                    yield from _sent(plan, paths, edge, flat)
 
     return run
 
@@ -203,93 +182,101 @@ FILES = pa.schema(
         pa.field("parts", pa.int32()),
     ]
 )
-"""Files that are to be read, each a row; a row without a table says that there is a range."""
+"""The rows for `files_task`: one for each file to read. A row without a table only announces a range."""
 
 
-def reading(plan: StepPlan, site: TaskSite, tables: Mapping[str, tuple[LotReader, Sequence[Edge]]]) -> Task:
-    """Files of lots (`FILES`) to packets along edges that only choose columns."""
+def files_task(
+    plan: StepPlan, paths: TaskPaths, tables: Mapping[str, tuple[LotReader, Sequence[Edge]]]
+) -> Task:
+    """Return a task that reads files of lots (`FILES`) and packs rows for edges that only select columns."""
 
     def run(batches: Batches) -> Batches:
-        objects = _cache(site).objects
+        objects = _cache(paths).objects
         for row in itertools.chain.from_iterable(batch.to_pylist() for batch in batches):
             to, table = row.pop("to"), row.pop("table")
             if table is None:
-                yield wire_row(to, HELLO, "", b"")
+                yield wire_row(to, RANGE, "", b"")
                 continue
-            how, edges = tables[table]
-            for rows in _large(
-                one for part in how.rows(objects, LotFilePart(**row)) for one in part.to_batches()
-            ):
+            reader, edges = tables[table]
+            pieces = reader.rows(objects, LotFilePart(**row))
+            for rows in _large_tables(batch for piece in pieces for batch in piece.to_batches()):
                 for edge in edges:
                     if edge.plain is not None:
-                        yield from _sent(plan, site, edge, select_columns(rows, edge.plain))
+                        yield from _sent(plan, paths, edge, select_columns(rows, edge.plain))
 
     return run
 
 
-def _large(batches: Batches) -> Iterator[pa.Table]:
-    """Batches in tables that are worth packing."""
-    for some in batched(batches, 4 * BATCH_ROWS, BATCH_BYTES):
-        yield pa.Table.from_batches(some)
+def _large_tables(batches: Batches) -> Iterator[pa.Table]:
+    """Combine batches into tables that are large enough to pack."""
+    for group in batched(batches, 4 * BATCH_ROWS, BATCH_BYTES):
+        yield pa.Table.from_batches(group)
 
 
 # --- a layer
 
 
-def layer(plan: StepPlan, site: TaskSite, number: int, write: Write = write_now) -> Task:
-    """The kernels of a layer; what needs Spark leaves as structs (`typed_schema`), the rest as packets."""
-    typed = plan.spark_edges(number)
-    schema = typed_schema(plan, number)
-    last = number == plan.depth and not typed
+def layer_task(plan: StepPlan, paths: TaskPaths, number: int, write: Write = write_now) -> Task:
+    """Return a task that runs the kernels of a layer.
+
+    Rows that need Spark leave it as structs (`layer_schema`), other rows as packets.
+    """
+    for_spark = plan.spark_edges(number)
+    schema = layer_schema(plan, number)
+    last = number == plan.depth and not for_spark
 
     def run(batches: Batches) -> Batches:
-        arrived = _Arrived(batches, frozenset(one.number for one in plan.layer(number)))
-        made = itertools.chain(
-            (_padded(batch, schema) for batch in arrived.passing),
-            _computed(plan, site, number, arrived, typed, schema, write),
+        received = _Received(batches, frozenset(placed.number for placed in plan.layer(number)))
+        output = itertools.chain(
+            (_padded(batch, schema) for batch in received.passing),
+            _computed(plan, paths, number, received, for_spark, schema, write),
         )
-        yield from _sunk(plan, site, made, write) if last else made
+        yield from _written(plan, paths, output, write) if last else output
 
     return run
 
 
 def _computed(
     plan: StepPlan,
-    site: TaskSite,
+    paths: TaskPaths,
     number: int,
-    arrived: _Arrived,
-    typed: dict[int, Any],
+    received: _Received,
+    for_spark: dict[int, list[Edge]],
     schema: pa.Schema,
     write: Write,
 ) -> Batches:
-    parts = packets_by_range(arrived.packets)
-    for here in sorted(arrived.ranges):
+    parts = packets_by_range(received.packets)
+    for range_number in sorted(received.ranges):
         began = time.perf_counter()
-        cache = _cache(site)
-        bundle = Bundle(cache.objects, f"{site.prefix}{number:02}-{here:03}-{_unique()}.runs", cache)
-        told = TaskReport(number, here)
-        state = TaskState(TraceVersion() if plan.first else _version(cache, site.version), cache, bundle)
-
-        for placed, piece in compute_layer(plan, number, here, parts.get(here, {}), state, told):
-            yield from (_padded(batch, schema) for batch in _direct(plan, site, placed, piece, here))
-            if placed.number in typed:
-                yield from _structs(placed, piece, here, schema)
+        cache = _cache(paths)
+        name = f"{paths.prefix}{number:02}-{range_number:03}-{unique_name()}.runs"
+        bundle = Bundle(cache.objects, name, cache)
+        report = TaskReport(number, range_number)
+        state = TaskState(TraceVersion() if plan.first else _version(cache, paths.version), cache, bundle)
+        packets = parts.get(range_number, {})
+        for placed, piece in compute_layer(plan, number, range_number, packets, state, report):
+            for batch in _direct_packets(plan, paths, placed, piece, range_number):
+                yield _padded(batch, schema)
+            if placed.number in for_spark:
+                yield from _structs(placed, piece, range_number, schema)
         write(bundle.write)
-        crash.point("views.task.told")
-        told.seconds = time.perf_counter() - began
-        yield _padded(wire_row(here, TOLD, "", told.encode()), schema)
+        crash.point("views.task.reported")
+        report.seconds = time.perf_counter() - began
+        yield _padded(wire_row(range_number, REPORT, "", report.encode()), schema)
         if number < plan.depth:
-            yield _padded(wire_row(here, HELLO, "", b""), schema)
+            yield _padded(wire_row(range_number, RANGE, "", b""), schema)
 
 
-def _direct(plan: StepPlan, site: TaskSite, placed: PlacedOperator, piece: pa.Table, here: int) -> Batches:
+def _direct_packets(
+    plan: StepPlan, paths: TaskPaths, placed: PlacedOperator, piece: pa.Table, range_number: int
+) -> Batches:
     for edge in plan.leaving(placed.number):
         if edge.plain is not None:
-            yield from _sent(plan, site, edge, select_columns(piece, edge.plain), here)
+            yield from _sent(plan, paths, edge, select_columns(piece, edge.plain), range_number)
 
 
-def typed_schema(plan: StepPlan, number: int) -> pa.Schema:
-    """The columns of a layer's rows: those of the wire, and structs of the operators that Spark reads."""
+def layer_schema(plan: StepPlan, number: int) -> pa.Schema:
+    """Return the columns of a layer's output: wire columns, and a struct for each operator Spark reads."""
     fields = []
     for operator in plan.spark_edges(number):
         inner = [pa.field(each.name, each.type) for each in plan.chain.operators[operator].operator.out]
@@ -297,18 +284,20 @@ def typed_schema(plan: StepPlan, number: int) -> pa.Schema:
     return pa.schema([*WIRE, *fields])
 
 
-def _structs(placed: PlacedOperator, piece: pa.Table, here: int, schema: pa.Schema) -> Batches:
-    for portion in split_rows(piece, 65_536):
-        (batch,) = portion.combine_chunks().to_batches()
+def _structs(placed: PlacedOperator, rows: pa.Table, range_number: int, schema: pa.Schema) -> Batches:
+    for piece in split_rows(rows, 65_536):
+        (batch,) = piece.combine_chunks().to_batches()
         count = batch.num_rows
-        mine = pa.StructArray.from_arrays(batch.columns, fields=list(schema.field(f"n{placed.number}").type))
+        structs = pa.StructArray.from_arrays(
+            batch.columns, fields=list(schema.field(f"n{placed.number}").type)
+        )
         arrays: list[pa.Array] = [
-            pa.array([here] * count, pa.int32()),
+            pa.array([range_number] * count, pa.int32()),
             pa.array([placed.number] * count, pa.int32()),
         ]
         arrays += [pa.nulls(count, kind) for kind in (pa.string(), pa.binary())]
         for each in list(schema)[4:]:
-            arrays.append(mine if each.name == f"n{placed.number}" else pa.nulls(count, each.type))
+            arrays.append(structs if each.name == f"n{placed.number}" else pa.nulls(count, each.type))
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -319,20 +308,23 @@ def _padded(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*batch.columns, *extra], schema=schema)
 
 
-# --- behind Spark's expressions
+# --- after Spark's row expressions
 
 
-def packing(plan: StepPlan, site: TaskSite, number: int, write: Write = write_now) -> Task:
-    """Rows that Spark has computed (a struct column `e7` for edge 7) to packets; those of views to files."""
+def packing_task(plan: StepPlan, paths: TaskPaths, number: int, write: Write = write_now) -> Task:
+    """Return a task that packs rows after Spark's row expressions: a struct column `e7` for edge 7.
+
+    After the last layer, it writes the rows of views to files.
+    """
     edges = [edge for edges in plan.spark_edges(number).values() for edge in edges]
     last = number == plan.depth
 
-    def sent(held: dict[tuple[int, int], list[pa.Table]]) -> Batches:
-        for (edge_number, to), tables in held.items():
-            yield from _sent(plan, site, plan.chain.edges[edge_number], pa.concat_tables(tables), to)
+    def sent_packets(pending: dict[tuple[int, int], list[pa.Table]]) -> Batches:
+        for (edge_number, to), tables in pending.items():
+            yield from _sent(plan, paths, plan.chain.edges[edge_number], pa.concat_tables(tables), to)
 
     def packed(batches: Batches) -> Batches:
-        held: dict[tuple[int, int], list[pa.Table]] = {}
+        pending: dict[tuple[int, int], list[pa.Table]] = {}
         size = 0
         for batch in batches:
             blobs = batch.filter(pa.compute.is_valid(batch.column(3)))
@@ -343,82 +335,56 @@ def packing(plan: StepPlan, site: TaskSite, number: int, write: Write = write_no
                 rows = batch.column(f"e{edge.number}")
                 if rows.null_count == len(rows):
                     continue
-                there = rows.is_valid()
-                where = tos.filter(there)
-                flat = pa.Table.from_arrays(rows.filter(there).flatten(), names=[f.name for f in rows.type])
-                for to in pa.compute.unique(where).to_pylist():
-                    mine = flat if len(where) == 0 else flat.filter(pa.compute.equal(where, to))
-                    held.setdefault((edge.number, to), []).append(mine)
-                    size += mine.nbytes
+                valid = rows.is_valid()
+                ranges = tos.filter(valid)
+                flat = pa.Table.from_arrays(rows.filter(valid).flatten(), names=[f.name for f in rows.type])
+                for to in pa.compute.unique(ranges).to_pylist():
+                    selected = flat if len(ranges) == 0 else flat.filter(pa.compute.equal(ranges, to))
+                    pending.setdefault((edge.number, to), []).append(selected)
+                    size += selected.nbytes
             if size >= BATCH_BYTES:
-                yield from sent(held)
-                held, size = {}, 0
-        yield from sent(held)
+                yield from sent_packets(pending)
+                pending, size = {}, 0
+        yield from sent_packets(pending)
 
     def run(batches: Batches) -> Batches:
-        made = packed(batches)
-        yield from _sunk(plan, site, made, write) if last else made
+        output = packed(batches)
+        yield from _written(plan, paths, output, write) if last else output
 
     return run
 
 
-# --- the end
+# --- files of views
 
 
-def _sunk(plan: StepPlan, site: TaskSite, batches: Batches, write: Write) -> Batches:
-    """Write the rows of views, and give on what tasks told; that is all that reaches the driver."""
-    views: dict[tuple[int, int], RowSink] = {}
+def _written(plan: StepPlan, paths: TaskPaths, batches: Batches, write: Write) -> Batches:
+    """Write the rows of views, and pass the reports of tasks on; only reports reach the driver."""
+    sinks: dict[tuple[int, int], RowSink] = {}
     for batch in batches:
         tos, operators = batch.column(0).to_pylist(), batch.column(1).to_pylist()
         for row, (to, operator) in enumerate(zip(tos, operators, strict=True)):
-            if operator == TOLD:
+            if operator == REPORT:
                 yield batch.slice(row, 1).select(WIRE.names)
             elif operator >= 0:
-                if (operator, to) not in views:
-                    views[operator, to] = RowSink(HASH if _output(plan, operator).identified else "")
-                views[operator, to].add(table_of(batch.column(3)[row]))
-    folders = dict(site.folders)
-    objects = _cache(site).objects
+                if (operator, to) not in sinks:
+                    sinks[operator, to] = RowSink(HASH if _output(plan, operator).identified else "")
+                sinks[operator, to].add(table_of(batch.column(3)[row]))
+    folders = dict(paths.folders)
+    objects = _cache(paths).objects
     began = time.perf_counter()
-    for (number, to), sink in sorted(views.items(), key=lambda item: item[0]):
+    for (number, to), sink in sorted(sinks.items(), key=lambda item: item[0]):
         output = _output(plan, number)
-        told = TaskReport(plan.depth + 1, to)
+        folder = folders.get(output.view, f"{paths.prefix}spill/")
+        report = TaskReport(plan.depth + 1, to)
         for rows in sink.parts():
-            folder = folders.get(output.view, f"{site.prefix}spill/")
-            written = _write_view(objects, output, folder, rows, to, write)
-            if written is not None:
-                told.files.append(written)
-        told.seconds, began = time.perf_counter() - began, time.perf_counter()
-        yield wire_row(to, TOLD, "", told.encode())
+            file = write_rows(objects, output, folder, rows, to, write)
+            if file is not None:
+                report.files.append(file)
+        report.seconds, began = time.perf_counter() - began, time.perf_counter()
+        yield wire_row(to, REPORT, "", report.encode())
 
 
 def _output(plan: StepPlan, number: int) -> OutputSink:
     operator = plan.chain.operators[number].operator
     assert isinstance(operator, OutputSink)
     return operator
-
-
-def _write_view(
-    objects: Objects, operator: OutputSink, folder: str, rows: pa.Table, to: int, write: Write
-) -> tuple[str, str, int, int, str] | None:
-    width = len(operator.types)
-    if not operator.identified:
-        key = f"{folder}part-{to:05}-{_unique()}.parquet"
-        return (operator.view, key, rows.num_rows, _parquet(objects, key, rows, write), "0")
-    names = [f"c{i}" for i in range(width + 2)]
-    netted = net_rows(rows.select([*names, WEIGHT]))
-    if netted.num_rows == 0:
-        return None
-    found = digest(netted, f"c{width}", f"c{width + 1}", WEIGHT)
-    key = f"{folder}part-{to:05}-{_unique()}.parquet"
-    named = netted.rename_columns([*operator.names, "_h1", "_h2", "_weight"])
-    size = _parquet(objects, key, named, write)
-    return operator.view, key, netted.num_rows, size, f"{found:032x}"
-
-
-def _parquet(objects: Objects, key: str, table: pa.Table, write: Write) -> int:
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, store_schema=False, coerce_timestamps="us", **packed(table.schema))
-    body = sink.getvalue()
-    write(functools.partial(objects.put, key, memoryview(body)))
-    return int(body.size)

@@ -1,4 +1,4 @@
-"""What views read at a step: rows of datasets at its positions and tables of other views, as frames."""
+"""The inputs of views at a step, as frames: datasets at its positions, and tables of other views."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ViewCode(Protocol):
-    """A view's query, and what its table names mean."""
+    """A view's query or function, and the tables that it reads."""
 
     @property
     def name(self) -> str: ...
@@ -29,12 +29,12 @@ class ViewCode(Protocol):
 
     @property
     def function(self) -> "Callable[..., DataFrame] | None":
-        """A function of the frames it reads, for a view that has no query."""
+        """The function of a view without a query; it gets frames."""
         ...
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The tables that the function gets, in this order."""
+        """The tables that the function gets, in order."""
         ...
 
     @property
@@ -54,25 +54,25 @@ class ViewCode(Protocol):
 
     @property
     def datasets(self) -> Mapping[str, DatasetId]:
-        """Base datasets, by their names in the query."""
+        """The datasets that it reads, by their names in the query."""
         ...
 
     @property
     def views(self) -> tuple[str, ...]:
-        """Views of the same group, by their names."""
+        """The views of the same group that it reads."""
         ...
 
 
 @dataclass(frozen=True)
 class ViewSources:
-    """Reads what views are computed from.
+    """Reads the inputs of views.
 
     Args:
-        session: gives the Spark session when it is needed.
+        session: returns the Spark session when it is needed.
         tables: the tables of views.
         inputs: the lots of datasets.
-        datasets: declarations, by id.
-        views: code, by name.
+        datasets: the declared datasets by id.
+        views: the code of views by name.
     """
 
     session: "Callable[[], SparkSession]"
@@ -82,21 +82,24 @@ class ViewSources:
     views: Mapping[str, ViewCode]
 
     def code(self, view: str) -> ViewCode:
-        """The code of a view; `CodeDiffers` if this program has none."""
+        """Return the code of a view; raise `CodeDiffers` if this program does not declare it."""
         code = self.views.get(view)
         if code is None:
-            raise CodeDiffers(f"this runner has no view {view!r}")
+            raise CodeDiffers(f"this runner does not declare view {view!r}")
         return code
 
     def dataset(self, batch: StepBatch, dataset: DatasetId) -> "DataFrame":
-        """The rows of a dataset at the position of the batch."""
+        """Return the rows of a dataset at the position of the batch."""
         slices = self.inputs.at(dataset, batch.positions[dataset])
         return dataset_frame(self.session(), self.tables.storage, self.datasets[dataset], slices)
 
     def frames(self, view: str, batch: StepBatch, tables: Mapping[str, str]) -> "dict[str, DataFrame]":
-        """What a view reads, by the names in its query.
+        """Return the tables that a view reads, by their names in its query.
 
-        - tables: the manifests of the tables of views, as they are at the step.
+        Args:
+            view: the name of the view.
+            batch: the step.
+            tables: the manifests of the tables of views at the step.
         """
         code = self.code(view)
         frames = {name: self.dataset(batch, dataset) for name, dataset in code.datasets.items()}

@@ -1,11 +1,10 @@
-"""A view's table in object storage: runs of rows, each row with its identity and weight.
+"""The tables of views in object storage: runs of rows, each row with its identity and weight.
 
-The manifest of a table at a step is a root: its parts are the manifests of runs, which are the changes of
-steps, as the steps themselves have them, and what merges made of earlier ones. A table is thus a list of
-names, and a step adds one to it; where too many lie above each other, the step also rewrites a window of hash
-space, within a budget that follows the change and not the table (see `pieces` and `table_merges`).
+The manifest of a table is a root. Its parts are the manifests of runs: the changes of steps, and the results
+of merges. A step adds one part. If too many runs overlap, the step also rewrites a window of hash space. Its
+budget for this follows the change and not the size of the table (see `table_pieces` and `table_merges`).
 
-Reading adds up what the pieces hold. Everything is read through manifests, nothing by listing a folder.
+Readers add up the rows of all pieces. They find files through manifests and never list a folder.
 """
 
 import json
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
 
 
 class ViewAttempt(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose step writes: everything it writes lies under these names."""
+    """An attempt at one view's step: the names under which it writes."""
 
     pipeline: str
     view: str
@@ -70,45 +69,45 @@ class ViewTables:
     # --- reading
 
     def schema(self, table: str) -> "StructType":
-        """The columns of a table."""
+        """Return the columns of a table."""
         from pyspark.sql import types as st
 
         return st.StructType.fromJson(json.loads(self._manifests.load(table).schema))
 
     def weighted(self, spark: "SparkSession", table: str) -> "DataFrame":
-        """The rows of a table with identity and weight, each row once."""
+        """Return the distinct rows of a table with identity and weight."""
         schema, pieces = self.schema(table), self.pieces(table)
         df = table_merges.frame_of_pieces(spark, self.storage, self._manifests.load, pieces, schema)
         return weighted_rows.netted(df, schema) if overlap(pieces) else df
 
     def content(self, spark: "SparkSession", table: str) -> "DataFrame":
-        """The rows of a table, as a query would give them."""
+        """Return the rows of a table, as its query returns them."""
         return weighted_rows.repeated(self.weighted(spark, table), self.schema(table))
 
     def changes(self, spark: "SparkSession", table: str, view: str, steps: Sequence[StepRow]) -> "DataFrame":
-        """What changed in these steps, with `_weight` and the step as `_position`.
+        """Return the changes of these steps, with `_weight` and the step as `_position`.
 
-        `ViewRefused` when the columns are others than those of `table` in one of them.
+        Raises `ViewRefused` if the columns of a step differ from those of the table.
         """
         from pyspark.sql import functions as sf
 
         schema = self.schema(table)
-        found = []
+        positions = []
         for row in steps:
             for output in row.outputs:
                 if output.view == view and output.changes:
-                    made = self._manifests.load(output.changes)
-                    if made.schema != self._manifests.load(table).schema:
+                    changes = self._manifests.load(output.changes)
+                    if changes.schema != self._manifests.load(table).schema:
                         raise ViewRefused(
-                            f"the columns of view {view} were others at step {row.step}",
-                            hint=f"read it whole, and its changes after {row.step}",
+                            f"view {view} had other columns at step {row.step}",
+                            hint=f"read the complete view, and its changes after step {row.step}",
                         )
-                    found.append((row.step, made.objects))
-        df = read_positioned(spark, self.storage, stored_columns(schema), found)
+                    positions.append((row.step, changes.objects))
+        df = read_positioned(spark, self.storage, stored_columns(schema), positions)
         return df.select(*weighted_rows.columns_of(schema), sf.col(WEIGHT), sf.col(POSITION))
 
     def pieces(self, table: str) -> list[TablePiece]:
-        """What a table consists of; nothing for none."""
+        """Return the pieces of a table; none for an empty key."""
         if not table:
             return []
         root = self._manifests.load(table)
@@ -116,41 +115,50 @@ class ViewTables:
 
     # --- writing
 
-    def write_changes(self, place: ViewAttempt, df: "DataFrame", schema: "StructType") -> tuple[str, Written]:
-        """Compute and keep a step's changes; the key of their manifest, empty when there are none."""
-        target = changes_of(place.pipeline, place.view)
+    def write_changes(
+        self, view_attempt: ViewAttempt, df: "DataFrame", schema: "StructType"
+    ) -> tuple[str, Written]:
+        """Write the changes of a step; return the key of their manifest, empty if there are none."""
+        target = changes_of(view_attempt.pipeline, view_attempt.view)
         frame, digest = digests.observed(df.sortWithinPartitions(weighted_rows.HIGH))
         written = write_frame(
             frame,
             self.storage,
             self.storage.objects,
-            _prefix(place, target),
+            _prefix(view_attempt, target),
             block_bytes=table_merges.BLOCK_BYTES,
         )
         if not written.rows:
             return "", written
-        return self._put(place, target, written=written, schema=schema, digest=digest()), written
+        return self._put(view_attempt, target, written=written, schema=schema, digest=digest()), written
 
-    def keep_changes(self, place: ViewAttempt, written: Written, schema: "StructType", digest: int) -> str:
-        """The manifest of changes that were written already; empty when there are none."""
+    def record_changes(
+        self, view_attempt: ViewAttempt, written: Written, schema: "StructType", digest: int
+    ) -> str:
+        """Write the manifest of changes that tasks wrote; return its key, empty if there are none."""
         if not written.rows:
             return ""
-        target = changes_of(place.pipeline, place.view)
-        return self._put(place, target, written=written, schema=schema, digest=digest)
+        target = changes_of(view_attempt.pipeline, view_attempt.view)
+        return self._put(view_attempt, target, written=written, schema=schema, digest=digest)
 
     def extended(
         self,
-        place: ViewAttempt,
+        view_attempt: ViewAttempt,
         before: str,
         changes: str,
         schema: "StructType",
         spark: "SparkSession | None" = None,
     ) -> str:
-        """The table as it was, with a step's changes; `before` is empty for a new one.
+        """Write the manifest of a table after a step's changes; return its key.
 
-        Where too many runs have come to lie above each other, a window of them is rewritten.
+        If too many runs overlap, a window of them is rewritten.
 
-        - spark: for merges of many rows, after a step with many changes; without it they wait.
+        Args:
+            view_attempt: the names under which the step writes.
+            before: the manifest of the table before the step; empty for a new table.
+            changes: the manifest of the changes; empty if there are none.
+            schema: the columns of the table.
+            spark: the session for merges of many rows; without it, these are postponed.
         """
         pieces = self.pieces(before)
         changed = 0
@@ -158,50 +166,53 @@ class ViewTables:
             leaf = self._manifests.load(changes)
             pieces += [run_of(changes, span(leaf), leaf.rows)]
             changed = leaf.rows
-        allowed = window_budget(changed, pieces)
-        for number, window in enumerate(
-            plan_windows(pieces, allowed if spark else min(allowed, table_merges.HERE_ROWS))
-        ):
-            made = self._merged(place, number, window, schema, spark)
-            if made is None:
+        budget = window_budget(changed, pieces)
+        if not spark:
+            budget = min(budget, table_merges.IN_PROCESS_ROWS)
+        for number, window in enumerate(plan_windows(pieces, budget)):
+            merged = self._merged(view_attempt, number, window, schema, spark)
+            if merged is None:
                 break
-            pieces = pieces_after_merge(pieces, window, made)
+            pieces = pieces_after_merge(pieces, window, merged)
         parts, within = listing(pieces)
-        target, content = table_of(place.pipeline, place.view), self._after(before, changes)
-        return self._put(place, target, parts=parts, within=within, schema=schema, digest=content)
+        target = table_of(view_attempt.pipeline, view_attempt.view)
+        content = total_digest([self.digest(before), self.digest(changes)])
+        return self._put(view_attempt, target, parts=parts, within=within, schema=schema, digest=content)
 
     def _merged(
         self,
-        place: ViewAttempt,
+        view_attempt: ViewAttempt,
         number: int,
         window: MergeWindow,
         schema: "StructType",
         spark: "SparkSession | None",
     ) -> list[TablePiece] | None:
-        """Rewrite a window: what takes its place, which is nothing if no row is left; None without Spark."""
-        target, part = table_of(place.pipeline, place.view), f"merge-{number}"
-        prefix = f"{_prefix(place, target)}{part}/"
-        made = table_merges.merge(self.storage, self._manifests.load, window, schema, prefix, spark)
-        if made is None:
+        """Rewrite a window; return the pieces that replace it, or None if this needs a Spark session."""
+        target, part = table_of(view_attempt.pipeline, view_attempt.view), f"merge-{number}"
+        prefix = f"{_prefix(view_attempt, target)}{part}/"
+        merged = table_merges.merge(self.storage, self._manifests.load, window, schema, prefix, spark)
+        if merged is None:
             return None
-        if not made.written.rows:
+        if not merged.written.rows:
             return []
         grains = (window.low, window.high)
         within = [] if grains == EVERY else [[grains]]
         key = self._put(
-            place, target, part=part, written=made.written, within=within, schema=schema, digest=made.digest
+            view_attempt,
+            target,
+            part=part,
+            written=merged.written,
+            within=within,
+            schema=schema,
+            digest=merged.digest,
         )
-        return [run_of(key, grains, made.written.rows)]
-
-    def _after(self, before: str, changes: str) -> int:
-        """The digest of a table after changes: digests add up."""
-        return total_digest([self.digest(before), self.digest(changes)])
+        return [run_of(key, grains, merged.written.rows)]
 
     def digest(self, key: str) -> int:
-        """The digest that a manifest of a table or of changes states; 0 for none."""
+        """Return the digest in a manifest of a table or of changes; 0 for an empty key."""
         return digests.number_of(self._manifests.load(key).digest) if key else 0
 
-    def set_aside(
+    def write_quarantine(
         self,
         pipeline: str,
         group: str,
@@ -209,29 +220,31 @@ class ViewTables:
         attempt: str,
         frames: "Mapping[str, tuple[DataFrame, StructType]]",
     ) -> QuarantinedRows | None:
-        """Keep what a step sets aside, by dataset; None where that is nothing."""
+        """Write the quarantined rows of a step, by dataset; return None if there are none."""
         target = quarantine_of(pipeline, group)
-        place = ViewAttempt(pipeline=pipeline, view=group, lot=lot, attempt=attempt)
+        view_attempt = ViewAttempt(pipeline=pipeline, view=group, lot=lot, attempt=attempt)
         parts, counts = [], {}
         schema: StructType | None = None
         for number, (name, (df, columns)) in enumerate(sorted(frames.items())):
             frame, digest = digests.observed(df)
-            prefix = f"{_prefix(place, target)}{number}/"
+            prefix = f"{_prefix(view_attempt, target)}{number}/"
             written = write_frame(frame, self.storage, self.storage.objects, prefix)
             if written.rows:
                 counts[name], schema = written.rows, columns
                 parts.append(
-                    self._put(place, target, part=name, written=written, schema=columns, digest=digest())
+                    self._put(
+                        view_attempt, target, part=name, written=written, schema=columns, digest=digest()
+                    )
                 )
         if schema is None:
             return None
         content = total_digest(self.digest(part) for part in parts)
-        root = self._put(place, target, parts=parts, schema=schema, digest=content)
+        root = self._put(view_attempt, target, parts=parts, schema=schema, digest=content)
         return QuarantinedRows(manifest=root, rows=counts)
 
     def _put(
         self,
-        place: ViewAttempt,
+        view_attempt: ViewAttempt,
         target: DatasetId,
         *,
         schema: "StructType",
@@ -247,8 +260,8 @@ class ViewTables:
             state=state,
             dataset=target.name,
             version=target.version,
-            lot=place.lot,
-            attempt=place.attempt,
+            lot=view_attempt.lot,
+            attempt=view_attempt.attempt,
             part=part,
             objects=list(written.objects) if written else [],
             parts=list(parts or ()),
@@ -258,7 +271,7 @@ class ViewTables:
             created_at=datetime.fromtimestamp(self._clock.wall(), UTC).isoformat(),
         )
         key = layout.manifest_key(
-            *target.parts, place.lot, state, 0, place.attempt, part=part, root=parts is not None
+            *target.parts, view_attempt.lot, state, 0, view_attempt.attempt, part=part, root=parts is not None
         )
         crash.point("views.manifest.before")
         self.storage.objects.put(key, manifest.encode(body))
@@ -267,7 +280,7 @@ class ViewTables:
 
 
 def schema_text(schema: "StructType") -> str:
-    """The columns as text, equal for equal names and types: what may be NULL is not kept."""
+    """Return the columns as text, equal for equal names and types; it ignores nullability."""
     return json.dumps(_nullable(schema.jsonValue()), sort_keys=True, ensure_ascii=False)
 
 
@@ -276,9 +289,9 @@ def _nullable(value: Any) -> Any:
         return [_nullable(item) for item in value]
     if not isinstance(value, dict):
         return value
-    may = ("nullable", "containsNull", "valueContainsNull")
-    return {name: True if name in may else _nullable(inner) for name, inner in value.items()}
+    flags = ("nullable", "containsNull", "valueContainsNull")
+    return {name: True if name in flags else _nullable(inner) for name, inner in value.items()}
 
 
-def _prefix(place: ViewAttempt, target: DatasetId) -> str:
-    return layout.data_prefix(*target.parts, place.lot, place.attempt)
+def _prefix(view_attempt: ViewAttempt, target: DatasetId) -> str:
+    return layout.data_prefix(*target.parts, view_attempt.lot, view_attempt.attempt)

@@ -1,10 +1,10 @@
-"""Rows with weights on Spark: their identity, their sum, and rows repeated as often as they are there.
+"""Weighted rows in Spark: their identity, their sums, and rows repeated by their weight.
 
-**Identity.** H128 is two `xxhash64` with different salts over every column and whether it is NULL, of nested
-values also over what is NULL inside of them and over their lengths; maps as their entries sorted by key. It
-only brings equal rows together: rows are added up by the columns themselves, as Spark's own grouping compares
-them, so two rows that share a hash stay two rows. NaN is equal to itself, -0.0 to 0.0, and maps whatever the
-order of their entries.
+**Identity.** H128 is two `xxhash64` with different salts over every column and whether it is NULL. For nested
+values it includes inner NULLs and lengths; maps are hashed as entries sorted by key. The identity only brings
+equal rows to the same place. Rows are added up by their columns, as Spark's grouping compares them, so two
+different rows with the same hash stay two rows. NaN equals itself, -0.0 equals 0.0, and the order of map
+entries does not matter.
 """
 
 from collections.abc import Sequence
@@ -23,34 +23,31 @@ if TYPE_CHECKING:
 
 HIGH: Final = "_h1"
 LOW: Final = "_h2"
-KEPT: Final = f"{HIGH} BIGINT, {LOW} BIGINT, {WEIGHT} BIGINT"
-"""The columns that stand beside a view's own in its files."""
-
 RESERVED: Final = frozenset({HIGH, LOW, WEIGHT, "_position"})
 
 
 def check_columns(view: str, schema: "StructType") -> None:
-    """`ViewRefused` for columns that no table could have, or that cannot be compared."""
-    seen: dict[str, str] = {}
+    """Raise `ViewRefused` for a column that a view's table cannot store or compare."""
+    names: dict[str, str] = {}
     for field in schema.fields:
         name = field.name
         if not name or name.lower() in RESERVED:
             raise ViewRefused(
                 f"view {view} has a column {name!r}", hint="give it another name: SELECT … AS name"
             )
-        if name.lower() in seen:
+        if name.lower() in names:
             raise ViewRefused(
                 f"view {view} has two columns {name!r}",
                 hint="give one of them another name: SELECT … AS name",
             )
-        seen[name.lower()] = name
-        why = _unkept(field.dataType)
+        names[name.lower()] = name
+        why = _why_unsupported(field.dataType)
         if why:
             raise ViewRefused(f"column {name!r} of view {view} is {why}", hint="cast it, or leave it out")
 
 
-def _unkept(kind: "DataType") -> str:
-    """Why rows with a column of this type cannot be compared or kept; empty if they can."""
+def _why_unsupported(kind: "DataType") -> str:
+    """Return why a column of this type cannot be stored or compared; empty if it can."""
     try:
         return why_not_kept(schemas.of_type(kind))
     except BadSchema:
@@ -58,14 +55,14 @@ def _unkept(kind: "DataType") -> str:
 
 
 def columns_of(schema: "StructType") -> "list[Column]":
-    """The columns of a schema, whatever their names."""
+    """Return the columns of a schema, with quoted names."""
     from pyspark.sql import functions as sf
 
     return [sf.col(quoted(field.name)) for field in schema.fields]
 
 
 def identified(df: "DataFrame", schema: "StructType") -> "DataFrame":
-    """A frame of these columns and a weight, with the identity of each row beside them."""
+    """Add the identity of each row to a frame of these columns and a weight."""
     from pyspark.sql import functions as sf
 
     kinds = [field.dataType for field in schema.fields]
@@ -74,7 +71,7 @@ def identified(df: "DataFrame", schema: "StructType") -> "DataFrame":
 
 
 def identity(columns: "Sequence[Column]", kinds: "Sequence[DataType]") -> "tuple[Column, Column]":
-    """Both halves of H128 of rows with these columns."""
+    """Return both halves of H128 of these columns."""
     from pyspark.sql import functions as sf
 
     parts = [
@@ -87,28 +84,28 @@ def identity(columns: "Sequence[Column]", kinds: "Sequence[DataType]") -> "tuple
 
 
 def netted(df: "DataFrame", schema: "StructType") -> "DataFrame":
-    """Equal rows as one, with the sum of their weights; those that cancel out are gone.
+    """Add up the weights of equal rows; drop rows that cancel out.
 
-    The frame has the columns, identity and weight; equal rows meet because their identity is equal.
+    The frame has these columns, identity and weight. Equal rows have the same identity.
     """
     from pyspark.sql import functions as sf
 
     total = sf.sum(sf.col(WEIGHT)).alias(WEIGHT)
-    keys, kept = [], []
+    keys, maps = [], []
     for number, field in enumerate(schema.fields):
         column = sf.col(quoted(field.name))
         if _has_map(field.dataType):
-            # Spark's grouping by a map loses NULLs inside of it: by its entries, with the column beside them.
+            # Spark's grouping by a map loses its inner NULLs: group by its entries, and keep the first map.
             keys.append(_flagged(column, field.dataType).alias(f"_tidemill_key{number}"))
-            kept.append(sf.first(column).alias(field.name))
+            maps.append(sf.first(column).alias(field.name))
         else:
             keys.append(column)
-    grouped = df.groupBy(sf.col(HIGH), sf.col(LOW), *keys).agg(total, *kept)
+    grouped = df.groupBy(sf.col(HIGH), sf.col(LOW), *keys).agg(total, *maps)
     return grouped.where(sf.col(WEIGHT) != 0).select(*columns_of(schema), HIGH, LOW, WEIGHT)
 
 
 def repeated(df: "DataFrame", schema: "StructType", also: Sequence[str] = ()) -> "DataFrame":
-    """Each row as often as its weight says, without the weight."""
+    """Repeat each row as often as its weight, and drop the weight."""
     from pyspark.sql import functions as sf
 
     again = sf.explode(sf.array_repeat(sf.lit(1), sf.col(WEIGHT).cast("int"))).alias("_tidemill_again")
@@ -117,7 +114,7 @@ def repeated(df: "DataFrame", schema: "StructType", also: Sequence[str] = ()) ->
 
 
 def _hashable(value: "Column", kind: "DataType") -> "Column":
-    """A value as `xxhash64` takes it, with nothing of it passed over: NULLs inside count, and lengths."""
+    """Return a value for `xxhash64` that includes its inner NULLs and lengths."""
     from pyspark.sql import functions as sf
     from pyspark.sql import types as st
 

@@ -1,7 +1,7 @@
-"""Rows on their way between two layers: (range, operator, tag, blob), where a blob is an Arrow table.
+"""The format of rows between two layers: (range, operator, tag, blob), where a blob is an Arrow table.
 
-Spark moves blobs without looking into them, and what that takes follows their bytes. So rows may have been
-`narrowed` where they were cut into packets.
+Spark moves blobs without decoding them. The time this takes grows with their bytes, so packets may be
+`compacted`.
 """
 
 import struct
@@ -12,11 +12,11 @@ import pyarrow as pa
 from tidemill.views.chain.compact_rows import restored
 from tidemill.views.chain.layer_task import Packet, TaskReport
 
-TOLD = -1
-"""The operator of a packet that is what a task told."""
+REPORT = -1
+"""The operator of a packet with the report of a task."""
 
-HELLO = -2
-"""The operator of a packet that only says that there is a range."""
+RANGE = -2
+"""The operator of a packet that only announces a range, so that it has a task in the next layer."""
 
 WIRE = pa.schema(
     [
@@ -28,26 +28,26 @@ WIRE = pa.schema(
 )
 WIRE_DDL = "to INT, operator INT, tag STRING, blob BINARY"
 
-_END = 8  # octets of the mark at the end of a stream
+_END = 8  # bytes of the mark at the end of a stream
 
 
 def to_wire(packets: Iterable[Packet]) -> Iterator[pa.RecordBatch]:
-    """Packets as rows, one batch each."""
+    """Convert packets to rows, one batch each."""
     for packet in packets:
         yield wire_row(packet.range, packet.operator, packet.tag, blob(packet.table))
 
 
 def wire_row(to: int, operator: int, tag: str, body: bytes | pa.Buffer) -> pa.RecordBatch:
-    """One row, as a batch of its own."""
-    held = pa.py_buffer(body)
-    offsets = pa.py_buffer(struct.pack("<ii", 0, held.size))
-    value = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, held])
+    """Return a batch with one row."""
+    buffer = pa.py_buffer(body)
+    offsets = pa.py_buffer(struct.pack("<ii", 0, buffer.size))
+    value = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, buffer])
     ints = [pa.array([number], pa.int32()) for number in (to, operator)]
     return pa.RecordBatch.from_arrays([*ints, pa.array([tag]), value], schema=WIRE)
 
 
 def blob(table: pa.Table) -> pa.Buffer:
-    """A table as one value."""
+    """Encode a table as one value."""
     batches = table.to_batches()
     size = table.schema.serialize().size + sum(map(pa.ipc.get_record_batch_size, batches)) + _END
     body = pa.allocate_buffer(size)
@@ -59,10 +59,10 @@ def blob(table: pa.Table) -> pa.Buffer:
 
 
 def table_of(body: pa.Scalar) -> pa.Table:
-    """The table in a value."""
+    """Decode the table in a value."""
     return restored(pa.ipc.open_stream(body.as_buffer()).read_all())
 
 
 def task_reports(rows: Iterable[bytes]) -> list[TaskReport]:
-    """What the tasks of a step told."""
+    """Decode the reports of a step's tasks."""
     return [TaskReport.decode(bytes(row)) for row in rows]
