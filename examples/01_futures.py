@@ -1,4 +1,4 @@
-"""Durable futures in a few lines; docs/tutorial/futures.md goes on from here.
+"""Durable futures in a few lines; docs/tutorial/futures.md continues from here.
 
 python examples/01_futures.py
 """

@@ -1,8 +1,8 @@
 """Repartition a dataset that is larger than any one worker's memory.
 
-Orders lie on two workers in partitions by day. They are wanted by customer: each partition is split where it
-lies, every piece is put as a future of its own, a task that asks for as much memory as the piece has takes
-ownership of it for the worker it runs on, and the old partition is deleted before the next one is split.
+Two workers hold orders, partitioned by day. The example partitions them by customer. It splits each partition
+on the worker that holds it and stores every piece as a future. A task that requires as much memory as the
+piece takes ownership of the piece for its worker. The old partition is deleted before the next one is split.
 
 python examples/02_repartition.py
 """
@@ -19,7 +19,7 @@ WORKER_RAM = "32MB"  # of each of two workers, all of it for results; the datase
 
 
 def load(day: int) -> np.ndarray:
-    """One day's orders: (customer, amount)."""
+    """Return one day's orders: (customer, amount)."""
     chance = np.random.default_rng(day)
     orders = np.empty(ORDERS, dtype=[("customer", "i8"), ("amount", "i8")])
     orders["customer"] = chance.integers(0, 100_000, ORDERS)
@@ -35,13 +35,13 @@ def split(orders: np.ndarray, parts: int) -> list[tm.Future[np.ndarray]]:
 
 
 def take(piece_id: bytes) -> bool:
-    """Runs on the worker that shall have the piece. A future as an argument would arrive as its value."""
+    """Move a piece to this worker. It gets the id, because a future as an argument becomes its value."""
     client = tm.connect()
     return client.take_ownership(client.future(piece_id))
 
 
 def summary(pieces: list[np.ndarray]) -> tuple[int, int, set[int]]:
-    """Rows, amount, and to which parts the customers belong."""
+    """Return the number of rows, the amount, and the parts of the customers."""
     rows = sum(len(piece) for piece in pieces)
     amount = sum(int(piece["amount"].sum()) for piece in pieces)
     return rows, amount, {int(part) for piece in pieces for part in np.unique(piece["customer"] % PARTS)}
@@ -57,7 +57,7 @@ with tempfile.TemporaryDirectory() as home, tm.connect(home=home) as client:
 
     for day in days:
         pieces = client.submit(split, day, PARTS, near=day).result()
-        # A worker may turn out to be full when it has taken several at once: then another one takes it.
+        # A worker that took several pieces may be full; a retry then runs on the other worker.
         moves = [client.submit(take, piece.id, ram=piece.size_in_bytes, retries=5) for piece in pieces]
         client.gather(moves)
         client.delete(moves)
@@ -67,7 +67,7 @@ with tempfile.TemporaryDirectory() as home, tm.connect(home=home) as client:
 
     after = client.gather([client.submit(summary, part) for part in by_customer])
     size = sum(piece.size_in_bytes for part in by_customer for piece in part)
-    print(f"{size / 2**20:.0f} MiB in {PARTS} parts by customer, on workers that have {WORKER_RAM} each")
+    print(f"{size / 2**20:.0f} MiB in {PARTS} parts by customer, on workers with {WORKER_RAM} each")
     assert sum(rows for rows, _, _ in after) == sum(rows for rows, _ in before)
     assert sum(amount for _, amount, _ in after) == sum(amount for _, amount in before)
     assert [parts for _, _, parts in after] == [{part} for part in range(PARTS)]

@@ -1,6 +1,6 @@
 """A pipeline: files become lots, an arc cleans them, a view follows.
 
-It keeps its home and its files beside this file.
+Its home and its files are next to this file.
 """
 
 import json
@@ -14,7 +14,7 @@ for name in ("shop-home", "landing"):
 
 
 def arrive(name: str, *orders: tuple[int, int, float, str]) -> None:
-    """A file arrives: written beside, then moved in whole."""
+    """Write a file next to the folder, then move it into the folder in one step."""
     columns = ("id", "cust", "amount", "day")
     lines = [json.dumps(dict(zip(columns, order, strict=True))) for order in orders]
     (HERE / name).write_text("\n".join(lines) + "\n")
@@ -29,7 +29,7 @@ shop = tm.Pipeline("shop", home="shop-home", spark="local[2]")
 orders = shop.dataset("orders", "id BIGINT, cust BIGINT, amount DECIMAL(10,2), day DATE")
 customers = shop.dataset("customers", "id BIGINT, region STRING", key="id")
 
-shop.source(orders, tm.folder("landing/*.json", settle_s=0))  # what arrives becomes lots, once
+shop.source(orders, tm.folder("landing/*.json", settle_s=0))  # files become lots; each file is read once
 
 
 @shop.arc(reads=orders, writes="clean_orders", partition_by="day", retries=3)

@@ -314,7 +314,7 @@ class FutureUnknown(FutureError):
 
 
 class FutureFailed(FutureError):
-    """The future has failed for good. `__cause__` is the original exception, if it could be loaded."""
+    """The future has failed permanently. `__cause__` is the original exception, if it could be loaded."""
 
     code = "future-failed"
     hint = "show the remote traceback: tidemill futures show ID"
@@ -766,7 +766,7 @@ class BadSource(SourceError):
 
 class SourceUnavailable(SourceError):
     code = "source-unavailable"
-    hint = "check the folder or bucket, its permissions and the network; Tidemill retries by itself"
+    hint = "check the folder or bucket, its permissions and the network; Tidemill retries automatically"
 
 
 class SourceFileChanged(SourceError):

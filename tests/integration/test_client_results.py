@@ -302,5 +302,5 @@ def test_repartitioning_runs_on_data_larger_than_one_workers_memory() -> None:
     )
     assert done.returncode == 0, done.stderr
     told = done.stdout
-    assert "46 MiB in 4 parts by customer, on workers that have 32MB each" in told
+    assert "46 MiB in 4 parts by customer, on workers with 32MB each" in told
     assert "every order is in the part of its customer, and none was lost" in told
