@@ -13,8 +13,9 @@ from tidemill.testing.threads import together
 from tidemill.triggers import runs, wakes
 from tidemill.triggers.subscriptions import Waiting
 from tidemill.views.steps import commits
+from tidemill.views.steps.commits import StepResult
 from tidemill.views.steps.keys import group_id, group_source
-from tidemill.views.steps.stepper import GroupStep
+from tidemill.views.steps.stepper import Stepper
 
 EACH = 8
 LONG_US = 10**12
@@ -46,7 +47,7 @@ def test_every_publication_is_in_one_step_and_every_step_is_committed_once(store
             stage.publish(b if number % 3 == 0 else a)
         return EACH
 
-    def run_due(stepper: GroupStep, node: object) -> int:
+    def run_due(stepper: Stepper, node: object) -> int:
         done = 0
         for due in stage.due():
             ticket = store.run(
@@ -111,8 +112,8 @@ def test_of_two_that_compute_the_same_step_one_commits_it(store: Store) -> None:
 
     def late() -> str:
         try:
-            made = outputs(batch, "zombie")
-            store.run(lambda tx: commits.commit(tx, stage.keys, ticket, batch, hold, made, ends=True))
+            result = StepResult.of(hold, outputs(batch, "zombie"))
+            store.run(lambda tx: commits.commit(tx, stage.keys, ticket, batch, result, ends=True))
         except LeaseLost:
             return "refused"
         return "committed"

@@ -323,12 +323,12 @@ def test_a_deletion_of_a_row_that_is_not_there_is_set_aside_told_and_netted_late
         assert rows(view) == [("a", 1, 1)], "what is not there takes nothing away"
         (aside,) = [one for one in told if isinstance(one, RowsSetAside)]
         assert aside.rows == {"stock": 2}, "two different rows"
-        (row,) = [one for one in step_rows(pipeline) if one.aside is not None]
-        assert row.aside is not None
+        (row,) = [row for row in step_rows(pipeline) if row.quarantined is not None]
+        assert row.quarantined is not None
         kept = [
             (*tuple(one.values())[:2], one["_weight"])
             for item in Manifests(pipeline.context.objects, pipeline.context.clock).lot_objects(
-                row.aside.manifest
+                row.quarantined.manifest
             )
             for one in pq.read_table(pa.BufferReader(pipeline.context.objects.get(item.uri)[0])).to_pylist()
         ]

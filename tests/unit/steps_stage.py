@@ -24,7 +24,7 @@ from tidemill.views.steps.keys import (
     table_of,
 )
 from tidemill.views.steps.records import StepRecord
-from tidemill.views.steps.stepper import Compute, GroupStep, Stepped
+from tidemill.views.steps.stepper import Compute, RunSummary, Stepper
 
 P = "shop"
 
@@ -62,8 +62,8 @@ class StepStage(Stage):
         self.computed.append((batch, attempt))
         return outputs(batch, attempt)
 
-    def stepper(self, *, compute: Compute | None = None, most: int = 1, **fields: Any) -> GroupStep:
-        return GroupStep(self.scope(**fields), P, compute or self.compute, most=most)
+    def stepper(self, *, compute: Compute | None = None, most: int = 1, **fields: Any) -> Stepper:
+        return Stepper(self.scope(**fields), P, compute or self.compute, most=most)
 
     def begin(self, node: Node, group: str) -> Ticket | None:
         self.page_all()
@@ -72,7 +72,7 @@ class StepStage(Stage):
             return None
         return self.start(node, name)
 
-    def step(self, node: Node, group: str, **fields: Any) -> Stepped | None:
+    def step(self, node: Node, group: str, **fields: Any) -> RunSummary | None:
         """One run of a group, if it is due."""
         ticket = self.begin(node, group)
         return None if ticket is None else self.stepper(**fields).run(ticket)

@@ -14,6 +14,7 @@ from tidemill.store import LIMITS, Space
 from tidemill.triggers import runs
 from tidemill.triggers.subscriptions import Scheduled, Waiting
 from tidemill.views.steps import commits, groups, records
+from tidemill.views.steps.commits import StepResult
 from tidemill.views.steps.groups import MOST_VIEWS, GroupSpec, ViewSpec
 from tidemill.views.steps.keys import group_id, group_source, step_log
 from tidemill.views.steps.records import MOST_RANGES, PositionRange
@@ -149,7 +150,8 @@ def test_a_commit_is_one_transaction_with_the_row_the_head_the_wake_and_the_fini
     batch = stage.run(commits.next_batch, stage.keys, P, "g")
     hold = stage.run(commits.open_step, stage.keys, ticket, batch, "attempt")
     before = everything(stage)
-    row = stage.run(commits.commit, stage.keys, ticket, batch, hold, outputs(batch, "attempt"), ends=True)
+    result = StepResult.of(hold, outputs(batch, "attempt"))
+    row = stage.run(commits.commit, stage.keys, ticket, batch, result, ends=True)
     assert [output.view for output in row.outputs] == ["u", "v"]  # one row for all views
     after = everything(stage)
     wakes = stage.triggers.wake.all()
@@ -255,19 +257,21 @@ def test_a_zombie_commits_nothing_and_its_attempt_is_given_up_not_adopted(stage:
     held = stage.run(commits.open_step, stage.keys, second, batch, "second")
     assert isinstance(stage.run(attempts.read, stage.keys, "zombie"), Abandoned)
     revived = msgspec.structs.replace(ticket, node=again)
+    result = StepResult.of(hold, outputs(batch, "zombie"))
     for late in (ticket, revived):
         before = everything(stage)
         with pytest.raises(LeaseLost):
-            stage.run(commits.commit, stage.keys, late, batch, hold, outputs(batch, "zombie"), ends=True)
+            stage.run(commits.commit, stage.keys, late, batch, result, ends=True)
         with pytest.raises(LeaseLost):
             stage.run(commits.open_step, stage.keys, late, batch, "third")
         assert everything(stage) == before
-    stage.run(commits.commit, stage.keys, second, batch, held, outputs(batch, "second"), ends=True)
+    result = StepResult.of(held, outputs(batch, "second"))
+    stage.run(commits.commit, stage.keys, second, batch, result, ends=True)
     assert [row.attempt for row in stage.rows_of_group("g")] == ["second"]
 
 
 @pytest.mark.parametrize(
-    "fault", ["another step", "declared anew", "no attempt", "no table", "another's run"]
+    "fault", ["another step", "declared differently", "no attempt", "no table", "another's run"]
 )
 def test_if_anything_is_refused_nothing_is_committed(stage: StepStage, fault: str) -> None:
     a, node = stage.dataset("a"), stage.node("n")
@@ -276,20 +280,20 @@ def test_if_anything_is_refused_nothing_is_committed(stage: StepStage, fault: st
     ticket = stage.begin(node, "g")
     batch = stage.run(commits.next_batch, stage.keys, P, "g")
     hold = stage.run(commits.open_step, stage.keys, ticket, batch, "t")
-    made = outputs(batch, "t")
+    result: StepResult | None = StepResult.of(hold, outputs(batch, "t"))
     if fault == "another step":
         batch = msgspec.structs.replace(batch, after=7, step=8)
-    if fault == "declared anew":
+    if fault == "declared differently":
         stage.declare(spec("g", a, code="other"), circuit="2")
     if fault == "no attempt":
-        hold = None
+        result = None
     if fault == "no table":
-        made = ()
+        result = StepResult(hold=hold)
     if fault == "another's run":
         ticket = stage.begin(node, "h")
     before = everything(stage)
     with pytest.raises(StepConflict):
-        stage.run(commits.commit, stage.keys, ticket, batch, hold, made, ends=True)
+        stage.run(commits.commit, stage.keys, ticket, batch, result, ends=True)
     assert everything(stage) == before
 
 

@@ -119,7 +119,7 @@ def test_a_reader_keeps_no_more_than_it_may_and_follows_roots(stage: InputStage)
         state=ManifestState.COMPLETE, dataset="orders", version="1", lot="x", attempt="t", parts=keys
     )
     stage.objects.put("root", manifest.encode(root))
-    reader = ManifestReader(stage.objects, kept=2)
+    reader = ManifestReader(stage.objects, limit=2)
     assert [item.uri for item in reader.objects("root")] == ["o/1/0", "o/2/0", "o/3/0", "o/4/0"]
     stage.objects.reads.clear()
     reader.load(keys[3])

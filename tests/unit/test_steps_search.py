@@ -25,7 +25,7 @@ from tidemill.store.memory import MemoryStore
 from tidemill.triggers import runs, subscriptions
 from tidemill.triggers.runs import Ticket
 from tidemill.views.steps import commits, groups, records
-from tidemill.views.steps.commits import StepBatch
+from tidemill.views.steps.commits import StepBatch, StepResult
 from tidemill.views.steps.keys import group_id
 
 BASE = DatasetId("d")
@@ -120,7 +120,7 @@ def begin(world: World, runner: Node) -> Hand | None:
 
 
 def act(world: World, hand: Hand) -> Hand | None:
-    """The next transaction of a run, as `GroupStep` makes them; None when the run is over."""
+    """The next transaction of a run, as `Stepper` makes them; None when the run is over."""
     keys, ticket, batch = world.keys, hand.ticket, hand.batch
     before = world.rows()
     try:
@@ -132,17 +132,19 @@ def act(world: World, hand: Hand) -> Hand | None:
                 batch = world.run(commits.next_batch, keys, P, "g")
                 if batch is None:
                     return Hand("rest", ticket)
-                return Hand("open" if batch.concerns else "pass", ticket, batch)
+                return Hand("open" if batch.has_work else "pass", ticket, batch)
             case "open":
                 attempt = f"{ticket.node.id}-{ticket.epoch}-{ticket.fence}-{batch.step}"
                 hold = world.run(commits.open_step, keys, ticket, batch, attempt)
                 return Hand("commit", ticket, batch, hold)
             case "commit" | "pass":
-                made = outputs(batch, hand.hold.draft.id) if hand.hold else ()
-                world.run(commits.commit, keys, ticket, batch, hand.hold, made, ends=not batch.more)
+                result = None
+                if hand.hold is not None:
+                    result = StepResult.of(hand.hold, outputs(batch, hand.hold.draft.id))
+                world.run(commits.commit, keys, ticket, batch, result, ends=not batch.more)
                 return Hand("read", ticket) if batch.more else None
             case _:
-                world.run(commits.rest, keys, P, ticket, "g")
+                world.run(commits.end_run, keys, P, ticket, "g")
                 return None
     except (LeaseLost, AttemptEnded, StepConflict):
         assert world.rows() == before
@@ -188,7 +190,7 @@ def test_the_search_finds_what_commits_without_fences_do(monkeypatch):
     monkeypatch.setattr(nodes, "check", lambda tx, keys, node, **_: node)
     monkeypatch.setattr(attempts, "supersede", lambda *_: [])
     monkeypatch.setattr(
-        commits, "_stand", lambda tx, keys, ticket, batch: groups.read(tx, keys, P, batch.spec.name)
+        commits, "_check_fence", lambda tx, keys, ticket, batch: groups.read(tx, keys, P, batch.spec.name)
     )
     _, wrong = search()
     assert wrong
@@ -223,7 +225,7 @@ def coordinate(state: Offices) -> Iterator[Offices]:
             world.run(records.write_record, world.keys, P, lease)
         except LeaseLost:
             assert world.rows() == before
-            newest = world.store.run(lambda tx, world=world: leases.read(tx, world.keys.office(P)))
+            newest = world.store.run(lambda tx, world=world: leases.read(tx, world.keys.coordinator_lease(P)))
             assert newest.epoch > lease.epoch or newest.expires_at <= world.clock.monotonic() * 1e6
             continue
         yield state._replace(rows=world.rows())

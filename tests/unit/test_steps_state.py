@@ -11,7 +11,7 @@ from tidemill.objects.memory import MemoryObjects
 from tidemill.publish.cleaner import FIRST_AGAIN_S, KEEP_S, Cleaner
 from tidemill.views.steps import commits
 from tidemill.views.steps.collector import listed_run_files
-from tidemill.views.steps.commits import StepBatch, StepOutput, StepRow, StepState
+from tidemill.views.steps.commits import StepBatch, StepOutput, StepResult, StepRow, StepState
 from tidemill.views.steps.groups import ViewGroup
 from tidemill.views.steps.keys import group_id, state_of, state_prefix
 from tidemill.views.trace.version import AddedRun, RunEntry, TraceVersion, read_version, write_version
@@ -110,32 +110,16 @@ def test_a_version_file_of_another_attempt_or_a_zombies_is_not_committed(stage: 
     hold = stage.run(commits.open_step, stage.keys, ticket, batch, "mine")
     named = StepState(version=state_prefix(P, "g", batch.lot, "mine") + "version.json")
     for strange in ("elsewhere", state_prefix(P, "g", batch.lot, "other") + "version.json"):
-        with pytest.raises(StepConflict, match="no version file of attempt mine"):
-            stage.run(
-                commits.commit,
-                stage.keys,
-                ticket,
-                batch,
-                hold,
-                outputs(batch, "mine"),
-                state=StepState(version=strange),
-                ends=True,
-            )
+        result = StepResult.of(hold, [*outputs(batch, "mine"), StepState(version=strange)])
+        with pytest.raises(StepConflict, match="does not belong to attempt mine"):
+            stage.run(commits.commit, stage.keys, ticket, batch, result, ends=True)
     stage.kill(node)
     stage.look(group_id(P, "g"))
     run_all(stage, other, "g")
     committed = stage.group("g").version
+    result = StepResult.of(hold, [*outputs(batch, "mine"), named])
     with pytest.raises(LeaseLost):
-        stage.run(
-            commits.commit,
-            stage.keys,
-            ticket,
-            batch,
-            hold,
-            outputs(batch, "mine"),
-            state=named,
-            ends=True,
-        )
+        stage.run(commits.commit, stage.keys, ticket, batch, result, ends=True)
     assert stage.group("g").version == committed != named.version
 
 

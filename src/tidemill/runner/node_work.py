@@ -37,7 +37,7 @@ from tidemill.triggers.events import RunStarted
 from tidemill.triggers.runs import Due, Ticket
 from tidemill.triggers.scheduler import Scheduler, open_heap
 from tidemill.views.steps.keys import StepKeys
-from tidemill.views.steps.stepper import Compute, GroupStep
+from tidemill.views.steps.stepper import Compute, Stepper
 
 RESUME_EVERY_S = 2.0
 
@@ -78,7 +78,7 @@ class NodeWork:
         self._due = DueQuery(scope, heap)
         self.intervals = IntervalCloser(scope)
         self._arcs = ArcWork(scope, engine.parts, projections=state.projections)
-        self._groups = GroupStep(scope, program.pipeline, engine.compute)
+        self._groups = Stepper(scope, program.pipeline, engine.compute)
         self._keeper = Keeper(scope.store, scope.node.id, clock=scope.clock, chance=scope.chance)
         runtime = SourceRuntime(
             scope=scope,

@@ -1,22 +1,30 @@
-"""Collection: files of views that nothing lists any more are removed, and no others (DBSP-37).
+"""Collection: remove the files of views that no list names any more, and no others (DBSP-37).
 
-What a step replaces stays where it is: run files that a merge has put together, the lists of tables and the
-version files of earlier steps. The collector looks through the folders of a pipeline's views, page by page:
+A step does not delete what it replaces: merged run files, table manifests and version files of earlier steps.
+Table manifests and version files are called *lists* here, because they list the files to keep. The
+collector scans the folders of a pipeline's views, page by page:
 
-1. list objects; 2. read the attempts that their names carry; 3. read what is current, in one transaction, and
-then the lists it names; 4. delete what belongs to an ended attempt and is in none of these lists.
+1. List objects.
+2. Read the attempts that the object names contain.
+3. Read which lists are current, in one transaction, and then these lists.
+4. Delete the objects of ended attempts that no list names.
 
-That order makes it safe. An attempt is entered before its first object, so what was listed belongs to one
-that is known to be open (and is left alone) or has ended. A step's lists name what its own attempt wrote, and
-what the lists before it named; so what an ended attempt wrote and the current list does not name, no later
-list ever will.
+This order makes it safe. An attempt is stored before its first object, so every listed object belongs to a
+known attempt, which is open (and left alone) or ended. The lists of a step name only objects of its own
+attempt and objects that the lists before it named. So if an ended attempt wrote an object and the current
+list does not name it, no later list will.
 
-Kept: what the current lists name and those before them, and the last list of a view that was taken out, until
-somebody drops it; what readers have pinned; whatever is younger than a grace; the changes of every step whose
-row is there, because consumers may read them after any position. The files of base datasets are in other
-folders: input is not touched here at all (DBSP-28).
+The collector keeps:
 
-Any number of collectors may run at once, and each step may be repeated.
+- what the current lists name, and the lists before them;
+- the last table of a retired view, until a user drops it;
+- what readers have pinned;
+- everything younger than the grace period;
+- the changes of every committed step, because consumers may read them from any position.
+
+The files of base datasets are in other folders, which the collector never touches (DBSP-28).
+
+Several collectors may run at the same time, and every step can be repeated.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -49,23 +57,29 @@ from tidemill.views.trace.version import read_version
 
 GRACE_S = 600.0
 PAGE = 500
-"""Objects that are listed at once."""
+"""How many objects to list at once."""
 
 MOST_PAGES = 16
-"""Pages of one pass; the next one goes on behind them."""
+"""How many pages one pass scans; the next pass continues after them."""
 
-BEFORE = 100
-"""Commits that are looked through for what was current before."""
+EARLIER_COMMITS = 100
+"""How many commits to search for the list before the current one."""
 
 
 class _Folder(NamedTuple):
-    """One place to look through: the data or the manifests of one dataset."""
+    """A folder to scan: the data or the manifests of one dataset.
+
+    - view: the view of this table or these changes; empty for a folder of a group.
+    - group: the group of this state or quarantine; empty for a folder of a view.
+    - kind: `data` or `datasets`.
+    - marked: whether the view or group is marked for collection, because it is, or was, not declared.
+    """
 
     dataset: DatasetId
-    view: str  # whose table or changes these are; empty for what is a group's
-    group: str  # whose state this is; empty for what is a view's
-    kind: str  # data or datasets
-    gone: bool = False  # of a view or a group that is declared no more, or was once
+    view: str
+    group: str
+    kind: str
+    marked: bool = False
 
     @property
     def prefix(self) -> str:
@@ -76,7 +90,7 @@ class _Folder(NamedTuple):
 class Collector:
     """Collects the files of one pipeline's views.
 
-    - grace_s: what is younger stays, whatever lists it.
+    - grace_s: younger objects are kept in any case.
     """
 
     def __init__(
@@ -100,39 +114,39 @@ class Collector:
         self._grace_s = grace_s
         self._page = page
         self._manifests = ManifestReader(objects)
-        self._at: tuple[str, str] = ("", "")  # the folder we are in, and the last key we have had of it
-        self._begun: set[str] = set()  # folders of what is gone that this round has seen from their beginning
-        self._waiting: set[str] = set()  # folders in which something is left that may go later
+        self._cursor: tuple[str, str] = ("", "")  # the folder to scan next, and the last key scanned in it
+        self._scanned: set[str] = set()  # marked folders that this round scans from their beginning
+        self._pending: set[str] = set()  # folders with objects that a later round may remove
 
     def collect(self, pages: int = MOST_PAGES) -> bool:
-        """Some pages, behind those of the last pass; True when a round has not come to its end yet."""
+        """Scan some pages after those of the last pass; return True if the round is not finished."""
         folders = sorted(self._folders(), key=lambda folder: folder.prefix)
         for _ in range(pages):
-            ahead = [one for one in folders if one.prefix >= self._at[0]]
+            ahead = [folder for folder in folders if folder.prefix >= self._cursor[0]]
             if not ahead:
                 self._end_round(folders)
                 return False
             folder = ahead[0]
-            after = self._at[1] if folder.prefix == self._at[0] else ""
-            if folder.gone and not after:
-                self._begun.add(folder.prefix)
-            found = list(self._objects.list(folder.prefix, after=after or None, limit=self._page))
-            self._collect(folder, found)
-            if len(found) == self._page:
-                self._at = (folder.prefix, found[-1].key)
+            after = self._cursor[1] if folder.prefix == self._cursor[0] else ""
+            if folder.marked and not after:
+                self._scanned.add(folder.prefix)
+            page = list(self._objects.list(folder.prefix, after=after or None, limit=self._page))
+            self._collect(folder, page)
+            if len(page) == self._page:
+                self._cursor = (folder.prefix, page[-1].key)
             else:
-                self._at = (folder.prefix + "\x7f", "")
+                self._cursor = (folder.prefix + "\x7f", "")
         return True
 
     def _end_round(self, folders: Sequence[_Folder]) -> None:
-        """What is gone, and has nothing left, is forgotten; and so are pins that have ended."""
-        self._at = ("", "")
-        over, self._begun, self._waiting = self._begun - self._waiting, set(), set()
-        left = [one for one in folders if one.gone]
-        stays = {(one.view, one.group) for one in left if one.prefix not in over}
-        names = {(one.view, one.group) for one in left} - stays
-        self._store.run(lambda tx: retired.collected(tx, self._keys, self._pipeline, names))
-        self._store.run(lambda tx: pins.forget_ended(tx, self._keys, self._pipeline))
+        """Remove the marks of views and groups without remaining files, and expired pins."""
+        self._cursor = ("", "")
+        empty, self._scanned, self._pending = self._scanned - self._pending, set(), set()
+        marked = [folder for folder in folders if folder.marked]
+        remaining = {(folder.view, folder.group) for folder in marked if folder.prefix not in empty}
+        names = {(folder.view, folder.group) for folder in marked} - remaining
+        self._store.run(lambda tx: retired.unmark_collected(tx, self._keys, self._pipeline, names))
+        self._store.run(lambda tx: pins.remove_expired(tx, self._keys, self._pipeline))
 
     def _folders(self) -> list[_Folder]:
         def read(tx: Tx) -> tuple[list[str], list[str], list[tuple[str, str]]]:
@@ -141,92 +155,93 @@ class Collector:
             names = [group.spec.name for group in declared]
             return views, names, retired.to_collect(tx, self._keys, self._pipeline)
 
-        views, names, left = self._store.run(read)
-        found: dict[str, _Folder] = {}
+        views, names, marked = self._store.run(read)
+        folders: dict[str, _Folder] = {}
         for kind in ("data", "datasets"):
             for view in views:
-                _add(found, _Folder(table_of(self._pipeline, view), view, "", kind))
+                _add(folders, _Folder(table_of(self._pipeline, view), view, "", kind))
             for name in names:
-                _add(found, _Folder(state_of(self._pipeline, name), "", name, kind))
-            for view, group in left:
+                _add(folders, _Folder(state_of(self._pipeline, name), "", name, kind))
+            for view, group in marked:
                 of_view = [changes_of(self._pipeline, view), table_of(self._pipeline, view)] if view else []
                 of_group = [state_of(self._pipeline, group), quarantine_of(self._pipeline, group)]
                 for dataset in of_view or of_group:
-                    _add(found, _Folder(dataset, view, group, kind, gone=True))
-        return list(found.values())
+                    _add(folders, _Folder(dataset, view, group, kind, marked=True))
+        return list(folders.values())
 
     # --- one page
 
-    def _collect(self, folder: _Folder, found: Sequence[ObjectInfo]) -> None:
-        known = self._attempts({attempt_in(info.key) for info in found})
+    def _collect(self, folder: _Folder, page: Sequence[ObjectInfo]) -> None:
+        by_id = self._attempts({attempt_in(info.key) for info in page})
         try:
-            kept, named = self._kept(folder, known)
+            listed, committed = self._listed(folder, by_id)
         except (ObjectMissing, ManifestUnreadable):
-            self._waiting.add(folder.prefix)
-            return  # what cannot be read is no reason to delete
+            self._pending.add(folder.prefix)
+            return  # delete nothing while a list cannot be read
         youngest = self._clock.wall() - self._grace_s
-        spare = []
-        for info in found:
-            attempt = known[attempt_in(info.key)]
-            if info.key in kept or attempt_in(info.key) in named or "/state=removed/" in info.key:
+        unlisted = []
+        for info in page:
+            attempt = by_id[attempt_in(info.key)]
+            if info.key in listed or attempt_in(info.key) in committed or "/state=removed/" in info.key:
                 continue
             if info.modified_at > youngest or not (attempt is None or isinstance(attempt, Published)):
-                self._waiting.add(folder.prefix)  # too young, open, or the cleaner's
+                self._pending.add(folder.prefix)  # too young, of an open attempt, or left to the cleaner
                 continue
-            spare.append(info)
-        if not spare:
+            unlisted.append(info)
+        if not unlisted:
             return
         crash.point("views.collect.before")
-        self._objects.delete_many(info.key for info in spare)
+        self._objects.delete_many(info.key for info in unlisted)
         crash.point("views.collect.after")
         self._emit(
             FilesCollected(
                 pipeline=self._pipeline,
                 of=folder.view or folder.group,
-                files=len(spare),
-                size=sum(info.size for info in spare),
+                files=len(unlisted),
+                size=sum(info.size for info in unlisted),
             )
         )
 
     def _attempts(self, ids: Iterable[str]) -> dict[str, AnyAttempt | None]:
-        """The attempts by their ids; None for one that was forgotten, which is long after its end."""
+        """Read attempts by id; None for one without a row: rows are removed long after the attempt ended."""
 
         def read(tx: Tx) -> dict[str, AnyAttempt | None]:
-            found: dict[str, AnyAttempt | None] = {}
-            for one in ids:
+            by_id: dict[str, AnyAttempt | None] = {}
+            for attempt in ids:
                 try:
-                    found[one] = attempts.read(tx, self._keys, one)
+                    by_id[attempt] = attempts.read(tx, self._keys, attempt)
                 except AttemptUnknown:
-                    found[one] = None
-            return found
+                    by_id[attempt] = None
+            return by_id
 
         return self._store.run(read)
 
-    def _kept(self, folder: _Folder, known: dict[str, AnyAttempt | None]) -> tuple[set[str], set[str]]:
-        """What is kept of a folder: objects by their keys, and all that some attempts wrote."""
-        lists, named = self._store.run(lambda tx: self._current(tx, folder, known))
-        kept = set(lists)
+    def _listed(self, folder: _Folder, by_id: dict[str, AnyAttempt | None]) -> tuple[set[str], set[str]]:
+        """Return the keys to keep in a folder, and the attempts whose objects are all kept."""
+        lists, committed = self._store.run(lambda tx: self._current(tx, folder, by_id))
+        listed = set(lists)
         for name, required in lists.items():
             try:
                 files = listed_run_files(self._objects, name)
                 if files is not None:
-                    kept |= set(files)
+                    listed |= set(files)
                     continue
                 parts = self._manifests.load(name).parts
-                kept |= set(parts)
+                listed |= set(parts)
                 for leaf in self._manifests.load_all(parts):
-                    kept |= {item.uri for item in leaf.objects}
+                    listed |= {item.uri for item in leaf.objects}
             except (ObjectMissing, ManifestUnreadable):
                 if required:
                     raise
-        return kept, named
+        return listed, committed
 
     def _current(
-        self, tx: Tx, folder: _Folder, known: dict[str, AnyAttempt | None]
+        self, tx: Tx, folder: _Folder, by_id: dict[str, AnyAttempt | None]
     ) -> tuple[dict[str, bool], set[str]]:
-        """The lists that are kept, and whether each must be there; and the attempts that rows of steps name.
+        """Return the lists to keep, whether each one must exist, and the attempts that rows of steps name.
 
-        What is pinned, or was current before, may be gone with a view that was declared no more for a while.
+        A pinned or earlier list may be missing: its files may have been collected while its view was not
+        declared.
         """
         keys, pipeline = self._keys, self._pipeline
         now: set[str] = set()
@@ -240,51 +255,55 @@ class Collector:
                 now.add(table)
                 before |= _earlier(tx, keys, pipeline, group.spec.name, folder.view, table)
         last = retired.find(tx, keys, pipeline, folder.view) if folder.view else None
-        if last is not None:  # nobody declares it any more, and it can be read
+        if last is not None:
             now.add(last.table)
         of = table_of(pipeline, folder.view) if folder.view else state_of(pipeline, folder.group)
         name, version = (layout.quote(part) for part in of.parts)
         kind = "datasets" if folder.view else "data"
         before |= pins.pinned(tx, keys, pipeline, f"{kind}/name={name}/version={version}/")
-        named: set[str] = set()
+        committed: set[str] = set()
         if folder.dataset.version in ("changes", "quarantine"):
-            rows = {one: _row_of(tx, keys, pipeline, attempt) for one, attempt in known.items()}
-            named = {one for one, row in rows.items() if row is not None}
-        return dict.fromkeys(before, False) | dict.fromkeys(now, True), named
+            committed = {
+                id_
+                for id_, attempt in by_id.items()
+                if attempt is not None and _is_committed(tx, keys, pipeline, attempt)
+            }
+        return dict.fromkeys(before, False) | dict.fromkeys(now, True), committed
 
 
-def _add(found: dict[str, _Folder], folder: _Folder) -> None:
-    old = found.get(folder.prefix)
-    found[folder.prefix] = folder if old is None else old._replace(gone=old.gone or folder.gone)
+def _add(folders: dict[str, _Folder], folder: _Folder) -> None:
+    old = folders.get(folder.prefix)
+    folders[folder.prefix] = folder if old is None else old._replace(marked=old.marked or folder.marked)
 
 
 def _earlier(tx: Tx, keys: StepKeys, pipeline: str, group: str, view: str, now: str) -> set[str]:
-    """The list before the one that is current now; none when that is long ago, or was never."""
-    for row in commits.newest(tx, keys, pipeline, group, BEFORE):
-        tables = [one.table for one in row.outputs if one.view == view]
+    """Return the list before the current one, if one of the last commits has it."""
+    for row in commits.newest(tx, keys, pipeline, group, EARLIER_COMMITS):
+        tables = [output.table for output in row.outputs if output.view == view]
         for name in tables if view else [row.version]:
             if name and name != now:
                 return {name}
     return set()
 
 
-def _row_of(tx: Tx, keys: StepKeys, pipeline: str, attempt: AnyAttempt | None) -> commits.StepRow | None:
-    """The commit that names an attempt; None when its group was removed since."""
-    start = group_id(pipeline, "")
-    if attempt is None or not attempt.draft.author.startswith(start):
-        return None
+def _is_committed(tx: Tx, keys: StepKeys, pipeline: str, attempt: AnyAttempt) -> bool:
+    """Return whether a commit names the attempt; False if its group was removed since."""
+    prefix = group_id(pipeline, "")
+    if not attempt.draft.author.startswith(prefix):
+        return False
     step = step_of(attempt.draft.lot)
-    found = commits.rows(tx, keys, pipeline, attempt.draft.author.removeprefix(start), step - 1, step, 1)
-    return found[0] if found and found[0].attempt == attempt.draft.id else None
+    group = attempt.draft.author.removeprefix(prefix)
+    rows = commits.rows(tx, keys, pipeline, group, step - 1, step, 1)
+    return bool(rows) and rows[0].attempt == attempt.draft.id
 
 
 def listed_run_files(objects: Objects, key: str) -> Collection[str] | None:
-    """The run files that a version file lists; None for what is none, by its name.
+    """Return the run files that a version file lists; None if the key does not name a version file.
 
-    `ObjectMissing` when it is not there any more, `ManifestUnreadable` when it cannot be read.
+    Raises `ObjectMissing` if the file does not exist, and `ManifestUnreadable` if it cannot be read.
     """
-    named = layout.parse_key(key)
-    if named["kind"] != "data" or named.get("version") != "state":
+    fields = layout.parse_key(key)
+    if fields["kind"] != "data" or fields.get("version") != "state":
         return None
     try:
         return read_version(objects, key).files()

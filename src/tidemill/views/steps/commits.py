@@ -1,10 +1,12 @@
-"""Commits: a group goes from one step to a later one, in one transaction, after its objects (DBSP-39).
+"""Commits: move a group from one step to a later one, in one transaction, after its objects (DBSP-39).
 
-What a group has to do next is a *batch*: the records behind its step up to the first that concerns it. Those
-that do not are passed together, without a job. A batch that concerns it has an attempt; its outputs are named
-by the one row that the commit writes. The commit is refused unless the run is ours, the group stands where
-the batch begins and is declared as it was when the batch was read: so of two that computed the same step one
-commits it, a zombie commits nothing, and a step is never adopted but run again.
+The next work of a group is a *batch*: the records after its step, up to the first one with work for the
+group. Records without work are passed together, without a Spark job. A batch with work has an attempt. The
+commit writes one row, which names the outputs of that attempt.
+
+A commit is fenced. It is refused unless the run still holds its ticket, and the group is at the step and has
+the declaration that the batch was read with. So if two runs compute the same step, one of them commits it,
+and a stale run commits nothing. The objects of a failed attempt are never adopted: the step runs again.
 """
 
 from collections.abc import Sequence
@@ -23,7 +25,7 @@ from tidemill.store import Tx
 from tidemill.triggers import alarms, runs
 from tidemill.triggers.runs import Ticket
 from tidemill.views.steps import groups, records
-from tidemill.views.steps.groups import GroupSpec, MadeTable, ViewGroup
+from tidemill.views.steps.groups import BuiltTable, GroupSpec, ViewGroup
 from tidemill.views.steps.keys import (
     StepKeys,
     alarm_of,
@@ -40,22 +42,22 @@ from tidemill.views.steps.keys import (
 from tidemill.views.steps.records import StepRecord
 
 PAGE = 100
-"""Records that are read at once."""
+"""How many records to read at once."""
 
 BUSY_US = 250_000
-"""How long a run waits that could not write a record, because somebody else is the coordinator."""
+"""How long a run waits before its retry when another process is the coordinator."""
 
 
 class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """The records behind `after`, up to `step`.
+    """The records after `after`, up to and including `step`.
 
-    - moved: the base datasets of the group that have input in them.
-    - before, positions: up to where the group's base datasets belong to steps, at `after` and at `step`; what
-      lies between them is the batch's input.
-    - stale: views to be made anew in it.
-    - version: the version file of the group's state at `after`, or of an earlier step; empty if it has none.
-    - now: of the last record.
-    - more: there are records behind it.
+    - moved: the base datasets of the group that have input in these records.
+    - before, positions: the assigned positions of the group's base datasets at `after` and at `step`; the
+      input of the batch is between the two.
+    - stale: views to rebuild in this batch.
+    - version: the version file of the group's state, at `after` or an earlier step; empty if there is none.
+    - now: the value of `now()`, from the last record.
+    - more: whether there are records after this batch.
     """
 
     pipeline: str
@@ -72,40 +74,42 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
 
     @property
-    def concerns(self) -> bool:
-        """Is there anything to compute?"""
+    def has_work(self) -> bool:
+        """Whether there is anything to compute."""
         return bool(self.moved or self.stale)
 
     @property
     def lot(self) -> str:
-        """The lot id of its output."""
+        """The lot id of the batch's output."""
         return step_lot(self.step)
 
 
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step made of one view.
+    """The output of a step for one view.
 
-    - changes: the manifest of its changes; empty when it has none.
-    - table: the manifest that lists what makes up its table.
-    - digest: of the changes; content: of the table after them, the sum of all digests so far (DBSP-42).
+    - changes: the manifest of its changes; empty if it has none.
+    - table: the manifest that lists the files of its table.
+    - rows, size: of the changes.
+    - digest: of the changes.
+    - content: the digest of the table after the step, which is the sum of all digests so far (DBSP-42).
     """
 
     view: str
     table: str
     changes: str = ""
-    rows: int = 0  # of the changes
+    rows: int = 0
     size: int = 0
     digest: str = ""
     content: str = ""
 
 
 class QuarantinedRows(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step set aside of its inputs: rows whose weight would be negative, as of this step (DBSP-21).
+    """The input rows in quarantine as of this step: rows whose weight would be negative (DBSP-21).
 
-    They are in no view, and are netted when their insertion arrives.
+    No view contains them. They cancel out when their insertion arrives.
 
-    - manifest: a root; each part is of one dataset, by its name.
-    - rows: how many, by dataset.
+    - manifest: a root manifest; each part belongs to one dataset and has its name.
+    - rows: how many rows, by dataset.
     """
 
     manifest: str
@@ -113,66 +117,106 @@ class QuarantinedRows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step made of the group's state: the version file that lists it now."""
+    """The group's state after a step: the version file that lists it."""
 
     version: str
 
 
 class StepAlarm(msgspec.Struct, frozen=True, kw_only=True):
-    """When the group has another result by time alone (wall time, µs); None for never (DBSP-22).
+    """When the group's result next changes because of time alone (wall time, µs); None means never (DBSP-22).
 
-    A computation that gives none leaves the alarm as it was.
+    A computation that returns no alarm leaves the alarm unchanged.
     """
 
     at: int | None
 
 
 StepPart: TypeAlias = StepOutput | QuarantinedRows | StepState | StepAlarm
-"""What a computation of a step gives: each of these once at most, outputs once for each view."""
+"""One piece of a step's result: one output for each changed view, and at most one of every other type."""
+
+
+class StepResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of an attempt at a step.
+
+    - hold: the attempt, which is still open.
+    - state: the group's new state; None leaves its version file unchanged.
+    - alarm: when the next step is due because of time alone; None leaves the alarm unchanged.
+    """
+
+    hold: Hold
+    outputs: tuple[StepOutput, ...] = ()
+    quarantined: QuarantinedRows | None = None
+    state: StepState | None = None
+    alarm: StepAlarm | None = None
+
+    @classmethod
+    def of(cls, hold: Hold, parts: Sequence[StepPart]) -> "StepResult":
+        """Sort the parts that a computation returned by their type."""
+        return cls(
+            hold=hold,
+            outputs=tuple(part for part in parts if isinstance(part, StepOutput)),
+            quarantined=next((part for part in parts if isinstance(part, QuarantinedRows)), None),
+            state=next((part for part in parts if isinstance(part, StepState)), None),
+            alarm=next((part for part in parts if isinstance(part, StepAlarm)), None),
+        )
+
+    def manifests(self, spec: GroupSpec) -> list[str]:
+        """What the attempt wrote for each target of `open_step`, in the same order; empty for nothing."""
+        outputs = {output.view: output for output in self.outputs}
+        names: list[str] = []
+        for view in spec.views:
+            output = outputs.get(view.name)
+            names += ("", "") if output is None else (output.changes, output.table)
+        names.append("" if self.quarantined is None else self.quarantined.manifest)
+        names.append("" if self.state is None else self.state.version)
+        return names
 
 
 class StepRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One commit: the group went from `after` to `step`. Views that are not named did not change.
+    """One commit: the group moved from `after` to `step`. Views without an output did not change.
 
-    - version: the version file that this step made; empty when it made none.
+    - version: the version file that this step wrote; empty if it wrote none.
+    - epoch, fence: of the run that committed the step.
+    - at: store time, µs.
+    - wall_at: wall time, µs since 1970; for display.
     """
 
     step: int
     after: int
     attempt: str = ""
     outputs: tuple[StepOutput, ...] = ()
-    aside: QuarantinedRows | None = None
+    quarantined: QuarantinedRows | None = msgspec.field(name="aside", default=None)
     version: str = ""
-    epoch: int  # of the run that committed it, as its fence
+    epoch: int
     fence: int
-    at: int  # store time, µs
-    wall_at: int  # wall time, µs since 1970: for people
+    at: int
+    wall_at: int
 
 
-_row = msgspec.msgpack.Decoder(StepRow)
+_decoder = msgspec.msgpack.Decoder(StepRow)
 
 
 def next_batch(tx: Tx, keys: StepKeys, pipeline: str, group_name: str, *, most: int = 1) -> StepBatch | None:
-    """What a group has to do next; None when it has applied every record.
+    """Return the next batch of a group; None when it has applied every record.
 
-    - most: how many records that concern it are taken together, if it is that far behind. Its table is the
-      same; what changed between them is netted.
+    - most: how many records with work to apply together when the group is behind. The table is the same as
+      after separate steps; changes between the records cancel out.
     """
     group = groups.read(tx, keys, pipeline, group_name)
-    found = records.read(tx, keys, pipeline, group.step, PAGE)
-    if not found:
+    page = records.read(tx, keys, pipeline, group.step, PAGE)
+    if not page:
         return None
     bases = frozenset(group.spec.bases)
     stale = group.stale
     moved: set[DatasetId] = set()
-    concerning = 0
+    with_work = 0
     step, now = group.step, 0
-    for record in found:
+    for record in page:
         touched = record.moved & bases
         step, now = record.number, record.now
         moved |= touched
-        concerning += bool(touched or (stale and record is found[0]))
-        if concerning == most:
+        with_work += bool(touched or (stale and record is page[0]))
+        if with_work == most:
             break
     return StepBatch(
         pipeline=pipeline,
@@ -193,10 +237,10 @@ def next_batch(tx: Tx, keys: StepKeys, pipeline: str, group_name: str, *, most: 
 def next_record(
     tx: Tx, keys: StepKeys, pipeline: str, ticket: Ticket, group_name: str
 ) -> StepRecord | Busy | None:
-    """Write a record for a run, if its group has applied all there are and its datasets moved on.
+    """Write a record for a run, if its group has applied all records and its datasets have new lots.
 
-    First what is there, then what is new: so records are as few and as large as the load allows. `Busy` while
-    somebody else is the coordinator.
+    The group applies existing records before it writes a new one, so a pipeline under load writes few large
+    records. Returns `Busy` while another process is the coordinator.
     """
     runs.check(tx, keys.triggers, keys.cluster, ticket)
     group = groups.read(tx, keys, pipeline, group_name)
@@ -210,8 +254,8 @@ def next_record(
 
 
 def open_step(tx: Tx, keys: StepKeys, ticket: Ticket, batch: StepBatch, attempt: str) -> Hold:
-    """Enter the attempt at a step before its first object is written; what earlier runs left is given up."""
-    _stand(tx, keys, ticket, batch)
+    """Store the attempt at a step before it writes its first object, and abandon attempts of earlier runs."""
+    _check_fence(tx, keys, ticket, batch)
     author = group_id(batch.pipeline, batch.spec.name)
     attempts.supersede(tx, keys, author, batch.lot)
     draft = Draft(
@@ -236,80 +280,73 @@ def commit(
     keys: StepKeys,
     ticket: Ticket,
     batch: StepBatch,
-    hold: Hold | None,
-    outputs: Sequence[StepOutput],
+    result: StepResult | None,
     *,
-    aside: QuarantinedRows | None = None,
-    state: StepState | None = None,
-    alarm: StepAlarm | None = None,
     ends: bool,
 ) -> StepRow:
-    """The group goes on to the batch's step, and from its version file to the next.
+    """Move the group to the batch's step, and to the version file of the result.
 
-    - hold, outputs: of the attempt; None and nothing for a batch that does not concern the group.
-    - state: what the attempt made of the group's state; without it the version file stays the one it was.
-    - alarm: when the next step is due by time alone.
-    - ends: this is the run's last commit: its subscription is finished with it.
+    - result: of the attempt; None for a batch without work.
+    - ends: this is the run's last commit, which also finishes the run of its subscription.
     """
-    group = _stand(tx, keys, ticket, batch)
-    if (hold is None) == batch.concerns:
-        raise StepConflict(f"step {batch.step} of {ticket.name} has no attempt, or should have none")
-    _check_state(batch, hold, state)
-    row = StepRow(
+    group = _check_fence(tx, keys, ticket, batch)
+    if batch.has_work and result is None:
+        raise StepConflict(f"step {batch.step} of {ticket.name} has work, but the commit has no attempt")
+    if result is not None and not batch.has_work:
+        raise StepConflict(f"step {batch.step} of {ticket.name} has no work, but the commit has an attempt")
+    if result is not None:
+        _check_state(batch, result)
+    row = _row(tx, ticket, batch, result)
+    tables = group.tables | {output.view: output.table for output in row.outputs}
+    missing = [view.name for view in batch.spec.views if view.name not in tables]
+    if missing:
+        raise StepConflict(f"step {batch.step} of {ticket.name} leaves {missing[0]!r} without a table")
+    built = tuple(BuiltTable(view.name, view.code, tables[view.name]) for view in batch.spec.views)
+
+    def move(tx: Tx) -> None:
+        name = batch.spec.name
+        tx.set(keys.step[batch.pipeline, name, batch.step], msgspec.msgpack.encode(row), quiet=True)
+        version = row.version or group.version
+        moved = ViewGroup(spec=batch.spec, step=batch.step, built=built, version=version)
+        groups.write(tx, keys, batch.pipeline, moved)
+        if result is not None and result.alarm is not None:
+            alarms.set_at(tx, keys.triggers, alarm_of(batch.pipeline, name), result.alarm.at)
+
+    publish_step(
+        tx,
+        keys,
+        None if result is None else result.hold,
+        group_source(batch.pipeline, batch.spec.name),
+        batch.step,
+        manifests=[] if result is None else result.manifests(batch.spec),
+        move=move,
+        ending=Ending(ticket, {step_log(batch.pipeline): batch.step, **batch.positions}) if ends else None,
+    )
+    return row
+
+
+def _row(tx: Tx, ticket: Ticket, batch: StepBatch, result: StepResult | None) -> StepRow:
+    state = None if result is None else result.state
+    return StepRow(
         step=batch.step,
         after=batch.after,
-        attempt="" if hold is None else hold.draft.id,
-        outputs=tuple(outputs),
-        aside=aside,
+        attempt="" if result is None else result.hold.draft.id,
+        outputs=() if result is None else result.outputs,
+        quarantined=None if result is None else result.quarantined,
         version="" if state is None else state.version,
         epoch=ticket.epoch,
         fence=ticket.fence,
         at=tx.now(),
         wall_at=tx.wall(),
     )
-    tables = group.tables | {one.view: one.table for one in outputs}
-    missing = [view.name for view in batch.spec.views if view.name not in tables]
-    if missing:
-        raise StepConflict(f"step {batch.step} of {ticket.name} leaves {missing[0]!r} without a table")
-    made = tuple(MadeTable(view.name, view.code, tables[view.name]) for view in batch.spec.views)
-
-    def move(tx: Tx) -> None:
-        name = batch.spec.name
-        tx.set(keys.step[batch.pipeline, name, batch.step], msgspec.msgpack.encode(row), quiet=True)
-        version = group.version if state is None else state.version
-        moved = ViewGroup(spec=batch.spec, step=batch.step, made=made, version=version)
-        groups.write(tx, keys, batch.pipeline, moved)
-        if alarm is not None:
-            alarms.set_at(tx, keys.triggers, alarm_of(batch.pipeline, name), alarm.at)
-
-    ending = Ending(ticket, {step_log(batch.pipeline): batch.step, **batch.positions}) if ends else None
-    named = {one.view: one for one in outputs}
-    publish_step(
-        tx,
-        keys,
-        hold,
-        group_source(batch.pipeline, batch.spec.name),
-        batch.step,
-        manifests=[
-            key
-            for view in batch.spec.views
-            for key in (
-                (named[view.name].changes, named[view.name].table) if view.name in named else ("", "")
-            )
-        ]
-        + ["" if aside is None else aside.manifest, "" if state is None else state.version],
-        move=move,
-        ending=ending,
-    )
-    return row
 
 
-def rest(
+def end_run(
     tx: Tx, keys: StepKeys, pipeline: str, ticket: Ticket, group_name: str, *, busy: bool = False
 ) -> int:
-    """End a run that has no commit to end it with; the group's step.
+    """End a run without a commit; return the group's step.
 
-    - busy: it had something to do, but somebody else is the coordinator: it begins again in a moment.
+    - busy: there is work, but another process is the coordinator; the run is retried soon.
     """
     group = groups.read(tx, keys, pipeline, group_name)
     if busy:
@@ -321,42 +358,41 @@ def rest(
 
 
 def progress(tx: Tx, keys: StepKeys, pipeline: str, group: ViewGroup) -> dict[DatasetId, int]:
-    """How far a group's subscription has come: the step log, and what it assigned of the group's datasets."""
-    seen = records.positions_at(tx, keys, pipeline, group.spec.bases, group.step)
-    return {step_log(pipeline): group.step, **seen}
+    """Return the positions of a group's subscription: in the step log, and in each base dataset."""
+    positions = records.positions_at(tx, keys, pipeline, group.spec.bases, group.step)
+    return {step_log(pipeline): group.step, **positions}
 
 
 def rows(
     tx: Tx, keys: StepKeys, pipeline: str, group: str, after: int, to: int, limit: int = PAGE
 ) -> list[StepRow]:
-    """A page of a group's commits of the steps behind `after`, up to `to`."""
+    """Return a page of a group's commits: the steps after `after`, up to `to`."""
     lo, hi = keys.step[pipeline, group, after + 1], keys.step[pipeline, group, to + 1]
-    return [_row.decode(row.value) for row in tx.range(lo, hi, limit=limit, snapshot=True)]
+    return [_decoder.decode(row.value) for row in tx.range(lo, hi, limit=limit, snapshot=True)]
 
 
 def newest(tx: Tx, keys: StepKeys, pipeline: str, group: str, limit: int) -> list[StepRow]:
-    """The last commits of a group, the newest first."""
-    found = tx.range(*keys.step.under(pipeline, group), limit=limit, reverse=True, snapshot=True)
-    return [_row.decode(row.value) for row in found]
+    """Return the last commits of a group, newest first."""
+    page = tx.range(*keys.step.under(pipeline, group), limit=limit, reverse=True, snapshot=True)
+    return [_decoder.decode(row.value) for row in page]
 
 
-def _check_state(batch: StepBatch, hold: Hold | None, state: StepState | None) -> None:
-    """A version file is named by the attempt that wrote it: nobody else's is kept for us."""
-    if state is None:
-        return
-    attempt = "" if hold is None else hold.draft.id
-    if not attempt or not state.version.startswith(
-        state_prefix(batch.pipeline, batch.spec.name, batch.lot, attempt)
-    ):
-        raise StepConflict(f"{state.version} is no version file of attempt {attempt or 'none'}")
+def _check_state(batch: StepBatch, result: StepResult) -> None:
+    """Check that the attempt wrote the version file: the collector may remove files of other attempts."""
+    attempt = result.hold.draft.id
+    prefix = state_prefix(batch.pipeline, batch.spec.name, batch.lot, attempt)
+    if result.state is not None and not result.state.version.startswith(prefix):
+        raise StepConflict(f"version file {result.state.version} does not belong to attempt {attempt}")
 
 
-def _stand(tx: Tx, keys: StepKeys, ticket: Ticket, batch: StepBatch) -> ViewGroup:
-    """The fence: the run is ours, and the group is where and as the batch says."""
+def _check_fence(tx: Tx, keys: StepKeys, ticket: Ticket, batch: StepBatch) -> ViewGroup:
+    """Check that the run holds its ticket, and that the group has the batch's step and declaration."""
     runs.check(tx, keys.triggers, keys.cluster, ticket)
     group = groups.read(tx, keys, batch.pipeline, batch.spec.name)
     if ticket.name != group_id(batch.pipeline, batch.spec.name):
-        raise StepConflict(f"a run of {ticket.name} has no right to step {batch.step} of {batch.spec.name}")
-    if group.step != batch.after or group.spec != batch.spec:
-        raise StepConflict(f"{ticket.name} is at step {group.step}, and not as it was at {batch.after}")
+        raise StepConflict(f"a run of {ticket.name} cannot commit step {batch.step} of {batch.spec.name}")
+    if group.step != batch.after:
+        raise StepConflict(f"{ticket.name} is at step {group.step}; the batch was read at step {batch.after}")
+    if group.spec != batch.spec:
+        raise StepConflict(f"{ticket.name} was declared differently after the batch was read")
     return group

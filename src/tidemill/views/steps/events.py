@@ -1,10 +1,10 @@
-"""What there is to tell about steps."""
+"""Typed events of steps."""
 
 from tidemill.events import Event
 
 
 class RecordWritten(Event, frozen=True, kw_only=True):
-    """The input of a step is decided."""
+    """A record was written: it assigns the input of a step."""
 
     pipeline: str
     step: int
@@ -12,7 +12,7 @@ class RecordWritten(Event, frozen=True, kw_only=True):
 
 
 class StepCommitted(Event, frozen=True, kw_only=True):
-    """A group of views is at a step now; `views` are those that were computed."""
+    """A group of views committed a step; `views` are the ones it computed."""
 
     pipeline: str
     group: str
@@ -24,9 +24,9 @@ class StepCommitted(Event, frozen=True, kw_only=True):
 
 
 class RowsSetAside(Event, frozen=True, kw_only=True):
-    """Rows were deleted of a dataset in which they are not: no view has them, they wait for their insertion.
+    """A step deleted rows that their dataset does not contain. They stay in quarantine until their insertion.
 
-    - rows: how many, by dataset.
+    - rows: how many rows, by dataset.
     """
 
     pipeline: str
@@ -36,7 +36,7 @@ class RowsSetAside(Event, frozen=True, kw_only=True):
 
 
 class StepAbandoned(Event, frozen=True, kw_only=True):
-    """A step's computation failed; it is run again."""
+    """The computation of a step failed; it will be retried."""
 
     pipeline: str
     group: str
@@ -46,15 +46,17 @@ class StepAbandoned(Event, frozen=True, kw_only=True):
 
 
 class StepTimed(Event, frozen=True, kw_only=True):
-    """Where the time of a group's step went, as far as kernels computed it; seconds.
+    """How long the parts of a group's step took in kernels, in seconds.
 
-    - views: those whose changes came out of kernels.
-    - plan_s: until Spark was given the job; job_s: until it had run; kernel_s: inside of kernels, all tasks.
-    - load_s: building traces from whole inputs; such a step is chosen where a trace is missing, or where more
-      rows changed than are known.
-    - place: where the rest was computed, by a job of `spark` or in the `runner`; estimated_s: what it was
-      expected to take there, which is why.
-    - changed_rows, known_rows: what that was decided by.
+    - views: the views that kernels computed.
+    - plan_s: until the job was submitted to Spark.
+    - job_s: until the job had run.
+    - kernel_s: inside kernels, summed over all tasks.
+    - load_s: building traces from whole inputs. A step does so if a trace is missing, or if more rows changed
+      than the trace has.
+    - place: where the rest ran: in a job of `spark`, or in the `runner`.
+    - estimated_s: the estimated time at that place, by which it was chosen.
+    - changed_rows, known_rows: the numbers of rows that the estimate is based on.
     """
 
     pipeline: str
@@ -72,10 +74,10 @@ class StepTimed(Event, frozen=True, kw_only=True):
 
 
 class FilesCollected(Event, frozen=True, kw_only=True):
-    """Files of a view, or of a group's state, were removed that nothing lists any more.
+    """The collector removed files of a view, or of a group's state, that no list names any more.
 
-    - of: the view, or the group.
-    - size: bytes that are free now.
+    - of: the view or the group.
+    - size: how many bytes were freed.
     """
 
     pipeline: str

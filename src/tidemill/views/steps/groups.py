@@ -1,9 +1,8 @@
 """Groups: the views that step together, and the step they have committed (DBSP-34, DBSP-39).
 
-A group's row says what it consists of, as declared, and where it is: its step, and for each view the list of
-what makes up its table at that step. Its head, its subscription and its attempts bear the group's id. The
-subscription follows the base datasets the group reads, and the pipeline's step log: every group applies every
-record, those that concern it and those that do not.
+A group's row holds its declaration, its step, and for each view the manifest of its table at that step. The
+group's head, subscription and attempts use the group's id. The subscription follows the base datasets that
+the group reads, and the pipeline's step log: every group applies every record, with or without work in it.
 """
 
 from collections.abc import Sequence
@@ -25,20 +24,20 @@ from tidemill.views.steps.records import StepRecord
 from tidemill.views.steps.retired import RetiredTable
 
 MOST_VIEWS = (MOST_TARGETS - 2) // 2
-"""A step's attempt has two targets for each view (its changes, its table), one for what is set aside, and one
+"""A step's attempt has two targets for each view (its changes, its table), one for the quarantine, and one
 for the group's state."""
 
 
 SPEC_BYTES = 32 * 1024
-"""A group's row holds its declaration and the names of its tables, and is one value of the store."""
+"""A group's row holds its declaration and the names of its tables, and must fit one value of the store."""
 
 
 class ViewSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A view as it was declared.
+    """The declaration of a view.
 
-    - code: the digest of all that decides its result; another one has it computed anew in the next step.
-    - reads: the base datasets it reads itself.
-    - uses: the views of its own group that it reads, all of them before it in the group.
+    - code: a digest of everything that decides the result; when it changes, the next step rebuilds the view.
+    - reads: the base datasets that the view reads directly.
+    - uses: the views of the same group that it reads; they come before it in the group.
     """
 
     name: str
@@ -48,11 +47,11 @@ class ViewSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A group as it was declared.
+    """The declaration of a group.
 
-    - cadence_us, debounce_us, max_wait_us: the shortest of its views'.
-    - gated: its runs wait for its schedule.
-    - most_failures, catch_up: as `Terms` has them.
+    - cadence_us, debounce_us, max_wait_us: the shortest of its views.
+    - gated: whether runs wait for the group's schedule.
+    - most_failures, catch_up: see `Terms`.
     """
 
     name: str
@@ -66,17 +65,17 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names(self) -> frozenset[str]:
-        """Of its views."""
+        """The names of its views."""
         return frozenset(view.name for view in self.views)
 
     @property
     def bases(self) -> tuple[DatasetId, ...]:
-        """The base datasets it reads, each once."""
+        """The base datasets that its views read, without duplicates."""
         return tuple(sorted({dataset for view in self.views for dataset in view.reads}))
 
 
-class MadeTable(msgspec.Struct, frozen=True, array_like=True):
-    """A view's table at the group's step, and by which code it was made."""
+class BuiltTable(msgspec.Struct, frozen=True, array_like=True):
+    """A view's table at the group's step, and the code that built it."""
 
     view: str
     code: str
@@ -86,40 +85,41 @@ class MadeTable(msgspec.Struct, frozen=True, array_like=True):
 class ViewGroup(msgspec.Struct, frozen=True, kw_only=True):
     """A group's row.
 
-    - version: the key of the version file that lists its state; empty while it has none. The file itself says
-      to which step it is current: it may be behind the group's (DBSP-41).
+    - built: the tables of its views.
+    - version: the key of the version file that lists the group's state; empty while there is none. The file
+      records its step, which may be lower than the group's (DBSP-41).
     """
 
     spec: GroupSpec
     step: int
-    made: tuple[MadeTable, ...] = ()
+    built: tuple[BuiltTable, ...] = msgspec.field(name="made", default=())
     version: str = ""
 
     @property
     def tables(self) -> dict[str, str]:
         """The manifest of each view's table."""
-        return {one.view: one.table for one in self.made}
+        return {table.view: table.table for table in self.built}
 
     @property
     def stale(self) -> frozenset[str]:
-        """Views whose table was made by other code, or not at all: the next step makes them anew."""
-        made = {one.view: one.code for one in self.made}
-        return frozenset(view.name for view in self.spec.views if made.get(view.name) != view.code)
+        """Views without a table, or with one that other code built: the next step rebuilds them."""
+        codes = {table.view: table.code for table in self.built}
+        return frozenset(view.name for view in self.spec.views if codes.get(view.name) != view.code)
 
 
 _decoder = msgspec.msgpack.Decoder(ViewGroup)
 
 
 def read(tx: Tx, keys: StepKeys, pipeline: str, group: str) -> ViewGroup:
-    """A group's row; `GroupUnknown` when there is none."""
+    """Return a group's row; raise `GroupUnknown` if there is none."""
     raw = tx.get(keys.group[pipeline, group])
     if raw is None:
-        raise GroupUnknown(f"pipeline {pipeline!r} has no group {group!r} of views")
+        raise GroupUnknown(f"pipeline {pipeline!r} has no view group {group!r}")
     return _decoder.decode(raw)
 
 
 def listed(tx: Tx, keys: StepKeys, pipeline: str) -> list[ViewGroup]:
-    """Every group of a pipeline, by name."""
+    """Return all groups of a pipeline, sorted by name."""
     return [_decoder.decode(row.value) for row in tx.range(*keys.group.under(pipeline), snapshot=True)]
 
 
@@ -129,11 +129,11 @@ def write(tx: Tx, keys: StepKeys, pipeline: str, group: ViewGroup) -> None:
 
 
 def declare(tx: Tx, keys: StepKeys, pipeline: str, spec: GroupSpec) -> ViewGroup:
-    """Enter a group, or find it as it was declared.
+    """Store a group's declaration, unless it is unchanged.
 
-    A new one stands at the newest record, and is made whole by the next one; one that is declared differently
-    keeps its tables and its step, and the next record brings the views that changed up to date. That record
-    is written by `declare_circuit`, which follows when all groups are declared.
+    A new group starts at the newest record, and the next record builds its views. A group that is declared
+    differently keeps its tables and its step, and the next record rebuilds the views that changed.
+    `declare_circuit` writes that record after all groups are declared.
     """
     _check(spec)
     for dataset in spec.bases:
@@ -149,7 +149,7 @@ def declare(tx: Tx, keys: StepKeys, pipeline: str, spec: GroupSpec) -> ViewGroup
         group = _decoder.decode(raw)
         if group.spec == spec:
             return group
-        retired.keep(tx, keys, pipeline, _gone(group, spec))
+        retired.keep(tx, keys, pipeline, _removed_tables(group, spec))
         retired.mark_for_collection(tx, keys, pipeline, group.spec.names - spec.names)
         group = msgspec.structs.replace(group, spec=spec)
     retired.forget(tx, keys, pipeline, [view.name for view in spec.views])
@@ -160,15 +160,15 @@ def declare(tx: Tx, keys: StepKeys, pipeline: str, spec: GroupSpec) -> ViewGroup
 
 
 def remove(tx: Tx, keys: StepKeys, pipeline: str, group: str) -> bool:
-    """Forget a group that nobody declares any more: a run of it commits nothing from now on.
+    """Remove a group that is no longer declared: runs of it can commit nothing from now on.
 
-    One that is declared under its name later is a new one. The head stays where it is: heads only grow. Its
-    views' tables stay, and can be read (`retired`).
+    A later group with the same name is a new one. The head keeps its position, because heads only grow. The
+    tables of the views stay readable (`retired`).
     """
     raw = tx.get(keys.group[pipeline, group])
     if raw is None:
         return False
-    retired.keep(tx, keys, pipeline, _gone(_decoder.decode(raw), None))
+    retired.keep(tx, keys, pipeline, _removed_tables(_decoder.decode(raw), None))
     retired.mark_for_collection(tx, keys, pipeline, _decoder.decode(raw).spec.names, group)
     subscriptions.remove(tx, keys.triggers, group_id(pipeline, group))
     alarms.set_at(tx, keys.triggers, alarm_of(pipeline, group), None)
@@ -178,31 +178,31 @@ def remove(tx: Tx, keys: StepKeys, pipeline: str, group: str) -> bool:
     return True
 
 
-def _gone(group: ViewGroup, spec: GroupSpec | None) -> list[RetiredTable]:
-    """The views of a group that have a table, and are not in this declaration of it."""
-    names = {view.name for view in spec.views} if spec is not None else set()
+def _removed_tables(group: ViewGroup, spec: GroupSpec | None) -> list[RetiredTable]:
+    """Return the tables of views that the new declaration does not contain."""
+    names = spec.names if spec is not None else frozenset()
     return [
-        RetiredTable(view=one.view, group=group.spec.name, step=group.step, table=one.table)
-        for one in group.made
-        if one.view not in names
+        RetiredTable(view=table.view, group=group.spec.name, step=group.step, table=table.table)
+        for table in group.built
+        if table.view not in names
     ]
 
 
 def declare_circuit(
     tx: Tx, keys: StepKeys, pipeline: str, version: str, holder: str
 ) -> StepRecord | Busy | None:
-    """The circuit is of this version now: a record says so, and has the groups make what changed.
+    """Store the version of the circuit, and write a record in which the groups rebuild what changed.
 
-    `Busy`, and nothing changed, while somebody holds the coordinator's office: to be tried again.
+    Returns `Busy`, and changes nothing, while another process is the coordinator: the caller retries.
     """
     if tx.get(keys.circuit[pipeline]) == version.encode():
         return None
-    office = records.become_coordinator(tx, keys, pipeline, holder)
-    if isinstance(office, Busy):
-        return office
+    lease = records.become_coordinator(tx, keys, pipeline, holder)
+    if isinstance(lease, Busy):
+        return lease
     tx.set(keys.circuit[pipeline], version.encode(), quiet=True)
-    record = records.write_record(tx, keys, pipeline, office, declared=True)
-    records.resign_coordinator(tx, keys, pipeline, office)
+    record = records.write_record(tx, keys, pipeline, lease, declared=True)
+    records.resign_coordinator(tx, keys, pipeline, lease)
     return record
 
 
@@ -220,8 +220,7 @@ def _subscribe(tx: Tx, keys: StepKeys, pipeline: str, group: ViewGroup) -> None:
         most_failures=spec.most_failures,
         catch_up=spec.catch_up,
     )
-    seen = records.positions_at(tx, keys, pipeline, bases, group.step)
-    at = {log: group.step, **seen}
+    at = {log: group.step, **records.positions_at(tx, keys, pipeline, bases, group.step)}
     subscriptions.subscribe(tx, keys.triggers, keys.lots, name, terms, at, attach=True, instead=True)
 
 
@@ -230,17 +229,18 @@ def _check(spec: GroupSpec) -> None:
     if not 0 < len(names) <= MOST_VIEWS or len(set(names)) < len(names):
         raise UsageError(
             f"group {spec.name!r} has {len(names)} views",
-            hint=f'1 to {MOST_VIEWS}, each once; group="name" on a view sets it apart',
+            hint=f'a group has 1 to {MOST_VIEWS} different views; move some with group="name"',
         )
     if len(spec.bases) >= MOST_SOURCES:
         raise UsageError(
-            f"group {spec.name!r} reads {len(spec.bases)} datasets", hint=f"{MOST_SOURCES - 1} at most"
+            f"group {spec.name!r} reads {len(spec.bases)} datasets",
+            hint=f'a group reads at most {MOST_SOURCES - 1}; move some views with group="name"',
         )
     size = len(msgspec.msgpack.encode(spec))
     if size > SPEC_BYTES:
         raise UsageError(
-            f"group {spec.name!r} has a declaration of {size:,} bytes",
-            hint=f'{SPEC_BYTES:,} at most: shorter names, or group="name" on some of its views',
+            f"the declaration of group {spec.name!r} has {size:,} bytes",
+            hint=f'at most {SPEC_BYTES:,}: use shorter names, or move some views with group="name"',
         )
     for number, view in enumerate(spec.views):
         _check_uses(view, names[:number])
@@ -249,4 +249,7 @@ def _check(spec: GroupSpec) -> None:
 def _check_uses(view: ViewSpec, before: Sequence[str]) -> None:
     late = [name for name in view.uses if name not in before]
     if late:
-        raise UsageError(f"view {view.name!r} comes before {late[0]!r}, which it reads", hint="order them")
+        raise UsageError(
+            f"view {view.name!r} comes before {late[0]!r}, which it reads",
+            hint=f"put {late[0]!r} first in the group",
+        )

@@ -1,8 +1,8 @@
-"""Inputs: from a dataset and a position to exactly the objects that are its rows there (DBSP-8, DBSP-26).
+"""Inputs: find the objects that hold the rows of a dataset at a position (DBSP-8, DBSP-26).
 
-What a dataset holds at a position is decided by the store: of each lot the newest generation whose event lies
-at or below it, whatever was published since. Rows of the store are read in pages; manifests never change, so
-they are read from object storage once and kept, as long as there is room.
+The store decides what a dataset contains at a position: of each lot, the newest generation with an event at
+or before that position. Later publications change nothing. The store's rows are read in pages. Manifests
+never change, so they are read from object storage once and cached.
 """
 
 import threading
@@ -22,12 +22,12 @@ from tidemill.store import Store, Tx
 
 PAGE = 500
 LOTS = 100
-KEPT = 4096
+CACHED_MANIFESTS = 4096
 READERS = 8
 
 
 class LotSlice(msgspec.Struct, frozen=True):
-    """One generation of a lot, by the position of its event, and its objects."""
+    """One generation of a lot: the position of its event, and its objects."""
 
     position: int
     lot: str
@@ -36,10 +36,10 @@ class LotSlice(msgspec.Struct, frozen=True):
 
 
 class InputChange(msgspec.Struct, frozen=True):
-    """What a range of positions brings and takes back (DBSP-8).
+    """What a range of positions adds and removes (DBSP-8).
 
-    Of each lot with an event in the range: `plus` is its newest generation at the end of it, `minus` the one
-    that was current at its beginning, at the position of the event that took its place.
+    For each lot with an event in the range, `plus` has its newest generation at the end of the range. `minus`
+    has the generation that was current at the beginning, with the position of the event that replaced it.
     """
 
     plus: tuple[LotSlice, ...]
@@ -47,46 +47,46 @@ class InputChange(msgspec.Struct, frozen=True):
 
 
 class ManifestReader:
-    """Manifests by key, each read once while there is room. Safe to share between threads."""
+    """Reads manifests by key, and caches the ones used last. Safe to share between threads."""
 
-    def __init__(self, objects: Objects, *, kept: int = KEPT) -> None:
+    def __init__(self, objects: Objects, *, limit: int = CACHED_MANIFESTS) -> None:
         self._objects = objects
-        self._most = kept
-        self._kept: OrderedDict[str, Manifest] = OrderedDict()
+        self._limit = limit
+        self._cached: OrderedDict[str, Manifest] = OrderedDict()
         self._lock = threading.Lock()
 
     def load(self, key: str) -> Manifest:
-        """One manifest."""
+        """Return one manifest."""
         with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
-        found = manifest.decode(self._objects.get(key)[0], key)
+            if key in self._cached:
+                self._cached.move_to_end(key)
+                return self._cached[key]
+        loaded = manifest.decode(self._objects.get(key)[0], key)
         with self._lock:
-            self._kept[key] = found
-            while len(self._kept) > self._most:
-                self._kept.popitem(last=False)
-        return found
+            self._cached[key] = loaded
+            while len(self._cached) > self._limit:
+                self._cached.popitem(last=False)
+        return loaded
 
     def load_all(self, keys: Sequence[str]) -> list[Manifest]:
-        """Several manifests, in the order given; many of them are fetched at once."""
+        """Return several manifests, in the order of the keys; many are fetched in parallel."""
         if len(keys) < READERS:
             return [self.load(key) for key in keys]
         with ThreadPoolExecutor(READERS, thread_name_prefix="manifests") as pool:
             return list(pool.map(self.load, keys))
 
     def leaves(self, key: str) -> list[Manifest]:
-        """The manifests that list objects: the parts' of a root, else the one itself."""
-        found = self.load(key)
-        return [self.load(part) for part in found.parts] if found.parts else [found]
+        """Return the manifests that list objects: the parts of a root, otherwise the manifest itself."""
+        top = self.load(key)
+        return [self.load(part) for part in top.parts] if top.parts else [top]
 
     def objects(self, key: str) -> tuple[StoredObject, ...]:
-        """Every object that a manifest lists, by itself or through its parts."""
+        """Return every object that a manifest lists, directly or through its parts."""
         return tuple(item for leaf in self.leaves(key) for item in leaf.objects)
 
 
 class InputReader:
-    """What datasets hold at positions."""
+    """Reads what datasets contain at a position, and what changed between two positions."""
 
     def __init__(self, store: Store, keys: LotKeys, manifests: ManifestReader) -> None:
         self._store = store
@@ -94,25 +94,25 @@ class InputReader:
         self.manifests = manifests
 
     def at(self, dataset: DatasetId, position: int) -> list[LotSlice]:
-        """All of a dataset as of a position; lots that are empty or removed there are left out."""
-        found: list[LotRow] = []
+        """Return the lots of a dataset at a position, without those that are empty or removed there."""
+        rows: list[LotRow] = []
         after = ""
         while True:
             last, page = self._store.run(lambda tx, after=after: self._page(tx, dataset, after, position))  # type: ignore[misc]
-            found += page
+            rows += page
             if not last:
-                return self._slices(found)
+                return self._slices(rows)
             after = last
 
     def between(self, dataset: DatasetId, after: int, to: int) -> InputChange:
-        """What changed of a dataset behind one position, up to another."""
+        """Return what changed in a dataset after one position, up to another."""
         plus: list[LotRow] = []
         minus: list[LotRow] = []
         for page in self._events(dataset, after, to):
-            here = {event.position for event in page}
+            positions = {event.position for event in page}
             names = list(dict.fromkeys(event.lot for event in page))
             for new, old in self._ends(dataset, names, after, to):
-                if new is not None and new.position in here:  # else a later page has it
+                if new is not None and new.position in positions:  # otherwise it is on a later page
                     plus.append(new)
                     minus += [] if old is None else [msgspec.structs.replace(old, position=new.position)]
         return InputChange(tuple(self._slices(plus)), tuple(self._slices(minus)))
@@ -120,7 +120,7 @@ class InputReader:
     def _ends(
         self, dataset: DatasetId, names: Sequence[str], after: int, to: int
     ) -> Iterator[tuple[LotRow | None, LotRow | None]]:
-        """Of each lot the generation that is current at the end, and at the beginning."""
+        """Yield for each lot the generations that are current at `to` and at `after`."""
         for first in range(0, len(names), LOTS):
             page = names[first : first + LOTS]
             yield from self._store.run(
@@ -149,8 +149,8 @@ class InputReader:
             after = page[-1].position
 
     def _slices(self, rows: Sequence[LotRow]) -> list[LotSlice]:
-        there = [row for row in rows if row.state is LotState.COMPLETE]
-        keys = [row.manifest for row in there]
+        complete = [row for row in rows if row.state is LotState.COMPLETE]
+        keys = [row.manifest for row in complete]
         if len(keys) < READERS:
             listed = [self.manifests.objects(key) for key in keys]
         else:
@@ -158,12 +158,12 @@ class InputReader:
                 listed = list(pool.map(self.manifests.objects, keys))
         return [
             LotSlice(row.position, row.lot, row.generation, objects)
-            for row, objects in zip(there, listed, strict=True)
+            for row, objects in zip(complete, listed, strict=True)
         ]
 
 
 def _newest(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: str, position: int) -> LotRow | None:
-    """The newest generation of a lot at or below a position; None before its first."""
+    """Return the newest generation of a lot at or before a position; None before its first one."""
     row = lots.current(tx, keys, dataset, lot)
     while row is not None and row.position > position:
         row = None if row.generation == 0 else lots.resolve(tx, keys, dataset, lot, row.generation - 1)

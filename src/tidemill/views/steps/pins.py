@@ -1,8 +1,8 @@
-"""Pins: what a reader has begun with stays for a while, though steps go on (DBSP-37).
+"""Pins: keep the files that a reader started with, while further steps replace them (DBSP-37).
 
-A frame is read when an action runs, which may be long after it was made. Whoever makes one pins the list of
-what it will read, in the transaction that says which list is current: so a collector sees the pin, or sees
-the list itself as current. A pin ends by itself; nobody has to come back.
+Spark reads a DataFrame when an action runs, which may be long after the DataFrame was created. So its creator
+pins the list of files to read, in the transaction that finds the current list. The collector then sees either
+the pin, or the list as the current one. A pin expires by itself, so readers need no cleanup.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from tidemill.views.steps.keys import StepKeys
 
 SECOND_US = 1_000_000
 PIN_US = 24 * 3600 * SECOND_US
-"""How long a frame can be used for sure while its view goes on."""
+"""How long a DataFrame of a view is guaranteed to be readable while the view changes."""
 
 PAGE = 1000
 
@@ -22,7 +22,10 @@ _until = msgspec.msgpack.Decoder(int)
 
 
 def take(tx: Tx, keys: StepKeys, pipeline: str, names: Iterable[str], ttl_us: int = PIN_US) -> None:
-    """Keep what these manifests or version files list; many readers of one list cost few writes."""
+    """Pin the files that these manifests or version files list.
+
+    A pin is renewed only when it would expire too early, so many readers of one list cost few writes.
+    """
     now = tx.now()
     for name in names:
         key = keys.pin[pipeline, name]
@@ -31,38 +34,32 @@ def take(tx: Tx, keys: StepKeys, pipeline: str, names: Iterable[str], ttl_us: in
             tx.set(key, msgspec.msgpack.encode(now + ttl_us + ttl_us // 8), quiet=True)
 
 
-def release(tx: Tx, keys: StepKeys, pipeline: str, names: Iterable[str]) -> None:
-    """Keep these no longer; whoever else has pinned them loses them too."""
-    for name in names:
-        tx.clear(keys.pin[pipeline, name], quiet=True)
-
-
-def pinned(tx: Tx, keys: StepKeys, pipeline: str, start: str) -> frozenset[str]:
-    """What is pinned now, of the names that begin so."""
+def pinned(tx: Tx, keys: StepKeys, pipeline: str, prefix: str) -> frozenset[str]:
+    """Return the pinned names that start with a prefix."""
     now = tx.now()
-    found: set[str] = set()
-    lo, (_, hi) = keys.pin[pipeline, start], keys.pin.under(pipeline)
+    names: set[str] = set()
+    lo, (_, hi) = keys.pin[pipeline, prefix], keys.pin.under(pipeline)
     while True:
         page = tx.range(lo, hi, limit=PAGE, snapshot=True)
         for row in page:
             name = str(keys.pin.unpack(row.key)[1])
-            if not name.startswith(start):
-                return frozenset(found)
+            if not name.startswith(prefix):
+                return frozenset(names)
             if _until.decode(row.value) > now:
-                found.add(name)
+                names.add(name)
         if len(page) < PAGE:
-            return frozenset(found)
+            return frozenset(names)
         lo = page[-1].key + b"\x00"
 
 
-def forget_ended(tx: Tx, keys: StepKeys, pipeline: str, limit: int = PAGE) -> int:
-    """Remove pins that have ended; how many."""
+def remove_expired(tx: Tx, keys: StepKeys, pipeline: str, limit: int = PAGE) -> int:
+    """Remove expired pins, and return how many."""
     now = tx.now()
-    ended = [
+    expired = [
         row.key
         for row in tx.range(*keys.pin.under(pipeline), limit=limit, snapshot=True)
         if _until.decode(row.value) <= now
     ]
-    for key in ended:
+    for key in expired:
         tx.clear(key, quiet=True)
-    return len(ended)
+    return len(expired)

@@ -1,8 +1,8 @@
-"""Views that nobody declares any more: where their tables were when they were stepped last.
+"""Retired views: views that are no longer declared, with their last tables.
 
-A view that is taken out of its pipeline is computed no more, but what it held can be read as long as its
-files are there: somebody may have it in a query, or want it back. They stay until somebody drops it. Declared
-again, it is one like any other, and its row here is forgotten.
+A view that is removed from its pipeline is no longer computed, but its last table stays readable: a query may
+still use it, or a user may declare it again. Its files stay until a user drops the view. Declaring the view
+again removes its row here.
 """
 
 from collections.abc import Iterable
@@ -14,10 +14,10 @@ from tidemill.views.steps.keys import StepKeys
 
 
 class RetiredTable(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of a view.
+    """The last table of a retired view.
 
-    - step: the one that its group had committed.
-    - table: the manifest of its table there.
+    - step: the last step that its group had committed.
+    - table: the manifest of the view's table at that step.
     """
 
     view: str
@@ -29,21 +29,22 @@ class RetiredTable(msgspec.Struct, frozen=True, kw_only=True):
 _decoder = msgspec.msgpack.Decoder(RetiredTable)
 
 
-def keep(tx: Tx, keys: StepKeys, pipeline: str, retired: Iterable[RetiredTable]) -> None:
-    """Remember views that are stepped no more."""
-    for one in retired:
-        tx.set(keys.retired[pipeline, one.view], msgspec.msgpack.encode(one), quiet=True)
+def keep(tx: Tx, keys: StepKeys, pipeline: str, tables: Iterable[RetiredTable]) -> None:
+    """Store the last tables of views that are no longer computed."""
+    for table in tables:
+        tx.set(keys.retired[pipeline, table.view], msgspec.msgpack.encode(table), quiet=True)
 
 
 def forget(tx: Tx, keys: StepKeys, pipeline: str, views: Iterable[str]) -> None:
-    """These are declared, or dropped."""
+    """Remove the rows of views that are declared again, or dropped."""
     for view in views:
         tx.clear(keys.retired[pipeline, view], quiet=True)
 
 
 def drop(tx: Tx, keys: StepKeys, pipeline: str, view: str) -> bool:
-    """Give up what is kept of a view: a collector removes its files. False when nothing is kept of it: it is
-    declared again, say, or was dropped already.
+    """Drop a retired view, so that the collector removes its files.
+
+    Returns False if there is no such view: it was declared again, or was dropped before.
     """
     if find(tx, keys, pipeline, view) is None:
         return False
@@ -53,13 +54,13 @@ def drop(tx: Tx, keys: StepKeys, pipeline: str, view: str) -> bool:
 
 
 def find(tx: Tx, keys: StepKeys, pipeline: str, view: str) -> RetiredTable | None:
-    """A view that is stepped no more; None for one that never was one, or is."""
+    """Return the last table of a retired view; None if the view is declared, or never existed."""
     raw = tx.get(keys.retired[pipeline, view])
     return None if raw is None else _decoder.decode(raw)
 
 
 def listed(tx: Tx, keys: StepKeys, pipeline: str) -> list[RetiredTable]:
-    """All of a pipeline, by name."""
+    """Return all retired views of a pipeline, sorted by name."""
     return [_decoder.decode(row.value) for row in tx.range(*keys.retired.under(pipeline), snapshot=True)]
 
 
@@ -67,7 +68,7 @@ MOST = 1000
 
 
 def mark_for_collection(tx: Tx, keys: StepKeys, pipeline: str, views: Iterable[str], group: str = "") -> None:
-    """Views that are declared no more, and their group if it is not."""
+    """Mark views that are no longer declared, and their group if it was removed."""
     for view in views:
         tx.set(keys.gone[pipeline, view, ""], b"", quiet=True)
     if group:
@@ -75,12 +76,12 @@ def mark_for_collection(tx: Tx, keys: StepKeys, pipeline: str, views: Iterable[s
 
 
 def to_collect(tx: Tx, keys: StepKeys, pipeline: str) -> list[tuple[str, str]]:
-    """Views (with no group) and groups (with no view)."""
-    found = tx.range(*keys.gone.under(pipeline), limit=MOST, snapshot=True)
-    return [(str(view), str(group)) for _, view, group in (keys.gone.unpack(row.key) for row in found)]
+    """Return the marked (view, "") and ("", group) pairs."""
+    rows = tx.range(*keys.gone.under(pipeline), limit=MOST, snapshot=True)
+    return [(str(view), str(group)) for _, view, group in (keys.gone.unpack(row.key) for row in rows)]
 
 
-def collected(tx: Tx, keys: StepKeys, pipeline: str, names: Iterable[tuple[str, str]]) -> None:
-    """Nothing is left of these that could be removed."""
+def unmark_collected(tx: Tx, keys: StepKeys, pipeline: str, names: Iterable[tuple[str, str]]) -> None:
+    """Remove the marks of views and groups that have no more files to remove."""
     for view, group in names:
         tx.clear(keys.gone[pipeline, view, group], quiet=True)

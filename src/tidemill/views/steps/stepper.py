@@ -1,13 +1,13 @@
 """The stepper: one run of a group, from its ticket to its last commit.
 
-    cut      write a record, if the group has applied all of them and its datasets moved on
-    open     enter an attempt at the next batch of records
-    compute  what the port does: objects and manifests
-    commit   the group goes on (with the run's end, when no record is left)
+    cut      write a record, if the group has applied all records and its datasets have new lots
+    open     store an attempt at the next batch of records
+    compute  write the objects and manifests of the batch (`Compute`)
+    commit   move the group to the batch's step, and end the run when no record is left
 
-Each durable step is one transaction between two crash points, `views.<step>.before` and `.after`. Whatever
-happens between them, the run is over with its node's lease or by `runs.fail`; the next one finds the group
-where the last commit left it, and the same records behind it.
+Each of them except compute is one transaction between two crash points, `views.<name>.before` and `.after`.
+If the process fails between them, the run ends with its node's lease or by `runs.fail`. The next run resumes
+at the last commit, with the same records.
 """
 
 from collections.abc import Callable
@@ -22,38 +22,31 @@ from tidemill.publish.attempts import Hold
 from tidemill.scope import Scope
 from tidemill.triggers.runs import Ticket
 from tidemill.views.steps import commits
-from tidemill.views.steps.commits import (
-    QuarantinedRows,
-    StepAlarm,
-    StepBatch,
-    StepOutput,
-    StepPart,
-    StepState,
-)
+from tidemill.views.steps.commits import StepBatch, StepPart, StepResult
 from tidemill.views.steps.events import RecordWritten, RowsSetAside, StepAbandoned, StepCommitted
 from tidemill.views.steps.keys import StepKeys, group_id
 from tidemill.views.steps.records import StepRecord
 
 
 class Compute(Protocol):
-    """Makes the outputs of a batch: objects and manifests, all under the attempt; nothing in the store.
-
-    At most one `QuarantinedRows` and one `StepState` are among them.
-    """
+    """Computes a batch: writes objects and manifests under the attempt's path, and nothing to the store."""
 
     def __call__(self, batch: StepBatch, attempt: str) -> tuple[StepPart, ...]: ...
 
 
-class Stepped(msgspec.Struct, frozen=True):
-    """What a run did: where the group is now, how many commits that took, and how many had a job."""
+class RunSummary(msgspec.Struct, frozen=True):
+    """The outcome of a run: the group's step, how many commits it took, and how many of them had a job."""
 
     step: int
     commits: int
     jobs: int
 
 
-class GroupStep:
-    """Runs the steps of groups of one pipeline on one node."""
+class Stepper:
+    """Runs the steps of the groups of one pipeline on one node.
+
+    - most: how many records with work one step may apply together.
+    """
 
     def __init__(self, scope: Scope, pipeline: str, compute: Compute, *, most: int = 1) -> None:
         self._scope = scope
@@ -62,17 +55,21 @@ class GroupStep:
         self._compute = compute
         self._most = most
 
-    def run(self, ticket: Ticket, stop: Callable[[], bool] = lambda: False) -> Stepped:
-        """Apply every record there is; the run is over when this returns.
+    def run(self, ticket: Ticket, stop: Callable[[], bool] = lambda: False) -> RunSummary:
+        """Apply all records; when this returns, the run has ended.
 
-        What the computation raises is raised again, with its attempt given up and the ticket still ours: the
-        caller ends the run by `runs.fail`. `LeaseLost` says that it is over already.
+        If the computation raises an error, its attempt is abandoned and the error is raised again. The run
+        still holds its ticket then, and the caller ends it by `runs.fail`. `LeaseLost` means that the run has
+        already ended.
 
-        - stop: asked between commits; the group may be left at any step.
+        - stop: called between commits; True ends the run. A group may stop at any step.
         """
         prefix = group_id(self._pipeline, "")
         if not ticket.name.startswith(prefix):
-            raise UsageError(f"a run of {ticket.name}", hint=f"this steps the groups of {self._pipeline!r}")
+            raise UsageError(
+                f"{ticket.name!r} is not a group of pipeline {self._pipeline!r}",
+                hint="pass a ticket of one of its groups",
+            )
         group, keys = ticket.name.removeprefix(prefix), self._keys
         record = self._scope.step(
             "views.cut", lambda tx: commits.next_record(tx, keys, self._pipeline, ticket, group)
@@ -81,55 +78,43 @@ class GroupStep:
             self._scope.emit(
                 RecordWritten(pipeline=self._pipeline, step=record.number, datasets=len(record.ranges))
             )
-        done = jobs = 0
+        committed = jobs = 0
         while not stop():
             batch = self._scope.store.run(
                 lambda tx: commits.next_batch(tx, keys, self._pipeline, group, most=self._most)
             )
             if batch is None:
                 break
-            jobs += batch.concerns
-            done += 1
+            jobs += batch.has_work
+            committed += 1
             self._apply(ticket, batch)
             if not batch.more:
-                return Stepped(batch.step, done, jobs)
-        busy = isinstance(record, Busy) and not done
+                return RunSummary(batch.step, committed, jobs)
+        busy = isinstance(record, Busy) and not committed
         step = self._scope.step(
-            "views.rest", lambda tx: commits.rest(tx, keys, self._pipeline, ticket, group, busy=busy)
+            "views.rest", lambda tx: commits.end_run(tx, keys, self._pipeline, ticket, group, busy=busy)
         )
-        return Stepped(step, done, jobs)
+        return RunSummary(step, committed, jobs)
 
     def _apply(self, ticket: Ticket, batch: StepBatch) -> None:
-        hold, outputs, aside, state, alarm = None, tuple[StepOutput, ...](), None, None, None
-        if batch.concerns:
+        result: StepResult | None = None
+        if batch.has_work:
             attempt = self._scope.new_attempt()
             hold = self._scope.step(
                 "views.open", lambda tx: commits.open_step(tx, self._keys, ticket, batch, attempt)
             )
-            made = self._computed(batch, hold)
-            outputs = tuple(one for one in made if isinstance(one, StepOutput))
-            aside = next((one for one in made if isinstance(one, QuarantinedRows)), None)
-            state = next((one for one in made if isinstance(one, StepState)), None)
-            alarm = next((one for one in made if isinstance(one, StepAlarm)), None)
+            result = StepResult.of(hold, self._run_compute(batch, hold))
         row = self._scope.step(
-            "views.commit" if batch.concerns else "views.pass",
-            lambda tx: commits.commit(
-                tx,
-                self._keys,
-                ticket,
-                batch,
-                hold,
-                outputs,
-                aside=aside,
-                state=state,
-                alarm=alarm,
-                ends=not batch.more,
-            ),
+            "views.commit" if batch.has_work else "views.pass",
+            lambda tx: commits.commit(tx, self._keys, ticket, batch, result, ends=not batch.more),
         )
-        if aside is not None:
+        if row.quarantined is not None:
             self._scope.emit(
                 RowsSetAside(
-                    pipeline=self._pipeline, group=batch.spec.name, step=row.step, rows=dict(aside.rows)
+                    pipeline=self._pipeline,
+                    group=batch.spec.name,
+                    step=row.step,
+                    rows=dict(row.quarantined.rows),
                 )
             )
         self._scope.emit(
@@ -139,12 +124,12 @@ class GroupStep:
                 step=row.step,
                 after=row.after,
                 attempt=row.attempt,
-                views=tuple(one.view for one in outputs),
-                rows=sum(one.rows for one in outputs),
+                views=tuple(output.view for output in row.outputs),
+                rows=sum(output.rows for output in row.outputs),
             )
         )
 
-    def _computed(self, batch: StepBatch, hold: Hold) -> tuple[StepPart, ...]:
+    def _run_compute(self, batch: StepBatch, hold: Hold) -> tuple[StepPart, ...]:
         try:
             return self._compute(batch, hold.draft.id)
         except Exception as error:
