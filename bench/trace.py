@@ -151,7 +151,7 @@ class View:
         began = time.process_time()
         bundle = Bundle(self.objects, f"runs/{self.version.step:08d}", self.cache)
         mine, theirs, groups = self.spine("orders", ORDERS), self.spine("customers", CUSTOMERS), self.groups()
-        left, right = JOIN.added_up(orders, ORDERS), JOIN.added_up(customers, CUSTOMERS)
+        left, right = JOIN.consolidate_side(orders, ORDERS), JOIN.consolidate_side(customers, CUSTOMERS)
         joined = JOIN.step(left, right, mine, theirs)
         rows = pa.concat_tables([JOIN.schema.empty_table(), *joined]).combine_chunks()
         times.append(time.perf_counter())

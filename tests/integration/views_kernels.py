@@ -159,7 +159,7 @@ class Kernels:
             )
             ran = self._run(plan, self.base, "load")
             loaded, again = ran.reports, ran.changes
-            kept = TraceChanges.together(
+            kept = TraceChanges.combine(
                 [
                     TraceChanges(
                         tuple(one for one in kept.added if one.trace not in rebuilt),

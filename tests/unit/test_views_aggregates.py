@@ -214,10 +214,10 @@ def test_a_group_is_there_as_long_as_it_has_rows() -> None:
 
 def test_names_of_an_aggregate_are_its_own() -> None:
     for name in ("k", "main", "bins", "_w"):
-        with pytest.raises(UsageError, match="taken"):
+        with pytest.raises(UsageError, match="not unique"):
             GroupKernel(KEYS, FLOATS, (GroupAggregate("max", "v", name),))
     both = (GroupAggregate("max", "v", "x"), GroupAggregate("min", "v", "x"))
-    with pytest.raises(UsageError, match="taken"):
+    with pytest.raises(UsageError, match="not unique"):
         GroupKernel(KEYS, FLOATS, both)
 
 

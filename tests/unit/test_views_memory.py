@@ -47,7 +47,7 @@ def written(objects: MemoryObjects, rows: pa.Table, key: str = "runs") -> RunEnt
 
 def held(cache: Cache) -> int:
     """The bytes of rows that a cache has hold of."""
-    runs: Any = cache._known.values()
+    runs: Any = cache._runs.values()
     return sum(
         batch.nbytes for run in runs for batch in (*run.batches.values(), *([run.whole] if run.whole else []))
     )
@@ -102,10 +102,10 @@ from tests.unit.test_views_memory import *
 
 objects = MemoryObjects(FakeClock())
 rows = wide_rows(range(4_000))
-entry = written(objects, rows)
 folder = Path(sys.argv[1])
-keeping = Cache(objects, folder)
-keeping.fill([entry], WIDE)
+bundle = Bundle(objects, "runs", Cache(objects, folder))
+entry = bundle.add(WIDE, rows, *ALL.grains)
+bundle.write()
 size = max(path.stat().st_size for path in folder.iterdir())
 assert size > 30_000_000, size
 limit = 120_000_000
@@ -138,7 +138,7 @@ def test_a_large_bundle_waits_on_the_disk(objects: MemoryObjects, monkeypatch: p
     small, large = Bundle(objects, "small"), Bundle(objects, "large")
     entries = [small.add(WIDE, rows, *ALL.grains) for rows in whole]
     size = small.write()
-    monkeypatch.setattr(bundles, "HELD_BYTES", size // 5)
+    monkeypatch.setattr(bundles, "BUFFER_BYTES", size // 5)
     for rows, entry in zip(whole, entries, strict=True):
         assert entry is not None
         assert large.add(WIDE, rows, *ALL.grains) == entry._replace(file="large")

@@ -14,7 +14,7 @@ from tidemill.errors import UsageError, WeightNegative, WeightOverflow
 from tidemill.views.kernels.join import JoinKernel
 from tidemill.views.kernels.keyed_rows import AdmissionKernel, replacement, rows_of_keys
 from tidemill.views.kernels.set_operations import Kind, SetKernel
-from tidemill.views.kernels.zsets import net_rows, union
+from tidemill.views.kernels.zsets import net_rows
 from tidemill.views.trace import trace
 from tidemill.views.trace.layout import Layout
 
@@ -53,7 +53,7 @@ def test_the_changes_of_a_join_add_up_to_the_join(steps: list[tuple[dict[Any, in
     for left_delta, right_delta in steps:
         left.update(left_delta)
         right.update(right_delta)
-        mine, theirs = (JOIN.added_up(side(delta), SIDE) for delta in (left_delta, right_delta))
+        mine, theirs = (JOIN.consolidate_side(side(delta), SIDE) for delta in (left_delta, right_delta))
         for piece in JOIN.step(mine, theirs, left_kept.spine("l", SIDE), right_kept.spine("r", SIDE)):
             assert piece.schema == JOIN.schema
             for row in piece.to_pylist():
@@ -65,7 +65,7 @@ def test_the_changes_of_a_join_add_up_to_the_join(steps: list[tuple[dict[Any, in
 
 def products(rows: pa.Table) -> list[pa.Table]:
     """Rows joined with themselves."""
-    change = JOIN.added_up(rows, SIDE)
+    change = JOIN.consolidate_side(rows, SIDE)
     return list(JOIN.step(change, change, Keeper().spine("l", SIDE), Keeper().spine("r", SIDE)))
 
 
@@ -86,11 +86,11 @@ def test_many_rows_with_one_partner_each_are_joined_to_what_is_left_of_it(gaps: 
         [row for k in range(0, 300, 5) for row in ((k, 0, -times), (k, k, times)) if not gaps or k % 3],
         [(7, 0, -times)],
     ):
-        right_kept.keep("r", sides, join.added_up(made(rows), sides))
+        right_kept.keep("r", sides, join.consolidate_side(made(rows), sides))
     shown = {k: (k if k % 5 == 0 else 0) for k in range(300) if k != 7 and (not gaps or k % 3)}
     left = [(n % 300, n, 1 + n % 2) for n in range(2_000)]
     moved = [(10, 10, -times), (10, 99, times), (400, 1, 1)]
-    changes = [join.added_up(made(rows), sides) for rows in (left, moved)]
+    changes = [join.consolidate_side(made(rows), sides) for rows in (left, moved)]
     found = join.step(*changes, Keeper().spine("l", sides), right_kept.spine("r", sides))
     out = Counter[Any]()
     rows_given = 0
@@ -124,7 +124,7 @@ def test_a_join_gives_no_row_that_is_not_in_its_result_before_or_after_a_step(
     for state in states:
         new = Counter(state[0]), Counter(state[1])
         mine, theirs = (
-            JOIN.added_up(side({row: n[row] - o[row] for row in {*o, *n}}), SIDE)
+            JOIN.consolidate_side(side({row: n[row] - o[row] for row in {*o, *n}}), SIDE)
             for o, n in zip(old, new, strict=True)
         )
         shown = {*joined(*old), *joined(*new)}
@@ -142,9 +142,9 @@ def test_what_came_and_went_is_not_joined_with_what_comes(rows: int, monkeypatch
     kept = Keeper()
     there = {(k, "k", x): 1 for k in (1, 2) for x in range(rows)}
     for change in (there, {row: -weight for row, weight in there.items() if row[:1] == (1,)}):
-        kept.keep("t", SIDE, JOIN.added_up(side(change), SIDE))
-    come = JOIN.added_up(side({(1, "k", 7): 1, (2, "k", 8): 1}), SIDE)
-    nothing = JOIN.added_up(side({}), SIDE)
+        kept.keep("t", SIDE, JOIN.consolidate_side(side(change), SIDE))
+    come = JOIN.consolidate_side(side({(1, "k", 7): 1, (2, "k", 8): 1}), SIDE)
+    nothing = JOIN.consolidate_side(side({}), SIDE)
     for sides in ((come, nothing), (nothing, come)):
         found = JOIN.step(*sides, kept.spine("t", SIDE), kept.spine("t", SIDE))
         given = [row for piece in found for row in piece.to_pylist()]
@@ -155,7 +155,7 @@ def test_what_came_and_went_is_not_joined_with_what_comes(rows: int, monkeypatch
 
 def test_rows_that_can_match_nothing_are_not_remembered() -> None:
     rows = side({(None, "k", 1): 1, (1, None, 1): 1, (1, "k", 1): 0})
-    kept = JOIN.added_up(rows, SIDE)
+    kept = JOIN.consolidate_side(rows, SIDE)
     assert kept.num_rows == 1
     assert [row["_w"] for piece in products(rows) for row in piece.to_pylist()] == [1]
 
@@ -252,7 +252,7 @@ def test_a_union_adds_up_in_an_order_of_its_own(parts: list[list[tuple[Any, int]
     for part in parts:
         for row, weight in part:
             model[row] += weight
-    found = union([rows_of(part).drop_columns("_h") for part in parts])
+    found = net_rows(pa.concat_tables([rows_of(part).drop_columns("_h") for part in parts]))
     assert {(row["v"], row["t"]): row["_w"] for row in found.to_pylist()} == {
         row: w for row, w in model.items() if w
     }

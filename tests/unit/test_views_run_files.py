@@ -254,7 +254,6 @@ def test_only_the_batches_whose_fences_match_are_fetched(objects: MemoryObjects)
     assert spine.lookup(asked).num_rows == 2
     assert spine.lookup(np.array([], np.int64)).num_rows == 0
     assert cache.fetched_bytes == before
-    cache.fill([entry], LAYOUT)
     assert spine.lookup(hashes[::1000]).num_rows == len(hashes[::1000])
 
 

@@ -32,7 +32,6 @@ from tidemill.views.trace.hash_space import (
     ALL,
     GRAINS,
     HashRange,
-    grain_of,
     hash_bounds,
     ranges,
     slice_of,
@@ -123,8 +122,11 @@ def objects() -> MemoryObjects:
 
 def test_slices_lie_in_the_order_of_the_hash() -> None:
     hashes = np.array([-(2**63), -(2**63) + 2**56, -1, 0, 2**63 - 1], np.int64)
-    assert slice_of(hashes).tolist() == [0, 1, 127, 128, 255]
-    assert [grain_of(int(value)) // 256 for value in hashes] == [0, 1, 127, 128, 255]
+    slices = [0, 1, 127, 128, 255]
+    assert slice_of(hashes).tolist() == slices
+    for number, value in zip(slices, hashes.tolist(), strict=True):
+        low, high = hash_bounds(256 * number, 256 * number + 255)
+        assert low <= value <= high
     assert hash_bounds(0, GRAINS - 1) == (-(2**63), 2**63 - 1)
 
 
@@ -219,7 +221,7 @@ def test_a_weight_beyond_64_bits_is_refused() -> None:
 def test_a_table_with_other_columns_is_refused() -> None:
     with pytest.raises(UsageError, match="missing"):
         LAYOUT.conform(pa.table({"_h": [1]}))
-    with pytest.raises(UsageError, match="other types"):
+    with pytest.raises(UsageError, match="wrong types"):
         LAYOUT.conform(pa.table({"_h": [1], "k": ["x"], "p": ["y"], "_w": [1]}))
 
 
@@ -381,7 +383,7 @@ def test_a_trace_is_read_at_the_step_to_which_it_is_current_and_no_other() -> No
         later.entries("u", ALL, 3)  # a run more does not make up for the one that is missing
     rebuilt = later.apply(4, [AddedRun("u", entry)], rebuilt=["u"]).version
     assert rebuilt.entries("u", ALL, 4) == (entry,)
-    with pytest.raises(UsageError, match="new, which was never built"):
+    with pytest.raises(UsageError, match="new was never built"):
         rebuilt.apply(5, [AddedRun("new", entry)])
     assert rebuilt.apply(5, [AddedRun("new", entry)], rebuilt=["new"]).version.entries("new", ALL, 5) == (
         entry,

@@ -199,7 +199,7 @@ def test_a_key_of_the_type_joins_its_equals_behind_a_hash_that_all_share(name: s
     table = pa.table({"k": pa.array(values, kind), "n": list(range(len(values))), "_w": [1] * len(values)})
     table = weakly(table, [7] * len(values))
     keeper.keep("right", layout, table)
-    change = join.added_up(table, layout)
+    change = join.consolidate_side(table, layout)
     found = join.step(change, layout.empty(), keeper.spine("left", layout), keeper.spine("right", layout))
     pairs = [(row["a"], row["b"]) for piece in found for row in piece.to_pylist()]
     assert sorted(pairs) == [(n, n) for n in range(len(values))]
@@ -305,7 +305,7 @@ def test_rows_are_told_apart_when_their_mixes_collide() -> None:
     for weak in (
         honest,
         honest._replace(mix=honest.mix & np.uint64(1)),
-        CodedRows(honest.words, honest.mix * np.uint64(0)),
+        CodedRows(honest.codes, honest.mix * np.uint64(0)),
     ):
         order, starts = group_equal(weak, first)
         assert sorted(order.tolist()) == list(range(200))

@@ -123,7 +123,10 @@ class Circuit:
                 self._spine("orders", JOIN.left, within),
                 self._spine("customers", JOIN.right, within),
             )
-            ours, others = JOIN.added_up(left[at], JOIN.left), JOIN.added_up(right[at], JOIN.right)
+            ours, others = (
+                JOIN.consolidate_side(left[at], JOIN.left),
+                JOIN.consolidate_side(right[at], JOIN.right),
+            )
             joined.extend(JOIN.step(ours, others, mine, theirs))
             kept += [
                 mine.extend(ours, bundle, self.budget_rows),
@@ -190,7 +193,7 @@ class Circuit:
         return values
 
     def _commit(self, number: int, kept: Sequence[TraceChanges]) -> None:
-        told = TraceChanges.together(TraceChanges.decode(each.encode()) for each in kept)
+        told = TraceChanges.combine(TraceChanges.decode(each.encode()) for each in kept)
         outcome = self.version.apply(number, told.added, told.merged)
         assert not outcome.late
         key = f"versions/{self.attempt}/{number:08d}"

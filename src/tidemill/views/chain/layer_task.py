@@ -210,7 +210,7 @@ def compute_layer(
                 TraceChanges((), tuple(traces[name].merges(state.bundle, MERGED_ROWS)))
                 for name in placed.traces
             ]
-            report.changes = TraceChanges.together([report.changes, *merged])
+            report.changes = TraceChanges.combine([report.changes, *merged])
             continue
         output = placed.operator.step(received, traces, first=plan.first)
         if output.exhausted:
@@ -225,7 +225,7 @@ def compute_layer(
             traces[name].extend(delta, state.bundle, settled=name in output.settled)
             for name, delta in output.deltas.items()
         ]
-        report.changes = TraceChanges.together([report.changes, *extended])
+        report.changes = TraceChanges.combine([report.changes, *extended])
 
 
 MERGED_ROWS = 65_536
@@ -284,7 +284,7 @@ def complete_changes(plan: StepPlan, reports: Sequence[TaskReport]) -> TraceChan
             f"reports of a step are missing or repeated: of {len(expected)} tasks,"
             f" {len(missing)} reported nothing and {len(repeated)} reported twice"
         )
-    return TraceChanges.together(report.changes for report in reports)
+    return TraceChanges.combine(report.changes for report in reports)
 
 
 def timings(reports: Iterable[TaskReport]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from tidemill.views.kernels.canonical_keys import canonical_keys
 from tidemill.views.kernels.group_by import BINS, MAIN, GroupAggregate, GroupKernel
 from tidemill.views.kernels.join import JoinKernel, sorted_by_hash
 from tidemill.views.kernels.set_operations import SetKernel
-from tidemill.views.trace.consolidation import chunk, column, consolidate, reduced
+from tidemill.views.trace.consolidation import chunk, column, consolidate, reduce_rows
 from tidemill.views.trace.hash_space import HashRange, hash_bounds
 from tidemill.views.trace.key_hash import GLOBAL_HASH
 from tidemill.views.trace.layout import HASH, WEIGHT, Layout
@@ -98,14 +98,16 @@ class StatefulJoin:
             if not safe and rows[f"c{place}"].null_count:  # NULL matches nothing: do not send the row
                 rows = rows.filter(pc.is_valid(rows[f"c{place}"]))
         packed = rows_by_key(rows, layout, keys)
-        return {tag: packed if self.lent[side] is not None else reduced(packed, layout)}
+        return {tag: packed if self.lent[side] is not None else reduce_rows(packed, layout)}
 
     def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> OperatorOutput:
         changes: dict[str, pa.Table] = {}
         stored: list[Trace | SharedRows] = []
         for (tag, layout), lent in zip(self._sides.items(), self.lent, strict=True):
             rows = concatenated(parts.get(tag, ()), layout)
-            changes[tag] = self._kernel.added_up(rows, layout) if lent is None else sorted_by_hash(rows)
+            changes[tag] = (
+                self._kernel.consolidate_side(rows, layout) if lent is None else sorted_by_hash(rows)
+            )
             if lent is None:
                 stored.append(traces[tag])
             else:

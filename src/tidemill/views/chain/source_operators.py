@@ -21,7 +21,7 @@ from tidemill.views.chain.stateful_operator import (
 )
 from tidemill.views.kernels import keyed_rows
 from tidemill.views.kernels.keyed_rows import AdmissionKernel
-from tidemill.views.trace.consolidation import chunk, column, consolidate, reduced
+from tidemill.views.trace.consolidation import chunk, column, consolidate, reduce_rows
 from tidemill.views.trace.hash_space import HashRange
 from tidemill.views.trace.layout import HASH, WEIGHT, Layout
 from tidemill.views.trace.row_equality import code_rows, value_ids
@@ -62,9 +62,9 @@ class ChangesSource:
 
     def pack(self, side: int, rows: pa.Table) -> dict[str, pa.Table]:
         if self.key:
-            return {MAIN: reduced(rows_by_key(rows, self._layout, self.key), self._layout)}
+            return {MAIN: reduce_rows(rows_by_key(rows, self._layout, self.key), self._layout)}
         packed = rows.append_column(HASH, hash_column(rows, self._layout.names))
-        return {MAIN: reduced(packed, self._layout)}
+        return {MAIN: reduce_rows(packed, self._layout)}
 
     def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> OperatorOutput:
         delta = concatenated(parts.get(MAIN, ()), self._layout)

@@ -1,4 +1,4 @@
-"""Keys as Spark groups by them: -0.0 is 0.0, and every NaN the same NaN, also inside nested values."""
+"""Canonical keys: like Spark, treat -0.0 as 0.0 and all NaNs as one NaN, also inside nested values."""
 
 import numpy as np
 import pyarrow as pa
@@ -8,7 +8,7 @@ from tidemill.views.trace.consolidation import chunk
 
 
 def canonical_keys(table: pa.Table, names: list[str]) -> pa.Table:
-    """The table with these columns in their canonical form; most types have no other."""
+    """Return the table with these columns in canonical form; only types with floats change."""
     for name in names:
         place = table.column_names.index(name)
         if has_floats(table.schema.field(place).type):
@@ -17,14 +17,14 @@ def canonical_keys(table: pa.Table, names: list[str]) -> pa.Table:
 
 
 def has_floats(kind: pa.DataType) -> bool:
-    """Whether values of the type hold floats anywhere."""
+    """Return whether values of the type contain floats."""
     if pat.is_nested(kind):
         return any(has_floats(kind.field(n).type) for n in range(kind.num_fields))
     return bool(pat.is_floating(kind))
 
 
 def canonical_values(array: pa.Array) -> pa.Array:
-    """An array with the same values, in canonical form."""
+    """Return the array in canonical form."""
     kind = array.type
     if not has_floats(kind):
         return array
@@ -33,13 +33,13 @@ def canonical_values(array: pa.Array) -> pa.Array:
         values = values + values.dtype.type(0)
         values[np.isnan(values)] = np.nan
         return pa.array(values, kind, mask=array.is_null().to_numpy(zero_copy_only=False))
-    whole = pa.concat_arrays([array]) if array.offset else array
-    if whole.offset:  # concatenating one array may only copy the reference
-        whole = whole.take(pa.array(np.arange(len(whole))))
-    return _rebuilt(whole, kind)
+    copy = pa.concat_arrays([array]) if array.offset else array
+    if copy.offset:  # concatenating one array may only copy the reference
+        copy = copy.take(pa.array(np.arange(len(copy))))
+    return _canonical_nested(copy, kind)
 
 
-def _rebuilt(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _canonical_nested(array: pa.Array, kind: pa.DataType) -> pa.Array:
     mask = array.is_null() if array.null_count else None
     if pat.is_struct(kind):
         fields = [canonical_values(array.field(n)) for n in range(kind.num_fields)]

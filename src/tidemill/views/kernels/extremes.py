@@ -1,12 +1,14 @@
-"""MIN and MAX: the best few values of each group, and whether these are all it has.
+"""MIN and MAX: store the best few values of each group, and whether the group has more.
 
-What is kept of a group is exactly its values up to the worst one kept, so a change that is better or equal is
-applied, and a worse one concerns what is not kept. When all that was kept is gone and there is more, the
-group is exhausted: its values have to be read again, once for all such groups of the step (DBSP-13).
+The stored values are complete up to the worst stored one. So a change to a better or equal value is applied,
+and a change to a worse value affects only values that are not stored. A group with more values than it stores
+is *truncated*. When a truncated group has no stored value left, it is *exhausted*: its values are read again,
+once for all such groups of the step (DBSP-13).
 
-The trace has a row for each value with its weight, and for a group with more values a row whose value is
-NULL: a value that is NULL never counts. Order is Spark's: NaN is greater than all else, texts go by their
-bytes. -0.0 is less than 0.0, so that of the two the same one is always chosen.
+The trace has one row per stored value, with its weight. A truncated group has another row with the value
+NULL, which is no conflict, because MIN and MAX ignore NULL. Values are ordered as in Spark: NaN is the
+greatest value, and texts are ordered by their bytes. -0.0 is less than 0.0, so that the choice between them
+is always the same.
 """
 
 from dataclasses import dataclass
@@ -20,19 +22,19 @@ import pyarrow.types as pat
 from tidemill.errors import TypeRefused, WeightNegative
 from tidemill.views.aggregates.registry import Accumulator
 from tidemill.views.trace.layout import WEIGHT, Layout
-from tidemill.views.trace.order import I64, lexical, taken
+from tidemill.views.trace.order import I64, lexical, take
 from tidemill.views.trace.row_equality import fixed_width_values
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 VALUE = "_v"
 BEST = 16
-_QUIET = 4  # one part in so many of what is kept has to be left out for that to pay
-_BLOCKS = 2  # times as many blocks as values are kept: few more than these pass
+_UNAFFECTED = 4  # skip the values of unaffected groups if they are at least 1/4 of all stored values
+_BLOCKS = 2  # blocks per stored value: with more blocks, fewer values pass the preselection
 
 
-class Ranked(NamedTuple):
-    """The best value of each group before and after a step, the trace's change, and who is exhausted."""
+class RankedGroups(NamedTuple):
+    """The best value of each group before and after a step, the trace's change, and which are exhausted."""
 
     before: pa.Array
     after: pa.Array
@@ -48,7 +50,7 @@ class ExtremeKernel:
         kind: the lowest or the highest value.
         keys: the columns of the group's key.
         value: the type of the column.
-        best: how many different values to keep; 1 is enough where nothing is ever taken away.
+        best: how many different values to store; 1 is enough if rows are never deleted.
     """
 
     kind: Accumulator
@@ -66,92 +68,101 @@ class ExtremeKernel:
     def rank(
         self,
         groups: pa.Table,
-        kept: "GroupValues",
+        stored: "GroupValues",
         changed: "GroupValues",
         empty: Mask,
         *,
         refill: bool = False,
-    ) -> Ranked:
+    ) -> RankedGroups:
         """Apply a change to the groups.
 
         Args:
-            groups: hash and key of each.
-            kept: the trace's rows of these groups.
+            groups: hash and key of each group.
+            stored: the trace's rows of these groups.
             changed: the change: values that are not NULL, with weights.
-            empty: which groups have no value any more; those are complete.
-            refill: the change is all that these groups have, and they were exhausted.
+            empty: which groups have no values after the change; these are not truncated.
+            refill: the groups were exhausted, and the change contains all their values.
         """
         count = groups.num_rows
-        marks = pc.is_null(kept.value).to_numpy(zero_copy_only=False)
-        more = np.full(count, refill)
+        marks = pc.is_null(stored.value).to_numpy(zero_copy_only=False)
+        truncated = np.full(count, refill)
         if marks.any():
             marked = np.zeros(count, np.int64)
-            np.add.at(marked, kept.group[marks], kept.weight[marks])
-            more |= marked > 0
-            kept = kept.chosen(~marks)
-        every, still = _Every.of(
-            kept, changed, more, greatest_first=self.kind is Accumulator.GREATEST, refill=refill
+            np.add.at(marked, stored.group[marks], stored.weight[marks])
+            truncated |= marked > 0
+            stored = stored.filter(~marks)
+        candidates, unaffected_best = _Candidates.of(
+            stored, changed, truncated, greatest_first=self.kind is Accumulator.GREATEST, refill=refill
         )
-        near = every.near(self.best)
-        listed = every.listed(near)
-        if (listed.old < 0).any():
-            raise WeightNegative("a value that is kept for MIN or MAX is there fewer than no times")
-        there = listed.some(listed.old > 0)
-        new = listed.old + listed.change
-        # what is worse than the worst value kept concerns what is not kept, where there is more
-        if not refill and more.any():
+        plausible = candidates.plausible(self.best)
+        distinct = candidates.distinct(plausible)
+        if (distinct.old < 0).any():
+            raise WeightNegative("a stored value of MIN or MAX has a negative weight")
+        present = distinct.select(distinct.old > 0)
+        new = distinct.old + distinct.change
+        # in a truncated group, a value worse than the worst stored one is not stored
+        if not refill and truncated.any():
             worst = np.full(count, -1, np.int64)
-            worst[there.group[there.ends]] = there.place[there.ends]
-            worst[~more] = len(new)
-            new[np.arange(len(new)) > taken(worst, listed.group)] = 0
+            worst[present.group[present.ends]] = present.place[present.ends]
+            worst[~truncated] = len(new)
+            new[np.arange(len(new)) > take(worst, distinct.group)] = 0
         if (new < 0).any():
-            raise WeightNegative("a value of MIN or MAX would be there fewer than no times")
-        live = listed.some(new > 0)
-        beyond = live.nth >= self.best
-        left_out = np.zeros(count, bool)
-        left_out[live.group[beyond]] = True
-        if near is not None:
-            left_out[every.group[~near]] = True
-        new[live.place[beyond]] = 0
-        more_after = left_out if refill else (more & ~empty) | left_out
-        before, after = listed.firsts(there, still), listed.firsts(live, still)
-        return Ranked(
-            every.value.take(pa.array(before, mask=before < 0)),
-            every.value.take(pa.array(after, mask=after < 0)),
-            self._state(groups, every.value, listed, new - listed.old, more, more_after),
-            more & (after < 0) & ~empty & (not refill),
+            raise WeightNegative("the change deletes a value of MIN or MAX that does not exist")
+        remaining = distinct.select(new > 0)
+        surplus = remaining.nth >= self.best
+        dropped = np.zeros(count, bool)
+        dropped[remaining.group[surplus]] = True
+        if plausible is not None:
+            dropped[candidates.group[~plausible]] = True
+        new[remaining.place[surplus]] = 0
+        truncated_after = dropped if refill else (truncated & ~empty) | dropped
+        before, after = distinct.firsts(present, unaffected_best), distinct.firsts(remaining, unaffected_best)
+        return RankedGroups(
+            candidates.value.take(pa.array(before, mask=before < 0)),
+            candidates.value.take(pa.array(after, mask=after < 0)),
+            self._state(groups, candidates.value, distinct, new - distinct.old, truncated, truncated_after),
+            truncated & (after < 0) & ~empty & (not refill),
         )
 
     def _state(
-        self, groups: pa.Table, value: pa.Array, listed: "_Listed", change: I64, more: Mask, more_after: Mask
+        self,
+        groups: pa.Table,
+        value: pa.Array,
+        distinct: "_DistinctValues",
+        change: I64,
+        truncated: Mask,
+        truncated_after: Mask,
     ) -> pa.Table:
-        """The trace's change: of values that are kept, and of the marks of groups with more."""
-        rows, turned = np.flatnonzero(change), np.flatnonzero(more != more_after)
-        values = pa.concat_arrays([value.take(pa.array(listed.row[rows])), pa.nulls(len(turned), self.value)])
-        weights = np.concatenate([change[rows], np.where(more_after[turned], 1, -1)]).astype(np.int64)
-        table = groups.take(pa.array(np.concatenate([listed.group[rows], turned])))
+        """Return the trace's change: of stored values, and of the marks of truncated groups."""
+        rows, toggled = np.flatnonzero(change), np.flatnonzero(truncated != truncated_after)
+        values = pa.concat_arrays(
+            [value.take(pa.array(distinct.row[rows])), pa.nulls(len(toggled), self.value)]
+        )
+        weights = np.concatenate([change[rows], np.where(truncated_after[toggled], 1, -1)]).astype(np.int64)
+        table = groups.take(pa.array(np.concatenate([distinct.group[rows], toggled])))
         return table.append_column(VALUE, values).append_column(WEIGHT, pa.array(weights))
 
 
 class GroupValues(NamedTuple):
-    """Values of groups: which group, the value, its weight."""
+    """Values of groups: the group's number, the value, its weight."""
 
     group: I64
     value: pa.Array
     weight: I64
 
-    def chosen(self, mask: Mask) -> "GroupValues":
-        return self.taken(np.flatnonzero(mask))
+    def filter(self, mask: Mask) -> "GroupValues":
+        return self.take(np.flatnonzero(mask))
 
-    def taken(self, rows: I64) -> "GroupValues":
+    def take(self, rows: I64) -> "GroupValues":
         value = pc.take(self.value, pa.array(rows), boundscheck=False)
-        return GroupValues(taken(self.group, rows), value, taken(self.weight, rows))
+        return GroupValues(take(self.group, rows), value, take(self.weight, rows))
 
 
 def order_of(array: pa.Array) -> I64:
-    """Numbers in the order of the values, equal for equal values; NULL is anywhere.
+    """Return numbers that have the order of the values, and are equal for equal values; NULL is undefined.
 
-    Not to be written to. Those of two arrays can be compared unless `_is_ranked`.
+    The result must not be modified. Results for two arrays are comparable, except for types with
+    `_is_ranked`.
     """
     kind = array.type
     order: I64
@@ -169,23 +180,23 @@ def order_of(array: pa.Array) -> I64:
     if pat.is_decimal128(kind) and kind.precision <= 18:
         return np.ascontiguousarray(
             fixed_width_values(array, np.dtype((np.int64, (2,))))[:, 0]
-        )  # the rest is its sign
+        )  # the upper half only repeats the sign
     if _is_ranked(kind):
         order = pc.rank(array, tiebreaker="dense").to_numpy().astype(np.int64)
         return order
     raise TypeRefused(f"no native MIN or MAX over values of type {kind}", hint="the operator can run keyed")
 
 
-def _orders(kept: pa.Array, changed: pa.Array) -> tuple[I64, I64]:
-    """The order of both, as that of one array."""
-    if len(kept) == 0 or not _is_ranked(kept.type):
-        return order_of(kept), order_of(changed)
-    both = order_of(pa.concat_arrays([kept, changed]))
-    return both[: len(kept)], both[len(kept) :]
+def _orders(stored: pa.Array, changed: pa.Array) -> tuple[I64, I64]:
+    """Return comparable orders of both arrays."""
+    if len(stored) == 0 or not _is_ranked(stored.type):
+        return order_of(stored), order_of(changed)
+    both = order_of(pa.concat_arrays([stored, changed]))
+    return both[: len(stored)], both[len(stored) :]
 
 
 def _is_ranked(kind: pa.DataType) -> bool:
-    """Whether the order of a value is its place among those it is given with."""
+    """Return whether `order_of` ranks values of this type within one array."""
     numbers = pat.is_signed_integer(kind) or (pat.is_decimal128(kind) and kind.precision <= 18)
     return _is_sortable(kind) and not (numbers or pat.is_temporal(kind))
 
@@ -197,13 +208,13 @@ def _is_sortable(kind: pa.DataType) -> bool:
     return any(test(kind) for test in (*tests, pat.is_binary, pat.is_large_binary))
 
 
-class _Some(NamedTuple):
-    """Some values of a list that is sorted by group.
+class _Selection(NamedTuple):
+    """Selected values of a list that is sorted by group.
 
     Args:
-        place: where each is in the list.
-        group: whose value it is.
-        starts: where each group begins among these.
+        place: the place of each value in the list.
+        group: the group of each value.
+        starts: where each group starts in the selection.
     """
 
     place: I64
@@ -212,25 +223,25 @@ class _Some(NamedTuple):
 
     @property
     def ends(self) -> I64:
-        """Where the last value of each group is among these."""
+        """Where the last value of each group is in the selection."""
         return np.append(self.starts, len(self.group))[1:] - 1
 
     @property
     def nth(self) -> I64:
-        """The place of each within its own group."""
+        """The number of each value within its group."""
         sizes = np.diff(np.append(self.starts, len(self.group)))
         place: I64 = np.arange(len(self.group)) - np.repeat(self.starts, sizes)
         return place
 
 
-class _Listed(NamedTuple):
-    """The different values of some groups, each group's best first.
+class _DistinctValues(NamedTuple):
+    """The distinct values of groups, sorted by group, best first.
 
     Args:
-        group: whose value it is.
-        row: where it stands among all values.
+        group: the group of each value.
+        row: the row of the value in the candidates' array.
         old: its weight in the trace.
-        change: what the step adds to that.
+        change: the change of its weight.
     """
 
     group: I64
@@ -238,29 +249,29 @@ class _Listed(NamedTuple):
     old: I64
     change: I64
 
-    def some(self, mask: Mask) -> _Some:
+    def select(self, mask: Mask) -> _Selection:
         place = np.flatnonzero(mask)
-        group = taken(self.group, place)
+        group = take(self.group, place)
         fresh = np.append(len(group) > 0, group[1:] != group[:-1])
-        return _Some(place, group, np.flatnonzero(fresh))
+        return _Selection(place, group, np.flatnonzero(fresh))
 
-    def firsts(self, some: _Some, otherwise: I64) -> I64:
-        """Where the first of these values of each group stands; for a group without any what is given."""
-        first = otherwise.copy()
-        first[some.group[some.starts]] = self.row[some.place[some.starts]]
+    def firsts(self, selection: _Selection, default: I64) -> I64:
+        """Return the row of each group's first selected value; `default` for groups without one."""
+        first = default.copy()
+        first[selection.group[selection.starts]] = self.row[selection.place[selection.starts]]
         return first
 
 
-class _Every(NamedTuple):
-    """The values that have to be looked at, first those that are kept, then those that change.
+class _Candidates(NamedTuple):
+    """The values that decide the result: first stored ones, then changed ones.
 
     Args:
-        value: these, and maybe more.
-        row: where each stands there.
-        group: whose it is.
-        order: the best first.
-        weight: how often it is there; of those that change, the change.
-        kept: how many of them are kept.
+        value: an array that contains these values, and maybe others.
+        row: the row of each candidate in that array.
+        group: its group.
+        order: its order, best first.
+        weight: its weight; for a changed value, the change of the weight.
+        stored: how many of the candidates are stored values.
     """
 
     value: pa.Array
@@ -268,133 +279,148 @@ class _Every(NamedTuple):
     group: I64
     order: I64
     weight: I64
-    kept: int
+    stored: int
 
     @classmethod
     def of(
-        cls, kept: GroupValues, changed: GroupValues, more: Mask, *, greatest_first: bool, refill: bool
-    ) -> tuple["_Every", I64]:
-        """What has to be looked at; and where the best value stands of groups of which nothing is, else -1.
+        cls, stored: GroupValues, changed: GroupValues, truncated: Mask, *, greatest_first: bool, refill: bool
+    ) -> tuple["_Candidates", I64]:
+        """Return the candidates, and for groups without candidates the row of the best stored value, else -1.
 
         Args:
-            kept: the values that are kept.
+            stored: the stored values.
             changed: the change.
-            more: which groups have values that are not kept.
-            greatest_first: the best is the greatest one.
-            refill: all of the change has to be looked at.
+            truncated: which groups have more values than they store.
+            greatest_first: whether the greatest value is the best.
+            refill: all changed values are candidates.
         """
-        before, order = _orders(kept.value, changed.value)
+        stored_order, changed_order = _orders(stored.value, changed.value)
         if greatest_first:
-            before, order = ~before, ~order  # turned over by the bits, which never overflows
-        if refill or len(kept.group) == 0:
-            every = cls(changed.value, np.arange(len(order)), changed.group, order, changed.weight, 0)
-            return every, np.full(len(more), -1, np.int64)
-        still, mine, theirs = _concerned(kept, before, changed, order, more)
-        chosen = changed.taken(theirs)
-        value = pa.concat_arrays([kept.value, chosen.value])
+            stored_order, changed_order = ~stored_order, ~changed_order  # inverts the order without overflow
+        if refill or len(stored.group) == 0:
+            candidates = cls(
+                changed.value, np.arange(len(changed_order)), changed.group, changed_order, changed.weight, 0
+            )
+            return candidates, np.full(len(truncated), -1, np.int64)
+        unaffected_best, stored_rows, changed_rows = _affected(
+            stored, stored_order, changed, changed_order, truncated
+        )
+        chosen = changed.take(changed_rows)
+        value = pa.concat_arrays([stored.value, chosen.value])
         row = np.arange(len(value))
-        group, weight = kept.group, kept.weight
-        if mine is not None:
-            row = np.concatenate([mine, row[len(group) :]])
-            group, before, weight = taken(group, mine), taken(before, mine), taken(weight, mine)
-        every = cls(
+        group, weight = stored.group, stored.weight
+        if stored_rows is not None:
+            row = np.concatenate([stored_rows, row[len(group) :]])
+            group, stored_order, weight = (
+                take(group, stored_rows),
+                take(stored_order, stored_rows),
+                take(weight, stored_rows),
+            )
+        candidates = cls(
             value,
             row,
             np.concatenate([group, chosen.group]),
-            np.concatenate([before, taken(order, theirs)]),
+            np.concatenate([stored_order, take(changed_order, changed_rows)]),
             np.concatenate([weight, chosen.weight]),
             len(group),
         )
-        return every, still
+        return candidates, unaffected_best
 
-    def near(self, best: int) -> Mask | None:
-        """The values that may be among the best of their group; of many that come to a group at once, few.
-        None is all.
+    def plausible(self, best: int) -> Mask | None:
+        """Preselect the values that can be among the best of their group; None selects all.
 
-        It is asked only where nothing is kept and nothing is taken away, as in a load. The rows of a group
-        are cut into blocks. The best of each block are there, so what is worse than the last of the best
-        few of these is left out: the values up to that one are complete.
+        This applies only if nothing is stored and nothing is deleted, as in an initial load. The rows of a
+        large group are divided into blocks, and the best value of each block is found. At least `best` values
+        are as good as the `best`-th of these, so worse values cannot be among the best.
         """
-        blocks = _BLOCKS * best
+        block_count = _BLOCKS * best
         count = len(self.group)
-        if self.kept or count < 2 * blocks or not (self.weight > 0).all():
+        if self.stored or count < 2 * block_count or not (self.weight > 0).all():
             return None
         fresh = self.group[1:] != self.group[:-1]
-        if not (self.group[1:] >= self.group[:-1]).all() or np.count_nonzero(fresh) * blocks > count:
+        if not (self.group[1:] >= self.group[:-1]).all() or np.count_nonzero(fresh) * block_count > count:
             return None
         starts = np.flatnonzero(np.append(True, fresh))
         sizes = np.diff(np.append(starts, count))
-        large = sizes >= 2 * blocks
-        cut = np.where(large, blocks, 1)
+        large = sizes >= 2 * block_count
+        cut = np.where(large, block_count, 1)
         nth = np.arange(int(cut.sum())) - np.repeat(np.cumsum(cut) - cut, cut)
         firsts = np.minimum.reduceat(
             self.order, np.repeat(starts, cut) + np.repeat(sizes, cut) * nth // np.repeat(cut, cut)
         )
-        of_large = firsts[np.repeat(large, cut)].reshape(-1, blocks)
+        of_large = firsts[np.repeat(large, cut)].reshape(-1, block_count)
         worst = np.full(len(starts), np.iinfo(np.int64).max)
         worst[large] = np.partition(of_large, best - 1, axis=1)[:, best - 1]
         return np.asarray(self.order <= np.repeat(worst, sizes))
 
-    def listed(self, near: Mask | None) -> _Listed:
-        """The values by group, weights of equal ones added up.
+    def distinct(self, plausible: Mask | None) -> _DistinctValues:
+        """Return the distinct values by group, with the weights of equal ones added up.
 
         Args:
-            near: which of them; None is all.
+            plausible: which candidates to use; None uses all.
         """
-        if near is None:
+        if plausible is None:
             places, starts = lexical(self.order, self.group)
         else:
-            rows = np.flatnonzero(near)
-            sequence, starts = lexical(taken(self.order, rows), taken(self.group, rows))
-            places = taken(rows, sequence)
-        weight = taken(self.weight, places)
-        old = np.where(places < self.kept, weight, 0)
-        first = taken(places, starts)
-        both, before = _added_up(weight, starts), _added_up(old, starts)
-        return _Listed(taken(self.group, first), taken(self.row, first), before, both - before)
+            rows = np.flatnonzero(plausible)
+            sequence, starts = lexical(take(self.order, rows), take(self.group, rows))
+            places = take(rows, sequence)
+        weight = take(self.weight, places)
+        old = np.where(places < self.stored, weight, 0)
+        first = take(places, starts)
+        both, before = _sums(weight, starts), _sums(old, starts)
+        return _DistinctValues(take(self.group, first), take(self.row, first), before, both - before)
 
 
-def _added_up(weights: I64, starts: I64) -> I64:
-    """The sums of neighbours that begin at `starts`: differences of running sums, which may wrap around."""
+def _sums(weights: I64, starts: I64) -> I64:
+    """Return the sums of consecutive weights: differences of running sums, which may wrap around safely.
+
+    Args:
+        weights: the weights of all groups.
+        starts: where each group starts.
+    """
     if len(starts) == len(weights):
         return weights
-    running: I64 = taken(np.cumsum(weights), np.append(starts[1:], len(weights)) - 1)
+    running: I64 = take(np.cumsum(weights), np.append(starts[1:], len(weights)) - 1)
     return np.diff(running, prepend=0)
 
 
-def _concerned(
-    kept: GroupValues, before: I64, changed: GroupValues, order: I64, more: Mask
+def _affected(
+    stored: GroupValues, stored_order: I64, changed: GroupValues, changed_order: I64, truncated: Mask
 ) -> tuple[I64, I64 | None, I64]:
-    """Where the best value stands of groups whose change concerns nothing that is kept, else -1; and what has
-    to be looked at: what other groups keep, and the changes that are no worse than all that is kept.
+    """Find the values that a change can affect, so that most values of large groups are not sorted.
 
-    Most changes of large groups need not be sorted. A group of which some run takes values back is not
-    taken for quiet, and its worst value may be one that is gone: then more is looked at than needed. So it
-    is with what quiet groups keep, if that is little: then it is all (None).
+    A changed value worse than all stored ones has no effect on a truncated group. A truncated group without
+    other changes is *unaffected*. Returns, for each unaffected group, the row of its best stored value, else
+    -1; the rows of stored values in the other groups, or None for all rows; and the rows of changed values
+    with an effect.
+
+    The test is conservative. A group with negative weights in its runs is not treated as unaffected, and its
+    worst stored value may be one that was deleted. If unaffected groups store few values, none are skipped.
 
     Args:
-        kept: the values that are kept.
-        before: their order.
+        stored: the stored values.
+        stored_order: their order.
         changed: the change.
-        order: the order of that.
-        more: which groups have values that are not kept: of others all of the change is looked at.
+        changed_order: its order.
+        truncated: which groups have more values than they store; in others, all changes have an effect.
     """
-    count = len(more)
+    count = len(truncated)
     worst = np.full(count, np.iinfo(np.int64).min)
-    np.maximum.at(worst, kept.group, before)
-    worst[~more] = np.iinfo(np.int64).max
-    theirs = np.flatnonzero(order <= taken(worst, changed.group))
-    quiet = more.copy()
-    quiet[kept.group[kept.weight < 0]] = False
-    quiet[changed.group[theirs]] = False
-    still = np.full(count, -1, np.int64)
-    of_quiet = taken(quiet, kept.group) if quiet.any() else quiet[:0]
-    if _QUIET * np.count_nonzero(of_quiet) < len(before):
-        return still, None, theirs
-    rows = np.flatnonzero(of_quiet)
-    group, mine = kept.group[rows], before[rows]
+    np.maximum.at(worst, stored.group, stored_order)
+    worst[~truncated] = np.iinfo(np.int64).max
+    changed_rows = np.flatnonzero(changed_order <= take(worst, changed.group))
+    unaffected = truncated.copy()
+    unaffected[stored.group[stored.weight < 0]] = False
+    unaffected[changed.group[changed_rows]] = False
+    unaffected_best = np.full(count, -1, np.int64)
+    is_unaffected = take(unaffected, stored.group) if unaffected.any() else unaffected[:0]
+    if _UNAFFECTED * np.count_nonzero(is_unaffected) < len(stored_order):
+        return unaffected_best, None, changed_rows
+    rows = np.flatnonzero(is_unaffected)
+    group, values_order = stored.group[rows], stored_order[rows]
     best = np.full(count, np.iinfo(np.int64).max)
-    np.minimum.at(best, group, mine)
-    firsts = mine == best[group]
-    still[group[firsts]] = rows[firsts]
-    return still, np.flatnonzero(~of_quiet), theirs
+    np.minimum.at(best, group, values_order)
+    firsts = values_order == best[group]
+    unaffected_best[group[firsts]] = rows[firsts]
+    return unaffected_best, np.flatnonzero(~is_unaffected), changed_rows

@@ -1,13 +1,14 @@
 """GROUP BY with native aggregates: exact accumulators for each group, and the change of the result.
 
-`accumulate` turns rows into accumulators and may run before the exchange: what it gives adds up. `step` adds
-it to what the traces have of the groups it touches, and gives the old row of each group with weight -1 and
-the new one with +1, where they differ. Old rows are computed from exact accumulators, so they are, to the
-last bit, the rows that were given before: a retraction leaves nothing (DBSP-20).
+`accumulate` converts rows to accumulators, which can be added up, so it may run before the exchange. `step`
+adds them to the accumulators in the traces. For each group that differs, it returns the old row with weight
+-1 and the new row with weight 1. Old rows are computed again from exact accumulators, so they are bit for bit
+the rows returned before, and a retraction leaves nothing (DBSP-20).
 
-It has these traces: `main` (counts and limbs of each group), `bins` if it sums floats (see `aggregates.sums`)
-and one for each min and max (see `extremes`). Results are raw columns: the `final` of an aggregate's kernel
-(`aggregates.registry`) turns them into the values of Spark's own aggregate. For an aggregate x they are:
+The kernel has these traces: `main` (counts and limbs of each group), `bins` if it sums floats (see
+`aggregates.sums`), and one for each min and max (see `extremes`). It returns raw columns. The `final` of an
+aggregate's kernel (`aggregates.registry`) converts them to the values of Spark's aggregate. An aggregate x
+has:
 
     COUNT                       x BIGINT
     SUM of integers, decimals   x DECIMAL(38, s), x_over BOOLEAN: does not fit, and is NULL;
@@ -32,7 +33,7 @@ from tidemill.views.aggregates.sums import binned, decimals, doubles_of, limb_co
 from tidemill.views.kernels.canonical_keys import canonical_keys
 from tidemill.views.kernels.extremes import BEST, VALUE, ExtremeKernel, GroupValues, Mask
 from tidemill.views.kernels.key_matching import distinct_keys, positions, sums_at
-from tidemill.views.trace.consolidation import carry, chunk, column, consolidate, reduced
+from tidemill.views.trace.consolidation import carry, chunk, column, consolidate, reduce_rows
 from tidemill.views.trace.key_hash import GLOBAL_HASH
 from tidemill.views.trace.layout import HASH, WEIGHT, Layout
 from tidemill.views.trace.order import I64, distinct
@@ -46,7 +47,7 @@ _ROWS = "_n"
 
 
 class GroupAggregate(NamedTuple):
-    """One aggregate: the name of its kernel, the column it is over (None: it counts rows), and its name."""
+    """One aggregate: the name of its kernel, its argument column (None counts rows), and its output name."""
 
     kind: str
     column: str | None
@@ -61,20 +62,20 @@ class GroupAggregate(NamedTuple):
 
     @property
     def sums(self) -> bool:
-        """Whether it keeps a sum."""
+        """Whether its accumulator is a sum."""
         return self.kernel.accumulator is Accumulator.SUM
 
 
 class GroupChange(NamedTuple):
-    """What a step gives.
+    """The result of a step.
 
     Args:
-        out: `_h`, the key, the results and `_w`.
-        traces: the rows that each trace gets, by its name.
-        pending: groups whose min or max has to be read again: hash, key, the results as far as known, `_w`
-            which is 1, and for each min and max x a flag `x_need`. Their old rows are retracted already;
-            `refill` gives the new ones. None when there are none.
-        values: of each min and max the values that came and went, each once.
+        out: the change of the output: `_h`, the key, the results and `_w`.
+        traces: the change of each trace, by name.
+        pending: groups whose min or max must be read again: hash, key, the results found so far, `_w` (1),
+            and for each min and max x a flag `x_need`. `out` already retracts their old rows; `refill`
+            returns their new ones. None if there are no such groups.
+        values: for each min and max, the consolidated change of its values.
     """
 
     out: pa.Table
@@ -88,11 +89,11 @@ class GroupKernel:
     """A GROUP BY.
 
     Args:
-        keys: the columns of the key; none for an aggregate over everything.
-        values: the columns that are aggregated, with their types.
-        aggs: what is computed.
-        best: how many values min and max keep; 1 where nothing is ever taken away.
-        always: there is a row even if there are no rows: a global aggregate.
+        keys: the columns of the key; empty for a global aggregate.
+        values: the columns to aggregate, with their types.
+        aggs: the aggregates.
+        best: how many values min and max store; 1 is enough if rows are never deleted.
+        always: a global aggregate, which has an output row even without input rows.
     """
 
     keys: pa.Schema
@@ -103,12 +104,10 @@ class GroupKernel:
 
     def __post_init__(self) -> None:
         if self.always and len(self.keys):
-            raise UsageError(
-                "only an aggregate without a key has a row when it is empty", hint="drop always=True"
-            )
+            raise UsageError("always=True is only for aggregates without a key", hint="remove always=True")
         names = [*self.keys.names, *(agg.name for agg in self.aggs)]
         if len(set(names)) != len(names) or {MAIN, BINS, HASH, WEIGHT} & set(names):
-            raise UsageError(f"names of an aggregate are taken: {names}", hint="give each a name of its own")
+            raise UsageError(f"names of an aggregate are not unique: {names}", hint="use different names")
         for agg in self.aggs:
             if agg.sums and not pat.is_floating(self._kind(agg)):
                 limb_count(self._kind(agg))
@@ -123,9 +122,9 @@ class GroupKernel:
         for name in self._counted:
             sums.append(f"_{name}.n")
             if name in self._exact:
-                mine = tuple(f"_{name}.{n}" for n in range(limb_count(self.values.field(name).type)))
-                sums.extend(mine)
-                limbs.append(mine)
+                names = tuple(f"_{name}.{n}" for n in range(limb_count(self.values.field(name).type)))
+                sums.extend(names)
+                limbs.append(names)
             if name in self._doubles:
                 sums.extend(f"_{name}.{special}" for special in ("nan", "pos", "neg"))
         layouts = {MAIN: Layout(self.keys, len(self.keys), tuple(sums), tuple(limbs))}
@@ -138,20 +137,22 @@ class GroupKernel:
     def _counted(self) -> list[str]:
         return sorted({agg.column for agg in self.aggs if agg.column is not None})
 
-    def _added_up(self, *, floating: bool) -> list[str]:
-        wanted = (agg for agg in self.aggs if agg.sums and agg.column is not None)
-        kinds = {
-            agg.column: bool(pat.is_floating(self._kind(agg))) for agg in wanted if agg.column is not None
-        }
-        return sorted(name for name, is_float in kinds.items() if is_float == floating)
+    def _summed(self, *, floating: bool) -> list[str]:
+        return sorted(
+            {
+                agg.column
+                for agg in self.aggs
+                if agg.sums and agg.column is not None and bool(pat.is_floating(self._kind(agg))) == floating
+            }
+        )
 
     @cached_property
     def _exact(self) -> list[str]:
-        return self._added_up(floating=False)
+        return self._summed(floating=False)
 
     @cached_property
     def _doubles(self) -> list[str]:
-        return self._added_up(floating=True)
+        return self._summed(floating=True)
 
     @cached_property
     def _extremes(self) -> list[tuple[GroupAggregate, ExtremeKernel]]:
@@ -163,13 +164,17 @@ class GroupKernel:
 
     def _kind(self, agg: GroupAggregate) -> pa.DataType:
         if agg.column is None or agg.column not in self.values.names:
-            raise TypeRefused(f"{agg.kind} needs a column of {self.values.names}", hint="name one")
+            raise TypeRefused(
+                f"{agg.kind} has no column {agg.column!r} to aggregate",
+                hint=f"use one of {self.values.names}",
+            )
         return self.values.field(agg.column).type
 
     # --- before the exchange
 
     def accumulate(self, delta: pa.Table) -> dict[str, pa.Table]:
-        """Rows as accumulators, a table for each trace; several of them add up.
+        """Convert rows to accumulators, one table for each trace; the tables of several calls can be added
+        up.
 
         Args:
             delta: `_h` (the hash of the key), the key, the values and `_w`.
@@ -199,12 +204,12 @@ class GroupKernel:
         if self._doubles:
             tables[BINS] = self._binned(rows, weights)
         for agg, extreme in self._extremes:
-            mine = rows.select([HASH, *self.keys.names, agg.column, WEIGHT])
+            extreme_rows = rows.select([HASH, *self.keys.names, agg.column, WEIGHT])
             if rows[agg.column].null_count:
-                mine = mine.filter(pc.is_valid(rows[agg.column]))
-            tables[agg.name] = mine.rename_columns(extreme.layout.schema.names)
-        return {  # groups become far fewer rows, different values may not
-            name: (consolidate if name in {MAIN, BINS} else reduced)(table, self.layouts[name])
+                extreme_rows = extreme_rows.filter(pc.is_valid(rows[agg.column]))
+            tables[agg.name] = extreme_rows.rename_columns(extreme.layout.schema.names)
+        return {  # groups have far fewer rows than the input; the values of min and max may not
+            name: (consolidate if name in {MAIN, BINS} else reduce_rows)(table, self.layouts[name])
             for name, table in tables.items()
         }
 
@@ -214,8 +219,8 @@ class GroupKernel:
         for number, name in enumerate(self._doubles):
             pieces = binned(doubles_of(chunk(rows, name)), weights)
             table = rows.select([HASH, *self.keys.names]).take(pa.array(pieces.row))
-            ours = [np.full(len(pieces.row), number, np.int16), pieces.bin.astype(np.int16), pieces.sum]
-            parts.append(pa.table([*table.columns, *map(pa.array, ours)], schema=layout.schema))
+            bins = [np.full(len(pieces.row), number, np.int16), pieces.bin.astype(np.int16), pieces.sum]
+            parts.append(pa.table([*table.columns, *map(pa.array, bins)], schema=layout.schema))
         return pa.concat_tables(parts)
 
     # --- after the exchange
@@ -223,13 +228,13 @@ class GroupKernel:
     def step(
         self, parts: Sequence[Mapping[str, pa.Table]], traces: Mapping[str, Trace], *, first: bool = False
     ) -> GroupChange:
-        """One step.
+        """Apply the accumulators of a step, and return the change of the result and of the traces.
 
         Args:
-            parts: what `accumulate` gave, of this range.
+            parts: the results of `accumulate` for this range.
             traces: the traces, by the names of `layouts`.
-            first: nothing was ever given before: a global aggregate has no old row yet. The caller runs that
-                step in the range of the empty key's hash even when there are no rows.
+            first: whether this is the operator's first step, in which a global aggregate has no old row. The
+                caller runs that step in the range of the empty key's hash even if there are no rows.
         """
         deltas = {
             name: consolidate(pa.concat_tables([layout.empty(), *(part[name] for part in parts)]), layout)
@@ -240,22 +245,22 @@ class GroupKernel:
         if groups.num_rows == 0:
             return GroupChange(self.schema.empty_table(), deltas, None, values)
         hashes = distinct(column(groups, HASH))
-        known = {name: traces[name].lookup(hashes) for name in self.layouts}
-        old = self._sums(groups, known[MAIN])
+        stored = {name: traces[name].lookup(hashes) for name in self.layouts}
+        old = self._sums(groups, stored[MAIN])
         change = self._sums(groups, deltas[MAIN])
         new = {name: old[name] + change[name] for name in old}
         for limbs in self.layouts[MAIN].limbs:
             carry(old, limbs)
             carry(new, limbs)
         if (new[_ROWS] < 0).any():
-            raise WeightNegative("a group would have fewer than no rows")
-        before, after = self._results(groups, old, [known]), self._results(groups, new, [known, deltas])
+            raise WeightNegative("the change deletes rows from a group that do not exist")
+        before, after = self._results(groups, old, [stored]), self._results(groups, new, [stored, deltas])
         pending = np.zeros(groups.num_rows, bool)
         needs: dict[str, Mask] = {}
         for agg, extreme in self._extremes:
-            kept = self._rows_of(groups, known[agg.name])
-            changed = self._rows_of(groups, deltas[agg.name])
-            ranked = extreme.rank(groups, kept, changed, new[f"_{agg.column}.n"] == 0)
+            stored_values = self._rows_of(groups, stored[agg.name])
+            changed_values = self._rows_of(groups, deltas[agg.name])
+            ranked = extreme.rank(groups, stored_values, changed_values, new[f"_{agg.column}.n"] == 0)
             before[agg.name], after[agg.name] = ranked.before, ranked.after
             deltas[agg.name] = ranked.state
             needs[agg.name] = ranked.exhausted
@@ -279,11 +284,11 @@ class GroupKernel:
         return GroupChange(out, deltas, waiting, values)
 
     def refill(self, pending: pa.Table, values: Mapping[str, pa.Table]) -> GroupChange:
-        """The new rows of groups that were exhausted, from all values that they have after the step.
+        """Return the new rows of exhausted groups, from all values that they have after the step.
 
         Args:
-            pending: what `step` gave.
-            values: for each min and max that some group needs: `_h`, the key, `_v` and `_w`, of those groups.
+            pending: as `step` returned it.
+            values: for each min and max that a group needs: `_h`, the key, `_v` and `_w` of those groups.
         """
         pending = pending.combine_chunks()
         groups = pending.select([HASH, *self.keys.names])
@@ -293,15 +298,19 @@ class GroupKernel:
             need = column(pending, f"{agg.name}_need")
             if not need.any():
                 continue
-            mine = groups.filter(pa.array(need)).combine_chunks()
+            needing = groups.filter(pa.array(need)).combine_chunks()
             layout = self.layouts[agg.name]
-            found = consolidate(values[agg.name].filter(pc.is_valid(values[agg.name][VALUE])), layout)
-            nothing = self._rows_of(mine, layout.empty())
+            all_values = consolidate(values[agg.name].filter(pc.is_valid(values[agg.name][VALUE])), layout)
+            nothing = self._rows_of(needing, layout.empty())
             ranked = extreme.rank(
-                mine, nothing, self._rows_of(mine, found), np.zeros(mine.num_rows, bool), refill=True
+                needing,
+                nothing,
+                self._rows_of(needing, all_values),
+                np.zeros(needing.num_rows, bool),
+                refill=True,
             )
             place = np.full(groups.num_rows, -1, np.int64)
-            place[need] = np.arange(mine.num_rows)
+            place[need] = np.arange(needing.num_rows)
             fresh = ranked.after.take(pa.array(place, mask=place < 0))
             results[agg.name] = pc.if_else(pa.array(need), fresh, results[agg.name])
             traces[agg.name] = ranked.state
@@ -309,7 +318,7 @@ class GroupKernel:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The columns of the output."""
+        """The columns of the output change."""
         fields: list[pa.Field] = []
         for agg in self.aggs:
             kernel = agg.kernel
@@ -341,20 +350,24 @@ class GroupKernel:
         return {name: sums_at(place, column(rows, name), groups.num_rows) for name in self.layouts[MAIN].sums}
 
     def _rows_of(self, groups: pa.Table, rows: pa.Table) -> GroupValues:
-        """The values of a min or max; keys that only share a hash are left out."""
+        """Return the values of a min or max, without keys that only share a hash."""
         place = positions(groups, rows, list(self.keys.names))
-        here = place >= 0
-        if here.all():
+        matched = place >= 0
+        if matched.all():
             return GroupValues(place, chunk(rows, VALUE), column(rows, WEIGHT))
-        return GroupValues(place[here], chunk(rows, VALUE).filter(pa.array(here)), column(rows, WEIGHT)[here])
+        values = chunk(rows, VALUE).filter(pa.array(matched))
+        return GroupValues(place[matched], values, column(rows, WEIGHT)[matched])
 
     def _bins(self, groups: pa.Table, tables: Sequence[Mapping[str, pa.Table]]) -> tuple[I64, I64, I64, I64]:
-        """(group, column, bin, sum) of the groups' bins, added up."""
+        """Add up the bins of the groups, and return (group, column, bin, sum)."""
         rows = pa.concat_tables([each[BINS] for each in tables]).combine_chunks()
         place = positions(groups, rows, list(self.keys.names))
-        here = place >= 0
-        which, bins = column(rows, "_c")[here].astype(np.int64), column(rows, "_b")[here].astype(np.int64)
-        place, sums = place[here], column(rows, "_s")[here]
+        matched = place >= 0
+        which, bins = (
+            column(rows, "_c")[matched].astype(np.int64),
+            column(rows, "_b")[matched].astype(np.int64),
+        )
+        place, sums = place[matched], column(rows, "_s")[matched]
         order = np.lexsort((bins, which, place))
         place, which, bins, sums = place[order], which[order], bins[order], sums[order]
         fresh = np.ones(len(place), bool)
@@ -370,7 +383,7 @@ class GroupKernel:
     def _results(
         self, groups: pa.Table, sums: Mapping[str, I64], tables: Sequence[Mapping[str, pa.Table]]
     ) -> dict[str, pa.Array]:
-        """The result columns but for min and max."""
+        """Compute the result columns except min and max."""
         binned = self._bins(groups, tables) if self._doubles else None
         results: dict[str, pa.Array] = {}
         for agg in self.aggs:
@@ -395,9 +408,9 @@ class GroupKernel:
         self, agg: GroupAggregate, sums: Mapping[str, I64], binned: tuple[I64, I64, I64, I64]
     ) -> pa.Array:
         group, which, bins, parts = binned
-        mine = which == self._doubles.index(agg.column or "")
+        in_column = which == self._doubles.index(agg.column or "")
         rows = sums[f"_{agg.column}.n"]
-        values = agg.kernel.of_doubles(group[mine], bins[mine], parts[mine], rows)
+        values = agg.kernel.of_doubles(group[in_column], bins[in_column], parts[in_column], rows)
         up, down = sums[f"_{agg.column}.pos"] > 0, sums[f"_{agg.column}.neg"] > 0
         values[up], values[down] = np.inf, -np.inf
         values[(sums[f"_{agg.column}.nan"] > 0) | (up & down)] = np.nan

@@ -1,8 +1,8 @@
-"""Inner equi-joins: the change of each side against what the other side remembers.
+"""Inner equi-joins: join the change of each side with the stored rows of the other side.
 
-The rows of both traces that have the hash of a changed key are looked up, and nothing else is read. A hash
-that two keys share only costs a comparison: pairs count when the keys themselves are the same. Every row that
-is given was in the result before the step or is in it afterwards (ADR 21).
+A step reads only the stored rows that have the hash of a changed key. Pairs match when the keys are equal, so
+a hash that two keys share costs only a comparison. Every row in the output was in the result before the step,
+or is in it after the step (ADR 21).
 """
 
 import itertools
@@ -22,14 +22,14 @@ from tidemill.views.trace.order import I64, ascending
 from tidemill.views.trace.row_equality import is_plain
 
 _KEYS = 131_072
-"""Keys that are looked up at once."""
+"""How many keys to look up at once."""
 
 
 class RowLookup(Protocol):
-    """What a side remembers of the steps before: a trace, or rows that somebody else keeps."""
+    """The stored rows of a side: the join's own trace, or the trace of a source."""
 
     def lookups(self, hashes: I64, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """All rows with these hashes, which are sorted, each once; in tables of one chunk."""
+        """Yield all rows with these hashes, in tables of one chunk; the hashes are sorted and distinct."""
         ...
 
 
@@ -39,10 +39,10 @@ class JoinKernel:
 
     Args:
         left: the layout of the left side's trace; its key is the left side of the condition.
-        right: that of the right side; its key columns have the same types in the same order.
-        null_safe: for each part of the key whether it is compared by `<=>`; by `=`, NULL matches nothing.
-        left_out: (column of the left side, its name in the output).
-        right_out: the same of the right side.
+        right: the layout of the right side; its key columns have the same types in the same order.
+        null_safe: for each key column whether it is compared by `<=>`; with `=`, NULL matches nothing.
+        left_out: pairs of a column of the left side and its name in the output.
+        right_out: the same for the right side.
     """
 
     left: Layout
@@ -52,133 +52,140 @@ class JoinKernel:
     right_out: tuple[tuple[str, str], ...]
 
     def __post_init__(self) -> None:
-        mine = [self.left.columns.field(name).type for name in self.left.key_names]
-        theirs = [self.right.columns.field(name).type for name in self.right.key_names]
-        if mine != theirs or len(mine) != len(self.null_safe):
+        left_types = [self.left.columns.field(name).type for name in self.left.key_names]
+        right_types = [self.right.columns.field(name).type for name in self.right.key_names]
+        if left_types != right_types or len(left_types) != len(self.null_safe):
             raise UsageError(
-                f"keys of a join differ: {mine} and {theirs}", hint="cast both to their common type"
+                f"the key types of a join differ: {left_types} and {right_types}",
+                hint="cast both to their common type",
             )
 
     @property
     def schema(self) -> pa.Schema:
         """The columns of the output."""
-        mine = [pa.field(name, self.left.schema.field(source).type) for source, name in self.left_out]
-        theirs = [pa.field(name, self.right.schema.field(source).type) for source, name in self.right_out]
-        return pa.schema([*mine, *theirs, pa.field(WEIGHT, pa.int64())])
+        left = [pa.field(name, self.left.schema.field(source).type) for source, name in self.left_out]
+        right = [pa.field(name, self.right.schema.field(source).type) for source, name in self.right_out]
+        return pa.schema([*left, *right, pa.field(WEIGHT, pa.int64())])
 
-    def added_up(self, delta: pa.Table, layout: Layout) -> pa.Table:
-        """A side's change, added up, without rows that can match nothing: those need not be remembered."""
+    def consolidate_side(self, delta: pa.Table, layout: Layout) -> pa.Table:
+        """Consolidate the change of a side, without rows that can never match; these are not stored."""
         table = layout.conform(delta)
         for name, safe in zip(layout.key_names, self.null_safe, strict=True):
             if not safe and table[name].null_count:
                 table = table.filter(pc.is_valid(table[name]))
         return consolidate(table, layout)
 
-    def step(self, mine: pa.Table, theirs: pa.Table, left: RowLookup, right: RowLookup) -> Iterator[pa.Table]:
-        """The change of the result, computed as it is read, with rows of either sign that may cancel.
+    def step(
+        self, left_change: pa.Table, right_change: pa.Table, left: RowLookup, right: RowLookup
+    ) -> Iterator[pa.Table]:
+        """Yield the change of the result, in tables whose rows may cancel each other out.
 
-        All rows of it were in the result before the step, or are in it afterwards: an expression above the
-        join may raise for others. So what comes meets what is there then, what goes what was there, and what
-        stays of the left side the change of the right one.
+        Every row was in the result before the step, or is in it after the step, because an expression above
+        the join may raise an error for any other row. So inserted rows of the left side are joined with the
+        right side after the step, deleted ones with the right side before the step, and the change of the
+        right side with the rows that stay in the left side.
 
         Args:
-            mine: the change of the left side in this range, in order of the hash; its keys may match.
-            theirs: that of the right side.
-            left: what the left side remembers of the steps before.
-            right: what the right side remembers.
+            left_change: the change of the left side in this range, sorted by hash, as `consolidate_side`
+                returns it.
+            right_change: the change of the right side.
+            left: the stored rows of the left side, before the step.
+            right: the stored rows of the right side, before the step.
         """
-        went = mine.filter(pa.array(column(mine, WEIGHT) < 0)).combine_chunks()
-        wanted = [source for source, _ in self.right_out]
-        for some, before, after in _known(right, mine, theirs, self.right, wanted):
-            if before is after or went.num_rows == 0:
-                yield from self._matched(some, after)
+        deleted = left_change.filter(pa.array(column(left_change, WEIGHT) < 0)).combine_chunks()
+        right_columns = [source for source, _ in self.right_out]
+        for rows, before, after in _other_side(right, left_change, right_change, self.right, right_columns):
+            if before is after or deleted.num_rows == 0:
+                yield from self._join(rows, after)
             else:
-                goes = column(some, WEIGHT) < 0
-                yield from self._matched(some.filter(pa.array(~goes)).combine_chunks(), after)
-                yield from self._matched(some.filter(pa.array(goes)).combine_chunks(), before)
-        wanted = [source for source, _ in self.left_out]
-        for some, _, stays in _known(left, theirs, went, self.left, wanted):
-            for ones, others in matching_pairs(some, stays, self.right.key_names, self.left.key_names):
-                yield self._rows(stays, others, some, ones)
+                is_deletion = column(rows, WEIGHT) < 0
+                yield from self._join(rows.filter(pa.array(~is_deletion)).combine_chunks(), after)
+                yield from self._join(rows.filter(pa.array(is_deletion)).combine_chunks(), before)
+        left_columns = [source for source, _ in self.left_out]
+        for rows, _, staying in _other_side(left, right_change, deleted, self.left, left_columns):
+            pairs = matching_pairs(rows, staying, self.right.key_names, self.left.key_names)
+            for right_rows, left_rows in pairs:
+                yield self._output(staying, left_rows, rows, right_rows)
 
-    def _matched(self, mine: pa.Table, theirs: pa.Table) -> Iterator[pa.Table]:
-        for ones, others in matching_pairs(mine, theirs, self.left.key_names, self.right.key_names):
-            yield self._rows(mine, ones, theirs, others)
+    def _join(self, left: pa.Table, right: pa.Table) -> Iterator[pa.Table]:
+        for left_rows, right_rows in matching_pairs(left, right, self.left.key_names, self.right.key_names):
+            yield self._output(left, left_rows, right, right_rows)
 
-    def _rows(self, left: pa.Table, ones: I64, right: pa.Table, others: I64) -> pa.Table:
-        mine, theirs = PickedRows(left, ones), PickedRows(right, others)
+    def _output(self, left: pa.Table, left_rows: I64, right: pa.Table, right_rows: I64) -> pa.Table:
+        from_left, from_right = PickedRows(left, left_rows), PickedRows(right, right_rows)
         keys = dict(zip(self.right.key_names, self.left.key_names, strict=True))
-        found = {name: mine.column(source) for source, name in self.left_out}
+        columns = {name: from_left.column(source) for source, name in self.left_out}
         for source, name in self.right_out:
-            twin = keys.get(source)  # keys are equal: they need not be gathered twice, if equal is the same
-            if twin is not None and mine.lies and is_plain(chunk(left, twin).type):
-                found[name] = mine.column(twin)
+            left_key = keys.get(source)  # equal keys: reuse the left one if that is free and exact
+            if left_key is not None and from_left.is_slice and is_plain(chunk(left, left_key).type):
+                columns[name] = from_left.column(left_key)
             else:
-                found[name] = theirs.column(source)
-        weights = _product(mine.numbers(WEIGHT), theirs.numbers(WEIGHT))
-        return pa.table([*found.values(), pa.array(weights)], schema=self.schema)
+                columns[name] = from_right.column(source)
+        weights = _product(from_left.numbers(WEIGHT), from_right.numbers(WEIGHT))
+        return pa.table([*columns.values(), pa.array(weights)], schema=self.schema)
 
 
-def _known(
+def _other_side(
     side: RowLookup, changed: pa.Table, change: pa.Table, layout: Layout, columns: list[str]
 ) -> Iterator[tuple[pa.Table, pa.Table, pa.Table]]:
-    """Some of the rows that changed, and what there is of their keys at the other side: before, and then.
+    """Yield changed rows, with the rows of their keys on the other side before and after the step.
 
-    Both are added up: what came and went would cancel, but it would be joined first. So few keys are looked
-    up at once that their rows fit into one table; only those of a single key that do not are given as they
-    are.
+    The rows of the other side are consolidated, so that inserted and deleted rows cancel out before they are
+    joined. Few enough keys are looked up at once for their rows to fit into one table. Only the rows of a
+    single key that does not fit are joined without consolidation.
 
     Args:
-        side: what the other side remembers.
-        changed: the rows, in order of the hash.
-        change: what is added to the other side, in order of the hash as well.
-        layout: of the other side.
-        columns: what is wanted of it.
+        side: the stored rows of the other side.
+        changed: the changed rows, sorted by hash.
+        change: the change of the other side, sorted by hash.
+        layout: the layout of the other side.
+        columns: the columns to read from the other side.
     """
     narrow = Layout(layout.columns_of(columns), layout.key)
     nothing, change = narrow.empty(), narrow.conform(change)
     hashes = column(changed, HASH)
-    begins = np.flatnonzero(np.append(True, hashes[1:] != hashes[:-1])) if len(hashes) else hashes
+    starts = np.flatnonzero(np.append(True, hashes[1:] != hashes[:-1])) if len(hashes) else hashes
     first, count = 0, _KEYS
-    while first < len(begins):
-        here = begins[first : first + count]
-        last = first + len(here)
-        asked = hashes[here]
-        tables = side.lookups(asked, columns)
-        found = list(itertools.islice(tables, 2))
-        if len(found) > 1 and len(here) > 1:
-            count = len(here) // 2
+    while first < len(starts):
+        key_starts = starts[first : first + count]
+        last = first + len(key_starts)
+        keys = hashes[key_starts]
+        tables = side.lookups(keys, columns)
+        stored = list(itertools.islice(tables, 2))
+        if len(stored) > 1 and len(keys) > 1:
+            count = len(keys) // 2
             continue
-        some = changed.slice(here[0], (begins[last] if last < len(begins) else len(hashes)) - here[0])
-        more = _of_keys(change, asked)
-        if len(found) > 1:
-            yield from ((some, known, known) for known in itertools.chain(found, tables))
-            yield some, nothing, more
-        elif found:
-            before = found[0] if _rises(column(found[0], HASH)) else consolidate(found[0], narrow)
-            after = consolidate(pa.concat_tables([before, more]), narrow) if more.num_rows else before
-            yield some, before, after
-        elif more.num_rows:
-            yield some, nothing, more
+        end = starts[last] if last < len(starts) else len(hashes)
+        rows = changed.slice(key_starts[0], end - key_starts[0])
+        added = _rows_with(change, keys)
+        if len(stored) > 1:
+            yield from ((rows, part, part) for part in itertools.chain(stored, tables))
+            yield rows, nothing, added
+        elif stored:
+            before = stored[0] if _are_distinct(column(stored[0], HASH)) else consolidate(stored[0], narrow)
+            after = consolidate(pa.concat_tables([before, added]), narrow) if added.num_rows else before
+            yield rows, before, after
+        elif added.num_rows:
+            yield rows, nothing, added
         first, count = last, min(_KEYS, 2 * count)
 
 
-def _of_keys(rows: pa.Table, asked: I64) -> pa.Table:
-    """The rows with these hashes, of which both are in order."""
+def _rows_with(rows: pa.Table, targets: I64) -> pa.Table:
+    """Return the rows with these hashes; both are sorted."""
     hashes = column(rows, HASH)
-    first, last = np.searchsorted(hashes, asked[0]), np.searchsorted(hashes, asked[-1], "right")
+    first, last = np.searchsorted(hashes, targets[0]), np.searchsorted(hashes, targets[-1], "right")
     hashes, rows = hashes[first:last], rows.slice(first, last - first)
-    there = asked[np.minimum(np.searchsorted(asked, hashes), len(asked) - 1)] == hashes
-    return rows if there.all() else rows.filter(pa.array(there)).combine_chunks()
+    hit = targets[np.minimum(np.searchsorted(targets, hashes), len(targets) - 1)] == hashes
+    return rows if hit.all() else rows.filter(pa.array(hit)).combine_chunks()
 
 
-def _rises(hashes: I64) -> bool:
-    """Whether no two rows are of one key, so that there is nothing to add up."""
+def _are_distinct(hashes: I64) -> bool:
+    """Return whether the hashes strictly increase, so that there is nothing to add up."""
     return bool((hashes[1:] > hashes[:-1]).all())
 
 
 def sorted_by_hash(rows: pa.Table) -> pa.Table:
-    """Rows in order of the hash, in one chunk."""
+    """Return rows sorted by hash, in one chunk."""
     rows = rows.combine_chunks()
     hashes = column(rows, HASH)
     if (hashes[1:] >= hashes[:-1]).all():
@@ -186,15 +193,15 @@ def sorted_by_hash(rows: pa.Table) -> pa.Table:
     return rows.take(pa.array(ascending(hashes))).combine_chunks()
 
 
-def _product(one: I64, other: I64) -> I64:
-    if len(one) == 0:
-        return one
-    most, times = _largest(one), _largest(other)
-    if most * times >= 2**63:
-        raise WeightOverflow("the weight of a joined row would not fit 64 bits")
-    if times == 1 and other.min() == 1:
-        return one
-    return other if most == 1 and one.min() == 1 else one * other
+def _product(left: I64, right: I64) -> I64:
+    if len(left) == 0:
+        return left
+    left_most, right_most = _largest(left), _largest(right)
+    if left_most * right_most >= 2**63:
+        raise WeightOverflow("the weight of a joined row does not fit into 64 bits")
+    if right_most == 1 and right.min() == 1:
+        return left
+    return right if left_most == 1 and left.min() == 1 else left * right
 
 
 def _largest(numbers: I64) -> int:

@@ -1,4 +1,4 @@
-"""Rows that belong together by key: equal hash, and behind it equal keys."""
+"""Match rows by key: rows match if their hashes and their keys are equal."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -10,23 +10,23 @@ import pyarrow.compute as pc
 from tidemill.views.trace.batches import row_bytes
 from tidemill.views.trace.consolidation import chunk, column
 from tidemill.views.trace.layout import HASH
-from tidemill.views.trace.order import I64, ascending, taken
+from tidemill.views.trace.order import I64, ascending, take
 from tidemill.views.trace.row_equality import Zeros, code_rows, equal_rows, group_equal
 from tidemill.views.trace.trace import expand
 
-_MANY = 4_096  # rows among which stretches of one key are looked for
-_EACH = 4  # rows of a stretch, on average, for that to pay
-_PAIRS = 262_144  # pairs that are compared and gathered at once
-_FEWER = 16  # times: then the hashes of the side that has fewer are looked for in the other
-_PAIRS_BYTES = 64 * 1024**2  # and fewer where both rows together are wide
+_MANY_ROWS = 4_096  # from here on, neighbours with an equal key are grouped before matching
+_ROWS_PER_KEY = 4  # neighbours with an equal key, on average, for grouping to pay
+_PAIRS = 262_144  # pairs to compare and gather at once
+_PAIRS_BYTES = 64 * 1024**2  # fewer pairs if the rows are wide
+_MUCH_FEWER = 16  # if one side has 1/16 of the hashes, search these in the other side
 
 
 def distinct_keys(tables: Sequence[pa.Table], keys: list[str]) -> pa.Table:
-    """Each key of the tables once, with its hash, in the order of hash and content."""
+    """Return the distinct keys of the tables with their hashes, sorted by hash and content."""
     parts = []
     for table in tables:
         part = table.select([HASH, *keys]).combine_chunks()
-        firsts = _stretches(part, keys, "equal")
+        firsts = _key_starts(part, keys, "equal")
         parts.append(part if firsts is None else pc.take(part, pa.array(firsts), boundscheck=False))
     together = pa.concat_tables(parts).combine_chunks()
     order, starts = group_equal(_code(together, keys), column(together, HASH))
@@ -34,50 +34,57 @@ def distinct_keys(tables: Sequence[pa.Table], keys: list[str]) -> pa.Table:
 
 
 def positions(targets: pa.Table, rows: pa.Table, keys: list[str], zeros: Zeros = "equal") -> I64:
-    """For each row the place of its key in `targets`, sorted by hash and each once; -1 if it is not there."""
+    """Return for each row the place of its key in `targets`; -1 if it is not there.
+
+    Args:
+        targets: distinct keys, sorted by hash.
+        rows: the rows to match.
+        keys: the key columns of both.
+        zeros: whether 0.0 and -0.0 are equal.
+    """
     if rows.num_rows == 0 or targets.num_rows == 0:
         return np.full(rows.num_rows, -1, np.int64)
-    firsts = _stretches(rows, keys, zeros)
+    firsts = _key_starts(rows, keys, zeros)
     if firsts is None:
         return _positions(targets, rows, keys, zeros)
-    some = pc.take(rows.select([HASH, *keys]), pa.array(firsts), boundscheck=False).combine_chunks()
-    again = np.diff(np.append(firsts, rows.num_rows))
-    return np.repeat(_positions(targets, some, keys, zeros), again)
+    first_rows = pc.take(rows.select([HASH, *keys]), pa.array(firsts), boundscheck=False).combine_chunks()
+    repeats = np.diff(np.append(firsts, rows.num_rows))
+    return np.repeat(_positions(targets, first_rows, keys, zeros), repeats)
 
 
-def _stretches(rows: pa.Table, keys: list[str], zeros: Zeros) -> I64 | None:
-    """Where neighbours with one key begin, if there are many of each; None if all rows are to be looked at.
+def _key_starts(rows: pa.Table, keys: list[str], zeros: Zeros) -> I64 | None:
+    """Return where neighbours with an equal key start; None if most neighbours differ.
 
-    So it is with the values of groups: a key is then looked for once, and not for each of its rows.
+    The values of groups have many such neighbours, so each key is matched once instead of once per row.
     """
     hashes = column(rows, HASH)
-    if len(hashes) < _MANY:
+    if len(hashes) < _MANY_ROWS:
         return None
     change = hashes[1:] != hashes[:-1]
-    if _EACH * np.count_nonzero(change) > len(hashes):
+    if _ROWS_PER_KEY * np.count_nonzero(change) > len(hashes):
         return None
     if keys:
         columns = [chunk(rows, name) for name in keys]
-        others = [one.slice(0, len(one) - 1) for one in columns]
-        change |= ~equal_rows([one.slice(1) for one in columns], others, zeros)
+        previous = [values.slice(0, len(values) - 1) for values in columns]
+        change |= ~equal_rows([values.slice(1) for values in columns], previous, zeros)
     return np.flatnonzero(np.append(True, change))
 
 
 def _positions(targets: pa.Table, rows: pa.Table, keys: list[str], zeros: Zeros) -> I64:
-    known, hashes = column(targets, HASH), column(rows, HASH)
-    if np.any(known[1:] <= known[:-1]):
+    target_hashes, hashes = column(targets, HASH), column(rows, HASH)
+    if np.any(target_hashes[1:] <= target_hashes[:-1]):
         return _positions_among_collisions(targets, rows, keys, zeros)
-    place = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
-    agree = known[place] == hashes
+    place = np.minimum(np.searchsorted(target_hashes, hashes), len(target_hashes) - 1)
+    agree = target_hashes[place] == hashes
     if keys:
-        theirs = [pc.take(chunk(targets, name), pa.array(place), boundscheck=False) for name in keys]
-        agree &= equal_rows([chunk(rows, name) for name in keys], theirs, zeros)
-    found: I64 = np.where(agree, place, -1)
-    return found
+        target_keys = [pc.take(chunk(targets, name), pa.array(place), boundscheck=False) for name in keys]
+        agree &= equal_rows([chunk(rows, name) for name in keys], target_keys, zeros)
+    matched: I64 = np.where(agree, place, -1)
+    return matched
 
 
 def _positions_among_collisions(targets: pa.Table, rows: pa.Table, keys: list[str], zeros: Zeros) -> I64:
-    """The same where keys of `targets` share a hash."""
+    """Match rows if some keys of `targets` share a hash."""
     first = targets.num_rows
     together = pa.concat_tables([targets.select([HASH, *keys]), rows.select([HASH, *keys])]).combine_chunks()
     order, starts = group_equal(_code(together, keys, zeros), column(together, HASH))
@@ -85,47 +92,47 @@ def _positions_among_collisions(targets: pa.Table, rows: pa.Table, keys: list[st
     group[order] = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(order))))
     place = np.full(len(starts), -1, np.int64)
     place[group[:first]] = np.arange(first)
-    found: I64 = place[group[first:]]
-    return found
+    matched: I64 = place[group[first:]]
+    return matched
 
 
 def sums_at(places: I64, values: I64, count: int) -> I64:
-    """The sum of the values of each place; those without a place are left out."""
+    """Return the sum of the values of each place, 0 to `count` - 1; values with the place -1 are ignored."""
     total = np.zeros(count, np.int64)
-    here = places >= 0
-    np.add.at(total, places[here], values[here])
+    matched = places >= 0
+    np.add.at(total, places[matched], values[matched])
     return total
 
 
 def matching_pairs(
     left: pa.Table, right: pa.Table, left_keys: list[str], right_keys: list[str]
 ) -> Iterator[tuple[I64, I64]]:
-    """All pairs of rows with equal keys, a bounded number at a time.
+    """Yield all pairs of rows with equal keys, a bounded number at a time.
 
     Args:
         left: sorted by hash, in one chunk.
         right: in any order.
-        left_keys: its key columns, of the same types as those of the other side.
-        right_keys: those of the other side.
+        left_keys: the key columns of the left side.
+        right_keys: the key columns of the right side, with the same types.
     """
     if left.num_rows == 0 or right.num_rows == 0:
         return
     partners = _partners(column(left, HASH), column(right, HASH))
     most = min(_PAIRS, max(1, _PAIRS_BYTES // (row_bytes(left) + row_bytes(right))))
-    for ones, at in _at_once(partners, most):
-        others = at if partners.order is None else taken(partners.order, at)
-        agree = _agree(left, ones, left_keys, right, others, right_keys)
-        yield (ones, others) if agree.all() else (ones[agree], others[agree])
+    for left_rows, places in _pairs(partners, most):
+        right_rows = places if partners.order is None else take(partners.order, places)
+        agree = _keys_agree(left, left_rows, left_keys, right, right_rows, right_keys)
+        yield (left_rows, right_rows) if agree.all() else (left_rows[agree], right_rows[agree])
 
 
 class _Partners(NamedTuple):
-    """Which rows of the left side have rows of the right one with the same hash.
+    """The rows of the left side that have partners: rows of the right side with the same hash.
 
     Args:
-        rows: the rows of the left side that have any, in their order.
-        begin: where those of each begin in the right side's order by hash.
-        counts: how many they are; None if each has one.
-        order: that order; None if it is as it lies.
+        rows: the rows of the left side that have partners, in their order.
+        begin: where the partners of each start in the right side, sorted by hash.
+        counts: how many partners each has; None if each has one.
+        order: the sort order of the right side by hash; None if it is sorted.
     """
 
     rows: I64
@@ -135,36 +142,39 @@ class _Partners(NamedTuple):
 
 
 def _partners(hashes: I64, right_hashes: I64) -> _Partners:
-    """Each hash is looked for once, and where one side has far more of them, it is those of the other."""
+    """Find the partners by searching each distinct hash of one side in the other.
+
+    If the right side has far fewer hashes, they are searched in the left side, otherwise the other way round.
+    """
     order, ordered = None, right_hashes
     if not (right_hashes[1:] >= right_hashes[:-1]).all():
         order = ascending(right_hashes)
-        ordered = taken(right_hashes, order)
+        ordered = take(right_hashes, order)
     starts = _starts(ordered)
-    theirs = taken(ordered, starts)
+    right_distinct = take(ordered, starts)
     counts = np.diff(np.append(starts, len(ordered)))
-    if _FEWER * len(theirs) < len(hashes):
-        firsts = np.searchsorted(hashes, theirs)
-        again = np.searchsorted(hashes, theirs, "right") - firsts
-        at = np.arange(len(theirs))
-        found = again > 0
+    if _MUCH_FEWER * len(right_distinct) < len(hashes):
+        firsts = np.searchsorted(hashes, right_distinct)
+        repeats = np.searchsorted(hashes, right_distinct, "right") - firsts
+        at = np.arange(len(right_distinct))
+        matched = repeats > 0
     else:
         firsts = _starts(hashes)
-        mine = taken(hashes, firsts)
-        again = np.diff(np.append(firsts, len(hashes)))
-        at = np.minimum(np.searchsorted(theirs, mine), len(theirs) - 1)
-        found = taken(theirs, at) == mine
-    if not found.all():
-        firsts, again, at = firsts[found], again[found], at[found]
-    here = taken(counts, at)
-    each = None if (here == 1).all() else np.repeat(here, again)
-    total = int(again.sum())
-    rows = np.arange(total) if total == len(hashes) else expand(firsts, firsts + again)
-    return _Partners(rows, np.repeat(taken(starts, at), again), each, order)
+        left_distinct = take(hashes, firsts)
+        repeats = np.diff(np.append(firsts, len(hashes)))
+        at = np.minimum(np.searchsorted(right_distinct, left_distinct), len(right_distinct) - 1)
+        matched = take(right_distinct, at) == left_distinct
+    if not matched.all():
+        firsts, repeats, at = firsts[matched], repeats[matched], at[matched]
+    matched_counts = take(counts, at)
+    row_counts = None if (matched_counts == 1).all() else np.repeat(matched_counts, repeats)
+    total = int(repeats.sum())
+    rows = np.arange(total) if total == len(hashes) else expand(firsts, firsts + repeats)
+    return _Partners(rows, np.repeat(take(starts, at), repeats), row_counts, order)
 
 
-def _at_once(partners: _Partners, most: int) -> Iterator[tuple[I64, I64]]:
-    """The pairs, at most so many at a time: a row of the left side, a place in the order of the right one."""
+def _pairs(partners: _Partners, most: int) -> Iterator[tuple[I64, I64]]:
+    """Yield at most `most` pairs at a time: rows of the left side, and places in the sorted right side."""
     rows, begin, counts, _ = partners
     if counts is None:
         for first in range(0, len(rows), most):
@@ -174,60 +184,67 @@ def _at_once(partners: _Partners, most: int) -> Iterator[tuple[I64, I64]]:
     for first in range(0, int(total[-1]), most):
         last = min(first + most, int(total[-1]))
         low, high = np.searchsorted(total, [first, last - 1], "right")  # the rows that have these pairs
-        some = counts[low : high + 1].copy()
-        some[-1] -= total[high] - last
-        skipped = first - int(total[low] - counts[low])  # pairs of the first row that were given before
-        some[0] -= skipped
+        pair_counts = counts[low : high + 1].copy()
+        pair_counts[-1] -= total[high] - last
+        skipped = first - int(total[low] - counts[low])  # pairs of the first row that were yielded before
+        pair_counts[0] -= skipped
         at = begin[low : high + 1].copy()
         at[0] += skipped
-        yield np.repeat(rows[low : high + 1], some), expand(at, at + some)
+        yield np.repeat(rows[low : high + 1], pair_counts), expand(at, at + pair_counts)
 
 
 def _starts(hashes: I64) -> I64:
-    """Where each hash begins among those that are sorted."""
+    """Return where each distinct hash starts in sorted hashes."""
     return np.flatnonzero(np.append(True, hashes[1:] != hashes[:-1]))
 
 
 class PickedRows:
-    """Some rows of a table. Those that lie one behind the other, as most do that have one partner, are
-    read where they are.
+    """Picked rows of a table. Consecutive rows, which are common, are a slice and are not copied.
 
     Args:
         table: in one chunk.
-        rows: which of its rows, in any order and any number of times.
+        rows: the row numbers, in any order, possibly with repetitions.
     """
 
     def __init__(self, table: pa.Table, rows: I64) -> None:
         self._table = table
         self._rows = rows
         count = len(rows)
-        self.lies = count > 0 and int(rows[-1] - rows[0]) == count - 1 and bool((rows[1:] > rows[:-1]).all())
-        self._first = int(rows[0]) if self.lies else 0
-        self._places = None if self.lies else pa.array(rows)
+        self.is_slice = (
+            count > 0 and int(rows[-1] - rows[0]) == count - 1 and bool((rows[1:] > rows[:-1]).all())
+        )
+        self._first = int(rows[0]) if self.is_slice else 0
+        self._places = None if self.is_slice else pa.array(rows)
 
     def column(self, name: str) -> pa.Array:
-        """The values of a column."""
+        """Return the values of a column."""
         values = chunk(self._table, name)
         if self._places is None:
             return values.slice(self._first, len(self._rows))
         return pc.take(values, self._places, boundscheck=False)
 
     def numbers(self, name: str) -> I64:
-        """Those of a column of numbers without NULLs; not to be written to."""
+        """Return a column of numbers without NULLs, which must not be modified."""
         values: I64 = column(self._table, name)
         if self._places is None:
             return values[self._first : self._first + len(self._rows)]
-        found: I64 = taken(values, self._rows)
-        return found
+        picked: I64 = take(values, self._rows)
+        return picked
 
 
-def _agree(
-    left: pa.Table, ones: I64, left_keys: list[str], right: pa.Table, others: I64, right_keys: list[str]
+def _keys_agree(
+    left: pa.Table,
+    left_rows: I64,
+    left_keys: list[str],
+    right: pa.Table,
+    right_rows: I64,
+    right_keys: list[str],
 ) -> Any:
     if not left_keys:
-        return np.ones(len(ones), bool)
-    mine, theirs = PickedRows(left, ones), PickedRows(right, others)
-    return equal_rows([mine.column(name) for name in left_keys], [theirs.column(name) for name in right_keys])
+        return np.ones(len(left_rows), bool)
+    from_left, from_right = PickedRows(left, left_rows), PickedRows(right, right_rows)
+    left_columns = [from_left.column(name) for name in left_keys]
+    return equal_rows(left_columns, [from_right.column(name) for name in right_keys])
 
 
 def _code(table: pa.Table, keys: list[str], zeros: Zeros = "equal") -> Any:

@@ -1,9 +1,9 @@
-"""What the keyed rung needs of traces: the rows of some keys, and new results in the place of stored ones.
+"""Kernels of keyed operators and sources: read the rows of keys, replace stored results, admit changes.
 
-A keyed operator fetches the rows of the keys that changed, lets Spark SQL compute their result, and takes
-back what it has *stored* for them; a result is never computed again to take it back, since sums in another
-order or ties would leave a residue (DBSP-17). Upserts of a keyed dataset are the same: the stored row goes,
-the new one comes.
+A keyed operator reads the rows of the keys that changed, lets Spark SQL compute their results, and replaces
+the results that it *stored* for them. It never recomputes an old result to retract it, because sums in
+another order or ties could leave a residue (DBSP-17). An upsert of a keyed dataset also replaces the stored
+row by the new one.
 """
 
 from typing import NamedTuple
@@ -21,48 +21,48 @@ from tidemill.views.trace.trace import Trace
 
 
 def rows_of_keys(keys: pa.Table, trace: Trace, delta: pa.Table | None = None) -> pa.Table:
-    """All rows of these keys with their weights, added up: of the trace, and of the step if it is given.
+    """Return all rows of these keys, consolidated, from the trace and the change.
 
     Args:
-        keys: `_h` and the columns of the trace's key; each may be there several times.
-        trace: where the rows are.
-        delta: the change of the step, with the columns of the trace.
+        keys: `_h` and the columns of the trace's key; may contain duplicates.
+        trace: the stored rows.
+        delta: the change of the step, with the columns of the trace; None reads the trace alone.
     """
     layout = trace.layout
-    wanted = distinct_keys([canonical_keys(keys, layout.key_names)], layout.key_names)
-    rows = trace.lookup(distinct(column(wanted, HASH)))
+    targets = distinct_keys([canonical_keys(keys, layout.key_names)], layout.key_names)
+    rows = trace.lookup(distinct(column(targets, HASH)))
     if delta is not None:
         rows = pa.concat_tables([rows, layout.conform(delta)])
     rows = rows.combine_chunks()
-    mine = positions(wanted, rows, layout.key_names) >= 0
-    found = consolidate(rows if mine.all() else rows.filter(pa.array(mine)), layout)
-    if WEIGHT in layout.sums and found.num_rows and int(column(found, WEIGHT).min()) < 0:
-        raise WeightNegative(f"a row of trace {trace.name} would be there fewer than no times")
-    return found
+    matched = positions(targets, rows, layout.key_names) >= 0
+    rows = consolidate(rows if matched.all() else rows.filter(pa.array(matched)), layout)
+    if WEIGHT in layout.sums and rows.num_rows and int(column(rows, WEIGHT).min()) < 0:
+        raise WeightNegative(f"a row of trace {trace.name} has a negative weight")
+    return rows
 
 
 def replacement(keys: pa.Table, results: pa.Table, stored: Trace) -> pa.Table:
-    """The change that puts new results in the place of the stored ones; it is what the trace gets, too.
+    """Return the change that replaces stored results by new ones, for the output and for the trace.
 
     Args:
-        keys: `_h` and the key columns of all keys whose result was computed, also where there is none now.
+        keys: `_h` and the key columns of all computed keys, including keys that have no result any more.
         results: the new results, with the columns of the trace.
         stored: the operator's last output.
     """
     layout = stored.layout
     old = rows_of_keys(keys, stored)
     place = old.column_names.index(WEIGHT)
-    taken = old.set_column(place, old.schema.field(place), pa.array(-column(old, WEIGHT)))
-    return consolidate(pa.concat_tables([layout.conform(results), taken]), layout)
+    retraction = old.set_column(place, old.schema.field(place), pa.array(-column(old, WEIGHT)))
+    return consolidate(pa.concat_tables([layout.conform(results), retraction]), layout)
 
 
 class AdmittedRows(NamedTuple):
-    """What a step gives.
+    """The result of an admission step.
 
     Args:
-        out: what the circuit gets.
-        quarantine: rows that were set aside (negative weights), or left the quarantine (positive ones).
-        state: what the trace gets.
+        out: the change that the circuit gets.
+        quarantine: rows that enter the quarantine (negative weights) or leave it (positive weights).
+        state: the change of the trace.
     """
 
     out: pa.Table
@@ -71,10 +71,10 @@ class AdmittedRows(NamedTuple):
 
 
 class AdmissionKernel:
-    """A source operator.
+    """Admits the changes of a source, and keeps rows with negative weights in quarantine.
 
     Args:
-        layout: of its trace, in which `_h` tells rows apart: the whole row is the key, or it is fine.
+        layout: the layout of its trace. `_h` identifies rows: the whole row is the key, or the trace is fine.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -83,30 +83,30 @@ class AdmissionKernel:
     def step(self, delta: pa.Table, trace: Trace, *, quarantined: bool = True) -> AdmittedRows:
         """Admit a change.
 
-        What is there already is looked up for rows that are taken away; for those that come it matters only
-        while some are in quarantine.
+        The stored rows are looked up for deleted rows. For inserted rows they matter only while there are
+        rows in quarantine.
 
         Args:
             delta: `_h`, the columns and `_w`.
-            trace: all rows so far, with negative weights for those in quarantine.
-            quarantined: whether any may be there.
+            trace: all rows so far; rows in quarantine have negative weights.
+            quarantined: whether there may be rows in quarantine.
         """
         change = consolidate(delta, self.layout)
         weights = column(change, WEIGHT)
-        asked = change if quarantined else change.filter(pa.array(weights < 0))
-        known = trace.lookup(distinct(column(asked, HASH)))
-        place = positions(change, known, self.layout.names, zeros="differ")
-        before = sums_at(place, column(known, WEIGHT), change.num_rows)
+        lookup = change if quarantined else change.filter(pa.array(weights < 0))
+        stored = trace.lookup(distinct(column(lookup, HASH)))
+        place = positions(change, stored, self.layout.names, zeros="differ")
+        before = sums_at(place, column(stored, WEIGHT), change.num_rows)
         after = before + weights
         out = np.maximum(after, 0) - np.maximum(before, 0)
-        aside = np.minimum(after, 0) - np.minimum(before, 0)
-        return AdmittedRows(_weighed(change, out), _weighed(change, aside), change)
+        quarantine = np.minimum(after, 0) - np.minimum(before, 0)
+        return AdmittedRows(_with_weights(change, out), _with_weights(change, quarantine), change)
 
 
-def _weighed(rows: pa.Table, weights: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Table:
-    there = weights != 0
-    if not there.any():
+def _with_weights(rows: pa.Table, weights: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Table:
+    nonzero = weights != 0
+    if not nonzero.any():
         return rows.slice(0, 0)
     place = rows.column_names.index(WEIGHT)
-    weighed = rows.set_column(place, rows.schema.field(place), pa.array(weights))
-    return weighed if there.all() else weighed.filter(pa.array(there))
+    weighted = rows.set_column(place, rows.schema.field(place), pa.array(weights))
+    return weighted if nonzero.all() else weighted.filter(pa.array(nonzero))

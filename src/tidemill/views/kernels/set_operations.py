@@ -1,8 +1,8 @@
-"""DISTINCT, and UNION, INTERSECT and EXCEPT with and without ALL: one trace of how often each row is there.
+"""DISTINCT, UNION, INTERSECT and EXCEPT, with and without ALL: one trace with the weights of each row.
 
-The trace has two sums for each row, its weight on the left and on the right side. What the output holds of a
-row is a function of the two, so the change is that function after the step less that function before it.
-Rows are the same when Spark would group them together.
+The trace has two sums for each row: its weight on the left side and on the right side. The weight in the
+output is a function of the two. So the change is the value of that function after the step minus its value
+before. Rows are equal if Spark would group them together.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ _KINDS: dict[Kind, Callable[[Any, Any], Any]] = {
 
 
 class SetChange(NamedTuple):
-    """What a step gives: the change of the output, and the rows its trace gets."""
+    """The result of a step: the change of the output, and the change of the trace."""
 
     out: pa.Table
     state: pa.Table
@@ -42,8 +42,8 @@ class SetKernel:
     """A set operation over rows with these columns. `_h` is the hash of the whole row.
 
     Args:
-        kind: which one.
-        columns: the columns of both sides; for `distinct` there is only a left one.
+        kind: the operation.
+        columns: the columns of both sides; `distinct` has only a left side.
     """
 
     def __init__(self, kind: Kind, columns: pa.Schema) -> None:
@@ -53,33 +53,35 @@ class SetKernel:
         self.schema = pa.schema([*columns, pa.field(WEIGHT, pa.int64())])
 
     def step(self, left: pa.Table, right: pa.Table | None, trace: Trace) -> SetChange:
-        """One step.
+        """Apply a change, and return the change of the output.
 
         Args:
             left: the change of the left side, with `_h`, the columns and `_w`.
-            right: that of the right side, or None.
-            trace: what was there before.
+            right: the change of the right side; None if there is no right side.
+            trace: the weights before the step.
         """
-        sides = [self._weighed(left, "_l")] + ([self._weighed(right, "_r")] if right is not None else [])
+        sides = [self._weigh(left, "_l")] + ([self._weigh(right, "_r")] if right is not None else [])
         delta = consolidate(pa.concat_tables(sides), self.layout)
         if delta.num_rows == 0:
             return SetChange(self.schema.empty_table(), delta)
-        known = trace.lookup(distinct(column(delta, HASH)))
-        place = positions(delta, known, self.layout.key_names)
-        before = {name: sums_at(place, column(known, name), delta.num_rows) for name in ("_l", "_r")}
+        stored = trace.lookup(distinct(column(delta, HASH)))
+        place = positions(delta, stored, self.layout.key_names)
+        before = {name: sums_at(place, column(stored, name), delta.num_rows) for name in ("_l", "_r")}
         after = {name: before[name] + column(delta, name) for name in ("_l", "_r")}
         if any(bool((weights < 0).any()) for weights in after.values()):
-            raise WeightNegative(f"a row of {self.kind} would be there fewer than no times")
-        holds = _KINDS[self.kind]
-        change = holds(after["_l"], after["_r"]).astype(np.int64) - holds(before["_l"], before["_r"])
-        moved = change != 0
-        rows = delta.select(self.layout.names).filter(pa.array(moved))
-        return SetChange(rows.append_column(WEIGHT, pa.array(change[moved])).cast(self.schema), delta)
+            raise WeightNegative(f"the change deletes a row of {self.kind} that does not exist")
+        output_weight = _KINDS[self.kind]
+        new = output_weight(after["_l"], after["_r"]).astype(np.int64)
+        change = new - output_weight(before["_l"], before["_r"])
+        changed = change != 0
+        rows = delta.select(self.layout.names).filter(pa.array(changed))
+        return SetChange(rows.append_column(WEIGHT, pa.array(change[changed])).cast(self.schema), delta)
 
-    def _weighed(self, table: pa.Table, name: str) -> pa.Table:
+    def _weigh(self, table: pa.Table, side: str) -> pa.Table:
+        """Return the rows of one side with their weights as the sum of that side."""
         table = canonical_keys(self._side.conform(table), self.layout.names)
-        weights, none = column(table, WEIGHT), np.zeros(table.num_rows, np.int64)
-        sums = [pa.array(weights if each == name else none) for each in ("_l", "_r")]
+        weights, zeros = column(table, WEIGHT), np.zeros(table.num_rows, np.int64)
+        sums = [pa.array(weights if name == side else zeros) for name in ("_l", "_r")]
         return pa.table(
             [*(table[each] for each in (HASH, *self.layout.names)), *sums], schema=self.layout.schema
         )

@@ -1,6 +1,6 @@
-"""Z-sets without a hash: what operators give. UNION ALL is putting them together."""
+"""Z-sets without a hash, as operators return them: consolidation and digests."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import pyarrow as pa
@@ -10,13 +10,8 @@ from tidemill.views.trace.layout import WEIGHT
 from tidemill.views.trace.row_equality import code_rows, group_equal
 
 
-def union(tables: Sequence[pa.Table]) -> pa.Table:
-    """The sum of Z-sets with the same columns, added up; at least one."""
-    return net_rows(pa.concat_tables(tables))
-
-
 def net_rows(table: pa.Table) -> pa.Table:
-    """The same Z-set with each row once, in an order that depends on its content alone.
+    """Consolidate a Z-set: each row once, in an order that depends on the content alone.
 
     >>> net_rows(pa.table({"a": ["x", "y", "x"], "_w": [1, 1, -1]})).to_pylist()
     [{'a': 'y', '_w': 1}]
@@ -37,7 +32,7 @@ SPAN = 2**128
 
 
 def digest(table: pa.Table, high: str, low: str, weight: str) -> int:
-    """The digest of a table whose columns `high` and `low` are the halves of H128.
+    """Return the digest of a table; the columns `high` and `low` are the halves of H128.
 
     >>> table = pa.table({"a": [1, 1], "b": [-1, -1], "_w": [1, -1]})
     >>> digest(table, "a", "b", "_w")
@@ -46,27 +41,27 @@ def digest(table: pa.Table, high: str, low: str, weight: str) -> int:
     weights = column(table, weight).astype(np.int64)
     total = 0
     for name, shift in ((high, 64), (low, 0)):
-        octets = column(table, name).astype(np.int64).view(np.uint64)
+        hashes = column(table, name).astype(np.int64).view(np.uint64)
         for limb in range(2):
-            part = ((octets >> np.uint64(32 * limb)) & np.uint64(2**32 - 1)).astype(np.int64)
+            part = ((hashes >> np.uint64(32 * limb)) & np.uint64(2**32 - 1)).astype(np.int64)
             total += _dot(part, weights) << (shift + 32 * limb)
     return total % SPAN
 
 
 def total_digest(digests: Iterable[int]) -> int:
-    """The digest of several pieces, from theirs."""
+    """Return the digest of a table from the digests of its pieces."""
     return sum(digests) % SPAN
 
 
 def _dot(limbs: np.ndarray, weights: np.ndarray) -> int:
-    """The exact sum of limbs times weights; limbs have 32 bits."""
+    """Return the exact sum of limbs times weights; limbs have 32 bits."""
     if len(weights) == 0:
         return 0
     most = max(int(weights.max()), -int(weights.min()))
     if most * len(weights) < 2**31:
         return int(np.dot(limbs, weights))
     total = 0
-    for shift in (0, 22, 44):  # of weights 22 bits at a time, of rows 2^9: each product sum fits 63 bits
+    for shift in (0, 22, 44):  # 22 bits of the weights and 2^9 rows at a time: each sum fits 63 bits
         part = (weights >> shift) & (2**22 - 1) if shift < 44 else weights >> shift
         sums = np.add.reduceat(limbs * part, np.arange(0, len(limbs), 512))
         total += sum(map(int, sums.tolist())) << shift

@@ -78,7 +78,7 @@ class ChainExecutor(ABC):
                 reports = run()
             self.plan_s += planned - began
             self.job_s += time.perf_counter() - planned
-            self.changes = TraceChanges.together([self.changes, complete_changes(self.plan, reports)])
+            self.changes = TraceChanges.combine([self.changes, complete_changes(self.plan, reports)])
             self.reports += reports
         return self
 

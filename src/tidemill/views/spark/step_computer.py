@@ -347,7 +347,7 @@ class _Step:
         executor = self._execute(
             plan, inputs, size, [view for view in views if not self._comparable_table(view)]
         )
-        self._changes = TraceChanges.together([self._changes, executor.changes])
+        self._changes = TraceChanges.combine([self._changes, executor.changes])
         self._loaded, self._load_reports = missing, executor.reports
         self._load_s = time.perf_counter() - began
         return [output for view in views if (output := self._loaded_output(view)) is not None]

@@ -1,7 +1,7 @@
-"""Rows in portions that are neither tiny nor huge: by their number, and by the bytes they take.
+"""Split rows into batches of bounded size, by the number of rows and by their bytes.
 
-What travels between layers, what a task holds at once and what one value may be are limited by both: a row of
-a million bytes is as much as a hundred thousand narrow ones.
+Packets between layers and the memory of a task are limited by both, because one row of a million bytes takes
+as much memory as many thousand narrow ones.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,13 +11,13 @@ import pyarrow as pa
 
 BATCH_ROWS = 262_144
 BATCH_BYTES = 16 * 1024**2
-"""Of a packet at most, unless it is a single row: Spark moves each as one value."""
+"""Maximum size of a packet with more than one row: Spark moves each packet as one value."""
 
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
 
 def split_rows(table: pa.Table, rows: int = BATCH_ROWS, size: int = BATCH_BYTES) -> Iterator[pa.Table]:
-    """A table in pieces of at most so many rows and about so many bytes; a row is never cut.
+    """Split a table into pieces of at most `rows` rows and about `size` bytes; rows are never cut.
 
     >>> [piece.num_rows for piece in split_rows(pa.table({"a": ["x" * 100] * 10}), size=400)]
     [3, 3, 3, 1]
@@ -25,34 +25,34 @@ def split_rows(table: pa.Table, rows: int = BATCH_ROWS, size: int = BATCH_BYTES)
     count = table.num_rows
     if count == 0:
         return
-    taken = table.nbytes
-    if count <= rows and (taken <= size or count == 1):
+    total_bytes = table.nbytes
+    if count <= rows and (total_bytes <= size or count == 1):
         yield table
         return
-    fitting = min(rows, max(1, count * size // taken)) if taken else rows
-    # Rows differ in size: a piece that came out too large is cut again, into fewer rows than it has.
+    fitting = min(rows, max(1, count * size // total_bytes)) if total_bytes else rows
+    # Rows differ in size, so a piece may be too large: it is split again, into fewer rows than it has.
     fitting = min(fitting, count - 1)
     for first in range(0, count, fitting):
         yield from split_rows(table.slice(first, fitting), rows, size)
 
 
 def batched(parts: Iterable[Rows], rows: int, size: int) -> Iterator[list[Rows]]:
-    """Parts in lists that are closed as soon as they have so many rows or bytes; empty parts are left out."""
+    """Collect parts into lists of at least `rows` rows or `size` bytes; empty parts are skipped."""
     waiting: list[Rows] = []
-    count = taken = 0
+    count = waiting_bytes = 0
     for part in parts:
         if part.num_rows == 0:
             continue
         waiting.append(part)
         count += part.num_rows
-        taken += part.nbytes
-        if count >= rows or taken >= size:
+        waiting_bytes += part.nbytes
+        if count >= rows or waiting_bytes >= size:
             yield waiting
-            waiting, count, taken = [], 0, 0
+            waiting, count, waiting_bytes = [], 0, 0
     if waiting:
         yield waiting
 
 
 def row_bytes(rows: pa.Table | pa.RecordBatch) -> int:
-    """About how many bytes a row takes in memory; at least one."""
+    """Return about how many bytes a row takes in memory, at least 1."""
     return max(1, int(rows.nbytes) // max(1, int(rows.num_rows)))

@@ -1,11 +1,13 @@
-"""The one file that a task writes in a layer of a step: the new runs of all its traces, and its merges.
+"""Bundles: the file that a task writes in one layer of a step, with the new runs and the merges of its
+traces.
 
-Its key is unique to the attempt of the task, so that a retry, a speculative twin or a killed worker leaves a
-file that no version lists, and never half of one that a version does. It is written by one `put`, after all
-runs were added; entries are good for a version only then. Runs are kept near the kernels as they are added:
-a run of a bundle that was never written is one that nobody asks for.
+Its key is unique to the attempt of the task. So a retry, a speculative copy of the task or a killed worker
+leaves a file that no version lists, and never a half-written one that a version does list.
 
-A large one waits on the disk of the machine, not in memory.
+One `put` writes the file, after all runs were added; only then may a version list its entries. Runs are
+cached when they are added. If the bundle is never written, no version lists them, so they are never read.
+
+A large bundle is buffered on the local disk, not in memory.
 """
 
 import mmap
@@ -22,17 +24,17 @@ from tidemill.views.trace.layout import Layout
 from tidemill.views.trace.run_file import encode
 from tidemill.views.trace.version import RunEntry
 
-HELD_BYTES = 32 * 1024**2
-"""What may wait in memory."""
+BUFFER_BYTES = 32 * 1024**2
+"""How much a bundle buffers in memory."""
 
 
 class Bundle:
     """Collects runs, and writes them as one object.
 
     Args:
-        objects: where to write it.
-        key: its name, which nobody else uses.
-        cache: keeps what is written, so that the next step here need not fetch it.
+        objects: where to write the object.
+        key: the object's key, unique to this attempt.
+        cache: caches the runs, so that the next step on this machine does not fetch them.
     """
 
     def __init__(self, objects: Objects, key: str, cache: Cache | None = None) -> None:
@@ -44,13 +46,13 @@ class Bundle:
         self._bytes = 0
 
     def add(self, layout: Layout, table: pa.Table, low: int, high: int) -> RunEntry | None:
-        """Add a run; None when it has no rows, and then nothing is added.
+        """Add a run and return its entry; None, and nothing added, if it has no rows.
 
         Args:
-            layout: the trace's.
-            table: its rows, consolidated.
-            low: the first grain of the piece of hash space it stands for.
-            high: the last one.
+            layout: the layout of the trace.
+            table: the rows of the run, consolidated.
+            low: the first grain of the hash space that the run covers.
+            high: the last grain.
         """
         if table.num_rows == 0:
             return None
@@ -63,7 +65,7 @@ class Bundle:
         return entry
 
     def write(self) -> int:
-        """Write the object, unless nothing was added; how many bytes it has."""
+        """Write the object, unless it is empty, and return its size in bytes."""
         if self._bytes:
             crash.point("views.trace.before_bundle")
             self._objects.put(self.key, self._body())
@@ -76,7 +78,7 @@ class Bundle:
     def _append(self, *parts: bytes | pa.Buffer) -> None:
         self._parts += parts
         self._bytes += sum(len(memoryview(part)) for part in parts)
-        if self._bytes <= HELD_BYTES:
+        if self._bytes <= BUFFER_BYTES:
             return
         try:
             if self._file is None:
@@ -85,7 +87,7 @@ class Bundle:
                 self._file.write(memoryview(part))
             self._file.flush()
         except OSError as error:
-            raise ObjectsFull(f"this machine has no room for {self.key!r} on its way: {error}") from error
+            raise ObjectsFull(f"the local disk has no room to buffer {self.key!r}: {error}") from error
         self._parts.clear()
 
     def _body(self) -> memoryview:

@@ -1,7 +1,7 @@
-"""Where a machine keeps run files near the kernels: a folder of this user, this machine and this boot.
+"""The folder in which a machine caches run files: one for each user, machine and boot.
 
-It is found on the machine that computes, not on the one that plans: an executor has its own. What an earlier
-boot left is removed; what another machine keeps in the same home is not.
+Every process finds it on the machine it runs on, so Spark executors have their own folders. Folders of
+earlier boots are removed. Folders of other machines that share the same home are not.
 """
 
 import contextlib
@@ -16,48 +16,48 @@ from pathlib import Path
 from typing import NamedTuple
 
 ENVIRONMENT = "TIDEMILL_CACHE"
-"""A folder to keep run files in, or `off`."""
+"""The environment variable that sets the cache folder; `off` disables the cache."""
 
 LIMIT_BYTES = 16 * 1024**3
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class CacheFolder(NamedTuple):
-    """A folder, and how large it may become."""
+    """A folder, and its maximum size."""
 
     folder: Path
     limit_bytes: int
 
 
 def cache_folder(setting: str = "") -> CacheFolder | None:
-    """Where to keep run files; None to keep none: when that is wished, or there is no folder to be had.
+    """Return the folder for cached run files; None if the cache is off or no folder is usable.
 
-    - setting: a folder, or `off`; empty: what `TIDEMILL_CACHE` says, else the user's own folder for caches.
+    - setting: a folder, or `off`; if empty, `TIDEMILL_CACHE` decides, then the user's cache folder.
     """
-    wished = setting or os.environ.get(ENVIRONMENT, "")
-    boot = _boot()
-    if wished.lower() == "off" or not boot:
+    configured = setting or os.environ.get(ENVIRONMENT, "")
+    boot = _boot_id()
+    if configured.lower() == "off" or not boot:
         return None
     machine = "".join(c if c.isalnum() or c == "-" else "_" for c in platform.node()) or "here"
-    for parent in [Path(wished)] if wished else _usual():
+    for parent in [Path(configured)] if configured else _default_parents():
         folder = parent / f"traces-{machine}-{boot}"
-        if _is_ours(parent) and _is_ours(folder):
+        if _create_private(parent) and _create_private(folder):
             _remove_earlier(folder, f"traces-{machine}-")
             return CacheFolder(folder, _limit(folder))
     return None
 
 
-def _usual() -> list[Path]:
-    """The user's folder for caches; where there is no home, one among the temporary files."""
-    found = []
-    given = os.environ.get("XDG_CACHE_HOME", "")
+def _default_parents() -> list[Path]:
+    """Return the user's cache folder, if there is a home, and then a folder for temporary files."""
+    parents = []
+    xdg = os.environ.get("XDG_CACHE_HOME", "")
     with contextlib.suppress(RuntimeError):  # no home
-        found.append((Path(given) if given else Path.home() / ".cache") / "tidemill")
-    return [*found, Path(tempfile.gettempdir()) / f"tidemill-{os.getuid()}"]
+        parents.append((Path(xdg) if xdg else Path.home() / ".cache") / "tidemill")
+    return [*parents, Path(tempfile.gettempdir()) / f"tidemill-{os.getuid()}"]
 
 
-def _is_ours(folder: Path) -> bool:
-    """Make a folder; False unless it is this user's own: what others could write is not read as ours."""
+def _create_private(folder: Path) -> bool:
+    """Create a folder; return False unless only this user can write to it, so nobody else can plant files."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = folder.stat()
@@ -66,30 +66,31 @@ def _is_ours(folder: Path) -> bool:
     return facts.st_uid == os.getuid() and not facts.st_mode & stat.S_IWOTH and os.access(folder, os.W_OK)
 
 
-def _remove_earlier(folder: Path, start: str) -> None:
+def _remove_earlier(folder: Path, prefix: str) -> None:
     with contextlib.suppress(OSError):
         for other in folder.parent.iterdir():
-            if other.name.startswith(start) and other != folder:
+            if other.name.startswith(prefix) and other != folder:
                 shutil.rmtree(other, ignore_errors=True)
 
 
 def _limit(folder: Path) -> int:
-    """At most half of what is free, with what lies here already."""
-    held = 0
+    """Return how large the folder may become: its present size plus half of the free space at most."""
+    used = 0
     with contextlib.suppress(OSError):
-        held = sum(one.stat().st_size for one in os.scandir(folder))
+        used = sum(file.stat().st_size for file in os.scandir(folder))
     free = LIMIT_BYTES
     with contextlib.suppress(OSError):
         free = shutil.disk_usage(folder).free
-    return min(LIMIT_BYTES, held + free // 2)
+    return min(LIMIT_BYTES, used + free // 2)
 
 
-def _boot() -> str:
-    """What names this start of the machine; empty where nothing does."""
+def _boot_id() -> str:
+    """Return an id of this boot of the machine; empty if the system has none."""
     with contextlib.suppress(OSError):
         return _BOOT.read_text().strip()
     if sys.platform == "darwin":
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            asked = ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"]
-            return subprocess.run(asked, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+            command = ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"]
+            process = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+            return process.stdout.strip()
     return ""

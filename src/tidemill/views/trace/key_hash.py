@@ -1,8 +1,8 @@
-"""The hash of a key: by it rows are sorted in runs, looked up, and sent to the task that has them.
+"""Key hashes: runs are sorted by them, rows are looked up by them, and rows are sent to tasks by them.
 
-It is one function of the values, the same wherever a row comes from and whatever else is in the call, and
-equal for keys that Spark would group together. So a run need not store it: whoever reads the key has it.
-Where a trace is fine, half of it is of the rest of the row.
+The hash depends on the values alone, not on the other rows of a call, and it is equal for keys that Spark
+groups together. So a run does not have to store the hash: it can be computed from the key. In a *fine* trace,
+half of the hash comes from the other columns of the row (see `layout`).
 """
 
 from collections.abc import Sequence
@@ -15,18 +15,18 @@ from tidemill.views.trace.order import I64
 from tidemill.views.trace.row_equality import code_rows
 
 GLOBAL_HASH = 0
-"""Of the one group that there is without a key."""
+"""The hash of an empty key, which all rows share."""
 
 UPPER = np.int64(-(2**32))
-"""The half of a hash that is the key's also in a trace that is fine."""
+"""The bits of a hash that come from the key in every trace, also in a fine one."""
 
 
 def key_hashes(columns: Sequence[pa.Array], rows: int) -> I64:
-    """The hash of each row's key.
+    """Return the hash of each row's key.
 
     Args:
-        columns: the key's, each in one piece.
-        rows: how many there are.
+        columns: the columns of the key.
+        rows: the number of rows.
     """
     if not columns:
         return np.full(rows, GLOBAL_HASH, np.int64)
@@ -34,24 +34,24 @@ def key_hashes(columns: Sequence[pa.Array], rows: int) -> I64:
 
 
 def fine_hashes(key: Sequence[pa.Array], rest: Sequence[pa.Array], rows: int) -> I64:
-    """The hash of each row in a trace that is fine.
+    """Return the hash of each row in a fine trace.
 
-    A key with a NULL equals no other, and nobody looks for it: all of its hash is of the rest of the row, so
-    that rows without a key, of which there may be many, are spread evenly.
+    A key with a NULL equals no other key, so it is never looked up. Its whole hash comes from the other
+    columns. So rows without a key are spread evenly over hash space, even if there are many.
 
     Args:
-        key: its columns, each in one piece.
-        rest: the others.
-        rows: how many there are.
+        key: the columns of the key.
+        rest: the other columns.
+        rows: the number of rows.
     """
     mix = code_rows(rest, rows, "differ").mix
-    found: I64 = (key_hashes(key, rows) & UPPER) | (mix >> np.uint64(32)).view(np.int64)
+    hashes: I64 = (key_hashes(key, rows) & UPPER) | (mix >> np.uint64(32)).view(np.int64)
     for column in key:
         if column.null_count:
-            found = np.where(pc.is_null(column).to_numpy(zero_copy_only=False), mix.view(np.int64), found)
-    return found
+            hashes = np.where(pc.is_null(column).to_numpy(zero_copy_only=False), mix.view(np.int64), hashes)
+    return hashes
 
 
 def row_hashes(columns: Sequence[pa.Array], rows: int, key: int, *, fine: bool) -> I64:
-    """The hash `_h` of rows whose first columns are the key; a trace that is fine needs the others too."""
+    """Return the hash `_h` of rows. The first `key` columns are the key; a fine trace hashes all columns."""
     return fine_hashes(columns[:key], columns[key:], rows) if fine else key_hashes(columns[:key], rows)

@@ -1,16 +1,16 @@
-"""The columns of a trace: the key hash, what rows are, and the numbers that add up.
+"""The columns of a trace: the hash, the columns that identify a row, and the sums.
 
-Every table that belongs to a trace has the columns `_h` (int64, the hash of its key), then those that say
-*which* row it is, then the *sums*: int64 columns that are added when two rows are otherwise the same. A Z-set
-has one sum, its weight `_w`. The trace of an aggregate has several, its accumulators; so one routine merges
-them all, in any order, and a change followed by its inverse leaves nothing.
+Every table of a trace has the column `_h` (int64, the hash of the key), then the columns that *identify* a
+row, then the *sums*: int64 columns that are added up when two rows are otherwise equal. A Z-set has one sum,
+its weight `_w`. The trace of an aggregate has several, its accumulators. So one routine merges all traces, in
+any order, and a change followed by its inverse leaves nothing.
 
-A trace may be *fine*: then the upper half of `_h` is that of its key's hash, and the lower half is of the
-rest of the row. Rows of a key still lie together, and a single one of them is found as quickly as a key is
-elsewhere.
+A trace may be *fine*: then the upper half of `_h` comes from the hash of the key, and the lower half from the
+other columns. The rows of a key are still adjacent, and a single row is found as fast as a key in other
+traces.
 
-A large sum is spread over *limbs* of 32 bits, the lowest first, the highest with the sign: consolidating
-carries between them, so that one number has one form.
+A large sum is stored in *limbs* of 32 bits, lowest first; the highest has the sign. Consolidation carries
+between the limbs, so every number has exactly one form.
 """
 
 from collections.abc import Sequence
@@ -26,14 +26,14 @@ WEIGHT = "_w"
 
 @dataclass(frozen=True)
 class Layout:
-    """Which columns a trace has.
+    """The columns of a trace.
 
     Args:
-        columns: names and types of what says which row it is, the key first.
-        key: how many of them are the key, whose hash `_h` is.
-        sums: the names of the int64 columns that add up.
-        limbs: those of the sums that are limbs of one number, lowest first.
-        fine: whether `_h` tells rows of one key apart; see above.
+        columns: the columns that identify a row, key first.
+        key: how many of them are the key.
+        sums: the names of the int64 columns that are added up.
+        limbs: groups of sums that are the limbs of one number, lowest first.
+        fine: whether `_h` also depends on the columns after the key; see above.
     """
 
     columns: pa.Schema
@@ -47,7 +47,8 @@ class Layout:
         names = [HASH, *self.columns.names, *self.sums]
         if len(set(names)) != len(names) or not 0 <= self.key <= len(self.columns) or not self.sums:
             raise UsageError(
-                f"not a layout: columns {names}, key {self.key}", hint="names differ; one sum or more"
+                f"invalid layout: columns {names}, key of {self.key} columns",
+                hint="use different names, at least one sum, and a key within the columns",
             )
         fields = [pa.field(each.name, each.type) for each in self.columns]
         sums = [pa.field(name, pa.int64()) for name in self.sums]
@@ -55,40 +56,40 @@ class Layout:
 
     @property
     def key_names(self) -> list[str]:
-        """The columns whose hash `_h` is."""
+        """The columns of the key."""
         return list(self.columns.names[: self.key])
 
     @property
     def rest_names(self) -> list[str]:
-        """The other columns that say which row it is."""
+        """The columns after the key that identify a row."""
         return list(self.columns.names[self.key :])
 
     @property
     def hashed_names(self) -> list[str]:
-        """The columns that `_h` follows from."""
+        """The columns that `_h` depends on."""
         return self.names if self.fine else self.key_names
 
     @property
     def names(self) -> list[str]:
-        """The columns that say which row it is."""
+        """The columns that identify a row."""
         return list(self.columns.names)
 
     def select(self, columns: Sequence[str] | None) -> list[str]:
-        """The columns to read when these are wanted: the hash, the key and the sums always come along."""
+        """Return the columns to read for these: hash, key and sums are always included."""
         if columns is None:
             return list(self.schema.names)
-        wanted = {HASH, *self.key_names, *self.sums, *columns}
-        return [name for name in self.schema.names if name in wanted]
+        included = {HASH, *self.key_names, *self.sums, *columns}
+        return [name for name in self.schema.names if name in included]
 
     def columns_of(self, columns: Sequence[str]) -> pa.Schema:
-        """What says which row it is, where only the key and these columns were read."""
+        """Return the identifying columns of rows that were read with `select(columns)`."""
         read = set(self.select(columns))
         return pa.schema([each for each in self.columns if each.name in read])
 
     def conform(self, table: pa.Table) -> pa.Table:
-        """The table with exactly these columns in this order and one chunk each; others are left out."""
-        there = set(table.column_names)
-        missing = [name for name in self.schema.names if name not in there]
+        """Return the table with exactly these columns, in this order and in one chunk; others are dropped."""
+        present = set(table.column_names)
+        missing = [name for name in self.schema.names if name not in present]
         if missing:
             raise UsageError(
                 f"columns are missing: {missing}", hint=f"a table of this trace has {self.schema.names}"
@@ -98,7 +99,7 @@ class Layout:
             differ = [each.name for each in self.schema if table.schema.field(each.name).type != each.type]
             if differ:
                 raise UsageError(
-                    f"columns of other types: {differ}", hint="cast them to the types of the trace's layout"
+                    f"columns have the wrong types: {differ}", hint="cast them to the types of the layout"
                 )
             table = table.cast(self.schema)
         return table.combine_chunks()

@@ -1,11 +1,13 @@
-"""Which runs to merge in a step, and how much of them: never more rows than the step's budget.
+"""The merge policy: which runs to merge in a step, within the step's budget of rows.
 
-For a piece of hash space, the runs that cover it are a stack. A stack of fewer than `FAN` runs is left alone.
-Of a higher one, runs are taken from the thinnest on, up to the thickest that is no thicker than all those
-below it together. So whenever a row is rewritten, the run it lies in at least doubles; and a stack of which
-nothing is taken has runs that double from one to the next, so it is no higher than their number allows. What
-does not fit the budget is merged in part: the first grains only, and the rest in later steps (DBSP-47). Since
-rows add up in any order, it does not matter which pieces are merged when.
+The runs that cover a piece of hash space form a stack, sorted by density (rows per grain), lowest first. A
+stack of fewer than `FAN` runs is not merged. In a higher one, the policy merges the runs from the lowest up
+to the last one that is not denser than all runs below it together. So each time a row is rewritten, its run
+at least doubles. In a stack that is not merged, each run is denser than all below it together, so the stack
+stays low.
+
+If a merge exceeds the budget, only its first grains are merged, and the others in later steps (DBSP-47). Rows
+add up in any order, so the order of merges does not matter.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +22,7 @@ CEILING_ROWS = 1_048_576
 
 
 class MergePiece(NamedTuple):
-    """Merge these entries for the grains `low` to `high`."""
+    """A merge to do: these entries, for the grains `low` to `high`."""
 
     low: int
     high: int
@@ -28,45 +30,48 @@ class MergePiece(NamedTuple):
 
 
 def merge_budget(delta_rows: int, state_rows: int) -> int:
-    """The rows that merges may rewrite in a step.
+    """Return how many rows merges may rewrite in a step.
 
-    At least so many that merges keep up with steps of this size; beyond that a 256th of the state, so that
-    the pieces of a large trace stay few, up to a limit that bounds the step.
+    This is at least enough for merges to keep up with steps of this size. It is also at least 1/256 of the
+    state, up to a limit that bounds the step, so that a large trace has few pieces.
     """
     return max(FLOOR_ROWS, 12 * delta_rows, min(CEILING_ROWS, state_rows // 256))
 
 
 def plan_merges(entries: Sequence[RunEntry], budget_rows: int) -> list[MergePiece]:
-    """The pieces to merge, the highest stacks first; by the entries alone, as every replay does."""
+    """Return the merges of a step, highest stacks first.
+
+    They depend on the entries alone, so a replay of the step plans the same merges.
+    """
     if len(entries) < FAN:
         return []
-    found: list[tuple[int, MergePiece]] = []
+    candidates: list[tuple[int, MergePiece]] = []
     for low, high, stack in _stacks(entries):
-        chosen = _thin(stack)
+        chosen = _runs_to_merge(stack)
         if not chosen:
             continue
-        last = found[-1] if found else None
+        last = candidates[-1] if candidates else None
         if last is not None and last[1].high == low - 1 and set(last[1].entries) == set(chosen):
-            found[-1] = (max(last[0], len(stack)), MergePiece(last[1].low, high, last[1].entries))
+            candidates[-1] = (max(last[0], len(stack)), MergePiece(last[1].low, high, last[1].entries))
         else:
-            found.append((len(stack), MergePiece(low, high, chosen)))
+            candidates.append((len(stack), MergePiece(low, high, chosen)))
     pieces: list[MergePiece] = []
-    for _, piece in sorted(found, key=lambda each: (-each[0], each[1].low)):
+    for _, piece in sorted(candidates, key=lambda each: (-each[0], each[1].low)):
         width = piece.high - piece.low + 1
-        thickness = sum(_thickness(entry) for entry in piece.entries)
-        affordable = int(budget_rows / thickness) if thickness else width
+        density = sum(_density(entry) for entry in piece.entries)
+        affordable = int(budget_rows / density) if density else width
         if affordable < 1:
             continue
         fitting = piece._replace(high=min(piece.high, piece.low + affordable - 1))
         pieces.append(fitting)
-        budget_rows -= int(thickness * (fitting.high - fitting.low + 1))
+        budget_rows -= int(density * (fitting.high - fitting.low + 1))
         if budget_rows <= 0 or fitting != piece:
             break
     return pieces
 
 
-def fitted(piece: MergePiece, budget_rows: int, count: Callable[[RunEntry, int, int], int]) -> MergePiece:
-    """The piece, made narrower while a count of its rows says that hashes are not spread evenly."""
+def narrow(piece: MergePiece, budget_rows: int, count: Callable[[RunEntry, int, int], int]) -> MergePiece:
+    """Halve a piece until the counted rows fit the budget: hashes may not be spread evenly."""
     while piece.high > piece.low:
         rows = sum(count(entry, piece.low, piece.high) for entry in piece.entries)
         if rows <= 2 * budget_rows:
@@ -75,13 +80,13 @@ def fitted(piece: MergePiece, budget_rows: int, count: Callable[[RunEntry, int, 
     return piece
 
 
-def _thickness(entry: RunEntry) -> float:
+def _density(entry: RunEntry) -> float:
     return entry.rows / (entry.high - entry.low + 1)
 
 
 def _stacks(entries: Sequence[RunEntry]) -> list[tuple[int, int, list[RunEntry]]]:
-    """Hash space in pieces, with the entries that cover each; pieces that nothing covers are left out."""
-    waiting = sorted(entries, key=lambda entry: (-entry.low, entry))  # the last one begins first
+    """Divide hash space into pieces, each with the entries that cover it; skip pieces without entries."""
+    waiting = sorted(entries, key=lambda entry: (-entry.low, entry))  # the last one starts first
     cuts = sorted({entry.low for entry in entries} | {entry.high + 1 for entry in entries})
     covering: list[RunEntry] = []
     stacks: list[tuple[int, int, list[RunEntry]]] = []
@@ -94,20 +99,21 @@ def _stacks(entries: Sequence[RunEntry]) -> list[tuple[int, int, list[RunEntry]]
     return stacks
 
 
-def _thin(stack: list[RunEntry]) -> tuple[RunEntry, ...]:
-    """The runs of a stack that are worth merging now; none if it is low, or each is thicker than those below.
+def _runs_to_merge(stack: list[RunEntry]) -> tuple[RunEntry, ...]:
+    """Return the runs of a stack to merge now; none if the stack is low, or each run is denser than all
+    below.
 
-    A few thin runs below many thick ones do not keep these apart: it is the last run that counts of which
-    there is as much below it.
+    The last run that is not denser than all below it decides. So a few small runs at the bottom do not
+    prevent the merge of many large ones above.
     """
     if len(stack) < FAN:
         return ()
-    ordered = sorted(stack, key=lambda entry: (_thickness(entry), entry))
-    below, worth = _thickness(ordered[0]), 1
+    ordered = sorted(stack, key=lambda entry: (_density(entry), entry))
+    below, count = _density(ordered[0]), 1
     for place, entry in enumerate(ordered[1:], start=1):
-        if _thickness(entry) <= below:
-            worth = place + 1
-        elif worth >= FAN // 2:
-            break  # these first: they are many, and quickly merged
-        below += _thickness(entry)
-    return tuple(ordered[:worth]) if worth > 1 else ()
+        if _density(entry) <= below:
+            count = place + 1
+        elif count >= FAN // 2:
+            break  # merge these first: they are many, and small
+        below += _density(entry)
+    return tuple(ordered[:count]) if count > 1 else ()

@@ -1,17 +1,16 @@
-"""One sorted run as bytes: a head that says where each batch is, then batches of Arrow IPC.
+"""The bytes of a sorted run: a head that locates the batches, then the batches in Arrow IPC format.
 
     magic 8 | format u4 | batches u4 | bytes of the schema u4 | is the hash stored u4 | crc of the rest u4
     for each batch: first and last hash i8 | rows u4 | crc u4 | offset u8 | bytes u8 | crc of hashes u4
     schema message | compressed batch messages ...
 
-Batches have at most 64k rows, fewer if these are wide, and two fences, their first and their last hash:
-whoever looks for a hash reads the head and then only the batches whose fences enclose it. Each batch has a
-checksum, so that a run that is not what was written is an error which names the file, and never a wrong
-result.
+A batch has at most 64k rows, fewer if they are wide, and two *fences*: its first and its last hash. To look
+up a hash, a reader needs the head and only the batches whose fences enclose the hash. Each batch has a
+checksum, so a damaged run raises an error that names the file, and never gives a wrong result.
 
-Columns are stored by `byte_shuffle`. The hash, which is noise and would be much of a run of narrow rows, is
-not stored where it follows from the key, and computed as rows are read; a checksum tells whether these are
-the hashes that rows were sorted by.
+`byte_shuffle` stores the columns. Hashes do not compress, and would be a large share of a run of narrow rows.
+So they are not stored if they can be computed from the key; reading recomputes them. A checksum verifies that
+these are the hashes by which the rows were sorted.
 """
 
 import struct
@@ -43,18 +42,18 @@ _BATCH = np.dtype(
     ]
 )
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)  # a task has one core
-_WIDE = 64  # octets of a key from which on a hash is little beside it, and takes long to compute
-_SAMPLE = 32  # rows by which is decided whether hashes follow from keys; a checksum tells of all
+_WIDE_KEY_BYTES = 64  # for wider keys, the hash is a small share of the run and slow to compute: store it
+_SAMPLE = 32  # rows that decide whether hashes follow from keys; the checksum covers all rows
 
 
 @dataclass(frozen=True)
 class RunHead:
-    """What a run says of itself.
+    """The head of a run.
 
     Args:
-        layout: its columns.
-        batches: where each batch lies from the run's beginning, and what is in it.
-        stores_hash: whether the hash is stored.
+        layout: the columns of the run.
+        batches: the directory: where each batch starts in the run, its fences, rows and checksums.
+        stores_hash: whether the run stores the hash.
     """
 
     layout: Layout
@@ -70,22 +69,22 @@ class RunHead:
         return int(self.batches["rows"].sum())
 
     def between(self, low: int, high: int) -> np.ndarray[Any, Any]:
-        """The numbers of the batches that may hold hashes from low to high."""
+        """Return the numbers of the batches that may contain hashes from low to high."""
         return np.flatnonzero((self.batches["last"] >= low) & (self.batches["first"] <= high))
 
-    def holding(self, hashes: np.ndarray[Any, Any], rest: np.int64) -> np.ndarray[Any, Any]:
-        """The numbers of the batches whose fences enclose one of the hashes, which are sorted.
+    def batches_with(self, hashes: np.ndarray[Any, Any], rest: np.int64) -> np.ndarray[Any, Any]:
+        """Return the numbers of the batches whose fences enclose one of the hashes.
 
         Args:
-            hashes: what is looked for.
-            rest: bits that may be anything, and are none of the hashes'.
+            hashes: the hashes to look up, sorted.
+            rest: bits to ignore in the rows' hashes; they are zero in `hashes`.
         """
         begin = np.searchsorted(hashes, self.batches["first"] & ~rest, "left")
         end = np.searchsorted(hashes, self.batches["last"], "right")
         return np.flatnonzero(end > begin)
 
     def count(self, low: int, high: int) -> int:
-        """About how many rows have hashes from low to high: exact but for the batches at both ends."""
+        """Estimate how many rows have hashes from low to high, exactly except in the first and last batch."""
         inside = self.batches[self.between(low, high)]
         first, last = inside["first"].astype(np.float64), inside["last"].astype(np.float64)
         share = (np.minimum(last, high) - np.maximum(first, low) + 1.0) / (last - first + 1.0)
@@ -93,12 +92,12 @@ class RunHead:
 
 
 def encode(table: pa.Table, layout: Layout) -> tuple[bytes, pa.Buffer]:
-    """The head and the rest of a run with these rows, sorted by hash; there is at least one row."""
+    """Return the head and the batches of a run with these rows, sorted by hash; at least one row."""
     hashes: I64 = column(table, HASH)
-    stores_hash = not _follow(hashes, table, layout)
+    stores_hash = not _follow_from_keys(hashes, table, layout)
     stored = byte_shuffle.stored_schema(layout.schema if stores_hash else layout.schema.remove(0))
     sink = pa.BufferOutputStream()
-    found: list[tuple[int, ...]] = []
+    entries: list[tuple[int, ...]] = []
     with pa.ipc.new_stream(sink, stored, options=_OPTIONS) as writer:
         first_byte = len(stored.serialize())
         at, row = first_byte, 0
@@ -107,37 +106,41 @@ def encode(table: pa.Table, layout: Layout) -> tuple[bytes, pa.Buffer]:
             writer.write_batch(byte_shuffle.shuffle(batch if stores_hash else batch.remove_column(0), stored))
             end, last = sink.tell(), row + batch.num_rows - 1
             fences = int(hashes[row]), int(hashes[last])
-            found.append((*fences, batch.num_rows, 0, at, end - at, zlib.crc32(hashes[row : last + 1].data)))
+            entries.append(
+                (*fences, batch.num_rows, 0, at, end - at, zlib.crc32(hashes[row : last + 1].data))
+            )
             at, row = end, last + 1
     stream = sink.getvalue()
     octets = memoryview(stream)
     schema = layout.schema.serialize().to_pybytes()
-    directory = np.array(found, _BATCH)
-    for number, (*_, begin, size, _) in enumerate(found):
+    directory = np.array(entries, _BATCH)
+    for number, (*_, begin, size, _) in enumerate(entries):
         directory["crc"][number] = zlib.crc32(octets[begin : begin + size])
     directory["at"] -= first_byte
     directory["at"] += _HEADER.size + directory.nbytes + len(schema)
     rest = directory.tobytes() + schema
-    header = _HEADER.pack(MAGIC, FORMAT, len(found), len(schema), stores_hash, zlib.crc32(rest, stores_hash))
+    header = _HEADER.pack(
+        MAGIC, FORMAT, len(entries), len(schema), stores_hash, zlib.crc32(rest, stores_hash)
+    )
     return header + rest, stream.slice(first_byte, at - first_byte)
 
 
-def _follow(hashes: I64, table: pa.Table, layout: Layout) -> bool:
-    """Whether hashes need not be stored: they are those of keys that are quickly read."""
+def _follow_from_keys(hashes: I64, table: pa.Table, layout: Layout) -> bool:
+    """Return whether the hashes can be computed from keys that are fast to hash, and need no storage."""
     if not layout.key:
         return bool((hashes == GLOBAL_HASH).all())
     hashed = table.select(layout.hashed_names)
-    if row_bytes(hashed) > _WIDE:
+    if row_bytes(hashed) > _WIDE_KEY_BYTES:
         return False
     rows = np.linspace(0, len(hashes) - 1, min(len(hashes), _SAMPLE)).astype(np.int64)
-    some = hashed.take(pa.array(rows)) if len(rows) < len(hashes) else hashed
-    columns = [chunk(some, name) for name in hashed.column_names]
-    found = row_hashes(columns, len(rows), layout.key, fine=layout.fine)
-    return bool(np.array_equal(found, hashes[rows]))
+    sample = hashed.take(pa.array(rows)) if len(rows) < len(hashes) else hashed
+    columns = [chunk(sample, name) for name in hashed.column_names]
+    computed = row_hashes(columns, len(rows), layout.key, fine=layout.fine)
+    return bool(np.array_equal(computed, hashes[rows]))
 
 
 def decode_head(body: bytes, layout: Layout, where: str) -> RunHead:
-    """The head of a run; an error that names `where` unless its format and columns are known."""
+    """Decode the head of a run; errors about its format or columns name `where`."""
     if len(body) < 12 or body[:8] != MAGIC:
         raise TraceCorrupt(f"{where} is not a run file")
     form = int.from_bytes(body[8:12], "little")
@@ -153,13 +156,13 @@ def decode_head(body: bytes, layout: Layout, where: str) -> RunHead:
     schema = pa.ipc.read_schema(pa.py_buffer(bytes(rest[split:])))
     if not schema.equals(layout.schema):
         raise TraceFormat(
-            f"{where} has the columns {schema.names}, not {layout.schema.names} with their types"
+            f"{where} has the columns {schema.names} instead of {layout.schema.names}, or other types"
         )
     return RunHead(layout, np.frombuffer(bytes(rest[:split]), _BATCH), bool(stores_hash))
 
 
 def decode_batch(body: bytes | memoryview, head: RunHead, number: int, where: str) -> pa.RecordBatch:
-    """One batch out of its bytes, which are checked."""
+    """Decode one batch, and verify its checksums."""
     entry = head.batches[number]
     if len(body) != int(entry["size"]) or zlib.crc32(body) != int(entry["crc"]):
         raise TraceCorrupt(f"batch {number} of {where} is damaged")
@@ -175,6 +178,6 @@ def decode_batch(body: bytes | memoryview, head: RunHead, number: int, where: st
         hashed = columns[: len(head.layout.hashed_names)]
         hashes = row_hashes(hashed, batch.num_rows, head.layout.key, fine=head.layout.fine)
         if zlib.crc32(hashes.data) != int(entry["hashes"]):
-            raise TraceCorrupt(f"keys in batch {number} of {where} have other hashes than it was sorted by")
+            raise TraceCorrupt(f"batch {number} of {where} was sorted by other hashes than those of its keys")
         columns = [pa.array(hashes), *columns]
     return pa.RecordBatch.from_arrays(columns, schema=head.schema)

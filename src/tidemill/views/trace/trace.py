@@ -1,7 +1,7 @@
-"""A trace in one range at one version: look up hashes, read it through, and write what changed.
+"""A trace in one range at one version: look up hashes, scan all rows, and add the changes of a step.
 
-Nothing here changes a run that exists. `extend` adds the step's rows to a bundle, and merges within a budget
-into the same bundle; both become part of the trace when a version lists them.
+Existing runs never change. `extend` adds the step's rows to a bundle, and merges runs into the same bundle
+within a budget. Both become part of the trace when a version lists them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,13 +17,13 @@ from tidemill.views.trace.consolidation import consolidate
 from tidemill.views.trace.hash_space import ALL, Hashes, HashRange, hash_bounds
 from tidemill.views.trace.key_hash import UPPER
 from tidemill.views.trace.layout import HASH, Layout
-from tidemill.views.trace.merge_plan import MergePiece, fitted, merge_budget, plan_merges
+from tidemill.views.trace.merge_plan import MergePiece, merge_budget, narrow, plan_merges
 from tidemill.views.trace.order import distinct
 from tidemill.views.trace.version import AddedRun, MergedRuns, RunCut, RunEntry, TraceChanges, TraceVersion
 
 _CHUNK_ROWS = 65_536  # rows gathered at once: buffers of this size stay in the processor's cache
-_CHUNK_BYTES = 16 * 1024**2  # and fewer where they are wide
-_MERGE_BYTES = 16 * 1024**2  # rows that are merged at once: several copies of them are there for a while
+_CHUNK_BYTES = 16 * 1024**2  # fewer rows if they are wide
+_MERGE_BYTES = 16 * 1024**2  # rows merged at once: a merge needs several copies of them
 _SAMPLE_ROWS = 1024
 
 
@@ -31,10 +31,10 @@ class Trace:
     """The runs of a trace in a range.
 
     Args:
-        name: the trace's id.
+        name: the id of the trace.
         layout: its columns.
-        entries: its pieces in this range.
-        cache: reads them.
+        entries: its pieces of run files in this range.
+        cache: reads the pieces.
         within: the range.
     """
 
@@ -51,7 +51,7 @@ class Trace:
     def of(
         cls, version: TraceVersion, name: str, layout: Layout, cache: Cache, within: HashRange, at: int
     ) -> "Trace":
-        """The trace in a version; `TraceStale` unless it is current to step `at`."""
+        """Return the trace in a version; raise `TraceStale` unless it is current to step `at`."""
         return cls(name, layout, version.entries(name, within, at), cache, within)
 
     @property
@@ -62,55 +62,53 @@ class Trace:
     # --- reading
 
     def lookup(self, hashes: Hashes, columns: Sequence[str] | None = None) -> pa.Table:
-        """All rows with these hashes, of all runs, not added up; the cost follows the rows found.
+        """Return all rows with these hashes from all runs, not consolidated.
+
+        The cost depends on the number of rows returned, not on the size of the trace.
 
         Args:
-            hashes: sorted, each once.
-            columns: what to read beside hash, key and sums; None is everything.
+            hashes: sorted and distinct.
+            columns: the columns to read besides hash, key and sums; None reads all.
         """
-        schema = self._chosen(columns)
-        return pa.Table.from_batches(list(self._found(hashes, schema.names)), schema)
+        schema = self._selected(columns)
+        return pa.Table.from_batches(list(self._read_rows(hashes, schema.names)), schema)
 
     def lookups(
         self, hashes: Hashes, columns: Sequence[str] | None = None, *, keys: bool = False
     ) -> Iterator[pa.Table]:
-        """The same in tables of a bounded size, each in one chunk: a key may have more rows than memory.
+        """Like `lookup`, in tables of bounded size with one chunk each: a key may have more rows than memory.
 
         Args:
-            hashes: sorted, each once.
-            columns: what to read beside hash, key and sums; None is everything.
-            keys: the hashes are those of keys, and rows with the upper half of one are wanted: those of a
-                trace that is fine.
+            hashes: sorted and distinct.
+            columns: the columns to read besides hash, key and sums; None reads all.
+            keys: the hashes are key hashes, and the trace is fine: rows with the same upper half match.
         """
-        schema = self._chosen(columns)
-        for some in batched(self._found(hashes, schema.names, keys=keys), 4 * _CHUNK_ROWS, _MERGE_BYTES):
-            yield pa.Table.from_batches(some, schema).combine_chunks()
+        schema = self._selected(columns)
+        rows = self._read_rows(hashes, schema.names, keys=keys)
+        for batches in batched(rows, 4 * _CHUNK_ROWS, _MERGE_BYTES):
+            yield pa.Table.from_batches(batches, schema).combine_chunks()
 
-    def _chosen(self, columns: Sequence[str] | None) -> pa.Schema:
+    def _selected(self, columns: Sequence[str] | None) -> pa.Schema:
         return pa.schema([self.layout.schema.field(name) for name in self.layout.select(columns)])
 
-    def _found(self, hashes: Hashes, names: list[str], *, keys: bool = False) -> Iterator[pa.RecordBatch]:
+    def _read_rows(self, hashes: Hashes, names: list[str], *, keys: bool = False) -> Iterator[pa.RecordBatch]:
         rest = ~UPPER if keys else np.int64(0)
         if keys:
             hashes = distinct(hashes & UPPER)
         for entry in self.entries:
             low, high = hash_bounds(entry.low, entry.high)
-            wanted = hashes[np.searchsorted(hashes, low) : np.searchsorted(hashes, high, "right")]
-            if len(wanted):
-                for batch in self._cache.holding(entry, self.layout, wanted, rest):
-                    yield from _gather(batch, wanted, names, rest)
-
-    def consolidated(self, hashes: Hashes) -> pa.Table:
-        """All rows with these hashes, added up."""
-        return consolidate(self.lookup(hashes), self.layout)
+            in_entry = hashes[np.searchsorted(hashes, low) : np.searchsorted(hashes, high, "right")]
+            if len(in_entry):
+                for batch in self._cache.batches_with(entry, self.layout, in_entry, rest):
+                    yield from _gather(batch, in_entry, names, rest)
 
     def scan(self, rows: int = 4 * _CHUNK_ROWS) -> Iterator[pa.Table]:
-        """The whole trace, added up, about `rows` rows of its runs at a time, in order of the hash."""
+        """Yield the whole trace, consolidated and sorted by hash, about `rows` rows at a time."""
         low, last = self.within.grains
         while low <= last:
-            thickness = self.rows / (last - self.within.grains[0] + 1)
-            width = max(1, int(rows / thickness)) if thickness else last - low + 1
-            piece = fitted(MergePiece(low, min(last, low + width - 1), self.entries), rows, self._count)
+            density = self.rows / (last - self.within.grains[0] + 1)
+            width = max(1, int(rows / density)) if density else last - low + 1
+            piece = narrow(MergePiece(low, min(last, low + width - 1), self.entries), rows, self._count)
             table = consolidate(self._read(piece), self.layout)
             if table.num_rows:
                 yield table
@@ -121,13 +119,13 @@ class Trace:
     def extend(
         self, delta: pa.Table, bundle: Bundle, budget_rows: int | None = None, *, settled: bool = False
     ) -> TraceChanges:
-        """Add the rows of a step, and merge some runs; both are in the bundle, and count once it is listed.
+        """Add the rows of a step to the bundle, and merge some runs into it.
 
         Args:
             delta: rows of this range, with the columns of the layout.
-            bundle: the task's.
-            budget_rows: how many rows merges may rewrite; None goes by the sizes of the step and the trace.
-            settled: the delta is what `consolidate` gave.
+            bundle: the bundle of the task.
+            budget_rows: how many rows merges may rewrite; None derives it from the sizes of step and trace.
+            settled: whether the delta is already consolidated.
         """
         fresh = delta if settled else consolidate(delta, self.layout)
         entry = bundle.add(self.layout, fresh, *self.within.grains)
@@ -137,9 +135,9 @@ class Trace:
         return TraceChanges(added, tuple(self.merges(bundle, budget_rows)))
 
     def merges(self, bundle: Bundle, budget_rows: int) -> Iterator[MergedRuns]:
-        """Merge what is due within the budget."""
+        """Do the planned merges within the budget."""
         for planned in plan_merges(self.entries, budget_rows):
-            for piece in self._holdable(fitted(planned, budget_rows, self._count)):
+            for piece in self._split(narrow(planned, budget_rows, self._count)):
                 cuts = tuple(
                     RunCut(entry.file, entry.offset, max(entry.low, piece.low), min(entry.high, piece.high))
                     for entry in piece.entries
@@ -147,28 +145,28 @@ class Trace:
                 table = consolidate(self._read(piece), self.layout)
                 yield MergedRuns(self.name, cuts, bundle.add(self.layout, table, piece.low, piece.high))
 
-    def _holdable(self, piece: MergePiece) -> Iterator[MergePiece]:
-        """The piece, cut so that the rows of each part take a bounded memory."""
-        taken = sum(
+    def _split(self, piece: MergePiece) -> Iterator[MergePiece]:
+        """Split a piece so that the rows of each part take bounded memory."""
+        size = sum(
             self._count(entry, piece.low, piece.high) * self._row_bytes(entry, piece)
             for entry in piece.entries
         )
         width = piece.high - piece.low + 1
-        step = max(1, width * _MERGE_BYTES // taken) if taken > _MERGE_BYTES else width
+        step = max(1, width * _MERGE_BYTES // size) if size > _MERGE_BYTES else width
         for low in range(piece.low, piece.high + 1, step):
             yield piece._replace(low=low, high=min(piece.high, low + step - 1))
 
     def _row_bytes(self, entry: RunEntry, piece: MergePiece) -> int:
-        """About how many bytes a row of a run takes in memory: by some rows of it."""
+        """Estimate from a sample how many bytes a row of a run takes in memory."""
         part = entry.within(piece.low, piece.high)
-        assert part is not None, "a merge is of runs that cover it"
+        assert part is not None, "the runs of a merge cover its piece"
         low, high = hash_bounds(part.low, part.high)
         for batch in self._cache.between(entry, self.layout, low, high):
             return row_bytes(batch.slice(int(np.searchsorted(batch.column(HASH), low)), _SAMPLE_ROWS))
         return 1
 
     def _read(self, piece: MergePiece) -> pa.Table:
-        found: list[pa.RecordBatch] = []
+        batches: list[pa.RecordBatch] = []
         for entry in piece.entries:
             part = entry.within(piece.low, piece.high)
             if part is None:
@@ -178,8 +176,8 @@ class Trace:
                 hashes = batch.column(HASH).to_numpy()
                 begin, end = np.searchsorted(hashes, low), np.searchsorted(hashes, high, "right")
                 if end > begin:
-                    found.append(batch.slice(begin, end - begin))
-        return pa.Table.from_batches(found, self.layout.schema)
+                    batches.append(batch.slice(begin, end - begin))
+        return pa.Table.from_batches(batches, self.layout.schema)
 
     def _count(self, entry: RunEntry, low: int, high: int) -> int:
         part = entry.within(low, high)
@@ -191,60 +189,60 @@ class Trace:
 
 
 def _gather(
-    batch: pa.RecordBatch, wanted: Hashes, names: list[str], rest: np.int64
+    batch: pa.RecordBatch, targets: Hashes, names: list[str], rest: np.int64
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a sorted batch that have one of the hashes, whatever the bits of `rest` are."""
+    """Yield the rows of a sorted batch that have one of the target hashes, ignoring the bits of `rest`."""
     hashes = batch.column(HASH).to_numpy()
-    wanted = _among(wanted, hashes, rest)
-    chosen = batch.select(names)
-    for low, high in _stretches(hashes, len(wanted)):
-        here = hashes[low:high]
-        some = _among(wanted, here, rest)
-        if len(some):
-            yield from _gather_here(chosen.slice(low, high - low), here, some, rest)
+    targets = _targets_within(targets, hashes, rest)
+    selected = batch.select(names)
+    for low, high in _windows(hashes, len(targets)):
+        in_window = hashes[low:high]
+        window_targets = _targets_within(targets, in_window, rest)
+        if len(window_targets):
+            yield from _gather_window(selected.slice(low, high - low), in_window, window_targets, rest)
 
 
-def _among(wanted: Hashes, hashes: Hashes, rest: np.int64) -> Hashes:
-    """Those that are wanted from the first to the last of the hashes."""
+def _targets_within(targets: Hashes, hashes: Hashes, rest: np.int64) -> Hashes:
+    """Return the targets between the first and the last of the hashes."""
     first, last = hashes[0] & ~rest, hashes[-1]
-    return wanted[np.searchsorted(wanted, first) : np.searchsorted(wanted, last, "right")]
+    return targets[np.searchsorted(targets, first) : np.searchsorted(targets, last, "right")]
 
 
-def _stretches(hashes: Hashes, wanted: int) -> Iterator[tuple[int, int]]:
-    """Where to look at once: for many hashes, in rows that stay in the processor's cache meanwhile."""
-    width = _CHUNK_ROWS if wanted > _CHUNK_ROWS // 16 else len(hashes)
-    for low in range(0, len(hashes) if wanted else 0, width):
+def _windows(hashes: Hashes, targets: int) -> Iterator[tuple[int, int]]:
+    """Divide the rows for the search: many targets are searched in windows that fit the processor's cache."""
+    width = _CHUNK_ROWS if targets > _CHUNK_ROWS // 16 else len(hashes)
+    for low in range(0, len(hashes) if targets else 0, width):
         yield low, min(low + width, len(hashes))
 
 
-def _gather_here(
-    chosen: pa.RecordBatch, hashes: Hashes, wanted: Hashes, rest: np.int64
+def _gather_window(
+    selected: pa.RecordBatch, hashes: Hashes, targets: Hashes, rest: np.int64
 ) -> Iterator[pa.RecordBatch]:
-    at_once = min(_CHUNK_ROWS, max(1, _CHUNK_BYTES // row_bytes(chosen)))
-    if len(wanted) * 8 >= len(hashes):  # about as many as there are: walk along both
+    at_once = min(_CHUNK_ROWS, max(1, _CHUNK_BYTES // row_bytes(selected)))
+    if len(targets) * 8 >= len(hashes):  # similar sizes: search the distinct hashes in the targets
         keys = hashes & ~rest if rest else hashes
         begin = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
         end = np.append(begin[1:], len(hashes))
-        mine = keys[begin]
-        if not np.array_equal(mine, wanted):
-            hit = wanted[np.minimum(np.searchsorted(wanted, mine), len(wanted) - 1)] == mine
+        different = keys[begin]
+        if not np.array_equal(different, targets):
+            hit = targets[np.minimum(np.searchsorted(targets, different), len(targets) - 1)] == different
             begin, end = begin[hit], end[hit]
     else:
-        begin = np.searchsorted(hashes, wanted)
-        hit = hashes[np.minimum(begin, len(hashes) - 1)] & ~rest == wanted
-        begin, wanted = begin[hit], wanted[hit]
-        end = np.searchsorted(hashes, wanted | rest, "right")
+        begin = np.searchsorted(hashes, targets)
+        hit = hashes[np.minimum(begin, len(hashes) - 1)] & ~rest == targets
+        begin, targets = begin[hit], targets[hit]
+        end = np.searchsorted(hashes, targets | rest, "right")
     total = int((end - begin).sum())
-    if total == len(hashes):  # all of them, as where every group has changed
-        yield from (chosen.slice(first, at_once) for first in range(0, len(hashes), at_once))
+    if total == len(hashes):  # all rows match, as when every group changed
+        yield from (selected.slice(first, at_once) for first in range(0, len(hashes), at_once))
         return
     rows = begin if total == len(begin) else expand(begin, end)
     for first in range(0, total, at_once):
-        yield pc.take(chosen, pa.array(rows[first : first + at_once]), boundscheck=False)
+        yield pc.take(selected, pa.array(rows[first : first + at_once]), boundscheck=False)
 
 
 def expand(begin: Hashes, end: Hashes) -> Hashes:
-    """The numbers begin[0] to end[0] - 1, then begin[1] to end[1] - 1, and so on."""
+    """Return the numbers begin[0] to end[0] - 1, then begin[1] to end[1] - 1, and so on."""
     counts = end - begin
     shift = np.repeat(begin - (np.cumsum(counts) - counts), counts)
     return shift + np.arange(len(shift))

@@ -1,12 +1,12 @@
-"""Version files: which pieces of which run files make up each trace, and to which step it is current.
+"""Version files: list the pieces of run files that make up each trace, and the step to which it is current.
 
-A version is immutable, and so are the run files it names; a step makes the next one. Whoever reads a version
-sees the state of one step, whatever merges do meanwhile. `apply` is the only way from one to the next: new
-runs are added, a merge exchanges pieces for one that holds the same rows. A merge counts only if all it
-replaces is still listed (DBSP-37), and not at all otherwise.
+A version and the run files it lists are immutable; each step creates the next version. So a reader of a
+version sees the state of one step, even while merges run. `apply` is the only transition from one version to
+the next: it adds new runs, and replaces merged pieces by one piece with the same rows. A merge is applied
+only if all pieces that it replaces are still listed (DBSP-37); otherwise it is dropped.
 
-A version file is two lines of JSON: format and checksum, then the version. It is written under a name of its
-own by `put_if_absent`, whose nonce is that name.
+A version file has two lines of JSON: format and checksum, then the version. `put_if_absent` writes it under a
+unique name, which is also its nonce.
 """
 
 import json
@@ -36,12 +36,12 @@ class RunEntry(NamedTuple):
 
     Args:
         file: the key of the object.
-        low: the first grain (see `slices`).
+        low: the first grain (see `hash_space`).
         high: the last grain.
-        offset: where the run begins in the object.
-        length: how many bytes it has.
+        offset: where the run starts in the object.
+        length: how many bytes the run has.
         head: how many of them are its head.
-        rows: how many rows the piece has; after a cut an estimate, which only merges go by.
+        rows: how many rows the piece has; an estimate after a cut, used to plan merges.
     """
 
     file: str
@@ -53,7 +53,7 @@ class RunEntry(NamedTuple):
     rows: int
 
     def within(self, low: int, high: int) -> "RunEntry | None":
-        """What of it lies in these grains."""
+        """Return the part of the piece in these grains; None if there is none."""
         first, last = max(self.low, low), min(self.high, high)
         if first > last:
             return None
@@ -78,7 +78,7 @@ class AddedRun(NamedTuple):
 
 
 class MergedRuns(NamedTuple):
-    """A merge: the same rows as what it cuts out, in one piece, or in none if nothing was left of them."""
+    """A merge: one piece with the rows of all cuts; no piece if the rows cancelled out."""
 
     trace: str
     cuts: tuple[RunCut, ...]
@@ -86,22 +86,22 @@ class MergedRuns(NamedTuple):
 
 
 class TraceChanges(NamedTuple):
-    """What a step adds to traces in one range: a task tells it, and `Version.apply` takes it."""
+    """The changes of a step to traces in one range, as a task reports them to `TraceVersion.apply`."""
 
     added: tuple[AddedRun, ...] = ()
     merged: tuple[MergedRuns, ...] = ()
 
     @classmethod
-    def together(cls, many: Iterable["TraceChanges"]) -> "TraceChanges":
-        """What several tasks or traces kept."""
-        every = list(many)
+    def combine(cls, changes: Iterable["TraceChanges"]) -> "TraceChanges":
+        """Combine the changes of several tasks or traces."""
+        every = list(changes)
         return cls(
             tuple(added for each in every for added in each.added),
             tuple(merged for each in every for merged in each.merged),
         )
 
     def encode(self) -> bytes:
-        """As bytes, for a task's manifest row."""
+        """Encode the changes for a task's report."""
         return _json([self.added, self.merged])
 
     @classmethod
@@ -119,7 +119,7 @@ class TraceChanges(NamedTuple):
 
 
 class AppliedChanges(NamedTuple):
-    """The next version, and the merges that came too late and are not in it."""
+    """The next version, and the merges that were dropped because they came too late."""
 
     version: "TraceVersion"
     late: tuple[MergedRuns, ...]
@@ -130,10 +130,10 @@ class TraceVersion:
     """The state after a step.
 
     Args:
-        step: the last step that is in it; 0 when there was none.
-        code: which code wrote it, for those who compare.
+        step: the last step that it contains; 0 before the first.
+        code: a digest of the code that wrote it, for comparison.
         traces: the pieces of each trace.
-        steps: to which step each trace is current; None when it is stale.
+        steps: the step to which each trace is current; None if it is stale.
     """
 
     step: int = 0
@@ -143,25 +143,27 @@ class TraceVersion:
 
     @classmethod
     def empty(cls, traces: Iterable[str], *, step: int = 0, code: str = "") -> "TraceVersion":
-        """The version of traces that are known, and have no rows."""
+        """Return a version in which these traces exist and have no rows."""
         return cls(step, code, {}, dict.fromkeys(traces, step))
 
     def entries(self, trace: str, within: HashRange, at: int) -> tuple[RunEntry, ...]:
-        """The pieces of a trace in a range; `TraceStale` unless it is current to step `at` (DBSP-41).
+        """Return the pieces of a trace in a range; raise `TraceStale` unless it is current to step `at`
+        (DBSP-41).
 
-        A trace that the version does not know is refused as well: it is not empty, nobody has built it.
+        This includes a trace that the version does not list: it was never built, so it must not count as
+        empty.
         """
         if trace not in self.steps:
             raise TraceStale(f"trace {trace} was never built")
         current = self.steps[trace]
         if current != at:
-            known = "stale" if current is None else f"at step {current}"
-            raise TraceStale(f"trace {trace} is {known}, not at step {at}")
-        found = (entry.within(*within.grains) for entry in self.traces.get(trace, ()))
-        return tuple(entry for entry in found if entry is not None)
+            state = "stale" if current is None else f"at step {current}"
+            raise TraceStale(f"trace {trace} is {state}, not at step {at}")
+        pieces = (entry.within(*within.grains) for entry in self.traces.get(trace, ()))
+        return tuple(piece for piece in pieces if piece is not None)
 
     def files(self) -> frozenset[str]:
-        """The keys of all run files that it needs."""
+        """Return the keys of all run files that the version lists."""
         return frozenset(entry.file for entries in self.traces.values() for entry in entries)
 
     def apply(
@@ -175,27 +177,29 @@ class TraceVersion:
         dropped: Collection[str] = (),
         code: str | None = None,
     ) -> AppliedChanges:
-        """The version after `step`.
+        """Return the version after `step`.
 
         Args:
-            step: its number; the traces that are current move along, changed or not.
-            added: the new runs, of traces that are known or rebuilt.
-            merged: the merges; those whose cuts are not listed any more are left out whole.
-            rebuilt: traces that `added` gives anew: what they had is forgotten.
+            step: its number; traces that are current stay current, changed or not.
+            added: the new runs, of traces that exist or are rebuilt.
+            merged: the merges; a merge is dropped if one of its cuts is no longer listed.
+            rebuilt: traces whose rows `added` replaces.
             stale: traces that the step did not keep current.
-            dropped: traces that nobody needs any more.
-            code: which code writes it; None is the same as before.
+            dropped: traces to remove.
+            code: a digest of the code that writes the version; None keeps the present one.
         """
-        gone = {*rebuilt, *dropped}
-        traces = {name: list(entries) for name, entries in self.traces.items() if name not in gone}
-        late = tuple(merge for merge in merged if not _exchange(traces, merge))
-        known = {*self.steps, *rebuilt} - {*dropped}
+        removed = {*rebuilt, *dropped}
+        traces = {name: list(entries) for name, entries in self.traces.items() if name not in removed}
+        late = tuple(merge for merge in merged if not _apply_merge(traces, merge))
+        names = {*self.steps, *rebuilt} - {*dropped}
         for name, entry in added:
-            if name not in known:
-                raise UsageError(f"a run of trace {name}, which was never built", hint="name it in rebuilt=")
+            if name not in names:
+                raise UsageError(
+                    f"cannot add a run: trace {name} was never built", hint="name it in rebuilt="
+                )
             traces.setdefault(name, []).append(entry)
-        current = {name for name in known if name in rebuilt or self.steps[name] == self.step} - {*stale}
-        steps = {name: step if name in current else None for name in sorted(known)}
+        current = {name for name in names if name in rebuilt or self.steps[name] == self.step} - {*stale}
+        steps = {name: step if name in current else None for name in sorted(names)}
         listed = {name: tuple(entries) for name, entries in traces.items() if entries}
         return AppliedChanges(TraceVersion(step, self.code if code is None else code, listed, steps), late)
 
@@ -213,8 +217,8 @@ class TraceVersion:
         return _json({"format": FORMAT, "crc": zlib.crc32(body)}) + b"\n" + body
 
 
-def _exchange(traces: dict[str, list[RunEntry]], merge: MergedRuns) -> bool:
-    """Replace what a merge cuts out; nothing happens and the answer is False if that is not all listed."""
+def _apply_merge(traces: dict[str, list[RunEntry]], merge: MergedRuns) -> bool:
+    """Replace the cuts of a merge by its piece; return False, and change nothing, if a cut is not listed."""
     left = traces.get(merge.trace, [])
     for cut in merge.cuts:
         rest: list[RunEntry] = []
@@ -236,25 +240,25 @@ def _exchange(traces: dict[str, list[RunEntry]], merge: MergedRuns) -> bool:
 
 
 def write_version(objects: Objects, key: str, version: TraceVersion) -> None:
-    """Write a version file; the key is new, and names the attempt that writes it."""
+    """Write a version file under a new key, which contains the attempt that writes it."""
     crash.point("views.trace.before_version")
     put = objects.put_if_absent(key, version.encode(key), nonce=json.dumps(key).encode())
     if put is Put.OTHER:
-        raise ObjectConflict(f"there is another version file {key!r} in {objects.url}")
+        raise ObjectConflict(f"{objects.url} already has another version file {key!r}")
     crash.point("views.trace.after_version")
 
 
 def read_version(objects: Objects, key: str) -> TraceVersion:
-    """The version in a file; errors name the file."""
+    """Read a version file; errors name the file."""
     try:
         body, _ = objects.get(key)
     except ObjectMissing as error:
-        raise TraceMissing(f"no version file {key!r} in {objects.url}") from error
+        raise TraceMissing(f"{objects.url} has no version file {key!r}") from error
     return decode_version(body, key)
 
 
 def decode_version(body: bytes, name: str) -> TraceVersion:
-    """A version out of the bytes of its file."""
+    """Decode a version file."""
     first, _, rest = body.partition(b"\n")
     try:
         head = json.loads(first)
@@ -264,15 +268,15 @@ def decode_version(body: bytes, name: str) -> TraceVersion:
     if form > FORMAT:
         raise TraceFormat(f"version file {name!r} has format {form}; this release reads up to {FORMAT}")
     if form < 1 or zlib.crc32(rest) != crc:
-        raise TraceCorrupt(f"version file {name!r} is damaged: its checksum is another")
+        raise TraceCorrupt(f"version file {name!r} is damaged: its checksum differs")
     try:
-        found: Any = json.loads(rest)
-        files = found["files"]
+        fields: Any = json.loads(rest)
+        files = fields["files"]
         traces = {
             trace: tuple(RunEntry(files[number], *map(int, rest)) for number, *rest in entries)
-            for trace, entries in found["traces"].items()
+            for trace, entries in fields["traces"].items()
         }
-        return TraceVersion(int(found["step"]), str(found["code"]), traces, dict(found["steps"]))
+        return TraceVersion(int(fields["step"]), str(fields["code"]), traces, dict(fields["steps"]))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise TraceCorrupt(f"version file {name!r} is damaged: {error!r}") from error
 
