@@ -355,4 +355,4 @@ def one_result(case: Case) -> Case:
     the query is that of the circuit as it was written, in which the hash of the row decides.
     """
     free = any(f"{call}(" in case.sql for call in ("first", "any_value", "max_by"))
-    return replace(case, sql=case.tie_breaking) if free and isinstance(case.keyed, str) else case
+    return replace(case, sql=case.tie_breaking) if free and isinstance(case.tie_breaking, str) else case
