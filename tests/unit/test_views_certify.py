@@ -1,4 +1,4 @@
-"""The comparison of certification, its classes and its generated steps: all that needs no Spark."""
+"""Certification without Spark: comparison of rows, equality classes and generated steps."""
 
 import datetime as dt
 from decimal import Decimal
@@ -38,21 +38,21 @@ def real(value: float) -> FloatValue:
 
 def test_rows_are_compared_as_multisets() -> None:
     assert difference([(1,), (1,), (None,)], [(None,), (1,), (1,)]) is None
-    once = difference([(1,), (1,)], [(1,)])
-    assert once is not None
-    assert once.missing == (((1,), 1),)
-    assert once.extra == ()
+    diff = difference([(1,), (1,)], [(1,)])
+    assert diff is not None
+    assert diff.missing == (((1,), 1),)
+    assert diff.extra == ()
     assert difference([], [(1,)]) is not None
 
 
 @pytest.mark.rule("DBSP-20")
-def test_exact_is_bit_for_bit_but_for_nan_and_zeros() -> None:
+def test_exact_equality_treats_nans_and_zeros_as_equal() -> None:
     assert difference([(real(NAN), real(0.0))], [(real(-NAN), real(-0.0))]) is None
     assert difference([(real(0.1 + 0.2),)], [(real(0.3),)]) is not None
 
 
 @pytest.mark.rule("DBSP-20")
-def test_floats_are_compared_within_their_bound_and_nothing_else_is() -> None:
+def test_only_floats_are_compared_within_a_bound() -> None:
     float_class = Equality(FLOAT_BOUND)
     rows = [("a", real(0.1 + 0.2)), ("b", real(1e12)), ("c", real(NAN))]
     near = [("b", real(1e12 + 1)), ("c", real(NAN)), ("a", real(0.3))]
@@ -83,7 +83,7 @@ def test_floats_are_compared_within_their_bound_and_nothing_else_is() -> None:
     ],
 )
 @pytest.mark.rule("DBSP-20")
-def test_the_class_of_a_view_is_read_off_its_circuit(sql: str, expected: Equality) -> None:
+def test_the_circuit_decides_the_equality_class_of_a_view(sql: str, expected: Equality) -> None:
     assert equality_of(compile_query(sql, T).output) == expected
 
 
@@ -100,7 +100,7 @@ def test_generated_decimals_fit_their_type_to_the_last_digit(kind: str) -> None:
     assert Decimal((0, tuple(map(int, str(most))), -column.field("v").type.scale)) in drawn
 
 
-def test_a_step_that_deletes_what_is_not_there_changes_nothing() -> None:
+def test_a_step_that_deletes_a_missing_row_changes_nothing() -> None:
     contents = TableContents({"t": "a INT"})
     contents.apply(Step(inserts={"t": [{"a": 1}, {"a": 1}]}))
     with pytest.raises(UsageError):
@@ -110,30 +110,30 @@ def test_a_step_that_deletes_what_is_not_there_changes_nothing() -> None:
 
 
 @pytest.mark.rule("DBSP-19")
-def test_generated_steps_have_all_that_is_awkward() -> None:
+def test_generated_steps_contain_all_difficult_values() -> None:
     ddl = {
         "t": "a INT, x DOUBLE, s STRING, d DECIMAL(4,2), l ARRAY<INT>, m MAP<STRING, INT>, w STRUCT<f: INT>"
     }
     steps = generated_steps.generate_steps(ddl, rows=60, clock=True)
     contents = TableContents(ddl)
-    held = []
+    contents_after = []
     for step in steps:
-        contents.apply(step)  # what is deleted is there
-        held.append(contents.rows("t"))
-    assert held[0] == [], "empty tables"
-    rows = held[1]
+        contents.apply(step)  # raises if a deleted row does not exist
+        contents_after.append(contents.rows("t"))
+    assert contents_after[0] == [], "empty tables"
+    rows = contents_after[1]
     assert {row["a"] for row in rows} >= {None, 0, 1}
     assert any(row["x"] != row["x"] for row in rows)
     assert len({repr(row) for row in rows}) < len(rows), "duplicates"
     assert steps[2].deletes["t"]
     assert steps[2].inserts["t"]
-    assert steps[3] == Step(now=steps[3].now), "time moves alone"
-    assert any(row["a"] == 2**31 - 1 for row in held[4])
+    assert steps[3] == Step(now=steps[3].now), "only the time changes"
+    assert any(row["a"] == 2**31 - 1 for row in contents_after[4])
     assert generated_steps.generate_steps(ddl, seed=1) != generated_steps.generate_steps(ddl, seed=2)
 
 
 @pytest.mark.parametrize(
-    ("sql", "said"),
+    ("sql", "expected"),
     [
         ("SELECT now() AS n FROM t", f"SELECT timestamp_micros({AT}) AS n FROM t"),
         ("SELECT current_timestamp AS n", f"SELECT timestamp_micros({AT}) AS n"),
@@ -150,12 +150,12 @@ def test_generated_steps_have_all_that_is_awkward() -> None:
         ("SELECT current_date FROM (SELECT a AS current_date FROM t)", None),
     ],
 )
-def test_the_time_of_the_step_is_written_into_the_query(sql: str, said: str | None) -> None:
-    assert with_step_time(sql, AT) == (said or sql)
+def test_the_time_of_the_step_is_written_into_the_query(sql: str, expected: str | None) -> None:
+    assert with_step_time(sql, AT) == (expected or sql)
     assert reads_clock(sql) == (with_step_time(sql, AT) != sql)
 
 
-def test_a_column_with_the_name_of_the_clock_is_the_column() -> None:
+def test_a_column_named_like_a_clock_function_stays_a_column() -> None:
     sql = "SELECT current_date, current_date() AS d FROM t"
     assert (
         with_step_time(sql, 0, ["Current_Date"])
@@ -163,7 +163,7 @@ def test_a_column_with_the_name_of_the_clock_is_the_column() -> None:
     )
 
 
-def test_moments_by_name_are_of_the_step() -> None:
+def test_special_dates_use_the_time_of_the_step() -> None:
     day = int(dt.datetime(2024, 3, 1, tzinfo=dt.UTC).timestamp()) * 1_000_000
     assert with_step_time("SELECT DATE 'tomorrow' AS d", day + 5) == (
         f"SELECT CAST(timestamp_micros({day + 86_400_000_000}) AS DATE) AS d"

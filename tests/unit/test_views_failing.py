@@ -1,4 +1,4 @@
-"""What is told of a view that fails: Spark's first sentence, the piece of the query, a function's line."""
+"""Errors of failing views: the first sentence of Spark, the part of the query, the line of a function."""
 
 import pytest
 
@@ -29,21 +29,21 @@ class View:
     where = "shop.py:7"
 
 
-def test_the_piece_of_the_query_is_shown_without_plans_and_stacks() -> None:
-    words = error_text(RuntimeError(OVERFLOW))
-    assert words.startswith("[ARITHMETIC_OVERFLOW] integer overflow.")
-    assert words.endswith("In: amount + 2147483647")
-    assert "JVM" not in words
+def test_the_error_shows_the_part_of_the_query_without_plans_and_stacks() -> None:
+    text = error_text(RuntimeError(OVERFLOW))
+    assert text.startswith("[ARITHMETIC_OVERFLOW] integer overflow.")
+    assert text.endswith("In: amount + 2147483647")
+    assert "JVM" not in text
 
 
-def test_of_a_function_the_line_that_raised_is_shown() -> None:
+def test_the_error_of_a_function_shows_the_line_that_raised() -> None:
     assert (
         error_text(RuntimeError(WORKER))
         == "ZeroDivisionError: division by zero (/somewhere/views.py:12, in half)"
     )
 
 
-def test_an_error_is_told_as_the_views_and_one_of_ours_as_it_is() -> None:
+def test_errors_are_attributed_to_the_view_and_our_errors_stay_unchanged() -> None:
     with pytest.raises(ViewFailed, match=r"shop\.py:7: view totals: it broke"), failing_view(View()):
         raise ValueError("it broke")
     with pytest.raises(ViewRefused, match="as it is"), failing_view(View()):

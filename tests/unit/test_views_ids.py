@@ -23,18 +23,18 @@ def test_an_id_does_not_depend_on_names_layout_or_case() -> None:
         select C.Region as where_, /* the same */ SUM(o.amount) as s  -- in other words
         from orders as o join customers as C on o.cust=C.id
         group by 1"""
-    one, two = output(TOTALS), output(other)
-    assert one.input == two.input
-    assert one != two, "the names of a view's columns are its own"
+    totals, same_totals = output(TOTALS), output(other)
+    assert totals.input == same_totals.input
+    assert totals != same_totals, "the column names are part of the output"
 
 
-def test_ids_are_those_of_the_release_before() -> None:
-    """Golden: a change of these rebuilds everybody's state. If it is meant, raise FORMAT."""
+def test_ids_equal_those_of_the_previous_release() -> None:
+    """Other ids would rebuild the state of all users. If that is intended, raise FORMAT."""
     assert FORMAT == 1
     pins = Pins({"ansi": "true"}, {})
-    made = output("SELECT cust, count(*) AS n FROM orders WHERE amount > 0 GROUP BY cust")
-    found = {one.kind: identity for one, identity in ids(walk(made), pins).items()}
-    assert found == GOLDEN
+    view = output("SELECT cust, count(*) AS n FROM orders WHERE amount > 0 GROUP BY cust")
+    ids_by_kind = {op.kind: identity for op, identity in ids(walk(view), pins).items()}
+    assert ids_by_kind == GOLDEN
 
 
 GOLDEN = {
@@ -87,19 +87,19 @@ GOLDEN = {
         ("SELECT id FROM orders WHERE amount > (SELECT max(amount) FROM orders)", "6c6180c52de6"),
     ],
 )
-def test_the_ids_of_every_kind_of_operator_are_those_of_the_release_before(sql: str, golden: str) -> None:
-    """Golden: an id depends on those of its inputs, so that of the output stands for all below it."""
-    made = output(sql)
-    assert ids(walk(made), Pins({"ansi": "true"}, {}))[made].startswith(golden)
+def test_ids_of_every_kind_of_operator_equal_those_of_the_previous_release(sql: str, golden: str) -> None:
+    """An id depends on the ids of the inputs, so checking the id of the output is enough."""
+    view = output(sql)
+    assert ids(walk(view), Pins({"ansi": "true"}, {}))[view].startswith(golden)
 
 
-def test_two_views_share_what_they_both_compute() -> None:
-    both = circuit(a=TOTALS, b=f"{TOTALS} HAVING sum(amount) > 9")
-    shared = [op for op, readers in both.consumers().items() if len(readers) > 1]
+def test_two_views_share_equal_operators() -> None:
+    views = circuit(a=TOTALS, b=f"{TOTALS} HAVING sum(amount) > 9")
+    shared = [op for op, readers in views.consumers().items() if len(readers) > 1]
     assert [op.kind for op in shared] == ["aggregate"]
 
 
-def test_an_edit_changes_the_ids_above_it_and_no_others() -> None:
+def test_an_edit_changes_only_the_ids_above_it() -> None:
     before = ids(walk(output(TOTALS)), Pins())
     after = ids(walk(output(TOTALS.replace("sum(amount)", "sum(amount * 2)"))), Pins())
     same = {op.kind for op, identity in after.items() if identity in before.values()}
@@ -108,51 +108,51 @@ def test_an_edit_changes_the_ids_above_it_and_no_others() -> None:
     assert changed >= {"aggregate", "output"}
 
 
-def test_settings_are_part_of_every_id_but_that_of_a_source() -> None:
-    made = output(TOTALS)
-    one, two = (ids(walk(made), Pins({"time zone": zone})) for zone in ("UTC", "Europe/Rome"))
-    assert {op.kind for op in one if one[op] == two[op]} == {"source"}
+def test_settings_are_part_of_every_id_except_those_of_input_tables() -> None:
+    view = output(TOTALS)
+    in_utc, in_rome = (ids(walk(view), Pins({"time zone": zone})) for zone in ("UTC", "Europe/Rome"))
+    assert {op.kind for op in in_utc if in_utc[op] == in_rome[op]} == {"source"}
 
 
-def test_the_code_of_a_function_is_part_of_the_ids_that_call_it_and_of_those_above() -> None:
+def test_the_code_of_a_function_is_part_of_the_ids_of_its_callers_and_above() -> None:
     score = UserFunction("score", deterministic=True)
-    made = output(
+    view = output(
         "SELECT s FROM (SELECT score(amount) AS s, id FROM orders WHERE id > 0) q WHERE s > 1", score
     )
-    one, two = (ids(walk(made), Pins({}, {"score": digest})) for digest in ("v1", "v2"))
-    kept = [op for op in one if one[op] == two[op]]
-    assert [op.kind for op in kept] == ["source", "filter"]
+    before, after = (ids(walk(view), Pins({}, {"score": digest})) for digest in ("v1", "v2"))
+    unchanged = [op for op in before if before[op] == after[op]]
+    assert [op.kind for op in unchanged] == ["source", "filter"]
 
 
-def test_a_column_that_changes_its_type_changes_the_source() -> None:
+def test_a_new_column_type_changes_the_input_table() -> None:
     old = InputTable("t", (SparkColumn("a", "int"),))
     assert old != InputTable("t", (SparkColumn("a", "bigint"),))
     assert old == InputTable("t", (SparkColumn("a", "int"),))
 
 
 def test_a_deep_tree_with_sharing_is_hashed_once_per_operator() -> None:
-    made: Operator = InputTable("t", (SparkColumn("a", "int"),))
+    tree: Operator = InputTable("t", (SparkColumn("a", "int"),))
     for _ in range(60):  # 2^60 paths
-        made = Join("cross", made, made)
-        made = Aggregate(made, (), ())
-    assert len(list(walk(made))) == 121
-    assert len(ids(walk(made), Pins())) == 121
+        tree = Join("cross", tree, tree)
+        tree = Aggregate(tree, (), ())
+    assert len(list(walk(tree))) == 121
+    assert len(ids(walk(tree), Pins())) == 121
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_has_a_name_of_its_own_and_says_its_width(kind: type[Operator]) -> None:
-    assert [one.kind for one in KINDS].count(kind.kind) == 1
+def test_every_kind_has_a_unique_name_and_a_width(kind: type[Operator]) -> None:
+    assert [other.kind for other in KINDS].count(kind.kind) == 1
     assert "width" in vars(kind)
 
 
-def test_the_normal_form_is_plain_and_names_its_format() -> None:
-    made = output("SELECT id, now() AS t FROM orders WHERE amount > 1.5")
-    form = normal_form(made.input)
+def test_the_normal_form_is_json_and_contains_its_format() -> None:
+    view = output("SELECT id, now() AS t FROM orders WHERE amount > 1.5")
+    form = normal_form(view.input)
     assert isinstance(form, dict)
     assert form["format"] == FORMAT
     assert form["expressions"] == [[0], [{"now": "TIMESTAMP"}]]
-    assert {part for one in expressions_of(made.input) for part in one.columns} == {0}
-    assert fingerprint(made) == made.fingerprint
+    assert {part for expr in expressions_of(view.input) for part in expr.columns} == {0}
+    assert fingerprint(view) == view.fingerprint
 
 
 def test_views_over_views_are_linked_into_one_circuit() -> None:
@@ -169,6 +169,6 @@ def test_views_over_views_are_linked_into_one_circuit() -> None:
     }
     big = compile_query("SELECT region FROM totals WHERE total > 100", tables).output
     linked = Circuit({"big": big, "totals": totals}).linked()
-    assert [one.table for one in linked.sources()] == ["orders", "customers"]
+    assert [table.table for table in linked.sources()] == ["orders", "customers"]
     assert linked.outputs["totals"] in list(walk(linked.outputs["big"]))
     assert isinstance(rewrite(linked.outputs["big"]), ViewOutput)

@@ -1,4 +1,4 @@
-"""Errors of the front point at the place, and say what could have been meant."""
+"""Errors of the SQL compiler: they point at the position and suggest similar names."""
 
 import pytest
 
@@ -15,20 +15,20 @@ def raised(sql: str) -> QueryError:
     return caught.value
 
 
-def test_a_column_that_is_not_there_is_pointed_at_with_what_looks_like_it() -> None:
+def test_the_error_for_an_unknown_column_points_at_it_and_suggests_a_name() -> None:
     error = raised("SELECT id,\n       amout\nFROM orders")
     assert isinstance(error, NameUnknown)
     assert (error.name, error.near) == ("amout", ("amount",))
     assert (error.line, error.column) == (2, 8)
-    shown = error.message.splitlines()
-    assert shown[0] == "there is no column amout (line 2, column 8)"
-    assert shown[1] == "2 |        amout"
-    assert shown[2] == "  |        ^^^^^"
+    lines = error.message.splitlines()
+    assert lines[0] == "there is no column amout (line 2, column 8)"
+    assert lines[1] == "2 |        amout"
+    assert lines[2] == "  |        ^^^^^"
     assert error.hint == "did you mean amount?"
 
 
 @pytest.mark.parametrize(
-    ("sql", "name", "near", "place"),
+    ("sql", "name", "near", "position"),
     [
         ("SELECT id FROM order", "order", ("orders",), (1, 16)),
         ("SELECT o.idd FROM orders o", "idd", ("id",), (1, 10)),
@@ -47,13 +47,13 @@ def test_a_column_that_is_not_there_is_pointed_at_with_what_looks_like_it() -> N
         ),
     ],
 )
-def test_names_that_are_not_there(sql: str, name: str, near: tuple[str, ...], place: tuple[int, int]) -> None:
+def test_unknown_names(sql: str, name: str, near: tuple[str, ...], position: tuple[int, int]) -> None:
     error = raised(sql)
     assert isinstance(error, NameUnknown), error
-    assert (error.name, error.near, (error.line, error.column)) == (name, near, place)
+    assert (error.name, error.near, (error.line, error.column)) == (name, near, position)
 
 
-def test_a_name_that_stands_for_two_columns_is_refused_with_both() -> None:
+def test_the_error_for_an_ambiguous_name_lists_both_columns() -> None:
     error = raised("SELECT id FROM orders o, customers c")
     assert isinstance(error, NameAmbiguous)
     assert "o.id or c.id" in error.message
@@ -61,7 +61,7 @@ def test_a_name_that_stands_for_two_columns_is_refused_with_both() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sql", "place"),
+    ("sql", "position"),
     [
         ("SELECT id FRM orders WHERE", (1, 15)),
         ("SELECT (id FROM orders", (1, 12)),
@@ -72,10 +72,10 @@ def test_a_name_that_stands_for_two_columns_is_refused_with_both() -> None:
         ("INSERT INTO orders SELECT * FROM orders", (1, 1)),
     ],
 )
-def test_what_is_no_query_is_refused_at_its_place(sql: str, place: tuple[int, int]) -> None:
+def test_a_syntax_error_has_a_position(sql: str, position: tuple[int, int]) -> None:
     error = raised(sql)
     assert isinstance(error, QuerySyntax)
-    assert (error.line, error.column) == place
+    assert (error.line, error.column) == position
     assert "^" in error.message
 
 
@@ -90,7 +90,7 @@ def test_what_is_no_query_is_refused_at_its_place(sql: str, place: tuple[int, in
         "SELECT p FROM (SELECT id, cust FROM orders) AS q(p)",
     ],
 )
-def test_what_spark_would_refuse_is_refused(sql: str) -> None:
+def test_the_compiler_refuses_what_spark_would_refuse(sql: str) -> None:
     assert isinstance(raised(sql), QueryRefused)
 
 
@@ -100,7 +100,7 @@ def test_a_query_that_cannot_be_decomposed_needs_spark() -> None:
     assert "the compiler needs Spark" in error.message
 
 
-def test_what_spark_refuses_is_refused_with_its_words() -> None:
+def test_an_error_of_spark_keeps_its_message() -> None:
     def analyse(sql: str, tables: object) -> list[object]:
         raise QueryRefused("[DATATYPE_MISMATCH] not like that")
 
@@ -110,16 +110,16 @@ def test_what_spark_refuses_is_refused_with_its_words() -> None:
         compile_query("SELECT amout FROM orders", TABLES, analyse)  # type: ignore[arg-type]
 
 
-def test_tabs_keep_their_width_under_the_caret() -> None:
+def test_carets_are_aligned_below_tabs() -> None:
     error = raised("SELECT\n\tamout FROM orders")
     assert error.message.splitlines()[2] == "  | \t^^^^^"
 
 
-def test_a_place_ends_with_its_line() -> None:
+def test_a_position_ends_with_its_line() -> None:
     assert position_of("ab\ncd", 1, 4).length == 1
 
 
-def test_case_counts_where_it_is_told_to() -> None:
+def test_names_are_case_sensitive_on_request() -> None:
     tables = {"T": QueryTable("T", TABLES["orders"].columns)}
     assert compile_query("SELECT ID FROM t", tables).output.names == ("ID",)
     with pytest.raises(NameUnknown):

@@ -51,9 +51,9 @@ SQL = "SELECT cust, bool_xor(amount > 1) AS x FROM orders GROUP BY cust"
 def test_one_entry_makes_an_aggregate_native() -> None:
     view = output(SQL)
     assert rung(view) is Rung.NATIVE
-    (made,) = (op for op in walk(prepared(view)) if isinstance(op, AggregateOperator))
-    assert [call.name for call in made.calls] == ["bool_xor"]
-    assert "CAST(c2 > 1 AS INT)" in [str(expr) for expr in made.input.expressions]  # type: ignore[attr-defined]
+    (operator,) = (op for op in walk(prepared(view)) if isinstance(op, AggregateOperator))
+    assert [call.name for call in operator.calls] == ["bool_xor"]
+    assert "CAST(c2 > 1 AS INT)" in [str(expr) for expr in operator.input.expressions]  # type: ignore[attr-defined]
 
 
 @pytest.mark.usefixtures("bool_xor")

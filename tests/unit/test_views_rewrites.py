@@ -1,6 +1,6 @@
-"""What each rewrite does to the shape of a circuit; that it changes no result is shown with Spark."""
+"""The effect of each rewrite on a circuit. Other tests compare the results with Spark."""
 
-# ruff: noqa: E501  # queries stand on one line
+# ruff: noqa: E501  # each query is on one line
 
 import pytest
 
@@ -16,18 +16,18 @@ from tidemill.views.circuit.total_expressions import is_total
 
 
 def only(root: Operator, kind: type) -> Operator:
-    (found,) = [one for one in walk(root) if isinstance(one, kind)]
-    return found
+    (operator,) = [op for op in walk(root) if isinstance(op, kind)]
+    return operator
 
 
-def test_a_condition_moves_to_the_table_it_is_about() -> None:
-    made = push_down(
+def test_a_condition_moves_to_its_table() -> None:
+    view = push_down(
         output(
             "SELECT o.id FROM orders o JOIN customers c ON o.cust = c.id WHERE c.region = 'x' AND o.amount > 5"
         ),
         ViewFunctions(),
     )
-    join = only(made, Join)
+    join = only(view, Join)
     assert isinstance(join, Join)
     assert isinstance(join.left, Filter)
     assert isinstance(join.right, Filter)
@@ -35,79 +35,79 @@ def test_a_condition_moves_to_the_table_it_is_about() -> None:
 
 
 def test_a_comma_join_gets_its_key_and_an_order_without_cross_products() -> None:
-    made = rewrite(
+    view = rewrite(
         output(
             "SELECT o.id FROM customers c, events e, orders o WHERE c.id = o.cust AND e.id = o.id AND e.kind = c.region"
         )
     )
-    joins = [one for one in walk(made) if isinstance(one, Join)]
-    assert [one.join for one in joins] == ["inner", "inner"]
-    assert [len(one.keys) for one in joins] == [1, 2]
+    joins = [op for op in walk(view) if isinstance(op, Join)]
+    assert [op.join for op in joins] == ["inner", "inner"]
+    assert [len(op.keys) for op in joins] == [1, 2]
 
 
-def test_a_condition_on_the_filled_side_of_an_outer_join_stays_above_it() -> None:
-    made = rewrite(
+def test_a_condition_on_the_nullable_side_of_an_outer_join_stays_above_it() -> None:
+    view = rewrite(
         output("SELECT o.id FROM orders o LEFT JOIN customers c ON o.cust = c.id WHERE c.region = 'x'")
     )
-    above = only(made, Filter)
+    above = only(view, Filter)
     assert isinstance(above, Filter)
-    assert any(isinstance(one, Join) for one in walk(above.input))
+    assert any(isinstance(op, Join) for op in walk(above.input))
 
 
-def test_what_may_raise_stays_behind_the_filters_before_it() -> None:
-    made = rewrite(
+def test_a_condition_that_may_raise_stays_after_the_filters_before_it() -> None:
+    view = rewrite(
         output(
             "SELECT o.id FROM orders o JOIN customers c ON o.cust = c.id WHERE c.region = 'x' AND 100 / o.amount > 1"
         )
     )
-    raising = [one for one in walk(made) if isinstance(one, Filter) and "/" in one.conditions[0].sql()]
+    raising = [op for op in walk(view) if isinstance(op, Filter) and "/" in op.conditions[0].sql()]
     assert len(raising) == 1
-    assert any(isinstance(one, Join) for one in walk(raising[0].input))
+    assert any(isinstance(op, Join) for op in walk(raising[0].input))
 
 
-def test_a_condition_does_not_tear_shared_operators_apart() -> None:
-    made = rewrite(
+def test_a_condition_is_not_pushed_into_a_shared_operator() -> None:
+    view = rewrite(
         output(
             """WITH v AS (SELECT cust, count(*) AS n FROM orders GROUP BY cust)
                SELECT cust FROM v WHERE cust > 5 UNION ALL SELECT cust FROM v WHERE cust < 3"""
         )
     )
-    assert len([one for one in walk(made) if isinstance(one, Aggregate)]) == 1
+    assert len([op for op in walk(view) if isinstance(op, Aggregate)]) == 1
 
 
 def test_a_condition_on_group_keys_moves_below_the_groups_and_one_on_sums_does_not() -> None:
-    made = rewrite(
+    view = rewrite(
         output("SELECT cust, count(*) AS n FROM orders GROUP BY cust HAVING cust > 5 AND count(*) > 1")
     )
-    assert kinds(made) == ["source", "filter", "aggregate", "filter", "output"]
+    assert kinds(view) == ["source", "filter", "aggregate", "filter", "output"]
 
 
-def test_columns_that_nobody_reads_are_left_out_before_state() -> None:
-    made = rewrite(output("SELECT region FROM orders o JOIN customers c ON o.cust = c.id WHERE o.amount > 1"))
-    join = only(made, Join)
+def test_unread_columns_are_removed_before_operators_with_state() -> None:
+    view = rewrite(output("SELECT region FROM orders o JOIN customers c ON o.cust = c.id WHERE o.amount > 1"))
+    join = only(view, Join)
     assert isinstance(join, Join)
     assert (join.left.width, join.right.width) == (1, 2)
 
 
-def test_aggregates_and_windows_that_nobody_reads_are_left_out() -> None:
-    made = prune(
+def test_unread_aggregates_and_window_functions_are_removed() -> None:
+    view = prune(
         output(
             "SELECT a FROM (SELECT cust AS a, sum(amount) AS s, rank() OVER (ORDER BY cust) AS r FROM orders GROUP BY cust) q"
         )
     )
-    aggregate = only(made, Aggregate)
+    aggregate = only(view, Aggregate)
     assert isinstance(aggregate, Aggregate)
     assert aggregate.calls == ()
-    assert "window" not in kinds(made)
+    assert "window" not in kinds(view)
 
 
-def test_linear_chains_are_fused() -> None:
-    made = rewrite(
+def test_adjacent_projections_and_filters_are_fused() -> None:
+    view = rewrite(
         output(
             "SELECT a + 1 AS b FROM (SELECT id AS a FROM (SELECT id, cust FROM orders) p WHERE cust > 1) q WHERE a > 2"
         )
     )
-    assert kinds(made) == ["source", "filter", "project", "output"]
+    assert kinds(view) == ["source", "filter", "project", "output"]
 
 
 def test_an_expression_is_never_computed_twice_or_moved_into_a_branch() -> None:
@@ -117,7 +117,7 @@ def test_an_expression_is_never_computed_twice_or_moved_into_a_branch() -> None:
     assert kinds(fuse(output(twice), ViewFunctions())).count("project") == 2
 
 
-def test_distinct_is_dropped_where_rows_hold_a_key() -> None:
+def test_distinct_is_dropped_if_rows_contain_a_key() -> None:
     assert "distinct" not in kinds(drop_distinct(output("SELECT DISTINCT id, region FROM customers")))
     assert "distinct" in kinds(drop_distinct(output("SELECT DISTINCT region FROM customers")))
     assert "distinct" not in kinds(
@@ -141,9 +141,9 @@ def test_distinct_is_dropped_where_rows_hold_a_key() -> None:
         ("SELECT id FROM orders WHERE cust NOT IN (SELECT id FROM orders)", False),
     ],
 )
-def test_append_only_is_inherited_where_nothing_is_taken_back(sql: str, grows: bool) -> None:
-    made = output(sql)
-    assert append_only(made)[made] is grows
+def test_operators_that_remove_no_rows_stay_append_only(sql: str, grows: bool) -> None:
+    view = output(sql)
+    assert append_only(view)[view] is grows
 
 
 @pytest.mark.parametrize(
@@ -162,9 +162,9 @@ def test_append_only_is_inherited_where_nothing_is_taken_back(sql: str, grows: b
         ("SELECT cust, day, count(*) AS n FROM orders GROUP BY ROLLUP (cust, day)", set()),
     ],
 )
-def test_keys_are_inherited_where_they_stay_unique(sql: str, keys: set[tuple[int, ...]]) -> None:
-    made = output(sql)
-    assert {tuple(sorted(key)) for key in unique(made)[made]} == keys
+def test_unique_keys_of_a_view(sql: str, keys: set[tuple[int, ...]]) -> None:
+    view = output(sql)
+    assert {tuple(sorted(key)) for key in unique(view)[view]} == keys
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_keys_are_inherited_where_they_stay_unique(sql: str, keys: set[tuple[int
         ("{} :: int = 1", False),
     ],
 )
-def test_only_what_cannot_raise_is_tame(sql: str, expected: bool) -> None:
+def test_only_expressions_that_cannot_raise_are_total(sql: str, expected: bool) -> None:
     pieces = sql.split("{}")
     parts: list[str | int] = [pieces[0]]
     for piece in pieces[1:]:
@@ -191,33 +191,33 @@ def test_only_what_cannot_raise_is_tame(sql: str, expected: bool) -> None:
     assert is_total(Expr(tuple(part for part in parts if part != "")), ViewFunctions()) is expected
 
 
-def test_functions_are_tame_only_by_name() -> None:
+def test_only_listed_functions_are_total() -> None:
     assert is_total(call("coalesce", column(0), text("1")), ViewFunctions())
     assert not is_total(call("element_at", column(0), text("1")), ViewFunctions())
     assert not is_total(call("rand"), ViewFunctions())
 
 
-def test_distinct_over_nothing_known_stays() -> None:
-    made = rewrite(output("SELECT DISTINCT kind FROM events"))
-    assert isinstance(only(made, Distinct), Distinct)
-    assert isinstance(only(made, Project), Project)
+def test_distinct_without_a_unique_key_stays() -> None:
+    view = rewrite(output("SELECT DISTINCT kind FROM events"))
+    assert isinstance(only(view, Distinct), Distinct)
+    assert isinstance(only(view, Project), Project)
 
 
-def test_a_condition_does_not_pass_a_value_that_is_not_the_same_twice() -> None:
-    made = rewrite(
+def test_a_condition_does_not_move_below_a_nondeterministic_value() -> None:
+    view = rewrite(
         output("SELECT * FROM (SELECT id, monotonically_increasing_id() AS m FROM orders) q WHERE id > 5")
     )
-    assert kinds(made) == ["source", "project", "filter", "output"]
+    assert kinds(view) == ["source", "project", "filter", "output"]
     clock = rewrite(output("SELECT * FROM (SELECT id, now() AS t FROM orders) q WHERE id > 5"))
     assert kinds(clock) == ["source", "filter", "project", "output"]
 
 
-def test_two_calls_of_rand_are_two_operators_and_a_shared_one_is_one() -> None:
+def test_two_nondeterministic_calls_are_not_shared_but_a_common_table_is() -> None:
     twice = output("SELECT uuid() AS u FROM orders UNION ALL SELECT uuid() AS u FROM orders")
     assert kinds(twice).count("project") == 2
     shared = output("WITH v AS (SELECT uuid() AS u FROM orders) SELECT u FROM v UNION ALL SELECT u FROM v")
     assert [
-        one.kind for one in walk(shared) if isinstance(one, Project) and "uuid" in one.expressions[0].calls
+        op.kind for op in walk(shared) if isinstance(op, Project) and "uuid" in op.expressions[0].calls
     ] == ["project"]
     same = output("SELECT upper(kind) AS u FROM events UNION ALL SELECT upper(kind) AS u FROM events")
     assert kinds(same).count("project") == 1

@@ -1,6 +1,6 @@
-"""Every operator has a rung and a reason, and explain says them as text, as JSON and as a picture."""
+"""Every operator has a rung and a reason; explain shows them as text, JSON and a drawing."""
 
-# ruff: noqa: E501  # queries stand on one line
+# ruff: noqa: E501  # each query is on one line
 
 import json
 from xml.etree import ElementTree
@@ -21,9 +21,9 @@ from tidemill.views.circuit.rungs import Rung, rungs
 JOINED = "FROM orders o JOIN customers c ON o.cust = c.id"
 
 
-def placed(sql: str, *functions: UserFunction) -> dict[str, tuple[str, bool]]:
-    made = rewrite(output(sql, *functions), ViewFunctions(functions))
-    return {op.kind: (at.rung.value, at.scan) for op, at in rungs(made, ViewFunctions(functions)).items()}
+def rung_by_kind(sql: str, *functions: UserFunction) -> dict[str, tuple[str, bool]]:
+    view = rewrite(output(sql, *functions), ViewFunctions(functions))
+    return {op.kind: (at.rung.value, at.scan) for op, at in rungs(view, ViewFunctions(functions)).items()}
 
 
 @pytest.mark.parametrize(
@@ -72,20 +72,18 @@ def placed(sql: str, *functions: UserFunction) -> dict[str, tuple[str, bool]]:
         ("SELECT id, now() AS t FROM events", "project", "full", True),
     ],
 )
-def test_each_operator_runs_on_the_highest_rung_that_is_right(
-    sql: str, kind: str, rung: str, scan: bool
-) -> None:
-    assert placed(sql)[kind] == (rung, scan)
+def test_each_operator_uses_the_highest_possible_rung(sql: str, kind: str, rung: str, scan: bool) -> None:
+    assert rung_by_kind(sql)[kind] == (rung, scan)
 
 
 def test_every_rung_has_a_reason() -> None:
-    made = output(f"SELECT region, sum(amount) AS s, min(day) AS d {JOINED} GROUP BY region")
-    for op, at in rungs(rewrite(made)).items():
+    view = output(f"SELECT region, sum(amount) AS s, min(day) AS d {JOINED} GROUP BY region")
+    for op, at in rungs(rewrite(view)).items():
         assert at.reason, op.kind
         assert at.reason[0].islower() or at.reason.startswith(("NOT IN", "Spark"))
 
 
-def test_an_append_only_input_keeps_one_extreme_and_others_sixteen() -> None:
+def test_max_keeps_one_value_of_append_only_inputs_and_sixteen_of_others() -> None:
     grown = rungs(rewrite(output("SELECT cust, max(day) AS d FROM orders GROUP BY cust")))
     changed = rungs(rewrite(output("SELECT kind, max(id) AS m FROM events GROUP BY kind")))
     assert any("the best value" in at.reason for at in grown.values())
@@ -96,36 +94,38 @@ def test_an_append_only_input_keeps_one_extreme_and_others_sixteen() -> None:
     "call", ["rand()", "uuid()", "monotonically_increasing_id()", "input_file_name()", "shuffle(tags)"]
 )
 def test_a_nondeterministic_value_is_stored_with_its_row_and_refused_under_incremental(call: str) -> None:
-    made = output(f"SELECT id, {call} AS x FROM events")
-    found = {op.kind: at for op, at in rungs(made).items()}
-    assert found["project"].rung is Rung.KEYED
-    assert not found["project"].deterministic
+    view = output(f"SELECT id, {call} AS x FROM events")
+    rungs_by_kind = {op.kind: at for op, at in rungs(view).items()}
+    assert rungs_by_kind["project"].rung is Rung.KEYED
+    assert not rungs_by_kind["project"].deterministic
     with pytest.raises(NotIncremental, match="not deterministic"):
-        refuse_incremental(made, SourceLine(), "")
+        refuse_incremental(view, SourceLine(), "")
 
 
-def test_a_function_of_the_user_is_deterministic_only_if_declared_so() -> None:
+def test_a_user_function_is_deterministic_only_if_declared_so() -> None:
     sql = "SELECT id, score(amount) AS s FROM orders"
     for deterministic in (True, False):
         score = UserFunction("score", "digest", deterministic=deterministic)
-        made = output(sql, score)
-        found = {op.kind: at.deterministic for op, at in rungs(made, ViewFunctions([score])).items()}
-        assert found["project"] is deterministic
+        view = output(sql, score)
+        deterministic_by_kind = {
+            op.kind: at.deterministic for op, at in rungs(view, ViewFunctions([score])).items()
+        }
+        assert deterministic_by_kind["project"] is deterministic
 
 
-def test_an_aggregate_of_the_user_is_one() -> None:
+def test_a_user_aggregate_is_keyed() -> None:
     best = UserFunction("best", "digest", deterministic=True, aggregate=True)
-    assert placed("SELECT cust, best(amount) AS b FROM orders GROUP BY cust", best)["aggregate"] == (
+    assert rung_by_kind("SELECT cust, best(amount) AS b FROM orders GROUP BY cust", best)["aggregate"] == (
         "keyed",
         False,
     )
 
 
-def test_now_against_a_column_is_a_temporal_filter_whichever_way_it_is_written() -> None:
-    one = output("SELECT id FROM events WHERE at < now() - INTERVAL 1 HOUR AND kind = 'x'")
-    two = output("SELECT id FROM events WHERE current_timestamp() - INTERVAL 1 HOUR > at AND kind = 'x'")
-    assert one == two
-    assert [op.comparison for op in walk(one) if isinstance(op, TemporalFilter)] == ["<"]
+def test_a_comparison_of_now_with_a_column_is_a_temporal_filter_in_both_directions() -> None:
+    first = output("SELECT id FROM events WHERE at < now() - INTERVAL 1 HOUR AND kind = 'x'")
+    second = output("SELECT id FROM events WHERE current_timestamp() - INTERVAL 1 HOUR > at AND kind = 'x'")
+    assert first == second
+    assert [op.comparison for op in walk(first) if isinstance(op, TemporalFilter)] == ["<"]
 
 
 def test_an_opaque_query_has_a_reason_that_names_its_nondeterministic_functions() -> None:
@@ -139,39 +139,45 @@ def test_an_opaque_query_has_a_reason_that_names_its_nondeterministic_functions(
         refuse_incremental(ViewOutput(op, ("x",)), SourceLine(), "")
 
 
-def test_explain_as_text_names_columns_rungs_and_what_is_shared() -> None:
-    both = circuit(
+def test_explain_as_text_shows_columns_rungs_and_shared_operators() -> None:
+    views = circuit(
         per_region=f"SELECT region, sum(amount) AS total {JOINED} GROUP BY region",
         large=f"SELECT region FROM (SELECT region, sum(amount) AS total {JOINED} GROUP BY region) q WHERE total > 9",
     )
-    said = explain(both).text()
-    assert "per_region: incremental" in said
-    assert "[native] sum(amount) by region" in said
-    assert "[linear, shared] region, sum(amount)" in said
-    assert "inner join" in said
-    assert "cust = id" in said
-    assert "(see above)" in said
-    assert "customers, key id" in said
+    text = explain(views).text()
+    assert "per_region: incremental" in text
+    assert "[native] sum(amount) by region" in text
+    assert "[linear, shared] region, sum(amount)" in text
+    assert "inner join" in text
+    assert "cust = id" in text
+    assert "(see above)" in text
+    assert "customers, key id" in text
 
 
-def test_explain_as_json_is_whole() -> None:
-    made = explain(circuit(late="SELECT DISTINCT id FROM events", all="SELECT id, now() AS t FROM events"))
-    told = json.loads(json.dumps(made.json()))
-    assert told["views"]["late"]["incremental"] is True
-    assert told["views"]["all"]["incremental"] is False
-    assert {one["rung"] for one in told["operators"]} == {"linear", "native", "full"}
-    known = {one["id"] for one in told["operators"]}
-    assert all(child in known for one in told["operators"] for child in one["inputs"])
-    assert all(one["reason"] for one in told["operators"])
+def test_explain_as_json_is_complete() -> None:
+    explanation = explain(
+        circuit(late="SELECT DISTINCT id FROM events", all="SELECT id, now() AS t FROM events")
+    )
+    parsed = json.loads(json.dumps(explanation.json()))
+    assert parsed["views"]["late"]["incremental"] is True
+    assert parsed["views"]["all"]["incremental"] is False
+    assert {operator["rung"] for operator in parsed["operators"]} == {"linear", "native", "full"}
+    ids = {operator["id"] for operator in parsed["operators"]}
+    assert all(child in ids for operator in parsed["operators"] for child in operator["inputs"])
+    assert all(operator["reason"] for operator in parsed["operators"])
 
 
-def test_the_drawing_is_svg_with_a_box_for_every_operator_right_of_what_it_reads() -> None:
-    made = explain(
+def test_the_drawing_has_a_box_for_every_operator_to_the_right_of_its_inputs() -> None:
+    explanation = explain(
         circuit(v=f"SELECT region, count(*) AS `n < 3` {JOINED} WHERE region <> '<&>' GROUP BY region")
     )
-    root = ElementTree.fromstring(draw(made))
+    root = ElementTree.fromstring(draw(explanation))
     assert root.tag.endswith("svg")
-    boxes = [one for one in root.iter() if one.tag.endswith("}g")]
-    assert len(boxes) == len(made.lines)
-    depth = {one: x for x, column in enumerate(layers(made)) for one in column}
-    assert all(depth[child] < depth[one] for one, line in made.lines.items() for child in line.inputs)
+    boxes = [element for element in root.iter() if element.tag.endswith("}g")]
+    assert len(boxes) == len(explanation.lines)
+    depth = {operator_id: x for x, column in enumerate(layers(explanation)) for operator_id in column}
+    assert all(
+        depth[child] < depth[operator_id]
+        for operator_id, line in explanation.lines.items()
+        for child in line.inputs
+    )

@@ -1,4 +1,4 @@
-"""Queries compiled without Spark: names, structure and errors need none."""
+"""Helpers that compile queries without Spark."""
 
 from tidemill.views.circuit.circuit import Circuit, walk
 from tidemill.views.circuit.functions import UserFunction
@@ -8,13 +8,13 @@ from tidemill.views.sql.compiler import compile_query
 
 
 def table(name: str, columns: str, key: str = "", append_only: bool = False) -> QueryTable:
-    made = tuple(SparkColumn(*one.split()) for one in columns.split(", "))
-    return QueryTable(name, made, tuple(key.split()), append_only)
+    spark_columns = tuple(SparkColumn(*column.split()) for column in columns.split(", "))
+    return QueryTable(name, spark_columns, tuple(key.split()), append_only)
 
 
 TABLES = {
-    one.name: one
-    for one in (
+    query_table.name: query_table
+    for query_table in (
         table("orders", "id bigint, cust bigint, amount decimal(10,2), day date", append_only=True),
         table("customers", "id bigint, region string, since timestamp", key="id"),
         table("events", "id bigint, kind string, tags array<string>, at timestamp"),
@@ -31,4 +31,4 @@ def circuit(**views: str) -> Circuit:
 
 
 def kinds(root: Operator) -> list[str]:
-    return [one.kind for one in walk(root)]
+    return [op.kind for op in walk(root)]

@@ -1,4 +1,4 @@
-"""Which bounds of the clock only grow."""
+"""Which bounds that depend on the clock are monotonic."""
 
 import pytest
 
@@ -25,7 +25,7 @@ from tidemill.views.sql.conditions import is_monotonic
         "trunc(current_date(), 'MONTH')",
     ],
 )
-def test_a_length_of_time_from_the_clock_grows(sql: str) -> None:
+def test_the_clock_plus_an_interval_is_monotonic(sql: str) -> None:
     assert is_monotonic(sql)
 
 
@@ -44,5 +44,5 @@ def test_a_length_of_time_from_the_clock_grows(sql: str) -> None:
         "not sql at all (",
     ],
 )
-def test_what_may_fall_or_is_not_known_does_not_count(sql: str) -> None:
+def test_a_bound_that_may_decrease_or_is_unknown_is_not_monotonic(sql: str) -> None:
     assert not is_monotonic(sql)
