@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 
 from tests.unit.spark_hash import hashed
-from tests.unit.test_views_types import Keeper
+from tests.unit.test_views_types import MemoryTraces
 from tidemill.errors import UsageError, WeightNegative, WeightOverflow
 from tidemill.views.aggregates.sums import averages, binned, decimals, limbs_of, totals
 from tidemill.views.kernels.group_by import GroupAggregate, GroupChange, GroupKernel
@@ -49,7 +49,7 @@ class Kept:
 
     def __init__(self, aggregate: GroupKernel) -> None:
         self.aggregate = aggregate
-        self.keepers = {name: Keeper() for name in aggregate.layouts}
+        self.keepers = {name: MemoryTraces() for name in aggregate.layouts}
         self.now: Counter[Any] = Counter()
         self.begun = False
 
@@ -61,7 +61,7 @@ class Kept:
         else:
             table = table.add_column(0, "_h", pa.array([GLOBAL_HASH] * len(rows), pa.int64()))
         spines = {
-            name: keeper.spine(name, self.aggregate.layouts[name]) for name, keeper in self.keepers.items()
+            name: traces.trace(name, self.aggregate.layouts[name]) for name, traces in self.keepers.items()
         }
         found = self.aggregate.step([self.aggregate.accumulate(table)], spines, first=not self.begun)
         self.begun = True
@@ -69,8 +69,8 @@ class Kept:
         return found
 
     def settle(self, found: GroupChange) -> None:
-        for name, keeper in self.keepers.items():
-            keeper.keep(name, self.aggregate.layouts[name], found.traces[name])
+        for name, traces in self.keepers.items():
+            traces.append(name, self.aggregate.layouts[name], found.traces[name])
         for row in found.out.to_pylist():
             values = (row[name] for name in found.out.column_names[1:-1])
             self.now[tuple(math.nan if value != value else value for value in values)] += row["_w"]
@@ -137,7 +137,7 @@ def test_doubles_that_are_taken_away_leave_no_residue() -> None:
     kept.step([{"k": 1, "v": 0.2, "_w": -1}, {"k": 1, "v": 0.1, "_w": -1}])
     assert kept.rows == []
     assert all(
-        not list(keeper.spine(name, aggregate.layouts[name]).scan()) for name, keeper in kept.keepers.items()
+        not list(traces.trace(name, aggregate.layouts[name]).scan()) for name, traces in kept.keepers.items()
     )
 
 
@@ -327,7 +327,7 @@ def test_an_extreme_remembers_no_more_than_the_best() -> None:
         kept.step([{"k": 1, "v": float(n)} for n in range(start, 500, 5)])
     rows = [
         row
-        for table in kept.keepers["low"].spine("low", aggregate.layouts["low"]).scan()
+        for table in kept.keepers["low"].trace("low", aggregate.layouts["low"]).scan()
         for row in table.to_pylist()
     ]
     assert sorted((row["_v"] for row in rows), key=lambda value: -1.0 if value is None else value) == [

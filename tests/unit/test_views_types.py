@@ -1,4 +1,4 @@
-"""Every type Spark has in Arrow: compared exactly, stored, grouped, ordered and added up, or refused."""
+"""Every Spark type in Arrow: compared exactly, stored, grouped, ordered and summed, or refused."""
 
 import datetime as dt
 import itertools
@@ -40,7 +40,7 @@ INF = float("inf")
 UTC = dt.UTC
 VARIANT = pa.struct([("value", pa.binary()), ("metadata", pa.binary())])
 
-# Spark's type -> (its Arrow form, values that all differ, in Spark's order where it has one)
+# Spark type -> (its Arrow type, distinct values, in the order of Spark if the type has one)
 TYPES: dict[str, tuple[pa.DataType, list[Any]]] = {
     "BOOLEAN": (pa.bool_(), [False, True]),
     "TINYINT": (pa.int8(), [-128, 0, 127]),
@@ -109,38 +109,40 @@ def canonical_text(value: Any) -> str:
     )
 
 
-class Keeper:
-    """Traces in memory, one version behind the other."""
+class MemoryTraces:
+    """Traces in memory; each append creates the next version."""
 
     def __init__(self) -> None:
         self.objects = MemoryObjects(FakeClock())
         self.version = TraceVersion()
         self.names: set[str] = set()
 
-    def spine(self, name: str, layout: Layout) -> Trace:
+    def trace(self, name: str, layout: Layout) -> Trace:
         return Trace(name, layout, self.version.traces.get(name, ()), Cache(self.objects, None))
 
-    def keep(self, name: str, layout: Layout, table: pa.Table) -> None:
+    def append(self, name: str, layout: Layout, table: pa.Table) -> None:
         step = self.version.step + 1
         bundle = Bundle(self.objects, f"run-{step}")
-        kept = self.spine(name, layout).extend(table, bundle)
+        extended = self.trace(name, layout).extend(table, bundle)
         bundle.write()
         fresh = {name} - self.names
         self.names.add(name)
-        self.version = self.version.apply(step, kept.added, kept.merged, rebuilt=fresh).version
+        self.version = self.version.apply(step, extended.added, extended.merged, rebuilt=fresh).version
 
 
-def weakly(table: pa.Table, hashes: list[int]) -> pa.Table:
+def with_hashes(table: pa.Table, hashes: list[int]) -> pa.Table:
     return table.add_column(0, "_h", pa.array(hashes, pa.int64()))
 
 
 @EVERY
-def test_values_are_the_same_exactly_when_they_are(name: str) -> None:
+def test_only_equal_values_compare_as_equal(name: str) -> None:
     kind, values = values_of(name)
     pairs = list(itertools.product(range(len(values)), repeat=2))
-    left = pa.array([values[one] for one, _ in pairs], kind)
-    right = pa.array([values[other] for _, other in pairs], kind)
-    assert equal_rows([left], [right]).tolist() == [one == other for one, other in pairs]
+    left = pa.array([values[left_index] for left_index, _ in pairs], kind)
+    right = pa.array([values[right_index] for _, right_index in pairs], kind)
+    assert equal_rows([left], [right]).tolist() == [
+        left_index == right_index for left_index, right_index in pairs
+    ]
     ids = value_ids(code_column(left)).tolist()
     assert len(set(ids)) == len(values)
     assert all(
@@ -150,7 +152,7 @@ def test_values_are_the_same_exactly_when_they_are(name: str) -> None:
 
 
 @EVERY
-def test_what_else_is_in_an_array_does_not_change_the_order_of_its_rows(name: str) -> None:
+def test_the_order_of_rows_does_not_depend_on_other_rows_of_the_array(name: str) -> None:
     kind, values = values_of(name)
     array = pa.array(values, kind)
     longer = pa.concat_arrays([pa.array(values[::-1], kind), array, array])
@@ -158,67 +160,67 @@ def test_what_else_is_in_an_array_does_not_change_the_order_of_its_rows(name: st
 
 
 @EVERY
-def test_a_column_is_stored_and_read_back_as_it_was(name: str) -> None:
+def test_a_stored_column_is_read_back_unchanged(name: str) -> None:
     kind, values = values_of(name)
     layout = Layout(pa.schema([("k", pa.int64()), ("p", kind)]), 1)
-    keeper = Keeper()
+    traces = MemoryTraces()
     for weights in ([1] * len(values), [2] * len(values), [-1] * len(values)):
         table = pa.table({"k": list(range(len(values))), "p": pa.array(values, kind), "_w": weights})
-        keeper.keep("t", layout, weakly(table, [n % 2 for n in range(len(values))]))
-    found = pa.concat_tables(keeper.spine("t", layout).scan())
-    assert Counter(map(canonical_text, found["p"].to_pylist())) == Counter(
+        traces.append("t", layout, with_hashes(table, [n % 2 for n in range(len(values))]))
+    rows = pa.concat_tables(traces.trace("t", layout).scan())
+    assert Counter(map(canonical_text, rows["p"].to_pylist())) == Counter(
         map(canonical_text, pa.array(values, kind).to_pylist())
     )
-    assert set(found["_w"].to_pylist()) == {2}
+    assert set(rows["_w"].to_pylist()) == {2}
 
 
 @EVERY
 @pytest.mark.parametrize("nulls", [True, False])
-def test_a_column_is_the_same_after_its_octets_were_taken_apart(name: str, nulls: bool) -> None:
+def test_a_column_is_unchanged_after_shuffle_and_unshuffle(name: str, nulls: bool) -> None:
     kind, values = values_of(name)
     array = pa.array([*values, *values] if nulls else [*TYPES[name][1], *TYPES[name][1]], kind)
     schema = pa.schema([("p", kind)])
     stored = byte_shuffle.stored_schema(schema)
-    for first in range(len(array)):
-        for count in range(1, len(array) - first + 1):
-            wanted = array.slice(first, count)
-            parts = byte_shuffle.shuffle(pa.record_batch([wanted], schema=schema), stored)
+    for start in range(len(array)):
+        for count in range(1, len(array) - start + 1):
+            expected = array.slice(start, count)
+            parts = byte_shuffle.shuffle(pa.record_batch([expected], schema=schema), stored)
             parts.validate(full=True)
-            (found,) = byte_shuffle.unshuffle(parts, schema)
-            found.validate(full=True)
-            assert found.type == kind
-            assert repr(found.to_pylist()) == repr(wanted.to_pylist())
+            (restored,) = byte_shuffle.unshuffle(parts, schema)
+            restored.validate(full=True)
+            assert restored.type == kind
+            assert repr(restored.to_pylist()) == repr(expected.to_pylist())
 
 
 @EVERY
-def test_a_key_of_the_type_joins_its_equals_behind_a_hash_that_all_share(name: str) -> None:
+def test_a_join_matches_only_equal_keys_if_all_hashes_collide(name: str) -> None:
     kind, values = values_of(name)
     layout = Layout(pa.schema([("k", kind), ("n", pa.int64())]), 1)
     join = JoinKernel(layout, layout, (True,), (("n", "a"),), (("n", "b"),))
-    keeper = Keeper()
+    traces = MemoryTraces()
     table = pa.table({"k": pa.array(values, kind), "n": list(range(len(values))), "_w": [1] * len(values)})
-    table = weakly(table, [7] * len(values))
-    keeper.keep("right", layout, table)
+    table = with_hashes(table, [7] * len(values))
+    traces.append("right", layout, table)
     change = join.consolidate_side(table, layout)
-    found = join.step(change, layout.empty(), keeper.spine("left", layout), keeper.spine("right", layout))
-    pairs = [(row["a"], row["b"]) for piece in found for row in piece.to_pylist()]
+    pieces = join.step(change, layout.empty(), traces.trace("left", layout), traces.trace("right", layout))
+    pairs = [(row["a"], row["b"]) for piece in pieces for row in piece.to_pylist()]
     assert sorted(pairs) == [(n, n) for n in range(len(values))]
 
 
 @EVERY
-def test_distinct_counts_each_value_once_behind_a_hash_that_all_share(name: str) -> None:
+def test_distinct_counts_each_value_once_if_all_hashes_collide(name: str) -> None:
     kind, values = values_of(name)
     distinct = SetKernel("distinct", pa.schema([("v", kind)]))
-    keeper = Keeper()
-    table = weakly(
+    traces = MemoryTraces()
+    table = with_hashes(
         pa.table({"v": pa.array(values * 2, kind), "_w": [1] * (2 * len(values))}), [7] * (2 * len(values))
     )
-    first = distinct.step(table, None, keeper.spine("t", distinct.layout))
-    keeper.keep("t", distinct.layout, first.state)
-    half = weakly(pa.table({"v": pa.array(values, kind), "_w": [-1] * len(values)}), [7] * len(values))
-    second = distinct.step(half, None, keeper.spine("t", distinct.layout))
-    keeper.keep("t", distinct.layout, second.state)
-    third = distinct.step(half, None, keeper.spine("t", distinct.layout))
+    first = distinct.step(table, None, traces.trace("t", distinct.layout))
+    traces.append("t", distinct.layout, first.state)
+    half = with_hashes(pa.table({"v": pa.array(values, kind), "_w": [-1] * len(values)}), [7] * len(values))
+    second = distinct.step(half, None, traces.trace("t", distinct.layout))
+    traces.append("t", distinct.layout, second.state)
+    third = distinct.step(half, None, traces.trace("t", distinct.layout))
     assert first.out["_w"].to_pylist() == [1] * len(values)
     assert second.out.num_rows == 0
     assert third.out["_w"].to_pylist() == [-1] * len(values)
@@ -239,7 +241,7 @@ def test_min_and_max_follow_the_order_or_refuse_the_type(name: str) -> None:
 
 
 @EVERY
-def test_sums_are_taken_of_numbers_alone(name: str) -> None:
+def test_only_numbers_can_be_summed(name: str) -> None:
     kind, _ = TYPES[name]
     if name in NUMBERS:
         assert (
@@ -253,15 +255,15 @@ def test_sums_are_taken_of_numbers_alone(name: str) -> None:
             GroupKernel(pa.schema([]), pa.schema([("v", kind)]), (GroupAggregate("sum", "v", "x"),))
 
 
-def test_zeros_are_one_key_and_two_payloads() -> None:
+def test_zeros_are_equal_as_keys_and_different_as_payloads() -> None:
     plus, minus = pa.array([0.0]), pa.array([-0.0])
     nested_plus, nested_minus = pa.array([[{"a": 0.0}]]), pa.array([[{"a": -0.0}]])
-    for one, other in ((plus, minus), (nested_plus, nested_minus)):
-        assert equal_rows([one], [other]).tolist() == [True]
-        assert equal_rows([one], [other], zeros="differ").tolist() == [False]
+    for first, second in ((plus, minus), (nested_plus, nested_minus)):
+        assert equal_rows([first], [second]).tolist() == [True]
+        assert equal_rows([first], [second], zeros="differ").tolist() == [False]
         assert (
-            canonical_values(pa.concat_arrays([one, other])).to_pylist()
-            == canonical_values(one).to_pylist() * 2
+            canonical_values(pa.concat_arrays([first, second])).to_pylist()
+            == canonical_values(first).to_pylist() * 2
         )
     layout = Layout(pa.schema([("k", pa.int64()), ("p", pa.float64())]), 1)
     table = pa.table({"_h": [1, 1], "k": [1, 1], "p": [0.0, -0.0], "_w": [1, 1]})
@@ -289,38 +291,38 @@ def test_canonical_nested_values_keep_their_shape_in_slices() -> None:
         assert repr(clean.to_pylist()) == repr(array.to_pylist()).replace("-0.0", "0.0")
 
 
-def test_a_map_is_the_same_in_any_order_of_its_entries() -> None:
+def test_the_order_of_entries_does_not_change_a_map() -> None:
     kind = pa.map_(pa.string(), pa.list_(pa.int64()))
-    one = pa.array([[("a", [1]), ("b", [2])], [("a", [1])]], kind)
-    other = pa.array([[("b", [2]), ("a", [1])], [("a", [2])]], kind)
-    assert equal_rows([one], [other]).tolist() == [True, False]
-    assert code_column(one).mix[0] == code_column(other).mix[0]
+    first = pa.array([[("a", [1]), ("b", [2])], [("a", [1])]], kind)
+    second = pa.array([[("b", [2]), ("a", [1])], [("a", [2])]], kind)
+    assert equal_rows([first], [second]).tolist() == [True, False]
+    assert code_column(first).mix[0] == code_column(second).mix[0]
 
 
-def test_rows_are_told_apart_when_their_mixes_collide() -> None:
+def test_rows_with_colliding_mixes_stay_separate() -> None:
     values = pa.array([n % 7 for n in range(200)])
     texts = pa.array([str(n % 3) for n in range(200)])
-    first = np.array([n % 2 for n in range(200)], np.int64)
+    keys = np.array([n % 2 for n in range(200)], np.int64)
     honest = code_rows([values, texts], 200)
     for weak in (
         honest,
         honest._replace(mix=honest.mix & np.uint64(1)),
         CodedRows(honest.codes, honest.mix * np.uint64(0)),
     ):
-        order, starts = group_equal(weak, first)
+        order, starts = group_equal(weak, keys)
         assert sorted(order.tolist()) == list(range(200))
         groups = [{(n % 7, n % 3, n % 2) for n in part} for part in np.split(order, starts[1:])]
         assert all(len(group) == 1 for group in groups)
         assert len(groups) == 42
 
 
-def test_types_that_differ_are_not_compared() -> None:
+def test_different_types_are_not_compared() -> None:
     with pytest.raises(TypeRefused, match="int32 with int64"):
         equal_rows([pa.array([1], pa.int32())], [pa.array([1], pa.int64())])
 
 
 @pytest.mark.parametrize(
-    ("value", "kind", "wanted"),
+    ("value", "kind", "expected"),
     [
         (1, pa.int64(), -7001672635703045582),
         (-1, pa.int64(), 3858142552250413010),
@@ -336,11 +338,13 @@ def test_types_that_differ_are_not_compared() -> None:
         (dt.date(2024, 1, 1), pa.date32(), 3242891694566951137),
     ],
 )
-def test_the_hash_of_these_tests_is_that_of_spark(value: Any, kind: pa.DataType, wanted: int) -> None:
-    assert spark_hash.signed(spark_hash.of_value(value, kind, spark_hash.SEED)) == wanted
+def test_the_hash_function_of_the_tests_equals_that_of_spark(
+    value: Any, kind: pa.DataType, expected: int
+) -> None:
+    assert spark_hash.signed(spark_hash.of_value(value, kind, spark_hash.SEED)) == expected
 
 
-def test_the_hash_of_a_key_has_a_flag_for_null_behind_each_part() -> None:
+def test_the_hash_of_a_key_includes_a_null_flag_for_each_column() -> None:
     table = pa.table({"a": [7], "b": ["ab"]})
     assert spark_hash.hashes(table, ["a", "b"]).to_pylist() == [-1611451375151355562]
     assert spark_hash.hashes(pa.table({"a": pa.array([None], pa.int32())}), ["a"]).to_pylist() == [
