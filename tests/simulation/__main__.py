@@ -14,8 +14,8 @@ PROGRESS_S = 5.0
 
 @click.command()
 @click.option("--seed", type=int, help="Replay one seed.")
-@click.option("--seeds", type=int, default=200, show_default=True, help="Run that many.")
-@click.option("--start", type=int, default=0, show_default=True, help="The first of them.")
+@click.option("--seeds", type=int, default=200, show_default=True, help="The number of seeds.")
+@click.option("--start", type=int, default=0, show_default=True, help="The first seed.")
 @click.option("--scenario", type=click.Choice(sorted(SCENARIOS)), default="cluster", show_default=True)
 @click.option("--trace", is_flag=True, help="Print the timeline of the seed.")
 @click.option("--digest", is_flag=True, help="Print one number for each timeline.")
@@ -23,14 +23,14 @@ PROGRESS_S = 5.0
 def main(
     seed: int | None, seeds: int, start: int, scenario: str, trace: bool, digest: bool, stop: bool
 ) -> None:
-    """Simulate clusters under misfortune; the exit code is 1 when a rule was broken."""
+    """Simulate clusters with faults; the exit code is 1 if a rule was broken."""
     if seed is not None:
         sys.exit(0 if replay(SCENARIOS[scenario](seed), trace=trace, digest=digest) else 1)
     sys.exit(1 if run_many(scenario, range(start, start + seeds), digest=digest, stop=stop) else 0)
 
 
 def replay(world: World, *, trace: bool, digest: bool) -> bool:
-    """Run one world and tell about it; True when every rule held."""
+    """Run one world and print the result; return whether every rule held."""
     broken = None
     try:
         world.run()
@@ -53,11 +53,11 @@ def replay(world: World, *, trace: bool, digest: bool) -> bool:
 
 
 def run_many(scenario: str, seeds: range, *, digest: bool, stop: bool) -> list[int]:
-    """Run seeds, with progress and a summary; the seeds that failed."""
+    """Run seeds, print progress and a summary; return the seeds that failed."""
     failed: list[int] = []
     reports: list[SimulationReport] = []
-    began = told = SYSTEM.monotonic()
-    for done, seed in enumerate(seeds, start=1):
+    began = printed = SYSTEM.monotonic()
+    for number, seed in enumerate(seeds, start=1):
         world = SCENARIOS[scenario](seed)
         try:
             reports.append(world.run())
@@ -68,23 +68,26 @@ def run_many(scenario: str, seeds: range, *, digest: bool, stop: bool) -> list[i
                 break
         if digest:
             click.echo(f"{seed} {world.timeline.digest()}")
-        if SYSTEM.monotonic() - told > PROGRESS_S:
-            told = SYSTEM.monotonic()
-            click.echo(f"{done} of {len(seeds)} seeds, {len(failed)} failed, {told - began:.0f} s", err=True)
+        if SYSTEM.monotonic() - printed > PROGRESS_S:
+            printed = SYSTEM.monotonic()
+            click.echo(
+                f"{number} of {len(seeds)} seeds, {len(failed)} failed, {printed - began:.0f} s", err=True
+            )
     summarise(reports, failed, SYSTEM.monotonic() - began)
     return failed
 
 
 def summarise(reports: list[SimulationReport], failed: list[int], took_s: float) -> None:
-    """What was run, and what happened in it."""
+    """Print the number of seeds, events and faults."""
     counts: Counter[str] = Counter()
     for report in reports:
         counts.update(report.counts)
     click.echo(
         f"{len(reports) + len(failed)} seeds in {took_s:.1f} s: {len(failed)} failed; "
-        f"{sum(one.events for one in reports):,} events, {sum(one.commits for one in reports):,} commits, "
-        f"{sum(one.conflicts for one in reports):,} conflicts, "
-        f"{sum(one.true_s for one in reports) / 3600:.1f} h simulated"
+        f"{sum(report.events for report in reports):,} events, "
+        f"{sum(report.commits for report in reports):,} commits, "
+        f"{sum(report.conflicts for report in reports):,} conflicts, "
+        f"{sum(report.true_s for report in reports) / 3600:.1f} h simulated"
     )
     click.echo(", ".join(f"{name} {count:,}" for name, count in counts.most_common()))
     if failed:

@@ -25,7 +25,7 @@ from tidemill.clock import Clock
 from tidemill.crash import Crashed
 
 SECOND_US = 1_000_000
-LEAST_STEP_US = 200  # what a step costs at least: a loop that never waits still lets time go on
+LEAST_STEP_US = 200  # the least duration of a step, so that time advances even in a loop without waits
 DEPTH_LIMIT = 5
 
 
@@ -37,7 +37,7 @@ class Wait(NamedTuple):
 
 
 Next: TypeAlias = float | Wait | None
-"""Seconds of the actor's own clock until its next step, or None when it is over."""
+"""Seconds of the thread's own clock until its next step, or None when it is over."""
 
 
 class Restless(Exception):
@@ -45,7 +45,7 @@ class Restless(Exception):
 
 
 class SimulatedThread:
-    """One thread of a node, or a force of nature (`node` is None)."""
+    """One thread of a node, or of the world itself (`node` is None)."""
 
     __slots__ = ("busy", "event", "missed", "name", "node", "over", "plan", "step")
 
@@ -53,15 +53,15 @@ class SimulatedThread:
         self.name = name
         self.step = step
         self.node = node
-        self.busy = False  # its step is on the stack
-        self.missed = False  # its time came while it could not go on
+        self.busy = False  # its step is running
+        self.missed = False  # it became due while it could not run
         self.over = False
-        self.plan = -1  # the number of the heap entry that counts; older ones are void
+        self.plan = -1  # the number of the valid heap entry; older ones are ignored
         self.event: threading.Event | None = None
 
 
 class SimulationScheduler:
-    """The order of everything."""
+    """Decides the order of all events."""
 
     def __init__(self, *, most_events: int = 200_000) -> None:
         self.now_us = 0
@@ -70,7 +70,7 @@ class SimulationScheduler:
         self.events = 0
         self.on_crash: Callable[[SimNode, str], None] = lambda node, why: None
         self.on_error: Callable[[SimulatedThread, BaseException], None] = _raise
-        self.on_turn: Callable[[SimNode], None] = lambda node: None  # a node continues, and may act
+        self.on_continue: Callable[[SimNode], None] = lambda node: None  # a node continues, and may act
         self._most_events = most_events
         self._heap: list[tuple[int, int, SimulatedThread]] = []
         self._numbers = 0
@@ -78,83 +78,83 @@ class SimulationScheduler:
 
     # --- planning
 
-    def plan(self, actor: SimulatedThread, after_us: int) -> None:
-        """Let the actor's next step be then; an earlier plan of it is void."""
+    def plan(self, thread: SimulatedThread, after_us: int) -> None:
+        """Plan the thread's next step; it replaces an earlier plan."""
         self._numbers += 1
-        actor.plan = self._numbers
-        heappush(self._heap, (self.now_us + after_us, self._numbers, actor))
+        thread.plan = self._numbers
+        heappush(self._heap, (self.now_us + after_us, self._numbers, thread))
 
     def spawn(
         self, name: str, step: Callable[[], Next], after_us: int, node: "SimNode | None" = None
     ) -> SimulatedThread:
-        """A new actor and its first step."""
-        actor = SimulatedThread(name, step, node)
-        self.plan(actor, after_us)
-        return actor
+        """Create a thread and plan its first step."""
+        thread = SimulatedThread(name, step, node)
+        self.plan(thread, after_us)
+        return thread
 
     def poke(self) -> None:
-        """Continue the threads whose events have been set."""
-        for actor, event in list(self._waiting.items()):
+        """Plan the threads whose events are set."""
+        for thread, event in list(self._waiting.items()):
             if event.is_set():
-                del self._waiting[actor]
-                self.plan(actor, LEAST_STEP_US)
+                del self._waiting[thread]
+                self.plan(thread, LEAST_STEP_US)
 
     # --- running
 
     def run_until(self, end_us: int, stop: Callable[[], bool] | None = None) -> None:
-        """Everything up to a time, or until `stop` says so (then time stays where it is)."""
+        """Run all events up to a time, or until `stop` returns True (then time stays where it is)."""
         heap = self._heap
         while heap and heap[0][0] <= end_us:
             if stop is not None and stop():
                 return
-            at_us, number, actor = heappop(heap)
-            if actor.plan != number or actor.over:
+            at_us, number, thread = heappop(heap)
+            if thread.plan != number or thread.over:
                 continue
             if at_us > self.now_us:
                 self.now_us = at_us
-            self._perform(actor)
+            self._perform(thread)
         if (stop is None or not stop()) and self.now_us < end_us:
             self.now_us = end_us
 
-    def _perform(self, actor: SimulatedThread) -> None:
-        node = actor.node
+    def _perform(self, thread: SimulatedThread) -> None:
+        node = thread.node
         if node is not None and not node.running:
             return
-        if actor.busy or (node is not None and node.frozen):
-            actor.missed = True
+        if thread.busy or (node is not None and node.frozen):
+            thread.missed = True
             return
         self._count()
-        self._waiting.pop(actor, None)
-        outer, self.current = self.current, actor
-        actor.busy = True
+        self._waiting.pop(thread, None)
+        outer, self.current = self.current, thread
+        thread.busy = True
         after: Next = None
         try:
             if node is not None:
-                self.on_turn(node)
-            after = actor.step()
+                self.on_continue(node)
+            after = thread.step()
         except Crashed as crash:
             assert node is not None
             self.on_crash(node, str(crash))
         except BaseException as error:  # noqa: BLE001 - also LeaseLost and the like: nothing escapes a thread
-            self.on_error(actor, error)
+            self.on_error(thread, error)
         finally:
-            actor.busy = False
+            thread.busy = False
             self.current = outer
-        self._plan_next(actor, after)
+        self._plan_next(thread, after)
 
-    def _plan_next(self, actor: SimulatedThread, after: Next) -> None:
+    def _plan_next(self, thread: SimulatedThread, after: Next) -> None:
         if after is None:
-            actor.over = True
+            thread.over = True
             return
-        if actor.missed:
-            actor.missed = False
-            self.plan(actor, LEAST_STEP_US)
+        if thread.missed:
+            thread.missed = False
+            self.plan(thread, LEAST_STEP_US)
             return
         seconds = after.seconds if isinstance(after, Wait) else after
-        rate = actor.node.clock.rate if actor.node is not None else 1.0
-        self.plan(actor, max(LEAST_STEP_US, int(seconds / rate * SECOND_US) + 1))
+        rate = thread.node.clock.rate if thread.node is not None else 1.0
+        self.plan(thread, max(LEAST_STEP_US, int(seconds / rate * SECOND_US) + 1))
         if isinstance(after, Wait):
-            self._waiting[actor] = after.event
+            self._waiting[thread] = after.event
             if after.event.is_set():
                 self.poke()
 
@@ -163,39 +163,39 @@ class SimulationScheduler:
         if self.events > self._most_events:
             raise Restless(f"more than {self._most_events:,} events, {self.now_us / SECOND_US:.1f} s in")
 
-    # --- stopping in the middle of a step
+    # --- blocking in the middle of a step
 
     def block(
         self, duration_us: int, *, freeze: bool = False, stop: Callable[[], bool] | None = None
     ) -> None:
         """Block the current step while the others continue; `Crashed` if its process dies."""
-        actor = self.current
-        if actor is None:
+        thread = self.current
+        if thread is None:
             self.now_us += duration_us
             return
         if self.depth >= DEPTH_LIMIT:
             self._count()
             self.now_us += duration_us
         else:
-            self._run_others(actor, duration_us, freeze, stop)
-        if actor.node is not None:
-            if not actor.node.running:
-                raise Crashed(f"{actor.node.name} died while it was stopped")
-            self.on_turn(actor.node)
+            self._run_others(thread, duration_us, freeze, stop)
+        if thread.node is not None:
+            if not thread.node.running:
+                raise Crashed(f"{thread.node.name} died while it was stopped")
+            self.on_continue(thread.node)
 
     def _run_others(
-        self, actor: SimulatedThread, duration_us: int, freeze: bool, stop: Callable[[], bool] | None
+        self, thread: SimulatedThread, duration_us: int, freeze: bool, stop: Callable[[], bool] | None
     ) -> None:
         self.depth += 1
-        if freeze and actor.node is not None:
-            self.freeze(actor.node)
+        if freeze and thread.node is not None:
+            self.freeze(thread.node)
         try:
             self.run_until(self.now_us + duration_us, stop)
         finally:
-            self.current = actor
+            self.current = thread
             self.depth -= 1
-            if freeze and actor.node is not None:
-                self.thaw(actor.node)
+            if freeze and thread.node is not None:
+                self.thaw(thread.node)
 
     def freeze(self, node: "SimNode") -> None:
         """Stop a whole process, as SIGSTOP does; may be done several times."""
@@ -205,21 +205,21 @@ class SimulationScheduler:
         """Undo one `freeze`; overdue events happen now."""
         node.frozen -= 1
         if node.frozen == 0:
-            for actor in node.actors:
-                if actor.missed and not actor.busy:
-                    actor.missed = False
-                    self.plan(actor, LEAST_STEP_US)
+            for thread in node.threads:
+                if thread.missed and not thread.busy:
+                    thread.missed = False
+                    self.plan(thread, LEAST_STEP_US)
 
 
-def _raise(actor: SimulatedThread, error: BaseException) -> None:
+def _raise(thread: SimulatedThread, error: BaseException) -> None:
     raise error
 
 
-EPOCH_S = 1_800_000_000  # true wall time when a simulation begins; the store's lease time begins there too
+EPOCH_S = 1_800_000_000  # true wall time at the start of a simulation, and the store's lease time
 
 
 class NodeClock(Clock):
-    """What one node knows of time. `rate` is its seconds per true second, `off_s` its wall clock's error."""
+    """The clock of one node. `rate`: its seconds per true second; `off_s`: the error of its wall clock."""
 
     def __init__(
         self, scheduler: SimulationScheduler, *, rate: float = 1.0, uptime_s: float = 0.0, off_s: float = 0.0
@@ -249,32 +249,32 @@ class NodeClock(Clock):
 
 
 class CurrentClock(Clock):
-    """The clock of the running node: one store object serves all nodes, each with its own time."""
+    """The clock of the current node: one store object serves all nodes."""
 
     def __init__(self, scheduler: SimulationScheduler) -> None:
         self._scheduler = scheduler
         self._true = NodeClock(scheduler)
 
-    def whose(self) -> Clock:
-        """The clock itself."""
-        actor = self._scheduler.current
-        return actor.node.clock if actor is not None and actor.node is not None else self._true
+    def current(self) -> Clock:
+        """Return the clock of the current node."""
+        thread = self._scheduler.current
+        return thread.node.clock if thread is not None and thread.node is not None else self._true
 
     def monotonic(self) -> float:
-        return self.whose().monotonic()
+        return self.current().monotonic()
 
     def wall(self) -> float:
-        return self.whose().wall()
+        return self.current().wall()
 
     def sleep(self, seconds: float) -> None:
-        self.whose().sleep(seconds)
+        self.current().sleep(seconds)
 
     def wait(self, event: threading.Event, timeout_s: float) -> bool:
-        return self.whose().wait(event, timeout_s)
+        return self.current().wait(event, timeout_s)
 
 
 class SimNode:
-    """A process with its own clock, its own chance and its threads; `name` is machine.boot."""
+    """A process with a clock, a random source and threads; `name` is machine.boot."""
 
     def __init__(
         self, scheduler: SimulationScheduler, machine: int, boot: int, clock: NodeClock, chance: random.Random
@@ -285,32 +285,32 @@ class SimNode:
         self.chance = chance
         self.running = True
         self.frozen = 0
-        self.actors: list[SimulatedThread] = []
-        self.tokens: set[str] = set()  # the names under which it holds leases
-        self.at_end: list[Callable[[], None]] = []  # what the machine lets go of when the process is no more
-        self.parts: dict[str, Any] = {}  # what the workloads keep of this node
+        self.threads: list[SimulatedThread] = []
+        self.tokens: set[str] = set()  # the names that hold its leases
+        self.at_end: list[Callable[[], None]] = []  # called when the process ends
+        self.parts: dict[str, Any] = {}  # data of the workloads
         self._scheduler = scheduler
 
     def spawn(self, name: str, step: Callable[[], Next], after_s: float = 0.0) -> SimulatedThread:
-        """A new thread of this process."""
+        """Start a thread of this process."""
         after_us = int(after_s / self.clock.rate * SECOND_US) + 1
-        actor = self._scheduler.spawn(f"{self.name} {name}", step, after_us, self)
-        self.actors.append(actor)
-        return actor
+        thread = self._scheduler.spawn(f"{self.name} {name}", step, after_us, self)
+        self.threads.append(thread)
+        return thread
 
-    def wake(self, actor: SimulatedThread) -> None:
-        """Let a thread go on now instead of when it planned to."""
-        self._scheduler.plan(actor, 1)
+    def wake(self, thread: SimulatedThread) -> None:
+        """Run the next step of a thread now instead of at its planned time."""
+        self._scheduler.plan(thread, 1)
 
     def end(self) -> None:
-        """The process is no more."""
+        """End the process."""
         self.running = False
-        for let_go in self.at_end:
-            let_go()
-        for actor in self.actors:
-            actor.over = True
-            actor.step = _nothing  # dead closures keep whole stores alive
-        self.actors.clear()
+        for close in self.at_end:
+            close()
+        for thread in self.threads:
+            thread.over = True
+            thread.step = _nothing  # dead closures keep whole stores alive
+        self.threads.clear()
 
     def __repr__(self) -> str:
         return f"<SimNode {self.name}>"

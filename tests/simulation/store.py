@@ -26,11 +26,11 @@ Describe = Callable[[bytes, bytes | None], str | None]
 
 
 class TimelineEntry(NamedTuple):
-    """One line: true time, who, what, and its details (strings, numbers, or the rows of a commit)."""
+    """One line: true time, source, event, and details (strings, numbers, or the rows of a commit)."""
 
     at_us: int
-    who: str
-    what: str
+    source: str
+    event: str
     detail: tuple[Any, ...] = ()
 
 
@@ -41,27 +41,27 @@ class Timeline:
         self.entries: list[TimelineEntry] = []
         self.describers: list[Describe] = []
 
-    def add(self, at_us: int, who: str, what: str, *detail: object) -> None:
-        self.entries.append(TimelineEntry(at_us, who, what, detail))
+    def add(self, at_us: int, source: str, event: str, *detail: object) -> None:
+        self.entries.append(TimelineEntry(at_us, source, event, detail))
 
     def digest(self) -> str:
-        """One number for the whole run."""
+        """Return a hash of the whole run."""
         digest = hashlib.sha256()
         for entry in self.entries:
             digest.update(repr(tuple(entry)).encode())
         return digest.hexdigest()
 
     def lines(self, last: int | None = None) -> list[str]:
-        """Readable lines, or only the last of them."""
+        """Return readable lines, or only the last ones."""
         entries = self.entries if last is None else self.entries[-last:]
         return [self._line(entry) for entry in entries]
 
     def _line(self, entry: TimelineEntry) -> str:
-        if entry.what == "commits":
+        if entry.event == "commits":
             detail = "; ".join(filter(None, (self._row(key, value) for key, value in entry.detail)))
         else:
-            detail = " ".join(str(one) for one in entry.detail)
-        return f"{entry.at_us / 1_000_000:11.6f}  {entry.who:<8} {entry.what} {detail}".rstrip()
+            detail = " ".join(map(str, entry.detail))
+        return f"{entry.at_us / 1_000_000:11.6f}  {entry.source:<8} {entry.event} {detail}".rstrip()
 
     def _row(self, key: bytes, value: bytes | None) -> str:
         for describe in self.describers:
@@ -81,7 +81,7 @@ T = TypeVar("T")
 
 
 class Change(NamedTuple):
-    """A row before and after; None is no row."""
+    """A row before and after; None means no row."""
 
     key: bytes
     old: bytes | None
@@ -93,12 +93,12 @@ class RecordedCommit(NamedTuple):
 
     version: int
     node: "SimNode | None"  # None: the world itself
-    now_us: int  # store time at which the transaction began: what it judged leases by
+    now_us: int  # store time at the start of the transaction, by which it judged leases
     changes: tuple[Change, ...]
     rows: dict[bytes, bytes]  # the whole store after it
 
     def before(self, key: bytes) -> bytes | None:
-        """A row as it was just before this commit."""
+        """Return a row as it was just before this commit."""
         for change in self.changes:
             if change.key == key:
                 return change.old
@@ -106,7 +106,7 @@ class RecordedCommit(NamedTuple):
 
 
 class SimStore(MemoryStore):
-    """One store for all nodes of a world. `rows` mirrors what is committed, without the store's own rows."""
+    """One store for all nodes of a world; `rows` has the committed rows without the store's own."""
 
     def __init__(
         self, world: "World", clock: Clock, chance: random.Random, faults: StoreFaults, patience_s: float
@@ -141,16 +141,16 @@ class SimStore(MemoryStore):
         self._world.committed(RecordedCommit(self._version, node, tx._now_us, changes, self.rows))
 
     def _commit_later(self, tx: MemoryTx, operation: RetriedCall[T], late_us: int) -> None:
-        """The connection is gone, the commit is not: it is tried when its time comes, and may be fenced."""
+        """Let a commit arrive after its connection broke; it may be fenced by then."""
         late = _Late(operation, tx, self._world.current_node)
-        self._open[id(late)] = tx.version  # what it read must stay readable as it was
+        self._open[id(late)] = tx.version  # its snapshot must stay readable
 
         def arrive() -> None:
             try:
                 self._commit_now(tx, late)
-                self._world.tell("store", "late commit arrives")
+                self._world.record("store", "late commit arrives")
             except Conflict as conflict:
-                self._world.tell("store", "late commit refused", str(conflict))
+                self._world.record("store", "late commit refused", str(conflict))
             finally:
                 del self._open[id(late)]
                 self._forget()
@@ -163,7 +163,7 @@ class SimStore(MemoryStore):
 
 
 class _Late(RetriedCall[T]):
-    """An attempt whose caller has gone on: its id and number are those it had when it was sent."""
+    """An attempt that its caller has given up; it keeps the id and number with which it was sent."""
 
     def __init__(self, operation: RetriedCall[T], tx: MemoryTx, node: "SimNode | None") -> None:
         self.node = node

@@ -83,7 +83,7 @@ def run(world: World) -> SimulationReport:
     report = world.run()
     (work,) = world.workloads
     assert isinstance(work, ClusterWork)
-    assert work.open() == []
+    assert work.unfinished() == []
     return report
 
 
@@ -106,7 +106,7 @@ def test_wall_clocks_that_are_off_by_hours_change_nothing(seed: int) -> None:
     assert report.counts[Fault.JUMP] >= 3
 
     def without_weather(world: World) -> list[object]:
-        return [entry for entry in world.timeline.entries if entry.who != "weather"]
+        return [entry for entry in world.timeline.entries if entry.source != "weather"]
 
     assert without_weather(jumping) == without_weather(right)
 
@@ -134,7 +134,7 @@ def test_leaders_that_crash_and_stop_are_replaced_and_their_late_steps_abort(see
     """The rules judge each map, each cleaning and each mark of a leader by the epoch in the store."""
     world = cluster_world(seed, conditions(Fault.CRASH, Fault.PAUSE, Fault.SLOW, machines=5), PLAN)
     run(world)
-    elected = [entry.detail[0] for entry in world.timeline.entries if entry.what == "LeaderElected"]
+    elected = [entry.detail[0] for entry in world.timeline.entries if entry.event == "LeaderElected"]
     assert len(elected) >= 3
     assert sorted(set(elected)) == elected, "each under an epoch of its own, in order"
 
@@ -144,7 +144,7 @@ def test_leaders_that_crash_and_stop_are_replaced_and_their_late_steps_abort(see
 def test_nodes_that_drain_take_nothing_new_and_leave(seed: int) -> None:
     world = cluster_world(seed, conditions(Fault.DRAIN, Fault.SLOW, machines=4), PLAN)
     report = run(world)
-    exits = sum(entry.what == "exits" for entry in world.timeline.entries)
+    exits = sum(entry.event == "exits" for entry in world.timeline.entries)
     assert report.counts[Fault.DRAIN] >= 3
     assert exits >= 3
 

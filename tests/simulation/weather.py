@@ -26,41 +26,41 @@ if TYPE_CHECKING:
 
 
 class Fault(StrEnum):
-    """The kinds of misfortune."""
+    """The kinds of faults."""
 
     CRASH = "crash"  # a process ends in the middle of anything; the machine boots again later
-    PAUSE = "pause"  # a process stops for less or more than the ttl, and continues as if nothing happened
-    SLOW = "slow store"  # an answer takes its time; the other threads of the process go on
-    CONFLICT = "conflict"  # the store refuses a commit for no reason that the node could see
-    UNKNOWN = "unknown commit"  # the answer is lost: committed, not committed, or committed later
+    PAUSE = "pause"  # a process stops for less or more than the ttl, and then continues
+    SLOW = "slow store"  # a response is slow; the other threads of the process continue
+    CONFLICT = "conflict"  # the store refuses a commit without a visible reason
+    UNKNOWN = "unknown commit"  # the response is lost: committed, not committed, or committed later
     LOST_WAKEUP = "lost wake-up"  # a watch does not fire
     RESTART = "store restart"  # the store is unreachable for a while; open transactions are lost or unknown
     DRIFT = "drift"  # monotonic clocks run at different rates
-    JUMP = "clock jump"  # wall clocks are off by hours, and leap
-    DRAIN = "drain"  # a node is asked to leave, and its machine comes back later
+    JUMP = "clock jump"  # wall clocks are wrong by hours, and jump
+    DRAIN = "drain"  # a node drains, and its machine starts again later
     BLACKOUT = "blackout"  # every node is killed at once
 
 
 IN_CALLS = (Fault.CRASH, Fault.PAUSE, Fault.SLOW, Fault.CONFLICT, Fault.UNKNOWN)
 TIMED = (Fault.CRASH, Fault.PAUSE, Fault.RESTART, Fault.JUMP, Fault.DRAIN, Fault.BLACKOUT)
-MOST_DRIFT = 0.12  # a lease's margin of a fifth must cover the difference to the store's clock
+MOST_DRIFT = 0.12  # the margin of a lease, a fifth, must cover the difference to the store's clock
 
 
 class Swarm(msgspec.Struct, frozen=True):
-    """One seed's conditions."""
+    """The conditions of one seed."""
 
     machines: int
     ttl_s: float
     every_s: float
     patience_s: float
-    chaos_s: float  # how long misfortunes go on; after that everything must come to rest
+    chaos_s: float  # how long faults happen; after that all work must finish
     faults: tuple[Fault, ...]
-    call_rate: float  # chance of a misfortune at each of the three moments of a store call
-    timed_mean_s: float  # between two misfortunes that come from outside
+    call_rate: float  # probability of a fault at each of the three moments of a store call
+    timed_mean_s: float  # the mean time between two faults from outside
 
     @property
     def timing(self) -> LeaseTiming:
-        """Of the leases of all nodes."""
+        """The timing of all leases."""
         return LeaseTiming(self.ttl_s, self.every_s)
 
     def has(self, fault: Fault) -> bool:
@@ -68,7 +68,7 @@ class Swarm(msgspec.Struct, frozen=True):
 
 
 def draw_swarm(chance: random.Random, *, most_machines: int = 6) -> Swarm:
-    """The conditions of one seed."""
+    """Draw the conditions of one seed."""
     many = chance.choice((0.2, 0.5, 0.8))
     faults = tuple(fault for fault in Fault if chance.random() < many)
     ttl_s = chance.choice((1.0, 3.0, 15.0))
@@ -84,11 +84,11 @@ def draw_swarm(chance: random.Random, *, most_machines: int = 6) -> Swarm:
     )
 
 
-OVERLAP = 0.4  # the share of transactions during which others go on, where the store is slow
+OVERLAP = 0.4  # the share of transactions that overlap with others, if the store is slow
 
 
 class Weather(StoreFaults):
-    """Decides what goes wrong, and makes it happen."""
+    """Decides which faults happen, and causes them."""
 
     def __init__(self, world: "World", swarm: Swarm, chance: random.Random) -> None:
         self.swarm = swarm
@@ -104,16 +104,16 @@ class Weather(StoreFaults):
     # --- inside store calls
 
     def before(self, store: MemoryStore) -> None:
-        actor, node = self._world.scheduler.current, self._world.current_node
-        if actor is None or node is None:
+        thread, node = self._world.scheduler.current, self._world.current_node
+        if thread is None or node is None:
             return
         if not node.running:
             raise Crashed(f"{node.name} is dead and calls the store")
-        self._world.turn(node)
+        self._world.check_node(node)
         self._strike(node, "before the transaction")
         if self._world.scheduler.now_us < self._down_until_us:
             raise Unreached("the store is down")
-        self._connections[actor] = self._restarts
+        self._connections[thread] = self._restarts
 
     def between(self, store: MemoryStore) -> None:
         node = self._world.current_node
@@ -129,12 +129,12 @@ class Weather(StoreFaults):
             self._check_connection("after the commit")
 
     def _check_connection(self, when: str) -> None:
-        actor = self._world.scheduler.current
-        if actor is not None and self._connections.get(actor) != self._restarts:
+        thread = self._world.scheduler.current
+        if thread is not None and self._connections.get(thread) != self._restarts:
             raise Unknown(f"the store restarted {when}")
 
     def late_us(self) -> int | None:
-        """How much later than it should a commit arrives; None when it does not."""
+        """Return the delay of a commit; None if it is not delayed."""
         rare = not self.calm and Fault.UNKNOWN in self._in_calls and self._world.current_node is not None
         if not rare or self._chance.random() >= self.swarm.call_rate / 2:
             return None
@@ -154,7 +154,7 @@ class Weather(StoreFaults):
         return self.now_us()
 
     def _take_time(self) -> None:
-        """Where the store is slow, many a transaction overlaps with another, without any misfortune."""
+        """Let transactions overlap if the store is slow, without any fault."""
         if not self.calm and self.swarm.has(Fault.SLOW) and self._chance.random() < OVERLAP:
             self._world.scheduler.block(self._us(self.swarm.ttl_s / 50 * self._chance.random()))
 
@@ -173,7 +173,7 @@ class Weather(StoreFaults):
             case Fault.CONFLICT:
                 if moment != "after the commit":
                     self._world.count(Fault.CONFLICT, moment)
-                    raise Conflict("bad luck")
+                    raise Conflict("simulated")
             case Fault.UNKNOWN:
                 self._world.count(Fault.UNKNOWN, moment)
                 if moment == "before the transaction":
@@ -184,7 +184,7 @@ class Weather(StoreFaults):
         duration_us = self._pause_us()
         self._world.count(Fault.PAUSE, f"{duration_us / SECOND_US:.3f} s", moment)
         self._world.scheduler.block(duration_us, freeze=True)
-        self._world.tell(node.name, "goes on")
+        self._world.record(node.name, "continues")
 
     def _pause_us(self) -> int:
         low, high = self._chance.choice(((0.05, 0.9), (0.9, 1.3), (1.0, 2.5)))
@@ -193,7 +193,7 @@ class Weather(StoreFaults):
     # --- from outside
 
     def step(self) -> Next:
-        """Something happens; the seconds until the next thing."""
+        """Cause a fault; return the seconds until the next one."""
         if self.calm or not self._timed:
             return None
         self._happen(self._chance.choice(self._timed))
@@ -214,7 +214,7 @@ class Weather(StoreFaults):
 
     def _befall(self, fault: Fault, node: "SimNode") -> None:
         if fault is Fault.CRASH:
-            self._world.crash(node, "wherever it was")
+            self._world.crash(node, "between two steps")
         elif fault is Fault.PAUSE:
             duration_us = self._pause_us()
             self._world.count(Fault.PAUSE, node.name, f"{duration_us / SECOND_US:.3f} s")
@@ -233,13 +233,13 @@ class Weather(StoreFaults):
         self._world.count(Fault.RESTART, f"down for {down_us / SECOND_US:.3f} s")
 
     def wall_error_s(self) -> float:
-        """By how much a wall clock is off."""
+        """Return the error of a wall clock."""
         if not self.swarm.has(Fault.JUMP):
             return 0.0
         return self._chance.choice((-1.0, 1.0)) * self._chance.choice((2.0, 60.0, 3600.0, 36_000.0))
 
     def clear_up(self) -> None:
-        """From here on nothing goes wrong any more; clocks stay as wrong as they are."""
+        """Stop all faults; clocks keep their errors."""
         self.calm = True
         self._down_until_us = -1
 

@@ -30,11 +30,11 @@ from tests.simulation.weather import MOST_DRIFT, Fault, Swarm, Weather
 
 
 class Violation(AssertionError):
-    """A rule was broken; the message says by whom and how to see it again."""
+    """A rule was broken. The message names the node and the command that replays it."""
 
 
 class Act(NamedTuple):
-    """Something a node did in the world because it believed that it held a lease; no store refuses it."""
+    """Something that a node did because it believed to hold a lease, and that no store can refuse."""
 
     node: SimNode
     key: bytes  # of the lease
@@ -46,40 +46,40 @@ class Rule(Protocol):
     """An invariant. It raises `Violation` and has no other effect."""
 
     prefixes: tuple[bytes, ...]
-    """Commits that change nothing below these are not shown to it."""
+    """The rule sees only commits that change keys with these prefixes."""
 
     def commit(self, commit: RecordedCommit) -> None:
-        """A transaction was committed."""
+        """Check a committed transaction."""
 
     def act(self, act: Act) -> None:
-        """A node acted."""
+        """Check an act of a node."""
 
     def end(self, rows: dict[bytes, bytes]) -> None:
-        """The run is over and at rest."""
+        """Check the rows at the end of the run."""
 
 
 class Workload(Protocol):
-    """What the nodes are there for."""
+    """The work of the nodes."""
 
     def prepare(self) -> None:
-        """Before the first node: write what the store must know."""
+        """Write what the nodes need to the store, before the first node starts."""
 
     def boot(self, node: SimNode) -> None:
-        """A node starts: give it its threads."""
+        """Start the threads of a new node."""
 
     def drain(self, node: SimNode, grace_s: float) -> None:
-        """A node is asked to leave."""
+        """Drain a node."""
 
-    def turn(self, node: SimNode) -> None:
+    def check_node(self, node: SimNode) -> None:
         """Check what a node believes when it continues, at the start of a step or after a block in it."""
 
-    def open(self) -> list[str]:
-        """What is not at rest yet, in words; empty when everything is done."""
+    def unfinished(self) -> list[str]:
+        """Return what is not finished; empty when everything is done."""
         ...
 
 
 class SimulationReport(msgspec.Struct, frozen=True):
-    """What one run was."""
+    """The result of one run."""
 
     seed: int
     events: int
@@ -90,7 +90,7 @@ class SimulationReport(msgspec.Struct, frozen=True):
 
 
 class SimulatedMachine:
-    """A place where one node runs at a time; its clock's rate and error outlive the node."""
+    """A machine runs one node at a time. The rate and error of its clock outlive the node."""
 
     def __init__(self, number: int, rate: float) -> None:
         self.number = number
@@ -101,7 +101,7 @@ class SimulatedMachine:
 
 
 class World:
-    """One seed's world. Add workloads and rules, then `run`."""
+    """The world of one seed. Add workloads and rules, then call `run`."""
 
     def __init__(self, seed: int, swarm: Swarm, *, scenario: str) -> None:
         self.seed = seed
@@ -112,7 +112,7 @@ class World:
         self.scheduler = SimulationScheduler()
         self.scheduler.on_crash = self._crashed
         self.scheduler.on_error = self._failed
-        self.scheduler.on_turn = self.turn
+        self.scheduler.on_continue = self.check_node
         self.weather = Weather(self, swarm, self.chance_of("weather"))
         self.store = SimStore(
             self, CurrentClock(self.scheduler), self.chance_of("store"), self.weather, swarm.patience_s
@@ -128,16 +128,14 @@ class World:
         self.commits = 0
         self.cleared_us: int | None = None
         self._rules: list[Rule] = []
-        self.patience_s = (
-            15 * swarm.ttl_s
-        )  # from the clearing up to rest; a scenario adds what its work takes
+        self.patience_s = 15 * swarm.ttl_s  # from the last fault to rest; a scenario adds its work
         self._violation: Violation | None = None
         self._at_rest = False
 
     # --- what a scenario uses
 
     def chance_of(self, name: str) -> random.Random:
-        """Return a random source for one user, so that one more draw here changes nothing elsewhere."""
+        """Return a random source for one user, so that its draws do not affect others."""
         return random.Random(f"{self.seed}/{name}")
 
     def add_rule(self, rule: Rule) -> None:
@@ -150,28 +148,28 @@ class World:
 
     @property
     def current_node(self) -> SimNode | None:
-        actor = self.scheduler.current
-        return actor.node if actor is not None else None
+        thread = self.scheduler.current
+        return thread.node if thread is not None else None
 
     def quiet_for_s(self) -> float:
-        """How long nothing has gone wrong any more."""
+        """Return the seconds since the last fault."""
         return 0.0 if self.cleared_us is None else (self.scheduler.now_us - self.cleared_us) / SECOND_US
 
     def running(self) -> list[SimNode]:
         return [machine.node for machine in self.machines if machine.node is not None]
 
-    def tell(self, who: str, what: str, *detail: object) -> None:
-        """Into the timeline."""
-        self.timeline.add(self.scheduler.now_us, who, what, *detail)
+    def record(self, source: str, event: str, *detail: object) -> None:
+        """Add an entry to the timeline."""
+        self.timeline.add(self.scheduler.now_us, source, event, *detail)
 
     def count(self, fault: Fault, *detail: object) -> None:
-        """A misfortune happened."""
+        """Count a fault, and add it to the timeline."""
         self.counts[fault] += 1
         node = self.current_node
-        self.tell(node.name if node is not None else "weather", fault.value.upper(), *detail)
+        self.record(node.name if node is not None else "weather", fault.value.upper(), *detail)
 
     def act(self, key: bytes, epoch: int) -> None:
-        """The current node does something that needs the lease under `key`."""
+        """Check an act of the current node that needs the lease under `key`."""
         node = self.current_node
         assert node is not None
         self.counts["acts"] += 1
@@ -181,13 +179,13 @@ class World:
 
     def violated(self, message: str) -> Violation:
         """Return the error to raise, with the command that replays it; only the first one counts."""
-        self.tell("rule", "VIOLATED", message)
+        self.record("rule", "VIOLATED", message)
         if self._violation is None:
             tail = "\n".join(self.timeline.lines(last=25))
             self._violation = Violation(f"seed {self.seed}: {message}\nreplay: {self.replay} --trace\n{tail}")
         return self._violation
 
-    # --- the life of nodes
+    # --- starting and stopping nodes
 
     def boot(self, machine: SimulatedMachine) -> None:
         """Start a node on a machine that has none."""
@@ -203,26 +201,26 @@ class World:
             self.scheduler, rate=machine.rate, uptime_s=chance.uniform(1, 1e6), off_s=machine.off_s
         )
         node = machine.node = SimNode(self.scheduler, machine.number, machine.boots, clock, chance)
-        self.tell(name, "boots")
+        self.record(name, "boots")
         for workload in self.workloads:
             workload.boot(node)
 
     def crash(self, node: SimNode, where: str) -> None:
-        """A process ends without a word; its machine boots again after a while."""
+        """End a process at once; its machine boots again later."""
         if node.running:
             self.counts[Fault.CRASH] += 1
-            self.tell(node.name, "CRASH", where)
+            self.record(node.name, "CRASH", where)
             self._end(node)
 
     def leave(self, node: SimNode) -> None:
-        """A process ends because it is done."""
+        """End a process that is done."""
         if node.running:
-            self.tell(node.name, "exits")
+            self.record(node.name, "exits")
             self._end(node)
 
     def drain(self, node: SimNode, grace_s: float) -> None:
         self.counts[Fault.DRAIN] += 1
-        self.tell(node.name, "DRAIN", f"grace {grace_s:.3f} s")
+        self.record(node.name, "DRAIN", f"grace {grace_s:.3f} s")
         for workload in self.workloads:
             workload.drain(node, grace_s)
 
@@ -236,23 +234,23 @@ class World:
     def _crashed(self, node: SimNode, where: str) -> None:
         self.crash(node, where)
 
-    def _failed(self, actor: SimulatedThread, error: BaseException) -> None:
+    def _failed(self, thread: SimulatedThread, error: BaseException) -> None:
         if isinstance(error, (Violation, Restless, KeyboardInterrupt)):
             raise error
-        raise self.violated(f"{actor.name} raised {type(error).__name__}: {error}") from error
+        raise self.violated(f"{thread.name} raised {type(error).__name__}: {error}") from error
 
-    # --- what happens is judged
+    # --- checking
 
-    def turn(self, node: SimNode) -> None:
-        """Check a node that continues: it may act on what it believes now."""
+    def check_node(self, node: SimNode) -> None:
+        """Check a node that continues: it may act on its beliefs now."""
         for workload in self.workloads:
-            self._judge(workload.turn, node)
+            self._judge(workload.check_node, node)
 
     def committed(self, commit: RecordedCommit) -> None:
         self.commits += 1
-        who = commit.node.name if commit.node is not None else "world"
+        name = commit.node.name if commit.node is not None else "world"
         self.timeline.add(
-            self.scheduler.now_us, who, "commits", *[(change.key, change.new) for change in commit.changes]
+            self.scheduler.now_us, name, "commits", *[(change.key, change.new) for change in commit.changes]
         )
         for rule in self._rules:
             prefixes = rule.prefixes
@@ -272,7 +270,7 @@ class World:
     # --- running
 
     def run(self) -> SimulationReport:
-        """The whole life of this world; `Violation` when a rule is broken."""
+        """Run this world to its end; raise `Violation` if a rule is broken."""
         try:
             self._run()
         except Restless as restless:
@@ -295,27 +293,27 @@ class World:
         for workload in self.workloads:
             workload.prepare()
         chaos_us = int(self.swarm.chaos_s * SECOND_US)
-        for machine in self.machines:  # the first at once, others when they like
+        for machine in self.machines:  # the first one starts at once, the others later
             late_us = int(chaos_us * max(0.0, self.chance.uniform(-1.0, 0.6))) if machine.number > 1 else 0
             self.scheduler.spawn("boot", partial(self.boot, machine), late_us)
         self.scheduler.spawn("weather", self.weather.step, int(self.swarm.timed_mean_s * SECOND_US))
         self.scheduler.run_until(chaos_us)
         self.weather.clear_up()
-        self.tell("weather", "clears up")
+        self.record("weather", "clears up")
         self.cleared_us = self.scheduler.now_us
         for machine in self.machines:
             self.boot(machine)
-        self.scheduler.spawn("judge", self._look, 1)
+        self.scheduler.spawn("judge", self._check_rest, 1)
         rest_us = self.cleared_us + int(self.patience_s * SECOND_US)
         self.scheduler.run_until(rest_us, stop=lambda: self._at_rest)
         if not self._at_rest:
-            still = "; ".join(still for workload in self.workloads for still in workload.open())
+            still = "; ".join(still for workload in self.workloads for still in workload.unfinished())
             raise self.violated(f"not at rest {self.patience_s:g} s after the weather cleared up: {still}")
         for rule in self._rules:
             self._judge(rule.end, self.store.rows)
 
-    def _look(self) -> Next:
+    def _check_rest(self) -> Next:
         self._at_rest = all(
             machine.node is not None and not machine.node.frozen for machine in self.machines
-        ) and not any(workload.open() for workload in self.workloads)
+        ) and not any(workload.unfinished() for workload in self.workloads)
         return None if self._at_rest else self.swarm.ttl_s / 8

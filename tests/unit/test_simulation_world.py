@@ -40,7 +40,7 @@ def calm(*faults: Fault, machines: int = 2, call_rate: float = 0.0) -> Swarm:
 
 
 class Steps:
-    """An actor's steps, one function after the other."""
+    """A thread's steps, one function after the other."""
 
     def __init__(self, *steps: Callable[[], Next]) -> None:
         self._steps = list(steps)
@@ -225,10 +225,10 @@ class Counting(Workload, Rule):
     def drain(self, node: SimNode, grace_s: float) -> None:
         """Nobody drains."""
 
-    def turn(self, node: SimNode) -> None:
+    def check_node(self, node: SimNode) -> None:
         """Nobody believes anything."""
 
-    def open(self) -> list[str]:
+    def unfinished(self) -> list[str]:
         return []
 
     def commit(self, commit: RecordedCommit) -> None:
@@ -297,7 +297,9 @@ def test_a_commit_that_was_given_up_for_lost_never_arrives_later(world: World) -
     world.scheduler.run_until(5 * SECOND_US)
     assert told == [1]
     assert world.store.rows[COUNTER] == b"1"
-    assert [entry.what for entry in world.timeline.entries if entry.who == "store"] == ["late commit refused"]
+    assert [entry.event for entry in world.timeline.entries if entry.source == "store"] == [
+        "late commit refused"
+    ]
 
 
 def test_a_commit_in_doubt_that_nobody_could_look_up_does_arrive(world: World) -> None:

@@ -28,13 +28,13 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     node: str
     call: int  # the number of the call of `store.run`
-    subject: str = ""  # what was worked on: marks of one subject are its steps
+    subject: str = ""  # the work; marks of one subject are its steps
     step: int = 0
-    steps: int = 0  # how many there are
+    steps: int = 0  # the number of steps
 
 
-class PartitionStanding(msgspec.Struct, frozen=True):
-    """A lease row, whichever kind it is: who may write at this moment, and until when."""
+class HeldRow(msgspec.Struct, frozen=True):
+    """The holder of a lease or partition: who may write now, and until when."""
 
     holder: str
     epoch: int
@@ -42,7 +42,7 @@ class PartitionStanding(msgspec.Struct, frozen=True):
 
 
 class History(Rule):
-    """No write under an old epoch; no write twice; steps in their order; acts by the holder alone."""
+    """Check writes and acts: current epochs only, no write twice, steps in order, acts of holders only."""
 
     def __init__(self, keys: ClusterKeys) -> None:
         self.keys = keys
@@ -54,12 +54,12 @@ class History(Rule):
         self._made: set[int] = set()
         self._refused: set[int] = set()
         self._acted: dict[bytes, int] = {}
-        self._now: dict[bytes, PartitionStanding] = {}
+        self._now: dict[bytes, HeldRow] = {}
 
     # --- for the workloads
 
     def call(self) -> int:
-        """The number of a new call of `store.run`."""
+        """Return the number of a new call of `store.run`."""
         self.calls += 1
         return self.calls
 
@@ -67,25 +67,25 @@ class History(Rule):
         tx.set_versioned(self.space.prefix, msgspec.msgpack.encode(mark))
 
     def refused(self, call: int) -> None:
-        """The call reported that nothing was written: that must be and stay true."""
+        """Check that a call which reported a failure wrote nothing, now and later."""
         if call in self._made:
             raise Violation(f"call {call} got a failure, but its commit took effect")
         self._refused.add(call)
 
     def kept(self, call: int) -> None:
-        """The call reported success: what it wrote must be there."""
+        """Check that a call which reported success took effect."""
         if call not in self._made:
             raise Violation(f"call {call} got a success, but its commit did not take effect")
 
-    # --- judging
+    # --- checking
 
-    def _standing(self, key: bytes, raw: bytes) -> PartitionStanding:
-        """What a lease's or a partition's row says of who holds it."""
+    def _standing(self, key: bytes, raw: bytes) -> HeldRow:
+        """Decode the holder from the row of a lease or partition."""
         if key.startswith(self.keys.part.prefix):
             part = partitions.decode(raw)
-            return PartitionStanding(part.holder, part.epoch, part.expires_at)
+            return HeldRow(part.holder, part.epoch, part.expires_at)
         lease = leases.decode(raw)
-        return PartitionStanding(lease.holder, lease.epoch, lease.expires_at)
+        return HeldRow(lease.holder, lease.epoch, lease.expires_at)
 
     def commit(self, commit: RecordedCommit) -> None:
         calls = set()
@@ -107,14 +107,14 @@ class History(Rule):
 
     def _judge(self, mark: Mark, commit: RecordedCommit) -> None:
         raw = commit.before(mark.lease)
-        standing = self._standing(mark.lease, raw) if raw is not None else None
+        lease = self._standing(mark.lease, raw) if raw is not None else None
         name = self.keys.part.unpack(mark.lease) if mark.lease.startswith(self.keys.part.prefix) else "lease"
-        if standing is None or standing.epoch != mark.epoch:
-            now = standing.epoch if standing else None
+        if lease is None or lease.epoch != mark.epoch:
+            now = lease.epoch if lease else None
             raise Violation(f"{mark.node} wrote under epoch {mark.epoch} of {name}, which is at {now}")
-        if commit.node is None or standing.holder not in commit.node.tokens:
+        if commit.node is None or lease.holder not in commit.node.tokens:
             raise Violation(f"{mark.node} wrote under epoch {mark.epoch} of {name}, which another holds")
-        if standing.expires_at <= commit.now_us:
+        if lease.expires_at <= commit.now_us:
             raise Violation(f"{mark.node} wrote under epoch {mark.epoch} of {name} after its expiry")
         if mark.subject:
             last = self.steps.get(mark.subject, 0)
@@ -123,7 +123,7 @@ class History(Rule):
             self.steps[mark.subject] = mark.step
 
     def act(self, act: Act) -> None:
-        """Two holders never both act: who acts holds the lease by the store's time, at that moment."""
+        """Check that a node that acts holds the lease at that moment, by the store's time."""
         last = self._acted.get(act.key, 0)
         if act.epoch < last:
             raise Violation(f"{act.node.name} acted under epoch {act.epoch} after an act under epoch {last}")
@@ -131,16 +131,16 @@ class History(Rule):
         self.judge_holder(act, "acts")
 
     def judge_holder(self, act: Act, does: str) -> None:
-        """Is it the holder, at this moment?"""
-        standing = self._now.get(act.key)
-        if standing is None or standing.epoch != act.epoch or standing.holder not in act.node.tokens:
-            raise Violation(f"{act.node.name} {does} under epoch {act.epoch} of a lease that is {standing}")
-        if standing.expires_at <= act.now_us:
-            late_ms = (act.now_us - standing.expires_at) / 1000
-            raise Violation(f"{act.node.name} {does} {late_ms:.1f} ms after its lease has run out")
+        """Check that the node is the holder now."""
+        lease = self._now.get(act.key)
+        if lease is None or lease.epoch != act.epoch or lease.holder not in act.node.tokens:
+            raise Violation(f"{act.node.name} {does} under epoch {act.epoch} of a lease that is {lease}")
+        if lease.expires_at <= act.now_us:
+            late_ms = (act.now_us - lease.expires_at) / 1000
+            raise Violation(f"{act.node.name} {does} {late_ms:.1f} ms after its lease expired")
 
     def end(self, rows: dict[bytes, bytes]) -> None:
-        """What was seen go in is what is there."""
+        """Check that the store has exactly the committed marks."""
         stored = sum(key.startswith(self.space.prefix) for key in rows)
         if stored != self._marks:
             raise Violation(f"{self._marks} marks were committed, {stored} are in the store")

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 REMOVE_PAGE = 3
-QUIET_TTLS = 3  # after that long without misfortunes no lease is lost any more
+QUIET_TTLS = 3  # after this time without faults no lease may be lost
 
 
 class Process:
-    """A member with its host, its keeper of locks and its worker on the queue."""
+    """A member with its host, the keeper of its locks, and its worker on the queue."""
 
     member: PartitionMember
-    actor: SimulatedThread
+    thread: SimulatedThread
 
     def __init__(self, world: "World", node: SimNode, keys: ClusterKeys, history: History, holders: Holders):
         self.world = world
@@ -57,7 +57,7 @@ class Process:
     # --- its threads
 
     def _start(self) -> Next:
-        """Read the plan: nothing but the store says what there is to do (CLU-17)."""
+        """Read the plan: a node learns its work only from the store (CLU-17)."""
         try:
             raw = self.world.store.run(lambda tx: config.get(tx, self.keys, "plan"))
         except StoreError:
@@ -99,7 +99,7 @@ class Process:
         self.gates = [
             (gate, Semaphore(keeper, self.keys, gate.name, gate.permits)) for gate in self.plan.gates
         ]
-        self.actor = self.node.spawn("member", self._tick)
+        self.thread = self.node.spawn("member", self._tick)
         self.node.spawn("guard", self._guard)
         if self.gates:
             self.node.spawn("keeper", keeper.tick)
@@ -121,23 +121,23 @@ class Process:
     def drain(self, grace_s: float) -> None:
         if self.started:
             self.member.drain(grace_s)
-            self.node.wake(self.actor)
+            self.node.wake(self.thread)
 
     def _emit(self, event: Event) -> None:
-        told = {name: value for name, value in msgspec.structs.asdict(event).items() if name != "node"}
-        self.world.tell(self.node.name, type(event).__name__, *told.values())
+        fields = {name: value for name, value in msgspec.structs.asdict(event).items() if name != "node"}
+        self.world.record(self.node.name, type(event).__name__, *fields.values())
         if self.world.quiet_for_s() > QUIET_TTLS * self.ttl_s and self._is_loss(event):
-            raise self.world.violated(f"{self.node.name} lost a lease although nothing goes wrong: {event}")
+            raise self.world.violated(f"{self.node.name} lost a lease although there are no faults: {event}")
 
     def _is_loss(self, event: Event) -> bool:
-        if isinstance(event, PartitionLost):  # of one that does not let go, that is how it ends
+        if isinstance(event, PartitionLost):  # a stubborn one ends like this
             return not self.plan.pieces[f"{event.group}/{event.partition}"].stubborn
         return isinstance(event, (NodeLost, LeaderLost))
 
     # --- as leader
 
     def _plan(self, tenure: Tenure) -> float:
-        """Remove what is done, make what is due again; each step a write under the leader's epoch."""
+        """Remove partitions that are done and create the next ones, under the leader's epoch."""
         for group in self.plan.groups:
             tenure.check()
             self.world.act(self.keys.leader, tenure.epoch)

@@ -27,37 +27,37 @@ REAP_PAGE = 10
 
 
 class QueueKeys:
-    """Where rows are: waiting, claimed or done."""
+    """The keys of rows: waiting, claimed or done."""
 
     def __init__(self, keys: ClusterKeys) -> None:
         self.waiting = Space(keys.cluster, "queue", "waiting")
         self.claimed = Space(keys.cluster, "queue", "claimed")
         self.done = Space(keys.cluster, "queue", "done")
-        self.bell = Space(keys.cluster, "queue")["bell"]  # touched when something comes back
+        self.bell = Space(keys.cluster, "queue")["bell"]  # changed when rows return to the queue
 
 
 class QueueClaim(msgspec.Struct, frozen=True, array_like=True):
-    """Who claimed a row; the number tells this claim from every other."""
+    """The node that claimed a row; the number identifies the claim."""
 
     node: str
     number: int
 
 
 def row_number(place: Space, key: bytes) -> int:
-    """Which row it is."""
+    """Return the number of a row."""
     number = place.unpack(key)[0]
     assert isinstance(number, int)
     return number
 
 
 def fill(tx: Tx, keys: QueueKeys, count: int) -> None:
-    """Put the rows in."""
+    """Add the rows to the queue."""
     for number in range(count):
         tx.set(keys.waiting[number], b"")
 
 
 def claim(store: Store, keys: QueueKeys, claim: QueueClaim) -> list[int]:
-    """Take some rows and claim them, both or neither (STO-4)."""
+    """Take some rows and claim them in one transaction (STO-4)."""
 
     def take_and_claim(tx: Tx) -> list[int]:
         return write_claims(tx, keys, claim, tx.take(*keys.waiting.all(), CLAIM_PAGE))
@@ -66,7 +66,7 @@ def claim(store: Store, keys: QueueKeys, claim: QueueClaim) -> list[int]:
 
 
 def write_claims(tx: Tx, keys: QueueKeys, claim: QueueClaim, rows: list[Row]) -> list[int]:
-    """The claim rows of rows that were taken."""
+    """Write the claims of taken rows; return their numbers."""
     numbers = [row_number(keys.waiting, row.key) for row in rows]
     for number in numbers:
         tx.set(keys.claimed[number], msgspec.msgpack.encode(claim))
@@ -74,16 +74,16 @@ def write_claims(tx: Tx, keys: QueueKeys, claim: QueueClaim, rows: list[Row]) ->
 
 
 def claims_of(tx: Tx, keys: QueueKeys, node_id: str) -> dict[int, QueueClaim]:
-    """What a node has claimed, as far as the store knows; completing it decides."""
+    """Return the claims of a node; completing one checks it again."""
     claims = {
         row_number(keys.claimed, row.key): msgspec.msgpack.decode(row.value, type=QueueClaim)
         for row in tx.range(*keys.claimed.all(), snapshot=True)
     }
-    return {number: made for number, made in claims.items() if made.node == node_id}
+    return {number: claim for number, claim in claims.items() if claim.node == node_id}
 
 
 def complete(tx: Tx, keys: QueueKeys, claim: QueueClaim, number: int) -> bool:
-    """A row is done, if it is still ours."""
+    """Mark a row as done if it is still ours."""
     if not tx.swap(keys.claimed[number], msgspec.msgpack.encode(claim), None):
         return False
     tx.set(keys.done[number], claim.node.encode())
@@ -91,10 +91,10 @@ def complete(tx: Tx, keys: QueueKeys, claim: QueueClaim, number: int) -> bool:
 
 
 def put_back(tx: Tx, keys: QueueKeys, cluster: ClusterKeys) -> int:
-    """The leader returns what nodes that are no more have claimed, a page at a time."""
+    """Return the claims of dead nodes to the queue, at most a page."""
     back = 0
     for row in tx.range(*keys.claimed.all(), snapshot=True):
-        raw = tx.get(row.key, lock=True)  # claims are made in take mode: decided on under a row lock alone
+        raw = tx.get(row.key, lock=True)  # claims are made in take mode, so this needs a row lock
         if raw is None:
             continue
         node = nodes.read(tx, cluster, msgspec.msgpack.decode(raw, type=QueueClaim).node)
@@ -110,7 +110,7 @@ def put_back(tx: Tx, keys: QueueKeys, cluster: ClusterKeys) -> int:
 
 
 class QueueWorker:
-    """One thread of a process: claims a few rows, works, completes them one by one."""
+    """A thread that claims a few rows, works, and completes them one by one."""
 
     def __init__(self, process: "Process", node_id: str) -> None:
         self.keys = QueueKeys(process.keys)
@@ -124,7 +124,7 @@ class QueueWorker:
         process.node.at_end.append(watch.close)
 
     def step(self) -> Next:
-        """One step, as its thread takes it."""
+        """Run one step of the thread."""
         ttl_s, chance = self._process.ttl_s, self._process.node.chance
         self._bell.clear()
         try:
@@ -139,31 +139,31 @@ class QueueWorker:
         return Wait(self._bell, ttl_s * chance.uniform(0.5, 1.0))
 
     def _claim_some(self) -> None:
-        """Go on with claims that are ours without our knowing it, or make new ones.
+        """Continue with our stored claims, or make new ones.
 
-        A claim whose outcome stayed unknown may exist, or appear later; no other node knows, because our
-        node lives. So we look each time before we claim more (CLU-8).
+        A claim of unknown outcome may exist, or appear later, and no other node returns it while our node
+        is alive. So we read our claims each time before we make more (CLU-8).
         """
         store = self._process.world.store
         self._ours = store.run(lambda tx: claims_of(tx, self.keys, self._node_id))
         if not self._ours:
             self._claims += 1
-            made = QueueClaim(self._node_id, self._claims)
-            self._ours = dict.fromkeys(claim(store, self.keys, made), made)
+            new_claim = QueueClaim(self._node_id, self._claims)
+            self._ours = dict.fromkeys(claim(store, self.keys, new_claim), new_claim)
 
     def _complete_one(self) -> None:
-        number, made = next(iter(self._ours.items()))
-        self._process.world.store.run(lambda tx: complete(tx, self.keys, made, number), mode="take")
+        number, claim = next(iter(self._ours.items()))
+        self._process.world.store.run(lambda tx: complete(tx, self.keys, claim, number), mode="take")
         del self._ours[number]
 
     def reap(self, tenure: Tenure) -> float:
-        """A duty of the leader."""
+        """Return the claims of dead nodes: a duty of the leader."""
         back = tenure.run(lambda tx: put_back(tx, self.keys, self._process.keys))
         return 0.0 if back == REAP_PAGE else self._process.ttl_s / 3
 
 
 class QueueRules(Rule):
-    """Each row is in exactly one place, and what is done stays done."""
+    """Check that each row is in exactly one place, and that done rows stay done."""
 
     def __init__(self, keys: QueueKeys, count: int) -> None:
         self.keys = keys
@@ -195,7 +195,7 @@ class QueueRules(Rule):
                 raise Violation(f"row {number} of the queue is {' and '.join(where) or 'nowhere'}")
 
     def act(self, act: Act) -> None:
-        """Nobody acts for a row."""
+        """Do nothing: rows have no acts."""
 
     def end(self, rows: dict[bytes, bytes]) -> None:
         if self.done != self._count:

@@ -14,7 +14,7 @@ from tidemill.store.port import read_counter
 
 
 class LeaseRules(Rule):
-    """One holder per epoch; epochs grow by one; only the holder renews and releases, and only in its time."""
+    """Check leases: one holder per epoch, epochs grow by one, only the holder renews and releases in time."""
 
     def __init__(self, keys: ClusterKeys) -> None:
         self.keys = keys
@@ -31,13 +31,13 @@ class LeaseRules(Rule):
             raise Violation(f"lease {name} was removed, and its epoch with it")
         old = leases.decode(change.old) if change.old is not None else Lease("", 0, 0)
         new = leases.decode(change.new)
-        ours = commit.node.tokens if commit.node is not None else set()
+        tokens = commit.node.tokens if commit.node is not None else set()
         running = old.expires_at > commit.now_us
         if new.epoch == old.epoch:
             if new.holder != old.holder:
                 raise Violation(f"lease {name} has two holders under epoch {new.epoch}")
-            if old.holder not in ours:
-                raise Violation(f"lease {name} epoch {old.epoch} was changed by one who does not hold it")
+            if old.holder not in tokens:
+                raise Violation(f"lease {name} epoch {old.epoch} was changed by a node that does not hold it")
             if not running:
                 raise Violation(f"lease {name} epoch {old.epoch} was changed after its expiry")
             if new.expires_at != 0 and new.expires_at < old.expires_at:
@@ -47,18 +47,18 @@ class LeaseRules(Rule):
         elif running:
             left_ms = (old.expires_at - commit.now_us) / 1000
             raise Violation(f"lease {name} epoch {old.epoch} was taken {left_ms:.1f} ms before its expiry")
-        elif new.holder not in ours:
-            raise Violation(f"lease {name} epoch {new.epoch} was acquired in another's name")
+        elif new.holder not in tokens:
+            raise Violation(f"lease {name} epoch {new.epoch} was acquired in the name of another node")
 
     def act(self, act: Act) -> None:
-        """`History` judges acts."""
+        """Do nothing: `History` checks acts."""
 
     def end(self, rows: dict[bytes, bytes]) -> None:
-        """Nothing is left to say."""
+        """Do nothing."""
 
 
 class NodeRules(Rule):
-    """A node writes its own entry; the leader alone drops another's, long after it ran out."""
+    """Check nodes: a node writes its own entry; only the leader removes others, long after their expiry."""
 
     def __init__(self, keys: ClusterKeys, grace_us: int) -> None:
         self.keys = keys
@@ -81,9 +81,7 @@ class NodeRules(Rule):
                 self._judge_take(commit, change)
         for key in touched:
             if (key in commit.rows) != (key in self._index):
-                raise Violation(
-                    f"the index {self.keys.node_expiry.unpack(key)} does not say what the list says"
-                )
+                raise Violation(f"the index {self.keys.node_expiry.unpack(key)} does not match the list")
 
     def _judge(self, commit: RecordedCommit, change: Change, counted: bool) -> list[bytes]:
         old = nodes.decode(change.old) if change.old is not None else None
@@ -115,7 +113,7 @@ class NodeRules(Rule):
         raw = commit.before(self.keys.leader)
         leader = leases.decode(raw).holder if raw is not None else ""
         if commit.node is None or leader not in commit.node.tokens:
-            raise Violation(f"node {old.id} was taken off the list by one who does not lead")
+            raise Violation(f"node {old.id} was taken off the list by a node that does not lead")
         if old.expires_at + self._grace_us > commit.now_us:
             raise Violation(f"node {old.id} was taken off the list before its grace was over")
 
@@ -134,35 +132,35 @@ class NodeRules(Rule):
         return touched
 
     def _judge_take(self, commit: RecordedCommit, change: Change) -> None:
-        """Who has told that it drains takes nothing new (CLU-25)."""
+        """Check that a node that drains takes nothing new (CLU-25)."""
         if change.new is None or commit.node is None:
             return
         part = partitions.decode(change.new)
         old = partitions.decode(change.old) if change.old is not None else None
-        taken = part.state is PartitionState.IN_PROGRESS and (old is None or old.epoch != part.epoch)
+        is_take = part.state is PartitionState.IN_PROGRESS and (old is None or old.epoch != part.epoch)
         since = self._draining_since.get(part.holder)
-        if taken and since is not None and commit.now_us > since:
+        if is_take and since is not None and commit.now_us > since:
             raise Violation(f"{commit.node.name} took partition {part.id} while it drains")
 
     def act(self, act: Act) -> None:
-        """`History` judges acts."""
+        """Do nothing: `History` checks acts."""
 
     def end(self, rows: dict[bytes, bytes]) -> None:
-        """The whole index once more."""
+        """Check the whole index."""
         stored = {key for key in rows if key.startswith(self.keys.node_expiry.prefix)}
         if stored != self._index:
             raise Violation("the index of nodes by expiry has rows that no node has")
 
 
 class PartitionRules(Rule):
-    """Every change of hands raises the epoch, also from one life of a partition to the next."""
+    """Check partitions: each change of holder increases the epoch, also if a partition is created again."""
 
     def __init__(self, keys: ClusterKeys) -> None:
         self.keys = keys
         self.prefixes = (keys.part.prefix, keys.part_expiry.prefix, keys.map.prefix)
         self.alive = 0  # partitions that are not removed
         self._epochs: dict[bytes, int] = {}
-        self._index: dict[bytes, bytes] = {}  # as it should be
+        self._index: dict[bytes, bytes] = {}  # the expected rows
 
     def commit(self, commit: RecordedCommit) -> None:
         touched: list[bytes] = []
@@ -175,9 +173,7 @@ class PartitionRules(Rule):
                 self._judge_map(commit, msgspec.msgpack.decode(change.new, type=PartitionMap))
         for key in touched:
             if commit.rows.get(key) != self._index.get(key):
-                raise Violation(
-                    f"the index {self.keys.part_expiry.unpack(key)} does not say what the rows say"
-                )
+                raise Violation(f"the index {self.keys.part_expiry.unpack(key)} does not match the rows")
 
     # --- one row
 
@@ -192,11 +188,11 @@ class PartitionRules(Rule):
         elif old is None:
             self._judge_new(change.key, new)
         elif old.state is PartitionState.DONE:
-            self._judge_new(change.key, new)  # removed and made again in one transaction
+            self._judge_new(change.key, new)  # removed and created again in one transaction
         elif new.epoch == old.epoch:
-            self._judge_same_hands(commit, old, new)
+            self._judge_same_holder(commit, old, new)
         elif new.epoch == old.epoch + 1:
-            self._judge_change_of_hands(commit, old, new)
+            self._judge_change_of_holder(commit, old, new)
         else:
             raise Violation(f"partition {new.id} went from epoch {old.epoch} to {new.epoch}")
         if new is not None:
@@ -210,15 +206,15 @@ class PartitionRules(Rule):
         if last is not None and new.epoch < last:
             raise Violation(f"partition {new.id} was at epoch {last} and was made again at {new.epoch}")
 
-    def _judge_same_hands(self, commit: RecordedCommit, old: Partition, new: Partition) -> None:
+    def _judge_same_holder(self, commit: RecordedCommit, old: Partition, new: Partition) -> None:
         if (new.holder, new.state) != (old.holder, old.state):
-            raise Violation(f"partition {new.id} changed hands within epoch {new.epoch}")
+            raise Violation(f"partition {new.id} changed its holder within epoch {new.epoch}")
         if new.expires_at != old.expires_at:
             self._judge_holder(commit, old, "renewed")
             if new.expires_at < old.expires_at:
                 raise Violation(f"partition {new.id} epoch {new.epoch} was shortened")
 
-    def _judge_change_of_hands(self, commit: RecordedCommit, old: Partition, new: Partition) -> None:
+    def _judge_change_of_holder(self, commit: RecordedCommit, old: Partition, new: Partition) -> None:
         if new.state is PartitionState.IN_PROGRESS:
             if old.expires_at > commit.now_us:
                 left_ms = (old.expires_at - commit.now_us) / 1000
@@ -226,15 +222,17 @@ class PartitionRules(Rule):
                     f"partition {new.id} epoch {old.epoch} was taken {left_ms:.1f} ms before its expiry"
                 )
             if commit.node is None or new.holder not in commit.node.tokens:
-                raise Violation(f"partition {new.id} epoch {new.epoch} was taken in another's name")
+                raise Violation(f"partition {new.id} epoch {new.epoch} was taken in the name of another node")
         else:
             self._judge_holder(commit, old, f"made {new.state}")
 
-    def _judge_holder(self, commit: RecordedCommit, old: Partition, what: str) -> None:
+    def _judge_holder(self, commit: RecordedCommit, old: Partition, change: str) -> None:
         if commit.node is None or old.holder not in commit.node.tokens:
-            raise Violation(f"partition {old.id} epoch {old.epoch} was {what} by one who does not hold it")
+            raise Violation(
+                f"partition {old.id} epoch {old.epoch} was {change} by a node that does not hold it"
+            )
         if old.expires_at <= commit.now_us:
-            raise Violation(f"partition {old.id} epoch {old.epoch} was {what} after its expiry")
+            raise Violation(f"partition {old.id} epoch {old.epoch} was {change} after its expiry")
 
     def _reindex(self, old: Partition | None, new: Partition | None) -> list[bytes]:
         touched = []
@@ -244,15 +242,15 @@ class PartitionRules(Rule):
             touched.append(key)
         if new is not None and new.state is not PartitionState.DONE:
             key = self.keys.part_expiry[new.group, new.expires_at, new.id]
-            says = PartitionSummary(
+            summary = PartitionSummary(
                 new.id, new.holder, new.expires_at, new.free_since, new.wanted_by, new.wanted_at
             )
-            self._index[key] = msgspec.msgpack.encode(says)
+            self._index[key] = msgspec.msgpack.encode(summary)
             touched.append(key)
         return touched
 
     def _judge_map(self, commit: RecordedCommit, made_from: PartitionMap) -> None:
-        """The map names the node list and the leader of the moment it was committed (CLU-16)."""
+        """Check that the map names the node list and the leader at its commit (CLU-16)."""
         version = read_counter(commit.before(self.keys.node_version))
         if made_from.node_version != version:
             raise Violation(f"a map of node list {made_from.node_version} was committed at {version}")
@@ -262,10 +260,10 @@ class PartitionRules(Rule):
             raise Violation(f"leader {made_from.leader_epoch} committed a map in the time of leader {epoch}")
 
     def act(self, act: Act) -> None:
-        """`History` judges acts."""
+        """Do nothing: `History` checks acts."""
 
     def end(self, rows: dict[bytes, bytes]) -> None:
-        """The whole index once more, from the rows that are there."""
+        """Check the whole index."""
         stored = {key: value for key, value in rows.items() if key.startswith(self.keys.part_expiry.prefix)}
         if stored != self._index:
             raise Violation("the index of expiries has rows that no partition has")

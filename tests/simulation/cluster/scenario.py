@@ -22,7 +22,7 @@ CLUSTER = "sim"
 
 
 class ClusterWork(Workload):
-    """Members that share partitions, locks and a queue until all of it is done."""
+    """Members that share partitions, locks and a queue until all work is done."""
 
     def __init__(self, world: World, plan: ClusterPlan) -> None:
         self.world = world
@@ -49,7 +49,7 @@ class ClusterWork(Workload):
     def drain(self, node: SimNode, grace_s: float) -> None:
         self.process(node).drain(grace_s)
 
-    def turn(self, node: SimNode) -> None:
+    def check_node(self, node: SimNode) -> None:
         self.beliefs.judge(self.process(node))
 
     def process(self, node: SimNode) -> Process:
@@ -57,23 +57,23 @@ class ClusterWork(Workload):
         assert isinstance(process, Process)
         return process
 
-    # --- rest
+    # --- unfinished work
 
-    def open(self) -> list[str]:
+    def unfinished(self) -> list[str]:
         still = []
         if self.partitions.alive:
             still.append(f"{self.partitions.alive} partitions")
         rows, rounds = self.world.store.rows, self.plan.rounds
         for group, ids in self.plan.groups.items():
             for part_id in ids:
-                done = read_counter(rows.get(self._rounds[group, part_id]))
-                if done != rounds:
-                    still.append(f"{group}/{part_id}: {done} of {rounds} rounds")
+                completed = read_counter(rows.get(self._rounds[group, part_id]))
+                if completed != rounds:
+                    still.append(f"{group}/{part_id}: {completed} of {rounds} rounds")
         if self.queue.done < self.plan.queued:
             still.append(f"{self.plan.queued - self.queue.done} rows of the queue")
-        return still + self._open_nodes()
+        return still + self._unfinished_nodes()
 
-    def _open_nodes(self) -> list[str]:
+    def _unfinished_nodes(self) -> list[str]:
         processes = [self.process(node) for node in self.world.running()]
         members = [process.member for process in processes if process.started]
         still = []
@@ -93,7 +93,7 @@ class ClusterWork(Workload):
 
 
 def describe(keys: ClusterKeys, key: bytes, value: bytes | None) -> str | None:
-    """A row of the cluster room, for people."""
+    """Return a readable form of a row of the cluster."""
     if key.startswith((keys.part_expiry.prefix, keys.node_expiry.prefix)):
         return ""
     if value is None or not key.startswith((keys.part.prefix, keys.lease.prefix, keys.node.prefix)):
@@ -101,8 +101,8 @@ def describe(keys: ClusterKeys, key: bytes, value: bytes | None) -> str | None:
     if key.startswith(keys.part.prefix):
         part = partitions.decode(value)
         until = f" until {part.expires_at % 10**10 / SECOND_US:.3f}" if part.holder else ""
-        wanted = f" wanted by {part.wanted_by[:6]}" if part.wanted_by else ""
-        return f"{part.group}/{part.id} {part.state} e{part.epoch} {part.holder[:6]}{until}{wanted}"
+        request = f" wanted by {part.wanted_by[:6]}" if part.wanted_by else ""
+        return f"{part.group}/{part.id} {part.state} e{part.epoch} {part.holder[:6]}{until}{request}"
     if key.startswith(keys.node.prefix):
         node = nodes.decode(value)
         return f"node {node.id[:6]} e{node.epoch} until {node.expires_at % 10**10 / SECOND_US:.3f}"
@@ -112,7 +112,7 @@ def describe(keys: ClusterKeys, key: bytes, value: bytes | None) -> str | None:
 
 
 def cluster_world(seed: int, swarm: Swarm | None = None, plan: ClusterPlan | None = None) -> World:
-    """A cluster under the weather of a seed; both its conditions and its work can be given instead."""
+    """Build the cluster of a seed; conditions and work can be passed in instead."""
     chance = random.Random(f"{seed}/cluster")
     swarm = swarm if swarm is not None else draw_swarm(chance)
     world = World(seed, swarm, scenario="cluster")

@@ -32,7 +32,7 @@ class PlannedPiece(msgspec.Struct, frozen=True, array_like=True):
     steps: int
     step_s: float
     gate: int = -1  # the number of the semaphore that its steps need; -1: none
-    stubborn: bool = False  # does not let go when it is asked to
+    stubborn: bool = False  # does not hand back on request
 
 
 class Gate(msgspec.Struct, frozen=True, array_like=True):
@@ -43,18 +43,18 @@ class Gate(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ClusterPlan(msgspec.Struct, frozen=True, array_like=True):
-    """The whole of the work."""
+    """All the work."""
 
     groups: dict[str, list[str]]  # group -> ids of its partitions
-    rounds: int  # how often each partition is made, worked on and removed
+    rounds: int  # how often each partition is created, processed and removed
     gates: list[Gate]
-    pieces: dict[str, PlannedPiece]  # "group/id" -> what its payload is like
+    pieces: dict[str, PlannedPiece]  # "group/id" -> its payload
     queued: int  # rows that go through the queue
 
     def takes_s(self, swarm: Swarm) -> float:
-        """How long it takes at most when nothing goes wrong: one after the other, and slowly."""
+        """Return the longest time it takes without faults: one after the other, and slowly."""
         steps_s = sum(1.5 * piece.steps * piece.step_s for piece in self.pieces.values())
-        between_s = len(self.pieces) * (swarm.every_s + swarm.ttl_s / 5)  # made, taken, removed
+        between_s = len(self.pieces) * (swarm.every_s + swarm.ttl_s / 5)  # created, taken, removed
         return self.rounds * (steps_s + between_s) + 0.3 * swarm.ttl_s * self.queued
 
     def piece(self, group: str, part_id: str, round_number: int) -> PlannedPiece:
@@ -62,7 +62,7 @@ class ClusterPlan(msgspec.Struct, frozen=True, array_like=True):
 
 
 def draw_plan(chance: random.Random, swarm: Swarm) -> ClusterPlan:
-    """The work of one seed: enough to last through the misfortunes, not more."""
+    """Draw the work of one seed: just enough to last through the faults."""
     groups = {
         f"g{number}": [f"p{part}" for part in range(chance.choice((1, 2, 3, 4)))]
         for number in range(chance.choice((1, 1, 2)))
@@ -89,25 +89,29 @@ def draw_plan(chance: random.Random, swarm: Swarm) -> ClusterPlan:
 
 
 class Holders:
-    """All permits in all hands of a world."""
+    """Check that nodes never believe to hold more permits than there are."""
 
     def __init__(self, world: "World") -> None:
         self._world = world
         self._held: dict[str, list[tuple[SimNode, Held]]] = {}
 
-    def entered(self, gate: Gate, node: SimNode, held: Held) -> None:
-        """A node has got a permit."""
-        holders = [(who, one) for who, one in self._held.get(gate.name, ()) if who.running and one.alive()]
-        holders.append((node, held))
+    def entered(self, gate: Gate, node: SimNode, new_permit: Held) -> None:
+        """Note that a node got a permit."""
+        holders = [
+            (holder, permit)
+            for holder, permit in self._held.get(gate.name, ())
+            if holder.running and permit.alive()
+        ]
+        holders.append((node, new_permit))
         self._held[gate.name] = holders
-        believing = sum(one.alive() for _, one in holders)
+        believing = sum(permit.alive() for _, permit in holders)
         if believing > gate.permits:
-            names = ", ".join(who.name for who, _ in holders)
+            names = ", ".join(holder.name for holder, _ in holders)
             raise self._world.violated(f"{believing} hold {gate.name}, which has {gate.permits}: {names}")
 
 
 class SimHost(Host):
-    """Starts, stops and aborts tasks; like a real one it only tells them, and they act in their own time."""
+    """Starts, stops and aborts tasks; like a real host it only sets flags, and the tasks react later."""
 
     def __init__(self, process: "Process") -> None:
         self.tasks: dict[tuple[str, str], SimTask] = {}
@@ -116,26 +120,26 @@ class SimHost(Host):
     def start(self, held: HeldPartition) -> None:
         key = held.part.group, held.part.id
         old = self.tasks.get(key)
-        if old is not None and not old.told_to_end:
-            raise self._process.world.violated(f"{key} is started, and its last task was never told to end")
+        if old is not None and not old.is_ending:
+            raise self._process.world.violated(f"{key} is started, and its last task never ended")
         task = self.tasks[key] = SimTask(self._process, held)
-        task.actor = self._process.node.spawn(f"task {held.part.id}", task.step, task.piece.step_s)
+        task.thread = self._process.node.spawn(f"task {held.part.id}", task.step, task.piece.step_s)
 
     def stop(self, held: HeldPartition) -> None:
         task = self._task(held)
         if task is not None:
             task.stopping = True
-            idle = not task.actor.busy and not task.piece.stubborn
+            idle = not task.thread.busy and not task.piece.stubborn
             if idle and self._process.node.chance.random() < 0.3:  # some hosts hand back within the call
                 self._process.holdings.hand_back(held)
                 task.aborted = True
-            self._process.node.wake(task.actor)
+            self._process.node.wake(task.thread)
 
     def abort(self, held: HeldPartition) -> None:
         task = self._task(held)
         if task is not None:
             task.aborted = True
-            self._process.node.wake(task.actor)
+            self._process.node.wake(task.thread)
 
     def _task(self, held: HeldPartition) -> "SimTask | None":
         task = self.tasks.get((held.part.group, held.part.id))
@@ -143,9 +147,9 @@ class SimHost(Host):
 
 
 class SimTask:
-    """Works on one partition step by step: acts, then writes under its epoch, and hands on or completes."""
+    """Works on one partition in steps: acts, writes under its epoch, hands back or completes."""
 
-    actor: SimulatedThread
+    thread: SimulatedThread
 
     def __init__(self, process: "Process", held: HeldPartition) -> None:
         self.held = held
@@ -158,16 +162,16 @@ class SimTask:
         self._world = process.world
         self.permit: Held | None = None
         self._done = 0
-        self._over = False  # all its writes are made, or it gives up: only the end is left
+        self._over = False  # it has written everything, or gives up: only the end is left
         self._progress = Space(process.keys.cluster, "progress")[self.subject]
         self._part_key = process.part_keys[held.part.group, held.part.id]
 
     @property
-    def told_to_end(self) -> bool:
+    def is_ending(self) -> bool:
         return self.ended or self.aborted or self._over
 
     def step(self) -> Next:
-        """One step, as its thread takes it."""
+        """Run one step of the thread."""
         try:
             return self._step()
         except LeaseLost:
@@ -200,14 +204,14 @@ class SimTask:
     # --- under the lease
 
     def _act(self) -> None:
-        """Do something in the world: nothing but our own clock tells us that we may (CLU-4)."""
+        """Act outside the store: only our own clock says whether we may (CLU-4)."""
         self.held.check()
         self._world.act(self._part_key, self.held.part.epoch)
         if self.permit is not None and self.permit.alive():
             self._world.act(self.permit.key, self.permit.epoch)
 
     def _write(self) -> None:
-        """Write a step under our epoch, and under the lock's when we need one."""
+        """Write a step under our epoch, and under that of the lock if one is needed."""
         history, part, permit = self._process.history, self.held.part, self.permit
         call, name, steps = history.call(), self._process.node.name, self.piece.steps
 
@@ -216,14 +220,16 @@ class SimTask:
             if permit is not None:
                 permit.fence(tx)
             raw = tx.get(self._progress)
-            done = msgspec.msgpack.decode(raw, type=int) if raw is not None else 0
-            if done == steps:  # the previous holder wrote everything but did not report it
-                return done, False
+            completed = msgspec.msgpack.decode(raw, type=int) if raw is not None else 0
+            if completed == steps:  # the previous holder wrote everything but did not report it
+                return completed, False
             if permit is not None:
                 history.append(tx, Mark(permit.key, permit.epoch, name, call))
-            tx.set(self._progress, msgspec.msgpack.encode(done + 1))
-            history.append(tx, Mark(self._part_key, part.epoch, name, call, self.subject, done + 1, steps))
-            return done + 1, True
+            tx.set(self._progress, msgspec.msgpack.encode(completed + 1))
+            history.append(
+                tx, Mark(self._part_key, part.epoch, name, call, self.subject, completed + 1, steps)
+            )
+            return completed + 1, True
 
         try:
             self._done, wrote = self._world.store.run(write)
@@ -234,21 +240,21 @@ class SimTask:
         except (StoreError, LeaseLost) as error:
             history.refused(call)
             if isinstance(error, LeaseLost) and permit is not None and self.held.alive():
-                self.permit = None  # the lock's time was over; ours may not be
+                self.permit = None  # the lock expired; our lease may not have
                 return
             raise
         if wrote:
             history.kept(call)
 
-    # --- the gate
+    # --- the semaphore
 
     def _enter(self) -> float | None:
-        """Get a permit; the seconds to wait when there is none."""
+        """Get a permit; return the seconds to wait if there is none."""
         gate, semaphore = self._process.gates[self.piece.gate]
         patient = self._process.node.chance.random() < 0.15 and self._world.scheduler.depth == 0
-        if patient:  # some wait for it inside the call, as a thread would
-            held = semaphore.acquire(self._process.ttl_s / 3)
-            answer: Held | Busy = held if held is not None else Busy(self._process.ttl_s / 10)
+        if patient:  # some wait inside the call
+            permit = semaphore.acquire(self._process.ttl_s / 3)
+            answer: Held | Busy = permit if permit is not None else Busy(self._process.ttl_s / 10)
         else:
             answer = semaphore.acquire_nowait()
         if isinstance(answer, Busy):
@@ -262,7 +268,7 @@ class SimTask:
     def _leave(self) -> None:
         permit, self.permit = self.permit, None
         if permit is not None:
-            with suppress(StoreError):  # then it runs out by itself
+            with suppress(StoreError):  # then it expires
                 self._process.gates[self.piece.gate][1].release(permit)
 
     # --- the end
@@ -275,7 +281,7 @@ class SimTask:
         return self._end()
 
     def _complete(self) -> None:
-        """The last write commits with the end, or not at all."""
+        """Commit the last write together with the completion."""
         history, call = self._process.history, self._process.history.call()
         mark = Mark(self._part_key, self.held.part.epoch, self._process.node.name, call)
         try:
@@ -296,7 +302,7 @@ class SimTask:
         return None
 
     def _straggle(self) -> Next:
-        """A thread that passed its check long ago still writes; only the fence stops it (CLU-7)."""
+        """Write long after the last check of the deadline: only the fence refuses it (CLU-7)."""
         with suppress(LeaseLost, StoreError):
             self._write()
         return None

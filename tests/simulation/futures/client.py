@@ -25,7 +25,7 @@ Ids = dict[str, bytes]
 
 
 class SimulatedClient:
-    """What one node's client knows: nothing but what it did itself and read from the store."""
+    """The client of one node. It knows only what it did itself and what it read from the store."""
 
     def __init__(self, work: "FutureWork", node: SimNode) -> None:
         self.work = work
@@ -33,14 +33,14 @@ class SimulatedClient:
         self.placed: dict[str, Ids] = {}
         self._cancelled: set[str] = set()
         self._seen: set[str] = set()
-        self._missed: dict[bytes, int] = {}  # results that could not be had, and their versions
+        self._missed: dict[bytes, int] = {}  # results that could not be read, and their versions
         node.spawn("client", self.step, work.world.swarm.ttl_s * 0.1 * node.chance.random())
 
     def step(self) -> Next:
         """Do the next thing that is due."""
         ttl_s = self.work.world.swarm.ttl_s
         try:
-            did = self._place() or self._cancel() or self._look()
+            did = self._place() or self._cancel() or self._read_results()
         except StoreError:
             return ttl_s * self.node.chance.uniform(0.02, 0.2)
         if did:
@@ -48,8 +48,8 @@ class SimulatedClient:
         return None if self._is_done() else ttl_s * self.node.chance.uniform(0.2, 0.4)
 
     def _is_done(self) -> bool:
-        wanted = {order.calls[-1].name for order in self.work.plan.orders}
-        return wanted <= self._seen and len(self._cancelled) == self.work.cancels
+        last_calls = {order.calls[-1].name for order in self.work.plan.orders}
+        return last_calls <= self._seen and len(self._cancelled) == self.work.cancels
 
     # --- submitting
 
@@ -86,7 +86,7 @@ class SimulatedClient:
             name=call.name,
             code=b"",
             args=Blob(b""),
-            inputs=tuple(ids[one] for one in call.inputs),
+            inputs=tuple(ids[name] for name in call.inputs),
             needs=Needs(cpu=1.0),
             priority=call.priority,
             max_retries=call.max_retries,
@@ -95,7 +95,7 @@ class SimulatedClient:
             deadline_at=now_us + int(call.deadline_s * SECOND_US) if call.deadline_s and now_us else 0,
         )
 
-    # --- cancelling and looking
+    # --- cancelling and reading
 
     def _cancel(self) -> bool:
         for order in self.work.plan.orders:
@@ -108,21 +108,21 @@ class SimulatedClient:
                     return True
         return False
 
-    def _look(self) -> bool:
-        """Read what the order was for; a result that went with its node is asked for again (FUT-51)."""
+    def _read_results(self) -> bool:
+        """Read the last result of each submitted graph; request a lost one again (FUT-51)."""
         for order in self.work.plan.orders:
-            wanted = order.calls[-1].name
-            if order.name in self.placed and wanted not in self._seen:
-                future_id = self.placed[order.name][wanted]
+            last_call = order.calls[-1].name
+            if order.name in self.placed and last_call not in self._seen:
+                future_id = self.placed[order.name][last_call]
                 self._read(future_id)
-                if wanted in self.work.rules.ended and future_id not in self._missed:
-                    self._seen.add(wanted)
+                if last_call in self.work.rules.ended and future_id not in self._missed:
+                    self._seen.add(last_call)
         return False
 
     def _read(self, future_id: bytes) -> None:
-        """A result that cannot be had this time and the next is reported as lost.
+        """Read a result; report it as lost if it could not be read twice.
 
-        Another client may have reported it in between: the version says which one we mean (FUT-63).
+        Another client may have reported it since: the version says which one we mean (FUT-63).
         """
         keys = self.work.keys
         version = self._missed.pop(future_id, None)

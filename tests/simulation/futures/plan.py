@@ -13,25 +13,25 @@ from tests.simulation.weather import Fault, Swarm
 
 
 class PlannedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One future: what it needs, how long it takes, and what goes wrong with it by itself."""
+    """One future: its inputs, its duration, and its planned failures."""
 
     name: str
     inputs: tuple[str, ...] = ()
     takes_s: float = 0.1
-    raises: int = 0  # the first so many attempts raise
+    raises: int = 0  # the number of attempts that raise first
     max_retries: int = 0
-    crashes: int = 0  # so many end their child process
-    kills: int = 0  # so many take their whole node with them
-    big: bool = False  # the result is a segment on its node, and lost with it
+    crashes: int = 0  # the number of attempts that end their child process
+    kills: int = 0  # the number of attempts that kill their node
+    big: bool = False  # its result is a segment on its node, and is lost with the node
     near: bool = False  # softly assigned to the node that has its first input
     priority: int = 0
-    keyed: bool = False  # submitted again and again under one idempotency key
+    keyed: bool = False  # submitted several times under one idempotency key
     cancel_after_s: float = -1.0
     deadline_s: float = 0.0
 
 
 class PlannedSubmit(msgspec.Struct, frozen=True):
-    """A graph that is submitted in one transaction; inputs come before those that need them."""
+    """A graph that is submitted in one transaction; inputs come before the calls that need them."""
 
     name: str
     after_s: float
@@ -39,7 +39,7 @@ class PlannedSubmit(msgspec.Struct, frozen=True):
 
 
 class FuturesPlan(msgspec.Struct, frozen=True):
-    """The whole of the work."""
+    """All the work."""
 
     orders: tuple[PlannedSubmit, ...]
     slots: int = 2
@@ -49,14 +49,14 @@ class FuturesPlan(msgspec.Struct, frozen=True):
         return {call.name: call for order in self.orders for call in order.calls}
 
     def values(self) -> dict[str, int]:
-        """What each call's result is, if it has one."""
-        found: dict[str, int] = {}
+        """Return the expected result of each call."""
+        results: dict[str, int] = {}
         for name, call in self.calls.items():
-            found[name] = value_of(name, [found[one] for one in call.inputs])
-        return found
+            results[name] = value_of(name, [results[upstream] for upstream in call.inputs])
+        return results
 
     def takes_s(self, swarm: Swarm) -> float:
-        """How long it takes at most when nothing goes wrong any more: one after the other, several times."""
+        """Return the longest time it takes without faults: one after the other, several times."""
         each = (
             call.takes_s * (3 + call.raises + call.crashes) + call.kills * 3 * swarm.ttl_s
             for call in self.calls.values()
@@ -65,7 +65,7 @@ class FuturesPlan(msgspec.Struct, frozen=True):
 
 
 def value_of(name: str, inputs: list[int]) -> int:
-    """The value of a call."""
+    """Return the value of a call."""
     return crc32(repr((name, inputs)).encode())
 
 
@@ -79,14 +79,14 @@ SHAPES = {
 
 
 def draw_plan(chance: random.Random, swarm: Swarm) -> FuturesPlan:
-    """The work of one seed: enough to last through the misfortunes, not more."""
+    """Draw the work of one seed: just enough to last through the faults."""
     wild = chance.choice((0.0, 0.2, 0.5))  # the share of calls with special properties
     orders = []
     for number in range(chance.choice((1, 2, 3))):
         shape = SHAPES[chance.choice(list(SHAPES))]
         names = [f"o{number}.{place}" for place in range(len(shape))]
         calls = tuple(
-            _draw_call(chance, swarm, names[place], tuple(names[one] for one in inputs), wild)
+            _draw_call(chance, swarm, names[place], tuple(names[index] for index in inputs), wild)
             for place, inputs in enumerate(shape)
         )
         orders.append(PlannedSubmit(f"o{number}", swarm.chaos_s * chance.choice((0.0, 0.2, 0.6)), calls))

@@ -30,7 +30,7 @@ BROKEN = (Failed, Cancelled, Quarantined)
 
 
 class FutureRules(Rule):
-    """The invariants of the futures room, the fences of claimants, right values, and planned ends."""
+    """Check the invariants of futures, the fences of claims, the values and the planned ends."""
 
     def __init__(self, work: "FutureWork") -> None:
         self.work = work
@@ -83,8 +83,11 @@ class FutureRules(Rule):
         if isinstance(new, Claimed) and not isinstance(old, Claimed):
             self._judge_claimant(commit, spec.name, new, "claimed")
         elif isinstance(old, Claimed) and not isinstance(new, Claimed):
-            said = (new.tally.exceptions, new.tally.crashes) != (old.tally.exceptions, old.tally.crashes)
-            if isinstance(new, Realized) or said:
+            has_verdict = (new.tally.exceptions, new.tally.crashes) != (
+                old.tally.exceptions,
+                old.tally.crashes,
+            )
+            if isinstance(new, Realized) or has_verdict:
                 self._judge_claimant(commit, spec.name, old, new.state.value)
             else:
                 self._judge_return(commit, spec.name, old)
@@ -93,17 +96,17 @@ class FutureRules(Rule):
         if isinstance(new, Realized):
             self._judge_result(future_id, spec.name, old, new)
 
-    def _judge_claimant(self, commit: RecordedCommit, name: str, claim: Claimed, what: str) -> None:
-        """Only the holder, in the life in which it claimed, ends a claim by a verdict (FUT-55)."""
+    def _judge_claimant(self, commit: RecordedCommit, name: str, claim: Claimed, outcome: str) -> None:
+        """Check that only the holder, under the epoch of its claim, reports an outcome (FUT-55)."""
         if commit.node is None or claim.holder not in commit.node.tokens:
-            raise Violation(f"{name} was {what} by one who does not hold it (FUT-13)")
+            raise Violation(f"{name} was {outcome} by one who does not hold it (FUT-13)")
         raw = commit.before(self.work.cluster.node[claim.holder])
         entry = nodes.decode(raw) if raw is not None else None
         if entry is None or entry.epoch != claim.node_epoch or entry.expires_at <= commit.now_us:
-            raise Violation(f"{name} was {what} by {commit.node.name} in a life that is over (FUT-55)")
+            raise Violation(f"{name} was {outcome} by {commit.node.name} in a life that is over (FUT-55)")
 
     def _judge_return(self, commit: RecordedCommit, name: str, claim: Claimed) -> None:
-        """Without a verdict a claim ends by its holder, its machine's next boot, or after death (FUT-17)."""
+        """Check that a claim without outcome was ended by its holder, or after the holder died (FUT-17)."""
         if commit.node is not None and claim.holder in commit.node.tokens:
             return
         raw = commit.before(self.work.cluster.node[claim.holder])
@@ -114,7 +117,7 @@ class FutureRules(Rule):
             raise Violation(f"{name} was taken from a node whose lease runs (FUT-17)")
 
     def _judge_loss(self, commit: RecordedCommit, name: str, old: Realized) -> None:
-        """What is computed again was lost: it went with its process, or its node's lease is over (FUT-63)."""
+        """Check that a result is computed again only if it was lost with its process or node (FUT-63)."""
         raw = commit.before(self.work.cluster.node[old.result.location.node])
         alive = raw is not None and nodes.decode(raw).expires_at > commit.now_us
         if alive and not self.work.is_lost(old.result):
@@ -134,7 +137,7 @@ class FutureRules(Rule):
         self._made.add(generation)
 
     def act(self, act: Act) -> None:
-        """Nobody acts for a future."""
+        """Do nothing: futures have no acts."""
 
     # --- the end
 
@@ -170,4 +173,4 @@ class FutureRules(Rule):
         return False
 
     def _has_broken_input(self, call: PlannedCall) -> bool:
-        return any(isinstance(self.mirror.futures[self.ids[one]], BROKEN) for one in call.inputs)
+        return any(isinstance(self.mirror.futures[self.ids[name]], BROKEN) for name in call.inputs)

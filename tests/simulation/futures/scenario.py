@@ -32,7 +32,7 @@ class FutureWork(Workload):
         self.keys = FutureKeys(CLUSTER)
         self.cluster = ClusterKeys(CLUSTER)
         self.orders = Space(CLUSTER, "order")
-        self.kills: Counter[str] = Counter()  # how often each call took its node with it
+        self.kills: Counter[str] = Counter()  # how often each call killed its node
         self.rules = FutureRules(self)
         self._segments: dict[str, SimNode] = {}
         self._kept = 0
@@ -44,14 +44,14 @@ class FutureWork(Workload):
     # --- results outside the store
 
     def keep_segment(self, node: SimNode) -> str:
-        """A result in the memory of a node."""
+        """Store a result in the memory of a node."""
         self._kept += 1
         name = f"seg{self._kept}"
         self._segments[name] = node
         return name
 
     def drop_segment(self, name: str) -> None:
-        """Its node deletes it, because the store does not know it, or does not want it any more."""
+        """Delete a segment on its node, because the store does not refer to it."""
         for future_id, row in self.rules.mirror.futures.items():
             if isinstance(row, Realized) and row.result.location.name == name:
                 spec = self.rules.mirror.specs[future_id]
@@ -59,7 +59,7 @@ class FutureWork(Workload):
         self._segments.pop(name, None)
 
     def is_lost(self, result: Result) -> bool:
-        """Is it gone with its node?"""
+        """Return whether a result was lost with its node."""
         if result.location.kind != "segment":
             return False
         node = self._segments.get(result.location.name)
@@ -68,7 +68,7 @@ class FutureWork(Workload):
     # --- the workload
 
     def prepare(self) -> None:
-        """Clients bring everything."""
+        """Do nothing: clients submit the work."""
 
     def boot(self, node: SimNode) -> None:
         node.parts["worker"] = SimulatedWorker(self, node)
@@ -77,24 +77,26 @@ class FutureWork(Workload):
     def drain(self, node: SimNode, grace_s: float) -> None:
         self.worker(node).drain(grace_s)
 
-    def turn(self, node: SimNode) -> None:
-        """The store's rows are what is judged."""
+    def check_node(self, node: SimNode) -> None:
+        """Do nothing: only the rows of the store are checked."""
 
     def worker(self, node: SimNode) -> SimulatedWorker:
         worker = node.parts["worker"]
         assert isinstance(worker, SimulatedWorker)
         return worker
 
-    def open(self) -> list[str]:
+    def unfinished(self) -> list[str]:
         mirror, rules = self.rules.mirror, self.rules
         still = [f"{name} not submitted" for name in self.calls if name not in rules.ids]
         still += [
-            f"{name} {mirror.futures[one].state.value}"
-            for name, one in rules.ids.items()
+            f"{name} {mirror.futures[future_id].state.value}"
+            for name, future_id in rules.ids.items()
             if name not in rules.ended
         ]
-        still += [f"a cursor at {mirror.specs[one].name}" for one in mirror.cursors]
-        still += [f"{mirror.specs[one].name} owned" for one, owners in mirror.own.items() if owners]
+        still += [f"a cursor at {mirror.specs[future_id].name}" for future_id in mirror.cursors]
+        still += [
+            f"{mirror.specs[future_id].name} owned" for future_id, owners in mirror.own.items() if owners
+        ]
         if not still:
             jobs = [job.spec.name for node in self.world.running() for job in self.worker(node).jobs.values()]
             still += [f"a worker still has {name}" for name in jobs]
@@ -102,7 +104,7 @@ class FutureWork(Workload):
 
 
 def describe(work: FutureWork, key: bytes, value: bytes | None) -> str | None:
-    """A row of the futures room, for people."""
+    """Return a readable form of a future's row."""
     keys = work.keys
     if not key.startswith(keys.future.prefix) or value is None:
         return None
@@ -115,8 +117,8 @@ def describe(work: FutureWork, key: bytes, value: bytes | None) -> str | None:
 
 
 def conditions(chance: random.Random) -> Swarm:
-    """Of one seed. The ttl is longer than elsewhere: a node claims only with 2.5 s of its lease left."""
-    many = chance.choice((0.2, 0.5, 0.8))
+    """Draw the conditions of one seed. The ttl is longer: a node claims only with 2.5 s of its lease left."""
+    share = chance.choice((0.2, 0.5, 0.8))
     ttl_s = chance.choice((6.0, 15.0))
     return Swarm(
         machines=chance.choice((1, 2, 2, 3, 3)),
@@ -124,14 +126,14 @@ def conditions(chance: random.Random) -> Swarm:
         every_s=ttl_s / chance.choice((3, 4)),
         patience_s=ttl_s * chance.choice((0.1, 0.5)),
         chaos_s=ttl_s * chance.uniform(1.5, 3.0),
-        faults=tuple(fault for fault in Fault if chance.random() < many),
+        faults=tuple(fault for fault in Fault if chance.random() < share),
         call_rate=chance.choice((0.01, 0.03, 0.1)),
         timed_mean_s=ttl_s * chance.choice((0.3, 0.7, 1.5)),
     )
 
 
 def futures_world(seed: int, swarm: Swarm | None = None, plan: FuturesPlan | None = None) -> World:
-    """Futures under the weather of a seed; both its conditions and its work can be given instead."""
+    """Build the world of a seed with futures; conditions and work can be passed in instead."""
     chance = random.Random(f"{seed}/futures")
     swarm = swarm if swarm is not None else conditions(chance)
     world = World(seed, swarm, scenario="futures")

@@ -37,8 +37,8 @@ from tidemill.store.memory import MemoryWatch
 if TYPE_CHECKING:
     from tests.simulation.futures.scenario import FutureWork
 
-FETCH_TTLS = 0.02  # how long a task tries to fetch an input that is not there
-AHEAD = 1  # claimed beyond what can run at once
+FETCH_TTLS = 0.02  # how long a task tries to fetch a missing input
+AHEAD = 1  # claimed in addition to the free slots
 
 
 class SimulatedTasks(Executor):
@@ -51,9 +51,9 @@ class SimulatedTasks(Executor):
         self.running: dict[bytes, FutureJob] = {}
         self.draining = False
         self.ended: deque[tuple[FutureJob, str, list[Loss]]] = deque()
-        self.late: deque[FutureJob] = deque()  # made a result after their claim was over
+        self.late: deque[FutureJob] = deque()  # made a result after their claim ended
         self.entries: dict[int, Node] = {}  # our entry in the node list, by epoch
-        self.actor: SimulatedThread | None = None  # woken when a task has ended
+        self.thread: SimulatedThread | None = None  # woken when a task has ended
         self._work = work
         self._node = node
         self._ttl_s = work.world.swarm.ttl_s
@@ -81,7 +81,7 @@ class SimulatedTasks(Executor):
                     self.ledger.failed(job, Failure(kind=kind, type="Planned", message=kind))
 
     def result(self, job: FutureJob) -> Result:
-        """The result that a task makes, in the row or in a segment of its node."""
+        """Return the result of a task, in the row or in a segment of its node."""
         inputs = [msgspec.msgpack.decode(result.head, type=int) for _, result in job.inputs]
         head = msgspec.msgpack.encode(value_of(job.spec.name, inputs))
         location = Location(kind="inline")
@@ -96,8 +96,8 @@ class SimulatedTasks(Executor):
                 self._work.kills[job.spec.name] += 1
                 raise Crashed(f"by {job.spec.name}")
             self.ended.append((job, outcome, losses))
-            assert self.actor is not None
-            self._node.wake(self.actor)
+            assert self.thread is not None
+            self._node.wake(self.thread)
             return None
 
         self._node.spawn(f"task {job.spec.name}", end, after_s)
@@ -166,10 +166,10 @@ class SimulatedTasks(Executor):
 
 
 class SimulatedWorker:
-    """One life of a worker node."""
+    """One run of a worker node."""
 
-    actor: SimulatedThread
-    member_actor: SimulatedThread
+    thread: SimulatedThread
+    member_thread: SimulatedThread
 
     def __init__(self, work: "FutureWork", node: SimNode) -> None:
         self.work = work
@@ -212,20 +212,20 @@ class SimulatedWorker:
         assert isinstance(watch, MemoryWatch)
         self._bell = watch.event
         node.at_end.append(watch.close)
-        self.member_actor = node.spawn("member", self._tick)
-        self.actor = self.tasks.actor = node.spawn("worker", self._turn)
+        self.member_thread = node.spawn("member", self._tick)
+        self.thread = self.tasks.thread = node.spawn("worker", self._step)
 
     @property
     def jobs(self) -> dict[bytes, FutureJob]:
         return self.claims.ledger.jobs
 
     def _emit(self, event: Event) -> None:
-        self.work.world.tell(self.node.name, type(event).__name__)
+        self.work.world.record(self.node.name, type(event).__name__)
 
     def drain(self, grace_s: float) -> None:
         if self.claims.drain_by is None:
             self.claims.drain(self.clock.monotonic() + grace_s)
-            self.node.wake(self.actor)
+            self.node.wake(self.thread)
 
     def _tick(self) -> Next:
         wait_s = self.member.tick()
@@ -234,7 +234,7 @@ class SimulatedWorker:
             return None
         return wait_s
 
-    def _turn(self) -> Next:
+    def _step(self) -> Next:
         if self._bell.is_set():
             self._bell.clear()
             self.claims.on_work()
@@ -244,12 +244,12 @@ class SimulatedWorker:
         if by is not None and not self._leaving:
             self._leaving = True
             self.member.drain(max(0.0, by - self.clock.monotonic()) + self.ttl_s)
-            self.node.wake(self.member_actor)
+            self.node.wake(self.member_thread)
         self._write_late()
         self.claims.turn()
         if self._leaving and self.claims.is_drained:
             self.idle = True
-            self.node.wake(self.member_actor)
+            self.node.wake(self.member_thread)
             return None
         pause_s = self.claims.pause_s()
         if by is not None:
@@ -261,12 +261,12 @@ class SimulatedWorker:
         while self.tasks.late and self.member.membership.alive():
             job = self.tasks.late.popleft()
             node = self.tasks.entries[job.claim.row.node_epoch]
-            done = result_of(job, self.tasks.result(job), node)
+            completion = result_of(job, self.tasks.result(job), node)
             try:
-                if not self.claims.ledger.round(node, [done], None).written[0]:
-                    self.work.store.run(partial(self._realize, node=node, done=done))
+                if not self.claims.ledger.round(node, [completion], None).written[0]:
+                    self.work.store.run(partial(self._realize, node=node, completion=completion))
             except (LeaseLost, StoreError):
                 continue
 
-    def _realize(self, tx: Tx, node: Node, done: Completion) -> None:
-        finish.realize(tx, self.work.keys, self.work.cluster, node, done)
+    def _realize(self, tx: Tx, node: Node, completion: Completion) -> None:
+        finish.realize(tx, self.work.keys, self.work.cluster, node, completion)
