@@ -29,41 +29,46 @@ from tidemill.store import Space, Tx, unpack
 
 
 def scan_invariants(tx: Tx, keys: FutureKeys) -> list[str]:
-    """Everything that is wrong with the futures of a cluster, in words; empty when all is well."""
-    found = tx.range(*Space(keys.cluster).all(), snapshot=True)
-    return scan_rows({row.key: row.value for row in found}, keys)
+    """Return all violations in the futures of a cluster; empty if there are none."""
+    rows = tx.range(*Space(keys.cluster).all(), snapshot=True)
+    return scan_rows({row.key: row.value for row in rows}, keys)
 
 
-def scan_rows(found: Mapping[bytes, bytes], keys: FutureKeys) -> list[str]:
-    """The same for rows that were read already."""
+def scan_rows(rows: Mapping[bytes, bytes], keys: FutureKeys) -> list[str]:
+    """Return the violations in these rows."""
     mirror = Mirror(keys)
-    mirror.apply(found.items())
+    mirror.apply(rows.items())
     return judge(mirror)
 
 
 def judge(mirror: Mirror, ids: Iterable[bytes] | None = None) -> list[str]:
-    """What is wrong with these futures, or with all of them, and with the steps since it was last asked."""
+    """Return the violations of these futures, or of all, and of the transitions since the last call."""
     wrong, mirror.steps = mirror.steps, []
     judges = InvariantChecker(mirror)
     if ids is None:
         ids = judges.all_ids()
         wrong += judges.shared()
     for future_id in sorted(ids):
-        wrong += [f"{future_id.hex()}: {what}" for what in judges.future(future_id)]
+        wrong += [f"{future_id.hex()}: {problem}" for problem in judges.future(future_id)]
     return wrong
 
 
 class InvariantChecker:
-    """The invariants, one method each."""
+    """Checks the invariants, one method each."""
 
     def __init__(self, mirror: Mirror) -> None:
         self.mirror = mirror
         self.keys = mirror.keys
 
     def all_ids(self) -> set[bytes]:
-        """Every future that anything is stored of."""
+        """Return the ids of all futures that have any row."""
         m = self.mirror
-        placed = {one for space in (m.ready, m.assigned, m.own, m.copies) for one in space if space[one]}
+        placed = {
+            future_id
+            for space in (m.ready, m.assigned, m.own, m.copies)
+            for future_id in space
+            if space[future_id]
+        }
         return {*m.futures, *m.specs, *placed, *m.cursors, *m.stranded, *m.loose}
 
     def future(self, future_id: bytes) -> list[str]:
@@ -89,7 +94,7 @@ class InvariantChecker:
     def _absent(self, future_id: bytes, row: AnyRow | None, spec: Spec | None) -> list[str]:
         left = [
             name
-            for name, there in (
+            for name, exists in (
                 ("a state row", row is not None),
                 ("a spec", spec is not None),
                 ("a place in the pool", bool(self.mirror.ready.get(future_id))),
@@ -99,7 +104,7 @@ class InvariantChecker:
                 ("a stranded row", future_id in self.mirror.stranded),
                 ("a loose row", future_id in self.mirror.loose),
             )
-            if there
+            if exists
         ]
         return [f"is gone, but {', '.join(left)} is left"] if left else []
 
@@ -113,8 +118,8 @@ class InvariantChecker:
             if not row.assigned and self.keys.lane[lane.key] not in self.mirror.lanes:
                 wrong.append(f"its lane {lane} is not in the directory")
         if places != expected:
-            named = [unpack(place) for place in places]
-            wrong.append(f"is {row.state.value} and stands at {named} (FUT-15, FUT-16)")
+            keys = [unpack(place) for place in places]
+            wrong.append(f"is {row.state.value} and its places are {keys} (FUT-15, FUT-16)")
         holders = {row.holder} if isinstance(row, Claimed) else set()
         if self.mirror.own.get(future_id, set()) != holders:
             wrong.append(
@@ -130,7 +135,7 @@ class InvariantChecker:
         wrong = []
         marks = self.mirror.inputs.get(future_id, {})
         awaited = set(row.extra) - set(spec.inputs) if isinstance(row, Blocked) else set()
-        waiting = sum(marks.get(one) == WAITING for one in {*spec.inputs, *awaited})
+        waiting = sum(marks.get(upstream_id) == WAITING for upstream_id in {*spec.inputs, *awaited})
         if isinstance(row, Blocked) and (row.waits_on != waiting or waiting < 1):
             wrong.append(f"waits_on is {row.waits_on}, and {waiting} inputs are marked as missing (FUT-15)")
         if not isinstance(row, Blocked) and waiting:
@@ -148,12 +153,12 @@ class InvariantChecker:
         if state is None:
             return [] if awaited else [f"its input {name} is gone (FUT-61)"]
         if isinstance(row, Claimed):
-            return []  # it runs on what it was given
-        told = state.state in ENDED if awaited else isinstance(state, Realized)
-        broken = state.state in ENDED and not told
-        in_step = not broken and mark == (SERVED if told else WAITING)
+            return []  # it runs on the inputs of its claim
+        satisfied = state.state in ENDED if awaited else isinstance(state, Realized)
+        broken = state.state in ENDED and not satisfied
+        in_step = not broken and mark == (SERVED if satisfied else WAITING)
         if awaited or isinstance(row, Unsatisfiable):
-            in_step = in_step or mark == SERVED  # looked at again when it runs
+            in_step = in_step or mark == SERVED  # checked again when it runs
         position = self.mirror.cursors.get(upstream)
         under_way = position is not None and position < self.keys.dep[upstream, future_id]
         if in_step or under_way:
@@ -181,17 +186,17 @@ class InvariantChecker:
         return wrong
 
     def _result(self, future_id: bytes, row: AnyRow) -> list[str]:
-        found = self.mirror.copies.get(future_id, {})
+        copies = self.mirror.copies.get(future_id, {})
         if not isinstance(row, Realized):
-            return [f"is {row.state.value} and has copies (FUT-18)"] if found else []
+            return [f"is {row.state.value} and has copies (FUT-18)"] if copies else []
         location = row.result.location
         wrong = []
         if location.kind in ("segment", "object"):
-            if location.node not in found:
-                wrong.append(f"its latest result is at {location.node!r}, its copies at {sorted(found)}")
-            if any(copy.version != row.result.version for copy in found.values()):
+            if location.node not in copies:
+                wrong.append(f"its latest result is at {location.node!r}, its copies at {sorted(copies)}")
+            if any(copy.version != row.result.version for copy in copies.values()):
                 wrong.append("has a copy of another version (FUT-63)")
-        elif found:
+        elif copies:
             wrong.append(f"its result is {location.kind}, and it has copies")
         actor = self.mirror.actors.get(future_id)
         if location.kind == "actor" and (
@@ -203,7 +208,7 @@ class InvariantChecker:
         return wrong
 
     def shared(self) -> list[str]:
-        """What concerns no single future."""
+        """Return violations that concern no single future."""
         counted: dict[str, int] = defaultdict(int)
         for future_id, row in self.mirror.futures.items():
             if isinstance(row, Claimed) and row.limited and future_id in self.mirror.specs:

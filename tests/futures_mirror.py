@@ -20,7 +20,7 @@ Value = bytes | None
 
 
 class Mirror:
-    """What is stored of the futures of one cluster."""
+    """The rows of the futures of one cluster, decoded."""
 
     def __init__(self, keys: FutureKeys) -> None:
         self.keys = keys
@@ -42,7 +42,7 @@ class Mirror:
         self.names: dict[str, bytes] = {}  # idempotency key -> id
         self.actors: dict[bytes, actors.ActorRow] = {}
         self.hosted: set[tuple[str, bytes]] = set()
-        self.steps: list[str] = []  # what was wrong in the steps since it was last asked
+        self.steps: list[str] = []  # violations of the transitions since the last call
         self._followed: dict[bytes, tuple[Space, Callable[[bytes, Parts, Value], set[bytes]]]] = {
             space.prefix: (space, follow)
             for space, follow in (
@@ -68,17 +68,17 @@ class Mirror:
         self._lengths = sorted({len(prefix) for prefix in self._followed}, reverse=True)
 
     def apply(self, changes: Iterable[tuple[bytes, Value]]) -> set[bytes]:
-        """Take in changed rows (None: gone); the ids of the futures they are about, with their neighbours."""
+        """Apply changed rows (None: removed); return the ids of their futures, and of the neighbours."""
         touched: set[bytes] = set()
         for key, value in changes:
             for length in self._lengths:
-                known = self._followed.get(key[:length])
-                if known is not None:
-                    touched |= known[1](key, known[0].unpack(key), value)
+                follower = self._followed.get(key[:length])
+                if follower is not None:
+                    touched |= follower[1](key, follower[0].unpack(key), value)
                     break
         around = set(touched)
-        for one in touched:
-            around |= self.dependents.get(one, set()) | self.inputs.get(one, {}).keys()
+        for future_id in touched:
+            around |= self.dependents.get(future_id, set()) | self.inputs.get(future_id, {}).keys()
         return around
 
     def _future(self, key: bytes, parts: Parts, value: Value) -> set[bytes]:
@@ -184,11 +184,11 @@ def _put(into: dict[Any, Any], key: object, value: object) -> None:
         into[key] = value
 
 
-def _keep(into: set[Any], one: object, value: Value) -> None:
+def _keep(into: set[Any], item: object, value: Value) -> None:
     if value is None:
-        into.discard(one)
+        into.discard(item)
     else:
-        into.add(one)
+        into.add(item)
 
 
 def _reaches(old: FutureState, new: FutureState) -> bool:

@@ -51,14 +51,14 @@ class HeapObserver:
             if row.tally.template:
                 self._children[name] = row.tally.template
         now = self._states()
-        for one, state in now.items():
-            if one in self._lost:
-                self._lost -= {one} if state.value[2] == "1" else set()
+        for life, state in now.items():
+            if life in self._lost:
+                self._lost -= {life} if state.value[2] == "1" else set()
                 continue
-            before = self._last.get(one)
-            if before is None:  # it was not there, nor on the heap
+            before = self._last.get(life)
+            if before is None:  # it had no row and no item
                 before = state_of(SubscriptionState.ABSENT, template=state.value[0] in "DEF", on_heap=False)
-            check(before, state, f"{one[0]}, born in epoch {one[1]}")
+            check(before, state, f"{life[0]}, created in epoch {life[1]}")
             self.moves.add((before, state))
         signals = {
             (name, row.tally.epoch)
@@ -71,13 +71,13 @@ class HeapObserver:
         self._last, self._signals = now, signals
 
     def lost(self) -> None:
-        """The heap was lost, which is no operation of the protocol: what was on it is judged again from when
-        it is back there.
+        """Note that the heap was lost. That is not an operation of the protocol, so the subscriptions on it
+        are checked again once their items are back.
         """
         before = self._last
         self._last, self._signals = self._states(), set()
         self._lost |= {
-            one for one, state in self._last.items() if state.value[2] != before.get(one, state).value[2]
+            life for life, state in self._last.items() if state.value[2] != before.get(life, state).value[2]
         }
 
     def _states(self) -> dict[Id, HeapState]:
@@ -115,11 +115,12 @@ class HeapObserver:
         templates: set[str],
         items: set[Id],
     ) -> HeapState:
-        here = row.state if row is not None and row.tally.born == born else SubscriptionState.ABSENT
+        state = row.state if row is not None and row.tally.born == born else SubscriptionState.ABSENT
         on_heap = any(
-            one == name and epoch >= born and (following is None or epoch < following) for one, epoch in items
+            item == name and epoch >= born and (following is None or epoch < following)
+            for item, epoch in items
         )
-        return state_of(here, template=self._children.get(name) in templates, on_heap=on_heap)
+        return state_of(state, template=self._children.get(name) in templates, on_heap=on_heap)
 
 
 def _pairs(births: set[int]) -> Iterator[tuple[int, int | None]]:
@@ -128,7 +129,7 @@ def _pairs(births: set[int]) -> Iterator[tuple[int, int | None]]:
 
 
 class ObservedStore(Store):
-    """A store whose every transaction is followed by a look."""
+    """A store that calls the observer after every transaction."""
 
     def __init__(self, inner: Store, observer: HeapObserver) -> None:
         super().__init__(clock=inner.clock, chance=inner.chance)
@@ -152,7 +153,7 @@ class ObservedStore(Store):
 
 
 class ObservedHeap(Heap):
-    """A heap whose every operation is followed by a look; items are pushed and removed one by one."""
+    """A heap that calls the observer after every operation; it pushes and removes items one by one."""
 
     def __init__(self, inner: Heap, observer: HeapObserver) -> None:
         self._inner = inner

@@ -36,7 +36,7 @@ class HeapState(StrEnum):
 
 
 class CellCode(StrEnum):
-    """What a cell says: a move that is allowed, or the invariant that forbids it."""
+    """The code of a cell: a move that is allowed, or the invariant that forbids it."""
 
     SAME = "="  # no change
     X = "X"  # along more than one axis at once, or made by no operation
@@ -169,24 +169,24 @@ AMENDED: dict[Move, Amendment] = {
 
 
 def codes(before: HeapState, after: HeapState) -> tuple[CellCode, ...]:
-    """What a cell says, amended."""
+    """Return the codes of a cell, after amendments."""
     amended = AMENDED.get((before, after))
     return (FIRST[before, after],) if amended is None else amended.codes
 
 
 def allowed(before: HeapState, after: HeapState) -> bool:
-    """Whether one operation may lead from here to there."""
+    """Return whether one operation may lead from one state to the other."""
     return not FORBIDDING & set(codes(before, after))
 
 
-def check(before: HeapState, after: HeapState, what: str = "") -> None:
-    """`IllegalTransition` for a move that the table does not allow."""
+def check(before: HeapState, after: HeapState, detail: str = "") -> None:
+    """Raise `IllegalTransition` for a move that the table does not allow."""
     if not allowed(before, after):
         cell = ", ".join(codes(before, after))
-        raise IllegalTransition(f"{before} to {after} is forbidden ({cell}){': ' + what if what else ''}")
+        raise IllegalTransition(f"{before} to {after} is forbidden ({cell}){': ' + detail if detail else ''}")
 
 
 def state_of(row: SubscriptionState, *, template: bool, on_heap: bool) -> HeapState:
-    """The one of the twelve that it is."""
+    """Return the state, one of twelve."""
     letter = "ABCDEF"[list(SubscriptionState).index(row) + 3 * template]
     return HeapState(f"{letter}_{1 if on_heap else 2}")

@@ -1,7 +1,7 @@
-"""The cluster room with one thing wrong: each mutant is a mistake that somebody could make.
+"""Mutants of the cluster: each one is a plausible mistake in one function.
 
-A mutant patches the real functions for as long as its context lasts. The simulation must catch every one of
-them; what it cannot catch here it would not catch in us either.
+A mutant patches the real function while its context is open. The simulation must catch every mutant: it would
+not notice a missed one in the real code either.
 """
 
 import random
@@ -35,7 +35,7 @@ Mutate = Callable[[pytest.MonkeyPatch], None]
 
 
 class Mutant(NamedTuple):
-    """A mistake, and the misfortunes under which it is looked for; None: those that each seed draws."""
+    """A mistake, and the faults under which it shows; None for those that each seed draws."""
 
     mutate: Mutate
     under: tuple[Fault, ...] | None
@@ -60,7 +60,7 @@ def mutated(name: str) -> Iterator[None]:
 
 
 def world_for(name: str, seed: int) -> World:
-    """The world of a seed; for a mutant that needs rare conditions, with those more often."""
+    """Return the world of a seed, with more frequent faults for a mutant that shows rarely."""
     under = MUTANTS[name].under
     if under is None:
         return cluster_world(seed)
@@ -73,7 +73,7 @@ def world_for(name: str, seed: int) -> World:
 
 @mutant()
 def no_epoch_check(patch: pytest.MonkeyPatch) -> None:
-    """A write is let through as long as somebody holds the lease."""
+    """A write is accepted as long as any node holds the lease."""
 
     def check(tx: Tx, keys: ClusterKeys, part: Partition) -> Partition:
         current = partitions.read(tx, keys, part.group, part.id)
@@ -82,7 +82,7 @@ def no_epoch_check(patch: pytest.MonkeyPatch) -> None:
             or current.state is not PartitionState.IN_PROGRESS
             or current.expires_at <= tx.now()
         ):
-            raise LeaseLost("nobody's")
+            raise LeaseLost("not held")
         return current
 
     def is_ours(current: Lease | None, lease: Lease, now_us: int) -> bool:
@@ -121,12 +121,12 @@ def take_and_claim_in_two_transactions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(queue, "claim", claim)
 
 
-# --- others that somebody could make ------------------------------------------------------------------------
+# --- other mistakes -----------------------------------------------------------------------------------------
 
 
 @mutant(Fault.RESTART, Fault.DRIFT)
 def no_margin(patch: pytest.MonkeyPatch) -> None:
-    """The holder trusts that its clock runs exactly as fast as the store's."""
+    """The holder assumes that its clock runs exactly as fast as the store's."""
 
     def deadline(keeper: Keeper, sent: float) -> float:
         return sent + keeper.timing.ttl_s
@@ -143,8 +143,8 @@ def the_deadline_from_after_the_answer(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutant()
-def a_holder_that_waits_to_be_told(patch: pytest.MonkeyPatch) -> None:
-    """No deadline of its own: it acts until a renewal says that the lease is lost."""
+def a_holder_without_a_deadline(patch: pytest.MonkeyPatch) -> None:
+    """The holder has no deadline: it acts until a renewal reports that the lease is lost."""
 
     def alive(held: HeldPartition | Held) -> bool:
         return not held.lost
@@ -194,12 +194,12 @@ def a_partition_handed_back_under_its_old_epoch(patch: pytest.MonkeyPatch) -> No
 
 
 @mutant()
-def a_partition_made_again_at_its_first_epoch(patch: pytest.MonkeyPatch) -> None:
+def a_partition_created_again_at_its_first_epoch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(partitions, "_last_epoch", lambda tx, keys, group: 0)
 
 
 @mutant(Fault.PAUSE)
-def a_former_task_that_nobody_ends(patch: pytest.MonkeyPatch) -> None:
+def a_former_task_that_is_never_ended(patch: pytest.MonkeyPatch) -> None:
     begin = Holdings._begin
 
     def forget_first(holdings: Holdings, part: Partition, sent: float) -> None:
@@ -210,14 +210,14 @@ def a_former_task_that_nobody_ends(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutant(Fault.UNKNOWN)
-def a_commit_in_doubt_taken_for_lost(patch: pytest.MonkeyPatch) -> None:
-    """It is simply repeated, and what had been committed is committed twice."""
+def an_unknown_commit_treated_as_lost(patch: pytest.MonkeyPatch) -> None:
+    """It is repeated, so a committed one is committed twice."""
     patch.setattr(RetryingStore, "_settle", lambda store, operation, give_up, doubt: 0)
 
 
 @mutant(Fault.UNKNOWN, Fault.RESTART)
-def a_commit_in_doubt_looked_up_and_not_fenced(patch: pytest.MonkeyPatch) -> None:
-    """It is not there yet; then it arrives."""
+def an_unknown_commit_looked_up_and_not_fenced(patch: pytest.MonkeyPatch) -> None:
+    """It is not visible yet, and arrives later."""
 
     def look(store: MemoryStore, operation: RetriedCall[Any]) -> int:
         row = store._at(operation.key(store._now_us()), store._version)
@@ -257,5 +257,5 @@ def an_index_that_keeps_the_old_expiry(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutant(Fault.DRAIN)
-def a_drain_that_goes_on_taking(patch: pytest.MonkeyPatch) -> None:
+def a_drain_that_continues_to_take(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Membership, "accepts", Membership.alive)

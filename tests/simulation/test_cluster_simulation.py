@@ -18,7 +18,7 @@ CHOSEN = [*range(4), *(pytest.param(chunk, marks=pytest.mark.crash) for chunk in
 
 
 def run_seeds(seeds: range) -> list[SimulationReport]:
-    """Run them all; tell of every seed that failed, and of the first one how."""
+    """Run all seeds; fail with the list of failed seeds and the first violation."""
     reports, broken = [], {}
     for seed in seeds:
         try:
@@ -33,7 +33,7 @@ def run_seeds(seeds: range) -> list[SimulationReport]:
 
 @pytest.mark.rule("CLU-4", "CLU-6", "CLU-7", "CLU-26")
 @pytest.mark.parametrize("chunk", CHOSEN)
-def test_no_rule_is_broken_under_any_misfortune(chunk: int) -> None:
+def test_no_rule_is_broken_under_any_fault(chunk: int) -> None:
     size = SEEDS // CHUNKS
     reports = run_seeds(range(chunk * size, (chunk + 1) * size))
     happened: Counter[str] = Counter()
@@ -136,7 +136,7 @@ def test_leaders_that_crash_and_stop_are_replaced_and_their_late_steps_abort(see
     run(world)
     elected = [entry.detail[0] for entry in world.timeline.entries if entry.event == "LeaderElected"]
     assert len(elected) >= 3
-    assert sorted(set(elected)) == elected, "each under an epoch of its own, in order"
+    assert sorted(set(elected)) == elected, "each under a new epoch, in order"
 
 
 @pytest.mark.rule("CLU-25")

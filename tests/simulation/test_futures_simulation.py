@@ -26,7 +26,7 @@ def work_of(world: World) -> FutureWork:
 
 
 def run_seeds(seeds: range) -> tuple[list[SimulationReport], Counter[str]]:
-    """Run them all; tell of every seed that failed, and of the first one how. Also what became of futures."""
+    """Run all seeds; fail with the failed seeds and the first violation; also count the states of futures."""
     reports, broken = [], {}
     became: Counter[str] = Counter()
     for seed in seeds:
@@ -47,7 +47,7 @@ def run_seeds(seeds: range) -> tuple[list[SimulationReport], Counter[str]]:
 
 @pytest.mark.rule("FUT-13", "FUT-15", "FUT-16", "FUT-55")
 @pytest.mark.parametrize("chunk", CHOSEN)
-def test_no_rule_is_broken_under_any_misfortune(chunk: int) -> None:
+def test_no_rule_is_broken_under_any_fault(chunk: int) -> None:
     size = SEEDS // CHUNKS
     reports, became = run_seeds(range(chunk * size, (chunk + 1) * size))
     happened: Counter[str] = Counter()
@@ -84,21 +84,21 @@ def chain(name: str, length: int, **fields: object) -> tuple[PlannedCall, ...]:
     names = [f"{name}.{place}" for place in range(length)]
     plain = PlannedCall(name="", takes_s=2.0)
     return tuple(
-        msgspec.structs.replace(plain, name=one, inputs=tuple(names[place - 1 : place]), **fields)
-        for place, one in enumerate(names)
+        msgspec.structs.replace(plain, name=call_name, inputs=tuple(names[place - 1 : place]), **fields)
+        for place, call_name in enumerate(names)
     )
 
 
 def rows_of(world: World) -> dict[str, AnyRow]:
     rules = work_of(world).rules
-    return {name: rules.mirror.futures[one] for name, one in rules.ids.items()}
+    return {name: rules.mirror.futures[future_id] for name, future_id in rules.ids.items()}
 
 
 WORK = FuturesPlan((order("a", 0.0, *chain("a", 6, big=True)), order("b", 5.0, *chain("b", 6))))
 
 
-def lines_with(world: World, what: str) -> int:
-    return sum(what in line for line in world.timeline.lines())
+def lines_with(world: World, text: str) -> int:
+    return sum(text in line for line in world.timeline.lines())
 
 
 @pytest.mark.rule("FUT-13", "FUT-55")

@@ -361,6 +361,6 @@ def test_an_error_that_escapes_a_nodes_thread_is_a_violation() -> None:
 
 def test_work_that_does_not_end_is_a_violation() -> None:
     world, work = counting(5, calm())
-    work.open = lambda: ["the last count"]  # type: ignore[method-assign]
+    work.unfinished = lambda: ["the last count"]  # type: ignore[method-assign]
     with pytest.raises(Violation, match="not at rest 15 s after the weather cleared up: the last count"):
         world.run()
