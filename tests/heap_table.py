@@ -83,7 +83,7 @@ INVARIANTS = {
     CellCode.INV3: "A subscription begins as scheduled, never as waiting.",
     CellCode.INV4: "The signal of a scheduled row does not leave the heap.",
     CellCode.INV5: "An item without a row under a template is dead: all that may happen to it is removal.",
-    CellCode.INV6: "A subscription that descends from a template is not deleted while the template lives.",
+    CellCode.INV6: "A subscription that a template created cannot be deleted while the template exists.",
 }
 
 _ROWS = {

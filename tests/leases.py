@@ -62,6 +62,6 @@ def end_lease(store: Store, keys: ClusterKeys, node_id: str) -> None:
                 run = msgspec.structs.replace(
                     row.run, look_at=tx.now()
                 )  # else when its lease would have ended
-                subscriptions.place(tx, triggers, name, row, msgspec.structs.replace(row, run=run))
+                subscriptions.write(tx, triggers, name, row, msgspec.structs.replace(row, run=run))
 
     store.run(end)

@@ -94,7 +94,7 @@ class Scene:
         """What a page of waking leaves is pushed: read what is owed, push, note it."""
         items = [Item(self.now + 10**15 + n, f"s{DUE + n:07}", 10**6 + turn) for n in range(100)]
         self.heap.push(items)
-        self.store.run(lambda tx: heap_sync.pushed(tx, self.keys, items))
+        self.store.run(lambda tx: heap_sync.clear_debts(tx, self.keys, items))
 
     def peek(self) -> None:
         found = self.due_query.due(DUE)

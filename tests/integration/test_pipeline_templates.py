@@ -168,8 +168,8 @@ def test_a_template_that_is_gone_is_run_no_more_and_one_that_waits_for_tables_sa
 def test_a_template_that_cannot_be_is_refused_with_the_line_of_its_declaration(tmp_path: Path) -> None:
     shop = tm.Pipeline("shop", home=tmp_path / "home")
     for reads, writes, words in (
-        ("raw_*", "raw_{name}_2", "which it would read again"),
-        ("*", "clean_{name}", "which it would read again"),  # all tables, with those it makes
+        ("raw_*", "raw_{name}_2", "matches its own pattern"),
+        ("*", "clean_{name}", "matches its own pattern"),  # all tables, with those it makes
         ("raw_*_*", "clean_{name}", "no pattern of datasets"),
         ("raw_*", "clean", "not one target for each match"),
         (("raw_*", "more_*"), "clean_{name}", "reads raw_\\*, more_\\*"),
@@ -178,7 +178,7 @@ def test_a_template_that_cannot_be_is_refused_with_the_line_of_its_declaration(t
         with pytest.raises(DeclarationError, match=rf"test_pipeline_templates\.py:\d+: .*{words}"):
             shop.arc(reads=reads, writes=writes, name="t")(lambda df: df)
     shop.arc(reads="raw_*", writes="clean_{name}", name="clean")(lambda df: df)
-    with pytest.raises(DeclarationError, match=r"\.py:\d+: .*by way of 'arc:shop/clean'"):
+    with pytest.raises(DeclarationError, match=r"\.py:\d+: .*through 'arc:shop/clean'"):
         shop.arc(reads="clean_*", writes="raw_{name}", name="back")(lambda df: df)
     shop.dataset("raw_a", "id BIGINT")
     shop.dataset("clean_a", "id BIGINT")

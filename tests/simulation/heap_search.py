@@ -159,7 +159,9 @@ class Search:
             for number in range(plan.runners):
                 nodes.join(tx, CLUSTER, Node(id=f"n{number}", epoch=0), LIFE)
             if not plan.attaches and not plan.added:
-                subscriptions.subscribe(tx, KEYS, LOTS, self.name, self.terms, attach=True)
+                subscriptions.subscribe(
+                    tx, KEYS, LOTS, self.name, self.terms, creation=subscriptions.SCHEDULED
+                )
 
         return state._replace(rows=self.tx(state, set_up)[1])
 
@@ -182,7 +184,7 @@ class Search:
             yield from self._running(state, number)
         row = self._row(state)
         if isinstance(row, Scheduled) and row.run is not None:
-            _, rows = self.tx(state, runs.look, KEYS, CLUSTER, self.name, row.tally.epoch)
+            _, rows = self.tx(state, runs.end_if_lost, KEYS, CLUSTER, self.name, row.tally.epoch)
             yield True, state._replace(rows=rows)
 
     def _environment(self, state: State) -> Iterator[tuple[bool, State]]:
@@ -259,7 +261,7 @@ class Search:
                 if missing and not items:
                     yield True, state._replace(schedulers=hand(("push", missing)))
             elif items:  # each is pushed once, by whoever scheduled it, and never again
-                _, rows = self.tx(state._replace(rows=rows), heap_sync.pushed, KEYS, items)
+                _, rows = self.tx(state._replace(rows=rows), heap_sync.clear_debts, KEYS, items)
                 yield True, state._replace(rows=rows, schedulers=hand(("push", tuple(items))))
             return
         yield True, state._replace(schedulers=hand(None))  # it dies, or its push is lost
@@ -268,7 +270,7 @@ class Search:
             done = None if not self.plan.sweeps else ("pushed", items)
             yield True, state._replace(items=state.items | set(items), schedulers=hand(done))
         else:
-            _, rows = self.tx(state, heap_sync.pushed, KEYS, items)
+            _, rows = self.tx(state, heap_sync.clear_debts, KEYS, items)
             yield True, state._replace(rows=rows, schedulers=hand(None))
 
     def _pruning(self, state: State) -> Iterator[tuple[bool, State]]:
@@ -282,11 +284,11 @@ class Search:
         step, held = state.pruner
         if step == "rows":
             old = state._replace(rows=held)
-            verdict, _ = self.tx(old, heap_sync.judged, KEYS, sorted(state.items))
-            gone = tuple(verdict.dead + verdict.strange)
+            verdict, _ = self.tx(old, heap_sync.classify, KEYS, sorted(state.items))
+            gone = tuple(verdict.dead + verdict.unknown)
             yield True, state._replace(pruner=("gone", gone) if gone else None)
         elif step == "listed":
-            verdict, _ = self.tx(state, heap_sync.judged, KEYS, held)
+            verdict, _ = self.tx(state, heap_sync.classify, KEYS, held)
             gone = tuple(heap_sync.removable(verdict, lambda item: item in state.items))
             yield True, state._replace(pruner=("gone", gone) if gone else None)
         else:
@@ -469,7 +471,7 @@ def torn_finish(tx: Tx, ticket: Ticket, heads: dict[DatasetId, int]) -> None:
     tally = msgspec.structs.replace(row.tally, epoch=row.tally.epoch + 1, progress=progress)
     more = any(heads[one] > position for one, position in zip(heads, progress, strict=True))
     new = Scheduled(tally, tx.now()) if more else Waiting(tally)
-    subscriptions.place(tx, KEYS, ticket.name, row, new)
+    subscriptions.write(tx, KEYS, ticket.name, row, new)
 
 
 def unguarded_start(
@@ -482,7 +484,7 @@ def unguarded_start(
     entry = nodes.check(tx, cluster, node)
     tally = msgspec.structs.replace(row.tally, last_start=tx.now())
     run = subscriptions.Run(node.id, node.epoch, entry.expires_at)
-    subscriptions.place(tx, keys, name, row, msgspec.structs.replace(row, tally=tally, run=run))
+    subscriptions.write(tx, keys, name, row, msgspec.structs.replace(row, tally=tally, run=run))
     heads = events.heads(tx, lots_, tally.terms.sources)
     return Ticket(name, epoch, tally.fence, node, tally.seen, heads)
 

@@ -138,7 +138,7 @@ class Stage:
             pass
 
     def due(self) -> list[runs.Due]:
-        return self.store.run(lambda tx: runs.due(tx, self.triggers))
+        return self.store.run(lambda tx: runs.due_page(tx, self.triggers, b"", 100)[0])
 
     def start(self, node: Node, name: str, epoch: int | None = None) -> Ticket | None:
         epoch = self.row(name).tally.epoch if epoch is None else epoch
@@ -152,7 +152,7 @@ class Stage:
         return self.run(runs.fail, self.triggers, self.cluster, ticket, backoff_us=int(backoff_s * SECOND_US))
 
     def look(self, name: str) -> bool:
-        return self.run(runs.look, self.triggers, self.cluster, name, self.row(name).tally.epoch)
+        return self.run(runs.end_if_lost, self.triggers, self.cluster, name, self.row(name).tally.epoch)
 
 
 def check_subscriptions(tx: Tx, keys: TriggerKeys, lots_keys: LotKeys) -> None:

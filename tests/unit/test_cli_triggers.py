@@ -85,14 +85,14 @@ def test_each_is_listed_with_its_state_and_why(scene: Scene) -> None:
         "noisy": "scheduled",
     }
     assert found["due"]["behind"] == {"orders@1": 1}
-    assert "failed 1 times in a row; the last said: no such column" in found["dead"]["why"]
+    assert "failed 1 times in a row, last: no such column" in found["dead"]["why"]
     assert "after failure 1: no such column" in found["backs off"]["why"]
     assert found["backs off"]["in_s"] > 100
     assert "node the-runner" in found["runs"]["why"]
-    assert found["waits"]["why"] == "all is seen"
-    assert found["barrier"]["why"] == "its barrier waits for rates@1, for as long as it takes"
-    assert "until its grace is over" in found["graceful"]["why"]
-    assert found["noisy"]["why"] == "its sources are not quiet yet"
+    assert found["waits"]["why"] == "up to date"
+    assert found["barrier"]["why"] == "its barrier waits for rates@1, without a time limit"
+    assert "until its grace period ends" in found["graceful"]["why"]
+    assert found["noisy"]["why"] == "waits until its sources are quiet"
     assert told["overview"]["heap"] == "store"
     assert told["overview"]["lag_s"] > 0
     assert [one["reads"] for one in told["overview"]["templates"]] == ["raw_*"]
@@ -132,7 +132,7 @@ def test_retry_arms_the_dead(scene: Scene) -> None:
 def test_pause_and_resume(scene: Scene) -> None:
     assert scene.tell("pause", "due", "waits") == {"paused": ["due", "waits"], "refused": {}}
     assert scene.states("--state", "paused") == {"due": "paused", "waits": "paused"}
-    assert "1 to see when it is resumed" in scene.text("--name", "due")
+    assert "1 to process when it is resumed" in scene.text("--name", "due")
     assert scene.text("resume", "due", "--catch-up", "none").strip() == "due is resumed"
     assert scene.states("--name", "due") == {"due": "waiting"}
     assert scene.tell("resume", "waits")["resumed"] == ["waits"]

@@ -26,7 +26,15 @@ def gated(*tables: DatasetId, **more: object) -> Terms:
 
 
 def subscribe(stage: HeapStage, terms: Terms, **named: object) -> subscriptions.AnyRow:
-    return stage.run(subscriptions.subscribe, stage.triggers, stage.lots, "s", terms, attach=True, **named)
+    return stage.run(
+        subscriptions.subscribe,
+        stage.triggers,
+        stage.lots,
+        "s",
+        terms,
+        creation=subscriptions.SCHEDULED,
+        **named,
+    )
 
 
 @pytest.mark.rule("HEAP-16")
@@ -42,7 +50,7 @@ def test_what_is_published_waits_for_the_gate_and_an_empty_tick_is_used_up(kind:
     assert isinstance(stage.row("s"), Waiting)
     (shown,) = listing.listed(stage.store, stage.triggers, stage.lots)
     assert shown.state == "waiting"
-    assert shown.why == "3 to see at the next time of its schedule"
+    assert shown.why == "3 to process at the next time of its schedule"
     assert shown.in_s is not None
     assert 0 < shown.in_s <= 300
     stage.clock.advance(300)
@@ -106,7 +114,7 @@ def test_another_gate_changes_nothing_of_what_was_seen_nor_of_flags_nor_of_the_c
     assert stage.work() == ["s"]
     with pytest.raises(SubscriptionChanged):
         subscribe(stage, Terms(sources=(rates,)))
-    row = subscribe(stage, Terms(sources=(orders, rates)), instead=True)
+    row = subscribe(stage, Terms(sources=(orders, rates)), replace_sources=True)
     assert row.tally.progress == (3, 0)
 
 
@@ -146,7 +154,7 @@ def test_what_came_in_a_pause_is_seen_by_policy_when_its_gate_opens(policy: Catc
 def test_a_gate_is_one_of_the_sources_and_goes_with_no_barrier_and_no_debounce() -> None:
     orders = DatasetId("orders")
     for terms in ({"sources": (orders,)}, {"barrier": True}, {"debounce_us": 5}):
-        with pytest.raises(UsageError, match="a gate of cron tick"):
+        with pytest.raises(UsageError, match="cannot be the gate of"):
             Terms(**{"sources": (orders, TICK), "gate": TICK, **terms})  # type: ignore[arg-type]
 
 

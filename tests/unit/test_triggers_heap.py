@@ -32,7 +32,7 @@ from tidemill.objects import open_objects
 from tidemill.objects.memory import MemoryObjects
 from tidemill.store import Tx
 from tidemill.triggers import attach, heap_sync, runs, subscriptions, templates
-from tidemill.triggers.due import NEVER, At, Now, next_due
+from tidemill.triggers.due import NEVER, At, Conditions, Now, next_due
 from tidemill.triggers.due_query import DueQuery
 from tidemill.triggers.events import ItemsPruned, ItemsPushed, StrangeKey, UnreadyCollected
 from tidemill.triggers.heap import Heap, Item
@@ -299,9 +299,8 @@ def test_a_source_that_is_never_quiet_is_waited_for_no_longer_than_the_max_wait(
 
 def test_next_due_waits_for_quiet_and_not_beyond_the_max_wait() -> None:
     def due(now: int, newest: int) -> Any:
-        return next_due(
-            {"a": 3}, {"a": 1}, {"a": 100}, now, newest={"a": newest}, debounce_us=10, max_wait_us=30
-        )
+        conditions = Conditions(debounce_us=10, max_wait_us=30)
+        return next_due({"a": 3}, {"a": 1}, {"a": 100}, now, conditions, {"a": newest})
 
     assert due(105, 105) == At(115)
     assert due(115, 105) == Now()
@@ -393,7 +392,7 @@ def test_those_that_are_dead_or_stuck_are_left_out_before_the_limit_counts(stage
     stage.tend()
     assert [due.name for due in stage.due_query.due(1).due] == ["z"]
     assert stage.due_query.due(1).lag_us >= 0
-    assert stage.due_query.due(1, wanted=lambda name: name != "z").due == []
+    assert stage.due_query.due(1, matches=lambda name: name != "z").due == []
 
 
 # --- pause and resume
@@ -544,7 +543,7 @@ def test_an_item_is_pruned_when_its_row_is_gone_or_waits_or_has_a_newer_one(stag
     stage.run(subscriptions.remove, stage.triggers, "gone")
     before = stage.items()
     listed = list(stage.heap.listed(0, NEVER))
-    verdict = stage.run(heap_sync.judged, stage.triggers, listed)
+    verdict = stage.run(heap_sync.classify, stage.triggers, listed)
     assert {item.name for item in verdict.dead} == {"gone", "waits"}
     assert [item.name for item, _ in verdict.old] == ["newer"]
     assert (
@@ -749,15 +748,15 @@ def test_templates_of_a_hundred_sources_fit_their_transactions(stage: HeapStage)
 @pytest.mark.parametrize(
     ("reads", "writes", "words"),
     [
-        ("raw_*", "raw_clean_{name}", "read again"),
-        ("*", "clean_{name}", "read again"),
-        ("*_x", "{name}_y_x", "read again"),
-        ("raw", "clean_{name}", "no pattern"),
-        ("raw_*_*", "clean_{name}", "no pattern"),
-        ("raw_?", "clean_{name}", "no pattern"),
-        ("raw_*", "clean", "one target for each"),
-        ("raw_*", "clean_{name}_{name}", "one target for each"),
-        ("raw_*", "clean_{other}", "one target for each"),
+        ("raw_*", "raw_clean_{name}", "its own pattern"),
+        ("*", "clean_{name}", "its own pattern"),
+        ("*_x", "{name}_y_x", "its own pattern"),
+        ("raw", "clean_{name}", "not a pattern"),
+        ("raw_*_*", "clean_{name}", "not a pattern"),
+        ("raw_?", "clean_{name}", "not a pattern"),
+        ("raw_*", "clean", "separate target for each"),
+        ("raw_*", "clean_{name}_{name}", "separate target for each"),
+        ("raw_*", "clean_{other}", "separate target for each"),
     ],
 )
 def test_a_template_that_would_read_what_it_writes_or_is_no_pattern_is_refused(
@@ -772,7 +771,7 @@ def test_a_template_that_would_read_what_it_writes_or_is_no_pattern_is_refused(
 def test_templates_that_go_round_in_a_circle_are_refused(stage: HeapStage) -> None:
     stage.declare(Template(name="one", reads="a_*", writes="b_{name}"))
     stage.declare(Template(name="two", reads="b_*", writes="c_{name}"))
-    with pytest.raises(BadTemplate, match="by way of 'two'"):
+    with pytest.raises(BadTemplate, match="through 'two'"):
         stage.declare(Template(name="three", reads="c_x*", writes="a_{name}"))
     stage.declare(Template(name="three", reads="c_*", writes="d_{name}"))
 

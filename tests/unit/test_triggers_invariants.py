@@ -41,7 +41,7 @@ def test_inv1_an_epoch_or_an_id_does_not_come_again() -> None:
     for change in ({"epoch": 0}, {"born": 7}, {"fence": -1}):
         old = msgspec.structs.replace(row, tally=msgspec.structs.replace(row.tally, **change))
         with pytest.raises(AssertionError, match="INV1"):
-            stage.run(subscriptions.place, stage.triggers, "s", row, old)
+            stage.run(subscriptions.write, stage.triggers, "s", row, old)
 
 
 @pytest.mark.rule("HEAP-11")

@@ -15,9 +15,11 @@ def again(stage: Stage, node: Node) -> Node:
 
 
 def lapse(stage: Stage, node: Node, **named: int) -> list[str]:
-    ended, after = stage.run(runs.lapse, stage.triggers, stage.cluster, node, **named)
+    ended, after = stage.run(runs.end_earlier_runs, stage.triggers, stage.cluster, node, **named)
     while after:
-        more, after = stage.run(runs.lapse, stage.triggers, stage.cluster, node, after=after, **named)
+        more, after = stage.run(
+            runs.end_earlier_runs, stage.triggers, stage.cluster, node, after=after, **named
+        )
         ended += more
     return ended
 

@@ -85,7 +85,7 @@ def torn_finish(tx: Tx, world: World, ticket: Ticket, head: int) -> None:
     target = ticket.heads[SOURCE]
     tally = msgspec.structs.replace(row.tally, epoch=row.tally.epoch + 1, progress=(target,))
     new = Scheduled(tally, tx.now()) if head > target else Waiting(tally)
-    subscriptions.place(tx, world.triggers, ticket.name, row, new)
+    subscriptions.write(tx, world.triggers, ticket.name, row, new)
 
 
 def moves(state: State, runners: list[nodes.Node], *, torn: bool) -> Iterator[State]:

@@ -17,7 +17,7 @@ from tidemill.errors import (
 from tidemill.lots.keys import DatasetId
 from tidemill.store import Tx
 from tidemill.triggers import runs, subscriptions, wakes
-from tidemill.triggers.due import At, Nothing, Now, next_due
+from tidemill.triggers.due import At, Conditions, Nothing, Now, next_due
 from tidemill.triggers.states import SUBSCRIPTION, SubscriptionEdge, SubscriptionState, step
 from tidemill.triggers.subscriptions import Scheduled, Terms, Waiting
 
@@ -64,7 +64,7 @@ def test_every_state_has_the_edges_of_the_table_and_no_others():
     ],
 )
 def test_what_is_next_follows_from_heads_and_progress(heads, progress, closed, terms, expected):
-    assert next_due(heads, progress, closed, 100, **terms) == expected
+    assert next_due(heads, progress, closed, 100, Conditions(**terms)) == expected
 
 
 def test_a_new_subscription_is_scheduled_if_there_is_something_already():
@@ -311,7 +311,7 @@ def test_five_thousand_subscribers_all_run_although_their_tender_is_killed_in_th
 
     def run_page(tx: Tx) -> list[str]:
         done = []
-        for due in runs.due(tx, stage.triggers, 100):
+        for due in runs.due_page(tx, stage.triggers, b"", 100)[0]:
             ticket = runs.start(tx, stage.triggers, stage.lots, stage.cluster, node, due.name, due.epoch)
             assert ticket is not None
             runs.finish(tx, stage.triggers, stage.lots, stage.cluster, ticket, ticket.heads)
@@ -343,7 +343,7 @@ def test_the_last_subscriber_and_the_last_dataset_are_reached_however_fast_publi
 
 def test_more_marks_than_one_round_takes_are_taken_by_the_next():
     stage = Stage(scan=False)
-    sources = [stage.dataset(f"d{n:03}") for n in range(wakes.MARKS + 20)]
+    sources = [stage.dataset(f"d{n:03}") for n in range(wakes.WAKE_ROWS + 20)]
     stage.subscribe("last", sources[-1])
     for _ in range(2):
         for source in sources:

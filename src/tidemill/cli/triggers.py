@@ -16,17 +16,17 @@ from tidemill.pipeline.pipeline_file import locate
 from tidemill.store import Tx
 from tidemill.triggers import heap_sync, listing, subscriptions
 from tidemill.triggers.keys import TriggerKeys
-from tidemill.triggers.listing import Listed, Overview, Shown
+from tidemill.triggers.listing import Overview, TriggerInfo, TriggerState
 from tidemill.triggers.subscriptions import AnyRow
 from tidemill.triggers.terms import CatchUp
 
 STYLES = {
-    Shown.DUE: "yellow",
-    Shown.RUNNING: "cyan",
-    Shown.DEAD: "bold red",
-    Shown.PAUSED: "magenta",
-    Shown.UNREADY: "red",
-    Shown.WAITING: "dim",
+    TriggerState.DUE: "yellow",
+    TriggerState.RUNNING: "cyan",
+    TriggerState.DEAD: "bold red",
+    TriggerState.PAUSED: "magenta",
+    TriggerState.UNREADY: "red",
+    TriggerState.WAITING: "dim",
 }
 MOST_DEAD = 10_000
 
@@ -38,7 +38,7 @@ MOST_DEAD = 10_000
     "--state",
     "states",
     multiple=True,
-    type=click.Choice([state.value for state in Shown]),
+    type=click.Choice([state.value for state in TriggerState]),
     help="Only triggers in this state.",
 )
 @click.option(
@@ -102,7 +102,7 @@ def retry_command(
     keys = TriggerKeys(where.cluster)
     if dead:
         with where.open() as opened:
-            only = [Shown.DEAD.value]
+            only = [TriggerState.DEAD.value]
             dead_triggers = listing.listed(opened, keys, LotKeys(where.cluster), states=only, limit=MOST_DEAD)
         names = tuple(trigger.name for trigger in dead_triggers)
     return _each(output, where, names, "retried", lambda tx, name: subscriptions.retry(tx, keys, name))
@@ -205,7 +205,7 @@ def _each(
 # --- text output
 
 
-def _table(triggers: Sequence[Listed]) -> Table:
+def _table(triggers: Sequence[TriggerInfo]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("trigger", "state", "when", "behind", "why"):
         table.add_column(heading, overflow="fold", no_wrap=heading in ("state", "when"))

@@ -131,7 +131,9 @@ class Loop:
         """End the runs that earlier epochs of this node left unfinished."""
         keys, after = StepKeys(self._scope.cluster), b""
         while True:
-            step = partial(runs.lapse, keys=keys.triggers, cluster=keys.cluster, node=node, after=after)
+            step = partial(
+                runs.end_earlier_runs, keys=keys.triggers, cluster=keys.cluster, node=node, after=after
+            )
             ended, after = self._scope.store.run(step)
             for name in ended:
                 self._scope.emit(RunLapsed(name=name, epoch=0))

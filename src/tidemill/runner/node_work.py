@@ -173,7 +173,7 @@ class NodeWork:
 
     def _due_runs(self) -> Iterator[RunJob]:
         """Yield the runs that are due."""
-        query = self._due.due(wanted=lambda name: self._program.knows(name) and self._state.is_patient(name))
+        query = self._due.due(matches=lambda name: self._program.knows(name) and self._state.is_patient(name))
         for due in query.due:
             yield RunJob(due.name, partial(self._run, due))
 

@@ -1,1 +1,1 @@
-"""Triggers: who is to run because of what was published, and when."""
+"""Triggers: decide which arcs and view groups run after a publication or at a time."""

@@ -1,11 +1,11 @@
-"""Alarms: a time at which a source moves though nobody writes to it (DBSP-22).
+"""Alarms: times at which a source advances without a write (DBSP-22).
 
-An alarm is set by whoever it is to wake, in the transaction that ends its run, and has one next time at most.
-When that has come its source's head moves, in one transaction with the alarm's end, and its subscribers are
-woken as by any publication: so everything holds for it that holds for writes. Whoever tends fires them; of
-two that try, one does.
+A run sets the alarm of its own subscription, in the transaction that ends the run. A source has at most one
+alarm. When its time comes, one transaction clears the alarm, moves the head of the source and announces it to
+subscribers, like any publication. So cadence, pauses and crashes work as for writes. Every scheduler fires
+alarms; if two try, one succeeds.
 
-Times are the store's wall time, as those of schedules are. One that is set back only makes an alarm late.
+Times are the store's wall time, as for schedules. If that clock is set back, an alarm is only late.
 """
 
 import msgspec
@@ -20,12 +20,12 @@ _time = msgspec.msgpack.Decoder(int)
 
 
 def declare(tx: Tx, lots: LotKeys, source: DatasetId) -> None:
-    """From now on the source is there, and may be subscribed to."""
+    """Create the source, so that others can subscribe to it."""
     events.advance(tx, lots, source, events.head(tx, lots, source))
 
 
 def set_at(tx: Tx, keys: TriggerKeys, source: DatasetId, at: int | None) -> None:
-    """The source's next time (wall time, µs), instead of the one it had; None for no time at all."""
+    """Set the source's next time (wall time, µs) instead of the previous one; None removes the alarm."""
     old = next_at(tx, keys, source)
     if old == at:
         return
@@ -39,21 +39,21 @@ def set_at(tx: Tx, keys: TriggerKeys, source: DatasetId, at: int | None) -> None
 
 
 def next_at(tx: Tx, keys: TriggerKeys, source: DatasetId) -> int | None:
-    """When the source moves next; None when nobody set a time."""
+    """Return the time of the alarm; None if there is none."""
     raw = tx.get(keys.alarm[source.parts])
     return None if raw is None else _time.decode(raw)
 
 
 def due(tx: Tx, keys: TriggerKeys, limit: int = 100) -> list[DatasetId]:
-    """Sources whose time has come."""
+    """Return the sources whose alarm is due."""
     lo, _ = keys.alarm_due.all()
     rows = tx.range(lo, keys.alarm_due[(tx.wall() + 1,)], limit=limit, snapshot=True)
-    found = [keys.alarm_due.unpack(row.key) for row in rows]
-    return [DatasetId(str(name), str(version)) for _, name, version in found]
+    unpacked = [keys.alarm_due.unpack(row.key) for row in rows]
+    return [DatasetId(str(name), str(version)) for _, name, version in unpacked]
 
 
 def fire(tx: Tx, keys: TriggerKeys, lots: LotKeys, source: DatasetId) -> bool:
-    """Move a source whose time has come; False when somebody else was faster."""
+    """Advance a source whose alarm is due; return False if another scheduler was faster."""
     at = next_at(tx, keys, source)
     if at is None or at > tx.wall():
         return False

@@ -1,8 +1,10 @@
-"""Attaching in two phases: a row that is not ready, its first item on the heap, ready (HEAP-13).
+"""Attach: create a subscription in two phases, with its first item on the heap (HEAP-13).
 
-Nobody starts a row that is not ready. Whoever attaches and is answered knows that the signal is on the heap;
-one that dies on the way leaves a row that is collected after a grace, and attaching again goes on where it
-was left.
+`attach` writes a row that is not ready, pushes its item to the heap, and marks the row ready. No run starts
+before that. When `attach` returns, the item is on the heap. If the caller dies before, the scheduler deletes
+the row after a grace period; attaching again continues where the caller stopped. It is for programs that
+create subscriptions themselves: pipelines subscribe in the transaction that declares an arc or a view, and
+the scheduler pushes the item.
 """
 
 from collections.abc import Mapping
@@ -16,11 +18,11 @@ from tidemill.triggers import subscriptions
 from tidemill.triggers.heap import Heap, Item
 from tidemill.triggers.keys import TriggerKeys
 from tidemill.triggers.states import SubscriptionEdge
-from tidemill.triggers.subscriptions import AnyRow, Scheduled
+from tidemill.triggers.subscriptions import SCHEDULED, AnyRow, Creation, Scheduled
 from tidemill.triggers.terms import Terms
 
 GRACE_US = 600_000_000
-"""How long an attaching may take before its row is taken for abandoned."""
+"""How long `attach` may take before the scheduler deletes its row."""
 
 
 def attach(
@@ -32,12 +34,15 @@ def attach(
     terms: Terms,
     progress: Mapping[DatasetId, int] | None = None,
 ) -> AnyRow:
-    """Make a subscription whose first item is on the heap, or find it. Arguments as for `subscribe`."""
+    """Create a subscription, or return the existing one, with its first item on the heap.
+
+    The arguments are those of `subscribe`.
+    """
     row = store.run(lambda tx: begin(tx, keys, lots, name, terms, progress))
     crash.point("attach.row.after")
     if row.tally.ready:
         return row
-    assert isinstance(row, Scheduled), f"INV3: {name} was born {row.state}"
+    assert isinstance(row, Scheduled), f"INV3: {name} was created {row.state}"
     heap.push([Item(row.next_run, name, row.tally.epoch)])
     crash.point("attach.push.after")
     return store.run(lambda tx: ready(tx, keys, lots, name, terms, row.tally.epoch, progress))
@@ -51,9 +56,11 @@ def begin(
     terms: Terms,
     progress: Mapping[DatasetId, int] | None = None,
 ) -> AnyRow:
-    """The row, scheduled (INV3) and not ready; one that is there is returned as it is."""
+    """Write the row, scheduled (INV3) and not ready; return an existing row unchanged."""
     old = subscriptions.read(tx, keys, name)
-    row = subscriptions.subscribe(tx, keys, lots, name, terms, progress, attach=True, ready=False)
+    row = subscriptions.subscribe(
+        tx, keys, lots, name, terms, progress, creation=Creation(scheduled=True, ready=False)
+    )
     if old is None:
         tx.set(keys.unready[tx.now(), name], msgspec.msgpack.encode(row.tally.epoch), quiet=True)
     return row
@@ -68,28 +75,30 @@ def ready(
     epoch: int,
     progress: Mapping[DatasetId, int] | None = None,
 ) -> AnyRow:
-    """Its item is on the heap. One that was collected meanwhile begins again, and is pushed by the sweep."""
+    """Mark a row ready, because its item is on the heap. If the row was deleted in between, create it again;
+    then the scheduler pushes its item.
+    """
     row = subscriptions.read(tx, keys, name)
     if row is None:
-        return subscriptions.subscribe(tx, keys, lots, name, terms, progress, attach=True)
+        return subscriptions.subscribe(tx, keys, lots, name, terms, progress, creation=SCHEDULED)
     if row.tally.ready:
         return row
-    if row.tally.epoch != epoch:  # collected, and attached again by somebody who is at it
+    if row.tally.epoch != epoch:  # deleted, and attached again by another caller, who will mark it ready
         return row
     new = msgspec.structs.replace(row, tally=msgspec.structs.replace(row.tally, ready=True))
-    return subscriptions.enter(tx, keys, name, row, [SubscriptionEdge.READY], new)
+    return subscriptions.transition(tx, keys, name, row, [SubscriptionEdge.READY], new)
 
 
 def collect(tx: Tx, keys: TriggerKeys, grace_us: int = GRACE_US, limit: int = 100) -> list[str]:
-    """Take away rows that have not become ready within the grace (GC); their names."""
+    """Delete rows that did not become ready within the grace period; return their names."""
     lo, _ = keys.unready.all()
-    taken = []
-    for found in tx.range(lo, keys.unready[(tx.now() - grace_us,)], limit=limit):
-        name = str(keys.unready.unpack(found.key)[1])
-        tx.clear(found.key, quiet=True)
+    deleted = []
+    for unready in tx.range(lo, keys.unready[(tx.now() - grace_us,)], limit=limit):
+        name = str(keys.unready.unpack(unready.key)[1])
+        tx.clear(unready.key, quiet=True)
         row = subscriptions.read(tx, keys, name)
-        began = msgspec.msgpack.decode(found.value, type=int)
-        if row is not None and not row.tally.ready and row.tally.epoch == began:
-            subscriptions.take_away(tx, keys, name, row, SubscriptionEdge.COLLECT)
-            taken.append(name)
-    return taken
+        epoch = msgspec.msgpack.decode(unready.value, type=int)
+        if row is not None and not row.tally.ready and row.tally.epoch == epoch:
+            subscriptions.delete(tx, keys, name, row, SubscriptionEdge.COLLECT)
+            deleted.append(name)
+    return deleted

@@ -1,12 +1,12 @@
-"""Cron expressions: which minutes of a time zone's days they name. Pure; why our own: docs/adr.
+"""Cron expressions: parse them and compute the next time in a time zone.
 
-Five fields: minute, hour, day of the month, month, day of the week (0 and 7 are Sunday). Each is `*`, a
-number, a range `a-b`, any of these with a step `/n`, or several with commas; months and weekdays have names.
-If both days are given, either is enough. `@hourly`, `@daily` (`@midnight`), `@weekly`, `@monthly` and
-`@yearly` (`@annually`) stand for what they say.
+An expression has five fields: minute, hour, day of the month, month, day of the week (0 and 7 are Sunday).
+Each is `*`, a number, a range `a-b`, any of these with a step `/n`, or a comma-separated list. Months and
+weekdays can be written as names. If both day fields are set, a day that matches either is enough. `@hourly`,
+`@daily` (`@midnight`), `@weekly`, `@monthly` and `@yearly` (`@annually`) are supported.
 
-When clocks are set forward, a time that does not exist that day comes as much later as they were set; when
-they are set back, a time that comes twice counts once. An expression for every hour goes by hours that pass
+When clocks go forward, a local time that does not exist on that day is shifted by the same amount. When they
+go back, a local time that occurs twice counts once. An expression for every hour follows elapsed hours
 instead.
 """
 
@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from tidemill.errors import BadSchedule
 
 DAYS = 366 * 9
-"""So far ahead a time is looked for: the 29th of February is up to eight years away."""
+"""How many days ahead to search: the next 29th of February is up to eight years away."""
 
 SHORT = {
     "@hourly": "0 * * * *",
@@ -40,7 +40,7 @@ _WEEKDAYS = {word: number for number, word in enumerate(("sun", "mon", "tue", "w
 
 
 class Field(NamedTuple):
-    """One of the five: its name, its bounds, and the names of its numbers."""
+    """One of the five fields: its name, its bounds, and the names of its values."""
 
     name: str
     least: int
@@ -58,7 +58,7 @@ FIELDS = (
 
 
 class Cron(NamedTuple):
-    """An expression that was understood."""
+    """A parsed expression."""
 
     minutes: frozenset[int]
     hours: frozenset[int]
@@ -70,16 +70,16 @@ class Cron(NamedTuple):
 
     @staticmethod
     def parse(text: str) -> "Cron":
-        """`BadSchedule` for what is no expression.
+        """Parse an expression; raise `BadSchedule` if it is invalid.
 
         >>> sorted(Cron.parse("*/20 6 * * mon-fri").minutes)
         [0, 20, 40]
         """
-        words = SHORT.get(text.strip().lower(), text).split()
-        if len(words) != len(FIELDS):
-            raise BadSchedule(f"{text!r} has {len(words)} fields, not 5")
+        fields = SHORT.get(text.strip().lower(), text).split()
+        if len(fields) != len(FIELDS):
+            raise BadSchedule(f"{text!r} has {len(fields)} fields, not 5")
         minutes, hours, days, months, weekdays = (
-            _parsed(word.lower(), field, text) for word, field in zip(words, FIELDS, strict=True)
+            _parse_field(part.lower(), field, text) for part, field in zip(fields, FIELDS, strict=True)
         )
         return Cron(
             minutes,
@@ -87,12 +87,12 @@ class Cron(NamedTuple):
             days,
             months,
             frozenset(day % 7 for day in weekdays),
-            any_day=words[2] == "*",
-            any_weekday=words[4] == "*",
+            any_day=fields[2] == "*",
+            any_weekday=fields[4] == "*",
         )
 
     def on(self, day: date) -> bool:
-        """Whether it names times of this day."""
+        """Tell whether the schedule has times on this day."""
         if day.month not in self.months:
             return False
         by_day, by_weekday = day.day in self.days, day.isoweekday() % 7 in self.weekdays
@@ -101,22 +101,22 @@ class Cron(NamedTuple):
         return by_day or by_weekday
 
 
-def _parsed(word: str, field: Field, text: str) -> frozenset[int]:
-    found: set[int] = set()
-    for part in word.split(","):
+def _parse_field(field_text: str, field: Field, text: str) -> frozenset[int]:
+    values: set[int] = set()
+    for part in field_text.split(","):
         span, slash, step_text = part.partition("/")
         step = _number(step_text, field, text, {}, least=1, most=field.most) if slash else 1
         if span == "*":
             first, last = field.least, field.most
         elif "-" in span:
-            first, last = (_number(one, field, text, field.names) for one in span.split("-", 1))
+            first, last = (_number(end, field, text, field.names) for end in span.split("-", 1))
         else:
             first = _number(span, field, text, field.names)
             last = field.most if slash else first
         if first > last:
-            raise BadSchedule(f"{text!r}: {part!r} goes from {first} back to {last} ({field.name})")
-        found.update(range(first, last + 1, step))
-    return frozenset(found)
+            raise BadSchedule(f"{text!r}: the range {part!r} of the {field.name} runs backwards")
+        values.update(range(first, last + 1, step))
+    return frozenset(values)
 
 
 def _number(
@@ -133,22 +133,22 @@ def _number(
     if value is None and word.isascii() and word.isdecimal() and len(word) <= 4:
         value = int(word)
     if value is None or not low <= value <= high:
-        raise BadSchedule(f"{text!r}: {word!r} is no {field.name}, {low} to {high}")
+        raise BadSchedule(f"{text!r}: {word!r} is not a valid {field.name} ({low} to {high})")
     return value
 
 
 def zone_of(name: str) -> ZoneInfo:
-    """A time zone by its name; `BadSchedule` when there is none."""
+    """Return a time zone by name; raise `BadSchedule` if there is none."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise BadSchedule(
-            f"there is no time zone {name!r}", hint="a name of the IANA list, e.g. Europe/Madrid, or UTC"
+            f"there is no time zone {name!r}", hint="use an IANA name, such as Europe/Madrid or UTC"
         ) from None
 
 
 def next_after(cron: Cron, zone: ZoneInfo, after: datetime) -> datetime:
-    """The first time behind a moment, in UTC; `BadSchedule` when it never comes.
+    """Return the first time after `after`, in UTC; raise `BadSchedule` if there is none.
 
     >>> noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
     >>> next_after(Cron.parse("30 6 * * *"), ZoneInfo("Europe/Madrid"), noon).isoformat()
@@ -163,15 +163,15 @@ def next_after(cron: Cron, zone: ZoneInfo, after: datetime) -> datetime:
                 return times[at]
         day += timedelta(days=1)
     raise BadSchedule(
-        "this schedule has no time within the next years", hint="is there such a day in that month?"
+        "this schedule has no time in the next years", hint="check that the month has such a day"
     )
 
 
 @lru_cache(maxsize=64)
 def _times(cron: Cron, zone: ZoneInfo, day: date) -> list[datetime]:
-    """All times of one local day, in UTC and in order; kept, because most questions are about today."""
+    """Return all times of one local day, in UTC and in order; cached, because most calls are about today."""
     every_hour = len(cron.hours) == 24
-    found = []
+    times = []
     for hour in cron.hours:
         for minute in cron.minutes:
             for fold in (0, 1) if every_hour else (0,):
@@ -179,5 +179,5 @@ def _times(cron: Cron, zone: ZoneInfo, day: date) -> list[datetime]:
                 moment = local.astimezone(UTC)
                 exists = moment.astimezone(zone).replace(tzinfo=None) == local.replace(tzinfo=None)
                 if exists or not every_hour:
-                    found.append(moment)
-    return sorted(set(found))
+                    times.append(moment)
+    return sorted(set(times))

@@ -1,70 +1,76 @@
-"""When a subscription is to run next: one pure function of what is published and what it has seen (HEAP-8).
+"""Due times: a pure function that decides when a subscription runs next (HEAP-8).
 
-All times are the store's, in microseconds.
+All times are store times, in microseconds.
 """
 
-from collections.abc import Hashable, Mapping
-from typing import TypeAlias, TypeVar
+from collections.abc import Mapping
+from typing import TypeAlias
 
 import msgspec
 
-Source = TypeVar("Source", bound=Hashable)
+from tidemill.lots.keys import DatasetId
 
 NEVER = 253_402_300_740_000_000
-"""The last minute of the year 9999: when those run that are paused or dead. Their items lie there, so that
-the signal stays on the heap and whoever looks for what is due never comes across it (HEAP-15)."""
+"""The last minute of the year 9999: the time of paused and dead subscriptions. Their items stay on the heap,
+but a query for due runs never finds them (HEAP-15)."""
 
 
 class Now(msgspec.Struct, frozen=True):
-    """There is something to process."""
+    """It can run now."""
 
 
 class At(msgspec.Struct, frozen=True):
-    """There is something, but it waits until then: for the other sources, or for its own to be quiet."""
+    """It waits until this time: for other sources, or for its sources to be quiet."""
 
     time: int
 
 
 class Nothing(msgspec.Struct, frozen=True):
-    """The next publication wakes it."""
+    """It has nothing to process; the next publication wakes it."""
 
 
 Next: TypeAlias = Now | At | Nothing
 
 
-def next_due(
-    heads: Mapping[Source, int],
-    progress: Mapping[Source, int],
-    closed: Mapping[Source, int],
-    now: int,
-    *,
-    gate: Source | None = None,
-    barrier: bool = False,
-    grace_us: int | None = None,
-    newest: Mapping[Source, int] | None = None,
-    debounce_us: int = 0,
-    max_wait_us: int = 0,
-) -> Next:
-    """Now, at a time, or when something is published.
+class Conditions(msgspec.Struct, frozen=True, kw_only=True):
+    """When a subscription with unseen positions may run.
 
-    - heads, progress: the newest position of each source, and the one up to which it was processed.
-    - closed: since when the first unseen lot of a source has been there; a barrier and a debounce need it.
     - gate: run when this source has something new, whatever the others have.
-    - barrier: run when every source has something new; a source that has nothing does not make it spin.
-    - grace_us: how long a barrier waits for the others; None for ever.
-    - newest: since when the newest lot of a source has been there; a debounce needs it.
-    - debounce_us, max_wait_us: wait until there was nothing newer for so long, but for so long in all at
-      most.
+    - barrier: run when every source has something new.
+    - grace_us: how long a barrier waits for the other sources; None for no limit.
+    - debounce_us, max_wait_us: wait until nothing new has arrived for this long, but at most so long in all.
+    """
+
+    gate: DatasetId | None = None
+    barrier: bool = False
+    grace_us: int | None = None
+    debounce_us: int = 0
+    max_wait_us: int = 0
+
+
+def next_due(
+    heads: Mapping[DatasetId, int],
+    progress: Mapping[DatasetId, int],
+    closed: Mapping[DatasetId, int],
+    now: int,
+    conditions: Conditions,
+    newest: Mapping[DatasetId, int] | None = None,
+) -> Next:
+    """Decide whether a subscription runs now, at a later time, or after the next publication.
+
+    - heads, progress: the newest position of each source, and the last position that was processed.
+    - closed: when the first unseen lot of each source was published; needed for a barrier and a debounce.
+    - newest: when the newest lot of each source was published; needed for a debounce.
     """
     new = [source for source in progress if heads.get(source, 0) > progress[source]]
-    if not new or (gate is not None and gate not in new):
+    if not new or (conditions.gate is not None and conditions.gate not in new):
         return Nothing()
     time = now
-    if barrier and len(new) < len(progress):
-        if grace_us is None:
+    if conditions.barrier and len(new) < len(progress):
+        if conditions.grace_us is None:
             return Nothing()
-        time = min(closed[source] for source in new) + grace_us
-    elif debounce_us:
-        quiet_at = max((newest or closed)[source] for source in new) + debounce_us
-        time = min(quiet_at, min(closed[source] for source in new) + max_wait_us)
+        time = min(closed[source] for source in new) + conditions.grace_us
+    elif conditions.debounce_us:
+        quiet_at = max((newest or closed)[source] for source in new) + conditions.debounce_us
+        time = min(quiet_at, min(closed[source] for source in new) + conditions.max_wait_us)
     return Now() if time <= now else At(time)

@@ -1,7 +1,7 @@
 """The due query: which runs a node may start now, by the heap and the rows (HEAP-7, HEAP-15).
 
-Items that can start nothing (paused, dead, running, of an old epoch, due later in this minute) do not count
-towards the limit. However many of them there are, they do not delay others.
+Items that cannot start a run (paused, dead, running, of an old epoch, or due later in this minute) do not
+count towards the limit, so they do not delay others.
 """
 
 from collections.abc import Callable
@@ -41,39 +41,41 @@ class DueQuery:
         self._keys = TriggerKeys(scope.cluster)
         self._heap = heap
 
-    def due(self, limit: int = 100, wanted: Callable[[str], bool] = lambda _: True) -> DueRuns:
+    def due(self, limit: int = 100, matches: Callable[[str], bool] = lambda _: True) -> DueRuns:
         """Return the runs that may start now, at most `limit`. Other nodes see the same.
 
         `runs.start` decides which node gets a run.
 
-        - wanted: by name; a runner excludes the runs of other pipelines, before the limit counts.
+        - matches: filters by name before the limit counts; a runner excludes the runs of other pipelines.
         """
         now = self._store.run(lambda tx: tx.now())
-        found: list[Due] = []
+        due: list[Due] = []
         oldest, next_at = now, None
         page: list[Item] = []
         for item in self._heap.listed(0, NEVER):
             if item.at > now:
                 next_at = item.at
                 break
-            if not wanted(item.name):
+            if not matches(item.name):
                 continue
             page.append(item)
             if len(page) == PAGE:
-                oldest, later = self._startable(page, found, oldest, now)
-                next_at = _sooner(next_at, later)
+                oldest, later = self._add_startable(page, due, oldest, now)
+                next_at = _earliest(next_at, later)
                 page = []
-                if len(found) >= limit:
+                if len(due) >= limit:
                     break
         if page:
-            oldest, later = self._startable(page, found, oldest, now)
-            next_at = _sooner(next_at, later)
-        return DueRuns(found[:limit], now if len(found) > limit else next_at, now - oldest)
+            oldest, later = self._add_startable(page, due, oldest, now)
+            next_at = _earliest(next_at, later)
+        return DueRuns(due[:limit], now if len(due) > limit else next_at, now - oldest)
 
-    def _startable(self, page: list[Item], found: list[Due], oldest: int, now: int) -> tuple[int, int | None]:
-        """Add the runs that can start to `found`.
+    def _add_startable(
+        self, page: list[Item], due: list[Due], oldest: int, now: int
+    ) -> tuple[int, int | None]:
+        """Add the runs that can start to `due`.
 
-        Return the oldest time among them, and the soonest among those whose time is to come.
+        Return the oldest of their times, and the earliest time of runs that are due later.
         """
 
         def read(tx: Tx) -> list[bytes | None]:
@@ -85,12 +87,12 @@ class DueQuery:
             if not isinstance(row, Scheduled) or row.tally.epoch != item.epoch:
                 continue
             if runs.startable(row, item.epoch, now):
-                found.append(Due(item.name, item.epoch, running=False))
+                due.append(Due(item.name, item.epoch, running=False))
                 oldest = min(oldest, row.next_run)
             elif row.next_run > now:
-                later = _sooner(later, row.next_run)
+                later = _earliest(later, row.next_run)
         return oldest, later
 
 
-def _sooner(one: int | None, other: int | None) -> int | None:
-    return min((time for time in (one, other) if time is not None), default=None)
+def _earliest(*times: int | None) -> int | None:
+    return min((time for time in times if time is not None), default=None)

@@ -1,55 +1,55 @@
-"""What happens to the heap and to subscriptions, for whoever wants to know."""
+"""Typed events of the heap and of subscriptions."""
 
 from tidemill.events import Event
 
 
 class StrangeKey(Event, frozen=True):
-    """Something lies among the items of the heap that is none: it is passed over."""
+    """The heap contains an object that is not a known item; it is ignored."""
 
     key: str
 
 
 class ItemsPushed(Event, frozen=True):
-    """Items that were owed are on the heap; `again`: they were overdue, and may have been lost."""
+    """Items were pushed to the heap; `again`: they were overdue, so they may have been lost."""
 
     count: int
     again: bool = False
 
 
 class ItemsPruned(Event, frozen=True):
-    """Items that nothing can start any more were removed."""
+    """Items that can no longer start a run were removed."""
 
     count: int
 
 
 class RunLapsed(Event, frozen=True):
-    """The node that ran a subscription is gone."""
+    """The run of a subscription ended because its node is gone."""
 
     name: str
     epoch: int
 
 
 class UnreadyCollected(Event, frozen=True):
-    """Subscriptions whose attaching did not come to its end were removed."""
+    """Subscriptions that never became ready were deleted."""
 
     names: list[str]
 
 
 class SubscribersWoken(Event, frozen=True):
-    """Pages of subscribers and templates were gone through."""
+    """The scheduler went through pages of subscribers and templates."""
 
     pages: int
 
 
 class CronMissed(Event, frozen=True):
-    """Nobody was there at some times of a schedule, and its policy leaves them out."""
+    """No scheduler was active at some times of a schedule, and its policy skips them."""
 
     name: str
     left_out: int
 
 
 class TemplateMatchless(Event, frozen=True):
-    """A template was declared whose pattern matches no dataset; it is there for those that come."""
+    """The pattern of a declared template matches no dataset yet."""
 
     name: str
     reads: str
@@ -57,7 +57,7 @@ class TemplateMatchless(Event, frozen=True):
 
 
 class RunStarted(Event, frozen=True):
-    """A subscription's run began: an arc's, or a view group's; `behind` is what it has not seen yet."""
+    """The run of an arc or view group began; `behind` counts the positions it has not seen yet."""
 
     name: str
     epoch: int
@@ -65,7 +65,7 @@ class RunStarted(Event, frozen=True):
 
 
 class RunFailed(Event, frozen=True):
-    """A run ended with an error; it is tried again after the backoff."""
+    """A run failed; it is retried after the backoff."""
 
     name: str
     code: str

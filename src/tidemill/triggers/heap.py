@@ -1,17 +1,17 @@
-"""The heap: an index by time of what is due, which may be lost (HEAP-9, HEAP-17).
+"""The heap: an index of scheduled runs by time, which can be rebuilt if it is lost (HEAP-9, HEAP-17).
 
-Contract, the same for every heap (`tests/conformance/test_heap.py` is its executable form):
+Every heap follows this contract; `tests/conformance/test_heap.py` tests it:
 
-- An item names a subscription, an epoch of it, and the time of that epoch. One (subscription, epoch) has one
-  time, so it has one place.
-- `push` puts items there unless they are there: it may be repeated, by anybody, in any order.
-- `listed` goes by time. A heap may know times to the minute only: then it lists an item from the beginning
-  of its minute on, and whoever starts it asks the row for the exact time.
-- `remove` takes items away; what is not there is no error.
-- What was answered is there for whoever asks next.
+- An item names a subscription, one of its epochs, and the time of that epoch. Each (subscription, epoch) has
+  one time, so an item has one place.
+- `push` adds items that are not on the heap. Any process can repeat it, in any order.
+- `listed` returns items by time. A heap may store times to the minute. Then it lists an item from the
+  beginning of its minute, and a start reads the exact time from the row.
+- `remove` removes items; an item that is not on the heap is not an error.
+- Everything that was pushed or removed is visible to the next reader.
 
-No operation of a heap touches a subscription's row, and no transaction spans the two (HEAP-4). A heap is
-never asked what is true: a start reads the row again.
+No heap operation touches the row of a subscription, and no transaction spans both (HEAP-4). The heap decides
+nothing: a start reads the row again.
 """
 
 from abc import ABC, abstractmethod
@@ -24,7 +24,7 @@ MINUTE_US = 60_000_000
 
 
 class Item(NamedTuple):
-    """That a subscription is due at a time (store time, µs), under one epoch."""
+    """A subscription is due at this time (store time, µs), in this epoch."""
 
     at: int
     name: str
@@ -32,12 +32,12 @@ class Item(NamedTuple):
 
     @property
     def id(self) -> tuple[str, int]:
-        """What makes it this item, however exactly its heap knows its time."""
+        """The identity of the item, independent of how exactly the heap stores its time."""
         return self.name, self.epoch
 
 
 class Peeked(NamedTuple):
-    """What is due, longest ago first, and when to look again (None when nothing is left)."""
+    """The due items, oldest first, and when to look again (None if no items are left)."""
 
     items: list[Item]
     next_at: int | None
@@ -49,38 +49,38 @@ class Heap(ABC):
     @property
     @abstractmethod
     def form(self) -> str:
-        """Where it is and how it is laid out: what the runners of a cluster have to agree on."""
+        """The place and layout of the heap. All runners of a cluster must use the same."""
 
     @abstractmethod
     def push(self, items: Sequence[Item]) -> None:
-        """Put items there, each once however often it is pushed."""
+        """Add items; an item that is pushed again stays a single item."""
 
     @abstractmethod
     def listed(self, lo_us: int, hi_us: int) -> Iterator[Item]:
-        """Items with lo <= time < hi, by time, read as you go; times may be those of their minutes."""
+        """Yield items with lo <= time < hi, ordered by time, which may be rounded down to the minute."""
 
     @abstractmethod
     def has(self, item: Item) -> bool:
-        """Whether an item is there."""
+        """Tell whether an item is on the heap."""
 
     @abstractmethod
     def remove(self, items: Sequence[Item]) -> None:
-        """Take items away."""
+        """Remove items."""
 
     def peek(self, now_us: int, limit: int) -> Peeked:
-        """What is due now, at most so many; the first that is not tells when to look again.
+        """Return at most `limit` due items, and the time of the next one.
 
-        Nothing is read behind the last that was asked for: then it is time to look again at once.
+        After `limit` items nothing more is read; then the caller should look again at once.
         """
-        found: list[Item] = []
+        items: list[Item] = []
         for item in self.listed(0, NEVER):
             if item.at > now_us:
-                return Peeked(found, item.at)
-            found.append(item)
-            if len(found) >= limit:
-                return Peeked(found, item.at)
-        return Peeked(found, None)
+                return Peeked(items, item.at)
+            items.append(item)
+            if len(items) >= limit:
+                return Peeked(items, item.at)
+        return Peeked(items, None)
 
     def parked(self) -> Iterator[Item]:
-        """The items of those that are paused or dead, and leftovers of those that were."""
+        """Yield the items of paused and dead subscriptions, and leftovers of former ones."""
         return self.listed(NEVER, NEVER + MINUTE_US)

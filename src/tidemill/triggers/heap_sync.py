@@ -1,17 +1,17 @@
-"""Keeping the heap in step with the subscriptions: push what is missing, prune what is stale.
+"""Heap synchronization: push missing items to the heap, and prune stale ones.
 
 **Push** (HEAP-9, R1). A transaction that schedules a row under a new epoch also writes a debt: an item that
 the row owes to the heap. The scheduler reads the debts (`owed`), pushes the items, and clears the debts
-(`pushed`), in three separate steps. A scheduler that dies in between leaves the debt, and the next one pushes
-the item again, to the same place. If the heap is lost, `overdue` finds rows whose time has come and that
-nothing runs, and they are pushed again. `rebuild` pushes all rows (HEAP-17).
+(`clear_debts`), in three separate steps. If a scheduler dies in between, the debt stays, and the next
+scheduler pushes the item again, to the same place. If the heap is lost, `overdue` finds rows that should run
+but do not, and their items are pushed again. `rebuild` pushes the items of all rows (HEAP-17).
 
-**Prune** (HEAP-10). Items that can start nothing any more leave the heap. The order makes it safe: the heap
-is listed first, and the rows are read afterwards. An item that was listed had a row before it was pushed
+**Prune** (HEAP-10). Items that can no longer start a run are removed from the heap. The order makes it safe:
+the heap is listed first, and the rows are read afterwards. A listed item had a row before it was pushed
 (INV2). If the row is missing now, it was deleted, and the item is dead. In the other order, an item pushed in
-between would seem to have no row, and a scheduled subscription would lose its signal. An item of an older
-epoch is removed when its row waits, or when the item of the row's own epoch is on the heap: a scheduled row
-always has an item (INV4).
+between would seem to have no row, and a scheduled subscription would lose its item. An item of an older epoch
+is removed if its row waits, or if the item of the row's current epoch is on the heap: a scheduled row always
+has an item (INV4).
 """
 
 from collections.abc import Callable, Sequence
@@ -33,25 +33,25 @@ _debt = msgspec.msgpack.Decoder(tuple[int, int])
 def owed(tx: Tx, keys: TriggerKeys, limit: int = PAGE) -> list[Item]:
     """Return items that may not be on the heap, each of a row that is scheduled under its epoch (INV2).
 
-    Debts of rows that have moved on are cleared: nothing is pushed for a row that waits or is gone.
+    Clears the debts of rows that have changed: nothing is pushed for a row that waits or is gone.
     """
     debts = tx.range(*keys.owed.all(), limit=limit)
     names = [str(keys.owed.unpack(debt.key)[0]) for debt in debts]
     rows = tx.get_many([keys.subscription[name] for name in names])
-    found = []
+    items = []
     for debt, name, raw in zip(debts, names, rows, strict=True):
         epoch, at = _debt.decode(debt.value)
         row = None if raw is None else subscriptions.decode(raw)
         if isinstance(row, Scheduled) and row.tally.epoch == epoch:
             assert row.next_run == at, f"HEAP-9: {name} has two times under epoch {epoch}"
             assert row.tally.born <= epoch, f"INV2: an item of {name} that its row never had"
-            found.append(Item(at, name, epoch))
+            items.append(Item(at, name, epoch))
         else:
             tx.clear(debt.key, quiet=True)
-    return found
+    return items
 
 
-def pushed(tx: Tx, keys: TriggerKeys, items: Sequence[Item]) -> None:
+def clear_debts(tx: Tx, keys: TriggerKeys, items: Sequence[Item]) -> None:
     """Clear the debts of items that are on the heap; debts under a newer epoch stay."""
     debts = tx.get_many([keys.owed[item.name] for item in items])
     for item, debt in zip(items, debts, strict=True):
@@ -67,14 +67,14 @@ def overdue(
     page = tx.range(
         after + b"\x00" if after else lo, keys.due[(tx.now() - late_us,)], limit=limit, snapshot=True
     )
-    found = []
+    items = []
     for row in page:
         at, name = keys.due.unpack(row.key)
         epoch, running = msgspec.msgpack.decode(row.value, type=tuple[int, bool])
         if not running:
             assert isinstance(at, int)
-            found.append(Item(at, str(name), epoch))
-    return found, page[-1].key if len(page) == limit else b""
+            items.append(Item(at, str(name), epoch))
+    return items, page[-1].key if len(page) == limit else b""
 
 
 def begin_rebuild(tx: Tx, keys: TriggerKeys) -> None:
@@ -85,16 +85,16 @@ def begin_rebuild(tx: Tx, keys: TriggerKeys) -> None:
 
 
 def rebuild(tx: Tx, keys: TriggerKeys, limit: int = PAGE) -> bool:
-    """Do a page of a requested rebuild: its rows owe their items again. True when there is more."""
+    """Do one page of a requested rebuild: its rows owe their items again. Return True if there is more."""
     cursor = tx.get(keys.heap_rebuild)
     if cursor is None:
         return False
     lo, hi = keys.subscription.all()
     page = tx.range(cursor + b"\x00" if cursor else lo, hi, limit=limit)
-    for found in page:
-        row = subscriptions.decode(found.value)
+    for stored in page:
+        row = subscriptions.decode(stored.value)
         if isinstance(row, Scheduled) and row.tally.ready:
-            subscriptions.owe(tx, keys, str(keys.subscription.unpack(found.key)[0]), row)
+            subscriptions.add_debt(tx, keys, str(keys.subscription.unpack(stored.key)[0]), row)
     if len(page) < limit:
         tx.clear(keys.heap_rebuild)
         return False
@@ -103,29 +103,30 @@ def rebuild(tx: Tx, keys: TriggerKeys, limit: int = PAGE) -> bool:
 
 
 class StaleItems(NamedTuple):
-    """Items that are no signal of their row."""
+    """Items that do not announce the current epoch of their row."""
 
     dead: list[Item]
-    old: list[tuple[Item, Item]]  # with the item of the row's own epoch: if it is there, the old one may go
-    strange: list[Item]  # of rows that never existed: not ours, and left alone
+    # with the item of the row's epoch: if that is on the heap, the old one can go
+    old: list[tuple[Item, Item]]
+    unknown: list[Item]  # of rows that never existed; they are ignored
 
 
-def judged(tx: Tx, keys: TriggerKeys, listed: Sequence[Item]) -> StaleItems:
+def classify(tx: Tx, keys: TriggerKeys, listed: Sequence[Item]) -> StaleItems:
     """Classify items that were listed before this transaction."""
     rows = tx.get_many([keys.subscription[item.name] for item in listed])
     missing = [item for item, raw in zip(listed, rows, strict=True) if raw is None]
     floors = tx.get_many([keys.floor[item.name] for item in missing])
     stale = StaleItems([], [], [])
     for item, floor in zip(missing, floors, strict=True):
-        # Its row was there before it was pushed (INV2), was deleted, and does not come again (INV1).
-        over = floor is not None and item.epoch <= msgspec.msgpack.decode(floor, type=int)
-        (stale.dead if over else stale.strange).append(item)
+        # Its row existed before it was pushed (INV2), was deleted, and its epoch is never used again (INV1).
+        is_dead = floor is not None and item.epoch <= msgspec.msgpack.decode(floor, type=int)
+        (stale.dead if is_dead else stale.unknown).append(item)
     for item, raw in zip(listed, rows, strict=True):
         if raw is None:
             continue
         row = subscriptions.decode(raw)
         if item.epoch > row.tally.epoch:
-            stale.strange.append(item)
+            stale.unknown.append(item)
         elif item.epoch < row.tally.epoch and isinstance(row, Scheduled):
             stale.old.append((item, Item(row.next_run, item.name, row.tally.epoch)))
         elif item.epoch < row.tally.epoch:
@@ -134,9 +135,9 @@ def judged(tx: Tx, keys: TriggerKeys, listed: Sequence[Item]) -> StaleItems:
 
 
 def removable(stale: StaleItems, has: Callable[[Item], bool]) -> list[Item]:
-    """Return the items to remove: the dead, and the old ones whose successor is on the heap (INV4)."""
-    strange = {item.id for item in stale.strange}
-    assert all(item.id not in strange for item in stale.dead), "INV5: an item that is not known to be dead"
+    """Return the items to remove: dead ones, and old ones whose successor is on the heap (INV4)."""
+    unknown = {item.id for item in stale.unknown}
+    assert all(item.id not in unknown for item in stale.dead), "INV5: an item that is not known to be dead"
     for item, successor in stale.old:
         assert item.epoch < successor.epoch, f"INV4: {item} is the signal of a scheduled row"
     return stale.dead + [item for item, successor in stale.old if has(successor)]

@@ -1,23 +1,23 @@
-"""The triggers room's layout in the store: everything under the cluster's name.
+"""Keys of triggers in the store. All of them begin with the cluster's name, C.
 
-(C, "subscription", id)                  its row
-(C, "subscription-floor", id)            the last epoch of one that was removed
-(C, "due", at, id)                       scheduled ones by the time at which somebody has to look at them
+(C, "subscription", id)                  the row of a subscription
+(C, "subscription-floor", id)            the last epoch of a deleted subscription
+(C, "due", at, id)                       scheduled subscriptions by the time of the next check or start
 (C, "owed", id)                          the epoch and time of an item that may not be on the heap yet
-(C, "unready", at, id)                   those whose attaching has not come to its end, by when it began
+(C, "unready", at, id)                   subscriptions that are not ready, by the time `attach` began
 (C, "subscriber", name, version, id)     the subscribers of a dataset
-(C, "wake", name, version)               something was published there since its subscribers were told
-(C, "waking", name, version)             the template, then the subscriber, up to which they were told
+(C, "wake", name, version)               wake row: new data that was not announced to subscribers yet
+(C, "waking", name, version)             cursor: the last template, then subscriber, that was handled
 (C, "wake-round")                        the dataset at which the last round of waking ended
-(C, "wake-bell")                         no row: hinted at when there is somebody to wake
+(C, "wake-bell")                         no row; hints at this key announce wake rows
 (C, "template", id)                      a template
-(C, "templating", id)                    the dataset up to which it was instantiated
-(C, "heap-form")                         which heap the cluster has, for its runners to agree on
-(C, "heap-rebuild")                      the subscription up to which a lost heap was rebuilt
-(C, "heap", at, id, epoch)               the items of a heap that lies in the store
+(C, "templating", id)                    cursor: the last dataset that the template was instantiated for
+(C, "heap-form")                         the heap of the cluster, for all runners to use
+(C, "heap-rebuild")                      cursor: the last subscription whose item was pushed again
+(C, "heap", at, id, epoch)               the items of a heap in the store
 (C, "cron", id)                          a schedule
 (C, "cron-due", wall, id)                schedules by their next time
-(C, "alarm", name, version)              when a source moves next though nobody writes to it
+(C, "alarm", name, version)              the time of a source's alarm
 (C, "alarm-due", wall, name, version)    alarms by their time
 """
 

@@ -1,4 +1,4 @@
-"""What is due, waiting, paused or dead, and why: for people and programs that look at a cluster."""
+"""Listing of subscriptions: which are due, waiting, paused or dead, and why."""
 
 from collections.abc import Collection, Iterator
 from enum import StrEnum
@@ -18,25 +18,25 @@ from tidemill.triggers.terms import AfterGrace
 PAGE = 200
 
 
-class Shown(StrEnum):
-    """What a subscription is to whoever looks at it."""
+class TriggerState(StrEnum):
+    """The state of a subscription, as shown to users."""
 
-    DUE = "due"  # its time has come
-    SCHEDULED = "scheduled"  # its time is to come
+    DUE = "due"
+    SCHEDULED = "scheduled"  # due later
     RUNNING = "running"
-    WAITING = "waiting"  # for something to be published
+    WAITING = "waiting"  # for new data
     PAUSED = "paused"
     DEAD = "dead"  # it failed too often
-    UNREADY = "unready"  # its attaching has not come to its end
+    UNREADY = "unready"  # `attach` has not finished
 
 
-class Listed(msgspec.Struct, frozen=True):
-    """One subscription: its state, why, and how many positions each of its sources is ahead of it."""
+class TriggerInfo(msgspec.Struct, frozen=True):
+    """One subscription: its state, the reason, and how many positions each source is ahead of it."""
 
     name: str
-    state: Shown
+    state: TriggerState
     why: str
-    in_s: float | None  # until its time; negative: since
+    in_s: float | None  # seconds until it is due; negative if it is overdue
     behind: dict[str, int]
     failures: int
     epoch: int
@@ -44,17 +44,17 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 class Overview(msgspec.Struct, frozen=True):
-    """The heap and what is declared."""
+    """The heap, the templates and the schedules of a cluster."""
 
-    heap: str  # its form; empty before the first scheduler
-    lag_s: float  # how long the oldest that is due has been so
+    heap: str  # its form; empty before the first scheduler started
+    lag_s: float  # how long the oldest due run has been due
     rebuilding: bool
     templates: list[templates.Template]
     schedules: list[schedules.Entry]
 
 
 def overview(store: Store, keys: TriggerKeys) -> Overview:
-    """The heap and the templates."""
+    """Read the heap, the templates and the schedules."""
 
     def read(tx: Tx) -> Overview:
         form = tx.get(keys.heap_form)
@@ -70,7 +70,7 @@ def overview(store: Store, keys: TriggerKeys) -> Overview:
 
 
 def _lag_us(tx: Tx, keys: TriggerKeys) -> int:
-    """The age of the oldest that is due and does not run: the metric of HEAP-19, by the rows."""
+    """Return how long the oldest due run has been due without running (HEAP-19), by the rows."""
     now = tx.now()
     for row in tx.range(keys.due.all()[0], keys.due[(now,)], limit=PAGE, snapshot=True):
         if not msgspec.msgpack.decode(row.value, type=tuple[int, bool])[1]:
@@ -88,27 +88,27 @@ def listed(
     states: Collection[str] = (),
     name: str = "",
     limit: int = 50,
-) -> list[Listed]:
-    """Subscriptions by name.
+) -> list[TriggerInfo]:
+    """List subscriptions, ordered by name.
 
-    - states: only these.
-    - name: only those whose name has this in it; `*` may be used.
+    - states: only subscriptions in these states.
+    - name: only names that contain this text; it may contain `*`.
     """
     pattern = name if "*" in name else f"*{name}*"
-    found: list[Listed] = []
-    parked = set(states) == {Shown.DEAD}
+    infos: list[TriggerInfo] = []
+    parked = set(states) == {TriggerState.DEAD}
     for page in _pages(store, keys, parked=parked):
-        wanted = [one for one in page if fnmatchcase(one, pattern)]
-        for one in store.run(lambda tx, wanted=wanted: _read(tx, keys, lots, wanted)):  # type: ignore[misc]
-            if not states or one.state in states:
-                found.append(one)
-                if len(found) == limit:
-                    return found
-    return found
+        names = [subscription for subscription in page if fnmatchcase(subscription, pattern)]
+        for info in store.run(lambda tx, names=names: _read(tx, keys, lots, names)):  # type: ignore[misc]
+            if not states or info.state in states:
+                infos.append(info)
+                if len(infos) == limit:
+                    return infos
+    return infos
 
 
 def _pages(store: Store, keys: TriggerKeys, *, parked: bool) -> Iterator[list[str]]:
-    """Names, page by page: all of them, or those that never run as they are, which the index has together."""
+    """Yield names, page by page: all of them, or only paused and dead ones, which the index has together."""
     space = keys.due if parked else keys.subscription
     lo, hi = space.all()
     if parked:
@@ -121,29 +121,27 @@ def _pages(store: Store, keys: TriggerKeys, *, parked: bool) -> Iterator[list[st
         lo = rows[-1].key + b"\x00"
 
 
-def _read(tx: Tx, keys: TriggerKeys, lots: LotKeys, names: list[str]) -> list[Listed]:
+def _read(tx: Tx, keys: TriggerKeys, lots: LotKeys, names: list[str]) -> list[TriggerInfo]:
     rows = tx.get_many([keys.subscription[name] for name in names])
-    there = [
+    decoded = [
         (name, subscriptions.decode(raw)) for name, raw in zip(names, rows, strict=True) if raw is not None
     ]
-    sources = sorted({source for _, row in there for source in row.tally.terms.sources})
+    sources = sorted({source for _, row in decoded for source in row.tally.terms.sources})
     heads = events.heads(tx, lots, sources) if sources else {}
-    found = []
-    for name, row in there:
+    infos = []
+    for name, row in decoded:
         opens_us = schedules.opens_us(tx, keys, lots, row.tally) if isinstance(row, Waiting) else None
-        found.append(shown(name, row, heads, tx.now(), opens_us))
-    return found
+        infos.append(_info(name, row, heads, tx.now(), opens_us))
+    return infos
 
 
-def shown(
-    name: str, row: AnyRow, heads: dict[DatasetId, int], now: int, opens_us: int | None = None
-) -> Listed:
-    """One subscription as people see it; `opens_us`: how long it is until its schedule opens its gate."""
+def _info(name: str, row: AnyRow, heads: dict[DatasetId, int], now: int, opens_us: int | None) -> TriggerInfo:
+    """Describe one subscription; `opens_us`: the time until its schedule opens its gate."""
     tally = row.tally
-    behind = {str(one): heads.get(one, 0) - position for one, position in tally.seen.items()}
+    behind = {str(source): heads.get(source, 0) - position for source, position in tally.seen.items()}
     state, why = _state(row, behind, now)
     at = row.next_run if isinstance(row, Scheduled) and row.next_run < NEVER else None
-    return Listed(
+    return TriggerInfo(
         name=name,
         state=state,
         why=why,
@@ -155,42 +153,45 @@ def shown(
     )
 
 
-def _state(row: AnyRow, behind: dict[str, int], now: int) -> tuple[Shown, str]:
+def _state(row: AnyRow, behind: dict[str, int], now: int) -> tuple[TriggerState, str]:
     tally = row.tally
     if isinstance(row, Scheduled) and row.run is not None:
-        return Shown.RUNNING, f"on node {row.run.node[:12]}"
+        return TriggerState.RUNNING, f"on node {row.run.node[:12]}"
     if not tally.ready:
-        return Shown.UNREADY, "whoever attached it has not come to the end"
+        return TriggerState.UNREADY, "its creation has not finished"
     if tally.dead:
-        return Shown.DEAD, f"failed {tally.failures} times in a row; the last said: {tally.why or 'nothing'}"
+        return (
+            TriggerState.DEAD,
+            f"failed {tally.failures} times in a row, last: {tally.why or 'unknown error'}",
+        )
     if tally.paused:
-        return Shown.PAUSED, f"{sum(behind.values())} to see when it is resumed"
+        return TriggerState.PAUSED, f"{sum(behind.values())} to process when it is resumed"
     if isinstance(row, Waiting):
         if not any(behind.values()):
-            return Shown.WAITING, "all is seen"
+            return TriggerState.WAITING, "up to date"
         if tally.terms.gate is not None:
-            return Shown.WAITING, f"{sum(behind.values())} to see at the next time of its schedule"
-        return Shown.WAITING, _at_barrier(row, behind)
+            return TriggerState.WAITING, f"{sum(behind.values())} to process at the next time of its schedule"
+        return TriggerState.WAITING, _at_barrier(row, behind)
     if row.next_run <= now:
-        return Shown.DUE, f"{sum(behind.values())} to see"
-    return Shown.SCHEDULED, _held(row, behind)
+        return TriggerState.DUE, f"{sum(behind.values())} to process"
+    return TriggerState.SCHEDULED, _why_later(row, behind)
 
 
 def _at_barrier(row: Waiting, behind: dict[str, int]) -> str:
     missing = ", ".join(source for source, number in behind.items() if not number)
-    ever = row.tally.terms.grace_us is None or row.tally.terms.after_grace is AfterGrace.WAIT
-    return f"its barrier waits for {missing}" + (", for as long as it takes" if ever else "")
+    unlimited = row.tally.terms.grace_us is None or row.tally.terms.after_grace is AfterGrace.WAIT
+    return f"its barrier waits for {missing}" + (", without a time limit" if unlimited else "")
 
 
-def _held(row: Scheduled, behind: dict[str, int]) -> str:
+def _why_later(row: Scheduled, behind: dict[str, int]) -> str:
     tally = row.tally
     if tally.failures:
-        return f"tries again after failure {tally.failures}: {tally.why or 'nothing was said'}"
+        return f"retries after failure {tally.failures}: {tally.why or 'unknown error'}"
     if row.held:
         missing = ", ".join(source for source, number in behind.items() if not number)
         if tally.terms.barrier and missing:
-            return f"its barrier waits for {missing}, until its grace is over"
-        return "its sources are not quiet yet"
+            return f"its barrier waits for {missing}, until its grace period ends"
+        return "waits until its sources are quiet"
     if tally.last_start is not None and tally.terms.cadence_us:
-        return "its cadence"
-    return "its time is to come"
+        return "waits for its cadence"
+    return "due later"

@@ -1,15 +1,15 @@
-"""The heap in object storage: one immutable object per item, whose name says everything (HEAP-9, HEAP-19).
+"""The heap in object storage: one immutable object per item, described by its name (HEAP-9, HEAP-19).
 
     heap/v1/shard=NN/{minute}/{subscription}.{epoch}
 
-A push creates the object unless it exists. Nothing is ever rewritten, so no two schedulers can undo each
-other's work. A delete needs no condition, because an epoch that is over stays over. Names sort by time, so a
-listing finds what is due: one request per 1,000 items, and none for their bodies.
+A push creates the object unless it exists. No object is ever rewritten, so schedulers cannot undo each
+other's work. A delete needs no condition, because an epoch never returns. Names sort by time, so a listing
+finds the due items with one request per 1,000 items, without reading their bodies.
 
-Each shard is listed by itself. With several shards, more schedulers write without disturbing each other, and
-a peek costs at least one request per shard.
+Each shard is listed separately. With more shards, more schedulers can write at the same time, but a listing
+takes at least one request per shard.
 
-The minutes are store time, nobody's wall clock. What lies here and is no item is passed over, and told.
+The minutes are store time. Objects that are not items are ignored and reported.
 """
 
 import heapq
@@ -26,27 +26,27 @@ from tidemill.triggers.events import StrangeKey
 from tidemill.triggers.heap import MINUTE_US, Heap, Item
 
 ROOT = "heap/v1"
-THREADS = 16  # pushes under way at once: each is a round trip
+THREADS = 16  # concurrent pushes; each is a round trip
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FORM = "%Y-%m-%dT%H:%MZ"
 
 
 class ObjectHeap(Heap):
-    """A heap under one root of an object storage.
+    """A heap in an object storage.
 
     Args:
-        objects: where.
-        shards: into how many folders it is divided, by subscription; all runners of a cluster agree on it.
-        emit: told of keys that are no items.
+        objects: the object storage.
+        shards: the number of folders that subscriptions are distributed over; the same for all runners.
+        emit: receives an event for each key that is not an item.
     """
 
     def __init__(self, objects: Objects, *, shards: int = 1, emit: Emit = ignore) -> None:
         if not 1 <= shards <= 100:
-            raise UsageError(f"a heap of {shards} shards", hint="1 to 100")
+            raise UsageError(f"a heap cannot have {shards} shards", hint="choose 1 to 100")
         self._objects = objects
         self._shards = shards
         self._emit = emit
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     @property
     def form(self) -> str:
@@ -60,7 +60,7 @@ class ObjectHeap(Heap):
                 list(threads.map(self._create, items))
 
     def _create(self, item: Item) -> None:
-        # Whoever pushes an item writes the same bytes: that it is there is all that is asked for.
+        # Every push of an item writes the same bytes, so an existing object is fine.
         body = f"{item.name} {item.epoch:012d} {item.at}".encode()
         self._objects.put_if_absent(self.key(item), body, body)
 
@@ -70,20 +70,20 @@ class ObjectHeap(Heap):
 
     def _shard(self, shard: int, lo_us: int, hi_us: int) -> Iterator[Item]:
         prefix = f"{ROOT}/shard={shard:02d}/"
-        # Not the name of a folder: servers that list by folders would leave out what is in it.
+        # Not the name of a folder: servers that list by folder would skip its content.
         after = prefix + minute(lo_us)[:-1] if lo_us > 0 else None
         for info in self._objects.list(prefix, after=after, ahead=False):
             item = parse(info.key)
             if item is None:
-                self._pass_over(info.key)
+                self._report(info.key)
             elif item.at >= hi_us:
                 return
             elif item.at >= lo_us // MINUTE_US * MINUTE_US:
                 yield item
 
-    def _pass_over(self, key: str) -> None:
-        if key not in self._told and len(self._told) < 1000:
-            self._told.add(key)
+    def _report(self, key: str) -> None:
+        if key not in self._reported and len(self._reported) < 1000:
+            self._reported.add(key)
             self._emit(StrangeKey(key=key))
 
     def has(self, item: Item) -> bool:
@@ -97,24 +97,24 @@ class ObjectHeap(Heap):
         self._objects.delete_many([self.key(item) for item in items])
 
     def key(self, item: Item) -> str:
-        """The one name of an item."""
+        """Return the key of an item."""
         shard = zlib.crc32(item.name.encode()) % self._shards
         return f"{ROOT}/shard={shard:02d}/{minute(item.at)}/{quote(item.name)}.{item.epoch:012d}"
 
 
 def minute(at: int) -> str:
-    """The minute of a time, as keys have it.
+    """Format the minute of a time for a key.
 
     >>> minute(90_000_000)
     '1970-01-01T00:01Z'
     """
-    # not strftime: it writes years before 1000 without their zeros on some systems
+    # strftime omits the leading zeros of years before 1000 on some systems.
     moment = _EPOCH + timedelta(microseconds=at)
     return f"{moment.year:04d}-{moment:%m-%dT%H:%M}Z"
 
 
 def parse(key: str) -> Item | None:
-    """The item that a key names, at the beginning of its minute; None for what is no item.
+    """Parse an item from its key, with the time rounded down to the minute; None if it is not an item.
 
     >>> parse("heap/v1/shard=00/1970-01-01T00:01Z/clean.000000000007")
     Item(at=60000000, name='clean', epoch=7)

@@ -1,58 +1,62 @@
-"""Patterns of names with one star: `raw_*`, and what is made of its matches: `clean_{name}`.
+"""Name patterns with one star, such as `raw_*`, and targets for their matches, such as `clean_{name}`.
 
-`{name}` is what the star stood for: of `raw_*`, `raw_orders` makes `clean_orders`.
+`{name}` is the part that the star matched: with `raw_*`, the dataset `raw_orders` gives `clean_orders`.
 """
 
 from typing import NamedTuple
 
 from tidemill.errors import BadTemplate
 
-PLACE = "{name}"
+PLACEHOLDER = "{name}"
 
 
 class Pattern(NamedTuple):
-    """What a name begins and ends with; in between there is at least one character."""
+    """The beginning and end of matching names; at least one character is between them."""
 
     prefix: str
     suffix: str
 
     @staticmethod
     def parse(text: str) -> "Pattern":
-        """A pattern of sources; `BadTemplate` unless it has exactly one star.
+        """Parse a pattern of sources; raise `BadTemplate` unless it has exactly one star.
 
         >>> Pattern.parse("raw_*").match("raw_orders")
         'orders'
         """
         if text.count("*") != 1 or "?" in text or "[" in text:
             raise BadTemplate(
-                f"{text!r} is no pattern of datasets",
-                hint="write one star for the part that differs, e.g. raw_*; without a star it is a name",
+                f"{text!r} is not a pattern of datasets",
+                hint="use exactly one star, for the part that differs: raw_*",
             )
         return Pattern(*text.split("*"))
 
     @staticmethod
     def parse_target(text: str) -> "Pattern":
-        """A pattern of targets; `BadTemplate` unless each match has a target of its own."""
-        if text.count(PLACE) != 1 or "{" in text.replace(PLACE, "") or "}" in text.replace(PLACE, ""):
+        """Parse a pattern of targets; raise `BadTemplate` unless each match has a separate target."""
+        if (
+            text.count(PLACEHOLDER) != 1
+            or "{" in text.replace(PLACEHOLDER, "")
+            or "}" in text.replace(PLACEHOLDER, "")
+        ):
             raise BadTemplate(
-                f"{text!r} is not one target for each match",
-                hint=f"write {PLACE} once, for what the star stands for, e.g. clean_{PLACE}",
+                f"{text!r} does not give a separate target for each match",
+                hint=f"use {PLACEHOLDER} once, for the part that the star matches: clean_{PLACEHOLDER}",
             )
-        return Pattern(*text.split(PLACE))
+        return Pattern(*text.split(PLACEHOLDER))
 
     def match(self, name: str) -> str | None:
-        """What the star stands for in a name; None when it does not match."""
+        """Return the part of a name that the star matches; None if the name does not match."""
         least = len(self.prefix) + len(self.suffix) + 1
         if len(name) < least or not name.startswith(self.prefix) or not name.endswith(self.suffix):
             return None
         return name[len(self.prefix) : len(name) - len(self.suffix)]
 
     def fill(self, part: str) -> str:
-        """The name with something in the star's place."""
+        """Return the name with this part in place of the star."""
         return self.prefix + part + self.suffix
 
     def meets(self, other: "Pattern") -> bool:
-        """Whether some name matches both.
+        """Tell whether some name matches both patterns.
 
         >>> Pattern("raw_", "").meets(Pattern("", "_x"))
         True
@@ -61,4 +65,4 @@ class Pattern(NamedTuple):
         """
         heads = self.prefix.startswith(other.prefix) or other.prefix.startswith(self.prefix)
         tails = self.suffix.endswith(other.suffix) or other.suffix.endswith(self.suffix)
-        return heads and tails  # whatever lies between them, a long enough name has room for it
+        return heads and tails  # a long enough name has room for both

@@ -1,8 +1,9 @@
 """Runs: the lease on a scheduled subscription, from start to finish (HEAP-7, HEAP-8).
 
-A run lives as long as its node's entry in the node list: one write per beat keeps all runs of a node. While
-it runs, the subscription stands in the index at the time when its node's entry would run out; whoever finds
-it there calls `look`, which moves it on, or ends a run whose node is gone. No leader is needed.
+A run lasts as long as its node is in the node list, so one write per renewal keeps all runs of a node. While
+it runs, the index lists the subscription under the time at which the node's entry would expire. A scheduler
+that finds it there calls `end_if_lost`, which moves it to a later time, or ends the run if the node is gone.
+No leader is needed.
 """
 
 from collections.abc import Mapping
@@ -23,11 +24,11 @@ from tidemill.triggers.states import SubscriptionEdge
 from tidemill.triggers.subscriptions import AnyRow, Run, Scheduled, Waiting
 from tidemill.triggers.terms import AfterGrace
 
-MOST_WHY = 500  # characters of what went wrong
+MAX_WHY_CHARS = 500
 
 
 class Due(msgspec.Struct, frozen=True):
-    """Somebody has to look at a subscription: to start it, or, if it runs, to see whether it still does."""
+    """A subscription to start, or, if it is running, to check."""
 
     name: str
     epoch: int
@@ -35,7 +36,7 @@ class Due(msgspec.Struct, frozen=True):
 
 
 class Ticket(msgspec.Struct, frozen=True):
-    """A run's right to act. It processes what lies behind `progress`, up to `heads` at most."""
+    """The right to act as a run. It processes positions after `progress`, at most up to `heads`."""
 
     name: str
     epoch: int
@@ -45,31 +46,26 @@ class Ticket(msgspec.Struct, frozen=True):
     heads: dict[DatasetId, int]
 
 
-def due(tx: Tx, keys: TriggerKeys, limit: int = 100) -> list[Due]:
-    """Those whose time has come, longest ago first: one short range of the index."""
-    return due_page(tx, keys, b"", limit)[0]
-
-
 def due_page(tx: Tx, keys: TriggerKeys, after: bytes, limit: int) -> tuple[list[Due], bytes]:
-    """A page of those whose time has come, and where the next one begins; empty at the end."""
+    """Return a page of due subscriptions, oldest first, and where the next page begins; empty at the end."""
     lo, _ = keys.due.all()
     page = tx.range(after + b"\x00" if after else lo, keys.due[(tx.now() + 1,)], limit=limit, snapshot=True)
-    found = []
+    due = []
     for row in page:
         epoch, running = msgspec.msgpack.decode(row.value, type=tuple[int, bool])
-        found.append(Due(str(keys.due.unpack(row.key)[1]), epoch, running))
-    return found, page[-1].key if len(page) == limit else b""
+        due.append(Due(str(keys.due.unpack(row.key)[1]), epoch, running))
+    return due, page[-1].key if len(page) == limit else b""
 
 
 def start(
     tx: Tx, keys: TriggerKeys, lots: LotKeys, cluster: ClusterKeys, node: Node, name: str, epoch: int
 ) -> Ticket | None:
-    """Begin a run under the next fence; None unless the row is scheduled under this epoch, its time has come,
-    and nobody runs it. Others may have been faster: that is no error.
+    """Begin a run under the next fence. Return None if the row is not scheduled under this epoch, is not due,
+    or is running: another node may have been faster, which is not an error.
 
-    What there is to do is decided once more, by the heads as they are now. One that has nothing to do goes to
-    rest, one whose sources are not quiet yet is postponed (a burst of writes costs one new time, not one for
-    each), and a barrier that is to skip moves on: then there is no run either.
+    The decision is made again with the current heads. If there is nothing to process, the subscription waits.
+    If its sources are not quiet yet, it is postponed, so a burst of writes costs one new time and not one for
+    each write. If its barrier skips, its progress advances. In these cases there is no run either.
     """
     entry = nodes.check(tx, cluster, node)
     row = subscriptions.read(tx, keys, name)
@@ -79,17 +75,17 @@ def start(
     heads = events.heads(tx, lots, row.tally.terms.sources)
     following = subscriptions.decide(tx, lots, row.tally, heads, starting=True)
     if not isinstance(following, Now) or _skips(row, heads):
-        _put_off(tx, keys, lots, name, row, following, heads)
+        _postpone(tx, keys, lots, name, row, following, heads)
         return None
     tally = msgspec.structs.replace(row.tally, fence=row.tally.fence + 1, last_start=now)
     run = Run(node.id, node.epoch, entry.expires_at)
     new = Scheduled(tally, row.next_run, run=run)
-    subscriptions.enter(tx, keys, name, row, [SubscriptionEdge.START], new)
+    subscriptions.transition(tx, keys, name, row, [SubscriptionEdge.START], new)
     return Ticket(name, epoch, tally.fence, node, tally.seen, heads)
 
 
 def startable(row: Scheduled, epoch: int, now: int) -> bool:
-    """The guard of a start (HEAP-7), asked by whoever chooses what to start as well."""
+    """Tell whether a run can start (HEAP-7)."""
     return (
         row.tally.epoch == epoch
         and row.run is None
@@ -100,14 +96,14 @@ def startable(row: Scheduled, epoch: int, now: int) -> bool:
 
 
 def _skips(row: Scheduled, heads: Mapping[DatasetId, int]) -> bool:
-    """Whether it is a barrier whose grace is over, with a source that has nothing, that is to skip then."""
+    """Tell whether the barrier skips: its grace period is over, and a source has nothing new."""
     terms = row.tally.terms
     if not terms.barrier or terms.after_grace is not AfterGrace.SKIP:
         return False
     return any(heads[source] <= position for source, position in row.tally.seen.items())
 
 
-def _put_off(
+def _postpone(
     tx: Tx,
     keys: TriggerKeys,
     lots: LotKeys,
@@ -116,21 +112,21 @@ def _put_off(
     following: Next,
     heads: Mapping[DatasetId, int],
 ) -> None:
-    """There is no run now: rest, a later time, or on behind what waited at a barrier; under a new epoch."""
+    """Start no run: wait, choose a later time, or skip what a barrier held; under a new epoch."""
     tally = msgspec.structs.replace(row.tally, epoch=row.tally.epoch + 1)
     edges = [SubscriptionEdge.POSTPONE]
     if isinstance(following, Now):
-        progress = tuple(max(heads[one], position) for one, position in row.tally.seen.items())
+        progress = tuple(max(heads[source], position) for source, position in row.tally.seen.items())
         tally = msgspec.structs.replace(tally, progress=progress, skipped=tally.skipped + 1)
         following, edges = subscriptions.decide(tx, lots, tally, heads), [SubscriptionEdge.SKIP]
-    new = subscriptions.settled(tx, tally, following)
+    new = subscriptions.next_row(tx, tally, following)
     if isinstance(new, Waiting):
         edges.append(SubscriptionEdge.REST)
-    subscriptions.enter(tx, keys, name, row, edges, new)
+    subscriptions.transition(tx, keys, name, row, edges, new)
 
 
 def check(tx: Tx, keys: TriggerKeys, cluster: ClusterKeys, ticket: Ticket) -> Scheduled:
-    """The fence: `LeaseLost` unless the run is ours at this moment. Returns the row."""
+    """Check the fence and return the row; raise `LeaseLost` unless the ticket is current."""
     nodes.check(tx, cluster, ticket.node)
     row = subscriptions.read(tx, keys, ticket.name)
     if (
@@ -151,10 +147,10 @@ def finish(
     ticket: Ticket,
     target: Mapping[DatasetId, int],
 ) -> AnyRow:
-    """End a run that processed everything up to `target`: one guarded update (HEAP-8).
+    """End a run that processed everything up to `target`, in one fenced update (HEAP-8).
 
-    What is next is decided in this transaction, by the heads as it sees them: a publication since the start
-    either is seen here, or its waking comes after.
+    This transaction also decides what is next, by the heads that it reads. A publication since the start is
+    either seen here, or wakes the subscription afterwards.
     """
     row = check(tx, keys, cluster, ticket)
     heads = events.heads(tx, lots, row.tally.terms.sources)
@@ -163,30 +159,30 @@ def finish(
         reached = target.get(source, position)
         if not position <= reached <= heads[source]:
             raise UsageError(
-                f"{ticket.name} cannot go from {position} to {reached} of {source}, at {heads[source]} now",
-                hint="progress only grows, up to what was published",
+                f"{ticket.name} cannot move from {position} to {reached} in {source} (head {heads[source]})",
+                hint="progress can only grow, up to the head",
             )
         progress.append(reached)
     _pass_gate(row, ticket, progress)
     tally = msgspec.structs.replace(
         row.tally, epoch=row.tally.epoch + 1, progress=tuple(progress), failures=0, why="", dead=False
     )
-    new = subscriptions.settled(tx, tally, subscriptions.decide(tx, lots, tally, heads))
+    new = subscriptions.next_row(tx, tally, subscriptions.decide(tx, lots, tally, heads))
     edge = SubscriptionEdge.REST if isinstance(new, Waiting) else SubscriptionEdge.AGAIN
-    return subscriptions.enter(tx, keys, ticket.name, row, [edge], new)
+    return subscriptions.transition(tx, keys, ticket.name, row, [edge], new)
 
 
 def _pass_gate(row: Scheduled, ticket: Ticket, progress: list[int]) -> None:
-    """What opened its gate counts as seen when all is that was there then; a run that ended before that goes
-    on at once.
+    """Mark the gate as seen if the run processed everything that existed when the gate opened. Otherwise the
+    next run follows at once.
     """
     gate, sources = row.tally.terms.gate, row.tally.terms.sources
     if gate is None:
         return
     reached = dict(zip(sources, progress, strict=True))
-    if all(reached[one] >= ticket.heads[one] for one in sources if one != gate):
-        at = sources.index(gate)
-        progress[at] = max(progress[at], ticket.heads[gate])
+    if all(reached[source] >= ticket.heads[source] for source in sources if source != gate):
+        index = sources.index(gate)
+        progress[index] = max(progress[index], ticket.heads[gate])
 
 
 def fail(
@@ -200,15 +196,15 @@ def fail(
     jitter: float = 1.0,
     why: str = "",
 ) -> AnyRow:
-    """End a run that failed: nothing counts as processed, and it is tried again after the backoff.
+    """End a failed run: its progress does not change, and it is retried after the backoff.
 
-    After as many failures as its terms allow it is dead: it stays scheduled, keeps what wakes it, and nobody
-    runs it until somebody says `retry` (HEAP-15).
+    After as many failures as its terms allow it is dead: it stays scheduled and is still woken, but does not
+    run until `retry` (HEAP-15).
 
-    - backoff_us: how long; by its terms and the number of its failures if left out.
-    - counted: no for one that could not begin, because somebody else has the turn.
-    - jitter: from 0 to 1, drawn by the caller: half of a backoff by the terms is left to it.
-    - why: what went wrong, in a few words.
+    - backoff_us: the backoff; by default it follows from the terms and the number of failures.
+    - counted: False for a run that could not begin because others occupy its capacity.
+    - jitter: a random number from 0 to 1; it decides half of the default backoff.
+    - why: a short description of the error.
     """
     row = check(tx, keys, cluster, ticket)
     terms, failures = row.tally.terms, row.tally.failures + counted
@@ -216,16 +212,16 @@ def fail(
         row.tally,
         epoch=row.tally.epoch + 1,
         failures=failures,
-        why=why[:MOST_WHY] if why else row.tally.why,
+        why=why[:MAX_WHY_CHARS] if why else row.tally.why,
         dead=row.tally.dead or bool(counted and terms.most_failures and failures >= terms.most_failures),
     )
     wait_us = terms.backoff(max(1, failures), jitter) if backoff_us is None else backoff_us
     new = Scheduled(tally, subscriptions.earliest(tally, tx.now() + wait_us))
-    return subscriptions.enter(tx, keys, ticket.name, row, [SubscriptionEdge.FAIL], new)
+    return subscriptions.transition(tx, keys, ticket.name, row, [SubscriptionEdge.FAIL], new)
 
 
-def look(tx: Tx, keys: TriggerKeys, cluster: ClusterKeys, name: str, epoch: int) -> bool:
-    """See whether a run that stands in the index is still alive. True when it was ended: its node is gone."""
+def end_if_lost(tx: Tx, keys: TriggerKeys, cluster: ClusterKeys, name: str, epoch: int) -> bool:
+    """End a run if its node is gone, and return True; otherwise move its next check to a later time."""
     row = subscriptions.read(tx, keys, name)
     if not isinstance(row, Scheduled) or row.run is None or row.tally.epoch != epoch:
         return False
@@ -233,39 +229,39 @@ def look(tx: Tx, keys: TriggerKeys, cluster: ClusterKeys, name: str, epoch: int)
     now = tx.now()
     if entry is not None and entry.epoch == row.run.node_epoch and entry.expires_at > now:
         run = msgspec.structs.replace(row.run, look_at=entry.expires_at)
-        subscriptions.place(tx, keys, name, row, msgspec.structs.replace(row, run=run))
+        subscriptions.write(tx, keys, name, row, msgspec.structs.replace(row, run=run))
         return False
-    _lapse(tx, keys, name, row)
+    _end_lost(tx, keys, name, row)
     return True
 
 
-def lapse(
+def end_earlier_runs(
     tx: Tx, keys: TriggerKeys, cluster: ClusterKeys, node: Node, *, after: bytes = b"", limit: int = 100
 ) -> tuple[list[str], bytes]:
-    """End the runs that earlier lives of this node left, of a page of those that are scheduled.
+    """End the runs that earlier starts of this node left, among one page of scheduled subscriptions.
 
-    Whoever joins under a node's id has raised its epoch, so those runs can finish nothing any more; without
-    this they would be found when the node's entry would have run out. Returns the names of what was ended and
-    where the next page begins, empty after the last.
+    A node that starts again has a higher epoch, so its earlier runs cannot finish. Without this they would
+    end only after the old entry would have expired. Returns the names of the ended runs, and where the next
+    page begins; empty after the last page.
     """
     nodes.check(tx, cluster, node)
     lo, hi = keys.due.all()
-    found = tx.range(max(lo, after + b"\x00"), hi, limit=limit, snapshot=True)
+    page = tx.range(max(lo, after + b"\x00"), hi, limit=limit, snapshot=True)
     ended = []
-    for index in found:
-        if not msgspec.msgpack.decode(index.value, type=tuple[int, bool])[1]:
+    for entry in page:
+        if not msgspec.msgpack.decode(entry.value, type=tuple[int, bool])[1]:
             continue
-        name = str(keys.due.unpack(index.key)[1])
+        name = str(keys.due.unpack(entry.key)[1])
         row = subscriptions.read(tx, keys, name)
         if not isinstance(row, Scheduled) or row.run is None:
             continue
         if row.run.node == node.id and row.run.node_epoch < node.epoch:
-            _lapse(tx, keys, name, row)
+            _end_lost(tx, keys, name, row)
             ended.append(name)
-    return ended, found[-1].key if len(found) == limit else b""
+    return ended, page[-1].key if len(page) == limit else b""
 
 
-def _lapse(tx: Tx, keys: TriggerKeys, name: str, row: Scheduled) -> None:
+def _end_lost(tx: Tx, keys: TriggerKeys, name: str, row: Scheduled) -> None:
     tally = msgspec.structs.replace(row.tally, epoch=row.tally.epoch + 1)
     new = Scheduled(tally, subscriptions.earliest(tally, tx.now()))
-    subscriptions.enter(tx, keys, name, row, [SubscriptionEdge.LAPSE], new)
+    subscriptions.transition(tx, keys, name, row, [SubscriptionEdge.LAPSE], new)

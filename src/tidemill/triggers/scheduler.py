@@ -1,10 +1,10 @@
-"""The scheduler: keeps subscriptions and the heap in step. Every runner has one, and none needs another.
+"""The scheduler: schedules subscriptions and keeps the heap up to date. Every runner has one.
 
-In each round it fires schedules and alarms, wakes the subscribers of what was published, instantiates new
-templates, pushes the items that subscriptions owe to the heap, and ends runs whose node is gone. From time to
-time it pushes overdue items again (the heap may have been lost), prunes the heap, and collects subscriptions
-that never became ready. Each step is one transaction or one operation on the heap, with crash points between
-them, so any number of schedulers may do the same at the same time.
+In each round it fires schedules and alarms, wakes the subscribers of new data, instantiates new templates,
+pushes the items that subscriptions owe to the heap, and ends runs whose node is gone. From time to time it
+pushes overdue items again (the heap may have been lost), prunes the heap, and deletes subscriptions that
+never became ready. Each step is one transaction or one operation on the heap, with crash points between them,
+so any number of schedulers can work at the same time.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ from tidemill.triggers.store_heap import StoreHeap
 T = TypeVar("T")
 
 PAGES = 50
-"""Of waking, templates, pushes and looks each in one round: then the runner has its turn."""
+"""The most pages of each kind of work in one round; then the runner continues with other work."""
 
 RUNS_PAGE = 1000
 
@@ -50,7 +50,7 @@ class Scheduler:
         heap: the cluster's heap.
         poll_s: the longest pause between two rounds when nothing wakes the runner.
         sweep_every_s: how often overdue items are pushed again.
-        late_s: an item is overdue when its time came so long ago.
+        late_s: an item is overdue when it has been due for this long.
         prune_every_s: how often the heap is pruned.
         grace_s: how long attaching a subscription may take.
     """
@@ -75,7 +75,7 @@ class Scheduler:
         self._sweep_every_s, self._late_us = sweep_every_s, int(late_s * 1_000_000)
         self._prune_every_s, self._grace_us = prune_every_s, int(grace_s * 1_000_000)
         self._sweep_at = self._prune_at = scope.clock.monotonic()
-        self._overdue_after = self._look_after = b""
+        self._overdue_after = self._runs_after = b""
         self._agreed = False
 
     def tick(self) -> float:
@@ -86,7 +86,7 @@ class Scheduler:
         more = self.wake()
         more |= self.instantiate()
         more |= self.rebuild()
-        more |= self.look()
+        more |= self.end_lost_runs()
         more |= self.push()
         now = self.scope.clock.monotonic()
         if now >= self._sweep_at:
@@ -109,7 +109,7 @@ class Scheduler:
 
         form = self.scope.store.run(set_or_compare)
         if form != self.heap.form:
-            raise HeapDiffers(f"this cluster uses the heap {form!r}, and this runner {self.heap.form!r}")
+            raise HeapDiffers(f"this cluster uses the heap {form!r}, but this runner {self.heap.form!r}")
         self._agreed = True
 
     # --- rounds
@@ -117,21 +117,21 @@ class Scheduler:
     def fire(self) -> None:
         """Fire the schedules and alarms whose time has come."""
         for name in self.scope.store.run(lambda tx: schedules.due(tx, self.keys)):
-            fired = self._fire(name)
+            fired = self._fire_schedule(name)
             if fired.left_out:
                 self.scope.emit(CronMissed(name=name, left_out=fired.left_out))
 
         for source in self.scope.store.run(lambda tx: alarms.due(tx, self.keys)):
-            self._ring(source)
+            self._fire_alarm(source)
 
-    def _ring(self, source: DatasetId) -> bool:
+    def _fire_alarm(self, source: DatasetId) -> bool:
         return self._step("triggers.ring", lambda tx: alarms.fire(tx, self.keys, self._lots, source))
 
-    def _fire(self, name: str) -> schedules.Fired:
+    def _fire_schedule(self, name: str) -> schedules.Fired:
         return self._step("triggers.fire", lambda tx: schedules.fire(tx, self.keys, self._lots, name))
 
     def wake(self) -> bool:
-        """Wake the subscribers of what was published, page by page."""
+        """Wake the subscribers of new data, page by page."""
         pages = self._pages("triggers.wake", lambda tx: wakes.page_wakes(tx, self.keys, self._lots))
         if pages:
             self.scope.emit(SubscribersWoken(pages=pages))
@@ -173,27 +173,27 @@ class Scheduler:
         crash.point("triggers.push.before")
         self.heap.push(items)
         crash.point("triggers.push.after")
-        self.scope.store.run(lambda tx: heap_sync.pushed(tx, self.keys, items))
+        self.scope.store.run(lambda tx: heap_sync.clear_debts(tx, self.keys, items))
 
-    def look(self) -> bool:
-        """Check a page of runs whose node may be gone; the next call continues after it."""
+    def end_lost_runs(self) -> bool:
+        """Check a page of runs and end those whose node is gone; the next call continues after it."""
 
         def page(tx: Tx) -> tuple[list[runs.Due], bytes]:
-            return runs.due_page(tx, self.keys, self._look_after, RUNS_PAGE)
+            return runs.due_page(tx, self.keys, self._runs_after, RUNS_PAGE)
 
-        due, self._look_after = self.scope.store.run(page)
+        due, self._runs_after = self.scope.store.run(page)
         for run in due:
-            if run.running and self._lapsed(run):
+            if run.running and self._end_if_lost(run):
                 self.scope.emit(RunLapsed(name=run.name, epoch=run.epoch))
-        return bool(self._look_after)
+        return bool(self._runs_after)
 
-    def _lapsed(self, run: runs.Due) -> bool:
+    def _end_if_lost(self, run: runs.Due) -> bool:
         return self._step(
-            "triggers.look", lambda tx: runs.look(tx, self.keys, self._cluster, run.name, run.epoch)
+            "triggers.look", lambda tx: runs.end_if_lost(tx, self.keys, self._cluster, run.name, run.epoch)
         )
 
     def prune(self) -> int:
-        """Remove items that can start nothing any more, due and parked ones; return how many."""
+        """Remove due and parked items that can no longer start a run; return how many."""
         now = self.scope.store.run(lambda tx: tx.now())
         removed = 0
         for lo, hi in ((0, now + 1), (NEVER, NEVER + 1)):
@@ -205,21 +205,21 @@ class Scheduler:
         return removed
 
     def _prune_page(self, page: Sequence[Item]) -> int:
-        verdict = self.scope.store.run(lambda tx: heap_sync.judged(tx, self.keys, page))
-        for item in verdict.strange:
+        stale = self.scope.store.run(lambda tx: heap_sync.classify(tx, self.keys, page))
+        for item in stale.unknown:
             self.scope.emit(StrangeKey(key=f"{item.name} under epoch {item.epoch}"))
-        gone = heap_sync.removable(verdict, self.heap.has)
-        if gone:
+        removable = heap_sync.removable(stale, self.heap.has)
+        if removable:
             crash.point("triggers.prune.before")
-            self.heap.remove(gone)
+            self.heap.remove(removable)
             crash.point("triggers.prune.after")
-        return len(gone)
+        return len(removable)
 
     def collect(self) -> None:
-        """Remove subscriptions that never became ready."""
-        taken = self._step("triggers.collect", lambda tx: attach.collect(tx, self.keys, self._grace_us))
-        if taken:
-            self.scope.emit(UnreadyCollected(names=taken))
+        """Delete subscriptions that never became ready."""
+        deleted = self._step("triggers.collect", lambda tx: attach.collect(tx, self.keys, self._grace_us))
+        if deleted:
+            self.scope.emit(UnreadyCollected(names=deleted))
 
     # --- steps
 
@@ -232,7 +232,7 @@ class Scheduler:
     def _step(self, name: str, fn: Callable[[Tx], T]) -> T:
         """Run a transaction, with a crash point after it if it changed something.
 
-        Most rounds find nothing to do. A point that they visit too would make a crash test count idle rounds.
+        Most rounds find nothing to do; without this condition a crash test would count idle rounds.
         """
         answer = self.scope.store.run(fn)
         if answer:
@@ -241,7 +241,7 @@ class Scheduler:
 
 
 def open_heap(scope: Scope) -> Heap:
-    """Open the cluster's heap: in object storage where the data is in a bucket, else in the store."""
+    """Open the cluster's heap: in object storage if the data is in a bucket, else in the store."""
     if isinstance(scope.objects, RemoteObjects):
         return ObjectHeap(scope.objects, emit=scope.emit)
     return StoreHeap(scope.store, TriggerKeys(scope.cluster))

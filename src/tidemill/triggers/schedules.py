@@ -1,11 +1,12 @@
-"""Schedules: cron is one more writer (HEAP-16).
+"""Schedules: cron expressions that act as sources (HEAP-16).
 
-A schedule is a source whose head moves when its time comes, in one transaction with its next time, and wakes
-its subscribers as any publication does. So everything holds for it that holds for writes: cadence, barriers,
-pauses, crashes. Whoever tends fires them; of two that try, one does.
+A schedule is a source. When its time comes, one transaction moves its head, sets its next time and announces
+the head to subscribers, like a publication. So cadence, barriers, pauses and crashes work as for writes.
+Every scheduler fires schedules; if two try, one succeeds.
 
-Times are the store's wall time. When that is set back nothing fires twice, because the next time stands in
-the row and only moves forward. What was missed while nobody tended is made up for as `catch_up` says.
+Times are the store's wall time. If that clock is set back, nothing fires twice, because the next time is in
+the row and only moves forward. `catch_up` says what to do with times that passed while no scheduler was
+active.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -22,19 +23,19 @@ from tidemill.triggers.subscriptions import Tally
 from tidemill.triggers.terms import CatchUp
 
 LATE_US = 60_000_000
-"""With the policy `none`, a time counts as missed when it is so long ago."""
+"""With the policy `none`, a time is missed if it is this long ago."""
 
 MOST_MISSED = 1000
-"""Times that one transaction goes through; the next one goes on."""
+"""The most times that one transaction handles; the next one continues."""
 
 SOURCE = "cron "
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is declared: a cron expression, in a time zone.
+    """The declaration: a cron expression in a time zone.
 
-    - catch_up: of times that were missed: all of them are written, the latest, or none.
+    - catch_up: which of the missed times count: all, the latest, or none.
     """
 
     name: str
@@ -51,7 +52,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fired(msgspec.Struct, frozen=True):
-    """What came of a look at a schedule: how many times were written, and how many left out."""
+    """The result of firing a schedule: how many times were written, and how many skipped."""
 
     written: int
     left_out: int
@@ -61,13 +62,13 @@ _decoder = msgspec.msgpack.Decoder(Entry)
 
 
 def source(name: str) -> DatasetId:
-    """What a subscription to a schedule reads."""
+    """Return the source that subscriptions to a schedule read."""
     return DatasetId(SOURCE + name)
 
 
 def declare(tx: Tx, keys: TriggerKeys, lots: LotKeys, schedule: Schedule) -> Entry:
-    """Enter a schedule, or find it; another expression holds from now on. `BadSchedule` for one that is
-    none.
+    """Store a schedule, or return the stored one. A changed expression applies from now on. Raises
+    `BadSchedule` if the expression is invalid.
     """
     layout.quote(schedule.name)
     old = find(tx, keys, schedule.name)
@@ -75,13 +76,13 @@ def declare(tx: Tx, keys: TriggerKeys, lots: LotKeys, schedule: Schedule) -> Ent
         return old
     entry = Entry(schedule=schedule, next_at=_next(schedule, tx.wall()))
     head = events.head(tx, lots, source(schedule.name))
-    events.advance(tx, lots, source(schedule.name), head)  # it is there from now on, and may be subscribed to
+    events.advance(tx, lots, source(schedule.name), head)  # creates the source, so that others can subscribe
     _write(tx, keys, old, entry)
     return entry
 
 
 def remove(tx: Tx, keys: TriggerKeys, name: str) -> bool:
-    """Remove a schedule; what it wrote stays written."""
+    """Remove a schedule; its head stays."""
     old = find(tx, keys, name)
     if old is None:
         return False
@@ -91,43 +92,43 @@ def remove(tx: Tx, keys: TriggerKeys, name: str) -> bool:
 
 
 def find(tx: Tx, keys: TriggerKeys, name: str) -> Entry | None:
-    """A schedule with its next time."""
+    """Read a schedule with its next time."""
     raw = tx.get(keys.cron[name])
     return None if raw is None else _decoder.decode(raw)
 
 
 def opens_us(tx: Tx, keys: TriggerKeys, lots: LotKeys, tally: Tally) -> int | None:
-    """How long it is until the gate of a subscription opens, by a schedule, for what it has not seen (µs);
-    None for one without, and when there is nothing behind it.
+    """Return the time until a schedule opens the gate of a subscription (µs). None if its gate is not a
+    schedule, or if its tables have nothing new.
     """
     gate = tally.terms.gate
     if gate is None or not gate.name.startswith(SOURCE):
         return None
     heads = events.heads(tx, lots, tally.terms.tables)
-    if all(heads[one] <= tally.seen[one] for one in tally.terms.tables):
+    if all(heads[table] <= tally.seen[table] for table in tally.terms.tables):
         return None
     entry = find(tx, keys, gate.name.removeprefix(SOURCE))
     return None if entry is None else max(0, entry.next_at - tx.wall())
 
 
 def listed(tx: Tx, keys: TriggerKeys, limit: int = 100) -> list[Entry]:
-    """Schedules by name, so many at most."""
+    """Return at most `limit` schedules, ordered by name."""
     return [_decoder.decode(row.value) for row in tx.range(*keys.cron.all(), limit=limit, snapshot=True)]
 
 
 def due(tx: Tx, keys: TriggerKeys, limit: int = 100) -> list[str]:
-    """Schedules whose time has come."""
+    """Return the names of due schedules."""
     lo, _ = keys.cron_due.all()
     rows = tx.range(lo, keys.cron_due[(tx.wall() + 1,)], limit=limit, snapshot=True)
     return [str(keys.cron_due.unpack(row.key)[1]) for row in rows]
 
 
 def fire(tx: Tx, keys: TriggerKeys, lots: LotKeys, name: str) -> Fired:
-    """Write the times that have come, and move on to the next."""
+    """Count the times that have passed, move the head, and set the next time."""
     entry = find(tx, keys, name)
     wall = tx.wall()
     if entry is None or entry.next_at > wall:
-        return Fired(0, 0)  # somebody else was faster
+        return Fired(0, 0)  # another scheduler was faster
     schedule, times = entry.schedule, [entry.next_at]
     following = _next(schedule, times[-1])
     while following <= wall and len(times) < MOST_MISSED:
@@ -135,7 +136,7 @@ def fire(tx: Tx, keys: TriggerKeys, lots: LotKeys, name: str) -> Fired:
         following = _next(schedule, following)
     written = len(times)
     if schedule.catch_up is CatchUp.LATEST:
-        written = 1 if following > wall else 0  # of many the very last, which a later page has
+        written = 1 if following > wall else 0  # only the last of all, which a later transaction handles
     elif schedule.catch_up is CatchUp.NONE:
         written = 1 if wall - times[-1] < LATE_US else 0
     if written:
@@ -148,8 +149,8 @@ def fire(tx: Tx, keys: TriggerKeys, lots: LotKeys, name: str) -> Fired:
 
 def _next(schedule: Schedule, wall_us: int) -> int:
     moment = _EPOCH + timedelta(microseconds=wall_us)
-    found = next_after(Cron.parse(schedule.expression), zone_of(schedule.zone), moment)
-    return (found - _EPOCH) // timedelta(microseconds=1)
+    next_time = next_after(Cron.parse(schedule.expression), zone_of(schedule.zone), moment)
+    return (next_time - _EPOCH) // timedelta(microseconds=1)
 
 
 def _write(tx: Tx, keys: TriggerKeys, old: Entry | None, new: Entry) -> None:

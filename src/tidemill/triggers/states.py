@@ -1,9 +1,8 @@
-"""The life of a subscription, as a table (HEAP-3). Nothing else decides which state follows which.
+"""States of a subscription and their transitions, as a table (HEAP-3). No other code decides the next state.
 
-That it runs is not a state: a run is a lease on a scheduled subscription, and ends with it. That it is paused
-or dead is none either: those are flags, under which it is scheduled and waits like any other, only that
-nobody runs it (HEAP-15). How rows, items on the heap and templates move together is the table of
-`tests.heap_table`.
+Running is not a state: a run is a lease on a scheduled subscription. Paused and dead are not states either
+but flags: such a subscription is scheduled and waits like any other, but does not run (HEAP-15). The table in
+`tests.heap_table` says how rows, heap items and templates change together.
 """
 
 from enum import StrEnum
@@ -12,33 +11,33 @@ from tidemill.errors import IllegalTransition
 
 
 class SubscriptionState(StrEnum):
-    """Exactly one of these at a time; an absent one has no row."""
+    """The state of a subscription. An absent one has no row."""
 
     ABSENT = "absent"
-    SCHEDULED = "scheduled"  # it is to run, at a time
-    WAITING = "waiting"  # it has seen everything that was published
+    SCHEDULED = "scheduled"  # it will run at a time
+    WAITING = "waiting"  # it has processed everything that was published
 
 
 class SubscriptionEdge(StrEnum):
-    """What may happen to a subscription."""
+    """The transitions of a subscription."""
 
     SUBSCRIBE = "subscribe"
-    ATTACH = "attach"  # born as scheduled, whatever there is to see (INV3)
+    ATTACH = "attach"  # created as scheduled, even if there is nothing to process (INV3)
     READY = "ready"  # its first item is on the heap
     COLLECT = "collect"  # it never became ready
-    WAKE = "wake"  # a head is beyond its progress
+    WAKE = "wake"  # a head is ahead of its progress
     START = "start"
     AGAIN = "again"  # a run ended, and there is more
-    REST = "rest"  # a run ended, and there is no more; or there was nothing to run for
-    POSTPONE = "postpone"  # its sources have not been quiet for long enough
-    SKIP = "skip"  # the grace of a barrier is over, and its policy is to skip
+    REST = "rest"  # a run ended and there is no more, or there was nothing to process
+    POSTPONE = "postpone"  # its sources are not quiet yet
+    SKIP = "skip"  # the grace period of a barrier is over, and its policy is to skip
     FAIL = "fail"
     LAPSE = "lapse"  # the node that ran it is gone
-    HASTEN = "hasten"  # what it held back for has come
-    CHANGE = "change"  # it has other sources, or another gate: what there is to see is decided anew
+    HASTEN = "hasten"  # what it waited for has arrived
+    CHANGE = "change"  # it has other sources or another gate, so its progress is decided again
     PAUSE = "pause"
     RESUME = "resume"
-    RETRY = "retry"  # a dead one is armed again, or one that backs off runs at once
+    RETRY = "retry"  # a dead one runs again, or one that backs off runs at once
     REMOVE = "remove"
 
 
@@ -74,8 +73,8 @@ SUBSCRIPTION: dict[SubscriptionState, dict[SubscriptionEdge, SubscriptionState]]
 
 
 def step(state: SubscriptionState, edge: SubscriptionEdge) -> SubscriptionState:
-    """The state an edge leads to; `IllegalTransition` when the table has no such edge."""
+    """Return the next state; raise `IllegalTransition` if the table has no such edge."""
     try:
         return SUBSCRIPTION[state][edge]
     except KeyError:
-        raise IllegalTransition(f"a subscription that is {state.value} has no edge {edge.value!r}") from None
+        raise IllegalTransition(f"a subscription in state {state.value} has no edge {edge.value!r}") from None

@@ -1,8 +1,7 @@
-"""The heap in the store: its own index of rows, (C, "heap", time, subscription, epoch), exact to the µs.
+"""The heap in the store: a separate index of rows, (C, "heap", time, subscription, epoch), exact to the µs.
 
-It follows the same protocol as the one in object storage, in transactions of its own that read and write
-nothing else, so that what was shown of one holds for the other. Pushes are batched: a hundred items are one
-commit.
+It follows the same protocol as the heap in object storage. Its transactions read and write no other rows, so
+both heaps have the same guarantees. Pushes are batched: a hundred items are one commit.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ READ_PAGE = 250
 
 
 class StoreHeap(Heap):
-    """A cluster's heap in its own store."""
+    """A cluster's heap in its store."""
 
     def __init__(self, store: Store, keys: TriggerKeys) -> None:
         self._store = store

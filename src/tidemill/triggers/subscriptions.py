@@ -1,14 +1,15 @@
-"""Subscriptions: what an arc or a view group has seen of its sources, and when it is to run (HEAP-3, HEAP-7).
+"""Subscriptions: the progress of an arc or view group in its sources, and when it runs next (HEAP-3, HEAP-7).
 
-A row is scheduled or waiting. It carries
+A row is scheduled or waiting. It has
 
-- an epoch, which grows whenever a run ends in any way, or its time is changed: one epoch has one time;
-- a fence, which grows with every start: a run acts under (epoch, fence), and whoever acts under old ones is
-  refused with `LeaseLost`, whatever it believes;
-- its progress, one position per source.
+- an epoch, which grows when a run ends or the time changes: each epoch has one time;
+- a fence, which grows with every start: a run acts under (epoch, fence), and an old pair is refused with
+  `LeaseLost`;
+- the progress: one position per source.
 
-`enter` is the one place that writes rows. It keeps the index by time in step with them, and leaves a row of
-what is owed to the heap, which the sweep pushes (HEAP-9): no operation touches both (HEAP-4).
+`transition` and `write` are the only functions that write rows. They also update the index by time, and
+record the item that the row owes to the heap; the scheduler pushes it (HEAP-9). No operation touches both
+(HEAP-4).
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,25 +36,25 @@ from tidemill.triggers.terms import AfterGrace, CatchUp, Terms
 __all__ = ["AfterGrace", "AnyRow", "CatchUp", "Run", "Scheduled", "Tally", "Terms", "Waiting"]
 
 MOST_SOURCES = 100
-"""Each source is a row that is read in every transaction of a run."""
+"""Every transaction of a run reads one row per source."""
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What every state keeps. Epoch, fence and progress only grow."""
+    """The fields that all states share. Epoch, fence and progress only grow."""
 
     terms: Terms
     epoch: int = 1
-    born: int = 1  # its first epoch: with the name, its id (INV1)
+    born: int = 1  # its first epoch; with the name it identifies the subscription (INV1)
     fence: int = 0
     progress: tuple[int, ...]  # one position per source, in their order
     last_start: int | None = None  # store time, µs
-    failures: int = 0  # since the last run that came to its end
-    why: str = ""  # what the last failure said
-    skipped: int = 0  # how often what waited at a barrier was passed over
+    failures: int = 0  # since the last run that succeeded
+    why: str = ""  # the error of the last failure
+    skipped: int = 0  # how often its barrier skipped
     ready: bool = True  # its first item is on the heap, or will be
     paused: bool = False
     dead: bool = False
-    template: str = ""  # which it descends from
+    template: str = ""  # the template that created it
 
     @property
     def seen(self) -> dict[DatasetId, int]:
@@ -62,12 +63,12 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def parked(self) -> bool:
-        """Whether nobody is to run it, whatever is published."""
+        """Tell whether it does not run, whatever is published."""
         return self.paused or self.dead
 
 
 class Run(msgspec.Struct, frozen=True):
-    """The lease of a run: it lives as long as its node's entry does. Looked at again at `look_at`."""
+    """The lease of a run: it lasts as long as its node's entry. `look_at` is the time of the next check."""
 
     node: str
     node_epoch: int
@@ -75,7 +76,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class Waiting(msgspec.Struct, frozen=True, tag="w"):
-    """It has seen everything, or all it can use."""
+    """The subscription has processed everything that it can process now."""
 
     tally: Tally
 
@@ -85,7 +86,7 @@ class Waiting(msgspec.Struct, frozen=True, tag="w"):
 
 
 class Scheduled(msgspec.Struct, frozen=True, tag="s"):
-    """It is to run at `next_run`, or runs already; `held`: it waits until then for its other sources."""
+    """The subscription runs at `next_run`, or is running; `held`: it waits until then for other sources."""
 
     tally: Tally
     next_run: int
@@ -98,7 +99,7 @@ class Scheduled(msgspec.Struct, frozen=True, tag="s"):
 
     @property
     def look_at(self) -> int:
-        """When somebody has to look at it: to run it, or to see whether its run is still alive."""
+        """When to start it or, if it is running, to check whether its node is alive."""
         return self.next_run if self.run is None else self.run.look_at
 
 
@@ -107,39 +108,39 @@ _decoder: msgspec.msgpack.Decoder[AnyRow] = msgspec.msgpack.Decoder(Waiting | Sc
 
 
 def decode(raw: bytes) -> AnyRow:
-    """A subscription's row from its stored bytes."""
+    """Decode a stored row."""
     return _decoder.decode(raw)
 
 
 def read(tx: Tx, keys: TriggerKeys, name: str) -> AnyRow | None:
-    """A subscription's row."""
+    """Read the row of a subscription, if there is one."""
     raw = tx.get(keys.subscription[name])
     return None if raw is None else decode(raw)
 
 
 def must_read(tx: Tx, keys: TriggerKeys, name: str) -> AnyRow:
-    """A subscription's row; `SubscriptionUnknown` when there is none."""
+    """Read the row of a subscription; raise `SubscriptionUnknown` if there is none."""
     row = read(tx, keys, name)
     if row is None:
         raise SubscriptionUnknown(f"there is no subscription {name!r}")
     return row
 
 
-def enter(
+def transition(
     tx: Tx, keys: TriggerKeys, name: str, old: AnyRow | None, edges: Sequence[SubscriptionEdge], new: AnyRow
 ) -> AnyRow:
-    """Follow edges: the row, and its place in the index by time."""
+    """Write the row that these edges lead to."""
     state = SubscriptionState.ABSENT if old is None else old.state
     for edge in edges:
         state = step(state, edge)
     if new.state is not state:
         raise IllegalTransition(f"{edges} lead to {state.value}, not to {new.state.value}")
-    place(tx, keys, name, old, new)
+    write(tx, keys, name, old, new)
     return new
 
 
-def place(tx: Tx, keys: TriggerKeys, name: str, old: AnyRow | None, new: AnyRow) -> None:
-    """Write a row and its place in the index."""
+def write(tx: Tx, keys: TriggerKeys, name: str, old: AnyRow | None, new: AnyRow) -> None:
+    """Write a row, its entry in the index by time, and its debt to the heap."""
     if old is not None:
         _check_growth(name, old, new)
     if isinstance(old, Scheduled) and not (isinstance(new, Scheduled) and new.look_at == old.look_at):
@@ -149,24 +150,45 @@ def place(tx: Tx, keys: TriggerKeys, name: str, old: AnyRow | None, new: AnyRow)
         running = new.run is not None
         tx.set(keys.due[new.look_at, name], msgspec.msgpack.encode((new.tally.epoch, running)), quiet=True)
         if new.tally.ready and not (isinstance(old, Scheduled) and old.tally.epoch == new.tally.epoch):
-            owe(tx, keys, name, new)
+            add_debt(tx, keys, name, new)
         if not running:
             tx.hint(keys.wakeup)
 
 
-def owe(tx: Tx, keys: TriggerKeys, name: str, row: "Scheduled") -> None:
-    """Its item has to be pushed; whoever has pushed it clears this (`sweep.pushed`)."""
+def add_debt(tx: Tx, keys: TriggerKeys, name: str, row: Scheduled) -> None:
+    """Record that the row's item must be pushed to the heap (`heap_sync.clear_debts` removes the record)."""
     tx.set(keys.owed[name], msgspec.msgpack.encode((row.tally.epoch, row.next_run)), quiet=True)
 
 
 def _check_growth(name: str, old: AnyRow, new: AnyRow) -> None:
     before, after = old.tally, new.tally
-    assert after.born == before.born, f"INV1: {name} got another id"
+    assert after.born == before.born, f"INV1: {name} changed its identity"
     assert after.epoch >= before.epoch, f"INV1: {name} went back to epoch {after.epoch}"
     assert after.fence >= before.fence, f"INV1: {name} went back to fence {after.fence}"
-    assert all(at >= before.seen.get(one, 0) for one, at in after.seen.items()), f"{name} went back"
+    assert all(position >= before.seen.get(source, 0) for source, position in after.seen.items()), (
+        f"{name} went back"
+    )
     if isinstance(old, Scheduled) and isinstance(new, Scheduled) and before.epoch == after.epoch:
         assert new.next_run == old.next_run, f"HEAP-9: {name} has two times under epoch {after.epoch}"
+
+
+class Creation(msgspec.Struct, frozen=True, kw_only=True):
+    """How to create a subscription.
+
+    - scheduled: create it as scheduled, even if there is nothing to process (INV3); then its first start
+      makes it wait. This is required with a heap. Otherwise the heads decide whether it is scheduled or
+      waits.
+    - ready: False while its first item is not on the heap; no run starts before.
+    - template: the template that creates it.
+    """
+
+    scheduled: bool = False
+    ready: bool = True
+    template: str = ""
+
+
+DEFAULT = Creation()
+SCHEDULED = Creation(scheduled=True)
 
 
 def subscribe(
@@ -177,49 +199,43 @@ def subscribe(
     terms: Terms,
     progress: Mapping[DatasetId, int] | None = None,
     *,
-    attach: bool = False,
-    instead: bool = False,
-    ready: bool = True,
-    template: str = "",
+    replace_sources: bool = False,
+    creation: Creation = DEFAULT,
 ) -> AnyRow:
-    """Make a subscription, or find it: scheduled at once when its sources have something it has not seen.
+    """Create a subscription, or update the existing one.
 
-    The heads are read in this transaction, so what is published meanwhile is either seen here or by the
-    waking that follows it. An equal one is a no-op; other sources are refused (`SubscriptionChanged`), other
-    terms hold from the next run on. With another gate it goes on where it was, and a run that is under way
-    finishes nothing any more.
+    This transaction reads the heads, so a publication at the same time is either seen here or wakes the
+    subscription afterwards. Equal terms change nothing. Other sources are refused with `SubscriptionChanged`.
+    Other terms apply from the next run. With another gate the subscription keeps its progress, and a current
+    run can no longer finish.
 
-    - progress: where to begin; at the beginning if left out.
-    - attach: begin as scheduled in any case (INV3): what has nothing to do is sent to rest by its first
-      start. Where there is a heap, all do (`attach.attach`, templates); a subscription that is looked for in
-      the index alone may begin by waiting, because the heads are read here.
-    - instead: with other sources it goes on as well, where it was or where `progress` says.
-    - ready: False while its first item is not on the heap; it is not started before.
-    - template: which it descends from.
+    - progress: the position to begin after, by source; by default the beginning.
+    - replace_sources: accept other sources; known sources keep their progress unless `progress` is further.
+    - creation: used if the subscription is new.
     """
     old = read(tx, keys, name)
     if old is not None:
         if old.tally.terms == terms:
             return old
-        if old.tally.terms.tables != terms.tables and not instead:
+        if old.tally.terms.tables != terms.tables and not replace_sources:
             raise SubscriptionChanged(f"subscription {name!r} has other sources")
         if old.tally.terms.sources != terms.sources:
-            return _changed(tx, keys, lots, name, old, terms, progress or {})
+            return _change_sources(tx, keys, lots, name, old, terms, progress or {})
         changed = msgspec.structs.replace(old, tally=msgspec.structs.replace(old.tally, terms=terms))
-        place(tx, keys, name, old, changed)
+        write(tx, keys, name, old, changed)
         return changed
-    tally = _born(tx, keys, lots, name, terms, progress or {}, ready=ready, template=template)
-    if attach:
+    tally = _new_tally(tx, keys, lots, name, terms, progress or {}, creation)
+    if creation.scheduled:
         row = Scheduled(tally, earliest(tally, tx.now()))
-        return enter(tx, keys, name, None, [SubscriptionEdge.ATTACH], row)
-    new = settled(tx, tally, decide(tx, lots, tally))
+        return transition(tx, keys, name, None, [SubscriptionEdge.ATTACH], row)
+    new = next_row(tx, tally, decide(tx, lots, tally))
     edges = [SubscriptionEdge.SUBSCRIBE]
     if isinstance(new, Scheduled):
         edges.append(SubscriptionEdge.WAKE)
-    return enter(tx, keys, name, None, edges, new)
+    return transition(tx, keys, name, None, edges, new)
 
 
-def _changed(
+def _change_sources(
     tx: Tx,
     keys: TriggerKeys,
     lots: LotKeys,
@@ -228,98 +244,96 @@ def _changed(
     terms: Terms,
     progress: Mapping[DatasetId, int],
 ) -> AnyRow:
-    """The same subscription with other sources: what it has seen, its last start and its flags stay, and a
-    run that is under way is over.
+    """Give a subscription other sources. Its progress, last start and flags stay; a current run cannot
+    finish.
     """
     before = old.tally
     for source in before.terms.sources:
         tx.clear(keys.subscriber[(*source.parts, name)], quiet=True)
-    seen = {one: position for one, position in before.seen.items() if one in terms.tables}
-    seen |= {one: max(position, seen.get(one, 0)) for one, position in progress.items()}
-    begin = _begun(tx, keys, lots, name, terms, seen)
+    seen = {source: position for source, position in before.seen.items() if source in terms.tables}
+    seen |= {source: max(position, seen.get(source, 0)) for source, position in progress.items()}
+    begin = _add_subscriber(tx, keys, lots, name, terms, seen)
     tally = msgspec.structs.replace(
         before,
         terms=terms,
         epoch=before.epoch + 1,
-        progress=tuple(begin.get(one, 0) for one in terms.sources),
+        progress=tuple(begin.get(source, 0) for source in terms.sources),
     )
     row = Scheduled(tally, earliest(tally, tx.now()))
-    return enter(tx, keys, name, old, [SubscriptionEdge.CHANGE], row)
+    return transition(tx, keys, name, old, [SubscriptionEdge.CHANGE], row)
 
 
-def _born(
+def _new_tally(
     tx: Tx,
     keys: TriggerKeys,
     lots: LotKeys,
     name: str,
     terms: Terms,
     begin: Mapping[DatasetId, int],
-    *,
-    ready: bool,
-    template: str,
+    creation: Creation,
 ) -> Tally:
-    """A new tally, under an epoch that no subscription of this name ever had (INV1)."""
+    """Return the tally of a new subscription, with an epoch that this name never had before (INV1)."""
     try:
-        layout.quote(name)  # an item's key carries it
+        layout.quote(name)  # it is part of an item's key
     except BadName as error:
         raise BadName(
-            f"a subscription cannot be called {name[:40]!r}: {error.message}", hint=error.hint
+            f"{name[:40]!r} cannot be the name of a subscription: {error.message}", hint=error.hint
         ) from None
-    begin = _begun(tx, keys, lots, name, terms, begin)
+    begin = _add_subscriber(tx, keys, lots, name, terms, begin)
     floor = tx.get(keys.floor[name])
     epoch = 1 if floor is None else msgspec.msgpack.decode(floor, type=int) + 1
     return Tally(
         terms=terms,
         epoch=epoch,
         born=epoch,
-        progress=tuple(begin.get(one, 0) for one in terms.sources),
-        ready=ready,
-        template=template,
+        progress=tuple(begin.get(source, 0) for source in terms.sources),
+        ready=creation.ready,
+        template=creation.template,
     )
 
 
-def _begun(
+def _add_subscriber(
     tx: Tx, keys: TriggerKeys, lots: LotKeys, name: str, terms: Terms, begin: Mapping[DatasetId, int]
 ) -> Mapping[DatasetId, int]:
-    """Subscribe to its sources; where it begins in each of them."""
+    """Register a subscription with its sources; return the position to begin after, by source."""
     if not 0 < len(terms.sources) <= MOST_SOURCES or len(set(terms.sources)) < len(terms.sources):
         raise UsageError(
             f"subscription {name!r} has {len(terms.sources)} sources",
-            hint=f"1 to {MOST_SOURCES}, each once",
+            hint=f"name 1 to {MOST_SOURCES} sources, each once",
         )
     for source in terms.sources:
-        if tx.get(lots.head[source.parts]) is None:  # what has a head is there: a group of views, too
+        if tx.get(lots.head[source.parts]) is None:  # a source with a head exists, such as a group of views
             datasets.read(tx, lots, source)
         tx.set(keys.subscriber[(*source.parts, name)], b"", quiet=True)
-    if terms.gate is not None:  # what it let through before is over
+    if terms.gate is not None:  # begin with the next opening of the gate
         begin = {terms.gate: events.head(tx, lots, terms.gate), **begin}
     if begin:
         heads = events.heads(tx, lots, terms.sources)
         if any(not 0 <= position <= heads.get(source, -1) for source, position in begin.items()):
             raise UsageError(
-                f"subscription {name!r} begins where nothing is",
-                hint="begin at a position of one of its sources",
+                f"subscription {name!r} cannot begin after a position that does not exist",
+                hint="begin after a position of one of its sources",
             )
     return begin
 
 
 def remove(tx: Tx, keys: TriggerKeys, name: str) -> bool:
-    """Remove a subscription; its epoch stays, so that a run of the old one cannot finish a new one's.
+    """Remove a subscription. Its last epoch is kept, so an old run cannot finish under a new subscription.
 
-    `TemplateChild` while the template it descends from is there (INV6).
+    Raises `TemplateChild` while the template that created it exists (INV6).
     """
     row = read(tx, keys, name)
     if row is None:
         return False
     template = row.tally.template
     if template and tx.get(keys.template[template]) is not None:
-        raise TemplateChild(f"subscription {name!r} descends from the template {template!r} (INV6)")
-    take_away(tx, keys, name, row, SubscriptionEdge.REMOVE)
+        raise TemplateChild(f"subscription {name!r} was created by the template {template!r} (INV6)")
+    delete(tx, keys, name, row, SubscriptionEdge.REMOVE)
     return True
 
 
-def take_away(tx: Tx, keys: TriggerKeys, name: str, row: AnyRow, edge: SubscriptionEdge) -> None:
-    """Clear a row and all that stands beside it; its epoch is not used again (INV1)."""
+def delete(tx: Tx, keys: TriggerKeys, name: str, row: AnyRow, edge: SubscriptionEdge) -> None:
+    """Delete a row with its index entries; its epoch is not used again (INV1)."""
     step(row.state, edge)
     if isinstance(row, Scheduled):
         tx.clear(keys.due[row.look_at, name], quiet=True)
@@ -331,22 +345,22 @@ def take_away(tx: Tx, keys: TriggerKeys, name: str, row: AnyRow, edge: Subscript
 
 
 def pause(tx: Tx, keys: TriggerKeys, name: str) -> AnyRow:
-    """Stop starting runs; a run that is under way comes to its end.
+    """Start no more runs; a current run can finish.
 
-    A paused or dead subscription is woken like any other, so no wake-up is lost. Only its time is never, and
-    its item lies there on the heap: nothing that looks for due runs finds it (HEAP-15, LOT-38).
+    A paused or dead subscription is woken like any other, so no wake-up is lost. But its time is `NEVER`, so
+    a query for due runs does not find its item (HEAP-15, LOT-38).
     """
     row = must_read(tx, keys, name)
     if row.tally.paused:
         return row
-    return _flagged(tx, keys, name, row, SubscriptionEdge.PAUSE, paused=True)
+    return _set_flags(tx, keys, name, row, SubscriptionEdge.PAUSE, paused=True)
 
 
 def resume(tx: Tx, keys: TriggerKeys, lots: LotKeys, name: str, catch_up: CatchUp | None = None) -> AnyRow:
     """Start runs again.
 
-    - catch_up: which lots published during the pause to process; by default as its terms say. The others
-      count as seen.
+    - catch_up: which lots published during the pause to process; by default as the terms say. The others are
+      marked as seen.
     """
     row = must_read(tx, keys, name)
     if not row.tally.paused:
@@ -354,17 +368,17 @@ def resume(tx: Tx, keys: TriggerKeys, lots: LotKeys, name: str, catch_up: CatchU
     running = isinstance(row, Scheduled) and row.run is not None
     policy = catch_up or row.tally.terms.catch_up
     if running or policy is CatchUp.ALL:
-        return _flagged(tx, keys, name, row, SubscriptionEdge.RESUME, paused=False)
+        return _set_flags(tx, keys, name, row, SubscriptionEdge.RESUME, paused=False)
     tally = msgspec.structs.replace(row.tally, paused=False, epoch=row.tally.epoch + 1)
     heads = events.heads(tx, lots, tally.terms.sources)
     keep = 1 if policy is CatchUp.LATEST else 0
-    progress = tuple(max(position, heads[one] - keep) for one, position in tally.seen.items())
+    progress = tuple(max(position, heads[source] - keep) for source, position in tally.seen.items())
     tally = msgspec.structs.replace(tally, progress=progress)
-    new = settled(tx, tally, decide(tx, lots, tally, heads))
+    new = next_row(tx, tally, decide(tx, lots, tally, heads))
     edges = [SubscriptionEdge.RESUME]
     if new.state is not row.state:
         edges.append(SubscriptionEdge.REST if isinstance(new, Waiting) else SubscriptionEdge.WAKE)
-    return enter(tx, keys, name, row, edges, new)
+    return transition(tx, keys, name, row, edges, new)
 
 
 def retry(tx: Tx, keys: TriggerKeys, name: str) -> AnyRow:
@@ -372,20 +386,20 @@ def retry(tx: Tx, keys: TriggerKeys, name: str) -> AnyRow:
     row = must_read(tx, keys, name)
     if isinstance(row, Waiting) or row.run is not None or not (row.tally.failures or row.tally.dead):
         return row
-    return _flagged(tx, keys, name, row, SubscriptionEdge.RETRY, dead=False, failures=0)
+    return _set_flags(tx, keys, name, row, SubscriptionEdge.RETRY, dead=False, failures=0)
 
 
-def _flagged(
+def _set_flags(
     tx: Tx, keys: TriggerKeys, name: str, row: AnyRow, edge: SubscriptionEdge, **flags: Any
 ) -> AnyRow:
-    """Change a row's flags, and its time accordingly: a new time is a new epoch (HEAP-9)."""
+    """Change the flags of a row, and its time accordingly; a new time needs a new epoch (HEAP-9)."""
     tally: Tally = msgspec.structs.replace(row.tally, **flags)
     if isinstance(row, Waiting) or row.run is not None or not tally.ready:
         new: AnyRow = msgspec.structs.replace(row, tally=tally)
     else:
         tally = msgspec.structs.replace(tally, epoch=tally.epoch + 1)
         new = Scheduled(tally, earliest(tally, tx.now()))
-    return enter(tx, keys, name, row, [edge], new)
+    return transition(tx, keys, name, row, [edge], new)
 
 
 def decide(
@@ -396,41 +410,29 @@ def decide(
     *,
     starting: bool = False,
 ) -> Next:
-    """What is next for a subscription, by the heads as this transaction sees them.
+    """Decide when a subscription runs next, by the heads that this transaction reads.
 
-    - starting: its time has come, so what has no time of its own has waited for long enough.
+    - starting: its time has come, so steps, which have no publication time, have waited long enough.
     """
-    terms = tally.terms
+    conditions = tally.terms.conditions
     if heads is None:
-        heads = events.heads(tx, lots, terms.sources)
-    grace_us = None if terms.after_grace is AfterGrace.WAIT else terms.grace_us
+        heads = events.heads(tx, lots, tally.terms.sources)
     closed: dict[DatasetId, int] = {}
     newest: dict[DatasetId, int] = {}
-    if terms.debounce_us or (terms.barrier and grace_us is not None):
+    if conditions.debounce_us or (conditions.barrier and conditions.grace_us is not None):
         for source, position in tally.seen.items():
             event = events.first_unseen(tx, lots, source, position)
-            # A source of steps has no events: what is unseen of it counts from the moment it is seen.
+            # A source of steps has no events: its waiting time begins when its step is first seen.
             unknown = 0 if starting else tx.now()
             closed[source] = newest[source] = unknown if event is None else event.at
-            if terms.debounce_us and event is not None and heads[source] > position + 1:
+            if conditions.debounce_us and event is not None and heads[source] > position + 1:
                 last = events.first_unseen(tx, lots, source, heads[source] - 1)
                 newest[source] = unknown if last is None else last.at
-    return next_due(
-        heads,
-        tally.seen,
-        closed,
-        tx.now(),
-        gate=terms.gate,
-        barrier=terms.barrier,
-        grace_us=grace_us,
-        newest=newest,
-        debounce_us=terms.debounce_us,
-        max_wait_us=terms.longest_wait_us,
-    )
+    return next_due(heads, tally.seen, closed, tx.now(), conditions, newest)
 
 
-def settled(tx: Tx, tally: Tally, following: Next) -> AnyRow:
-    """The row for what is next."""
+def next_row(tx: Tx, tally: Tally, following: Next) -> AnyRow:
+    """Return the row for a decision."""
     if isinstance(following, Nothing):
         return Waiting(tally)
     held = isinstance(following, At)
@@ -438,7 +440,7 @@ def settled(tx: Tx, tally: Tally, following: Next) -> AnyRow:
 
 
 def earliest(tally: Tally, time: int) -> int:
-    """This time, or a cadence after the last start if that is later (HEAP-1); never, for a parked one."""
+    """Return this time, or the last start plus the cadence if later (HEAP-1); `NEVER` if it is parked."""
     if tally.parked:
         return NEVER
     return time if tally.last_start is None else max(time, tally.last_start + tally.terms.cadence_us)

@@ -1,11 +1,11 @@
-"""Templates: an arc declared on a pattern of datasets has one subscription for each that matches (HEAP-12).
+"""Templates: an arc declared for a pattern of datasets has one subscription per matching dataset (HEAP-12).
 
-Two things compel an instantiation, and both go in pages, behind a cursor that whoever tends moves on:
-declaring the template, for the datasets that are there; and the wake row of a publication, for the dataset it
-is of, if that is new. Children are born as scheduled (INV3), and the sweep pushes them.
+Subscriptions are created in two cases: when the template is declared, for existing datasets, and when a
+dataset is published for the first time, by its wake row. Both work in pages, and any scheduler continues from
+the stored cursor. Children are created as scheduled (INV3), and the scheduler pushes their items.
 
-A child is named after the template and its dataset. While the template lives it cannot be removed (INV6);
-when the template goes, its children stay and are like any other.
+A child is named after the template and its dataset. It cannot be removed while the template exists (INV6).
+When the template is removed, its children stay as ordinary subscriptions.
 """
 
 import msgspec
@@ -18,27 +18,27 @@ from tidemill.store import Tx
 from tidemill.triggers import subscriptions
 from tidemill.triggers.keys import TriggerKeys
 from tidemill.triggers.patterns import Pattern
-from tidemill.triggers.subscriptions import AnyRow, Scheduled
+from tidemill.triggers.subscriptions import AnyRow, Creation, Scheduled
 from tidemill.triggers.terms import Terms
 
 PAGE = 100
 MOST = 1000
-"""Templates of one cluster: all are looked at when one is declared."""
+"""The most templates of one cluster; declaring one reads all of them."""
 
-ASIDE = quarantine_of(DatasetId("")).name
+QUARANTINE_SUFFIX = quarantine_of(DatasetId("")).name
 WRITES = 800
-"""A page ends early when its transaction has so many writes: children may have many sources."""
+"""A page ends early after this many writes in its transaction: children may have many sources."""
 
 
 class Template(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is declared.
+    """The declaration of a template.
 
-    - reads: a pattern of datasets, e.g. `raw_*`.
-    - writes: what a child writes, e.g. `clean_{name}`; empty for one that writes no dataset.
-    - also: what else it writes.
-    - version: of the datasets it reads.
-    - terms: of each child; its sources come behind the one that matches.
-    - paused: children are born so.
+    - reads: a pattern of datasets, such as `raw_*`.
+    - writes: the dataset that a child writes, such as `clean_{name}`; empty if it writes none.
+    - also: other datasets that a child writes.
+    - version: the version of the datasets it reads.
+    - terms: the terms of each child. Their sources follow the dataset that matches.
+    - paused: create children paused.
     """
 
     name: str
@@ -55,29 +55,30 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def targets(self) -> list[Pattern]:
-        """All that its children write."""
-        return [Pattern.parse_target(one) for one in (self.writes, *self.also) if one]
+        """The patterns of all datasets that its children write."""
+        return [Pattern.parse_target(text) for text in (self.writes, *self.also) if text]
 
     def child(self, dataset: DatasetId) -> str:
-        """The name of the child for a dataset."""
+        """Return the name of the child for a dataset."""
         return f"{self.name}[{dataset.name}]"
 
     def matches(self, dataset: DatasetId) -> bool:
-        """Whether there is a child for this dataset. What was set aside of a table is matched only by a
-        pattern that ends so.
+        """Tell whether this dataset has a child. A quarantine table matches only a pattern that ends like
+        one.
         """
         pattern = self.pattern
-        aside = dataset.name.endswith(ASIDE) and not pattern.suffix.endswith(ASIDE)
-        return dataset.version == self.version and not aside and pattern.match(dataset.name) is not None
+        if dataset.name.endswith(QUARANTINE_SUFFIX) and not pattern.suffix.endswith(QUARANTINE_SUFFIX):
+            return False
+        return dataset.version == self.version and pattern.match(dataset.name) is not None
 
 
 _decoder = msgspec.msgpack.Decoder(Template)
 
 
 def declare(tx: Tx, keys: TriggerKeys, template: Template) -> Template:
-    """Enter a template, or find it. An equal one is a no-op; one with other terms gives them to its children;
-    another pattern, target or table is refused. One that would write what it reads, or what leads back to it
-    by way of others, is refused (`BadTemplate`).
+    """Store a template, or update the stored one. Other terms are passed on to its children. Another pattern,
+    target or table is refused with `TemplateChanged`. A template that reads what it writes, directly or
+    through other templates, is refused with `BadTemplate`.
     """
     old = find(tx, keys, template.name)
     if old == template:
@@ -91,21 +92,23 @@ def declare(tx: Tx, keys: TriggerKeys, template: Template) -> Template:
     ):
         raise TemplateChanged(f"template {template.name!r} is declared differently")
     layout.quote(template.name)
-    check_circles(template, listed(tx, keys, limit=MOST))
+    check_cycles(template, listed(tx, keys, limit=MOST))
     tx.set(keys.template[template.name], msgspec.msgpack.encode(template), quiet=True)
     tx.set(keys.templating[template.name], b"", quiet=True)
     tx.hint(keys.wakeup)
     return template
 
 
-def check_circles(new: Template, others: list[Template]) -> None:
-    """Follow what is written to whoever reads it; `BadTemplate` when that leads back to the new one."""
+def check_cycles(new: Template, others: list[Template]) -> None:
+    """Follow written datasets to their readers; raise `BadTemplate` if that leads back to the new
+    template.
+    """
     pattern, front = new.pattern, new.targets
-    for target, text in zip(front, [one for one in (new.writes, *new.also) if one], strict=True):
+    for target, text in zip(front, [text for text in (new.writes, *new.also) if text], strict=True):
         if target.meets(pattern):
             raise BadTemplate(
-                f"template {new.name!r} reads {new.reads!r} and writes {text!r}, which it would read again",
-                hint="give its targets another beginning or ending than its sources have",
+                f"template {new.name!r} writes {text!r}, which matches its own pattern {new.reads!r}",
+                hint="choose target names that the pattern does not match",
             )
     seen = set[str]()
     while front:
@@ -116,14 +119,14 @@ def check_circles(new: Template, others: list[Template]) -> None:
             seen.add(other.name)
             if any(target.meets(pattern) for target in other.targets):
                 raise BadTemplate(
-                    f"template {new.name!r} would read what it writes, by way of {other.name!r}",
-                    hint="templates must not go round in a circle",
+                    f"template {new.name!r} would read its own output through {other.name!r}",
+                    hint="choose target names that break the cycle",
                 )
             front += other.targets
 
 
 def remove(tx: Tx, keys: TriggerKeys, name: str) -> bool:
-    """Remove a template; its children stay, and may be removed from then on."""
+    """Remove a template. Its children stay, and can be removed from now on."""
     if tx.get(keys.template[name]) is None:
         return False
     tx.clear(keys.template[name], quiet=True)
@@ -132,44 +135,44 @@ def remove(tx: Tx, keys: TriggerKeys, name: str) -> bool:
 
 
 def remove_children(tx: Tx, keys: TriggerKeys, name: str, limit: int = PAGE) -> bool:
-    """Remove a page of the children of a template that was removed; True when there may be more."""
+    """Remove a page of the children of a removed template; return True if there may be more."""
     lo, hi = keys.subscription[f"{name}["], keys.subscription[f"{name}\\"]
     page = tx.range(lo, hi, limit=limit, snapshot=True)
-    ours = [row.key for row in page if subscriptions.decode(row.value).tally.template == name]
-    for key in ours:
+    of_template = [row.key for row in page if subscriptions.decode(row.value).tally.template == name]
+    for key in of_template:
         subscriptions.remove(tx, keys, str(keys.subscription.unpack(key)[0]))
-    return bool(ours) and len(page) == limit
+    return bool(of_template) and len(page) == limit
 
 
 def children(tx: Tx, keys: TriggerKeys, name: str) -> dict[str, AnyRow]:
-    """The children of a template that there are."""
-    lo, hi = keys.subscription[f"{name}["], keys.subscription[f"{name}\\"]  # the character behind the bracket
-    found: dict[str, AnyRow] = {}
+    """Return the existing children of a template."""
+    lo, hi = keys.subscription[f"{name}["], keys.subscription[f"{name}\\"]  # the character after the bracket
+    rows: dict[str, AnyRow] = {}
     while page := tx.range(lo, hi, limit=PAGE, snapshot=True):
         for row in page:
             decoded = subscriptions.decode(row.value)
             if decoded.tally.template == name:
-                found[str(keys.subscription.unpack(row.key)[0])] = decoded
+                rows[str(keys.subscription.unpack(row.key)[0])] = decoded
         lo = page[-1].key + b"\x00"
-    return found
+    return rows
 
 
 def find(tx: Tx, keys: TriggerKeys, name: str) -> Template | None:
-    """A template."""
+    """Read a template, if there is one."""
     raw = tx.get(keys.template[name])
     return None if raw is None else _decoder.decode(raw)
 
 
 def must_find(tx: Tx, keys: TriggerKeys, name: str) -> Template:
-    """A template; `TemplateUnknown` when there is none."""
-    found = find(tx, keys, name)
-    if found is None:
+    """Read a template; raise `TemplateUnknown` if there is none."""
+    template = find(tx, keys, name)
+    if template is None:
         raise TemplateUnknown(f"there is no template {name!r}")
-    return found
+    return template
 
 
 def listed(tx: Tx, keys: TriggerKeys, after: str = "", limit: int = PAGE) -> list[Template]:
-    """A page of templates by name."""
+    """Return a page of templates, ordered by name."""
     lo, hi = keys.template.all()
     if after:
         lo = keys.template[after] + b"\x00"
@@ -177,7 +180,7 @@ def listed(tx: Tx, keys: TriggerKeys, after: str = "", limit: int = PAGE) -> lis
 
 
 def page_templates(tx: Tx, keys: TriggerKeys, lots: LotKeys, limit: int = PAGE) -> bool:
-    """Instantiate a template that was declared for the next datasets; True when there may be more to do."""
+    """Instantiate a declared template for the next page of datasets; return True if there may be more."""
     cursors = tx.range(*keys.templating.all(), limit=1)
     if not cursors:
         return False
@@ -187,7 +190,7 @@ def page_templates(tx: Tx, keys: TriggerKeys, lots: LotKeys, limit: int = PAGE) 
     after = DatasetId(prefix, "")
     if cursor.value:
         after = DatasetId(*msgspec.msgpack.decode(cursor.value, type=tuple[str, str]))
-    page = [one.id for one in datasets.listed(tx, lots, after if prefix or cursor.value else None, limit)]
+    page = [row.id for row in datasets.listed(tx, lots, after if prefix or cursor.value else None, limit)]
     for dataset in page:
         if not dataset.name.startswith(prefix):
             break
@@ -205,14 +208,15 @@ def page_templates(tx: Tx, keys: TriggerKeys, lots: LotKeys, limit: int = PAGE) 
 
 
 def instantiate(tx: Tx, keys: TriggerKeys, lots: LotKeys, template: Template, dataset: DatasetId) -> str:
-    """The child for a dataset: made as scheduled, or found and given the template's terms; its name."""
+    """Create the child for a dataset, or give it the template's terms; return its name."""
     name = template.child(dataset)
     sources = (dataset, *template.terms.sources)
     terms = msgspec.structs.replace(template.terms, sources=sources)
-    born = subscriptions.read(tx, keys, name) is None
-    row = subscriptions.subscribe(tx, keys, lots, name, terms, attach=True, template=template.name)
-    assert not born or isinstance(row, Scheduled), f"INV3: {name} was born {row.state}"
-    if born and template.paused:
+    is_new = subscriptions.read(tx, keys, name) is None
+    creation = Creation(scheduled=True, template=template.name)
+    row = subscriptions.subscribe(tx, keys, lots, name, terms, creation=creation)
+    assert not is_new or isinstance(row, Scheduled), f"INV3: {name} was created {row.state}"
+    if is_new and template.paused:
         subscriptions.pause(tx, keys, name)
     return name
 
@@ -220,7 +224,7 @@ def instantiate(tx: Tx, keys: TriggerKeys, lots: LotKeys, template: Template, da
 def instantiate_for(
     tx: Tx, keys: TriggerKeys, lots: LotKeys, dataset: DatasetId, after: str, limit: int
 ) -> str | None:
-    """Children of the next templates for a dataset that was published; the last template, None at the end."""
+    """Instantiate the next templates for a published dataset; return the last template, None at the end."""
     page = listed(tx, keys, after, limit)
     for template in page:
         if template.matches(dataset):

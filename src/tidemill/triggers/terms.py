@@ -1,4 +1,4 @@
-"""Terms: what was asked for of a subscription, as data. Durations are of store time, in microseconds."""
+"""Terms: the declared conditions of a subscription, as data. Durations are in microseconds of store time."""
 
 from enum import StrEnum
 
@@ -6,40 +6,42 @@ import msgspec
 
 from tidemill.errors import UsageError
 from tidemill.lots.keys import DatasetId
+from tidemill.triggers.due import Conditions
 
 DEBOUNCES = 10
-"""A debounce without a max wait waits for so many of itself at most: a source that is never quiet is
-processed."""
+"""Without a max wait, a debounce waits at most for this many times its length, so a source that is never
+quiet is processed too."""
 
 
 class AfterGrace(StrEnum):
-    """What a barrier does when its grace is over and a source has nothing (LOT-28)."""
+    """What a barrier does when its grace period ends and a source has nothing new (LOT-28)."""
 
-    WAIT = "wait"  # go on waiting
-    PARTIAL = "partial"  # run on what is there
-    SKIP = "skip"  # pass over what is there: progress moves, nothing runs
+    WAIT = "wait"  # keep waiting
+    PARTIAL = "partial"  # run with the sources that have something
+    SKIP = "skip"  # skip: progress advances, nothing runs
 
 
 class CatchUp(StrEnum):
-    """What is processed of that which was published while it was paused."""
+    """Which lots published during a pause to process."""
 
     ALL = "all"
-    LATEST = "latest"  # of each source the newest
+    LATEST = "latest"  # the newest of each source
     NONE = "none"
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What was asked for.
+    """The conditions under which a subscription runs.
 
-    - gate: of its sources the one that it waits for, a schedule say: what the others have is processed when
-      the gate has something. Left out, each of them counts.
-    - cadence_us: consecutive starts are at least so far apart (HEAP-1); 0 for as fast as can be.
-    - debounce_us, max_wait_us: it starts when its sources have been quiet for so long, or its first unseen
-      lot has waited for so long, whichever is sooner.
-    - barrier, grace_us, after_grace: it starts when every source has something; after the grace, see
-      `AfterGrace`. Without a grace it waits for ever.
-    - backoff_us, most_backoff_us: what a failure waits, doubled with each that follows it, up to the most.
-    - most_failures: after so many without a success it is dead, until somebody says `retry`; 0 for never.
+    - gate: the source that starts runs, such as a schedule. The other sources are processed when the gate has
+      something new. Without a gate, every source starts runs.
+    - cadence_us: the minimum time between two starts (HEAP-1); 0 for no limit.
+    - debounce_us, max_wait_us: start when the sources have been quiet for this long, or the first unseen lot
+      has waited for this long, whichever is earlier.
+    - barrier, grace_us, after_grace: start when every source has something new; when the grace period ends,
+      see `AfterGrace`. Without a grace period it waits without limit.
+    - backoff_us, most_backoff_us: the pause after a failure; it doubles with each further failure, up to a
+      limit.
+    - most_failures: after this many failures in a row it is dead, until `retry`; 0 for no limit.
     - catch_up: see `CatchUp`.
     """
 
@@ -59,33 +61,40 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def __post_init__(self) -> None:
         for name in ("cadence_us", "debounce_us", "backoff_us", "most_backoff_us", "most_failures"):
             if getattr(self, name) < 0:
-                raise UsageError(f"{name} is {getattr(self, name)}", hint="0 or more")
+                raise UsageError(f"{name} is {getattr(self, name)}", hint="use 0 or more")
         for name in ("grace_us", "max_wait_us"):
             value = getattr(self, name)
             if value is not None and value < 0:
-                raise UsageError(f"{name} is {value}", hint="0 or more, or None")
+                raise UsageError(f"{name} is {value}", hint="use 0 or more, or None")
         if self.gate is not None and (self.barrier or self.debounce_us or self.gate not in self.sources):
             raise UsageError(
-                f"a gate of {self.gate} among {', '.join(map(str, self.sources))}",
-                hint="it is one of the sources, and neither a barrier nor a debounce goes with it",
+                f"{self.gate} cannot be the gate of {', '.join(map(str, self.sources))}",
+                hint="the gate must be one of the sources, without a barrier or a debounce",
             )
         if self.max_wait_us is not None and self.max_wait_us < self.debounce_us:
             raise UsageError(
-                f"a max wait of {self.max_wait_us} µs with a debounce of {self.debounce_us} µs",
-                hint="a max wait is at least its debounce: it bounds how long a busy source is waited for",
+                f"the max wait ({self.max_wait_us} µs) is shorter than the debounce ({self.debounce_us} µs)",
+                hint="make the max wait at least as long as the debounce",
             )
 
     @property
     def tables(self) -> tuple[DatasetId, ...]:
-        """The sources that it processes: all but a gate."""
-        return tuple(one for one in self.sources if one != self.gate)
+        """The sources that are processed: all except the gate."""
+        return tuple(source for source in self.sources if source != self.gate)
 
     @property
-    def longest_wait_us(self) -> int:
-        """How long the first unseen lot may wait for the others to stop coming."""
-        return DEBOUNCES * self.debounce_us if self.max_wait_us is None else self.max_wait_us
+    def conditions(self) -> Conditions:
+        """The conditions for `next_due`."""
+        longest_us = DEBOUNCES * self.debounce_us if self.max_wait_us is None else self.max_wait_us
+        return Conditions(
+            gate=self.gate,
+            barrier=self.barrier,
+            grace_us=None if self.after_grace is AfterGrace.WAIT else self.grace_us,
+            debounce_us=self.debounce_us,
+            max_wait_us=longest_us,
+        )
 
     def backoff(self, failures: int, jitter: float) -> int:
-        """What the given failure in a row waits (µs): exponential, half of it left to chance."""
+        """Return the pause after this many failures in a row (µs): exponential, half of it random."""
         ceiling = min(self.most_backoff_us, self.backoff_us * 2 ** min(failures - 1, 40))
         return int(ceiling * (0.5 + 0.5 * jitter))

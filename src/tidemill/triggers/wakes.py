@@ -1,14 +1,14 @@
-"""Waking: every subscriber of what was published learns of it, in pages (HEAP-20).
+"""Wake rows: schedule all subscribers of a published dataset, in pages (HEAP-20).
 
-A publication leaves one row per dataset, however many subscribe to it, and reads nothing for it. Whoever
-pages (every runner does) turns such marks into cursors, and moves the cursors on; a mark that is set again
-while a cursor is under way stays until the cursor has come to its end, and then begins another round. So the
-last subscriber is reached however fast publications follow each other, and no dataset waits for ever.
+A publication writes one wake row per dataset, however many subscribers there are. Every scheduler turns wake
+rows into cursors and advances the cursors page by page. If a wake row is written while its cursor advances,
+it stays until the cursor has reached the end, and then starts another round. So the last subscriber is
+reached however fast publications follow each other, and no dataset waits without end.
 
-Why no wake-up is lost: a mark is cleared in the transaction that sets its cursor, a cursor moves in the
-transaction that schedules its page, and each subscriber is decided by the heads as that transaction sees
-them. A subscriber whose run is under way is passed over, because its finish reads the heads as well, and is
-ordered with the page by the row that both of them read and the finish writes.
+No wake-up is lost. The transaction that sets a cursor clears its wake row. The transaction that schedules a
+page advances the cursor, and decides by the heads that it reads. It skips a running subscriber, because the
+end of that run reads the heads too; the two are ordered, because both read the subscriber's row and the end
+of the run writes it.
 """
 
 import msgspec
@@ -23,38 +23,38 @@ from tidemill.triggers.states import SubscriptionEdge
 from tidemill.triggers.subscriptions import AnyRow, Scheduled, Waiting
 
 PAGE = 100
-"""Subscribers per transaction, each with at most four writes."""
+"""The most subscribers in one transaction; each needs at most four writes."""
 
 TEMPLATES = b"\x00"
-"""How a cursor begins that is still among the templates; no subscription is called so."""
+"""The prefix of a cursor that is still among the templates; no subscription has such a name."""
 
-MARKS = 100
+WAKE_ROWS = 100
 
 
 def wake(tx: Tx, keys: TriggerKeys, dataset: DatasetId) -> None:
-    """Something was published here, in this transaction."""
+    """Write the wake row of a dataset, in the transaction that publishes."""
     tx.set(keys.wake[dataset.parts], b"", quiet=True)
     tx.hint(keys.wakeup)
 
 
 def page_wakes(tx: Tx, keys: TriggerKeys, lots: LotKeys, limit: int = PAGE) -> bool:
-    """Wake a page of subscribers; True when there may be more to do."""
-    cursors = tx.range(*keys.waking.all(), limit=MARKS)
+    """Wake a page of subscribers; return True if there may be more."""
+    cursors = tx.range(*keys.waking.all(), limit=WAKE_ROWS)
     if not cursors:
         if not _begin_round(tx, keys):
             return False
-        cursors = tx.range(*keys.waking.all(), limit=MARKS)
+        cursors = tx.range(*keys.waking.all(), limit=WAKE_ROWS)
     for cursor in cursors:
         if limit <= 0:
             break
-        limit -= _move_on(tx, keys, lots, cursor, limit)
+        limit -= _advance(tx, keys, lots, cursor, limit)
     return True
 
 
-def _move_on(tx: Tx, keys: TriggerKeys, lots: LotKeys, cursor: Row, limit: int) -> int:
-    """Wake the next subscribers behind a cursor; how many they were.
+def _advance(tx: Tx, keys: TriggerKeys, lots: LotKeys, cursor: Row, limit: int) -> int:
+    """Wake the next subscribers after a cursor; return their number.
 
-    Before the first of them come the templates that match the dataset: their children are subscribers.
+    First come the templates that match the dataset, because their children are subscribers.
     """
     name, version = (str(part) for part in keys.waking.unpack(cursor.key))
     position = cursor.value
@@ -79,46 +79,46 @@ def _move_on(tx: Tx, keys: TriggerKeys, lots: LotKeys, cursor: Row, limit: int) 
 
 
 def _begin_round(tx: Tx, keys: TriggerKeys) -> bool:
-    """Turn marks into cursors: those behind the last round's end first, so that none waits for ever."""
+    """Turn wake rows into cursors, starting after the last round, so that every dataset gets its turn."""
     lo, hi = keys.wake.all()
     last = tx.get(keys.round)
-    marks = tx.range(last + b"\x00", hi, limit=MARKS) if last else []
-    if not marks:
-        marks = tx.range(lo, hi, limit=MARKS)
-    for mark in marks:
-        tx.clear(mark.key, quiet=True)
-        name, version = keys.wake.unpack(mark.key)
+    rows = tx.range(last + b"\x00", hi, limit=WAKE_ROWS) if last else []
+    if not rows:
+        rows = tx.range(lo, hi, limit=WAKE_ROWS)
+    for row in rows:
+        tx.clear(row.key, quiet=True)
+        name, version = keys.wake.unpack(row.key)
         tx.set(keys.waking[name, version], b"", quiet=True)
-    if marks:
-        tx.set(keys.round, marks[-1].key, quiet=True)
-    return bool(marks)
+    if rows:
+        tx.set(keys.round, rows[-1].key, quiet=True)
+    return bool(rows)
 
 
 def _wake_page(tx: Tx, keys: TriggerKeys, lots: LotKeys, names: list[str]) -> None:
-    found = tx.get_many([keys.subscription[name] for name in names])
+    values = tx.get_many([keys.subscription[name] for name in names])
     rows = {
-        name: subscriptions.decode(raw) for name, raw in zip(names, found, strict=True) if raw is not None
+        name: subscriptions.decode(raw) for name, raw in zip(names, values, strict=True) if raw is not None
     }
-    open_rows = {name: row for name, row in rows.items() if _may_wake(row)}
-    sources = sorted({source for row in open_rows.values() for source in row.tally.terms.sources})
+    wakeable = {name: row for name, row in rows.items() if _can_wake(row)}
+    sources = sorted({source for row in wakeable.values() for source in row.tally.terms.sources})
     heads = events.heads(tx, lots, sources) if sources else {}
-    for name, row in open_rows.items():
-        _wake_one(tx, keys, lots, name, row, heads)
+    for name, row in wakeable.items():
+        _wake(tx, keys, lots, name, row, heads)
 
 
-def _may_wake(row: AnyRow) -> bool:
+def _can_wake(row: AnyRow) -> bool:
     return isinstance(row, Waiting) or (row.held and row.run is None)
 
 
-def _wake_one(
+def _wake(
     tx: Tx, keys: TriggerKeys, lots: LotKeys, name: str, row: AnyRow, heads: dict[DatasetId, int]
 ) -> None:
     following = subscriptions.decide(tx, lots, row.tally, heads)
     if isinstance(row, Waiting) and not isinstance(following, Nothing):
-        new = subscriptions.settled(tx, row.tally, following)
-        subscriptions.enter(tx, keys, name, row, [SubscriptionEdge.WAKE], new)
+        new = subscriptions.next_row(tx, row.tally, following)
+        subscriptions.transition(tx, keys, name, row, [SubscriptionEdge.WAKE], new)
     elif isinstance(row, Scheduled) and isinstance(following, Now) and row.next_run > tx.now():
-        # It has another time now, and one epoch has one time.
+        # Its time changes, and each epoch has one time.
         tally = msgspec.structs.replace(row.tally, epoch=row.tally.epoch + 1)
-        new = subscriptions.settled(tx, tally, following)
-        subscriptions.enter(tx, keys, name, row, [SubscriptionEdge.HASTEN], new)
+        new = subscriptions.next_row(tx, tally, following)
+        subscriptions.transition(tx, keys, name, row, [SubscriptionEdge.HASTEN], new)

@@ -69,7 +69,7 @@ class DeclareArc:
         name, keys, lot_keys = self.spec.id, context.keys.triggers, context.keys.lots
         declare_schedule(tx, keys, lot_keys, self.pace, name)
         try:
-            subscriptions.subscribe(tx, keys, lot_keys, name, self._terms, attach=True)
+            subscriptions.subscribe(tx, keys, lot_keys, name, self._terms, creation=subscriptions.SCHEDULED)
         except SubscriptionChanged as error:
             raise SubscriptionChanged(
                 f"{self.where}: arc {self.spec.name} read other tables before",

@@ -72,7 +72,7 @@ def check(pipeline: "Registry", decl: ArcDecl) -> None:
         template = template_of(pipeline, decl)
         for sink in decl.sinks:
             Pattern.parse_target(sink.name)
-        templates.check_circles(
+        templates.check_cycles(
             template, [template_of(pipeline, other) for other in pipeline.templates.values()]
         )
 

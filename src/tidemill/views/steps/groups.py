@@ -221,7 +221,16 @@ def _subscribe(tx: Tx, keys: StepKeys, pipeline: str, group: ViewGroup) -> None:
         catch_up=spec.catch_up,
     )
     at = {log: group.step, **records.positions_at(tx, keys, pipeline, bases, group.step)}
-    subscriptions.subscribe(tx, keys.triggers, keys.lots, name, terms, at, attach=True, instead=True)
+    subscriptions.subscribe(
+        tx,
+        keys.triggers,
+        keys.lots,
+        name,
+        terms,
+        at,
+        replace_sources=True,
+        creation=subscriptions.SCHEDULED,
+    )
 
 
 def _check(spec: GroupSpec) -> None:
