@@ -15,7 +15,7 @@ its entry a kernel. If no `Accumulator` fits, add one in `tidemill.views.kernels
     LEAST         the lowest values (see `extremes`)        the value
     GREATEST      the highest values                        the value
 
-The kernel's `final` turns the raw columns into the values that Spark's own aggregate gives.
+The kernel's `final` converts the raw columns to the values of Spark's aggregate.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -64,7 +64,7 @@ class Empty(Enum):
 
 
 class TieBreak(Enum):
-    """For an aggregate whose result depends on the order of rows: how `circuit.ties` makes it one result."""
+    """How `circuit.ties` makes the result of an aggregate independent of the order of rows."""
 
     FIRST = "the row with the lowest hash"
     LAST = "the row with the highest hash"
@@ -75,7 +75,7 @@ class TieBreak(Enum):
 
 
 class Precision(Enum):
-    """How near to Spark's result ours must be (DBSP-20)."""
+    """How close a result must be to Spark's (DBSP-20)."""
 
     EXACT = "exact"
     FLOAT = "float"
@@ -92,12 +92,12 @@ class Kernel:
 
     Args:
         accumulator: what groups keep.
-        argument: how arguments become the column that is accumulated.
-        value: SQL that makes the accumulated value from the argument `{}`.
-        counts: whether the result needs the number of values besides a sum.
-        of_doubles: the result over floats, from the bins of the groups (see `sums.totals`).
-        takes: whether it has a result of this type over an argument of this type.
-        final: from raw columns, the type of the argument and the type of the result to the values.
+        argument: how the arguments become the accumulated column.
+        value: SQL that computes the accumulated value from the argument `{}`.
+        counts: whether the result needs the number of values in addition to the sum.
+        of_doubles: computes the result over floats from the bins of the groups (see `sums.totals`).
+        takes: tests whether the kernel supports an argument type and a result type.
+        final: computes the values from raw columns, the argument type and the result type.
     """
 
     accumulator: Accumulator
@@ -109,7 +109,7 @@ class Kernel:
     final: Callable[[Sequence[pa.Array], pa.DataType, pa.DataType], pa.Array] = finals.unchanged
 
     def raw_width(self, argument: pa.DataType | None) -> int:
-        """How many raw columns it has for an argument of this type."""
+        """Return how many raw columns the kernel has for an argument of this type."""
         if self.accumulator is not Accumulator.SUM or pat.is_floating(argument):
             return 1
         return 3 if self.counts else 2
@@ -125,7 +125,7 @@ class AggregateFunction:
         same_as: the name of the aggregate that computes it, if that is another one.
         ignores_duplicates: whether DISTINCT changes nothing.
         empty: its result over no rows.
-        precision: how near to Spark's result ours must be.
+        precision: how close the result must be to Spark's.
         ties: how its result is made independent of the order of rows; None if it is.
     """
 
@@ -255,18 +255,18 @@ _UNKNOWN: Final = AggregateFunction("")
 
 
 def aggregate(name: str) -> AggregateFunction:
-    """The entry of an aggregate; an empty one for a name that is not registered, as a user's function."""
+    """Return the entry of an aggregate; an empty one for other names, such as a user's function."""
     return AGGREGATES.get(name, _UNKNOWN)
 
 
 def kernel_of(name: str) -> Kernel | None:
-    """The kernel that bears this name; None if no kernel does."""
+    """Return the kernel with this name; None if there is none."""
     entry = aggregate(name)
     return None if entry.same_as else entry.kernel
 
 
 def precision_of(name: str) -> Precision:
-    """How near to Spark's result that of a function must be, aggregate or not."""
+    """Return how close the result of a function, aggregate or not, must be to Spark's."""
     if name.startswith(("approx_", "percentile_approx")):
         return Precision.APPROXIMATE
     return aggregate(name).precision

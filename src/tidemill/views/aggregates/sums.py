@@ -1,13 +1,13 @@
 """Exact sums of numbers, which do not depend on the order of rows.
 
-Integers and decimals are summed in *limbs*: int64 columns of 32 bits each, the lowest first. The highest limb
-has the sign and takes the carry of the others. Integers of up to 64 bits have three limbs, decimals of 128
-bits five: no number of rows that 64 bits can count overflows them.
+Integers and decimals are summed in *limbs*: int64 columns of 32 bits each, lowest first. The highest limb has
+the sign and takes the carry of the others. Integers of up to 64 bits have three limbs, and decimals of 128
+bits have five, so fewer than 2^64 rows cannot overflow them.
 
-Doubles are summed in *bins*. A double is m x 2^e with at most 53 bits in m. Powers of two are divided into
-bins of 26 bits, and the bits of m fall into at most three of them. A sum is then one integer per bin. Adding
-a value and taking it away again leaves nothing, in any order; the exact total is rounded once, at the end. A
-bin takes 2^37 values before 64 bits are full. NaN and the infinities are counted, not added.
+Doubles are summed in *bins*. A double is m x 2^e with at most 53 bits in m. Exponents are divided into bins
+of 26 bits, and the bits of m fall into at most three of them. A sum has one integer per bin. Adding a value
+and removing it again leaves nothing, in any order, and the exact total is rounded once, at the end. A bin
+takes 2^37 values before it can overflow 64 bits. NaN and infinities are counted, not added.
 """
 
 from typing import Any, NamedTuple
@@ -28,14 +28,14 @@ _TOO_LARGE = 10**DIGITS
 
 WIDTH = 26
 _MASK = np.int64(2**WIDTH - 1)
-_SAFE = 2.0**900  # beyond, the quick sum might overflow on its way
+_SAFE = 2.0**900  # for larger totals, the fast sum might overflow on the way
 
 
 # --- integers and decimals
 
 
 def limb_count(kind: pa.DataType) -> int:
-    """How many limbs the sum of values of this type needs."""
+    """Return how many limbs a sum of values of this type needs."""
     if pat.is_signed_integer(kind):
         return 3
     if pat.is_decimal128(kind):
@@ -44,16 +44,14 @@ def limb_count(kind: pa.DataType) -> int:
 
 
 def limbs_of(array: pa.Array, weights: I64) -> list[I64]:
-    """Each value times its weight, in limbs that are not carried yet; NULL is 0."""
-    if len(weights) and max(int(weights.max()), -int(weights.min())) >= 2**30:
-        raise WeightOverflow("a row is there more than 2^30 times at once")
+    """Return each value times its weight, in limbs that are not carried yet; NULL is 0."""
+    _check_weights(weights)
     kind = array.type
+    filled = pc.fill_null(array, pa.scalar(0, kind)) if array.null_count else array
     if pat.is_decimal128(kind):
-        filled = pc.fill_null(array, pa.scalar(0, kind)) if array.null_count else array
         pair = np.frombuffer(filled.buffers()[1], np.uint64, count=2 * len(filled), offset=16 * filled.offset)
         words = [pair[0::2], pair[1::2]]
     else:
-        filled = pc.fill_null(array, pa.scalar(0, kind)) if array.null_count else array
         words = [filled.to_numpy(zero_copy_only=False).astype(np.int64).view(np.uint64)]
     limbs = [part for word in words for part in (word & _LIMB_MASK, word >> np.uint64(32))]
     sign = words[-1].view(np.int64) >> 63
@@ -61,7 +59,10 @@ def limbs_of(array: pa.Array, weights: I64) -> list[I64]:
 
 
 def decimals(limbs: list[I64], scale: int, present: np.ndarray) -> tuple[pa.Array, np.ndarray]:
-    """Carried limbs as DECIMAL(38, scale), NULL where not present or too large; and where too large."""
+    """Return carried limbs as DECIMAL(38, scale), and which of them are too large.
+
+    The result is NULL for rows that are not present or too large.
+    """
     words = [limb.view(np.uint64) for limb in limbs]
     low = words[0] | (words[1] << np.uint64(32))
     if len(limbs) == 3:
@@ -85,7 +86,7 @@ def decimals(limbs: list[I64], scale: int, present: np.ndarray) -> tuple[pa.Arra
 
 
 class BinnedValues(NamedTuple):
-    """Values in pieces: the row each comes from, its bin, and the piece times the row's weight."""
+    """Values divided into bins: the row of each piece, its bin, and the piece times the row's weight."""
 
     row: I64
     bin: I64
@@ -93,16 +94,15 @@ class BinnedValues(NamedTuple):
 
 
 def doubles_of(array: pa.Array) -> Doubles:
-    """FLOAT and DOUBLE as Spark adds them up, as doubles; NULL is 0."""
+    """Return FLOAT or DOUBLE values as doubles, as Spark adds them; NULL is 0."""
     filled = pc.fill_null(array, pa.scalar(0.0, array.type)) if array.null_count else array
     values: Doubles = filled.to_numpy(zero_copy_only=False).astype(np.float64)
     return values
 
 
 def binned(values: Doubles, weights: I64) -> BinnedValues:
-    """Finite values in pieces; others have none."""
-    if len(weights) and max(int(weights.max()), -int(weights.min())) >= 2**30:
-        raise WeightOverflow("a row is there more than 2^30 times at once")
+    """Divide finite values into bins; NaN and infinities have no pieces."""
+    _check_weights(weights)
     finite = np.where(np.isfinite(values), values, 0.0)
     fraction, exponent = np.frexp(finite)
     mantissa = np.ldexp(fraction, 53).astype(np.int64)
@@ -122,81 +122,86 @@ def binned(values: Doubles, weights: I64) -> BinnedValues:
 
 
 def totals(group: I64, bins: I64, sums: I64, count: int) -> Doubles:
-    """The sum of each group's bins, correctly rounded; 0.0 for a group without bins.
+    """Return the sum of each group's bins, correctly rounded; 0.0 for a group without bins.
 
     Args:
-        group: 0 to count - 1 for each bin.
+        group: the group of each bin, 0 to count - 1.
         bins: the number of the bin.
-        sums: what is in it; each (group, bin) may come several times.
-        count: how many groups.
+        sums: the sum in the bin; a (group, bin) pair may occur several times.
+        count: the number of groups.
     """
-    result, _, sure = _quick(group, bins, sums, count)
-    for each, found in _slow(group, bins, sums, np.flatnonzero(~sure)):
-        result[each] = _ratio(*found, 1)
+    result, _, exact = _fast_totals(group, bins, sums, count)
+    for each, total in _exact_totals(group, bins, sums, np.flatnonzero(~exact)):
+        result[each] = _ratio(*total, 1)
     return result
 
 
 def averages(group: I64, bins: I64, sums: I64, rows: I64) -> Doubles:
-    """The sum of each group's bins divided by its rows, correctly rounded; groups without rows give 0.0."""
+    """Return each group's sum divided by its rows, correctly rounded; 0.0 for a group without rows."""
     count = len(rows)
     divisor = np.where(rows > 0, rows, 1).astype(np.float64)
-    total, rest, sure = _quick(group, bins, sums, count)
+    total, rest, exact = _fast_totals(group, bins, sums, count)
     size = np.abs(total)
-    sure &= ((size > 1e-200) & (size < 1e200) & (divisor < 2**53)) | (size == 0)
-    safe = np.where(sure, total, 0.0)
+    exact &= ((size > 1e-200) & (size < 1e200) & (divisor < 2**53)) | (size == 0)
+    safe = np.where(exact, total, 0.0)
     result: Doubles = safe / divisor
-    # what the division left, nearly exactly; then see whether digits that are not sure change the rounding
+    # compute the remainder nearly exactly, then test whether its error could change the rounding
     product, error = _two_product(result, divisor)
-    left, rest = safe - product, np.where(sure, rest, 0.0)
-    correction = ((left - error) + rest) / divisor
-    doubt = (np.abs(left) + np.abs(error) + np.abs(rest)) / divisor * 2.0**-48
-    result, other = result + (correction - doubt), result + (correction + doubt)
-    sure &= result == other
-    for each, found in _slow(group, bins, sums, np.flatnonzero(~sure)):
-        result[each] = _ratio(*found, int(rows[each]) if rows[each] > 0 else 1)
+    remainder, rest = safe - product, np.where(exact, rest, 0.0)
+    correction = ((remainder - error) + rest) / divisor
+    uncertainty = (np.abs(remainder) + np.abs(error) + np.abs(rest)) / divisor * 2.0**-48
+    result, highest = result + (correction - uncertainty), result + (correction + uncertainty)
+    exact &= result == highest
+    for each, exact_total in _exact_totals(group, bins, sums, np.flatnonzero(~exact)):
+        result[each] = _ratio(*exact_total, int(rows[each]) if rows[each] > 0 else 1)
     return result
 
 
-def _quick(group: I64, bins: I64, sums: I64, count: int) -> tuple[Doubles, Doubles, Any]:
-    """Totals as the nearest double and what that lacks, and for which groups the two are exact."""
+def _check_weights(weights: I64) -> None:
+    if len(weights) and max(int(weights.max()), -int(weights.min())) >= 2**30:
+        raise WeightOverflow("a row occurs 2^30 times or more in one change")
+
+
+def _fast_totals(group: I64, bins: I64, sums: I64, count: int) -> tuple[Doubles, Doubles, Any]:
+    """Return totals as the nearest double and its error, and for which groups the two are exact."""
     total, rest = np.zeros(count), np.zeros(count)
-    sure = np.ones(count, bool)
+    exact = np.ones(count, bool)
     if len(group) == 0:
-        return total, rest, sure
+        return total, rest, exact
     order = np.lexsort((-bins, group))
     group, bins, sums = group[order], bins[order], sums[order]
     nth = np.arange(len(group)) - np.searchsorted(group, group)
     scale = (bins * WIDTH).astype(np.int32)
-    with np.errstate(all="ignore"):  # what overflows on the way is not sure, and computed again
+    with np.errstate(all="ignore"):  # totals that overflow are not exact, and are computed again
         for place in range(int(nth.max()) + 1):
             at = np.flatnonzero(nth == place)
             to = group[at]
             for part, shift in ((sums[at] >> 32, 32), (sums[at] & np.int64(2**32 - 1), 0)):
                 term = np.ldexp(part.astype(np.float64), scale[at] + shift)
                 added, error = _two_sum(total[to], term)
-                kept, lost = _two_sum(rest[to], error)
-                total[to], rest[to] = added, kept
-                sure[to] &= (lost == 0) & (np.abs(added) < _SAFE)
+                new_rest, lost = _two_sum(rest[to], error)
+                total[to], rest[to] = added, new_rest
+                exact[to] &= (lost == 0) & (np.abs(added) < _SAFE)
         total, rest = _two_sum(total, rest)
-    return total, rest, sure
+    return total, rest, exact
 
 
-def _slow(group: I64, bins: I64, sums: I64, wanted: I64) -> list[tuple[int, tuple[int, int]]]:
-    """The totals of some groups as (integer, power of two)."""
-    answer: list[tuple[int, tuple[int, int]]] = []
-    for each in wanted:
-        mine = group == each
-        lowest = int(bins[mine].min())
+def _exact_totals(group: I64, bins: I64, sums: I64, numbers: I64) -> list[tuple[int, tuple[int, int]]]:
+    """Return the totals of these groups as (group, (integer, power of two))."""
+    exact: list[tuple[int, tuple[int, int]]] = []
+    for number in numbers:
+        in_group = group == number
+        lowest = int(bins[in_group].min())
         total = sum(
             int(value) << (WIDTH * (int(place) - lowest))
-            for place, value in zip(bins[mine], sums[mine], strict=True)
+            for place, value in zip(bins[in_group], sums[in_group], strict=True)
         )
-        answer.append((int(each), (total, WIDTH * lowest)))
-    return answer
+        exact.append((int(number), (total, WIDTH * lowest)))
+    return exact
 
 
 def _ratio(total: int, power: int, divisor: int) -> float:
-    """Total x 2^power / divisor: Python divides integers with one correct rounding."""
+    """Return total x 2^power / divisor; Python's division of integers rounds correctly, once."""
     if power >= 0:
         total <<= power
     else:
@@ -207,23 +212,24 @@ def _ratio(total: int, power: int, divisor: int) -> float:
         return float("-inf") if total < 0 else float("inf")
 
 
-def _two_sum(one: Any, other: Any) -> tuple[Any, Any]:
-    total = one + other
-    back = total - one
-    return total, (one - (total - back)) + (other - back)
+def _two_sum(a: Any, b: Any) -> tuple[Any, Any]:
+    """Return a + b rounded, and its exact error (Knuth)."""
+    total = a + b
+    back = total - a
+    return total, (a - (total - back)) + (b - back)
 
 
-def _two_product(one: Any, other: Any) -> tuple[Any, Any]:
-    product = one * other
-    one_high, one_low = _halves(one)
-    other_high, other_low = _halves(other)
-    error = (
-        (one_high * other_high - product) + one_high * other_low + one_low * other_high
-    ) + one_low * other_low
+def _two_product(a: Any, b: Any) -> tuple[Any, Any]:
+    """Return a * b rounded, and its exact error (Dekker)."""
+    product = a * b
+    a_high, a_low = _halves(a)
+    b_high, b_low = _halves(b)
+    error = ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
     return product, error
 
 
 def _halves(value: Any) -> tuple[Any, Any]:
+    """Split a double into two doubles of at most 26 bits each (Veltkamp)."""
     spread = value * 134217729.0  # 2^27 + 1
     high = spread - (spread - value)
     return high, value - high

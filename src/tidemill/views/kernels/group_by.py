@@ -173,8 +173,7 @@ class GroupKernel:
     # --- before the exchange
 
     def accumulate(self, delta: pa.Table) -> dict[str, pa.Table]:
-        """Convert rows to accumulators, one table for each trace; the tables of several calls can be added
-        up.
+        """Convert rows to accumulators, one table for each trace; tables of several calls add up.
 
         Args:
             delta: `_h` (the hash of the key), the key, the values and `_w`.

@@ -1,5 +1,4 @@
-"""Bundles: the file that a task writes in one layer of a step, with the new runs and the merges of its
-traces.
+"""Bundles: the file that a task writes in one layer of a step, with new and merged runs.
 
 Its key is unique to the attempt of the task. So a retry, a speculative copy of the task or a killed worker
 leaves a file that no version lists, and never a half-written one that a version does list.

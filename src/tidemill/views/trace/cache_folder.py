@@ -57,7 +57,7 @@ def _default_parents() -> list[Path]:
 
 
 def _create_private(folder: Path) -> bool:
-    """Create a folder; return False unless only this user can write to it, so nobody else can plant files."""
+    """Create a folder; return False if other users can write to it, because the files are trusted."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = folder.stat()

@@ -71,7 +71,7 @@ def plan_merges(entries: Sequence[RunEntry], budget_rows: int) -> list[MergePiec
 
 
 def narrow(piece: MergePiece, budget_rows: int, count: Callable[[RunEntry, int, int], int]) -> MergePiece:
-    """Halve a piece until the counted rows fit the budget: hashes may not be spread evenly."""
+    """Halve a piece until its counted rows fit the budget: hashes may be spread unevenly."""
     while piece.high > piece.low:
         rows = sum(count(entry, piece.low, piece.high) for entry in piece.entries)
         if rows <= 2 * budget_rows:
@@ -100,11 +100,11 @@ def _stacks(entries: Sequence[RunEntry]) -> list[tuple[int, int, list[RunEntry]]
 
 
 def _runs_to_merge(stack: list[RunEntry]) -> tuple[RunEntry, ...]:
-    """Return the runs of a stack to merge now; none if the stack is low, or each run is denser than all
-    below.
+    """Return the runs of a stack to merge now.
 
-    The last run that is not denser than all below it decides. So a few small runs at the bottom do not
-    prevent the merge of many large ones above.
+    There are none if the stack is low, or if each run is denser than all runs below it together. The last run
+    that is not denser than all below it decides. So a few small runs at the bottom do not prevent the merge
+    of many large ones above.
     """
     if len(stack) < FAN:
         return ()

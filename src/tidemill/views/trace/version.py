@@ -147,11 +147,10 @@ class TraceVersion:
         return cls(step, code, {}, dict.fromkeys(traces, step))
 
     def entries(self, trace: str, within: HashRange, at: int) -> tuple[RunEntry, ...]:
-        """Return the pieces of a trace in a range; raise `TraceStale` unless it is current to step `at`
-        (DBSP-41).
+        """Return the pieces of a trace in a range.
 
-        This includes a trace that the version does not list: it was never built, so it must not count as
-        empty.
+        Raises `TraceStale` unless the trace is current to step `at` (DBSP-41). A trace that the version does
+        not list was never built, so it is stale and not empty.
         """
         if trace not in self.steps:
             raise TraceStale(f"trace {trace} was never built")
