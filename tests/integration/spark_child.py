@@ -53,11 +53,9 @@ def main(settings: SparkSettings, folder: str) -> dict[str, object]:
     df = spark.range(100, numPartitions=2).select(
         twice("id").alias("id"), (sf.col("id") % 3).cast("string").alias("v")
     )
-    first = write_frame(df, storage, storage.objects, "data/lot=1/attempt=a.b.1/")
+    first = write_frame(df, storage, "data/lot=1/attempt=a.b.1/")
     with tagged(spark, "lot-2"):
-        second = write_frame(
-            df.where("v <> '1'"), storage, storage.objects, "data/lot=2/attempt=a.c.1/", partition_by=["v"]
-        )
+        second = write_frame(df.where("v <> '1'"), storage, "data/lot=2/attempt=a.c.1/", partition_by=["v"])
     positioned = read_positioned(spark, storage, COLUMNS, [(1, first.objects), (2, second.objects)])
     sums = positioned.groupBy("_position", "v").agg(sf.sum("id").alias("s")).collect()
     found: dict[str, object] = {

@@ -17,7 +17,7 @@ from tidemill.lots.checks import expect, not_null, rows, unique
 from tidemill.lots.keys import DatasetId
 from tidemill.objects.local import LocalObjects
 from tidemill.publish.events import ChecksFailed
-from tidemill.spark.frame_checks import verify, write_checked
+from tidemill.spark.frame_checks import LotFolders, verify, write_checked
 from tidemill.spark.lot_reader import read_objects
 from tidemill.spark.storage import Storage
 
@@ -41,7 +41,11 @@ def test_a_row_is_in_the_lot_or_in_quarantine_whatever_made_it_and_each_is_compu
         rows(at_least=10_000, on_fail="warn"),
     ]
     done = write_checked(
-        frame, Storage(objects), objects, "good/", "bad/", checks, table="t", partition_by=["part"]
+        frame,
+        Storage(objects),
+        LotFolders(rows="good/", bad="bad/", partition_by=("part",)),
+        checks,
+        table="t",
     )
     kept = read_objects(spark, Storage(objects), frame.schema, done.rows.objects).collect()
     out = read_objects(
@@ -75,12 +79,16 @@ def test_rows_that_are_not_unique_are_all_taken_out_and_a_check_of_columns_that_
         "SELECT * FROM VALUES (1, 'a'), (1, 'b'), (2, NULL), (NULL, 'c'), (NULL, 'd') AS t(id, n)"
     )
     checks = [unique("id", on_fail="drop"), not_null("n", on_fail="drop")]
-    done = write_checked(frame, Storage(objects), objects, "good/", "bad/", checks, table="t")
+    done = write_checked(frame, Storage(objects), LotFolders(rows="good/", bad="bad/"), checks, table="t")
     assert (done.rows.rows, done.quarantined.rows) == (2, 3)
     assert done.counts == {"unique(id)": 2, "not_null(n)": 1}
     with pytest.raises(CheckFailed, match=r"few \(expected at most 1 rows; found 5\)"):
         write_checked(
-            frame, Storage(objects), objects, "g2/", "b2/", [rows(at_most=1, name="few")], table="t"
+            frame,
+            Storage(objects),
+            LotFolders(rows="g2/", bad="b2/"),
+            [rows(at_most=1, name="few")],
+            table="t",
         )
     for check, words in [
         (not_null("amount"), "amount, which does not exist"),

@@ -23,9 +23,10 @@ from tidemill.lots.keys import DatasetId
 from tidemill.objects.local import LocalObjects
 from tidemill.schemas.type_table import is_wider
 from tidemill.sources.events import ColumnsDrifted
+from tidemill.spark.frame_checks import LotFolders
 from tidemill.spark.ingest.foreign_files import ForeignFile
 from tidemill.spark.ingest.formats import Format, FormatOptions
-from tidemill.spark.ingest.ingestion import IngestColumns, Ingested, IngestFolders, ingest
+from tidemill.spark.ingest.ingestion import IngestColumns, Ingested, ingest
 from tidemill.spark.lot_reader import read_objects
 from tidemill.spark.lot_writer import write_table
 from tidemill.spark.schema import Simple, to_arrow
@@ -66,7 +67,7 @@ class Files:
             path = self.folder / f"{self.turn}-{name}"
             path.write_bytes(body)
             files.append(ForeignFile(str(path), f"file://{path}", len(body)))
-        place = IngestFolders(rows=f"rows{self.turn}/", bad=f"bad{self.turn}/")
+        place = LotFolders(rows=f"rows{self.turn}/", bad=f"bad{self.turn}/")
         dataset = IngestColumns(schema=schema, drift=drift, table="orders")
         return ingest(
             self.spark,

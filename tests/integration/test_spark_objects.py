@@ -41,7 +41,7 @@ def lot(n: int) -> str:
 
 
 def write(df: DataFrame, storage: Storage, n: int, *partition_by: str) -> Written:
-    return write_frame(df, storage, storage.objects, lot(n), partition_by=partition_by)
+    return write_frame(df, storage, lot(n), partition_by=partition_by)
 
 
 def keys(objects: Objects) -> list[str]:
@@ -133,7 +133,7 @@ def test_large_files_are_split_at_the_target(
 ) -> None:
     monkeypatch.setattr(lot_writer, "_LEAST_ROWS", 10)
     df = spark.range(1000).coalesce(1)
-    written = write_frame(df, storage, storage.objects, lot(1), target_bytes=8 * 250)
+    written = write_frame(df, storage, lot(1), target_bytes=8 * 250)
     assert [item.rows for item in written.objects] == [250] * 4
 
 

@@ -38,7 +38,7 @@ from tidemill.publish.attempts import Hold, Published
 from tidemill.publish.parts import SinkWritten
 from tidemill.spark import input_rows, operations, schema
 from tidemill.spark.drift import effective, evolved
-from tidemill.spark.frame_checks import Checked, refuse, write_checked
+from tidemill.spark.frame_checks import Checked, LotFolders, refuse, write_checked
 from tidemill.spark.lot_writer import Written, write_table
 from tidemill.spark.operations import RowOperation
 from tidemill.spark.table_checks import check_table
@@ -205,9 +205,8 @@ class Body:
             with context.spark() as spark:
                 ddl = operations.stored_schema(effective(decl.dataset).schema, kind)
                 frame = spark.createDataFrame(table).to(schema.to_spark(schema.parse(ddl).stored()))
-                return write_checked(
-                    frame, context.storage, context.objects, prefix, bad_prefix, checks, table=name, kind=kind
-                )
+                folders = LotFolders(rows=prefix, bad=bad_prefix)
+                return write_checked(frame, context.storage, folders, checks, table=name, kind=kind)
         checked = check_table(table, checks, kind)
         refuse(name, checks, checked.counts, checked.rows.num_rows)
         bad = write_table(checked.quarantined, context.objects, bad_prefix) if bad_prefix else Written()
@@ -251,9 +250,7 @@ class _FrameBody(Body):
             return write_checked(
                 self._frame,
                 context.storage,
-                context.objects,
-                prefix,
-                bad_prefix,
+                LotFolders(rows=prefix, bad=bad_prefix),
                 checks,
                 table=decl.dataset.name,
                 kind=decl.dataset.kind,

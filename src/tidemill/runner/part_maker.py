@@ -17,13 +17,12 @@ from tidemill import crash
 from tidemill.errors import ArcResult, BadSchema, CodeDiffers
 from tidemill.lots.checks import quarantine_of
 from tidemill.lots.datasets import Drift
-from tidemill.objects import Objects
 from tidemill.publish.parts import PartClaim, PartSink, PartTask, SinkWritten
 from tidemill.runner import future_run
 from tidemill.runner.program import ArcProgram, Program
 from tidemill.schemas.type_table import is_wider
 from tidemill.spark import schema
-from tidemill.spark.frame_checks import write_checked
+from tidemill.spark.frame_checks import LotFolders, write_checked
 from tidemill.spark.lot_reader import read_objects
 from tidemill.spark.operations import WEIGHT, is_frame
 from tidemill.spark.sessions import kept, tagged
@@ -40,7 +39,6 @@ class Tools:
 
     spark: "SparkSession"
     storage: Storage
-    objects: Objects
     program: Program
 
 
@@ -75,13 +73,14 @@ def _compute(tools: Tools, task: PartTask, place: PartClaim) -> list[SinkWritten
         result = write_checked(
             select_columns(arc, sink.dataset.name, frame, columns, evolves=evolves),
             tools.storage,
-            tools.objects,
-            place.data_prefix(task, sink),
-            place.data_prefix(task, quarantine),
+            LotFolders(
+                rows=place.data_prefix(task, sink),
+                bad=place.data_prefix(task, quarantine),
+                partition_by=tuple(sink.partition_by),
+            ),
             arc.checks.get(sink.dataset.name, ()),
             table=sink.dataset.name,
             kind=dataset.kind,
-            partition_by=sink.partition_by,
         )
         written.append(
             SinkWritten(

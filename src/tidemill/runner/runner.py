@@ -65,7 +65,7 @@ class Runner:
             presence,
             names={resource_of(program.pipeline)},
             threads=threads,
-            tools=Tools(spark=spark, storage=storage, objects=scope.objects, program=program),
+            tools=Tools(spark=spark, storage=storage, program=program),
             interrupt=lambda tag: interrupt(spark, tag),
         )
         self._clock = scope.clock

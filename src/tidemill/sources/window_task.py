@@ -34,7 +34,8 @@ def run_window(
         task: the window.
         place: the claim that runs it.
     """
-    from tidemill.spark.ingest.ingestion import IngestColumns, IngestFolders, ingest
+    from tidemill.spark.frame_checks import LotFolders
+    from tidemill.spark.ingest.ingestion import IngestColumns, ingest
 
     if task.code != spec.code:
         raise BadSource(
@@ -47,7 +48,7 @@ def run_window(
     ingested = ingest(
         spark,
         storage,
-        IngestFolders(
+        LotFolders(
             rows=place.data_prefix(task, rows_sink),
             bad=place.data_prefix(task, bad_sink),
             partition_by=rows_sink.partition_by,

@@ -53,7 +53,6 @@ def rewrite(
         written = write_frame(
             frame if partition_by else frame.coalesce(files),
             storage,
-            storage.objects,
             prefix,
             partition_by=partition_by,
             target_bytes=target_bytes,

@@ -9,7 +9,7 @@ Uniqueness is one aggregate over the files that were just written, of the checke
 removes rows that are not unique must group them before they are written.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
@@ -19,7 +19,6 @@ from tidemill import crash
 from tidemill.errors import BadCheck, CheckFailed
 from tidemill.lots.checks import Check, OnFail
 from tidemill.lots.datasets import Kind
-from tidemill.objects import Objects
 from tidemill.spark.lot_reader import naming, read_objects
 from tidemill.spark.lot_writer import Written, write_flagged, write_frame
 from tidemill.spark.operations import OP, WEIGHT, RowOperation
@@ -35,8 +34,19 @@ _GOOD: Final = "0"
 BAD_SCHEMA: Final = "record STRING, error STRING, check STRING"
 
 
+class LotFolders(msgspec.Struct, frozen=True, kw_only=True):
+    """The folders for rows and for rows that checks remove. No other job writes there. Each ends in `/`.
+
+    - partition_by: columns whose values become folders below `rows`.
+    """
+
+    rows: str
+    bad: str
+    partition_by: tuple[str, ...] = ()
+
+
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written, what checks removed, and how many rows failed each check."""
+    """The rows that were written, the rows that checks removed, and how many rows failed each check."""
 
     rows: Written
     quarantined: Written = Written()
@@ -46,74 +56,76 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
 def write_checked(
     df: "DataFrame",
     storage: Storage,
-    objects: Objects,
-    prefix: str,
-    bad_prefix: str,
+    folders: LotFolders,
     checks: Sequence[Check],
     *,
     table: str,
     kind: Kind = Kind.ROWS,
-    partition_by: Sequence[str] = (),
 ) -> Checked:
-    """Write a frame like `write_frame`, and check its rows; `CheckFailed` names the checks that forbid it.
+    """Write a frame like `write_frame`, and check its rows; `CheckFailed` if a check forbids publishing.
 
     Args:
         df: the frame.
-        storage: where to write, for Spark.
-        objects: the same storage, for us.
-        prefix: an empty folder for rows.
-        bad_prefix: an empty folder for rows that checks remove.
+        storage: the object storage.
+        folders: where to write; the folders are empty.
         checks: the checks.
         table: the name of the table, for errors.
         kind: the kind of the table. Only inserted rows of changes and operations are checked.
-        partition_by: as for `write_frame`.
     """
     if not checks:
-        return Checked(rows=write_frame(df, storage, objects, prefix, partition_by=partition_by))
+        return Checked(rows=write_frame(df, storage, folders.rows, partition_by=folders.partition_by))
+    inline = {str(number): check for number, check in enumerate(filter(_is_inline, checks), 1)}
+    parts, failures = _write_pass(df, storage, folders, inline, kind)
+    written = parts.get(_GOOD, Written())
+    counts = {}
+    for check in checks:
+        if check.name in failures:
+            counts[check.name] = failures[check.name]
+        elif check.kind == "rows":
+            counts[check.name] = check.rows_out_of_bounds(written.rows)
+        else:
+            counts[check.name] = _repeated(df, storage, written, check, kind) if written.rows else 0
+    refuse(table, checks, counts, written.rows)
+    removed = {numbers: part for numbers, part in parts.items() if numbers != _GOOD}
+    quarantined = _quarantine(df, storage, folders.bad, removed, inline) if removed else Written()
+    return Checked(rows=written, quarantined=quarantined, counts=counts)
+
+
+def _is_inline(check: Check) -> bool:
+    """Return whether the write pass evaluates a check."""
+    return check.is_per_row or (check.kind == "unique" and check.on_fail is OnFail.DROP)
+
+
+def _write_pass(
+    df: "DataFrame", storage: Storage, folders: LotFolders, inline: Mapping[str, Check], kind: Kind
+) -> tuple[Mapping[str, Written], dict[str, int]]:
+    """Write the rows, and evaluate the checks of this pass, by number.
+
+    Returns the written parts, and how many rows failed each check. The key of a part lists the numbers of the
+    checks that remove its rows; `_GOOD` is the key of the rows that stay.
+    """
     from pyspark.sql import Observation
     from pyspark.sql import functions as sf
 
     counted = Observation()
-    inline = [
-        check
-        for check in checks
-        if check.is_per_row or (check.kind == "unique" and check.on_fail is OnFail.DROP)
-    ]
-    names = {check.name: f"{_FAIL}{number}" for number, check in enumerate(inline, 1)}
-    marked = _marked(df, inline, names, kind)
-    metrics = [sf.count_if(sf.col(column)).alias(column) for column in names.values()]
-    observed = marked.observe(counted, *metrics) if metrics else marked
-    dropping = [check for check in inline if check.on_fail is OnFail.DROP]
+    frame = _marked(df, inline, kind)
+    if inline:
+        failures = [sf.count_if(sf.col(_FAIL + number)).alias(_FAIL + number) for number in inline]
+        frame = frame.observe(counted, *failures)
+    columns = [sf.col(quoted(name)) for name in df.columns]
+    dropping = [number for number, check in inline.items() if check.on_fail is OnFail.DROP]
+    parts: Mapping[str, Written]
     if dropping:
-        flag = _free(_FLAG, df.columns)
-        numbers = {check.name: names[check.name].removeprefix(_FAIL) for check in dropping}
-        failed = sf.concat_ws(
-            "-", *[sf.when(sf.col(names[check.name]), sf.lit(numbers[check.name])) for check in dropping]
-        )
+        flag = _unused_name(_FLAG, df.columns)
+        failed = sf.concat_ws("-", *[sf.when(sf.col(_FAIL + number), sf.lit(number)) for number in dropping])
         flags = sf.when(failed == "", sf.lit(_GOOD)).otherwise(failed)
-        out = observed.select(*[sf.col(quoted(name)) for name in df.columns], flags.alias(flag))
-        parts = write_flagged(out, storage, objects, prefix, partition_by=partition_by, flag=flag)
-        written = parts.get(_GOOD, Written())
+        flagged = frame.select(*columns, flags.alias(flag))
+        parts = write_flagged(flagged, storage, folders.rows, partition_by=folders.partition_by, flag=flag)
     else:
-        out = observed.select(*[sf.col(quoted(name)) for name in df.columns])
-        parts = {}
-        written = write_frame(out, storage, objects, prefix, partition_by=partition_by)
-    observed_counts = counted.get if metrics else {}
-    counts = {name: int(observed_counts.get(column) or 0) for name, column in names.items()}
-    for check in checks:
-        if check.kind == "unique" and check.name not in counts:
-            counts[check.name] = _repeated(df, storage, written, check, kind) if written.rows else 0
-        elif check.kind == "rows":
-            counts[check.name] = check.rows_out_of_bounds(written.rows)
-    refuse(table, checks, counts, written.rows)
-    bad = {failed_checks: part for failed_checks, part in parts.items() if failed_checks != _GOOD}
-    quarantined = Written()
-    if bad:
-        by_number = {names[check.name].removeprefix(_FAIL): check for check in dropping}
-        quarantined = _quarantine(df, storage, objects, bad_prefix, bad, by_number)
-    return Checked(
-        rows=written, quarantined=quarantined, counts={check.name: counts[check.name] for check in checks}
-    )
+        rows = write_frame(frame.select(*columns), storage, folders.rows, partition_by=folders.partition_by)
+        parts = {_GOOD: rows}
+    counts = counted.get if inline else {}
+    return parts, {check.name: int(counts.get(_FAIL + number) or 0) for number, check in inline.items()}
 
 
 def refuse(table: str, checks: Sequence[Check], counts: dict[str, int], rows: int) -> None:
@@ -149,31 +161,33 @@ def verify(empty: "DataFrame", checks: Sequence[Check]) -> None:
             raise BadCheck(f"the check {check.name} does not fit the table: {reason}") from error
 
 
-def _marked(df: "DataFrame", checks: Sequence[Check], names: dict[str, str], kind: Kind) -> "DataFrame":
-    """Add a column for each check that says whether a row fails it."""
+def _marked(df: "DataFrame", inline: Mapping[str, Check], kind: Kind) -> "DataFrame":
+    """Add a column for each check, by its number: whether a row fails it."""
     from pyspark.sql import Window
     from pyspark.sql import functions as sf
 
     inserted = _is_inserted(kind)
     flags = {}
-    for check in checks:
+    for number, check in inline.items():
         if check.is_per_row:
             fails = ~sf.coalesce(_holds(check), sf.expr("false"))
-            flags[names[check.name]] = fails if check.all_operations else inserted & fails
+            flags[_FAIL + number] = fails if check.all_operations else inserted & fails
     marked = df.withColumns(flags) if flags else df
-    repeated = [check for check in checks if check.kind == "unique"]
-    if not repeated:
+    unique = {number: check for number, check in inline.items() if check.kind == "unique"}
+    if not unique:
         return marked
     # Rows that another check removes are not compared with those that stay.
     removed = [
-        sf.col(names[check.name]) for check in checks if check.is_per_row and check.on_fail is OnFail.DROP
+        sf.col(_FAIL + number)
+        for number, check in inline.items()
+        if check.is_per_row and check.on_fail is OnFail.DROP
     ]
     stays = reduce(lambda left, right: left & ~right, removed, inserted)
     unique_flags = {}
-    for check in repeated:
+    for number, check in unique.items():
         keys = [sf.col(quoted(name)) for name in check.columns]
         times = sf.sum(sf.when(stays, _times(kind)).otherwise(sf.lit(0))).over(Window.partitionBy(*keys))
-        unique_flags[names[check.name]] = stays & _all_present(keys) & (times > 1)
+        unique_flags[_FAIL + number] = stays & _all_present(keys) & (times > 1)
     return marked.withColumns(unique_flags)
 
 
@@ -186,7 +200,7 @@ def _holds(check: Check) -> "Column":
 
 
 def _all_present(columns: "Sequence[Column]") -> "Column":
-    """Return whether none of these is NULL."""
+    """Return whether all of these are present: no column is NULL."""
     return reduce(lambda left, right: left & right, [column.isNotNull() for column in columns])
 
 
@@ -207,7 +221,7 @@ def _times(kind: Kind) -> "Column":
 
 
 def _repeated(df: "DataFrame", storage: Storage, written: Written, check: Check, kind: Kind) -> int:
-    """Count the written rows whose values are not unique."""
+    """Count the written rows with values that are not unique."""
     from pyspark.sql import functions as sf
 
     rows = read_objects(df.sparkSession, storage, df.schema, written.objects)
@@ -222,10 +236,9 @@ def _repeated(df: "DataFrame", storage: Storage, written: Written, check: Check,
 def _quarantine(
     df: "DataFrame",
     storage: Storage,
-    objects: Objects,
     prefix: str,
-    parts: dict[str, Written],
-    checks: dict[str, Check],
+    parts: Mapping[str, Written],
+    checks: Mapping[str, Check],
 ) -> Written:
     """Write removed rows as rows of the quarantine table, and delete the files they were in."""
     from pyspark.sql import functions as sf
@@ -244,15 +257,15 @@ def _quarantine(
             )
         )
     union = reduce(lambda left, right: left.unionByName(right), frames)
-    kept = write_frame(union, storage, objects, prefix)
+    quarantined = write_frame(union, storage, prefix)
     crash.point("spark.drop.before")
-    objects.delete_many(item.uri for written in parts.values() for item in written.objects)
+    storage.objects.delete_many(item.uri for written in parts.values() for item in written.objects)
     crash.point("spark.drop.after")
-    return kept
+    return quarantined
 
 
-def _free(name: str, taken: Sequence[str]) -> str:
-    """Return a column name that is not taken."""
-    while name.lower() in {other.lower() for other in taken}:
+def _unused_name(name: str, used: Sequence[str]) -> str:
+    """Return a column name that is not in use."""
+    while name.lower() in {other.lower() for other in used}:
         name += "~"
     return name

@@ -1,8 +1,8 @@
 """The writer of lots: writes frames and tables as objects, and counts their rows (LOT-7, LOT-17, LOT-24).
 
-A job writes into its own folder, so everything there after the job is what it wrote. The folder is listed
-once, right after the job. Rows are counted in the write pass (`observe`) and again in the footers of the
-files, and the two counts must agree. What is returned is durable.
+A job writes into its own folder, so all files there are its output. The folder is listed once, right after
+the job. Rows are counted in the write pass (`observe`) and again in the footers of the files, and the two
+counts must agree. When a function returns, its objects are durable.
 
 Partition columns become folders, from copies of the columns. The columns themselves stay inside the files, so
 that their types and NULLs are exact and a reader needs only the files. See `partition_folders`.
@@ -38,7 +38,7 @@ _NARROW_BITS: Final = 32
 
 
 class Written(msgspec.Struct, frozen=True):
-    """What was written: the objects, in the order of their keys, and the number of rows."""
+    """The written objects, in the order of their keys, and the number of their rows."""
 
     objects: tuple[StoredObject, ...] = ()
     rows: int = 0
@@ -47,7 +47,6 @@ class Written(msgspec.Struct, frozen=True):
 def write_frame(
     df: "DataFrame",
     storage: Storage,
-    objects: Objects,
     prefix: str,
     *,
     partition_by: Sequence[str] = (),
@@ -58,8 +57,7 @@ def write_frame(
 
     Args:
         df: the frame.
-        storage: where to write, for Spark.
-        objects: the same storage, for us.
+        storage: the object storage.
         prefix: an empty folder; it ends in `/`.
         partition_by: columns whose values become folders below it.
         target_bytes: the size of a file, roughly. Small files are merged, large ones are split.
@@ -69,7 +67,6 @@ def write_frame(
     written = write_flagged(
         df,
         storage,
-        objects,
         prefix,
         partition_by=partition_by,
         target_bytes=target_bytes,
@@ -81,7 +78,6 @@ def write_frame(
 def write_flagged(
     df: "DataFrame",
     storage: Storage,
-    objects: Objects,
     prefix: str,
     *,
     partition_by: Sequence[str] = (),
@@ -123,14 +119,14 @@ def write_flagged(
                 f"the folder {prefix!r} is not empty", hint="write into an empty folder"
             ) from error
         raise
-    written = _collect(objects, prefix, int(counted.get.get(_ROWS, 0)), partitioning)
+    written = _collect(storage.objects, prefix, int(counted.get.get(_ROWS, 0)), partitioning)
     storage.sync(item.uri for part in written.values() for item in part.objects)
     crash.point("spark.write.after")
     return written
 
 
 def _collect(objects: Objects, prefix: str, rows: int, partitioning: Partitioning) -> Mapping[str, Written]:
-    """List and check what a job wrote into its folder; remove files without rows."""
+    """List and check the output of a job; remove files without rows."""
     listed = list(objects.list(prefix))
     files = [info for info in listed if info.key.endswith(".parquet")]
     counts = parquet_files.count_rows(objects, files)
@@ -138,11 +134,11 @@ def _collect(objects: Objects, prefix: str, rows: int, partitioning: Partitionin
         raise WriteMismatch(
             f"{rows} rows were computed for {prefix!r}, but its {len(files)} files have {sum(counts)}"
         )
-    kept = [(info, count) for info, count in zip(files, counts, strict=True) if count]
-    kept_keys = {info.key for info, _ in kept}
-    objects.delete_many(info.key for info in listed if info.key not in kept_keys)
+    nonempty = [(info, count) for info, count in zip(files, counts, strict=True) if count]
+    nonempty_keys = {info.key for info, _ in nonempty}
+    objects.delete_many(info.key for info in listed if info.key not in nonempty_keys)
     by_flag: dict[str, list[StoredObject]] = {}
-    for info, count in kept:
+    for info, count in nonempty:
         path = info.key.removeprefix(prefix)
         flag = "" if partitioning.flag is None else path.partition("/")[0].partition("=")[2]
         item = stored(info, count, partitioning.values(objects, info, path))
@@ -185,7 +181,7 @@ def write_table(
     options = packed(table.schema) if pack else {"compression": "snappy"}
     files = max(1, -(-table.nbytes // target_bytes))
     step = -(-table.num_rows // files)
-    made = []
+    written = []
     for number, start in enumerate(range(0, table.num_rows, step)):
         part = table.slice(start, step)
         sink = pa.BufferOutputStream()
@@ -201,8 +197,8 @@ def write_table(
         crash.point("spark.write_table.before")
         info = objects.put(f"{prefix}part-{number:05}.parquet", sink.getvalue().to_pybytes())
         crash.point("spark.write_table.after")
-        made.append(stored(info, part.num_rows))
-    return Written(tuple(made), table.num_rows)
+        written.append(stored(info, part.num_rows))
+    return Written(tuple(written), table.num_rows)
 
 
 def row_bytes(schema: "DataType") -> int:

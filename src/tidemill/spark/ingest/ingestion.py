@@ -1,7 +1,7 @@
 """The ingestion of foreign files: good records become rows of a dataset, bad ones go to quarantine.
 
 One pass writes the good records and counts the bad ones. If there are any, a second pass reads their files
-again, finds their lines and says what is wrong with each. A file that cannot be read goes to quarantine as a
+again, finds their lines and gives a reason for each. A file that cannot be read goes to quarantine as a
 whole. Of a compressed file that is truncated, the lines before the damage become rows, and the rest goes to
 quarantine. So nothing is lost.
 
@@ -15,7 +15,7 @@ with values that do not have the declared type (`rescue`). See `undeclared_colum
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -25,7 +25,7 @@ from tidemill.lots.datasets import Drift, Kind
 from tidemill.schemas.columns import Schema
 from tidemill.spark import drift, operations
 from tidemill.spark import schema as schemas
-from tidemill.spark.frame_checks import Checked, write_checked
+from tidemill.spark.frame_checks import Checked, LotFolders, write_checked
 from tidemill.spark.ingest import csv_headers, foreign_files, record_order, undeclared_columns
 from tidemill.spark.ingest.bad_records import BadRecords, IngestFaults, is_keyless
 from tidemill.spark.ingest.csv_headers import CsvHeader, FileGroup
@@ -57,7 +57,7 @@ Write = Callable[["DataFrame", str], Written]
 class Ingested(msgspec.Struct, frozen=True, kw_only=True):
     """The result of an ingestion.
 
-    - rows, quarantined: what was written.
+    - rows, quarantined: the written objects.
     - checks: how many rows failed each check, and how many records drifted.
     - schema: the columns of the rows, if they are more than the declared ones.
     """
@@ -66,14 +66,6 @@ class Ingested(msgspec.Struct, frozen=True, kw_only=True):
     quarantined: Written = Written()
     checks: dict[str, int] = {}
     schema: str = ""
-
-
-class IngestFolders(msgspec.Struct, frozen=True, kw_only=True):
-    """The folders for rows and for bad records. No other job writes there. Each ends in `/`."""
-
-    rows: str
-    bad: str
-    partition_by: tuple[str, ...] = ()
 
 
 class IngestColumns(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +82,7 @@ class IngestColumns(msgspec.Struct, frozen=True, kw_only=True):
 def ingest(
     spark: "SparkSession",
     storage: Storage,
-    folders: IngestFolders,
+    folders: LotFolders,
     dataset: IngestColumns,
     reading: FormatOptions,
     files: Sequence[ForeignFile],
@@ -102,7 +94,7 @@ def ingest(
 
     Args:
         spark: the session.
-        storage: where lots are.
+        storage: the object storage of lots.
         folders: where to write.
         dataset: the columns of the rows.
         reading: how to read the files.
@@ -110,64 +102,90 @@ def ingest(
         options: options that Spark needs to reach the files.
         open_file: opens a file by its path.
     """
-    declared = schemas.analysed(spark, dataset.schema)
-    if dataset.drift is Drift.RESCUE:
-        declared = Schema(tuple(column for column in declared.columns if column.name != drift.RESCUED))
-    columns = schemas.to_spark(declared)
-    undeclared: list[schemas.Column] = []
-    # Records of lines and of CSV are rescued one by one.
-    rescues = dataset.drift is Drift.RESCUE and reading.format is not Format.CSV and not reading.by_lines
-    if dataset.drift is Drift.EVOLVE or rescues:
-        undeclared = undeclared_columns.find(
-            spark, columns, reading, files, options=options, open_file=open_file
-        )
-    grown = drift.added(declared, undeclared) if dataset.drift is Drift.EVOLVE else declared
-    columns = schemas.to_spark(grown)
-    if reading.format is Format.TEXT and [field.dataType.simpleString() for field in columns] != ["string"]:
-        raise BadSource(
-            f"lines of text do not fit the columns {', '.join(columns.names)}",
-            hint="declare one column of type STRING",
-        )
 
-    checked = Checked(rows=Written())
+    def find_undeclared(declared: Schema) -> list[schemas.Column]:
+        columns = schemas.to_spark(declared)
+        return undeclared_columns.find(spark, columns, reading, files, options=options, open_file=open_file)
 
-    def write_rows(frame: "DataFrame", folder: str) -> Written:
-        nonlocal checked
-        checked = write_checked(
-            frame,
-            storage,
-            storage.objects,
-            folders.rows + folder,
-            f"{folders.bad}{folder}checks/",
-            dataset.checks,
-            table=dataset.table,
-            kind=dataset.kind,
-            partition_by=folders.partition_by,
-        )
-        return checked.rows
-
-    def write_bad(frame: "DataFrame", folder: str) -> Written:
-        return write_frame(frame, storage, storage.objects, folders.bad + folder)
-
+    columns = _resolve_columns(schemas.analysed(spark, dataset.schema), dataset, reading, find_undeclared)
     ingestion = Ingestion(
         spark,
-        columns,
+        schemas.to_spark(columns.stored),
         reading,
         options=options,
         open_file=open_file,
         kind=dataset.kind,
         key=dataset.key,
         rescues=dataset.drift is Drift.RESCUE,
-        undeclared=undeclared if rescues else (),
+        undeclared=columns.rescued,
     )
-    done = ingestion.run(files, write_rows, write_bad)
-    removed = checked.quarantined
+    writer = _LotWriter(storage, folders, dataset)
+    ingested = ingestion.run(files, writer.write_rows, writer.write_bad)
+    bad, removed = ingested.quarantined, writer.checked.quarantined
     return Ingested(
-        rows=done.rows,
-        quarantined=Written(done.quarantined.objects + removed.objects, done.quarantined.rows + removed.rows),
-        checks={**done.checks, **checked.counts},
-        schema=str(grown) if grown != declared else "",
+        rows=ingested.rows,
+        quarantined=Written(bad.objects + removed.objects, bad.rows + removed.rows),
+        checks={**ingested.checks, **writer.checked.counts},
+        schema=str(columns.stored) if columns.stored != columns.declared else "",
     )
+
+
+class _Columns(NamedTuple):
+    """The declared columns, the columns of the rows, and undeclared columns that are read to be rescued."""
+
+    declared: Schema
+    stored: Schema
+    rescued: Sequence[schemas.Column] = ()
+
+
+def _resolve_columns(
+    declared: Schema,
+    dataset: IngestColumns,
+    reading: FormatOptions,
+    find_undeclared: Callable[[Schema], Sequence[schemas.Column]],
+) -> _Columns:
+    """Apply the dataset's drift policy to the columns of the files."""
+    if dataset.drift is Drift.RESCUE:
+        declared = Schema(tuple(column for column in declared.columns if column.name != drift.RESCUED))
+        # Lines and CSV records are rescued one by one, without reading undeclared columns.
+        by_record = reading.format is Format.CSV or reading.by_lines
+        columns = _Columns(declared, declared, () if by_record else find_undeclared(declared))
+    elif dataset.drift is Drift.EVOLVE:
+        columns = _Columns(declared, drift.added(declared, find_undeclared(declared)))
+    else:
+        columns = _Columns(declared, declared)
+    types = [str(column.type) for column in columns.stored.columns]
+    if reading.format is Format.TEXT and types != ["string"]:
+        raise BadSource(
+            f"lines of text do not fit the columns {', '.join(columns.stored.names)}",
+            hint="declare one column of type STRING",
+        )
+    return columns
+
+
+class _LotWriter:
+    """Writes the rows and the bad records of one ingestion; `checked` is the result of the last rows."""
+
+    def __init__(self, storage: Storage, folders: LotFolders, dataset: IngestColumns) -> None:
+        self._storage = storage
+        self._folders = folders
+        self._dataset = dataset
+        self.checked = Checked(rows=Written())
+
+    def write_rows(self, frame: "DataFrame", folder: str) -> Written:
+        folders = LotFolders(
+            rows=self._folders.rows + folder,
+            bad=f"{self._folders.bad}{folder}checks/",
+            partition_by=self._folders.partition_by,
+        )
+        dataset = self._dataset
+        self.checked = write_checked(
+            frame, self._storage, folders, dataset.checks, table=dataset.table, kind=dataset.kind
+        )
+        return self.checked.rows
+
+    def write_bad(self, frame: "DataFrame", folder: str) -> Written:
+        return write_frame(frame, self._storage, self._folders.bad + folder)
 
 
 class Ingestion:
@@ -178,7 +196,7 @@ class Ingestion:
         schema: the columns of the dataset.
         reading: how to read the files.
         options: options that Spark needs to reach the files.
-        open_file: opens a file by its path, to read headers and what is left of a truncated file.
+        open_file: opens a file by its path, to read headers and the rest of a truncated file.
         kind: the kind of the dataset; records are appended, or upserted if it has a key.
         key: the key columns; a record without one of them is bad (LOT-40).
         rescues: whether the dataset keeps what does not fit.
@@ -277,7 +295,7 @@ class Ingestion:
         truncated: dict[str, Salvaged],
         groups: list[FileGroup],
     ) -> None:
-        """Set a file aside that a job failed on; raise if not the file is at fault, but the access to it."""
+        """Set a file aside that a job failed on; raise the error if the access failed, and not the file."""
         if foreign_files.is_missing(error):
             raise SourceFileChanged(f"{file.path} disappeared") from error
         if foreign_files.is_unreachable(error):
@@ -311,7 +329,7 @@ class Ingestion:
     def _good(
         self, groups: Sequence[FileGroup], truncated: Mapping[str, Salvaged], counted: object
     ) -> "DataFrame | None":
-        """Return the rows of the good records, and have the others counted; None if there is no file."""
+        """Return the rows of the good records, and count the others; None if there are no files."""
         from pyspark.sql import functions as sf
 
         records = self._records.read_all(groups, truncated)

@@ -257,7 +257,7 @@ def _by_spark(
     frame, after = digests.observed(
         weighted_rows.netted(rows, schema).sortWithinPartitions(weighted_rows.HIGH)
     )
-    written = write_frame(frame, storage, storage.objects, f"{prefix}spark/", block_bytes=BLOCK_BYTES)
+    written = write_frame(frame, storage, f"{prefix}spark/", block_bytes=BLOCK_BYTES)
     _compare_digests(window, before(), after())
     return MergedTable(written, after())
 

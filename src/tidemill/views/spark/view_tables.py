@@ -124,7 +124,6 @@ class ViewTables:
         written = write_frame(
             frame,
             self.storage,
-            self.storage.objects,
             _prefix(view_attempt, target),
             block_bytes=table_merges.BLOCK_BYTES,
         )
@@ -228,7 +227,7 @@ class ViewTables:
         for number, (name, (df, columns)) in enumerate(sorted(frames.items())):
             frame, digest = digests.observed(df)
             prefix = f"{_prefix(view_attempt, target)}{number}/"
-            written = write_frame(frame, self.storage, self.storage.objects, prefix)
+            written = write_frame(frame, self.storage, prefix)
             if written.rows:
                 counts[name], schema = written.rows, columns
                 parts.append(
