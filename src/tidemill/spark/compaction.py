@@ -1,4 +1,4 @@
-"""Compaction on Spark: writes the rows of small files into few large ones, with the same content (LOT-37)."""
+"""Compact lots with Spark: write the rows of small files into few large ones, unchanged (LOT-37)."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
@@ -19,7 +19,7 @@ _SALTS: Final = (0x636F_6E74, 0x656E_7473)
 
 
 class Rewritten(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written, and the digests of the content before and after."""
+    """The result of a compaction: the written files, and the digests of the content before and after."""
 
     written: Written
     before: str

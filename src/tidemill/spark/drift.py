@@ -23,13 +23,13 @@ VOID: Final = Simple("void")
 """The type of a column that is NULL everywhere."""
 
 
-def merged(known: Schema, new: Schema) -> tuple[Schema, list[str]]:
-    """Merge two schemas, the known columns first; return the result and what prevents it."""
+def merged(current: Schema, new: Schema) -> tuple[Schema, list[str]]:
+    """Merge two schemas, the current columns first; return the result and the problems."""
     by_name = {column.name: column for column in new.columns}
-    folded = {column.name.casefold(): column.name for column in known.columns}
+    folded = {column.name.casefold(): column.name for column in current.columns}
     columns: list[Column] = []
     problems: list[str] = []
-    for column in known.columns:
+    for column in current.columns:
         now = by_name.get(column.name)
         if now is None or now.type == column.type or is_wider(now.type, column.type):
             columns.append(column)
@@ -49,16 +49,16 @@ def merged(known: Schema, new: Schema) -> tuple[Schema, list[str]]:
     return Schema(tuple(columns)), problems
 
 
-def evolved(known: DatasetRow, new: DatasetRow) -> DatasetRow:
-    """Return the known dataset with the columns of both; `DatasetChanged` says what prevents it."""
-    schema, problems = merged(parse(known.schema), parse(new.schema))
+def evolved(current: DatasetRow, new: DatasetRow) -> DatasetRow:
+    """Return the current dataset with the columns of both; raise `DatasetChanged` if they do not fit."""
+    schema, problems = merged(parse(current.schema), parse(new.schema))
     if problems:
         raise DatasetChanged(
-            f"dataset {known.id} cannot evolve so: {'; '.join(problems)}",
+            f"the columns of dataset {current.id} cannot change in this way: {'; '.join(problems)}",
             hint="columns may be added and types become wider; for anything else declare another version",
         )
     return msgspec.structs.replace(
-        known, schema=str(schema), fingerprint=schema.fingerprint, drift=Drift.EVOLVE
+        current, schema=str(schema), fingerprint=schema.fingerprint, drift=Drift.EVOLVE
     )
 
 
@@ -71,14 +71,14 @@ def effective(dataset: DatasetRow) -> DatasetRow:
 
 
 def added(schema: Schema, new: Sequence[Column]) -> Schema:
-    """Add columns to a schema, except those whose names cannot be used."""
-    taken = {name.casefold() for name in schema.names}
+    """Add columns to a schema; skip names that are in use, empty or reserved."""
+    used = {name.casefold() for name in schema.names}
     columns = list(schema.columns)
     for column in new:
         name = column.name.casefold()
-        if name in taken or not name or name.startswith("_"):
+        if name in used or not name or name.startswith("_"):
             continue
-        taken.add(name)
+        used.add(name)
         columns.append(Column(column.name, column.type))
     return Schema(tuple(columns))
 

@@ -131,17 +131,17 @@ def _cast(rows: pa.Table, schema: pa.Schema, table: str) -> pa.Table:
         try:
             columns.append(column if column.type == field.type else column.cast(field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            wanted = _type_name(field.type)
+            declared = _type_name(field.type)
             raise AppendRefused(
-                f"{table}: column {field.name} expects {wanted.upper()}, got {column.type}: {error}"
+                f"{table}: column {field.name} expects {declared.upper()}, got {column.type}: {error}"
             ) from None
     return pa.table(columns, schema=schema)
 
 
-def _check_names(given: Iterable[Any], known: Sequence[str], table: str, what: str) -> None:
-    unknown = [str(name) for name in given if name not in known]
+def _check_names(names: Iterable[Any], declared: Sequence[str], table: str, container: str) -> None:
+    unknown = [str(name) for name in names if name not in declared]
     if unknown:
         raise AppendRefused(
-            f"{what} for {table} has the unknown column {', '.join(unknown)}",
-            hint=f"{table} has {', '.join(known)}",
+            f"{container} for {table} has the unknown column {', '.join(unknown)}",
+            hint=f"{table} has {', '.join(declared)}",
         )

@@ -1,7 +1,7 @@
 """The reader of lots: reads exactly the objects that a manifest lists, in one scan, as a frame.
 
 Spark reads a frame when an action runs, long after these functions have returned. Run the action inside
-`naming(storage)`, which turns Spark's error about a file into an error that names the object.
+`naming(storage)`, which replaces Spark's error about a file by an error that names the object.
 """
 
 import re
@@ -76,10 +76,10 @@ def read_positioned(
     if len(positions) < 2:
         position = sf.lit(positions[0][0] if positions else None).cast("bigint")
         return rows.withColumn(POSITION, position)
-    known = [(storage.file_path(item.uri), position) for position, objects in positions for item in objects]
+    paths = [(storage.file_path(item.uri), position) for position, objects in positions for item in objects]
     # As an Arrow table: a list of rows would start Python workers.
     table = spark.createDataFrame(
-        pa.table({_PATH: [path for path, _ in known], POSITION: [position for _, position in known]})
+        pa.table({_PATH: [path for path, _ in paths], POSITION: [position for _, position in paths]})
     )
     columns = [sf.col(quoted(name)) for name in rows.columns]
     missing = sf.raise_error(sf.concat(sf.lit("no position is known for "), sf.col(_PATH))).cast("bigint")
@@ -124,10 +124,10 @@ def naming(storage: Storage) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        named = unreadable_of(error, storage)
-        if named is None:
+        unreadable_error = unreadable_of(error, storage)
+        if unreadable_error is None:
             raise
-        raise named from error
+        raise unreadable_error from error
 
 
 def unreadable_of(error: BaseException, storage: Storage) -> ObjectUnreadable | None:

@@ -27,7 +27,7 @@ ORDINAL: Final = "_ordinal"
 
 
 class RowOperation(StrEnum):
-    """What a producer does with rows."""
+    """The operation of a producer on rows."""
 
     APPEND = "append"
     UPSERT = "upsert"
@@ -94,20 +94,20 @@ def stored_frame(
     from pyspark.sql import functions as sf
 
     check(dataset, operation)
-    known = {field.name for field in declared}
-    unknown = [name for name in frame.columns if name not in known]
+    declared_names = {field.name for field in declared}
+    unknown = [name for name in frame.columns if name not in declared_names]
     if unknown:
         raise AppendRefused(
             f"the frame for {dataset.name} has the unknown column {', '.join(unknown)}",
             hint=f"{dataset.name} has {', '.join(field.name for field in declared)}",
         )
-    given = {field.name: field.dataType for field in frame.schema.fields}
+    frame_types = {field.name: field.dataType for field in frame.schema.fields}
     columns = []
     for field in declared:
         if operation is RowOperation.DELETE and field.name in dataset.order_by:
-            column = _order_column(field, given, dataset)
-        elif field.name in given:
-            column = _lossless(field, given[field.name], dataset.name)
+            column = _order_column(field, frame_types, dataset)
+        elif field.name in frame_types:
+            column = _lossless(field, frame_types[field.name], dataset.name)
         else:
             column = sf.lit(None).cast(field.dataType)
         columns.append(column.alias(field.name))
@@ -121,13 +121,15 @@ def stored_frame(
     return frame
 
 
-def _order_column(field: "StructField", given: "Mapping[str, DataType]", dataset: DatasetRow) -> "Column":
+def _order_column(
+    field: "StructField", frame_types: "Mapping[str, DataType]", dataset: DatasetRow
+) -> "Column":
     """Return the column that orders a deletion among the writes of its key; the job fails if it is NULL."""
     from pyspark.sql import functions as sf
 
-    if field.name not in given:
+    if field.name not in frame_types:
         raise unordered(dataset, field.name)
-    column = _lossless(field, given[field.name], dataset.name)
+    column = _lossless(field, frame_types[field.name], dataset.name)
     refused = sf.raise_error(sf.lit(unordered(dataset, field.name).message)).cast(field.dataType)
     return sf.when(sf.col(quoted(field.name)).isNull(), refused).otherwise(column)
 
@@ -140,22 +142,26 @@ def unordered(dataset: DatasetRow, name: str) -> AppendRefused:
     )
 
 
-def _lossless(field: "StructField", given: "DataType", table: str) -> "Column":
+def _lossless(field: "StructField", frame_type: "DataType", table: str) -> "Column":
     """Cast a column to its declared type; the job fails at a value that the cast would change."""
     from pyspark.sql import functions as sf
     from pyspark.sql import types as st
 
     column = sf.col(quoted(field.name))
     cast = column.cast(field.dataType)
-    can_lose = isinstance(given, st.NumericType | st.DateType | st.TimestampType | st.TimestampNTZType)
-    if isinstance(field.dataType, st.FloatType | st.DoubleType) and not isinstance(given, st.IntegralType):
+    can_lose = isinstance(frame_type, st.NumericType | st.DateType | st.TimestampType | st.TimestampNTZType)
+    if isinstance(field.dataType, st.FloatType | st.DoubleType) and not isinstance(
+        frame_type, st.IntegralType
+    ):
         can_lose = False  # rounding the last digit of a fraction is accepted
-    if not can_lose or given.simpleString() == field.dataType.simpleString():
+    if not can_lose or frame_type.simpleString() == field.dataType.simpleString():
         return cast  # texts are parsed by ANSI rules, which refuse bad values
-    wanted = field.dataType.simpleString()
-    message = f"{table}: a value of column {field.name} ({given.simpleString()}) does not fit {wanted}"
+    type_name = field.dataType.simpleString()
+    message = (
+        f"{table}: a value of column {field.name} ({frame_type.simpleString()}) does not fit {type_name}"
+    )
     refused = sf.raise_error(sf.lit(message)).cast(field.dataType)
-    return sf.when(~cast.cast(given).eqNullSafe(column), refused).otherwise(cast)
+    return sf.when(~cast.cast(frame_type).eqNullSafe(column), refused).otherwise(cast)
 
 
 def digest(frame: "DataFrame") -> str:

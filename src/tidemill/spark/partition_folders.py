@@ -99,12 +99,12 @@ def _check(column: str, fields: "dict[str, DataType]") -> None:
         )
 
 
-def _copy_name(column: str, number: int, taken: Sequence[str]) -> str:
+def _copy_name(column: str, number: int, used: Sequence[str]) -> str:
     """Return a name for the copy that no column has, and that is short enough for a folder."""
     name = f"by.{column}"
     if len(_escaped(name).encode()) > NAME_BYTES // 3:
         name = f"by.{number}"
-    while name.lower() in {other.lower() for other in taken}:
+    while name.lower() in {other.lower() for other in used}:
         name += "~"
     return name
 

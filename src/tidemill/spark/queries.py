@@ -114,15 +114,15 @@ def renamed(sql: str, view_of: Callable[[str], str]) -> str:
     return "".join(text) + sql[last:]
 
 
-def match(name: str, known: Mapping[str, object]) -> str:
+def match(name: str, tables: Mapping[str, object]) -> str:
     """Return the table that a name refers to, as Spark resolves it: without regard to case."""
-    if name in known:
+    if name in tables:
         return name
-    same = [other for other in known if other.lower() == name.lower()]
+    same = [other for other in tables if other.lower() == name.lower()]
     if len(same) == 1:
         return same[0]
-    near = get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"the tables are {', '.join(sorted(known)) or 'none'}"
+    near = get_close_matches(name, tables, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"the tables are {', '.join(sorted(tables)) or 'none'}"
     raise QueryError(f"there is no table {name}", hint=hint)
 
 
@@ -133,19 +133,19 @@ def quoted(name: str) -> str:
 
 def _is_cte(table: exp.Table) -> bool:
     """Return whether a name refers to a CTE that is in scope."""
-    wanted = table.name.lower()
+    name = table.name.lower()
     below, node = cast(exp.Expr, table), table.parent
     while node is not None:
         clause = node.args.get("with_") or node.args.get("with")
-        if isinstance(clause, exp.With) and clause is not below and _defines(clause, wanted):
+        if isinstance(clause, exp.With) and clause is not below and _defines(clause, name):
             return True
         if isinstance(node, exp.With):  # in a CTE: those before it, and itself if it is recursive
             for cte in node.expressions:
                 if cte is below:
-                    if node.args.get("recursive") and cte.alias.lower() == wanted:
+                    if node.args.get("recursive") and cte.alias.lower() == name:
                         return True
                     break
-                if cte.alias.lower() == wanted:
+                if cte.alias.lower() == name:
                     return True
         below, node = node, node.parent
     return False

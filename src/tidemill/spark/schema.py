@@ -88,19 +88,19 @@ def _spark_simple(name: str) -> "DataType":
 
     row = row_of(name)
     make = getattr(st, row.spark)
-    made: DataType
+    data_type: DataType
     match row.name:
         case "geometry" | "geography":
-            made = make(*numbers_of(name)) if numbers_of(name) else make("ANY")
+            data_type = make(*numbers_of(name)) if numbers_of(name) else make("ANY")
         case "string":
             collation = name.partition(" collate ")[2]
-            made = make(collation) if collation else make()
+            data_type = make(collation) if collation else make()
         case other if other.startswith("interval "):
             start, _, end = name.removeprefix("interval ").partition(" to ")
-            made = make(getattr(make, start.upper()), getattr(make, (end or start).upper()))
+            data_type = make(getattr(make, start.upper()), getattr(make, (end or start).upper()))
         case _:
-            made = make(*numbers_of(name))
-    return made
+            data_type = make(*numbers_of(name))
+    return data_type
 
 
 def of_spark(struct: "StructType") -> Schema:

@@ -40,8 +40,8 @@ PINNED: Final[Mapping[str, str]] = {
     "spark.sql.parser.escapedStringLiterals": "false",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
-"""Settings that change the meaning of a query, its result or how that is stored. They are the same wherever a
-pipeline runs. There is no setting for collations: they belong to the type of a text."""
+"""Settings that change the meaning of a query, its result or how that is stored. They are the same on every
+machine that runs a pipeline. There is no setting for collations: they belong to the type of a text."""
 
 _DEFAULTS: Final[Mapping[str, str]] = {
     "spark.ui.showConsoleProgress": "false",
@@ -210,13 +210,13 @@ def _sibling(running: "SparkSession", master: str, settings: SparkSettings) -> "
 
 @contextmanager
 def _environment(settings: SparkSettings) -> Iterator[None]:
-    """Set what a starting Spark reads from the environment; what the user has set stays."""
-    ours = {**java_environment(os.environ)}
-    ours.setdefault("PYSPARK_PYTHON", os.environ.get("PYSPARK_PYTHON", sys.executable))
+    """Set the environment variables that Spark reads at its start; variables of the user stay."""
+    variables = {**java_environment(os.environ)}
+    variables.setdefault("PYSPARK_PYTHON", os.environ.get("PYSPARK_PYTHON", sys.executable))
     if settings.local:
-        ours.setdefault("SPARK_LOCAL_IP", os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"))
-    before = {name: os.environ.get(name) for name in ours}
-    os.environ.update(ours)
+        variables.setdefault("SPARK_LOCAL_IP", os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"))
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
@@ -265,7 +265,7 @@ def adopt(session: "SparkSession") -> Iterator["SparkSession"]:
     """Use a session of the user's: its settings are pinned inside the block, and restored after it.
 
     Blocks may overlap, in any thread: the first one pins, the last one restores. Queries that the user runs
-    on that session meanwhile run with the pinned settings too.
+    on that session during the block also run with the pinned settings.
 
     >>> with adopt(spark) as session:
     ...     session.sql("SELECT current_timezone()").first()[0]
@@ -357,7 +357,7 @@ def interrupt(session: "SparkSession", tag: str) -> None:
 
 
 def parallelism(spark: "SparkSession") -> int:
-    """Return how many tasks can run at once, if that is known: the cores of a local Spark or a cluster."""
+    """Return how many tasks can run at the same time: the cores of a local Spark or a cluster, if known."""
     if _is_connect(spark):
         return int(spark.conf.get("spark.default.parallelism", "2") or 2)
     return int(spark.sparkContext.defaultParallelism)

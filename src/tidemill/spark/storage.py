@@ -25,7 +25,7 @@ from tidemill.objects.local import LocalObjects
 from tidemill.objects.url import RemoteUrl
 
 _GLOB: Final = re.compile(r"[\\\[\]{}*?]")
-# What java.net.URI does not quote in a path, besides letters and digits; and the blanks that it quotes.
+# The characters that java.net.URI leaves unquoted in a path, with letters and digits; and blanks it quotes.
 _URI_PLAIN: Final = "_-!.~'()*:@&=+$,;/"
 _URI_BLANKS: Final = re.compile("[\x00-\x20\x7f-\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 _WRITING: Final[Mapping[str, str]] = {
@@ -147,11 +147,11 @@ def _remote_root(where: RemoteUrl) -> str:
 
 
 def _s3a_options(where: RemoteUrl) -> dict[str, str]:
-    """Return the settings of Hadoop's S3A for what the URL says. S3A finds the rest like AWS tools."""
+    """Return the settings of Hadoop's S3A from the URL. S3A finds the rest like AWS tools."""
     options = {}
-    for ours, theirs in (("endpoint", "fs.s3a.endpoint"), ("region", "fs.s3a.endpoint.region")):
-        if ours in where.settings:
-            options[theirs] = where.settings[ours]
+    for setting, option in (("endpoint", "fs.s3a.endpoint"), ("region", "fs.s3a.endpoint.region")):
+        if setting in where.settings:
+            options[option] = where.settings[setting]
     if where.settings.get("endpoint", "").startswith("http://"):
         options["fs.s3a.connection.ssl.enabled"] = "false"
     if where.settings.get("virtual_hosted_style_request", "false") != "true" and "endpoint" in where.settings:

@@ -94,7 +94,7 @@ def _inserted(table: pa.Table, kind: Kind) -> pa.Array:
 
 
 def _all_present(table: pa.Table, columns: Sequence[str]) -> pa.Array:
-    """Return for each row whether none of these columns is NULL."""
+    """Return for each row whether all these columns are present: none of them is NULL."""
     present = pa.array([True] * table.num_rows, pa.bool_())
     for name in columns:
         present = pc.and_(present, pc.is_valid(table.column(name)).combine_chunks())

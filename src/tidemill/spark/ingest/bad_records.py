@@ -1,4 +1,4 @@
-"""The bad records of a window: where they are, and what is wrong with each.
+"""Find the bad records of a window: where each of them is, and why it is bad.
 
 This is the second pass over the files, made only if the first one counted bad records.
 """
@@ -72,12 +72,12 @@ class BadRecords:
 
     def find(self, groups: Sequence[FileGroup], faults: IngestFaults) -> "DataFrame":
         """Return the files and records that are bad, with the reasons, as rows of `BAD_SCHEMA`."""
-        whole = [(path, None, None, why) for path, why in faults.refused.items()]
+        refused = [(path, None, None, why) for path, why in faults.refused.items()]
         tails = [
             (path, salvaged.lines + 1, salvaged.tail or None, "the compressed data is broken from here on")
             for path, salvaged in faults.truncated.items()
         ]
-        frames = [self._spark.createDataFrame([*whole, *tails], BAD_SCHEMA)] if whole or tails else []
+        frames = [self._spark.createDataFrame([*refused, *tails], BAD_SCHEMA)] if refused or tails else []
         if faults.bad:
             frames += [
                 self._bad(part, truncated=is_truncated)
@@ -105,7 +105,7 @@ class BadRecords:
         )
 
     def _bad(self, group: FileGroup, *, truncated: bool) -> "DataFrame":
-        """Return the bad records of some files, with their lines and what is wrong with each.
+        """Return the bad records of some files, with their lines and the reasons.
 
         Lines are counted per block, because several tasks read a large file. Records that are not lines are
         counted per file, because one task reads such a file.

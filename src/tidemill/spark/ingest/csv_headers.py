@@ -1,7 +1,8 @@
 """The headers of CSV files: columns are matched by name, in each file on its own.
 
-Spark matches columns by place and skips the header unread. It would silently read a file wrong whose columns
-have another order. So the header of each file is read here, and files with equal headers are read together.
+Spark matches columns by place and ignores the header. It would silently read wrong values from a file with
+another order of columns. So the header of each file is read here, and files with equal headers are read
+together.
 """
 
 import bz2
@@ -65,12 +66,12 @@ def grouped(
             continue
         by_names.setdefault(tuple(split(line, reading)), []).append(file)
     groups = []
-    for names, alike in by_names.items():
+    for names, same_header in by_names.items():
         header, fault = _matched(names, schema)
         if header is None:
-            refused.update((file.path, fault) for file in alike)
+            refused.update((file.path, fault) for file in same_header)
         else:
-            groups.append(FileGroup(header, tuple(alike)))
+            groups.append(FileGroup(header, tuple(same_header)))
     return groups
 
 
@@ -123,17 +124,17 @@ def _matched(names: Sequence[str], schema: "StructType") -> tuple[CsvHeader | No
 
     exact = {field.name: field for field in schema.fields}
     folded = {field.name.casefold(): field for field in schema.fields}
-    fields, seen, unknown = [], set(), {}
+    fields, matched, unknown = [], set(), {}
     for number, name in enumerate(names):
         declared = exact.get(name) or folded.get(name.casefold())
         if declared is None:
             fields.append(StructField(f"{_EXTRA}{number}", StringType()))
             unknown[f"{_EXTRA}{number}"] = name
             continue
-        if declared.name in seen:
+        if declared.name in matched:
             return None, f"its header names {name!r} twice"
-        seen.add(declared.name)
+        matched.add(declared.name)
         fields.append(StructField(declared.name, declared.dataType))
-    if not seen:
+    if not matched:
         return None, f"its header has none of the columns: {', '.join(names)[:300]}"
     return CsvHeader(StructType(fields), unknown), ""

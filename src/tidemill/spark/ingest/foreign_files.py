@@ -1,4 +1,4 @@
-"""Files that other programs wrote: which of them a Spark job failed on, and what is left of a broken one.
+"""Files that other programs wrote: find the one that a Spark job failed on, and salvage a broken one.
 
 An error deep inside a job reaches the driver as text, so the text is searched for the file.
 """
@@ -44,16 +44,16 @@ class ForeignFile(msgspec.Struct, frozen=True):
 
 
 def failed_file(error: BaseException, files: Sequence[ForeignFile]) -> ForeignFile | None:
-    """Return the file that an error names; None if it names none of these."""
+    """Return the file that an error names; None if it is not one of these."""
     failed = _FAILED.search(str(error))
     if failed is None:
         return None
-    named = {one_spelling(failed[2]), one_spelling(unquote(failed[2]))}
-    return next((file for file in files if one_spelling(file.uri) in named), None)
+    spellings = {one_spelling(failed[2]), one_spelling(unquote(failed[2]))}
+    return next((file for file in files if one_spelling(file.uri) in spellings), None)
 
 
 def is_missing(error: BaseException) -> bool:
-    """Return whether an error says that the file does not exist."""
+    """Return whether an error means that the file does not exist."""
     failed = _FAILED.search(str(error))
     return (failed is not None and failed[1] == "FILE_NOT_EXIST") or "FileNotFoundException" in str(error)
 
@@ -64,7 +64,7 @@ def is_unreachable(error: BaseException) -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """Return what is wrong with a file, in one line."""
+    """Return the reason why a file cannot be read, in one line."""
     text = str(error)
     failed = _FAILED.search(text)
     hint = "" if failed is None or failed[1] == "NO_HINT" else failed[3].partition("SQLSTATE")[0].strip()
@@ -81,7 +81,7 @@ def one_spelling(uri: str) -> str:
 
 
 class Salvaged(msgspec.Struct, frozen=True):
-    """What is left of a truncated file: how many whole lines it has, and the text after the last of them."""
+    """The rest of a truncated file: the number of complete lines, and the text after the last of them."""
 
     lines: int
     tail: str

@@ -76,7 +76,7 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def format_of(name: str) -> Format | None:
-    """Return the format that the ending of a file name or pattern tells, compressed or not."""
+    """Return the format of a file name or pattern by its ending, compressed or not."""
     endings = [ending.lower() for ending in PurePosixPath(name).suffixes]
     if endings and endings[-1] in COMPRESSED:
         endings.pop()
@@ -84,6 +84,6 @@ def format_of(name: str) -> Format | None:
 
 
 def compression_of(name: str) -> str:
-    """Return the ending that tells how a file is compressed; empty if it is not."""
+    """Return the ending of a compressed file; empty if it is not compressed."""
     ending = PurePosixPath(name).suffix.lower()
     return ending if ending in COMPRESSED else ""

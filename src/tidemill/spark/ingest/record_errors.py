@@ -1,4 +1,4 @@
-"""What is wrong with a record, as expressions of Spark: for many records at once."""
+"""Spark expressions that return why a record is bad."""
 
 from functools import reduce
 from typing import TYPE_CHECKING, Final
@@ -41,8 +41,8 @@ def csv_options(reading: FormatOptions) -> dict[str, str]:
 
 
 def _time_formats(reading: FormatOptions) -> dict[str, str]:
-    given = {"dateFormat": reading.date_format, "timestampFormat": reading.timestamp_format}
-    return {name: value for name, value in given.items() if value}
+    formats = {"dateFormat": reading.date_format, "timestampFormat": reading.timestamp_format}
+    return {name: value for name, value in formats.items() if value}
 
 
 def has_trailing_text(text: "Column") -> "Column":
@@ -60,14 +60,14 @@ def has_trailing_text(text: "Column") -> "Column":
 
 
 def error_of(text: "Column", schema: "StructType", reading: FormatOptions) -> "Column":
-    """Return what is wrong with a record that is known to be bad, for people."""
+    """Return the reason why a bad record is bad, for people."""
     from pyspark.sql import functions as sf
 
     if reading.format is Format.TEXT:
         return sf.lit("it is not UTF-8")
     if reading.format is Format.CSV:
-        whole = sf.from_csv(text, _ddl(schema, set()), csv_options(reading))
-        reasons = [(whole.getField(CORRUPT).isNotNull(), sf.lit(f"it does not have {len(schema)} columns"))]
+        parsed = sf.from_csv(text, _ddl(schema, set()), csv_options(reading))
+        reasons = [(parsed.getField(CORRUPT).isNotNull(), sf.lit(f"it does not have {len(schema)} columns"))]
     else:
         reasons = [
             (~sf.is_valid_utf8(text), sf.lit("it is not UTF-8")),

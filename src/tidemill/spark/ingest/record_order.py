@@ -45,7 +45,7 @@ def with_files(
     assert len(ordered) <= FILES
     rows = [(one_spelling(file.uri), file.path, number) for number, file in enumerate(ordered)]
     table = spark.createDataFrame(rows, "_tidemill_uri STRING, file STRING, number BIGINT")
-    # `url_decode` turns a plus into a blank, as in forms; here it is a plus.
+    # `url_decode` decodes a plus as a blank, as in forms; in these paths it is a plus.
     decoded = sf.url_decode(sf.replace(sf.col(column), sf.lit("+"), sf.lit("%2B")))
     joined = frame.withColumn("_tidemill_uri", decoded).join(sf.broadcast(table), "_tidemill_uri", "left")
     unknown = sf.raise_error(sf.concat(sf.lit("not a file of this window: "), sf.col(column)))

@@ -44,7 +44,7 @@ def find(
     Files that cannot be read have none. JSON is read once for this, with Spark's own inference. The columns
     of CSV are texts. A column that two Parquet files have with different types is left out.
     """
-    known = {name.casefold() for name in schema.names}
+    declared = {name.casefold() for name in schema.names}
     match reading.format:
         case Format.CSV if reading.header:
             names = _header_names(files, schema, reading, open_file)
@@ -63,11 +63,11 @@ def find(
             ]
         case _:
             columns = []
-    seen: dict[str, Column] = {}
+    undeclared: dict[str, Column] = {}
     for column in columns:
-        if column.name.casefold() not in known and column.name != CORRUPT:
-            seen.setdefault(column.name.casefold(), column)
-    return list(seen.values())
+        if column.name.casefold() not in declared and column.name != CORRUPT:
+            undeclared.setdefault(column.name.casefold(), column)
+    return list(undeclared.values())
 
 
 def _header_names(
@@ -79,13 +79,13 @@ def _header_names(
 
 def count_in_parquet(files: Sequence[ForeignFile], schema: "StructType", open_file: Open) -> int:
     """Count the rows of Parquet files that have columns which are not declared."""
-    known = {name.casefold() for name in schema.names}
+    declared = {name.casefold() for name in schema.names}
     rows = 0
     for file in files:
         try:
             with open_file(file.path) as raw:
                 footer = pq.ParquetFile(raw)
-                if any(name.casefold() not in known for name in footer.schema_arrow.names):
+                if any(name.casefold() not in declared for name in footer.schema_arrow.names):
                     rows += footer.metadata.num_rows
         except Exception:  # noqa: BLE001, S112 - reading reports a file that cannot be read
             continue
@@ -123,8 +123,8 @@ def _agreed(files: Iterable[list[Column]]) -> list[Column]:
 def unknown_json(text: "Expression", parsed: "Expression", names: Sequence[str]) -> "Expression":
     """Return whether an object has names that are not declared.
 
-    Each name comes with a colon. If there are no more colons than columns that are not NULL, all names are
-    declared, and the object need not be parsed again.
+    Each name is followed by a colon. If there are at most as many colons as columns that are not NULL, all
+    names are declared, and the object is not parsed again.
     """
     from pyspark.sql import functions as sf
 
@@ -154,16 +154,16 @@ def rescued_json(text: "Expression", parsed: "Expression", schema: "StructType")
     from pyspark.sql import functions as sf
     from pyspark.sql import types as st
 
-    given = sf.from_json(text, "map<string,string>")
-    sound = parsed.getField(CORRUPT).isNull()
-    kept = []
+    values = sf.from_json(text, "map<string,string>")
+    complete = parsed.getField(CORRUPT).isNull()
+    fitting = []
     for field in schema.fields:
         present = parsed.getField(field.name).isNotNull()
         nested = isinstance(field.dataType, st.ArrayType | st.MapType | st.StructType)
-        kept.append(sf.when(present & sound if nested else present, sf.lit(field.name)))
-    fits = sf.array_compact(sf.array(*kept))
-    left = sf.map_filter(given, lambda name, value: value.isNotNull() & ~sf.array_contains(fits, name))
-    return sf.when(sf.size(left) > 0, sf.to_json(left))
+        fitting.append(sf.when(present & complete if nested else present, sf.lit(field.name)))
+    fits = sf.array_compact(sf.array(*fitting))
+    rescued = sf.map_filter(values, lambda name, value: value.isNotNull() & ~sf.array_contains(fits, name))
+    return sf.when(sf.size(rescued) > 0, sf.to_json(rescued))
 
 
 def rescued_csv(
@@ -187,9 +187,9 @@ def rescued_csv(
             unfit = sf.when(text.isNotNull() & value.isNull(), raw.getField(field.name))
             pairs.append((field.name, unfit))
     values = sf.create_map(*[part for name, value in pairs for part in (sf.lit(name), value)])
-    left = sf.map_filter(values, lambda _, value: value.isNotNull())
+    rescued = sf.map_filter(values, lambda _, value: value.isNotNull())
     broken = text.isNotNull() & (raw.isNull() | raw.getField(CORRUPT).isNotNull())
-    return sf.when(sf.size(left) > 0, sf.to_json(left)), broken
+    return sf.when(sf.size(rescued) > 0, sf.to_json(rescued)), broken
 
 
 def rescued_columns(columns: Sequence[Column]) -> "Expression":
