@@ -16,7 +16,7 @@ from tests.servers.process import wait_until
 from tidemill.clock import SYSTEM
 from tidemill.errors import ObjectUnreadable
 from tidemill.objects import open_objects
-from tidemill.spark.lot_reader import naming, read_objects, read_positioned
+from tidemill.spark.lot_reader import read_errors, read_objects, read_positioned
 from tidemill.spark.lot_writer import write_frame
 from tidemill.spark.sessions import SparkSettings, interrupt, open_session, tagged
 from tidemill.spark.storage import Storage
@@ -69,7 +69,7 @@ def main(settings: SparkSettings, folder: str) -> dict[str, object]:
     victim = first.objects[0].uri
     storage.objects.put(victim, b"no parquet, but bytes")
     try:
-        with naming(storage):
+        with read_errors(storage):
             read_objects(spark, storage, COLUMNS, first.objects).collect()
     except ObjectUnreadable as error:
         found["named"] = error.key == victim

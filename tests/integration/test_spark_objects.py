@@ -16,7 +16,7 @@ from tidemill.lots.manifest import StoredObject, UriType
 from tidemill.objects import Objects, open_objects
 from tidemill.objects.local import LocalObjects
 from tidemill.spark import lot_writer
-from tidemill.spark.lot_reader import naming, read_objects, read_positioned
+from tidemill.spark.lot_reader import read_errors, read_objects, read_positioned
 from tidemill.spark.lot_writer import Written, write_frame, write_table
 from tidemill.spark.storage import Storage
 
@@ -247,7 +247,7 @@ def test_a_file_that_cannot_be_read_is_named(
         objects.delete(victim)
     else:
         objects.put(victim, body[: len(body) // 2] if harm == "cut" else b"no parquet at all, but bytes")
-    with pytest.raises(ObjectUnreadable) as caught, naming(storage):
+    with pytest.raises(ObjectUnreadable) as caught, read_errors(storage):
         planned.collect()
     assert caught.value.key == victim
     with pytest.raises(ObjectUnreadable) as caught:

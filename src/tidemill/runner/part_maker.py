@@ -25,7 +25,7 @@ from tidemill.spark import schema
 from tidemill.spark.frame_checks import LotFolders, write_checked
 from tidemill.spark.lot_reader import read_objects
 from tidemill.spark.operations import WEIGHT, is_frame
-from tidemill.spark.sessions import kept, tagged
+from tidemill.spark.sessions import repinned, tagged
 from tidemill.spark.storage import Storage
 from tidemill.views.spark import weighted_rows as view_rows
 
@@ -61,7 +61,7 @@ def _compute(tools: Tools, task: PartTask, place: PartClaim) -> list[SinkWritten
         for part in task.inputs
     ]
     crash.point("runner.function.before")
-    with kept(tools.spark):
+    with repinned(tools.spark):
         results = _call(arc, frames)
     written = []
     for sink, frame in zip(task.sinks, results, strict=True):

@@ -20,7 +20,7 @@ from tidemill.runner.presence import Presence
 from tidemill.runner.program import Program, ViewProgram
 from tidemill.runner.run_totals import RunTotals
 from tidemill.scope import Scope
-from tidemill.spark.sessions import interrupt, kept
+from tidemill.spark.sessions import interrupt, repinned
 from tidemill.spark.storage import Storage
 from tidemill.spark.table_checks import evaluator
 from tidemill.views.certify import certificates
@@ -143,7 +143,7 @@ def _step_computer(
 
     @contextlib.contextmanager
     def during(attempt: str) -> Iterator[None]:
-        with tags.marked(attempt), kept(spark):
+        with tags.marked(attempt), repinned(spark):
             yield
 
     specs = [group.spec for group in program.groups.values()]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from tidemill.lots.manifest import StoredObject
-from tidemill.spark.lot_reader import naming, read_objects
+from tidemill.spark.lot_reader import read_errors, read_objects
 from tidemill.spark.lot_writer import TARGET_BYTES, Written, write_frame
 from tidemill.spark.queries import quoted
 from tidemill.spark.storage import Storage
@@ -48,7 +48,7 @@ def rewrite(
     frame = read_objects(spark, storage, schema, items)
     partition_by = list(items[0].partition) if items else []
     files = max(1, -(-sum(item.size for item in items) // target_bytes))
-    with naming(storage):
+    with read_errors(storage):
         before = content_digest(frame)
         written = write_frame(
             frame if partition_by else frame.coalesce(files),

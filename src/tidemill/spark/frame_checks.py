@@ -19,7 +19,7 @@ from tidemill import crash
 from tidemill.errors import BadCheck, CheckFailed
 from tidemill.lots.checks import Check, OnFail
 from tidemill.lots.datasets import Kind
-from tidemill.spark.lot_reader import naming, read_objects
+from tidemill.spark.lot_reader import read_errors, read_objects
 from tidemill.spark.lot_writer import Written, write_flagged, write_frame
 from tidemill.spark.operations import OP, WEIGHT, RowOperation
 from tidemill.spark.queries import quoted
@@ -228,7 +228,7 @@ def _repeated(df: "DataFrame", storage: Storage, written: Written, check: Check,
     keys = [sf.col(quoted(name)) for name in check.columns]
     times = sf.sum(_times(kind)).alias("times")
     groups = rows.where(_is_inserted(kind) & _all_present(keys)).groupBy(*keys).agg(times)
-    with naming(storage):
+    with read_errors(storage):
         totals = groups.where("times > 1").agg(sf.sum("times")).collect()
     return int(totals[0][0] or 0)
 

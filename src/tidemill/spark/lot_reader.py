@@ -1,7 +1,7 @@
 """The reader of lots: reads exactly the objects that a manifest lists, in one scan, as a frame.
 
 Spark reads a frame when an action runs, long after these functions have returned. Run the action inside
-`naming(storage)`, which replaces Spark's error about a file by an error that names the object.
+`read_errors(storage)`, which replaces Spark's error about a file by an error that names the object.
 """
 
 import re
@@ -119,7 +119,7 @@ def _keys(objects: Sequence[StoredObject]) -> list[str]:
 
 
 @contextmanager
-def naming(storage: Storage) -> Iterator[None]:
+def read_errors(storage: Storage) -> Iterator[None]:
     """Raise `ObjectUnreadable` with the key if Spark fails on a file; leave other errors as they are."""
     try:
         yield

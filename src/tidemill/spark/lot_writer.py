@@ -22,7 +22,7 @@ from tidemill.lots.manifest import StoredObject
 from tidemill.objects import ObjectInfo, Objects
 from tidemill.schemas.type_table import file_bytes
 from tidemill.spark import parquet_files
-from tidemill.spark.lot_reader import naming
+from tidemill.spark.lot_reader import read_errors
 from tidemill.spark.partition_folders import Partitioning
 from tidemill.spark.schema import of_type
 from tidemill.spark.storage import Storage
@@ -111,7 +111,7 @@ def write_flagged(
         writer = writer.partitionBy(*partitioning.folders)
     crash.point("spark.write.before")
     try:
-        with naming(storage):
+        with read_errors(storage):
             writer.parquet(storage.uri(prefix))
     except Exception as error:
         if "PATH_ALREADY_EXISTS" in str(error):

@@ -294,7 +294,7 @@ def adopt(session: "SparkSession") -> Iterator["SparkSession"]:
 
 
 @contextmanager
-def kept(session: "SparkSession") -> Iterator[None]:
+def repinned(session: "SparkSession") -> Iterator[None]:
     """Run the user's code, and pin the settings of the session again after it.
 
     A session serves everything that a runner runs. So a function that sets the time zone, for example, would

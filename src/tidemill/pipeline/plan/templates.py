@@ -24,7 +24,7 @@ from tidemill.pipeline.plan.stages import PlanStage
 from tidemill.pipeline.plan.template_stages import DeclareTemplate, RemoveTemplate
 from tidemill.pipeline.source_line import errors_at
 from tidemill.runner.program import TemplateArc
-from tidemill.spark.sessions import kept
+from tidemill.spark.sessions import repinned
 from tidemill.triggers import templates
 from tidemill.triggers.patterns import Pattern
 from tidemill.triggers.templates import Template
@@ -201,7 +201,7 @@ def make_child(pipeline: "Pipeline", arc: str) -> TemplateArc | None:
     child = children_of(pipeline, [table]).get(name)
     if child is None:
         return None
-    with context.spark() as spark, kept(spark), errors_at(child.line):
+    with context.spark() as spark, repinned(spark), errors_at(child.line):
         catalog = Catalog(pipeline, spark)
         for dataset in tables:
             catalog.adopt(dataset)

@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidemill.errors import FileUnlike, UsageError
-from tidemill.spark.lot_reader import naming
+from tidemill.spark.lot_reader import read_errors
 from tidemill.spark.sessions import parallelism
 from tidemill.spark.storage import Storage
 from tidemill.views.chain.layer_task import StepPlan, TaskReport
@@ -133,7 +133,7 @@ def _run(executor: ChainExecutor, inputs: Inputs) -> ChainExecutor:
     plan = executor.plan
     views = [view for view, _ in executor.paths.folders]
     try:
-        with naming(executor.storage):
+        with read_errors(executor.storage):
             return executor.run(inputs)
     except (FileUnlike, TooLargeInProcess, MemoryError) as error:
         delete_changes(executor.storage, executor.reports, views)  # the next attempt writes them again

@@ -15,7 +15,7 @@ from tidemill.errors import ViewRefused
 from tidemill.lots.datasets import Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.spark import queries
-from tidemill.spark.lot_reader import naming
+from tidemill.spark.lot_reader import read_errors
 from tidemill.spark.lot_writer import Written
 from tidemill.spark.operations import WEIGHT
 from tidemill.views.circuit.interpreter import interpret
@@ -108,7 +108,7 @@ def quarantine_rows(
         )
         for dataset in with_changes
     }
-    with naming(sources.tables.storage):
+    with read_errors(sources.tables.storage):
         return sources.tables.write_quarantine(batch.pipeline, batch.spec.name, batch.lot, attempt, frames)
 
 
@@ -134,7 +134,7 @@ def recompute_view(
         now: the time of the step in µs since 1970, which `now()` returns.
     """
     tag = f"{view_attempt.attempt}_{view_attempt.lot}".replace(".", "_")
-    with _result(spark, code, frames, now, tag) as result, naming(tables.storage):
+    with _result(spark, code, frames, now, tag) as result, read_errors(tables.storage):
         schema = result.schema
         weighted_rows.check_columns(view_attempt.view, schema)
         base = before if before and schema_text(tables.schema(before)) == schema_text(schema) else ""

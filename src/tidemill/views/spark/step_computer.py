@@ -26,7 +26,7 @@ from tidemill.lots.datasets import DatasetRow, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import StoredObject
 from tidemill.objects import place_of
-from tidemill.spark.lot_reader import naming, read_objects
+from tidemill.spark.lot_reader import read_errors, read_objects
 from tidemill.spark.lot_writer import Written
 from tidemill.views.chain.chain import Chain, PlacedOperator
 from tidemill.views.chain.layer_task import StepPlan, TaskReport, timings
@@ -145,7 +145,7 @@ class StepComputer:
             if use is not None and use.other and batch.spec.cadence_us:
                 times.append(batch.now + batch.spec.cadence_us)
             if use is not None and use.filters:
-                with naming(self._sources.tables.storage):
+                with read_errors(self._sources.tables.storage):
                     frames = self._sources.frames(view, batch, tables)
                     tag = f"{attempt}_{batch.lot}"
                     at = next_crossing(self._sources.session(), use.filters, frames, batch.now, tag)
@@ -383,7 +383,7 @@ class _Step:
             changes = tables.record_changes(view_attempt, written, schema, digest)
             return step_output(self._spark, tables, view_attempt, "", changes, written, schema)
         result = read_objects(self._spark, self._storage, stored_columns(schema), written.objects)
-        with naming(self._storage):
+        with read_errors(self._storage):
             frame = difference(self._spark, tables, result, schema, before)
             changes, written = tables.write_changes(view_attempt, frame, schema)
         if not changes:
