@@ -15,7 +15,7 @@ from tidemill.arcs.events import ArcLotBegan, ArcLotComplete
 from tidemill.cli import main
 from tidemill.errors import DeclarationError, TemplateChanged
 from tidemill.events import Event
-from tidemill.obs.lines import Weight, line_of
+from tidemill.obs.lines import Severity, line_of
 from tidemill.pipeline.status import status_of, tables_of
 from tidemill.triggers import subscriptions, templates
 from tidemill.triggers.events import RunFailed, TemplateMatchless
@@ -139,7 +139,7 @@ def test_a_template_that_is_gone_is_run_no_more_and_one_that_waits_for_tables_sa
         (event,) = [one for one in told if isinstance(one, TemplateMatchless)]
         line = line_of(event)
         assert line is not None
-        assert line.weight is Weight.WARNING
+        assert line.severity is Severity.WARNING
         assert line.text.startswith("raw_* matches no table yet (")
         assert "test_pipeline_templates.py:" in line.text
         (stage,) = shop.plan().describe()

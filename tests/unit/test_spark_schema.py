@@ -65,21 +65,21 @@ def test_names_of_any_kind_survive_quoting(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "why", "mark"),
     [
-        ("id BIGIN", "'BIGIN' is no type", "BIGIN"),
-        ("id BIGINT name STRING", "',' or the end is expected", "name"),
-        ("a ARRAY<INT", "'>' is missing", None),
-        ("a MAP<INT>", "',' is missing", ">"),
-        ("id", "a type is expected", None),
-        ("id INT,", "a column's name is expected", None),
-        ("id INT NOT", "NOT NULL is expected", None),
-        ("a DECIMAL(50,2)", "more digits than 38", "DECIMAL"),
-        ("a DECIMAL(x)", "a number is expected", "x"),
-        ("a-b INT", "back quotes", "-"),
-        ("été INT", "back quotes", "é"),
-        ("`` INT", "without a name", "`"),
+        ("id BIGIN", "'BIGIN' is not a type", "BIGIN"),
+        ("id BIGINT name STRING", "expected ',' or the end", "name"),
+        ("a ARRAY<INT", "expected '>'", None),
+        ("a MAP<INT>", "expected ','", ">"),
+        ("id", "expected a type", None),
+        ("id INT,", "expected a column name", None),
+        ("id INT NOT", "expected NOT NULL", None),
+        ("a DECIMAL(50,2)", "precision <= 38", "DECIMAL"),
+        ("a DECIMAL(x)", "expected a number", "x"),
+        ("a-b INT", "backquotes", "-"),
+        ("été INT", "backquotes", "é"),
+        ("`` INT", "has no name", "`"),
         ("a INT COMMENT b", "in quotes", "b"),
-        ("a INTERVAL DAY TO YEAR", "no interval goes from day to 'YEAR'", "YEAR"),
-        ("a TIME(9)", "6 is the most", "9"),
+        ("a INTERVAL DAY TO YEAR", "an interval cannot go from day to 'YEAR'", "YEAR"),
+        ("a TIME(9)", "the maximum is 6", "9"),
         ("a STRING,\n\n b FOO", "line 3", "FOO"),
     ],
 )
@@ -94,10 +94,10 @@ def test_a_text_that_makes_no_sense_is_shown_where(text: str, why: str, mark: st
 
 def test_columns_that_are_one_to_spark_are_refused() -> None:
     for text, why in [
-        ("a INT, A INT", "'a' and 'A' are one name"),
+        ("a INT, A INT", "'a' and 'A' have the same name"),
         ("a INT, a INT", "two columns are called 'a'"),
-        ("s STRUCT<x: INT, X: INT>", "'x' and 'X' are one name"),
-        ("", "without columns"),
+        ("s STRUCT<x: INT, X: INT>", "'x' and 'X' have the same name"),
+        ("", "has no columns"),
     ]:
         with pytest.raises(BadSchema, match=why):
             parse(text)
@@ -114,7 +114,7 @@ def test_arrow_types_hold_what_was_declared() -> None:
     assert arrow.field("e").type.value_type == pa.struct([pa.field("x", pa.date32())])
     again = of_arrow(arrow)
     assert str(again) == str(schema).replace("varchar(3)", "string").replace("time(3)", "time(6)")
-    with pytest.raises(BadSchema, match="'v' is variant, which has no form outside Spark"):
+    with pytest.raises(BadSchema, match="'v' has the type variant, which only Spark can write"):
         to_arrow(parse("v VARIANT"))
 
 
@@ -129,5 +129,5 @@ def test_arrow_types_that_spark_lacks_become_ones_that_hold_every_value_or_are_r
         }
     )
     assert str(of_arrow(arrow)) == "a decimal(20,0), b bigint, c array<string>, d timestamp, e date"
-    with pytest.raises(BadSchema, match=r"'s\.x' is Arrow's decimal256"):
+    with pytest.raises(BadSchema, match=r"'s\.x' has the Arrow type decimal256"):
         of_arrow(pa.schema({"s": pa.struct({"x": pa.decimal256(50, 2)})}))

@@ -1,6 +1,6 @@
-"""Events as lines for people: what happened, in words, and how much it matters.
+"""Progress lines: describe typed events in words, with a severity.
 
-An event that has no line here is of no interest to people; programs get every event as it is.
+Events without a line here are not shown to users. Programs receive every event.
 """
 
 from enum import StrEnum
@@ -38,8 +38,8 @@ from tidemill.triggers.events import CronMissed, RunFailed, RunLapsed, StrangeKe
 from tidemill.views.steps.events import FilesCollected, StepAbandoned, StepCommitted
 
 
-class Weight(StrEnum):
-    """How much a line matters."""
+class Severity(StrEnum):
+    """How important a line is."""
 
     DETAIL = "detail"
     NORMAL = "normal"
@@ -49,25 +49,25 @@ class Weight(StrEnum):
 
 
 class Line(msgspec.Struct, frozen=True):
-    """What happened."""
+    """A description of an event, for users."""
 
     about: str
     text: str
-    weight: Weight = Weight.NORMAL
+    severity: Severity = Severity.NORMAL
 
 
 def _short(author: str) -> str:
-    """`arc:shop/clean` -> `clean`."""
+    """Shorten a name: `arc:shop/clean` -> `clean`."""
     return author.partition("/")[2] or author
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 @singledispatch
 def line_of(event: Event) -> Line | None:  # noqa: ARG001 - the kinds below read theirs
-    """An event for people; None for one that they need not know."""
+    """Describe an event for users; None if they do not need to see it."""
     return None
 
 
@@ -78,113 +78,115 @@ def _(event: FilesDiscovered) -> Line:
 
 @line_of.register
 def _(event: FileSkipped) -> Line:
-    return Line(_short(event.source), f"skipped {event.path}: {event.why}", Weight.WARNING)
+    return Line(_short(event.source), f"skipped {event.path}: {event.why}", Severity.WARNING)
 
 
 @line_of.register
 def _(event: FileChanged) -> Line:
-    what = "taken again" if event.taken else "not taken again"
-    return Line(_short(event.source), f"{event.path} changed after it was taken: {what}", Weight.WARNING)
+    action = "reading it again" if event.taken else "not reading it again"
+    return Line(_short(event.source), f"{event.path} changed after it was read: {action}", Severity.WARNING)
 
 
 @line_of.register
 def _(event: FilesLeftOut) -> Line:
     text = f"{_count(len(event.paths), 'file')} changed or disappeared before they were read"
-    return Line(_short(event.source), text, Weight.WARNING)
+    return Line(_short(event.source), text, Severity.WARNING)
 
 
 @line_of.register
 def _(event: WindowTaken) -> Line | None:
     if not event.over:
         return None
-    return Line(_short(event.source), "takes over files of a dead node", Weight.WARNING)
+    return Line(_short(event.source), "takes over the files of a node that is gone", Severity.WARNING)
 
 
 @line_of.register
 def _(event: WindowPublished) -> Line:
     text = f"lot {event.lot}: {_count(event.rows, 'row')} of {_count(event.files, 'file')}"
-    return Line(_short(event.source), text, Weight.GOOD)
+    return Line(_short(event.source), text, Severity.GOOD)
 
 
 @line_of.register
 def _(event: BatchReceived) -> Line:
     text = f"lot {event.lot}: {_count(event.rows, 'row')} of {_count(event.requests, 'request')}"
-    return Line(_short(event.source), text, Weight.GOOD)
+    return Line(_short(event.source), text, Severity.GOOD)
 
 
 @line_of.register
 def _(event: PushStarted) -> Line:
-    return Line(_short(event.source), f"receives rows at {event.url}", Weight.GOOD)
+    return Line(_short(event.source), f"receives rows at {event.url}", Severity.GOOD)
 
 
 @line_of.register
 def _(event: BatchFetched) -> Line:
     bad = f", {_count(event.bad, 'record')} quarantined" if event.bad else ""
     text = f"lot {event.lot}: {_count(event.rows, 'row')}{bad}"
-    return Line(_short(event.source), text, Weight.WARNING if bad else Weight.GOOD)
+    return Line(_short(event.source), text, Severity.WARNING if bad else Severity.GOOD)
 
 
 @line_of.register
 def _(event: PartitionStuck) -> Line:
-    return Line(_short(event.source), event.message, Weight.ERROR)
+    return Line(_short(event.source), event.message, Severity.ERROR)
 
 
 @line_of.register
 def _(event: CheckpointSkipped) -> Line:
     text = f"{event.checkpoint}: {event.before} no longer exists; continues at {event.after}"
-    return Line(_short(event.source), text, Weight.WARNING)
+    return Line(_short(event.source), text, Severity.WARNING)
 
 
 @line_of.register
 def _(event: RecordsQuarantined) -> Line:
-    text = f"{_count(event.records, 'record')} that do not fit are in {event.dataset}, lot {event.lot}"
-    return Line(_short(event.source), text, Weight.WARNING)
+    text = f"{_count(event.records, 'bad record')} quarantined in {event.dataset}, lot {event.lot}"
+    return Line(_short(event.source), text, Severity.WARNING)
 
 
 @line_of.register
 def _(event: WindowFailed) -> Line:
-    text = f"files could not be read: {event.kind}: {event.message}; again in {event.wait_s:.0f} s"
-    return Line(_short(event.source), text, Weight.ERROR)
+    text = f"cannot read files: {event.kind}: {event.message}; retrying in {event.wait_s:.0f} s"
+    return Line(_short(event.source), text, Severity.ERROR)
 
 
 @line_of.register
 def _(event: IntervalClosed) -> Line:
     name = event.dataset.partition("@")[0]
     text = f"lot {event.lot} closed: {_count(event.appends, 'append')}, {_count(event.rows, 'row')}"
-    return Line(name, text, Weight.GOOD)
+    return Line(name, text, Severity.GOOD)
 
 
 @line_of.register
 def _(event: ArcLotBegan) -> Line:
-    again = f", for the {event.tries}. time" if event.tries > 1 else ""
+    attempt = f" (attempt {event.tries})" if event.tries > 1 else ""
     parts = f" in {_count(event.parts, 'part')}" if event.parts > 1 else ""
-    return Line(_short(event.arc), f"lot {event.lot} begins{parts}{again}", Weight.DETAIL)
+    return Line(_short(event.arc), f"lot {event.lot} begins{parts}{attempt}", Severity.DETAIL)
 
 
 @line_of.register
 def _(event: PartEnded) -> Line | None:
     if event.error:
-        return Line(_short(event.author), f"lot {event.lot}, part {event.part}: {event.error}", Weight.ERROR)
-    reused = ", made before" if event.reused else ""
+        return Line(
+            _short(event.author), f"lot {event.lot}, part {event.part}: {event.error}", Severity.ERROR
+        )
+    reused = ", reused" if event.reused else ""
     text = f"lot {event.lot}, part {event.part}: {_count(event.rows, 'row')}{reused}"
-    return Line(_short(event.author), text, Weight.DETAIL)
+    return Line(_short(event.author), text, Severity.DETAIL)
 
 
 @line_of.register
 def _(event: ArcLotComplete) -> Line:
     rows = ", ".join(f"{n:,} in {name.partition('@')[0]}" for name, n in event.rows.items())
-    return Line(_short(event.arc), f"lot {event.lot} complete: {rows}", Weight.GOOD)
+    return Line(_short(event.arc), f"lot {event.lot} complete: {rows}", Severity.GOOD)
 
 
 @line_of.register
 def _(event: ArcLotPartial) -> Line:
     failed = f"{_count(len(event.failed), 'part')} failed: " if event.failed else ""
-    return Line(_short(event.arc), f"lot {event.lot} partial: {failed}{event.error}", Weight.ERROR)
+    return Line(_short(event.arc), f"lot {event.lot} partial: {failed}{event.error}", Severity.ERROR)
 
 
 @line_of.register
 def _(event: ArcLotMissing) -> Line:
-    return Line(_short(event.arc), f"lot {event.lot} missing: {event.error}", Weight.ERROR)
+    return Line(_short(event.arc), f"lot {event.lot} missing: {event.error}", Severity.ERROR)
 
 
 @line_of.register
@@ -192,93 +194,95 @@ def _(event: StepCommitted) -> Line | None:
     if not event.views:
         return None
     text = f"step {event.step}: {_count(event.rows, 'change')} in {', '.join(event.views)}"
-    return Line(f"views {event.group}", text, Weight.GOOD)
+    return Line(f"views {event.group}", text, Severity.GOOD)
 
 
 @line_of.register
 def _(event: StepAbandoned) -> Line:
-    return Line(f"views {event.group}", f"step {event.step} failed: {event.why}", Weight.ERROR)
+    return Line(f"views {event.group}", f"step {event.step} failed: {event.why}", Severity.ERROR)
 
 
 @line_of.register
 def _(event: TemplateMatchless) -> Line:
     text = f"{event.reads} matches no table yet ({event.where})"
-    return Line(_short(event.name), text, Weight.WARNING)
+    return Line(_short(event.name), text, Severity.WARNING)
 
 
 @line_of.register
 def _(event: CronMissed) -> Line:
-    text = f"nobody ran at {_count(event.left_out, 'time')} of its schedule, and by its policy they are over"
-    return Line(_short(event.name), text, Weight.WARNING)
+    text = f"no runner was active at {_count(event.left_out, 'time')} of its schedule; skipped by its policy"
+    return Line(_short(event.name), text, Severity.WARNING)
 
 
 @line_of.register
 def _(event: StrangeKey) -> Line:
-    return Line("heap", f"{event.key} is no item of it, and is left alone", Weight.WARNING)
+    return Line("heap", f"ignores {event.key}, which is not an item of the heap", Severity.WARNING)
 
 
 @line_of.register
 def _(event: RunFailed) -> Line:
-    text = f"failed: {event.message}; again in {event.backoff_s:.1f} s"
-    return Line(_short(event.name), text, Weight.ERROR)
+    text = f"failed: {event.message}; retrying in {event.backoff_s:.1f} s"
+    return Line(_short(event.name), text, Severity.ERROR)
 
 
 @line_of.register
 def _(event: RunLapsed) -> Line:
-    return Line(_short(event.name), "was run by a node that is gone; it is run again", Weight.WARNING)
+    return Line(_short(event.name), "its node is gone; the run starts again", Severity.WARNING)
 
 
 @line_of.register
 def _(event: AttemptAdopted) -> Line:
-    return Line(_short(event.author), f"lot {event.lot}: goes on where another life stopped", Weight.WARNING)
+    return Line(
+        _short(event.author), f"lot {event.lot}: resumes where an earlier process stopped", Severity.WARNING
+    )
 
 
 @line_of.register
 def _(event: AttemptAbandoned) -> Line:
-    return Line(_short(event.author), f"lot {event.lot}: an attempt was given up: {event.why}", Weight.DETAIL)
+    return Line(_short(event.author), f"lot {event.lot}: attempt abandoned: {event.why}", Severity.DETAIL)
 
 
 @line_of.register
 def _(event: AttemptCleaned) -> Line:
-    return Line("clean", f"removed {_count(event.objects, 'object')} that nobody lists", Weight.DETAIL)
+    return Line("clean", f"removed {_count(event.objects, 'unused object')}", Severity.DETAIL)
 
 
 @line_of.register
 def _(event: FilesCollected) -> Line:
-    freed = f"freed {event.size:,} bytes: {_count(event.files, 'file')} that nothing lists any more"
-    return Line(event.of, freed, Weight.DETAIL)
+    freed = f"freed {event.size:,} bytes: {_count(event.files, 'unused file')}"
+    return Line(event.of, freed, Severity.DETAIL)
 
 
 @line_of.register
 def _(event: NodeJoined) -> Line:
-    return Line(event.node, "is here", Weight.DETAIL)
+    return Line(event.node, "joined the cluster", Severity.DETAIL)
 
 
 @line_of.register
 def _(event: NodeLost) -> Line:
-    return Line(event.node, "has lost its lease", Weight.WARNING)
+    return Line(event.node, "lost its lease", Severity.WARNING)
 
 
 @line_of.register
 def _(event: LeaderElected) -> Line:
-    return Line(event.node, "leads", Weight.DETAIL)
+    return Line(event.node, "is the leader", Severity.DETAIL)
 
 
 @line_of.register
 def _(event: TaskFailed) -> Line:
-    return Line(event.name, f"{event.kind}: {event.message}", Weight.WARNING)
+    return Line(event.name, f"{event.kind}: {event.message}", Severity.WARNING)
 
 
 @line_of.register
 def _(event: ClaimsGivenBack) -> Line:
-    return Line(event.node, f"{_count(event.claims, 'claim')} of an earlier life given back", Weight.DETAIL)
+    return Line(event.node, f"returned {_count(event.claims, 'claim')} of an earlier start", Severity.DETAIL)
 
 
 @line_of.register
 def _(event: ChildEnded) -> Line:
-    return Line(event.node, f"its child has ended: {event.kind} {event.message}", Weight.WARNING)
+    return Line(event.node, f"its child process ended: {event.kind} {event.message}", Severity.WARNING)
 
 
 @line_of.register
 def _(event: StoreAway) -> Line:
-    return Line(event.node, f"the store does not answer: {event.error}", Weight.WARNING)
+    return Line(event.node, f"the store does not answer: {event.error}", Severity.WARNING)

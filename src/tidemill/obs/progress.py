@@ -1,4 +1,4 @@
-"""Progress: what is under way and what is done, counted from events. Safe to feed from any thread."""
+"""Progress: counts finished and running work from typed events. Any thread may pass events to it."""
 
 import threading
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from tidemill.views.steps.keys import group_id
 
 @dataclass
 class Bar:
-    """One arc, source or group: lots (or steps) done of those known, and parts of the one under way."""
+    """The progress of one arc, source or view group: its lots or steps, and the parts of the current lot."""
 
     name: str
     kind: str
@@ -35,7 +35,7 @@ class Bar:
 
     @property
     def share(self) -> float:
-        """How much of what is known is done, from 0 to 1."""
+        """The finished share of the known work, from 0 to 1."""
         if not self.known:
             return 1.0 if self.done else 0.0
         part = self.parts_done / self.parts if self.parts else 0.0
@@ -44,20 +44,20 @@ class Bar:
 
 @dataclass
 class Progress:
-    """All bars, in the order in which they were first heard of."""
+    """All progress bars, in the order of their first event."""
 
     bars: dict[str, Bar] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __call__(self, event: Event) -> None:
-        """Take an event in."""
+        """Count an event."""
         with self._lock:
-            self._take(event)
+            self._count(event)
 
     def _bar(self, name: str, kind: str) -> Bar:
         return self.bars.setdefault(name, Bar(name.partition("/")[2] or name, kind))
 
-    def _take(self, event: Event) -> None:
+    def _count(self, event: Event) -> None:
         match event:
             case FilesDiscovered():
                 self._bar(event.source, "source").known += event.windows

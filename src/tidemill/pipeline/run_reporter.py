@@ -12,16 +12,16 @@ from rich.table import Table
 from rich.text import Text
 
 from tidemill.events import Event
-from tidemill.obs.lines import Weight, line_of
+from tidemill.obs.lines import Severity, line_of
 from tidemill.obs.progress import Progress
 from tidemill.pipeline.run_report import Report
 
 STYLES = {
-    Weight.DETAIL: "dim",
-    Weight.NORMAL: "",
-    Weight.GOOD: "green",
-    Weight.WARNING: "yellow",
-    Weight.ERROR: "red",
+    Severity.DETAIL: "dim",
+    Severity.NORMAL: "",
+    Severity.GOOD: "green",
+    Severity.WARNING: "yellow",
+    Severity.ERROR: "red",
 }
 KINDS = {"source": "files", "arc": "lots", "views": "steps", "interval": "lots"}
 
@@ -60,17 +60,17 @@ class RunReporter:
         """Print an event and update the progress bars."""
         self._progress(event)
         line = line_of(event)
-        if line is not None and self._is_shown(line.weight):
-            text = Text.assemble((f"{line.about:<16} ", "bold"), (line.text, STYLES[line.weight]))
+        if line is not None and self._is_shown(line.severity):
+            text = Text.assemble((f"{line.about:<16} ", "bold"), (line.text, STYLES[line.severity]))
             with self._lock:
                 self._console.print(text)
         if self._live is not None:
             self._live.update(self._bars())
 
-    def _is_shown(self, weight: Weight) -> bool:
+    def _is_shown(self, severity: Severity) -> bool:
         if self._quiet:
-            return weight in (Weight.WARNING, Weight.ERROR)
-        return self._details or weight is not Weight.DETAIL
+            return severity in (Severity.WARNING, Severity.ERROR)
+        return self._details or severity is not Severity.DETAIL
 
     def _bars(self) -> Table:
         table = Table(box=None, show_header=False, pad_edge=False)

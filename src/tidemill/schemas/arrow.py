@@ -1,7 +1,7 @@
-"""Columns as Arrow's types, and back.
+"""Conversion between column types and Arrow types.
 
-`to_arrow` gives the form of rows that are appended without Spark. Spark reads such files as the declared
-types.
+`to_arrow` gives the Arrow schema for rows that are appended without Spark. Spark reads such files with the
+declared types.
 """
 
 from typing import Final
@@ -20,7 +20,7 @@ _OF_ARROW: Final = {
 
 
 def to_arrow(schema: Schema) -> pa.Schema:
-    """The columns as Arrow's types; `BadSchema` for one that Arrow does not have."""
+    """Convert columns to Arrow; raise `BadSchema` for a type that Arrow does not have."""
     return pa.schema([_arrow_field(column) for column in schema.columns])
 
 
@@ -29,13 +29,13 @@ def _arrow_field(column: Column) -> pa.Field:
         return pa.field(column.name, arrow_of(column.type), column.nullable)
     except KeyError as missing:
         raise BadSchema(
-            f"{column.name!r} is {missing.args[0]}, which has no form outside Spark",
+            f"column {column.name!r} has the type {missing.args[0]}, which only Spark can write",
             hint="append a Spark DataFrame instead",
         ) from None
 
 
 def arrow_of(kind: Type) -> pa.DataType:
-    """The Arrow type of a type; `KeyError` with its name if it has none."""
+    """Return the Arrow type of a type; raise `KeyError` with its name if it has none."""
     match kind:
         case Array():
             return pa.list_(pa.field("element", arrow_of(kind.element), kind.nullable))
@@ -58,7 +58,7 @@ def arrow_of(kind: Type) -> pa.DataType:
 
 
 def of_arrow(schema: pa.Schema) -> Schema:
-    """The columns of Arrow's types, in the narrowest type of Spark's that holds every value of them."""
+    """Convert an Arrow schema, using the narrowest Spark type that holds every value of each Arrow type."""
     return Schema(tuple(_of_field(field, "") for field in schema))
 
 
@@ -87,4 +87,7 @@ def _of_arrow(kind: pa.DataType, path: str) -> Type:
         return Simple(f"decimal({kind.precision},{kind.scale})")
     if kind in _OF_ARROW:
         return Simple(_OF_ARROW[kind])
-    raise BadSchema(f"{path!r} is Arrow's {kind}, which Spark does not have", hint="cast it to another type")
+    raise BadSchema(
+        f"column {path!r} has the Arrow type {kind}, which Spark does not have",
+        hint="cast it to another type",
+    )

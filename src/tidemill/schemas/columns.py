@@ -1,6 +1,6 @@
-"""Columns and their types as values: no Spark and no Arrow needed to know what a table holds.
+"""Columns and their types as plain values, independent of Spark and Arrow.
 
-A simple type is its name in Spark's one short spelling (`bigint`, `decimal(10,2)`, `string collate UNICODE`).
+A simple type is its short name in Spark (`bigint`, `decimal(10,2)`, `string collate UNICODE`).
 """
 
 import hashlib
@@ -15,7 +15,7 @@ _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class Simple:
-    """A type without parts."""
+    """A type without element or field types."""
 
     name: str
 
@@ -25,7 +25,7 @@ class Simple:
 
 @dataclass(frozen=True)
 class Array:
-    """An array; Spark's text cannot say that elements are never NULL, its frames can."""
+    """An array. Only DataFrames, not schema texts, can say that its elements are never NULL."""
 
     element: "Type"
     nullable: bool = True
@@ -69,7 +69,7 @@ class Column:
     comment: str = ""
 
     def text(self, *, colon: bool = False, comments: bool = True) -> str:
-        """As in a schema's text; fields of a struct have a colon."""
+        """Return the column as in the text of a schema; fields of a struct have a colon."""
         text = f"{quoted(self.name)}{':' if colon else ''} {self.type}"
         text += "" if self.nullable else " NOT NULL"
         if self.comment and comments:
@@ -79,7 +79,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Schema:
-    """The columns of a table, in order; no two have one name, whatever the case of its letters."""
+    """The columns of a table, in order. Their names differ in more than upper and lower case."""
 
     columns: tuple[Column, ...]
 
@@ -95,18 +95,18 @@ class Schema:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for equal columns, whatever the blanks, the spelling of types and the comments."""
-        return hashlib.sha256(str(_uncommented(Struct(self.columns))).encode()).hexdigest()[:32]
+        """A hash of the columns that ignores blanks, type aliases and comments."""
+        return hashlib.sha256(str(_without_comments(Struct(self.columns))).encode()).hexdigest()[:32]
 
     def stored(self) -> "Schema":
-        """The columns as a file has them and Spark reads them: any may be NULL, and no text has a length."""
-        struct = _loosened(Struct(self.columns))
+        """Return the columns as files have them: nullable, and without maximum text lengths."""
+        struct = _relaxed(Struct(self.columns))
         assert isinstance(struct, Struct)
         return Schema(struct.fields)
 
 
 def quoted(name: str) -> str:
-    """A name as it may stand in a schema or in SQL: in back quotes unless it needs none.
+    """Quote a name for a schema or SQL with backquotes, if it needs them.
 
     >>> quoted("id"), quoted("a `b`")
     ('id', '`a ``b```')
@@ -115,44 +115,44 @@ def quoted(name: str) -> str:
 
 
 def check_columns(columns: tuple[Column, ...]) -> None:
-    """Raise `BadSchema` unless a table or a struct can have these."""
+    """Raise `BadSchema` unless a table or struct can have these columns."""
     seen: dict[str, str] = {}
     for column in columns:
         if not column.name:
-            raise BadSchema("a column without a name")
+            raise BadSchema("a column has no name")
         other = seen.get(column.name.lower())
         seen[column.name.lower()] = column.name
         if other is not None:
             raise BadSchema(
                 f"two columns are called {column.name!r}"
                 if other == column.name
-                else f"the columns {other!r} and {column.name!r} are one name to Spark",
+                else f"the columns {other!r} and {column.name!r} have the same name in Spark",
                 hint="rename one of them",
             )
 
 
-def _uncommented(kind: Type) -> Type:
+def _without_comments(kind: Type) -> Type:
     match kind:
         case Simple():
             return kind
         case Array():
-            return replace(kind, element=_uncommented(kind.element))
+            return replace(kind, element=_without_comments(kind.element))
         case Map():
-            return replace(kind, key=_uncommented(kind.key), value=_uncommented(kind.value))
+            return replace(kind, key=_without_comments(kind.key), value=_without_comments(kind.value))
         case Struct():
-            return Struct(tuple(replace(c, type=_uncommented(c.type), comment="") for c in kind.fields))
+            return Struct(tuple(replace(c, type=_without_comments(c.type), comment="") for c in kind.fields))
 
 
-def _loosened(kind: Type) -> Type:
+def _relaxed(kind: Type) -> Type:
     match kind:
         case Simple():
             return Simple("string") if kind.name.startswith(("char(", "varchar(")) else kind
         case Array():
-            return Array(_loosened(kind.element))
+            return Array(_relaxed(kind.element))
         case Map():
-            return Map(_loosened(kind.key), _loosened(kind.value))
+            return Map(_relaxed(kind.key), _relaxed(kind.value))
         case Struct():
-            return Struct(tuple(replace(c, type=_loosened(c.type), nullable=True) for c in kind.fields))
+            return Struct(tuple(replace(c, type=_relaxed(c.type), nullable=True) for c in kind.fields))
 
 
 def _escaped(text: str) -> str:

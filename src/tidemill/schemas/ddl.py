@@ -1,7 +1,7 @@
-"""A schema's text, read without Spark: `id BIGINT, name STRING NOT NULL, tags ARRAY<STRING>`.
+"""Parser for the text of a schema, without Spark: `id BIGINT, name STRING NOT NULL, tags ARRAY<STRING>`.
 
-Takes what Spark's own parser takes for columns (a test holds the two against each other) and says where in
-the text it stopped understanding.
+It accepts the same columns as Spark's parser (a test compares the two). Its errors say where in the text the
+problem is.
 """
 
 import re
@@ -25,14 +25,14 @@ _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "Z": "
 
 
 def parse(text: str) -> Schema:
-    """The columns that a text declares; `BadSchema` says where it makes no sense.
+    """Parse the text of a schema; `BadSchema` says where it is invalid.
 
     >>> str(parse("id LONG, `a b` ARRAY<int> NOT NULL"))
     'id bigint, `a b` array<int> NOT NULL'
     """
     parser = _Parser(text)
     if not text.strip():
-        raise BadSchema("a schema without columns")
+        raise BadSchema("the schema has no columns")
     if parser.is_word("struct") and parser.peek(1).text == "<":
         struct = parser.type()
         parser.expect_end()
@@ -59,12 +59,12 @@ class _Parser:
         tokens: list[_Token] = []
         at = 0
         while at < len(text):
-            found = _TOKEN.match(text, at)
-            if found is None:
-                self._fail(at, "this character needs back quotes around its name")
-            if found.lastgroup != "space":
-                tokens.append(_Token(str(found.lastgroup), found[0], at))
-            at = found.end()
+            token = _TOKEN.match(text, at)
+            if token is None:
+                self._fail(at, "a name with this character needs backquotes")
+            if token.lastgroup != "space":
+                tokens.append(_Token(str(token.lastgroup), token[0], at))
+            at = token.end()
         return [*tokens, _Token("end", "", len(text))]
 
     # --- tokens
@@ -95,16 +95,16 @@ class _Parser:
 
     def expect(self, mark: str) -> None:
         if not self.takes(mark):
-            self.fail(f"{mark!r} is missing here")
+            self.fail(f"expected {mark!r}")
 
     def expect_end(self) -> None:
         if self.peek().kind != "end":
-            self.fail("',' or the end is expected here")
+            self.fail("expected ',' or the end")
 
     def number(self) -> int:
         token = self.peek()
         if token.kind != "word" or not token.text.isdecimal():
-            self.fail("a number is expected here")
+            self.fail("expected a number")
         return int(self.take().text)
 
     def fail(self, why: str, at: int | None = None) -> NoReturn:
@@ -116,18 +116,18 @@ class _Parser:
         number = self._text.count("\n", 0, at) + 1
         column = at - line_start
         start = max(0, column - 60)
-        shown = line[start : column + 40]
+        excerpt = line[start : column + 40]
         place = f"line {number}, character {column + 1}" if number > 1 else f"character {column + 1}"
-        raise BadSchema(f"{why} ({place} of the schema)\n  {shown}\n  {' ' * (column - start)}^")
+        raise BadSchema(f"{why} ({place} of the schema)\n  {excerpt}\n  {' ' * (column - start)}^")
 
     # --- grammar
 
     def columns(self) -> tuple[Column, ...]:
-        found = [self.column()]
+        columns = [self.column()]
         while self.takes(","):
-            found.append(self.column())
-        check_columns(tuple(found))
-        return tuple(found)
+            columns.append(self.column())
+        check_columns(tuple(columns))
+        return tuple(columns)
 
     def column(self) -> Column:
         name = self.name()
@@ -136,12 +136,12 @@ class _Parser:
         nullable = True
         if self.takes_word("not"):
             if not self.takes_word("null"):
-                self.fail("NOT NULL is expected here")
+                self.fail("expected NOT NULL")
             nullable = False
         comment = ""
         if self.takes_word("comment"):
             if self.peek().kind != "text":
-                self.fail("a comment in quotes is expected here")
+                self.fail("expected a comment in quotes")
             comment = _unescaped(self.take().text)
         return Column(name, kind, nullable, comment)
 
@@ -151,16 +151,16 @@ class _Parser:
             self.take()
             name = token.text[1:-1].replace("``", "`")
             if not name:
-                self.fail("a column without a name", token.at)
+                self.fail("a column has no name", token.at)
             return name
         if token.kind != "word":
-            self.fail("a column's name is expected here")
+            self.fail("expected a column name")
         return self.take().text
 
     def type(self) -> Type:
         token = self.peek()
         if token.kind != "word":
-            self.fail("a type is expected here")
+            self.fail("expected a type")
         word = self.take().text.lower()
         match word:
             case "array":
@@ -205,7 +205,7 @@ class _Parser:
                 return self.interval()
             case _:
                 if word not in BY_NAME:
-                    self.fail(f"{token.text!r} is no type", token.at)
+                    self.fail(f"{token.text!r} is not a type", token.at)
                 return BY_NAME[word].name
 
     def decimal(self, token: _Token) -> str:
@@ -216,7 +216,7 @@ class _Parser:
                 scale = self.number()
             self.expect(")")
         if not 1 <= precision <= 38 or scale > precision:
-            self.fail(f"decimal({precision},{scale}) has more digits than 38, or than it may", token.at)
+            self.fail(f"decimal({precision},{scale}) needs precision <= 38 and scale <= precision", token.at)
         return f"decimal({precision},{scale})"
 
     def in_brackets(self, default: int, *, most: int) -> int:
@@ -225,7 +225,7 @@ class _Parser:
         at = self.peek().at
         number = self.number()
         if number > most:
-            self.fail(f"{most} is the most", at)
+            self.fail(f"the maximum is {most}", at)
         self.expect(")")
         return number
 
@@ -237,11 +237,11 @@ class _Parser:
             return f"interval {start}"
         fields = _YEARS if start in _YEARS else _DAYS
         if not self.is_word(*fields[fields.index(start) + 1 :]):
-            self.fail(f"no interval goes from {start} to {self.peek().text!r}")
+            self.fail(f"an interval cannot go from {start} to {self.peek().text!r}")
         return f"interval {start} to {self.take().text.lower()}"
 
 
 def _unescaped(text: str) -> str:
     quote = text[0]
     inside = re.compile(rf"\\(.)|{quote}({quote})", re.DOTALL)
-    return inside.sub(lambda found: found[2] or _ESCAPES.get(found[1], found[1]), text[1:-1])
+    return inside.sub(lambda match: match[2] or _ESCAPES.get(match[1], match[1]), text[1:-1])

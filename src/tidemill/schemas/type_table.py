@@ -1,4 +1,4 @@
-"""The table of column types: one row for each simple type of Spark, with everything that is decided by type.
+"""The table of column types: one row for each simple Spark type, with everything that depends on the type.
 
 To add a type, add a row. Parsing schemas, files, drift, hashing, views and certification all read it here.
 Nested types (arrays, maps, structs) follow from the types inside them.
@@ -20,7 +20,7 @@ from tidemill.schemas.columns import Array, Map, Simple, Struct, Type
 
 
 class Family(Enum):
-    """Types that behave alike. Within a family, later rows of the table hold all values of earlier ones."""
+    """Groups of similar types. Within a family, later rows of the table hold all values of earlier ones."""
 
     BOOLEAN = "boolean"
     INTEGER = "integer"
@@ -48,7 +48,7 @@ def _at(hours: int) -> dt.datetime:
 
 
 def _point(x: float, y: float) -> bytes:
-    """A point in WKB, the binary form of geometries."""
+    """Encode a point in WKB, the binary format of geometries."""
     return struct.pack("<BIdd", 1, 1, x, y)
 
 
@@ -59,19 +59,19 @@ class TypeRow:
     Args:
         name: Spark's short name, without length, precision or collation.
         spark: the class in `pyspark.sql.types`.
-        family: types that behave alike.
+        family: the group of similar types it belongs to.
         aliases: further names of the type. A schema's text may use them.
         arrow: its Arrow type; None if it has none, or if that depends on its parameters.
         read_from: further Arrow types whose values are read as this type.
-        native: whether kernels take it. Operators over other types are recomputed by Spark.
-        not_kept: why no view can keep or compare it, to follow "it is"; empty if views can.
-        hashed: how `xxhash64` takes a value.
+        native: whether kernels support it. Spark recomputes operators over other types.
+        not_kept: why views cannot store or compare it, as text to follow "it is"; empty if they can.
+        hashed: the SQL expression whose value is hashed with `xxhash64`.
         wider: types as which Spark reads a file of this type without loss.
-        digits: decimal digits before the point that hold every value; 0 if no decimal does.
-        file_bytes: about how many bytes a value takes in a file.
-        carried: for a type that Spark takes from no Arrow table: the type to carry it in, and the SQL that
-            makes it again ({0}: the value, {1}: the type).
-        samples: values for certification: few, so that rows meet, and the awkward ones among them.
+        digits: the decimal digits before the point that hold every value; 0 if none do.
+        file_bytes: the approximate size of a value in a file.
+        carried: for a type that Spark cannot read from Arrow: the type to carry it in, and the SQL that
+            restores it ({0}: the value, {1}: the type).
+        samples: values for certification: few, so that rows match each other, including special cases.
         extremes: the lowest and highest values, with which arithmetic can overflow; the highest is last.
     """
 
@@ -333,7 +333,7 @@ BY_NAME: Final[Mapping[str, TypeRow]] = {name: row for row in _ROWS for name in 
 
 
 def row_of(kind: Simple | str) -> TypeRow:
-    """The row of a simple type, or of its name with its parameters; `UNKNOWN` if there is none.
+    """Return the row of a simple type, or of its name with parameters; `UNKNOWN` if there is none.
 
     >>> row_of("decimal(10,2)").name, row_of("string collate UNICODE").name, row_of("interval hour").name
     ('decimal', 'string', 'interval day')
@@ -348,12 +348,12 @@ def row_of(kind: Simple | str) -> TypeRow:
 
 
 def family_of(kind: Type | str) -> Family:
-    """The family of a type; `OTHER` for a nested one."""
+    """Return the family of a type; `OTHER` for a nested one."""
     return row_of(kind).family if isinstance(kind, Simple | str) else Family.OTHER
 
 
 def numbers_of(name: str) -> list[int]:
-    """The numbers in parentheses behind a type's name: length, or precision and scale.
+    """Return the numbers in parentheses after a type's name: length, or precision and scale.
 
     >>> numbers_of("decimal(10,2)"), numbers_of("string")
     ([10, 2], [])
@@ -363,13 +363,13 @@ def numbers_of(name: str) -> list[int]:
 
 
 def collation_of(kind: Type) -> str:
-    """The collation of a text; empty if it is the order of bytes."""
+    """Return the collation of a text type; empty for the order of bytes."""
     name = kind.name.partition(" collate ")[2] if isinstance(kind, Simple) else ""
     return "" if name.upper() == "UTF8_BINARY" else name
 
 
 def parts_of(kind: Type) -> tuple[Type, ...]:
-    """The types inside a nested type; nothing for a simple one."""
+    """Return the types inside a nested type; none for a simple one."""
     match kind:
         case Simple():
             return ()
@@ -382,12 +382,12 @@ def parts_of(kind: Type) -> tuple[Type, ...]:
 
 
 def holds_map(kind: Type) -> bool:
-    """Whether the type is a map, or has one inside."""
+    """Tell whether the type is a map or contains one."""
     return isinstance(kind, Map) or any(map(holds_map, parts_of(kind)))
 
 
 def why_not_kept(kind: Type) -> str:
-    """Why no view can keep a column of this type, to follow "it is"; empty if views can."""
+    """Explain why views cannot store a column of this type, to follow "it is"; empty if they can."""
     if isinstance(kind, Struct) and not kind.fields:
         return "a struct without fields, which no file can hold"
     if isinstance(kind, Simple):
@@ -396,7 +396,7 @@ def why_not_kept(kind: Type) -> str:
 
 
 def why_not_native(kind: Type) -> str:
-    """Which part of the type no kernel takes, to follow "no kernel takes"; empty if kernels take it."""
+    """Name the part of the type that no kernel supports; empty if kernels support it."""
     if not isinstance(kind, Simple):
         return next(filter(None, map(why_not_native, parts_of(kind))), "")
     if collation_of(kind):
@@ -405,14 +405,14 @@ def why_not_native(kind: Type) -> str:
 
 
 def is_compared_by_spark_only(kind: Type) -> bool:
-    """Whether only Spark can tell equal values of this type: texts with a collation, and maps."""
+    """Tell whether only Spark can compare values of this type: texts with a collation, and maps."""
     if isinstance(kind, Simple):
         return " collate " in kind.name.lower()
     return isinstance(kind, Map) or any(map(is_compared_by_spark_only, parts_of(kind)))
 
 
 def is_wider(old: Type, new: Type) -> bool:
-    """Whether Spark reads files of the old type as the new one without loss. A type is not wider than itself.
+    """Tell whether Spark reads files of the old type as the new one without loss; False for equal types.
 
     >>> is_wider(Simple("int"), Simple("decimal(12,2)")), is_wider(Simple("int"), Simple("int"))
     (True, False)
@@ -432,7 +432,7 @@ def is_wider(old: Type, new: Type) -> bool:
 
 
 def common_type(left: str, right: str) -> str | None:
-    """The type in which values of both types are compared; None if they are of different families.
+    """Return the type in which values of both types are compared; None if their families differ.
 
     >>> common_type("int", "bigint"), common_type("int", "double")
     ('bigint', None)
@@ -446,7 +446,7 @@ def common_type(left: str, right: str) -> str | None:
 
 
 def file_bytes(kind: Type) -> int:
-    """About how many bytes a value takes in a file."""
+    """Return the approximate size of a value in a file."""
     match kind:
         case Array() | Map():
             return 4 * sum(map(file_bytes, parts_of(kind)))
