@@ -1,7 +1,7 @@
-"""The child's half of a comparison: answers the requests of `bench.side` until its input ends.
+"""The child process of a comparison: answers the requests of `bench.side` until its input ends.
 
-Requests and answers are lines of JSON on stdin and stdout. Standard library only, and old Python will do:
-a peer may live in another environment than Tidemill.
+Requests and answers are lines of JSON on stdin and stdout. It uses only the standard library and supports
+old Python versions, because a peer may have another environment than Tidemill.
 """
 
 import json
@@ -15,9 +15,9 @@ Command = Callable[..., Any]
 
 
 def answer(commands: Mapping[str, Command], *, versions: Mapping[str, str] | None = None) -> None:
-    """Say which versions run here, then answer `{"do": name, ...arguments}` with what the command returns."""
+    """Report the versions, then answer `{"do": name, ...arguments}` with the result of the command."""
     lines = sys.stdout
-    sys.stdout = sys.stderr  # what a library prints must not look like an answer
+    sys.stdout = sys.stderr  # output of a library must not look like an answer
     _tell(lines, {"python": platform.python_version(), **(versions or {})})
     for line in sys.stdin:
         request = json.loads(line)
@@ -35,7 +35,7 @@ def _tell(lines: Any, value: Any) -> None:
 
 
 def timed(work: Callable[[], Any]) -> float:
-    """The seconds that the work took."""
+    """Return the seconds that the work took."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began

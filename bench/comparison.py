@@ -1,4 +1,4 @@
-"""Figures: a series of repetitions, and several of them taken in turns so that noise hits all."""
+"""Compare series of repetitions that alternate, so that noise affects all sides."""
 
 import statistics
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from bench.side import Side, Timed
 
 @dataclass
 class Series:
-    """One side's repetitions: a figure for each, and its CPU seconds."""
+    """The repetitions of one side: a figure for each, and its CPU seconds."""
 
     name: str
     unit: str
@@ -36,15 +36,15 @@ class Series:
 
 @dataclass
 class Comparison:
-    """Ours beside a peer's. A repetition of ours and the peer's beside it make a pair, taken in turns.
+    """Our repetitions and a peer's. Each of ours and the next one of the peer form a pair.
 
-    The ratio is the median of the pairs' ratios: what slows the machine down for a while slows down both
-    halves of a pair, and falls out, where a ratio of two medians may compare a quiet minute with a busy one.
+    The ratio is the median of the pairs' ratios. Something that slows the machine down for a while slows both
+    halves of a pair, so it cancels out. A ratio of two medians could compare a quiet minute with a busy one.
     """
 
     ours: Series
     peer: Series
-    slower: list[Series] = field(default_factory=list)  # the same peer with other settings, beside them
+    slower: list[Series] = field(default_factory=list)  # the same peer with other settings
 
     @property
     def ratio(self) -> float:
@@ -74,13 +74,13 @@ def take_turns(
     turns: int = 1,
     warm_ups: int = 1,
 ) -> Comparison:
-    """Ours, the peer, ours, the peer, …, so that whatever else the machine does hits both.
+    """Run ours, the peer, ours, the peer, …, so that other load on the machine affects both.
 
-    Of several peers, the same one with different settings, the fastest counts, and all are told.
-    A repetition is `turns` turns of each side, and its figure is all their work by all their seconds: where
-    noise comes in bursts (a disk that others write to), many short turns spread a burst over both sides.
-    `once` has a side do `work` units and answers its seconds. The warm-ups are whole repetitions, the same
-    number for both, and are not kept.
+    If `peers` has one peer with several settings, the fastest counts, and all are reported. A repetition is
+    `turns` turns of each side. Its figure is all their work divided by all their seconds. If noise comes in
+    bursts (other programs write to the disk), many short turns spread a burst over both sides. `once` lets a
+    side do `work` units and returns its seconds. Warm-ups are whole repetitions, the same number for each
+    side, and are not counted.
     """
     series = {
         side: Series(side.file, f"{unit} per second", settings=side.settings) for side in (ours, *peers)
@@ -101,5 +101,5 @@ def take_turns(
 
 
 def rounded(value: float) -> float:
-    """Four significant digits: more would be noise."""
+    """Round to four significant digits: more would be noise."""
     return float(f"{value:.4g}")

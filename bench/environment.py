@@ -1,7 +1,8 @@
-"""The environment of peers that come from PyPI: `.venv-bench`, made when a bench needs it and it is missing.
+"""The environment of peers from PyPI: `.venv-bench`, created when a bench needs it.
 
-Peers do not live in `.venv`, so that none of their requirements can reach Tidemill. What both have (a driver,
-numpy) is at the same version: bench/constraints.txt is compiled under the repository's constraints.txt.
+Peers are not installed in `.venv`, so that their requirements cannot affect Tidemill. Packages that both use
+(a driver, numpy) have the same version: bench/constraints.txt is compiled under the repository's
+constraints.txt.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ CONSTRAINTS = ROOT / "bench" / "constraints.txt"
 
 
 def made(folder: Path = FOLDER) -> bool:
-    """Is there an environment, of whatever age? A smoke test does not make one."""
+    """Return whether an environment exists, even an outdated one. A smoke test does not create one."""
     return (folder / "installed").is_file()
 
 
@@ -30,7 +31,7 @@ def python(
     requirements: Path = REQUIREMENTS,
     constraints: Path = CONSTRAINTS,
 ) -> Path:
-    """The interpreter with every peer installed. Made anew when the requirements have changed."""
+    """Return the interpreter with all peers installed. Rebuild it if the requirements have changed."""
     interpreter = folder / "bin" / "python"
     wanted = _digest(requirements, constraints)
     stamp = folder / "installed"

@@ -1,4 +1,4 @@
-"""Where a figure was measured: cores, load, versions, and how long the disk takes to keep a promise."""
+"""Describe the machine of a measurement: cores, load, versions, and how long the disk takes to sync."""
 
 import importlib.metadata
 import os
@@ -18,7 +18,7 @@ from bench.side import ROOT
 
 
 def describe() -> dict[str, Any]:
-    """The machine as it is before a bench begins."""
+    """The state of the machine before a bench begins."""
     return {
         "cores": len(os.sched_getaffinity(0)),
         "cpu": _cpu_name(),
@@ -29,12 +29,12 @@ def describe() -> dict[str, Any]:
 
 
 def load() -> list[float]:
-    """The load average of the last 1, 5 and 15 minutes."""
+    """Return the load average of the last 1, 5 and 15 minutes."""
     return [round(value, 2) for value in os.getloadavg()]
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """The versions of python and of these installed packages."""
+    """Return the versions of Python and of these packages."""
     return {
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in packages},
@@ -43,7 +43,7 @@ def versions(*packages: str) -> dict[str, str]:
 
 @contextmanager
 def scratch(prefix: str) -> Iterator[Path]:
-    """A folder below build/, on the disk of the repository: a temporary folder may be in memory."""
+    """Create a folder below build/, on the disk of the repository: a temporary folder may be in memory."""
     parent = ROOT / "build"
     parent.mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"bench-{prefix}-", dir=parent))
@@ -54,7 +54,7 @@ def scratch(prefix: str) -> Iterator[Path]:
 
 
 def sync_ms(folder: Path, *, times: int = 100) -> dict[str, Any]:
-    """How long 4 KiB written behind the others take to reach the disk: the floor under every commit."""
+    """Measure how long 4 KiB appended to a file take to reach the disk: every commit takes at least this."""
     took: list[float] = []
     path = folder / "sync-probe"
     with path.open("wb", buffering=0) as file:

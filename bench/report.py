@@ -1,4 +1,4 @@
-"""What every bench shares: its options, its progress on stderr, its figures on stdout.
+"""The command line of every bench: options, progress on stderr, figures on stdout.
 
 With `--json` the last line of stdout is one object: the headline figures under their keys, and below them
 `targets`, `raw` (both sides of each figure), `machine`, `versions` and `flags`. Without it, a table.
@@ -23,7 +23,7 @@ REPETITIONS = 5
 
 @dataclass(frozen=True)
 class Target:
-    """What a figure has to be: at least, or at most, this."""
+    """The limit of a figure: at least, or at most, this."""
 
     limit: float
     at_most: bool = False
@@ -44,7 +44,7 @@ def at_most(limit: float) -> Target:
 
 
 class Report:
-    """The figures of one bench, as they come in."""
+    """Collects the figures of one bench."""
 
     def __init__(self, name: str, *, quick: bool) -> None:
         self.name = name
@@ -60,11 +60,11 @@ class Report:
         self._began = time.monotonic()
 
     def say(self, text: str) -> None:
-        """Progress, for whoever waits."""
+        """Print progress."""
         print(f"[{time.monotonic() - self._began:6.1f} s] {text}", file=sys.stderr, flush=True)
 
     def figure(self, key: str, value: float, raw: Any = None, *, target: Target | None = None) -> None:
-        """A headline figure and what it was made from."""
+        """Add a headline figure and its raw data."""
         self.headline[key] = rounded(value)
         if target is not None:
             self.targets[key] = target
@@ -75,7 +75,7 @@ class Report:
     def absent(
         self, key: str, *, target: Target | None = None, why: str = "its peer is not installed"
     ) -> None:
-        """The key is there, and nothing is known of it: a smoke test without the peers, say."""
+        """Add a key without a figure, for example in a smoke test without the peers."""
         self.headline[key] = None
         if target is not None:
             self.targets[key] = target
@@ -83,7 +83,7 @@ class Report:
         self.say(f"{key}: {why}")
 
     def compare(self, key: str, comparison: Comparison, *, target: Target | None = None) -> None:
-        """A ratio, with both of its sides."""
+        """Add a ratio, with both sides."""
         self.figure(key, comparison.ratio, comparison.as_json(), target=target)
 
     def as_json(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class Report:
         }
 
     def table(self) -> Table:
-        """The same for people."""
+        """Return the figures as text."""
         before = ", ".join(f"{value:g}" for value in self.machine["load_before"])
         table = Table(
             title=f"bench.{self.name}",
@@ -136,7 +136,7 @@ def _sides(raw: Any) -> tuple[str, str, str, str, str]:
 
 
 def options(name: str, description: str | None) -> argparse.ArgumentParser:
-    """What every bench can be told."""
+    """Return the parser of the options that every bench has."""
     parser = argparse.ArgumentParser(
         prog=f"python -m bench.{name}",
         description=description,
@@ -150,7 +150,7 @@ def options(name: str, description: str | None) -> argparse.ArgumentParser:
 
 
 def tell(report: Report, *, as_json: bool) -> None:
-    """The figures on stdout."""
+    """Print the figures to stdout."""
     if as_json:
         print(json.dumps(report.as_json()), flush=True)
     else:
@@ -158,7 +158,7 @@ def tell(report: Report, *, as_json: bool) -> None:
 
 
 def main(name: str, description: str | None, measure: Callable[[Report], None]) -> None:
-    """The command line of a bench."""
+    """Run a bench from the command line."""
     given = options(name, description).parse_args()
     report = Report(name, quick=given.quick)
     measure(report)

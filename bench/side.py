@@ -1,9 +1,9 @@
-"""One side of a comparison: a process that works when asked, with its seconds and its CPU seconds.
+"""One side of a comparison: a process that runs commands and measures seconds and CPU seconds.
 
-Ours and the peer's are started alike, so that nothing but the work differs: a fresh interpreter, its imports
-and its warm-up behind it, and nobody else working while it does. CPU is that of the process, its children
-and of servers that work for it alone meanwhile (a PostgreSQL that the other side uses too: the other side
-is idle then).
+Both sides start in the same way, so that only the work differs: a new interpreter, imports and warm-up done,
+and no other side working at the same time. CPU seconds are those of the process, its children and its
+servers. A PostgreSQL server that both sides use counts for the side that is working, because the other one is
+idle.
 """
 
 import json
@@ -20,18 +20,18 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class SideFailed(Exception):
-    """A side ended instead of answering; what it raised is on stderr above."""
+    """A side ended without an answer; its error is on stderr."""
 
 
 class Timed(NamedTuple):
-    """What a side answered, and the CPU seconds that it cost."""
+    """The answer of a side, and its CPU seconds."""
 
     answer: Any
     cpu_s: float
 
 
 class Side:
-    """A process that answers (`bench.answering`), from `with` until its end."""
+    """A process that answers requests (`bench.answering`) inside a `with` block."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Side:
         settings: str = "",
     ) -> None:
         self.module = module
-        self.settings = settings  # what it is told apart by, when it runs several times
+        self.settings = settings  # distinguishes it if the same module runs several times
         self._command = [str(python), "-m", module]
         self._servers = tuple(servers)
         self._process: subprocess.Popen[str] | None = None
@@ -55,7 +55,7 @@ class Side:
 
     @property
     def file(self) -> str:
-        """The file that a reader opens to see what ran."""
+        """The file with the code that ran."""
         return self.module.replace(".", "/") + ".py"
 
     def __enter__(self) -> Self:
@@ -75,18 +75,18 @@ class Side:
         self._end()
 
     def ask(self, do: str, **arguments: Any) -> Any:
-        """Have a command done; its answer."""
+        """Run a command; return its answer."""
         assert self._process is not None
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # it ended; reading says so
+            pass  # it ended; reading reports this
         return self._read()
 
     def ask_timed(self, do: str, **arguments: Any) -> Timed:
-        """Have a command done; its answer, and the CPU seconds of all who worked for it."""
+        """Run a command; return its answer, and the CPU seconds of all its processes."""
         assert self._process is not None
         pids = (self._process.pid, *self._servers)
         before = cpu_seconds(pids)
@@ -120,7 +120,7 @@ class Side:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """User and system time of these processes, of their living descendants and of those that have ended."""
+    """Return the user and system time of these processes and of their descendants, live or ended."""
     total = 0.0
     for pid in pids:
         root = psutil.Process(pid)
@@ -128,6 +128,6 @@ def cpu_seconds(pids: Iterable[int]) -> float:
             try:
                 times = process.cpu_times()
             except psutil.NoSuchProcess:
-                continue  # ended between the listing and the look: its parent has its time
+                continue  # it ended after the listing: its parent has its time
             total += times.user + times.system + times.children_user + times.children_system
     return total

@@ -1,9 +1,9 @@
-"""What a step costs inside kernels and traces, without Spark: it follows the change, not the state.
+"""Measure the cost of a step inside kernels and traces, without Spark: it follows the change, not the state.
 
 The view: orders JOIN customers GROUP BY region, day with count, sum of a decimal and max. One range, one
 process, state on the local disk. Steps are 90% insertions and 10% deletions of orders, with one customer in
-five hundred changes who moves to another region (about 50 orders each).
-Times are of the processor, which other work on the machine disturbs least; the raw figures have both.
+five hundred changes who moves to another region (about 50 orders each). The figures use CPU time, because
+other work on the machine affects it least; the raw figures have both.
 """
 
 import random
@@ -48,7 +48,7 @@ AGGREGATE = GroupKernel(
 
 
 def mixed(*columns: Any) -> Any:
-    """A hash of numbers: here it only has to be spread evenly."""
+    """Hash numbers; here the hashes only have to be distributed evenly."""
     h = np.full(len(columns[0]), 42, np.uint64)
     for column in columns:
         h = (h ^ column.astype(np.int64).view(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
@@ -63,7 +63,7 @@ def money(cents: Any) -> pa.Array:
 
 
 class View:
-    """The view over generated orders, a fiftieth as many customers."""
+    """The view over generated orders and a fiftieth as many customers."""
 
     def __init__(self, rows: int, folder: Path) -> None:
         self.chance = np.random.default_rng(7)
@@ -94,7 +94,7 @@ class View:
         return pa.table([pa.array(array) for array in arrays], schema=CUSTOMERS.schema)
 
     def grouped(self, rows: pa.Table) -> pa.Table:
-        """Joined rows with the hash of their group, which Spark would compute."""
+        """Return joined rows with the hash of their group, which Spark would compute."""
         numbers = np.char.partition(rows["region"].to_numpy(zero_copy_only=False).astype("U"), "-")[:, 2]
         return rows.add_column(
             0, "_h", pa.array(mixed(numbers.astype(np.int64), rows["day"].cast(pa.int32()).to_numpy()))
@@ -146,7 +146,7 @@ class View:
         return self.order_table((rows[0], rows[1], rows[2]), weights), self.customer_table(*both, signs)
 
     def step(self, orders: pa.Table, customers: pa.Table) -> dict[str, float]:
-        """One step, timed in parts; the hash of groups is Spark's work and not counted."""
+        """Run one step and time its parts; hashing groups is Spark's work and not counted."""
         times = [time.perf_counter()]
         began = time.process_time()
         bundle = Bundle(self.objects, f"runs/{self.version.step:08d}", self.cache)
@@ -188,7 +188,7 @@ class View:
 
 
 def measured(rows: int, steps: int, report: Report) -> dict[str, Any]:
-    """Medians of the steps of each size over a state of so many rows; the first five are not counted."""
+    """Return the medians of steps of each size over a state of this many rows; skip the first five."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         view = View(rows, Path(folder))

@@ -1,4 +1,4 @@
-"""Durable futures: throughput and round trip beside Ray and DBOS, a long queue, a large array between tasks.
+"""Durable futures: compared with Ray and DBOS, a long queue, a large array between tasks.
 
 Keys, targets and how to read them: bench/README.md.
 """

@@ -1,8 +1,8 @@
-"""A numpy array of 100 MB from one task to another on this host.
+"""Measure how long a numpy array of 100 MB takes from one task to another on this host.
 
-The time runs from the last statement of the task that made it (which writes the time into the array) to the
-moment at which the other task has read every byte: storing the result, committing it, waking and claiming
-the dependent, and mapping the array are all in it. Both tasks are submitted before the first one runs.
+The time is from the last statement of the first task (which writes the time into the array) until the other
+task has read every byte. It includes storing and committing the result, waking and claiming the dependent,
+and mapping the array. Both tasks are submitted before the first one runs.
 """
 
 from typing import Any
@@ -16,13 +16,13 @@ HAND_OVERS = 3  # of one repetition; its figure is their median
 
 
 def measure(report: Report, ours: Side, ray: Side | None) -> None:
-    """Ours; and Ray's in turns with it, for the reader to compare: no target depends on it."""
+    """Measure ours, alternating with Ray's for comparison; no target depends on Ray's."""
     count = QUICK if report.quick else NUMBERS
     gigabytes = count * 8 / 1e9
     report.say(f"{gigabytes * 1000:g} MB from one task to another")
     both = {"ours": ours} if ray is None else {"ours": ours, "peer": ray}
     series = {name: Series(side.file, "GB per second") for name, side in both.items()}
-    for repetition in range(-1, report.repetitions):  # in turns, and the first is the warm-up
+    for repetition in range(-1, report.repetitions):  # alternating; the first is the warm-up
         for name, side in both.items():
             done = [side.ask_timed("hand_over", count=count) for _ in range(HAND_OVERS)]
             if repetition >= 0:

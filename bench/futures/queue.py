@@ -1,4 +1,4 @@
-"""A long queue: what it costs in memory, and whether claiming from it is as fast as from a short one."""
+"""Measure a long queue: its memory, and whether claiming from it is as fast as from a short one."""
 
 import threading
 from pathlib import Path
@@ -18,7 +18,7 @@ LOOK_EVERY_S = 0.05
 
 
 class Watch(threading.Thread):
-    """Adds up the resident memory of a process and all its descendants, again and again: the largest sum."""
+    """Samples the resident memory of a process and all its descendants; records the largest sum."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
@@ -47,11 +47,11 @@ class Watch(threading.Thread):
 
 
 def memory(report: Report, folder: Path) -> None:
-    """Submit 100,000 and keep their handles; then start the worker and have it work them all off.
+    """Submit 100,000 futures and keep their handles; then start the worker and let it complete all of them.
 
-    Counted is the resident memory of the client's process (its interpreter, this bench's code and all
-    handles), of the supervisor and of both its children, added up as if they shared nothing; the peak of
-    that sum over the whole time, from the first submit to the last result.
+    The figure is the resident memory of the client's process (its interpreter, this bench's code and all
+    handles), the supervisor and both children, added up as if they shared nothing: the peak of the sum from
+    the first submit to the last result.
     """
     count = QUICK_QUEUED if report.quick else QUEUED
     report.say(f"memory with {count:,} queued futures")
@@ -77,13 +77,13 @@ def memory(report: Report, folder: Path) -> None:
 
 
 def _named(amounts: dict[int, float]) -> dict[str, float]:
-    """By role, as a process comes before those it started; one "child" starts the others."""
+    """Return the memory by role. A process comes before those it started; one "child" starts the others."""
     roles = ["client", "supervisor", *(f"child {number}" for number in range(1, len(amounts) - 1))]
     return {role: rounded(amount) for role, amount in zip(roles, amounts.values(), strict=True)}
 
 
 def claim_rate(report: Report, folder: Path) -> None:
-    """Claims per second from a queue of 100,000 beside one of 10,000."""
+    """Measure claims per second from a queue of 100,000, compared with one of 10,000."""
     short = QUICK_SHORT if report.quick else SHORT
     claimed, batch, turns = (short // 2, short // 10, 1) if report.quick else (CLAIMED, BATCH, TURNS)
     report.say(f"claims from a queue of {short * TIMES:,} beside one of {short:,}")

@@ -1,4 +1,4 @@
-"""One future at a time: submit it, wait for its result. Ours is on disk twice by then, Ray's not at all."""
+"""Measure one future at a time: submit it and wait for its result. Ours is synced to disk, Ray's is not."""
 
 from bench.comparison import Comparison, Series
 from bench.report import Report, at_most
@@ -16,7 +16,7 @@ def measure(report: Report, ours: Side, ray: Side | None) -> None:
     report.say("one round trip, beside Ray")
     both = {side: Series(side.file, "ms per round trip") for side in (ours, ray)}
     slow: dict[str, list[float]] = {side.file: [] for side in both}
-    for repetition in range(-1, report.repetitions):  # in turns, and the first is the warm-up
+    for repetition in range(-1, report.repetitions):  # alternating; the first is the warm-up
         for side, series in both.items():
             answer, cpu_s = side.ask_timed("round_trips", count=count)
             if repetition >= 0:

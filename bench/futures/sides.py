@@ -12,7 +12,7 @@ WORKERS = 2
 
 @contextmanager
 def ours(report: Report, home: Path, *, workers: int = WORKERS) -> Iterator[Side]:
-    """A client with one supervisor and two child processes on a home of its own."""
+    """Start a client with one supervisor and two child processes, on a separate home."""
     with Side("bench.ours.futures_client") as side:
         flags = side.ask("open", home=str(home), workers=workers)
         report.flags.setdefault("ours", flags)
@@ -23,7 +23,7 @@ def ours(report: Report, home: Path, *, workers: int = WORKERS) -> Iterator[Side
 
 @contextmanager
 def ray(report: Report, python: Path | None) -> Iterator[Side | None]:
-    """Ray with two CPUs; None where it is not installed."""
+    """Start Ray with two CPUs; return None if it is not installed."""
     if python is None:
         yield None
         return
@@ -35,7 +35,7 @@ def ray(report: Report, python: Path | None) -> Iterator[Side | None]:
 
 @contextmanager
 def dbos(report: Report, python: Path, file: Path, settings: str) -> Iterator[Side]:
-    """DBOS on a SQLite file of its own."""
+    """Start DBOS on a separate SQLite file."""
     with Side("bench.peers.dbos_queue", python=python) as side:
         flags = side.ask("open", path=str(file), settings=settings, workers=WORKERS)
         report.flags["dbos"] = {"settings": settings, **flags}

@@ -1,4 +1,4 @@
-"""No-op futures per second, end to end: submit all of them, and have the result of each.
+"""Measure no-op futures per second, end to end: submit all of them and get the result of each.
 
 The function takes a number and returns it; results are checked. Both sides have two processes that run
 tasks, started and warm. Ours are durable when `map` returns, and so is every result.
@@ -16,7 +16,7 @@ BESIDE_RAY, BESIDE_DBOS, TRIED, QUICK = 5_000, 2_000, 300, 50
 
 
 def beside_ray(report: Report, ours: Side, ray: Side | None) -> None:
-    """Ray's tasks with two CPUs."""
+    """Compare with Ray's tasks with two CPUs."""
     target = at_least(1)
     if ray is None:
         report.absent("vs_ray", target=target)
@@ -26,7 +26,7 @@ def beside_ray(report: Report, ours: Side, ray: Side | None) -> None:
 
 
 def beside_dbos(report: Report, folder: Path, python: Path | None) -> None:
-    """DBOS's queued workflows on SQLite, with whichever of its settings is faster."""
+    """Compare with DBOS's queued workflows on SQLite, with the faster of its settings."""
     target = at_least(10)
     if python is None:
         report.absent("vs_dbos", target=target)

@@ -1,1 +1,1 @@
-"""What it costs to know what is missing, and what is new."""
+"""Measure a gap report and the discovery of new files."""

@@ -1,4 +1,4 @@
-"""Gaps: a report over 100,000 lots, and a look at a bucket of 100,000 files of which 10 are new.
+"""Gaps: a report over 100,000 lots, and discovery in a bucket of 100,000 files, of which 10 are new.
 
 Keys, targets and how to read them: bench/README.md.
 """

@@ -1,9 +1,9 @@
-"""Looking for new files in a bucket that has 100,000, beside listing that bucket and doing nothing with it.
+"""Measure the discovery of new files in a bucket of 100,000, compared with only listing the bucket.
 
-The server is a real one on loopback. Ours is what a runner does at every poll of a source: list, compare with
-what was taken, and take the ten that are new, which lie anywhere among the others. The plain listing is the
-object library's own, page by page, counting. Both take turns. The look before which nothing is remembered, of
-a runner that has just started, stands beside them.
+The server is a real one on loopback. Our side does what a runner does at every poll of a source: list,
+compare with the taken files, and take the ten new ones, which are anywhere among the others. The plain
+listing uses the same object library, page by page, and counts. Both alternate. The first discovery of a
+runner that has just started, with an empty memory, is reported too.
 """
 
 import random
@@ -57,7 +57,7 @@ def measure(report: Report, folder: Path) -> None:
             assert (found.listed, found.taken) == (files + number, NEW), found
             listed_s, listed = _timed(scene.plain)
             assert listed == files + number
-            if turn:  # the first of each warms it up
+            if turn:  # the first of each is the warm-up
                 ours.append(took)
                 plain.append(listed_s)
     pairs = [one / other for one, other in zip(ours, plain, strict=True)]
@@ -74,7 +74,7 @@ def measure(report: Report, folder: Path) -> None:
 
 
 def _name(number: int, files: int) -> str:
-    """Files of some days, in folders."""
+    """Return paths of files of some days, in folders."""
     return f"day={number * DAYS // files:03}/orders-{number:07}.json"
 
 
@@ -85,7 +85,7 @@ def _timed(call: Any) -> tuple[float, Any]:
 
 
 class _Scene:
-    """A bucket, what is put into it, and who looks at it."""
+    """A bucket, its files, and the discovery on it."""
 
     def __init__(self, server: S3Server, store: SqliteStore) -> None:
         self._store = store
@@ -127,5 +127,5 @@ class _Scene:
         return FileDiscovery(SOURCE, self._source.listing(), self._source.policy, scope)
 
     def plain(self) -> int:
-        """The library's own listing: as many requests as there are thousands of files, nothing else."""
+        """List with the library alone: one request for each thousand files."""
         return sum(len(page) for page in self._plain.list("landing/", chunk_size=1000))

@@ -1,9 +1,9 @@
-"""A gap report over 100,000 lots of one minute, on SQLite: a table, and two arcs one after the other.
+"""Measure a gap report over 100,000 lots of one minute, on SQLite: a table and two consecutive arcs.
 
-The first arc has made 99 of 100 lots; of the others some run, some are partial, some missing, some were never
-begun, one stretch after the other. The second arc has made all it could but a few. So a report of the last
-table reads the lots of all three, classifies and walks upstream. There is not one object in the home: a
-report that read one would fail.
+The first arc has made 99 of 100 lots. The others are running, partial, missing or not started, in consecutive
+ranges. The second arc has made all possible lots except a few. So a report of the last table reads the lots
+of all three, classifies them and follows causes upstream. The home has no objects: a report that reads one
+fails.
 """
 
 import json
@@ -96,11 +96,11 @@ def measure(report: Report, folder: Path) -> None:
 
 
 def fill(mill: Pipeline, count: int) -> int:
-    """The rows that so many lots leave; how many gaps the last table has."""
+    """Write the rows of this many lots; return the number of gaps of the last table."""
     site = mill.context
     store, keys = site.store, ArcKeys(site.place.cluster)
     turn = UNIT.at(datetime.fromtimestamp(site.clock.wall(), UTC))
-    for _ in range(2):  # nothing is overdue when this is through
+    for _ in range(2):  # nothing is overdue when this has finished
         turn = turn.next()
     ids = _before(turn, count)
     store.run(lambda tx: _declare(tx, keys, turn))
@@ -128,7 +128,7 @@ def _is_gap(number: int) -> bool:
 
 
 def _unmade(number: int) -> AnyLot | None:
-    """How the first arc stands with a lot that it has not made: in turn running, partial, missing, not."""
+    """Write the state of a lot that the first arc has not made: in turn running, partial, missing, none."""
     if not _is_gap(number):
         return None
     kinds: Sequence[Callable[[], AnyLot | None]] = (
@@ -157,7 +157,7 @@ def _pages(store: Store, keys: ArcKeys, table: DatasetId, there: Sequence[str], 
 
 
 def _published(tx: Tx, keys: ArcKeys, table: DatasetId, page: Sequence[tuple[int, str]], arc: str) -> None:
-    """What the publication of lots leaves: row, event, head, and the arc's own row."""
+    """Write what the publication of lots leaves: row, event, head, and the arc's row."""
     lots, rows = keys.publish.lots, []
     for position, lot in page:
         row = LotRow(

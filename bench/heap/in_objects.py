@@ -1,7 +1,7 @@
 """The heap on S3: a real server on loopback, and a proxy in front of it that counts requests.
 
-Items of scheduled subscriptions, a fifth of them due, are pushed and looked for. What is counted is what a
-bill would show: LIST, GET and HEAD requests of one peek at all that is due.
+It pushes items of scheduled subscriptions, a fifth of them due, and finds the due ones. It counts what a bill
+would show: LIST, GET and HEAD requests of one peek at all due items.
 """
 
 import contextlib
@@ -66,7 +66,7 @@ class CountingProxy:
                 self.counts["LIST" if verb == "GET" and b"list-type=2" in path else verb] += 1
 
     def since(self) -> Counter[str]:
-        """What was counted since the last time."""
+        """Return the counts since the last call."""
         with self._lock:
             counted, self.counts = self.counts, Counter()
         return counted

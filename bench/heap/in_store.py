@@ -1,8 +1,8 @@
-"""The heap in the store: SQLite, every commit forced to disk.
+"""The heap in the store: SQLite, every commit synced to disk.
 
-Subscriptions are made scheduled at times over the next thirty days, as publications would leave them, and the
-sweep pushes their items. A hundred are due. Then, at each size, in turns: a hundred are woken and pushed,
-what is due is pulled, one is started and finished.
+Subscriptions are scheduled at times over the next thirty days, as publications would schedule them, and the
+sweep pushes their items. A hundred are due. Then, for alternating sizes: wake and push a hundred, find due
+work, start and finish one.
 """
 
 import random
@@ -46,7 +46,7 @@ PEEK_GROWTH = 1.5
 
 
 class Scene:
-    """One store with so many scheduled subscriptions, of which a hundred are due."""
+    """A store with this many scheduled subscriptions, of which a hundred are due."""
 
     def __init__(self, folder: Path, size: int) -> None:
         self.store = SqliteStore(folder / f"heap-{size}.db")
@@ -67,7 +67,7 @@ class Scene:
             self._fill_page(range(first, min(first + 250, size)))
 
     def _fill_page(self, page: range) -> None:
-        """One commit; several where the machine is so busy that it would take too long."""
+        """Run one commit, or several if the machine is so busy that one would take too long."""
         try:
             self.store.run(lambda tx: self._fill(tx, page))
         except TransactionTooLong:
@@ -76,7 +76,7 @@ class Scene:
             self._fill_page(range(half, page.stop))
 
     def _fill(self, tx: Tx, page: range) -> None:
-        """Rows as an attach leaves them, with the item pushed; a page is one commit."""
+        """Write rows as an attach leaves them, with the item pushed; a page is one commit."""
         for number in page:
             at = self.now if number < DUE else self.now + 10**10 + self.chance.randrange(SPREAD_US)
             name = f"s{number:07}"
@@ -91,7 +91,7 @@ class Scene:
             )
 
     def push(self, turn: int) -> None:
-        """What a page of waking leaves is pushed: read what is owed, push, note it."""
+        """Push the pending items of a page of wake-ups: read them, push, and record it."""
         items = [Item(self.now + 10**15 + n, f"s{DUE + n:07}", 10**6 + turn) for n in range(100)]
         self.heap.push(items)
         self.store.run(lambda tx: heap_sync.clear_debts(tx, self.keys, items))
@@ -133,7 +133,7 @@ def measure(report: Report, folder: Path) -> None:
     }
     turns = 2 if report.quick else TURNS
     for turn in range(-1, turns):  # the first is not counted: it fills the caches
-        for size, scene in scenes.items():  # in turns, so that noise hits all sizes
+        for size, scene in scenes.items():  # alternating, so that noise affects all sizes
             figures = {
                 "push_100": timed(partial(scene.push, turn)),
                 "peek": min(timed(scene.peek) for _ in range(3)),

@@ -1,1 +1,1 @@
-"""Lots: what keeping books costs, and a whole arc beside a plain Spark loop."""
+"""Lots: the cost of bookkeeping, and a whole arc compared with a plain Spark loop."""

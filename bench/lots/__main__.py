@@ -1,4 +1,4 @@
-"""Lots: what keeping books costs as they grow many, and a whole arc beside a plain Spark loop.
+"""Lots: the cost of bookkeeping as lots accumulate, and a whole arc compared with a plain Spark loop.
 
 Keys, targets and how to read them: bench/README.md.
 """

@@ -1,8 +1,8 @@
-"""What a lot costs beside its job: a runner works through 200 lots of an arc whose parts take no time.
+"""Measure the cost of a lot without its job: a runner processes 200 lots of an arc whose parts take no time.
 
 Everything is as in a real run (subscription, attempt, intent, future, claim, manifests, the one transaction,
-projections, clean-up), but the part writes one small object instead of running Spark, and the time that takes
-is taken off.
+projections, clean-up), but the part writes one small object instead of running Spark. The time for this is
+subtracted.
 """
 
 import random
@@ -51,7 +51,7 @@ SOURCE, SINK = DatasetId("orders"), DatasetId("clean")
 
 
 class Tools:
-    """Where the parts write, and how long that took."""
+    """Where the parts write, and how long it took."""
 
     def __init__(self, objects: LocalObjects) -> None:
         self.objects = objects
@@ -59,7 +59,7 @@ class Tools:
 
 
 def make(task: PartTask) -> Sequence[SinkWritten]:
-    """One object, as a job would leave it."""
+    """Write one object, as a job would."""
     tools: Tools = future_run.tools()
     began = time.perf_counter()
     (sink,) = task.sinks
@@ -71,7 +71,7 @@ def make(task: PartTask) -> Sequence[SinkWritten]:
 
 
 def measure(report: Report, folder: Path) -> None:
-    """`bookkeeping_ms_100k` and how it grows."""
+    """Measure `bookkeeping_ms_100k` and its growth."""
     sizes = (20, 100) if report.quick else SIZES
     took = {
         size: per_lot_ms(report, folder / str(size), size, 10 if report.quick else LOTS) for size in sizes
@@ -82,7 +82,7 @@ def measure(report: Report, folder: Path) -> None:
 
 
 def per_lot_ms(report: Report, folder: Path, before: int, lots: int) -> float:
-    """Milliseconds for each of `lots` lots, in a home that has `before`."""
+    """Return the milliseconds per lot of `lots` lots, in a home with `before` lots."""
     folder.mkdir(parents=True)
     chance = random.Random(3)
     objects = LocalObjects(folder / "objects", SYSTEM, chance)
@@ -141,7 +141,7 @@ def _scope(store: Store, objects: LocalObjects, node: Node, chance: random.Rando
 
 
 def _arrive(store: Store, objects: LocalObjects, keys: StepKeys, before: int, lots: int) -> None:
-    """The lots to work on, published as an append publishes them; their time is not counted."""
+    """Publish the lots to process, as an append does; this is not timed."""
     node = store.run(lambda tx: nodes.join(tx, keys.cluster, Node(id="till", epoch=0), 10**12))
     publisher = Publisher(_scope(store, objects, node, random.Random(1)))
     for number in range(before + 1, before + lots + 1):
@@ -152,7 +152,7 @@ def _arrive(store: Store, objects: LocalObjects, keys: StepKeys, before: int, lo
             dataset=SOURCE,
             lot=hold.draft.lot,
             state=LotState.COMPLETE,
-            manifest=manifest_key(SOURCE, 1),  # any: it is read, and lists one object
+            manifest=manifest_key(SOURCE, 1),  # any manifest that lists one object
             attempt=attempt,
             rows=10,
             size=len(BODY),
@@ -161,7 +161,7 @@ def _arrive(store: Store, objects: LocalObjects, keys: StepKeys, before: int, lo
 
 
 def _nothing() -> None:
-    """No part calls it."""
+    """Fail: no part calls this function."""
 
 
 def _no_views(batch: StepBatch, attempt: str) -> tuple[StepOutput, ...]:

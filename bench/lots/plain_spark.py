@@ -1,7 +1,7 @@
-"""A whole arc over 200 small lots beside a plain Spark loop that reads and writes the same files, in turns.
+"""Compare an arc over 200 small lots with a plain Spark loop over the same files, alternating.
 
-Both use one session, `local[2]`, in this process. The peer reads a file, filters it, writes it, and at last
-reads all that it wrote: what somebody would write who needs neither states nor retries nor exactly-once.
+Both use one session, `local[2]`, in this process. The peer reads, filters and writes each file, and finally
+reads everything it wrote: a program without states, retries and exactly-once.
 """
 
 import shutil
@@ -24,7 +24,7 @@ LOTS, ROWS = 200, 100
 
 
 def measure(report: Report, folder: Path) -> None:
-    """`vs_plain_spark`: our time divided by the loop's."""
+    """Measure `vs_plain_spark`: our time divided by the loop's."""
     lots = 4 if report.quick else LOTS
     files = folder / "files"
     files.mkdir(parents=True)
@@ -49,7 +49,7 @@ def measure(report: Report, folder: Path) -> None:
 
 
 class Ran:
-    """How many rows were read at last, and what is not counted: 200 appends, which the loop has not."""
+    """Return the rows read at the end, and the seconds of 200 appends, which are not counted."""
 
     def __init__(self, rows: int, set_up_s: float = 0.0) -> None:
         self.rows = rows

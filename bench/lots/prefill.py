@@ -1,4 +1,4 @@
-"""A home as it is after so many lots, made in bulk: the rows and files that real lots leave.
+"""Fill a home in bulk with the rows and files that many real lots leave.
 
 Each lot has its row, its event, the arc's state, its attempt, a manifest and one object.
 """
@@ -30,7 +30,7 @@ BODY = b"PAR1" + bytes(1016) + b"PAR1"
 
 
 def attempt_id(author: str, number: int) -> str:
-    """26 characters, as real ones have."""
+    """Return an id of 26 characters, like a real one."""
     return f"{author[:2]}{number:024}"
 
 
@@ -43,7 +43,7 @@ def fill(
     arc: str,
     lots: int,
 ) -> None:
-    """Lots 1 to `lots` of the source, and of the sink, made from them by the arc; all of them complete."""
+    """Write lots 1 to `lots` of the source, and those that the arc made of them; all are complete."""
     for first in range(1, lots + 1, PAGE):
         numbers = range(first, min(first + PAGE, lots + 1))
         store.run(partial(_rows, keys=keys, source=source, sink=sink, arc=arc, numbers=numbers))
@@ -90,7 +90,7 @@ def _rows(tx: Tx, keys: ArcKeys, source: DatasetId, sink: DatasetId, arc: str, n
 
 
 def manifest_key(dataset: DatasetId, number: int) -> str:
-    """The name of a lot's manifest."""
+    """Return the name of a lot's manifest."""
     return layout.manifest_key(
         dataset.name,
         dataset.version,
@@ -114,8 +114,8 @@ def _files(root: str, datasets: tuple[DatasetId, ...], numbers: range) -> None:
 
 
 def _write(path: str, body: bytes) -> None:
-    """Not forced to the disk: nobody relies on them. A million and a half folders and files are most of the
-    time that filling takes, and `Path`s would be the other half.
+    """Write a file without syncing it: it is only test data. A million and a half folders and files take most
+    of the time, and `Path` objects would double it.
     """
     _make(path.rpartition("/")[0])
     with open(path, "xb", buffering=0) as file:  # noqa: PTH123

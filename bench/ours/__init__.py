@@ -1,1 +1,1 @@
-"""Our side of each comparison, run in a process of its own as a peer is."""
+"""Our side of each comparison. Each runs in a separate process, like a peer."""

@@ -1,7 +1,7 @@
-"""The claim of futures in isolation: what a worker's claim transaction costs beside a queue of some length.
+"""Measure only the claim of futures: the cost of a worker's claim transaction for a queue of some length.
 
-One node claims batches in `take` transactions, as a supervisor does, and realises what it has claimed;
-only the claims are timed. Then as many are submitted again, so that the queue keeps its length.
+One node claims batches in `take` transactions, as a supervisor does, and realizes the claimed futures;
+only the claims are timed. Then it submits as many again, so that the queue keeps its length.
 """
 
 import random
@@ -41,13 +41,13 @@ class Claims:
         self._node = self._store.run(lambda tx: nodes.join(tx, self._cluster, node, LEASE_US))
 
     def fill(self, count: int) -> None:
-        """Submit that many."""
+        """Submit this many futures."""
         specs = [_spec(new_id(time.time_ns() // 1_000_000, self._chance)) for _ in range(count)]
         for page in submit.pages(specs):
             self._store.run(lambda tx, page=page: submit.submit(tx, self._keys, page))  # type: ignore[misc]
 
     def work(self, count: int, batch: int) -> float:
-        """Claim that many; the seconds that the claims took."""
+        """Claim this many futures; return the seconds that the claims took."""
         seconds = 0.0
         for _ in range(count // batch):
             began = time.perf_counter()

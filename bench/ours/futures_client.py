@@ -1,7 +1,7 @@
-"""A client of durable futures on a home of its own, with one supervisor and its child processes.
+"""A client of durable futures on a separate home, with one supervisor and its child processes.
 
-Everything that is submitted is forced to disk before `map` or `submit` returns, and every result before it
-counts as one (`synchronous` is FULL in every process).
+Every submitted call is synced to disk before `map` or `submit` returns, and every result before it is visible
+(`synchronous` is FULL in every process).
 """
 
 import sqlite3
@@ -19,7 +19,7 @@ def noop(value: int) -> int:
 
 
 def make(count: int) -> Any:
-    import numpy  # here: what a client needs in memory is measured too
+    import numpy  # imported here, because the memory of a client is measured too
 
     array = numpy.arange(count, dtype=numpy.float64)
     array[0] = time.monotonic()
@@ -38,11 +38,11 @@ class Futures:
         self._waiting: list[Any] = []
         if workers:
             self.start(workers)
-            self.work(10)  # its children are up
+            self.work(10)  # its children have started
         return {"workers": workers, "store": "sqlite", "synchronous": "FULL"}
 
     def start(self, workers: int) -> None:
-        """A supervisor with so many children."""
+        """Start a supervisor with this many children."""
         self._client.start_worker(workers)
 
     def work(self, count: int) -> float:
@@ -64,7 +64,7 @@ class Futures:
     # --- a long queue
 
     def queue(self, count: int) -> float:
-        """Submit that many, and keep their handles."""
+        """Submit this many futures, and keep their handles."""
 
         def submit() -> None:
             self._waiting = self._client.map(noop, range(count))
@@ -72,7 +72,7 @@ class Futures:
         return timed(submit)
 
     def finish(self, count: int) -> float:
-        """Wait for all of them."""
+        """Wait for all futures."""
 
         def wait() -> None:
             results = self._client.gather(self._waiting)

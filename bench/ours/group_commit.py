@@ -16,11 +16,11 @@ VALUE = bytes(200)
 
 class Writers:
     def open(self, path: str, delay_s: float) -> None:
-        """`delay_s` is added to every commit: a slower disk than the one at hand."""
+        """Open a store; `delay_s` is added to every commit, to simulate a slower disk."""
         self._store = SqliteStore(Path(path), commit_delay_s=delay_s)
 
     def work(self, threads: int, writes: int) -> dict[str, float]:
-        """Each thread commits `writes` rows of its own, one transaction each, as fast as it is answered."""
+        """Let each thread commit `writes` rows, one transaction each, as fast as possible."""
 
         def one_thread(number: int) -> None:
             for each in range(writes):

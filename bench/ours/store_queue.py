@@ -1,6 +1,6 @@
 """The same queue through the store's port: take and claim, fenced completion, one transaction each.
 
-Quietly, that is without waking watchers: the queue by hand wakes nobody either.
+Writes are quiet: they wake no watchers, like the hand-written queue.
 """
 
 import random
@@ -19,7 +19,7 @@ from tidemill.store import Row, Space, Store, Swap, Tx
 
 HOLDER = "worker-1"
 TTL_US = 15_000_000
-APART_US = 100  # items became ready so far apart
+APART_US = 100  # the time between two items becoming ready
 PAYLOAD = bytes(200)
 RESULT = bytes(200)
 PAGE = 500
@@ -29,7 +29,7 @@ READY, CLAIM, RESULTS = Space("bench", "ready"), Space("bench", "claim"), Space(
 
 
 class Claimed(msgspec.Struct, frozen=True, array_like=True):
-    """The row of a claim; what it holds is also what fences its completion."""
+    """The row of a claim; its content fences the completion."""
 
     holder: str
     epoch: int
@@ -45,7 +45,7 @@ def read(tx: Tx, lo: bytes, hi: bytes) -> list[Row]:
 
 
 def claim(tx: Tx, limit: int) -> tuple[list[bytes], bytes]:
-    """Take ready rows and write a claim for each; the ids as they end the keys, and the claims' value."""
+    """Take ready rows and write a claim for each; return the ids and the value of the claims."""
     rows = tx.take(*READY.all(), limit, quiet=True)
     held = msgspec.msgpack.encode(Claimed(HOLDER, 1, tx.now() + TTL_US))
     ids = [row.key[-PACKED_ID:] for row in rows]
@@ -54,7 +54,7 @@ def claim(tx: Tx, limit: int) -> tuple[list[bytes], bytes]:
 
 
 def complete(tx: Tx, ids: list[bytes], held: bytes) -> int:
-    """Remove the claims that are still ours and write a result for each of them; how many were."""
+    """Remove the claims that are still ours and write a result for each; return how many."""
     ours = tx.swap_many([Swap(CLAIM.prefix + each, held, None) for each in ids], quiet=True)
     done = [(RESULTS.prefix + each, RESULT) for each, mine in zip(ids, ours, strict=True) if mine]
     tx.set_many(done, quiet=True)
@@ -83,7 +83,7 @@ class Queue:
         )
 
     def work(self, batch: int, rounds: int) -> float:
-        """`rounds` in all, shared evenly by as many threads as the other side has connections."""
+        """Run `rounds` in total, shared evenly by as many threads as the other side has connections."""
         each = rounds // self._connections
         if self._connections == 1:
             return timed(lambda: self._work(batch, each))
@@ -106,7 +106,7 @@ class Queue:
             assert done == batch
 
     def count(self) -> dict[str, int]:
-        """What is in the store: the parent checks that both sides did the same work."""
+        """Return the content of the store: the parent checks that both sides did the same work."""
         return {"ready": self._count(READY), "claim": self._count(CLAIM), "result": self._count(RESULTS)}
 
     def _count(self, space: Space) -> int:
@@ -120,7 +120,7 @@ class Queue:
 
 
 def open_store(backend: str, where: str) -> Store:
-    """Only the backend that is asked for is imported."""
+    """Import only the requested backend."""
     if backend == "sqlite":
         from tidemill.store.sqlite import SqliteStore
 

@@ -1,9 +1,9 @@
 """Pipelines with one view each, stepped through the public API: rows are appended and deleted, a runner in
 this process watches and steps.
 
-The group is paused while the rows of a step arrive and resumed behind them, so that they make one step. Its
-time is from the call of `resume` until the step's commit is told: hearing of it, planning, the job, the
-objects and the transaction. What arrives is durable before, and timed by itself.
+The group is paused while the rows of a step arrive and resumed afterwards, so that they form one step. Its
+time is from the call of `resume` until the step's commit is reported: wake-up, planning, the job, the objects
+and the transaction. The rows are durable before that, which is timed separately.
 """
 
 import itertools
@@ -28,11 +28,11 @@ TIMED = ("plan_s", "job_s", "load_s", "kernel_s", "place", "rung")
 
 
 class StepFailed(Exception):
-    """A step did not come to its commit."""
+    """A step was not committed."""
 
 
 class Heard:
-    """The events of one pipeline, with the moment each was told."""
+    """The events of one pipeline, each with its time."""
 
     def __init__(self) -> None:
         self._events: list[tuple[float, Event]] = []
@@ -52,7 +52,7 @@ class Heard:
             return self._events[mark:]
 
     def wait(self, mark: int, enough: Callable[[Event], bool], alive: Callable[[], bool]) -> float:
-        """When the first such event behind a mark was told."""
+        """Return when the first such event after a mark was emitted."""
         end = time.perf_counter() + PATIENCE_S
         for at in itertools.count(mark):
             while self.mark() <= at:
@@ -71,7 +71,7 @@ class Heard:
 
 
 class Kept:
-    """A pipeline with one view, and the runner that follows it."""
+    """A pipeline with one view, and its runner."""
 
     def __init__(self, home: Path, spark: SparkSettings, name: str, sql: str, ddl: Mapping[str, str]) -> None:
         self.home = home
@@ -93,7 +93,7 @@ class Kept:
             raise
 
     def arrive(self, files: Mapping[str, Sequence[str]]) -> float:
-        """Append and delete the rows of these files; the seconds that took."""
+        """Append and delete the rows of these files; return the seconds."""
         spent = 0.0
         for key, paths in files.items():
             table, _, way = key.partition("_")
@@ -119,7 +119,7 @@ class Kept:
         self.pipeline.pause(self.view.name)
 
     def step(self) -> dict[str, Any]:
-        """Let what has arrived be processed."""
+        """Process the rows that have arrived."""
         mark, began = self.heard.mark(), time.perf_counter()
         self.pipeline.resume(self.view.name)
         ended = self.heard.wait(mark, _is_commit, self._alive)
@@ -142,7 +142,7 @@ class Kept:
         return self._runner.is_alive()
 
     def sizes(self) -> dict[str, int]:
-        """Bytes in object storage: of the rows that arrived, and of everything else."""
+        """Return the bytes in object storage: of the input, and of everything else."""
         total = sum(path.stat().st_size for path in (self.home / "objects").rglob("*") if path.is_file())
         given = sum(lot.size for table in self.tables.values() for lot in table.lots())
         return {"input_bytes": given, "other_bytes": total - given}
@@ -159,14 +159,14 @@ def _is_commit(event: Event) -> bool:
 
 
 class Views:
-    """All pipelines of this process; they share its Spark."""
+    """All pipelines of this process, which share one Spark session."""
 
     def __init__(self) -> None:
         self._kept: dict[str, Kept] = {}
         self._settings = SparkSettings()
 
     def open(self, memory: str, cache: str) -> dict[str, Any]:
-        os.environ[ENVIRONMENT] = cache  # what is near the kernels goes with the bench's other files
+        os.environ[ENVIRONMENT] = cache  # the local cache is stored with the bench's other files
         self._settings = SparkSettings(master="local[2]", conf={"spark.driver.memory": memory})
         return {"master": "local[2]", "conf": self._settings.conf, "else": "as Tidemill sets it"}
 

@@ -1,1 +1,1 @@
-"""What we compare ourselves with: one file each, run in a process of its own, with its best idiom."""
+"""The peers of the comparisons: one file each, run in a separate process, with its best idiom."""

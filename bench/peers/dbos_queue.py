@@ -1,10 +1,10 @@
 """DBOS's queued workflows on SQLite: enqueue many, then wait for the result of each.
 
 `settings` are "default" (SQLite's rollback journal, `DBOS.enqueue_workflow` one by one, as many threads as
-DBOS likes, the queue looked at every second) or "tuned", all from DBOS's documentation and measured to be
+DBOS chooses, the queue polled every second) or "tuned", all from DBOS's documentation and measured to be
 its fastest here: the file in WAL mode (as ours is, and as durable: `synchronous` is FULL in both), a hundred
 workflows enqueued per transaction (`DBOSClient.enqueue_in_transaction`), two executor threads, the queue
-looked at ten times a second. The bench tries both and keeps the faster. Slower than "tuned": a look every
+polled ten times a second. The bench tries both and keeps the faster. Slower than "tuned": a poll every
 10 ms (it competes for the file's lock), enqueueing from several threads, more executor threads, async
 workflows, `worker_concurrency`, and workflows started without a queue.
 """
@@ -21,7 +21,7 @@ from bench.answering import Command, answer, timed
 
 QUEUE = "bench"
 PAGE = 100
-RESULT_EVERY_S = 0.005  # how often a result that is not there is looked for
+RESULT_EVERY_S = 0.005  # how often to poll for a result
 
 
 @DBOS.workflow()
@@ -45,7 +45,7 @@ class Queue:
         DBOS.register_queue(QUEUE, **polling)
         self._client = DBOSClient(system_database_url=url)
         self._engine = sqlalchemy.create_engine(url)
-        time.sleep(1.5)  # DBOS looks for new queues once a second
+        time.sleep(1.5)  # DBOS polls for new queues once a second
         with self._engine.connect() as db:
             pragmas = {
                 name: str(db.exec_driver_sql(f"PRAGMA {name}").scalar())

@@ -1,9 +1,8 @@
 """Pathway: the same view, all changes applied, in memory; two threads.
 
 Rows come from Python by two connectors, with one commit each per step. Its time is from the first row that is
-handed over until all that the step changes has been told (`on_time_end`); nothing is written or kept: Pathway
-is asked for no persistence here, which is faster for it. The time until the last row was handed over stands
-beside it (`fed_ms`).
+passed in until all changes of the step are reported (`on_time_end`). Nothing is written or stored:
+persistence is off, which is faster. The time until the last row was passed in is reported too (`fed_ms`).
 """
 
 import os
@@ -35,7 +34,7 @@ class Customer(pw.Schema):
 
 
 class Feed(pw.io.python.ConnectorSubject):
-    """Hands over the rows of a step when told to."""
+    """Passes the rows of a step to Pathway on request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +53,7 @@ class Feed(pw.io.python.ConnectorSubject):
 
 
 class Sum:
-    """A number that all rows of a table add up to, and the time since which it is so."""
+    """A number that all rows of a table add up to, and since when."""
 
     def __init__(self) -> None:
         self.expected = self.value = 0
@@ -62,7 +61,7 @@ class Sum:
 
 
 class View:
-    """The view, and how far it is."""
+    """The view and its progress."""
 
     def open(self) -> dict[str, Any]:
         self.groups: dict[tuple[int, int], tuple[int, int, int]] = {}
@@ -150,7 +149,7 @@ class View:
         return found
 
     def table(self) -> list[list[int]]:
-        """The view now."""
+        """Return the content of the view."""
         return sorted([*group, *value] for group, value in self.groups.items())
 
 

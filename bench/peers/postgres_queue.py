@@ -1,11 +1,11 @@
-"""A durable queue by hand on PostgreSQL: tables of its own, one prepared statement per transaction.
+"""A hand-written durable queue on PostgreSQL: its own tables, one prepared statement per transaction.
 
 READ COMMITTED, FOR UPDATE SKIP LOCKED, autocommit: a claim is one statement with a data-modifying WITH, a
-completion is one with unnest. One round trip each, the COMMIT included: the least that there is. Rows are
+completion is one with unnest. One round trip each, including the COMMIT: the minimum. Rows are
 deleted by ctid (by key: 15 % slower); parameters are binary (%b; as text: 60 % slower at batches of 100).
 
-`settings` are "default" or "ours" (plans are told to use the indexes, as the store's are; sometimes faster,
-sometimes far slower, when the order of the join comes out wrong): both run, and the faster one counts.
+`settings` are "default" or "ours" (plans are forced to use the indexes, like the store's; sometimes faster,
+sometimes much slower, if the planner chooses a bad join order): both run, and the faster one counts.
 """
 
 import random
@@ -99,7 +99,7 @@ class Queue:
         )
 
     def work(self, batch: int, rounds: int) -> float:
-        """`rounds` in all, shared evenly by the connections, a thread each."""
+        """Run `rounds` in total, shared evenly by the connections, one thread each."""
         each = rounds // len(self._connections)
         if len(self._connections) == 1:
             return timed(lambda: self._work(self._connections[0], batch, each))
@@ -127,7 +127,7 @@ class Queue:
             assert len(done) == batch, "a claim was lost: the rows that came back say which were not"
 
     def count(self) -> dict[str, int]:
-        """What is in the tables: the parent checks that both sides did the same work."""
+        """Return the content of the tables: the parent checks that both sides did the same work."""
         return {name: self._one(f"SELECT count(*) FROM {name}") for name in ("ready", "claim", "result")}
 
     def _one(self, query: LiteralString) -> Any:

@@ -1,8 +1,8 @@
 """Ray's tasks: two CPUs on this host, no dashboard, results fetched by one `ray.get` of the whole batch.
 
-Tried as well, and as fast within the noise: `ray.get` one by one, `ray.wait` in between, the strategy
+Also tried, and equally fast within the noise: `ray.get` one by one, `ray.wait` in between, the strategy
 "SPREAD", `num_cpus=0.5` per task. Slower: `num_cpus=0`, because Ray then starts many more processes than
-there are cores. Ray keeps nothing on disk: when its driver ends, everything that was submitted is gone.
+there are cores. Ray stores nothing on disk: when its driver ends, all submitted tasks are lost.
 """
 
 import os

@@ -1,8 +1,8 @@
 """Spark Declarative Pipelines: a materialized view, refreshed.
 
-A refresh truncates the view's table and writes it anew. The server (Spark Connect, `local[2]`) runs and is
-warm; the graph is registered anew for each refresh, as `spark-pipelines run` does. The seconds in which that
-command starts itself and Spark are not counted.
+A refresh truncates the view's table and writes it again. The server (Spark Connect, `local[2]`) is warm. The
+graph is registered for each refresh, as `spark-pipelines run` does. The time in which that command and Spark
+start is not counted.
 """
 
 import os
@@ -25,13 +25,13 @@ class Pipelines:
         conf = {**CONF, "spark.driver.memory": memory}
         kept = {"spark.local.dir": f"{folder}/local", "spark.sql.warehouse.dir": f"{folder}/warehouse"}
         conf_map: dict[str, Any] = {**conf, **kept}
-        # Settings of the server are set again on its session, which is refused, though the server has them.
+        # The session sets settings of the server again, which is refused although the server has them.
         warnings.filterwarnings("ignore", "Failed to set", UserWarning)
         self.spark = SparkSession.builder.remote("local[2]").config(map=conf_map).getOrCreate()
         return {"remote": "local[2]", **conf}
 
     def refresh(self, tables: dict[str, str], ddl: dict[str, str], sql: str) -> float:
-        """Read, compute and write once; the seconds."""
+        """Read, compute and write once; return the seconds."""
         return timed(lambda: self._refresh(tables, ddl, sql))
 
     def _refresh(self, tables: dict[str, str], ddl: dict[str, str], sql: str) -> None:

@@ -1,6 +1,6 @@
 """Plain Spark: the whole query over the whole tables, and its result written, every time.
 
-It is also what every view is compared with: `result` writes the query's result over the tables as they are.
+Every view is also compared with it: `result` writes the query's result over the current tables.
 """
 
 import shutil
@@ -18,7 +18,7 @@ class Recompute:
         return flags
 
     def run(self, tables: dict[str, str], ddl: dict[str, str], sql: str) -> float:
-        """Read, compute and write once; the seconds."""
+        """Read, compute and write once; return the seconds."""
         path = f"{self.folder}/out"
         shutil.rmtree(path, ignore_errors=True)
         return timed(lambda: self.result(tables, ddl, sql, path))

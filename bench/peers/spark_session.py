@@ -1,7 +1,7 @@
 """A plain Spark session for peers: two cores, and few partitions, because there are two cores.
 
 Adaptive execution is on, as by default. So are both compilers of Java: C1 alone, which suits a Spark that
-mostly hands rows to Python, makes a recompute half as slow again.
+mostly passes rows to Python, makes a recompute 1.5 times as slow.
 """
 
 import os
@@ -20,7 +20,7 @@ CONF = {
 
 
 def opened(memory: str, folder: str, **more: str) -> tuple[SparkSession, dict[str, Any]]:
-    """A session, and its flags, to be stated."""
+    """Return a session and its flags."""
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     conf = {**CONF, "spark.driver.memory": memory, **more}
     kept = {"spark.local.dir": f"{folder}/local", "spark.sql.warehouse.dir": f"{folder}/warehouse"}

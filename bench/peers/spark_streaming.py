@@ -1,11 +1,11 @@
 """Structured Streaming: the same query, insert-only, with customers who never move.
 
-That is what it can do here: it takes no deletions, and a static table that a stream is joined with keeps
-nothing of the join, so orders cannot follow a customer who moves. A file per step is moved into a folder that
-a query watches; changed groups are written as Parquet (mode `update`, `foreachBatch`).
+It supports no more than this: it accepts no deletes, and a join with a static table stores no state, so
+orders cannot follow a customer who moves. A file per step is moved into a folder that a query watches;
+changed groups are written as Parquet (mode `update`, `foreachBatch`).
 
-Its time is what Spark itself states for the trigger (`triggerExecution`), without the wait for the next look
-at the folder. State is in memory (`HDFSBackedStateStoreProvider`, the default: there are few groups), batches
+Its time is Spark's own figure for the trigger (`triggerExecution`), without the wait for the next poll of the
+folder. State is in memory (`HDFSBackedStateStoreProvider`, the default: there are few groups), batches
 without data are off.
 """
 
@@ -28,7 +28,7 @@ class Streaming:
         return flags
 
     def start(self, base: list[str], customers: str, ddl: dict[str, str], sql: str) -> float:
-        """Start the query over the base; the seconds until that is processed."""
+        """Start the query over the base; return the seconds until it is processed."""
         self.arriving = f"{self.folder}/arriving"
         Path(self.arriving).mkdir()
         for number, path in enumerate(base):
@@ -48,7 +48,7 @@ class Streaming:
         return time.perf_counter() - began
 
     def step(self, path: str) -> dict[str, float]:
-        """One file more."""
+        """Add one file."""
         beside = Path(self.folder) / "next.parquet"
         shutil.copy(path, beside)
         began = time.perf_counter()

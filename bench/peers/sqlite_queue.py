@@ -1,11 +1,11 @@
-"""A durable queue by hand on SQLite: tables of its own with typed columns, no layer in between.
+"""A hand-written durable queue on SQLite: its own tables with typed columns, without a layer in between.
 
-One transaction per claim and one per completion. Of the idioms tried, the fastest that is still an idiom:
+One transaction per claim and one per completion. The fastest of the idioms we tried:
 
 - claim: INSERT … SELECT of the claims, DELETE … RETURNING of the rows, both in the order of the index;
 - complete: executemany of the fenced DELETE, executemany of the INSERT.
 
-Slower by 15 % and more at batches of 100: claims written by executemany, a queue without rowid, rows read and
+At least 15 % slower at batches of 100: claims written by executemany, a queue without rowid, rows read and
 then deleted one by one. `settings` are "default" (a checkpoint after 1,000 pages, 2 MB of cache) or "ours"
 (those of the store): both run, and the faster one counts.
 """
@@ -86,7 +86,7 @@ class Queue:
 
     def _claim(self, count: int) -> list[bytes]:
         db = self._db
-        db.execute("BEGIN IMMEDIATE")  # nobody else writes: both statements see the same first rows
+        db.execute("BEGIN IMMEDIATE")  # no other process writes: both statements see the same first rows
         db.execute(CLAIM, (HOLDER, 1, time.time_ns() // 1000 + TTL_US, count))
         rows = db.execute(TAKE, (count,)).fetchall()
         db.execute("COMMIT")
@@ -102,7 +102,7 @@ class Queue:
         db.execute("COMMIT")
 
     def count(self) -> dict[str, int]:
-        """What is in the tables: the parent checks that both sides did the same work."""
+        """Return the content of the tables: the parent checks that both sides did the same work."""
         tables = ("ready", "claim", "result")
         return {name: self._db.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in tables}
 

@@ -1,1 +1,1 @@
-"""`python -m bench.store`: what the port costs, what group commit gives, how fast a leader is replaced."""
+"""`python -m bench.store`: the cost of the port, the gain of group commit, the fail-over of a leader."""

@@ -1,4 +1,4 @@
-"""The store: claim and complete through the port beside SQL by hand, group commit, fail-over of a leader.
+"""The store: claim and complete compared with hand-written SQL, group commit, fail-over of a leader.
 
 Keys, targets and how to read them: bench/README.md.
 """
@@ -13,7 +13,7 @@ from tests.servers.process import ServerUnavailable
 def measure(report: Report) -> None:
     try:
         find_binaries()
-    except ServerUnavailable as reason:  # now, and not after everything else has been measured
+    except ServerUnavailable as reason:  # now, not after everything else has been measured
         raise SystemExit(str(reason)) from None
     with machine.scratch("store") as folder:
         report.machine["disk"] = machine.sync_ms(folder)

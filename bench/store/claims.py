@@ -1,10 +1,9 @@
-"""Claim and complete, through the port and by hand, in turns.
+"""Claim and complete, through the port and with hand-written SQL, alternating.
 
-The work is the same on both sides, and is what a queue of durable futures asks for. Items have ids of 16
-bytes (48 bits of time, 80 of chance), 200 bytes of payload, and an order: priority, then the time they became
-ready. A claim takes the first n in that order and writes n claims that expire; a completion removes the n
-claims if they are still ours and writes n results of 200 bytes under the items' ids. Two durable commits for
-n items.
+Both sides do the same work, which a queue of durable futures needs. Items have ids of 16 bytes (48 bits of
+time, 80 random bits), 200 bytes of payload, and an order: priority, then the time they became ready. A claim
+takes the first n in that order and writes n claims that expire; a completion removes the n claims if they are
+still ours and writes n results of 200 bytes under the items' ids. Two durable commits for n items.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +32,7 @@ def compare(
     *,
     tidy: Callable[[Side], None] = lambda _: None,
 ) -> Comparison:
-    """All sides at one batch size; each empties its queue, so every repetition begins alike."""
+    """Compare all sides at one batch size; each empties its queue, so repetitions start equal."""
     turns, rounds = (1, 4) if report.quick else (TURNS, ROUNDS[batch])
 
     def prepare(side: Side) -> None:
@@ -57,7 +56,7 @@ def compare(
 
 
 def sqlite(report: Report, folder: Path) -> None:
-    """One worker on SQLite, every commit forced to disk."""
+    """Compare one worker on SQLite, every commit synced to disk."""
     with ExitStack() as stack:
         ours = stack.enter_context(Side("bench.ours.store_queue"))
         ours.ask("open", backend="sqlite", where=str(folder / "ours.db"), connections=1)
@@ -73,7 +72,7 @@ def sqlite(report: Report, folder: Path) -> None:
 
 
 def postgres(report: Report, server: PostgresServer, *, connections: int) -> None:
-    """Workers on PostgreSQL with its defaults for durability, over loopback TCP."""
+    """Compare workers on PostgreSQL with its default durability, over loopback TCP."""
     pids = (server.pid,)
     with ExitStack() as stack:
         ours = stack.enter_context(Side("bench.ours.store_queue", servers=pids))
@@ -94,12 +93,12 @@ def postgres(report: Report, server: PostgresServer, *, connections: int) -> Non
 
 
 def _peers(report: Report, stack: ExitStack, module: str, **how: Any) -> list[Side]:
-    """A peer with its own defaults and with our settings: whichever is faster for it counts."""
+    """Start a peer with its defaults and with our settings: the faster one counts."""
     names = ("default",) if report.quick else ("default", "ours")
     return [stack.enter_context(Side(module, settings=name, **how)) for name in names]
 
 
 def _vacuum(url: str) -> None:
-    """What autovacuum does sooner or later, at a moment when nobody's time is taken."""
+    """Do the work of autovacuum now, while nothing is timed."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("VACUUM (ANALYZE)")

@@ -1,9 +1,9 @@
-"""How long a cluster is without a leader when the leader's process is killed.
+"""Measure how long a cluster has no leader after the leader's process is killed.
 
 Three nodes (`python -m tidemill.testing.node`) on one SQLite store. The leader is killed with SIGKILL at a
-moment drawn from its renewal interval; the time runs until another node says that it leads. A new node takes
-the dead one's place before the next repetition. A killed leader cannot give its lease back, so most of the
-time is the rest of that lease: at most the ttl.
+random moment of its renewal interval; the time is until another node reports that it leads. A new node
+replaces the dead one before the next repetition. A killed leader cannot return its lease, so most of the time
+is the rest of that lease: at most the ttl.
 """
 
 import random
@@ -55,7 +55,7 @@ def measure(report: Report, folder: Path) -> None:
 
 
 def _start(stack: ExitStack, folder: Path, number: int, ttl_s: float) -> NodeProcess:
-    """A node that has joined, so that its start is not part of what is measured."""
+    """Start a node and wait until it has joined, so that its start is not measured."""
     url = f"sqlite://{folder / 'failover.db'}"
     node = NodeProcess(url, "bench", f"node-{number}", ttl_s=ttl_s, stderr=folder / f"node-{number}.err")
     stack.enter_context(node)
@@ -64,7 +64,7 @@ def _start(stack: ExitStack, folder: Path, number: int, ttl_s: float) -> NodePro
 
 
 def _leader(nodes: list[NodeProcess], ttl_s: float) -> NodeProcess:
-    """Wait until one of them leads."""
+    """Wait until one of the nodes leads."""
 
     def leading() -> list[NodeProcess]:
         return [node for node in nodes if len(node.events("LeaderElected")) > len(node.events("LeaderLost"))]
@@ -75,5 +75,5 @@ def _leader(nodes: list[NodeProcess], ttl_s: float) -> NodeProcess:
 
 
 def _elected_at(leader: NodeProcess) -> float:
-    """When it said so: all processes of a machine share the clock it was read from."""
+    """Return when it reported this; all processes of a machine share this clock."""
     return float(leader.events("LeaderElected")[-1]["t"])

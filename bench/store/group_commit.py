@@ -1,4 +1,4 @@
-"""What group commit gives on SQLite: how many writes share a commit, and what it is worth on a slow disk."""
+"""Measure group commit on SQLite: how many writes share a commit, and the gain on a slow disk."""
 
 import statistics
 from pathlib import Path
@@ -38,7 +38,7 @@ def measure(report: Report, folder: Path) -> None:
         side.ask("open", path=str(folder / "slow.db"), delay_s=DELAY_S)
         report.say(f"the same with {DELAY_S * 1000:g} ms more per commit, beside one thread")
         turns: dict[int, list[dict[str, Any]]] = {1: [], THREADS: []}
-        for _ in range(1 + repetitions):  # in turns, and the first is the warm-up
+        for _ in range(1 + repetitions):  # alternating; the first is the warm-up
             turns[1].append(_timed(side, 1, alone))
             turns[THREADS].append(_timed(side, THREADS, writes))
     one, all_together = (

@@ -1,1 +1,1 @@
-"""Views: a step of an incremental view beside recomputing it, and beside others who follow changes."""
+"""Views: a step of an incremental view, compared with a recompute and with other incremental systems."""

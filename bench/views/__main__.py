@@ -1,4 +1,4 @@
-"""A step of an incremental view, through the public API, beside a recompute and beside others who follow.
+"""Measure a step of an incremental view, compared with a recompute and with other incremental systems.
 
 Two views, a join with count, sum and max over numbers, and the same over STRING, DATE and DECIMAL with an
 average; a chain of eight aggregates; a window. Keys, targets and how to read them: bench/README.md.
@@ -16,9 +16,9 @@ from bench.views.queries import REVENUE, TYPED
 from bench.views.stage import FULL, QUICK, Stage
 
 PARTS: dict[str, Callable[[Stage], None]] = {
-    "growth": alone.growth,  # first: both bases have the same steps behind them
+    "growth": alone.growth,  # first: both bases have had the same steps
     "revenue": lambda stage: beside.measure(stage, REVENUE, ""),
-    "worst": alone.worst,  # behind steps that leave runs as large as the base, which these have to merge
+    "worst": alone.worst,  # after steps that leave runs as large as the base, which these steps must merge
     "pathway": in_memory.measure,
     "typed": lambda stage: beside.measure(stage, TYPED, "_types"),
     "chain8": alone.chain8,
@@ -27,7 +27,7 @@ PARTS: dict[str, Callable[[Stage], None]] = {
 
 
 def measure(stage: Stage, names: list[str]) -> None:
-    """Each part by itself: what one cannot measure does not keep another from it."""
+    """Run each part separately: if one fails, the others still run."""
     for name in names:
         stage.report.say(f"--- {name}")
         try:
@@ -39,7 +39,7 @@ def measure(stage: Stage, names: list[str]) -> None:
 
 
 def main() -> int:
-    """The command line."""
+    """Run the bench from the command line."""
     parser = options("views", __doc__)
     parser.add_argument(
         "--only", action="append", choices=list(PARTS), help="measure this alone; may be repeated"
@@ -54,7 +54,7 @@ def main() -> int:
     report.flags["scale"] = {
         name: getattr(scale, name) for name in ("rows", "small", "turns", "warm_ups", "worst")
     }
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was measured is told all the same
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the finished figures are reported anyway
     with machine.scratch("views") as folder:
         report.machine["disk"] = machine.sync_ms(folder)
         try:

@@ -1,4 +1,4 @@
-"""What is measured of our steps alone: how they grow with the base, how even they are, chains and windows."""
+"""Measure our steps alone: growth with the base, the slowest step, chains and windows."""
 
 import statistics
 from typing import Any
@@ -13,7 +13,7 @@ GROWTH, SMALL_STEP = 10_000, 1_000
 
 
 def growth(stage: Stage) -> None:
-    """Steps of 10k changes over the base, by those over a tenth of it; in turns."""
+    """Compare steps of 10k changes over the base with those over a tenth of it, alternating."""
     large, small = (stage.followed(REVENUE, rows) for rows in (stage.scale.rows, stage.scale.small))
     turns, each = stage.scale.turns, max(1, stage.scale.steps[GROWTH] // stage.scale.turns)
     found: dict[Followed, list[Timing]] = {large: [], small: []}
@@ -40,7 +40,7 @@ def growth(stage: Stage) -> None:
 
 
 def worst(stage: Stage) -> None:
-    """The slowest of many small steps; runs are merged on the way, that of the base among them."""
+    """Find the slowest of many small steps; these merge runs, including that of the base."""
     followed = stage.followed(REVENUE, stage.scale.rows)
     found = followed.steps(SMALL_STEP, stage.scale.worst)
     slowest = sorted(range(len(found.ms)), key=lambda one: found.ms[one], reverse=True)[:5]
@@ -59,7 +59,7 @@ def _plain(told: dict[str, object]) -> dict[str, object]:
 
 
 def chain8(stage: Stage) -> None:
-    """Eight aggregates, one over the other, each by another key."""
+    """Measure eight stacked aggregates, each by another key."""
     followed = stage.followed(CHAIN, stage.scale.small)
     found = followed.steps(SMALL_STEP, stage.scale.steps[SMALL_STEP])
     stage.report.figure("chain8_ms", found.median, found.as_json(OURS), target=at_most(1_000))
@@ -68,7 +68,7 @@ def chain8(stage: Stage) -> None:
 
 
 def keyed(stage: Stage) -> None:
-    """A window over each customer's orders, beside its recompute."""
+    """Compare a window over each customer's orders with its recompute."""
     followed = stage.followed(WINDOW, stage.scale.rows)
     recompute = stage.recomputed(WINDOW, followed.shop)
     recompute()

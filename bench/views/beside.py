@@ -1,4 +1,4 @@
-"""Steps of a view beside what else could be done: recompute it, or have others follow the changes."""
+"""Compare steps of a view with the alternatives: a recompute, and other incremental systems."""
 
 import shutil
 import statistics
@@ -23,7 +23,7 @@ Once = Callable[[Step], tuple[float, float]]
 
 
 class Turns:
-    """Our steps of one size and the peers' beside them, in turns."""
+    """Our steps of one size and the peers', alternating."""
 
     def __init__(self) -> None:
         self.ours: list[Timing] = []
@@ -34,7 +34,7 @@ class Turns:
         return _together(self.ours)
 
     def ratio(self, peer: str) -> float:
-        """How many times faster we are: the median over the turns of medians within them."""
+        """Return how many times faster we are: the median over the turns of the medians within each."""
         return statistics.median(self._ratios(peer))
 
     def _ratios(self, peer: str) -> list[float]:
@@ -57,7 +57,7 @@ def _together(timings: list[Timing]) -> Timing:
 
 
 def measure(stage: Stage, query: Query, suffix: str) -> None:
-    """The figures of one view; their keys end in `suffix`."""
+    """Measure the figures of one view; their keys end in `suffix`."""
     followed = stage.followed(query, stage.scale.rows)
     with ExitStack() as stack:
         peers = _peers(stage, followed, stack)
@@ -79,7 +79,7 @@ def _turns(stage: Stage, followed: Followed, changes: int, count: int, peers: di
             step = followed.shop.step(changes)
             followed.step(step, mine)
             for module, once in peers.items():
-                # What costs the same whatever changed is done once in a turn.
+                # A peer whose cost does not depend on the change runs once per turn.
                 if module == STREAMING or (at == 0 and (module != PIPELINES or changes == HERE)):
                     ms, cpu_s = once(step)
                     theirs[module].ms.append(ms)
@@ -97,7 +97,7 @@ def _turns(stage: Stage, followed: Followed, changes: int, count: int, peers: di
 
 
 def _peers(stage: Stage, followed: Followed, stack: ExitStack) -> dict[str, Once]:
-    """The peers, loaded and warm, by their modules."""
+    """Return the peers, loaded and warm, by their modules."""
     shop, query, report = followed.shop, followed.query, stage.report
     tables = {table: str(shop.base / table) for table in followed.ddl}
     asked = {"tables": tables, "ddl": followed.ddl, "sql": query.sql}
@@ -130,7 +130,7 @@ def _peers(stage: Stage, followed: Followed, stack: ExitStack) -> dict[str, Once
 
 
 def _streaming(stage: Stage, followed: Followed, stack: ExitStack) -> Once:
-    """Structured Streaming, which has read the base and is warm."""
+    """Start Structured Streaming, let it read the base, and warm it up."""
     shop, query = followed.shop, followed.query
     folder = stack.enter_context(stage.beside("streaming"))
     streaming = stack.enter_context(stage.opened(STREAMING, memory=stage.scale.memory, folder=str(folder)))
@@ -147,7 +147,7 @@ def _streaming(stage: Stage, followed: Followed, stack: ExitStack) -> Once:
     for _ in range(stage.scale.warm_ups):
         step = shop.step(1_000)
         stream(step)
-        followed.step(step, Timing())  # the shop has changed: so must ours
+        followed.step(step, Timing())  # the shop has changed, so our view must too
         shutil.rmtree(step.folder)
     return stream
 
@@ -174,7 +174,7 @@ def _tell(stage: Stage, followed: Followed, turns: dict[int, Turns], suffix: str
                 report.figure(key, done.ratio(peer), done.as_json(peer), target=target)
             elif target is not None:
                 report.absent(key, target=target, why="not run with --quick")
-    loaded = [done for changes, done in turns.items() if changes <= HERE]  # the tables are still about those
+    loaded = [done for changes, done in turns.items() if changes <= HERE]  # little has changed
     recomputes = _together([one for done in loaded for one in done.peers[recompute]])
     load = {"ours": followed.load, "recompute_ms": rounded(recomputes.median)}
     key = f"load_vs_recompute{suffix}"

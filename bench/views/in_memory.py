@@ -1,4 +1,4 @@
-"""Our steps beside Pathway's, over the same base of 1M orders; it has all of it in memory, and on no disk."""
+"""Compare our steps with Pathway's over the same 1M orders; Pathway keeps everything in memory only."""
 
 import shutil
 
@@ -18,7 +18,7 @@ LARGEST = 100_000
 
 
 def measure(stage: Stage) -> None:
-    """`vs_pathway_1k`, `_10k`, `_100k`: our time beside its, at 1M orders."""
+    """Measure `vs_pathway_1k`, `_10k`, `_100k`: the ratio of times at 1M orders."""
     if not stage.scale.slow_peers:
         stage.report.absent("vs_pathway_10k", why="not run with --quick")
         return

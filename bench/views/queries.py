@@ -1,4 +1,4 @@
-"""The views that are measured, as any user would write them."""
+"""The measured views, as users would write them."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from bench.views.shop import INTEGERS, TYPES
 
 
 class Query(NamedTuple):
-    """A view, and the kind of shop that it is over."""
+    """A view, and the kind of its shop."""
 
     name: str
     kind: str
@@ -34,7 +34,7 @@ LEVELS = 8
 
 
 def _chain() -> str:
-    """Sums over customers, over pairs of these, over pairs of pairs: each level needs other rows together."""
+    """Return sums by customers, by pairs of customers, by pairs of pairs: each level groups other rows."""
     sql = "SELECT cust AS k, count(*) AS n, sum(amount) AS total FROM orders GROUP BY cust"
     for _ in range(LEVELS - 1):
         sql = f"SELECT k DIV 2 AS k, sum(n) AS n, sum(total) AS total FROM ({sql}) GROUP BY k DIV 2"

@@ -1,8 +1,8 @@
-"""Orders and customers, drawn from a seed: a base, steps that change it, and the tables as they are now.
+"""Generate orders and customers from a seed: a base, steps that change it, and the current tables.
 
-A step of n changes is nine tenths new orders and one tenth orders of the base that go, and, for each 500
-changes, one customer (at least two) who moves to another region with all of about 50 orders. Everything is
-written as plain Parquet, so that every side reads the same files.
+A step of n changes is nine tenths new orders and one tenth deleted orders of the base. For each 500 changes,
+one customer (at least two) moves to another region with about 50 orders. Everything is written as plain
+Parquet, so that every side reads the same files.
 """
 
 import itertools
@@ -44,7 +44,7 @@ class Orders(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The files of one step: what comes and what goes."""
+    """The files of one step: inserts and deletes."""
 
     number: int
     changes: int
@@ -60,7 +60,7 @@ class Step(NamedTuple):
 
 
 class Shop:
-    """The tables, as they are after the steps that were drawn so far.
+    """The tables after the steps generated so far.
 
     - kind: `integers` or `types`; both hold the same numbers.
     """
@@ -82,7 +82,7 @@ class Shop:
 
     @property
     def count(self) -> int:
-        """How many orders there are now."""
+        """The current number of orders."""
         return self.rows - self._gone + sum(len(orders.id) for orders in self._came)
 
     @property
@@ -91,7 +91,7 @@ class Shop:
         return self.folder / "base"
 
     def step(self, changes: int) -> Step:
-        """Draw the next step, and write it."""
+        """Generate the next step, and write it."""
         out = changes // 10
         if self._gone + out > self.rows:
             raise ValueError(f"{self.rows} orders are too few for these steps")
@@ -114,7 +114,7 @@ class Shop:
         return step
 
     def write(self, folder: Path) -> Path:
-        """The tables as they are now: `orders/` in several files, `customers/` in one."""
+        """Write the current tables: `orders/` in several files, `customers/` in one."""
         left = np.sort(self._going[self._gone :])
         parts = [self._base.taken(left), *self._came]
         orders = Orders(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
@@ -151,7 +151,7 @@ class Shop:
 
     @staticmethod
     def _put(table: pa.Table, path: Path | str) -> None:
-        # As Spark writes it: small decimals as integers, which its own reader is fastest with.
+        # As Spark writes it: small decimals as integers, which its reader reads fastest.
         pq.write_table(table, path, store_decimal_as_integer=True)
 
 

@@ -1,4 +1,4 @@
-"""What the measurements share: generated shops, our runner, plain Spark, and how they are asked."""
+"""Shared by the measurements: generated shops, our runner, plain Spark, and requests to them."""
 
 import os
 import shutil
@@ -27,18 +27,18 @@ OURS, RECOMPUTE = "bench.ours.view_steps", "bench.peers.spark_recompute"
 
 
 class Differs(Exception):
-    """A view is not what plain Spark makes of its query: nothing that was measured counts."""
+    """A view differs from plain Spark's result: its measurements do not count."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is done.
+    """The amount of work.
 
     - rows, small: orders in the base, and in the small one that growth is measured from.
     - steps: how many steps are counted, by their number of changes.
-    - turns: how often sides change places within them.
+    - turns: how often the sides alternate.
     - warm_ups: steps of each view before any is counted.
-    - worst: how many steps the slowest is sought among.
+    - worst: among how many steps to find the slowest.
     """
 
     rows: int
@@ -52,7 +52,7 @@ class Scale:
 
     @property
     def least_free(self) -> int:
-        """Bytes of disk that this may need: inputs twice, state, results, shuffles."""
+        """Return the disk space that this may need: inputs twice, state, results, shuffles."""
         return 2_000_000_000 + self.rows * 1_500
 
 
@@ -80,7 +80,7 @@ QUICK = Scale(
 
 @dataclass
 class Timing:
-    """Steps, one by one: milliseconds, CPU seconds, and what the engine tells of each."""
+    """Measurements of steps: milliseconds, CPU seconds, and the engine's own figures for each."""
 
     ms: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
@@ -98,7 +98,7 @@ class Timing:
         self.arrive_ms += other.arrive_ms
 
     def of(self, key: str) -> float | None:
-        """The median of what the engine tells under a name, if it tells it."""
+        """Return the median of an engine's figure, if it reports it."""
         found = [one[key] for one in self.told if one.get(key) is not None]
         return statistics.median(found) if found else None
 
@@ -118,7 +118,7 @@ class Timing:
 
 
 class Followed:
-    """A view of ours, loaded and ready to be stepped."""
+    """One of our views, loaded and ready for steps."""
 
     def __init__(self, stage: "Stage", query: Query, shop: Shop) -> None:
         self.stage = stage
@@ -131,7 +131,7 @@ class Followed:
         self.stepped = False
 
     def begin(self) -> None:
-        """Append the base through the public API, and have it loaded."""
+        """Append the base through the public API, and load it."""
         side, report = self.stage.ours, self.stage.report
         home = self.stage.folder / "homes" / self.name
         home.parent.mkdir(exist_ok=True)
@@ -146,7 +146,7 @@ class Followed:
         report.say(f"{self.name}: loaded in {self.load['ms'] / 1e3:.1f} s")
 
     def step(self, step: Step, into: Timing) -> None:
-        """Have a step's rows arrive, then have them processed; only the second is timed."""
+        """Append a step's rows, then process them; only the second part is timed."""
         side = self.stage.ours
         files = {key: [path] for key, path in step.files.items()}
         arrived = side.ask("arrive", name=self.name, files=files)
@@ -158,7 +158,7 @@ class Followed:
         self.stepped = True
 
     def steps(self, changes: int, count: int) -> Timing:
-        """So many steps, each drawn, processed and forgotten."""
+        """Run this many steps; each is generated, processed and forgotten."""
         found = Timing()
         for _ in range(count):
             step = self.shop.step(changes)
@@ -167,13 +167,13 @@ class Followed:
         return found
 
     def warm_up(self, count: int) -> None:
-        """Steps of all sizes but the largest, mostly small ones."""
+        """Run steps of all sizes except the largest, mostly small ones."""
         large = min(count // 10, 2)
         for changes, number in ((1_000, count - 3 * large), (10_000, 2 * large), (100_000, large)):
             self.steps(changes, number)
 
     def check(self) -> None:
-        """Compare the view as it is with plain Spark over the tables as they are; raise `Differs`."""
+        """Compare the view with plain Spark over the current tables; raise `Differs`."""
         with self.stage.beside(f"check-{self.name}") as folder:
             ours = folder / "ours.parquet"
             self.stage.ours.ask("table", name=self.name, path=str(ours))
@@ -189,7 +189,7 @@ class Followed:
 
 
 class Stage:
-    """Sides are started when they are first needed, and shared by all measurements of a run."""
+    """Starts sides when they are first needed; all measurements of a run share them."""
 
     def __init__(self, report: Report, folder: Path, scale: Scale) -> None:
         self.report = report
@@ -227,7 +227,7 @@ class Stage:
 
     @contextmanager
     def opened(self, module: str, *, python: Path | None = None, **arguments: Any) -> Iterator[Side]:
-        """A side, open; its versions and flags are stated."""
+        """Return an open side; its versions and flags are reported."""
         with Side(module, python=python or sys.executable) as side:
             flags = side.ask("open", **arguments)
             self.report.versions |= side.versions
@@ -236,7 +236,7 @@ class Stage:
 
     @contextmanager
     def beside(self, name: str) -> Iterator[Path]:
-        """A folder that is removed."""
+        """Create a folder that is removed later."""
         folder = self.folder / name
         folder.mkdir(parents=True)
         try:
@@ -245,7 +245,7 @@ class Stage:
             shutil.rmtree(folder, ignore_errors=True)
 
     def followed(self, query: Query, rows: int) -> Followed:
-        """A view over a base of so many orders, loaded and warm; the one that an earlier measurement had."""
+        """Return a loaded and warm view over a base of this many orders, shared with earlier measurements."""
         name = f"{query.name}-{rows}"
         if name not in self._followed:
             self.report.say(f"{name}: drawing {rows:,} orders")
@@ -259,7 +259,7 @@ class Stage:
         return self._followed[name]
 
     def _first(self, query: Query) -> None:
-        """A view, loaded by a job and dropped: the first job of a process is mostly Java's beginning."""
+        """Load a view with a job and drop it: the first job of a process is mostly Java's start."""
         first = Followed(
             self, query, Shop(self.folder / "shops" / f"first-{query.name}", query.kind, FIRST_ROWS)
         )
@@ -269,7 +269,7 @@ class Stage:
         first.end()
 
     def reset(self) -> None:
-        """After a failure: our side is started anew, with nothing of what it had."""
+        """Start our side again after a failure, with empty state."""
         self._stack.close()
         self._sides.clear()
         self._followed.clear()
@@ -277,7 +277,7 @@ class Stage:
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def forget(self, followed: Followed) -> None:
-        """A view that nothing more is measured of; its runner ends."""
+        """Stop the runner of a view that is no longer measured."""
         followed.end()
         del self._followed[followed.name]
 
@@ -286,7 +286,7 @@ class Stage:
 
 
 class Recomputed:
-    """A recompute of what the view shows, over the tables as they are, to within a tenth of their rows."""
+    """Recompute the view's result over the current tables, accurate to a tenth of their rows."""
 
     def __init__(self, stage: Stage, query: Query, shop: Shop) -> None:
         self._stage = stage
@@ -295,7 +295,7 @@ class Recomputed:
         self._tables, self.rows = shop.base, shop.rows
 
     def __call__(self) -> tuple[float, float]:
-        """Milliseconds and CPU seconds."""
+        """Return milliseconds and CPU seconds."""
         if self._shop.count > 1.1 * self.rows:
             self._write()
         ddl = {table: self._shop.ddl[table] for table in self._query.tables}
@@ -306,23 +306,23 @@ class Recomputed:
         folder = self._shop.folder / "now"
         shutil.rmtree(folder, ignore_errors=True)
         self._tables, self.rows = self._shop.write(folder), self._shop.count
-        os.sync()  # a recompute shall not share the disk with what was written for it
+        os.sync()  # a recompute must not share the disk with pending writes of its input
         self._stage.report.say(f"the recompute is given tables of {self.rows:,} orders")
 
 
 def ask_ms(side: Side, do: str, **arguments: Any) -> tuple[float, float]:
-    """Have something done that answers its seconds: milliseconds and CPU seconds."""
+    """Run a command that returns its seconds; return milliseconds and CPU seconds."""
     timed = side.ask_timed(do, **arguments)
     return timed.answer * 1e3, timed.cpu_s
 
 
 def files_of(folder: Path) -> list[str]:
-    """The files of a table."""
+    """Return the files of a table."""
     return [str(path) for path in sorted(folder.glob("*.parquet"))]
 
 
 def compare(name: str, ours: pa.Table, plain: pa.Table) -> None:
-    """The same rows, in whatever order; else `Differs`. There are no NULLs."""
+    """Raise `Differs` unless both have the same rows, in any order. There are no NULLs."""
     if ours.column_names != plain.column_names or ours.num_rows != plain.num_rows:
         raise Differs(
             f"{name}: {ours.num_rows} rows of {ours.column_names}, and plain Spark has {plain.num_rows} of "
