@@ -68,28 +68,28 @@ class Fleet:
             )
             self.nodes[name] = self._stack.enter_context(node)
 
-    def wait(self, ready: Callable[[], bool], what: str) -> None:
+    def wait(self, ready: Callable[[], bool], condition: str) -> None:
         if not wait_until(ready, timeout_s=STUCK_S):
-            told = "\n\n".join(map(str, self.nodes.values()))
-            pytest.fail(f"it took more than {STUCK_S:g} s until {what}\n{told}")
+            events = "\n\n".join(map(str, self.nodes.values()))
+            pytest.fail(f"it took more than {STUCK_S:g} s until {condition}\n{events}")
 
     # --- looking
 
     def leader(self) -> NodeProcess:
         """Wait until one of the running nodes leads; which one."""
-        found: list[NodeProcess] = []
+        leaders: list[NodeProcess] = []
 
         def one_leads() -> bool:
             row = self.store.run(lambda tx: leases.read(tx, self.work.keys.leader))
-            found[:] = [
+            leaders[:] = [
                 node
                 for node in self.nodes.values()
                 if row is not None and row.expires_at > 0 and node.running and node.id == row.holder
             ]
-            return bool(found)
+            return bool(leaders)
 
         self.wait(one_leads, "one of them leads")
-        return found[0]
+        return leaders[0]
 
     def parts(self) -> list[Partition]:
         return self.store.run(lambda tx: partitions.read_all(tx, self.work.keys, self.work.group))
@@ -108,7 +108,7 @@ class Fleet:
         return held
 
     def told(self, *kinds: str) -> list[NodeEvent]:
-        return [one for node in self.nodes.values() for kind in kinds for one in node.events(kind)]
+        return [event for node in self.nodes.values() for kind in kinds for event in node.events(kind)]
 
     def finish(self) -> list[WorkEntry]:
         """Wait until all is done and the nodes have left; the history, which is without fault."""
@@ -122,8 +122,10 @@ class Fleet:
 
     def _shorten(self, tx: Tx) -> WorkPlan:
         """Let the work end soon behind the partition that is furthest."""
-        done = [msgspec.msgpack.decode(row.value, type=int) for row in tx.range(*self.work._progress.all())]
-        plan = WorkPlan(partitions=self.plan.partitions, units=max(done, default=0) + 3, unit_s=0.1)
+        progress = [
+            msgspec.msgpack.decode(row.value, type=int) for row in tx.range(*self.work._progress.all())
+        ]
+        plan = WorkPlan(partitions=self.plan.partitions, units=max(progress, default=0) + 3, unit_s=0.1)
         self.work.put_plan(tx, plan)
         return plan
 
@@ -175,7 +177,7 @@ def test_a_node_paused_for_two_ttls_writes_nothing_under_its_old_epochs(
         folder = tmp_path / str(number)
         folder.mkdir()
         paused = paused_and_resumed(Fleet(f"sqlite://{folder}/store.db", folder, stack, ttl_s=1.5))
-        refused += [one["why"] for one in paused.events("WriteRefused")]
+        refused += [event["why"] for event in paused.events("WriteRefused")]
         if any("deadline" in why for why in refused):
             return
     pytest.fail(f"it never stopped by itself: {refused}")
@@ -186,7 +188,7 @@ def test_a_paused_node_that_never_looks_at_its_deadline_is_refused_by_the_store(
     postgres_url: str, tmp_path: Path, stack: ExitStack
 ) -> None:
     paused = paused_and_resumed(Fleet(postgres_url, tmp_path, stack, ttl_s=1.5), "--careless")
-    assert all("is over" in one["why"] for one in paused.events("WriteRefused")), "the store refused it"
+    assert all("is over" in event["why"] for event in paused.events("WriteRefused")), "the store refused it"
 
 
 def paused_and_resumed(fleet: Fleet, *arguments: str) -> NodeProcess:
@@ -311,9 +313,9 @@ def test_a_node_that_is_asked_to_stop_hands_over_and_leaves(
     leaver.terminate()
     assert leaver.wait(timeout_s=STUCK_S) == 0
     assert leaver.all_events[-1]["type"] == "NodeLeft"
-    handed = {one["partition"] for one in leaver.events("PartitionHandedBack")}
-    done = {one["partition"] for one in leaver.events("PartitionDone")}
-    assert had <= handed | done
+    handed = {event["partition"] for event in leaver.events("PartitionHandedBack")}
+    completed = {event["partition"] for event in leaver.events("PartitionDone")}
+    assert had <= handed | completed
     assert not leaver.events("PartitionLost")
     listed = fleet.store.run(lambda tx: nodes.read_all(tx, fleet.work.keys))
     assert leaver.id not in {node.id for node in listed}

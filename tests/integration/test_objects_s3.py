@@ -79,10 +79,10 @@ def test_a_server_that_is_killed_and_comes_back_has_what_was_answered(
     finally:
         s3_server.start()
     again = open_objects(url(s3_server, bucket), clock=SYSTEM, probe=False)
-    found = b""
+    body = b""
     for _ in range(10):  # it answers before it has found all its data again
         with contextlib.suppress(ObjectUnavailable):
-            found = again.get("kept")[0]
+            body = again.get("kept")[0]
             break
-    assert found == b"before"
+    assert body == b"before"
     again.delete("kept")

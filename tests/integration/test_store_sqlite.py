@@ -301,15 +301,15 @@ def test_lease_time_goes_on_over_a_reboot_and_never_back(path: Path) -> None:
 def test_lease_time_is_nobodys_wall_clock_and_the_same_for_all(path: Path) -> None:
     clock = FakeClock()
     with (
-        SqliteStore(path, clock=clock, machine=HERE) as one,
-        SqliteStore(path, clock=clock, machine=HERE) as two,
+        SqliteStore(path, clock=clock, machine=HERE) as first,
+        SqliteStore(path, clock=clock, machine=HERE) as second,
     ):
-        before = one.run(lambda tx: tx.now())
+        before = first.run(lambda tx: tx.now())
         clock.wall_s -= 86_400
-        assert one.run(lambda tx: tx.now()) == two.run(lambda tx: tx.now()) == before
+        assert first.run(lambda tx: tx.now()) == second.run(lambda tx: tx.now()) == before
         clock.advance(1)
-        assert one.run(lambda tx: tx.now()) == two.run(lambda tx: tx.now()) == before + 1_000_000
-        assert two.run(lambda tx: (tx.set(b"k", b""), tx.now())[1]) == before + 1_000_000
+        assert first.run(lambda tx: tx.now()) == second.run(lambda tx: tx.now()) == before + 1_000_000
+        assert second.run(lambda tx: (tx.set(b"k", b""), tx.now())[1]) == before + 1_000_000
 
 
 @pytest.mark.rule("STO-6")
@@ -469,9 +469,9 @@ def test_operation_rows_are_one_for_each_open_store_and_expire_by_store_time(pat
     def operations() -> int:
         connection = sqlite3.connect(path)
         query = "SELECT count(*) FROM kv WHERE k >= ? AND k < ?"
-        found = connection.execute(query, (OPERATIONS, OPERATIONS + b"\xff")).fetchone()[0]
+        count = connection.execute(query, (OPERATIONS, OPERATIONS + b"\xff")).fetchone()[0]
         connection.close()
-        return int(found)
+        return int(count)
 
     seeded = [SqliteStore(path, clock=clock, machine=HERE, chance=random.Random(7)) for _ in range(3)]
     for store in seeded:
@@ -496,10 +496,10 @@ def test_operation_rows_are_one_for_each_open_store_and_expire_by_store_time(pat
 @pytest.mark.rule("STO-8")
 def test_a_commit_of_this_process_fires_the_watches_of_its_keys_at_once(store: SqliteStore) -> None:
     put(store, b"a", b"0")
-    with store.watch([b"a"]) as mine, store.watch([b"b"]) as other, store.watch([b"log"]) as log:
+    with store.watch([b"a"]) as touched, store.watch([b"b"]) as other, store.watch([b"log"]) as log:
         put(store, b"a", b"1")
-        assert mine.wait(0) is True
-        assert mine.wait(0) is False
+        assert touched.wait(0) is True
+        assert touched.wait(0) is False
         assert other.wait(0) is False
         store.run(lambda tx: tx.set_versioned(b"log", b"x"))
         assert log.wait(0) is True

@@ -202,26 +202,26 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_loses_nothing(tiny_disk: Path) -> None:
     ballast = tiny_disk / "ballast"
     ballast.write_bytes(bytes(200_000))
-    kept = 0
+    count = 0
     with SqliteStore(tiny_disk / "store.db", clock=HastyClock()) as store:
         full = False
-        while not full and kept < 1000:
+        while not full and count < 1000:
             try:
-                store.run(lambda tx, n=kept: tx.set(b"k%04d" % n, bytes(2000)))
-                kept += 1
+                store.run(lambda tx, n=count: tx.set(b"k%04d" % n, bytes(2000)))
+                count += 1
             except StoreFull:
                 full = True
         assert full
-        assert kept > 20
-        assert len(store.run(lambda tx: tx.range(b"k", b"l"))) == kept
+        assert count > 20
+        assert len(store.run(lambda tx: tx.range(b"k", b"l"))) == count
         with pytest.raises(StoreFull):
             store.run(lambda tx: tx.set_many([(b"l%d" % n, bytes(60_000)) for n in range(10)]))
         ballast.unlink()
-        store.run(lambda tx: tx.set(b"k%04d" % kept, bytes(2000)))
-        kept += 1
+        store.run(lambda tx: tx.set(b"k%04d" % count, bytes(2000)))
+        count += 1
     with SqliteStore(tiny_disk / "store.db") as store:
         rows = store.run(lambda tx: tx.range(b"k", b"l"))
-        assert [row.key for row in rows] == [b"k%04d" % n for n in range(kept)]
+        assert [row.key for row in rows] == [b"k%04d" % n for n in range(count)]
 
 
 def test_no_store_is_made_on_a_full_disk(tiny_disk: Path) -> None:

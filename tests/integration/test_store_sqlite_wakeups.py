@@ -31,8 +31,8 @@ def store(tmp_path, monkeypatch):
 
 
 def hide_commits(store, monkeypatch):
-    seen = store._watches._seen
-    monkeypatch.setattr(store._watches, "_look", lambda: seen)
+    commit = store._watches._seen
+    monkeypatch.setattr(store._watches, "_look", lambda: commit)
 
 
 @pytest.mark.rule("STO-8")
@@ -45,18 +45,18 @@ def test_a_commit_of_another_process_wakes_a_watch_that_cannot_see_it_in_the_hea
 
 def test_a_wakeup_for_other_keys_fires_no_watch_and_the_next_one_does(store):
     with store.watch([SPACE["wanted"]]) as watch:
-        seen = store._watches._seen
-        store._watches.received(WakeupMessage(seen + 1, frozenset({checksum(SPACE["other"])})))
+        commit = store._watches._seen
+        store._watches.received(WakeupMessage(commit + 1, frozenset({checksum(SPACE["other"])})))
         assert not watch.event.is_set()
-        store._watches.received(WakeupMessage(seen + 2, frozenset({checksum(SPACE["wanted"])})))
+        store._watches.received(WakeupMessage(commit + 2, frozenset({checksum(SPACE["wanted"])})))
         assert watch.event.is_set()
 
 
 @pytest.mark.rule("STO-8")
 def test_a_lost_wakeup_is_noticed_by_the_next_one(store):
     with store.watch([SPACE["wanted"]]) as watch:
-        seen = store._watches._seen
-        store._watches.received(WakeupMessage(seen + 2, frozenset({checksum(SPACE["other"])})))
+        commit = store._watches._seen
+        store._watches.received(WakeupMessage(commit + 2, frozenset({checksum(SPACE["other"])})))
         assert watch.event.is_set()
 
 
@@ -86,8 +86,8 @@ def test_a_quiet_commit_names_no_key_and_leaves_no_gap(store, tmp_path):
             received.append(receiver.receive())
         receiver.close()
     assert [message.commit - received[0].commit for message in received] == [0, 1, 2, 3]
-    wanted = checksum(SPACE["wanted"])
-    assert [message.sums is not None and wanted in message.sums for message in received] == [
+    watched = checksum(SPACE["wanted"])
+    assert [message.sums is not None and watched in message.sums for message in received] == [
         False,
         False,
         False,

@@ -147,7 +147,7 @@ class Stage:
         end = self.clock.monotonic() + within_s
         while not until():
             assert self.clock.monotonic() < end, f"it did not happen within {within_s:g} s"
-            name = min(self._due, key=lambda one: (self._due[one], one))
+            name = min(self._due, key=lambda member: (self._due[member], member))
             self.clock.advance(self._due[name] - self.clock.monotonic())
             wait_s = self.members[name].tick()
             self._due[name] = self.clock.monotonic() + max(0.001, wait_s)

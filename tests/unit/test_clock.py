@@ -91,12 +91,12 @@ def test_a_poll_ends_as_soon_as_it_is_ready() -> None:
 @pytest.mark.parametrize("every_s", [0.3, 1, 100])
 def test_a_poll_gives_up_when_the_time_is_over_and_asks_a_last_time(every_s: float) -> None:
     clock = FakeClock(monotonic_s=100)
-    asked: list[float] = []
+    times: list[float] = []
 
     def ready() -> bool:
-        asked.append(clock.monotonic())
+        times.append(clock.monotonic())
         return False
 
     assert not poll(ready, clock, every_s=every_s, timeout_s=2)
-    assert asked[0] == 100
-    assert asked[-1] == clock.monotonic() == pytest.approx(102)
+    assert times[0] == 100
+    assert times[-1] == clock.monotonic() == pytest.approx(102)

@@ -31,9 +31,9 @@ def test_a_node_that_drains_takes_nothing_new_and_says_so(stage: Stage) -> None:
     stage.play(lambda: stage.counts() == {"n1": 2})
     stage.make_partitions(6)
     member.drain(30.0)
-    taken = len(stage.told(PartitionTaken))
+    takes_before = len(stage.told(PartitionTaken))
     stage.pass_time(20.0)
-    assert len(stage.told(PartitionTaken)) == taken
+    assert len(stage.told(PartitionTaken)) == takes_before
     assert member.state is MemberState.DRAINING
     (entry,) = stage.nodes()
     assert entry.draining, "others count it out of their shares"
@@ -138,9 +138,9 @@ def test_a_node_that_is_out_when_it_is_asked_to_stop_does_not_come_back(stage: S
     stage.play(lambda: stage.counts() == {"n1": 4})
     stage.clock.advance(60.0)
     member.drain(60.0)
-    taken = len(stage.told(PartitionTaken))
+    takes_before = len(stage.told(PartitionTaken))
     stage.play(lambda: gone(stage, "n1"), within_s=4.0)
-    assert len(stage.told(PartitionTaken)) == taken
+    assert len(stage.told(PartitionTaken)) == takes_before
     assert len(stage.told(NodeJoined)) == 1
     assert len(stage.hosts["n1"].aborted) == 4
 

@@ -38,14 +38,14 @@ def test_a_holder_of_a_partitions_former_life_is_refused_in_its_next_one(stage: 
         partitions.create(tx, stage.keys, GROUP, {"p000": b""}, PartitionMap(1, 1, 1))
 
     stage.store.run(remove_and_make_again)
-    seen = [stage.parts()[0].epoch]
+    epochs = [stage.parts()[0].epoch]
     for _ in range(4):
         current = take(stage, "p000", "n3")
-        seen.append(current.epoch)
+        epochs.append(current.epoch)
         assert is_lost(stage.store, lambda tx: partitions.check(tx, stage.keys, paused))
         stage.store.run(lambda tx, held=current: partitions.hand_back(tx, stage.keys, held))
-    assert seen == sorted(set(seen))
-    assert seen[0] > second.epoch
+    assert epochs == sorted(set(epochs))
+    assert epochs[0] > second.epoch
 
 
 @pytest.mark.rule("CLU-4")

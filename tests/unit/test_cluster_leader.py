@@ -70,25 +70,25 @@ def test_when_the_leader_dies_another_leads_soon_after_the_lease_is_over(stage: 
 def test_nobody_asks_for_the_leaders_lease_before_it_can_be_over(stage: Stage) -> None:
     stage.member("n1")
     stage.play(lambda: stage.leaders() == ["n1"])
-    asked: list[tuple[float, int]] = []
+    attempts: list[tuple[float, int]] = []
     for name in ("n2", "n3"):
         keeper = stage.member(name).election.keeper
         acquire = keeper.acquire
 
         def watched(key: bytes, acquire: object = acquire) -> object:
-            asked.append((stage.clock.monotonic(), leader_row(stage).expires_at))
+            attempts.append((stage.clock.monotonic(), leader_row(stage).expires_at))
             return acquire(key)  # type: ignore[operator]
 
         keeper.acquire = watched  # type: ignore[method-assign,assignment]
     stage.pass_time(1.0)
-    assert len(asked) == 2, "each looked once, and was told until when it is held"
-    known = {expires_at for _, expires_at in asked}
-    asked.clear()
+    assert len(attempts) == 2, "each looked once, and was told until when it is held"
+    expiries = {expires_at for _, expires_at in attempts}
+    attempts.clear()
     stage.pass_time(10.0)
-    assert asked == [], "renewals are the leader's business"
+    assert attempts == [], "renewals are the leader's business"
     stage.pass_time(60.0)
-    times = [at for at, _ in asked]
-    assert min(times) >= min(known) / 1_000_000
+    times = [at for at, _ in attempts]
+    assert min(times) >= min(expiries) / 1_000_000
     assert len(times) <= 2 * (75 / 12), "about once per ttl and node"
     assert len(set(times)) == len(times), "not at the same moment"
 

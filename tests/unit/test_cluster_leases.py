@@ -112,9 +112,12 @@ def test_an_epoch_grows_with_every_holder_and_never_falls(acts: list[str]) -> No
                     epochs.append(answer.epoch)
                     lease = answer
             case "release":
-                stage.store.run(lambda tx, mine=lease: leases.release(tx, key(stage), mine))
+                stage.store.run(lambda tx, released=lease: leases.release(tx, key(stage), released))
             case "renew":
-                is_lost(stage.store, lambda tx, mine=lease: leases.renew(tx, key(stage), mine, stage.ttl_us))
+                is_lost(
+                    stage.store,
+                    lambda tx, released=lease: leases.renew(tx, key(stage), released, stage.ttl_us),
+                )
             case "expire":
                 stage.clock.advance(TTL_S)
         if epochs:
@@ -178,7 +181,7 @@ def test_a_node_whose_clocks_are_off_by_hours_gets_and_keeps_what_others_would(
 ) -> None:
     wrong = ShiftedClock(stage.clock, wall_s=off_s, monotonic_s=abs(off_s))
     ann, bob = keeper(stage, "ann"), keeper(stage, "bob", clock=wrong)
-    mine = held(ann.acquire(key(stage)))
+    first = held(ann.acquire(key(stage)))
     answer = bob.acquire(key(stage))
     assert isinstance(answer, Busy)
     assert answer.wait_s == pytest.approx(TTL_S)
@@ -186,12 +189,12 @@ def test_a_node_whose_clocks_are_off_by_hours_gets_and_keeps_what_others_would(
     ann.tick()
     stage.clock.advance(10.0)
     assert isinstance(bob.acquire(key(stage)), Busy), "renewed 10 s ago, whatever bob's clock says"
-    mine.check()
+    first.check()
     stage.clock.advance(5.0)
-    theirs = held(bob.acquire(key(stage)))
-    assert theirs.lease.expires_at == int((stage.clock.monotonic() + TTL_S) * 1_000_000)
+    second = held(bob.acquire(key(stage)))
+    assert second.lease.expires_at == int((stage.clock.monotonic() + TTL_S) * 1_000_000)
     stage.clock.advance(11.9)
-    theirs.check()
+    second.check()
 
 
 # --- the keeper --------------------------------------------------------------------------------------------
@@ -373,5 +376,5 @@ def test_of_many_threads_that_want_a_lease_one_gets_it() -> None:
     stage = Stage(ttl_s=TTL_S, patience_s=30.0)
     stage.store.faults = None
     keepers = [keeper(stage, f"n{number}") for number in range(8)]
-    answers = together(*(lambda one=one: one.acquire(key(stage)) for one in keepers))
+    answers = together(*(lambda keeper=keeper: keeper.acquire(key(stage)) for keeper in keepers))
     assert sum(isinstance(answer, Held) for answer in answers) == 1

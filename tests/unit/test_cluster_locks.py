@@ -36,10 +36,10 @@ def held(answer: Held | Busy | None) -> Held:
 @pytest.mark.rule("CLU-3")
 def test_a_lock_has_one_holder(stage: Stage) -> None:
     ann, bob = lock(stage, "ann"), lock(stage, "bob")
-    mine = held(ann.acquire_nowait())
+    first = held(ann.acquire_nowait())
     assert isinstance(bob.acquire_nowait(), Busy)
     assert isinstance(ann.acquire_nowait(), Busy), "not even twice by one holder"
-    assert ann.release(mine) is True
+    assert ann.release(first) is True
     held(bob.acquire_nowait())
 
 
@@ -51,14 +51,14 @@ def test_locks_of_different_names_have_nothing_to_do_with_each_other(stage: Stag
 @pytest.mark.rule("CLU-7")
 def test_what_is_written_under_a_lock_is_fenced(stage: Stage) -> None:
     ann, bob = lock(stage, "ann"), lock(stage, "bob")
-    mine = held(ann.acquire_nowait())
-    assert not is_lost(stage.store, mine.fence)
+    first = held(ann.acquire_nowait())
+    assert not is_lost(stage.store, first.fence)
     stage.clock.advance(15.0)
-    theirs = held(bob.acquire_nowait())
-    assert is_lost(stage.store, mine.fence)
-    assert not is_lost(stage.store, theirs.fence)
-    assert ann.release(mine) is False
-    assert not is_lost(stage.store, theirs.fence), "a late release took nothing from bob"
+    second = held(bob.acquire_nowait())
+    assert is_lost(stage.store, first.fence)
+    assert not is_lost(stage.store, second.fence)
+    assert ann.release(first) is False
+    assert not is_lost(stage.store, second.fence), "a late release took nothing from bob"
 
 
 @pytest.mark.rule("CLU-3")
@@ -85,11 +85,11 @@ def test_a_semaphore_needs_a_permit(stage: Stage) -> None:
 @pytest.mark.rule("CLU-5")
 def test_a_waiter_asks_again_only_when_the_lease_can_be_over_and_with_jitter(stage: Stage) -> None:
     held(lock(stage, "dead").acquire_nowait())
-    asked: dict[str, list[float]] = {}
+    attempts: dict[str, list[float]] = {}
     for name in ("ann", "bob", "cid"):
         waiting = lock(stage, name)
         acquire = waiting.keeper.acquire
-        times = asked.setdefault(name, [])
+        times = attempts.setdefault(name, [])
 
         def watched(key: bytes, acquire: object = acquire, times: list[float] = times) -> object:
             times.append(stage.clock.monotonic())
@@ -97,31 +97,31 @@ def test_a_waiter_asks_again_only_when_the_lease_can_be_over_and_with_jitter(sta
 
         waiting.keeper.acquire = watched  # type: ignore[method-assign,assignment]
         begun = stage.clock.monotonic()
-        mine = held(waiting.acquire(timeout_s=60.0))
+        permit = held(waiting.acquire(timeout_s=60.0))
         assert len(times) == 2, "once to be told, once when it can be had"
         assert 15.0 <= times[1] - begun <= 16.0
-        mine.lost = True  # and it dies, too
-    assert len({times[1] - times[0] for times in asked.values()}) == 3
+        permit.lost = True  # and it dies, too
+    assert len({times[1] - times[0] for times in attempts.values()}) == 3
 
 
 @pytest.mark.rule("CLU-5")
 def test_a_waiter_is_woken_by_a_release(stage: Stage) -> None:
     ann, bob = lock(stage, "ann"), lock(stage, "bob")
-    mine = held(ann.acquire_nowait())
+    first = held(ann.acquire_nowait())
     waits: list[float] = []
     watch = stage.store.watch
 
     def watched(keys: list[bytes]) -> Watch:
-        made = watch(keys)
-        wait = made.wait
+        new_watch = watch(keys)
+        wait = new_watch.wait
 
         def release_while_waiting(timeout_s: float) -> bool:
             waits.append(timeout_s)
-            assert ann.release(mine)
+            assert ann.release(first)
             return wait(timeout_s)
 
-        made.wait = release_while_waiting  # type: ignore[method-assign]
-        return made
+        new_watch.wait = release_while_waiting  # type: ignore[method-assign]
+        return new_watch
 
     stage.store.watch = watched  # type: ignore[method-assign,assignment]
     begun = stage.clock.monotonic()
@@ -132,22 +132,22 @@ def test_a_waiter_is_woken_by_a_release(stage: Stage) -> None:
 
 def test_waiting_ends_with_its_time(stage: Stage) -> None:
     ann, bob = lock(stage, "ann"), lock(stage, "bob")
-    mine = held(ann.acquire_nowait())
+    first = held(ann.acquire_nowait())
     begun = stage.clock.monotonic()
     assert bob.acquire(timeout_s=5.0) is None
     assert stage.clock.monotonic() - begun == pytest.approx(5.0)
     with pytest.raises(LockTimeout, match="'l' was not free within 2 s"), bob.holding(timeout_s=2.0):
         raise AssertionError("unreachable")
-    mine.check()
+    first.check()
 
 
 def test_holding_releases_at_the_end_and_after_an_error(stage: Stage) -> None:
     ann, bob = lock(stage, "ann"), lock(stage, "bob")
-    with ann.holding() as mine:
-        mine.check()
+    with ann.holding() as first:
+        first.check()
         assert isinstance(bob.acquire_nowait(), Busy)
-    theirs = held(bob.acquire_nowait())
-    bob.release(theirs)
+    second = held(bob.acquire_nowait())
+    bob.release(second)
     with pytest.raises(ZeroDivisionError), ann.holding():
         raise ZeroDivisionError
     held(bob.acquire_nowait())
@@ -155,18 +155,18 @@ def test_holding_releases_at_the_end_and_after_an_error(stage: Stage) -> None:
 
 @pytest.mark.rule("CLU-4")
 def test_a_holder_that_is_not_renewed_must_stop(stage: Stage) -> None:
-    with lock(stage, "ann").holding() as mine:
-        mine.check()
+    with lock(stage, "ann").holding() as permit:
+        permit.check()
         stage.clock.advance(12.0)
         with pytest.raises(LeaseLost):
-            mine.check()
+            permit.check()
 
 
 def test_a_lock_lasts_as_long_as_its_keeper_renews_it(stage: Stage) -> None:
     ann = lock(stage, "ann")
-    with ann.holding() as mine:
+    with ann.holding() as permit:
         for _ in range(100):
             stage.clock.advance(ann.keeper.tick())
-            mine.check()
+            permit.check()
     assert isinstance(stage.clock, FakeClock)
     assert ann.keeper.tick() == ann.keeper.timing.every_s

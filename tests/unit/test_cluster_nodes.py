@@ -153,7 +153,7 @@ def test_cleaning_leaves_alone_who_beats_again_while_it_looks() -> None:
     stage.trouble.interlude = lambda: joined(stage, "n1")
     gone = stage.store.run(lambda tx: nodes.clean(tx, stage.keys, 2 * stage.ttl_us, 50))
     assert gone == []
-    assert [one.epoch for one in stage.nodes()] == [node.epoch + 1]
+    assert [listed.epoch for listed in stage.nodes()] == [node.epoch + 1]
 
 
 @pytest.mark.rule("CLU-11")
@@ -183,12 +183,12 @@ def test_work_goes_on_with_a_node_list_nobody_cleans(stage: Stage) -> None:
 @pytest.mark.rule("CLU-16")
 def test_every_change_of_who_is_there_moves_the_version_and_beats_do_not(stage: Stage) -> None:
     assert version(stage) == 0
-    one = joined(stage, "n1")
+    node = joined(stage, "n1")
     two = joined(stage, "n2")
     assert version(stage) == 2
     stage.clock.advance(3.0)
     for _ in range(5):
-        stage.store.run(lambda tx: nodes.beat(tx, stage.keys, one, stage.ttl_us))
+        stage.store.run(lambda tx: nodes.beat(tx, stage.keys, node, stage.ttl_us))
     assert version(stage) == 2
     assert stage.store.run(lambda tx: nodes.leave(tx, stage.keys, two))
     assert version(stage) == 3

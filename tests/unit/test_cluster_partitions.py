@@ -59,13 +59,13 @@ def test_one_read_gives_every_partitions_expiry_in_order_and_no_payload(stage: S
         tx.get_many = None  # type: ignore[method-assign,assignment]
         return partitions.summaries(tx, stage.keys, GROUP)
 
-    seen = stage.store.run(look)
+    listed = stage.store.run(look)
     assert len(reads) == 1
     assert all(len(row.value) < 100 for row in reads[0]), "an index, not the partitions"
-    assert [one.id for one in seen] == ["p000", "p002", "p005", "p003", "p001", "p004"]
+    assert [part.id for part in listed] == ["p000", "p002", "p005", "p003", "p001", "p004"]
     now_us = stage.trouble.now_us()
-    assert [one.expires_at - now_us for one in seen[3:]] == [12_000_000, 13_000_000, 14_000_000]
-    assert [one.holder for one in seen] == ["", "", "", "n0", "n1", "n2"]
+    assert [part.expires_at - now_us for part in listed[3:]] == [12_000_000, 13_000_000, 14_000_000]
+    assert [part.holder for part in listed] == ["", "", "", "n0", "n1", "n2"]
 
 
 @pytest.mark.rule("CLU-14")
@@ -75,11 +75,12 @@ def test_the_index_says_what_the_rows_say_after_everything_that_can_happen(stage
     def agree() -> None:
         rows = [part for part in stage.parts() if part.state is not PartitionState.DONE]
         from_rows = {
-            (one.id, one.holder, one.expires_at, one.free_since, one.wanted_by, one.wanted_at) for one in rows
+            (part.id, part.holder, part.expires_at, part.free_since, part.wanted_by, part.wanted_at)
+            for part in rows
         }
         from_index = {
-            (one.id, one.holder, one.expires_at, one.free_since, one.wanted_by, one.wanted_at)
-            for one in summaries(stage)
+            (part.id, part.holder, part.expires_at, part.free_since, part.wanted_by, part.wanted_at)
+            for part in summaries(stage)
         }
         assert from_index == from_rows
         assert len(summaries(stage)) == len(rows)
@@ -165,10 +166,10 @@ def test_partitions_that_are_there_are_not_made_again(stage: Stage) -> None:
     stage.store.run(lambda tx: partitions.complete(tx, stage.keys, part))
     before = stage.parts()
     payloads = {"p000": b"new", "p001": b"new", "p002": b""}
-    made = stage.store.run(
+    created = stage.store.run(
         lambda tx: partitions.create(tx, stage.keys, GROUP, payloads, PartitionMap(1, 1, 3))
     )
-    assert made == ["p002"]
+    assert created == ["p002"]
     assert stage.parts()[:2] == before
 
 
@@ -281,12 +282,12 @@ def test_the_work_of_a_dead_node_moves_when_its_leases_are_over(stage: Stage) ->
     stage.play(lambda: stage.counts() == {"n1": 2, "n2": 2, "n3": 2})
     stage.pass_time(10.0)
     orphans = {held.part.id for held in stage.holdings_of("n3").held.values()}
-    ends_at = max(one.expires_at for one in summaries(stage) if one.id in orphans)
+    ends_at = max(part.expires_at for part in summaries(stage) if part.id in orphans)
     stage.kill("n3")
     stage.play(lambda: sum(stage.counts().values()) == 6, within_s=stage.ttl_s + 4.0)
     assert stage.trouble.now_us() >= ends_at
-    taken = [event for event in stage.told(PartitionTaken) if event.partition in orphans]
-    assert {event.epoch for event in taken} == {1, 2}
+    takes = [event for event in stage.told(PartitionTaken) if event.partition in orphans]
+    assert {event.epoch for event in takes} == {1, 2}
 
 
 @pytest.mark.rule("CLU-4")

@@ -195,7 +195,7 @@ def test_a_node_without_a_free_slot_takes_nothing() -> None:
 @pytest.mark.rule("CLU-13")
 def test_where_a_node_begins_follows_from_its_rank_and_their_number() -> None:
     parts = [part(f"p{n}") for n in range(9)]
-    firsts = {one.id: chosen(parts, [C, A, B], me=one.id) for one in (A, B, C)}
+    firsts = {node.id: chosen(parts, [C, A, B], me=node.id) for node in (A, B, C)}
     assert firsts == {"a": TakePartition("p0"), "b": TakePartition("p3"), "c": TakePartition("p6")}
 
 
@@ -242,7 +242,7 @@ class Play:
         self.nodes = nodes
         self.chance = random.Random(seed)
         self.now_us = NOW_US
-        self.alive = {one.id for one in nodes}
+        self.alive = {node.id for node in nodes}
         self.parts = {
             f"p{n:02d}": part(
                 f"p{n:02d}",
@@ -255,12 +255,12 @@ class Play:
         self.acts = 0
 
     def held(self, name: str) -> int:
-        return sum(one.holder == name for one in self.parts.values())
+        return sum(part.holder == name for part in self.parts.values())
 
     def round(self) -> None:
         """Every node acts once, in an order of chance; then holders give up what was asked of them."""
-        for one in self.chance.sample(self.nodes, len(self.nodes)):
-            self.act(one)
+        for node in self.chance.sample(self.nodes, len(self.nodes)):
+            self.act(node)
         for name, summary in list(self.parts.items()):
             if summary.holder and summary.wanted_by:
                 self.parts[name] = PartitionSummary(
@@ -271,13 +271,13 @@ class Play:
             if summary.holder in self.alive:  # renewed
                 self.parts[name] = PartitionSummary(name, summary.holder, self.now_us + TTL_US, 0, "", 0)
 
-    def act(self, one: Node) -> None:
-        free_slots = one.slots - self.held(one.id)
+    def act(self, node: Node) -> None:
+        free_slots = node.slots - self.held(node.id)
         summaries = list(self.parts.values())
         choice = choose(
             summaries,
             self.nodes,
-            one.id,
+            node.id,
             free_slots=free_slots,
             now_us=self.now_us,
             ttl_s=TTL_S,
@@ -295,13 +295,13 @@ class Play:
         if isinstance(choice, TakePartition):
             assert free_slots > 0
             assert not old.holder or choice.id in expired, "nothing is taken from a holder in its time"
-            self.parts[choice.id] = PartitionSummary(choice.id, one.id, self.now_us + TTL_US, 0, "", 0)
+            self.parts[choice.id] = PartitionSummary(choice.id, node.id, self.now_us + TTL_US, 0, "", 0)
         else:
             self.steals += 1
             assert not any(each.wanted_by for each in summaries), "one at a time"
-            assert old.holder not in ("", one.id)
+            assert old.holder not in ("", node.id)
             self.parts[choice.id] = PartitionSummary(
-                choice.id, old.holder, old.expires_at, 0, one.id, self.now_us
+                choice.id, old.holder, old.expires_at, 0, node.id, self.now_us
             )
 
 
@@ -310,7 +310,7 @@ def plays(draw: st.DrawFn) -> Play:
     slots = draw(st.lists(st.integers(1, 8), min_size=1, max_size=6))
     nodes = [node(f"n{n}", each) for n, each in enumerate(slots)]
     count = draw(st.integers(0, sum(slots)))
-    room = {one.id: one.slots for one in nodes}
+    room = {node.id: node.slots for node in nodes}
     holders: list[str | None] = []
     for _ in range(count):
         holder = draw(st.sampled_from([None, "dead", *room]))
@@ -330,11 +330,11 @@ def test_everything_is_assigned_each_gets_its_share_and_then_nothing_moves(play:
     count = len(play.parts)
     for _ in range(3 * count + 8):
         play.round()
-    assert all(one.holder for one in play.parts.values()), "everything is assigned"
-    for one in play.nodes:
-        share = fair_share(play.nodes, one.id, count)
-        assert share.least <= play.held(one.id) <= share.most
-        assert abs(play.held(one.id) - count * one.slots / sum(n.slots for n in play.nodes)) < 1
+    assert all(part.holder for part in play.parts.values()), "everything is assigned"
+    for part in play.nodes:
+        share = fair_share(play.nodes, part.id, count)
+        assert share.least <= play.held(part.id) <= share.most
+        assert abs(play.held(part.id) - count * part.slots / sum(n.slots for n in play.nodes)) < 1
     assert play.steals <= count, "no partition needs to be stolen twice"
     acts = play.acts
     for _ in range(10):

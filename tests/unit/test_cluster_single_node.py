@@ -62,7 +62,7 @@ def member(
 
 def play(clock: FakeClock, *members: PartitionMember, rounds: int = 30) -> None:
     for _ in range(rounds):
-        clock.advance(max(0.01, min(one.tick() for one in members)))
+        clock.advance(max(0.01, min(member.tick() for member in members)))
 
 
 def states(store: Store) -> set[PartitionState]:
@@ -107,11 +107,11 @@ def test_what_it_did_is_there_when_it_starts_again(tmp_path: Path, clock: FakeCl
 def test_several_processes_of_a_machine_share_the_file(store: SqliteStore, clock: FakeClock) -> None:
     """Two handles of one file, as two processes have them; the acceptance tests do it with processes."""
     with SqliteStore(store.path, clock=clock) as other:
-        one, _ = member(store, clock, "n1")
-        two, _ = member(other, clock, "n2")
-        play(clock, one, two, rounds=60)
-        assert sorted(bool(each.tenure) for each in (one, two)) == [False, True]
-        assert (len(one.holdings.held), len(two.holdings.held)) == (2, 2)
+        first, _ = member(store, clock, "n1")
+        second, _ = member(other, clock, "n2")
+        play(clock, first, second, rounds=60)
+        assert sorted(bool(each.tenure) for each in (first, second)) == [False, True]
+        assert (len(first.holdings.held), len(second.holdings.held)) == (2, 2)
 
 
 @pytest.mark.rule("CLU-18")
@@ -133,15 +133,15 @@ def test_nodes_meet_share_and_part_without_any_socket(
     monkeypatch.setattr(socket, "create_connection", NoSocket)
     monkeypatch.setattr(socket, "socketpair", NoSocket)
     with SqliteStore(store.path, clock=clock) as other:
-        one, _ = member(store, clock, "n1", slots=4)
-        two, host = member(other, clock, "n2", slots=4)
-        play(clock, one, two, rounds=60)
+        first, _ = member(store, clock, "n1", slots=4)
+        second, host = member(other, clock, "n2", slots=4)
+        play(clock, first, second, rounds=60)
         assert len(host.started) == 2
-        one.drain(5.0)
-        play(clock, one, two, rounds=60)
-        assert one.state is MemberState.GONE
-        assert two.tenure is not None
-        assert len(two.holdings.held) == 4
+        first.drain(5.0)
+        play(clock, first, second, rounds=60)
+        assert first.state is MemberState.GONE
+        assert second.tenure is not None
+        assert len(second.holdings.held) == 4
 
 
 @pytest.mark.rule("CLU-1")

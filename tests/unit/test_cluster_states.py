@@ -115,9 +115,9 @@ LEASE_STEPS: dict[LeaseEdge, Callable[[Stage, Lease], bool]] = {
 def test_a_lease_row_takes_the_edges_of_its_state_or_stays_as_it_is(state: str, edge: LeaseEdge) -> None:
     stage = Stage()
     lease = lease_in(stage, state)
-    seen = LeaseState.FREE if state in ("released", "expired") else LeaseState.HELD
+    visible = LeaseState.FREE if state in ("released", "expired") else LeaseState.HELD
     # "taken": held, but by somebody else, who alone may renew and release
-    allowed = edge in LEASE[seen] and state != "taken"
+    allowed = edge in LEASE[visible] and state != "taken"
     before = stage.rows()
     assert LEASE_STEPS[edge](stage, lease) is allowed
     assert (stage.rows() != before) is allowed
@@ -183,8 +183,8 @@ def test_a_partition_row_takes_the_steps_of_its_state_or_stays_as_it_is(
     stage = Stage()
     part = partition_in(stage, state)
     before = stage.rows()
-    done: list[bool] = []
-    refused = is_lost(stage.store, lambda tx: done.append(act(tx, stage, part)))
+    results: list[bool] = []
+    refused = is_lost(stage.store, lambda tx: results.append(act(tx, stage, part)))
     allowed = act in PARTITION_ALLOWED[state]
-    assert (not refused and done[-1]) is allowed
+    assert (not refused and results[-1]) is allowed
     assert (stage.rows() != before) is allowed

@@ -71,7 +71,7 @@ def test_of_many_threads_one_crashes() -> None:
 
 def test_the_points_that_are_visited_are_recorded() -> None:
     crash.point("before")
-    with crash.recorded() as seen:
+    with crash.recorded() as names:
         crash.point("a")
         with crash.recorded() as inner:
             crash.point("b")
@@ -80,7 +80,7 @@ def test_the_points_that_are_visited_are_recorded() -> None:
             crash.point("d")
     crash.point("after")
     assert inner == {"b"}
-    assert seen == {"a", "b", "c", "d"}
+    assert names == {"a", "b", "c", "d"}
 
 
 def in_a_process(spec: str | None) -> subprocess.CompletedProcess[str]:
@@ -110,9 +110,9 @@ def in_a_process(spec: str | None) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_the_environment_arms_a_point_that_kills_the_process(spec: str, printed: str) -> None:
-    done = in_a_process(spec)
-    assert done.returncode == -signal.SIGKILL
-    assert "".join(done.stdout.split()) == printed
+    ended = in_a_process(spec)
+    assert ended.returncode == -signal.SIGKILL
+    assert "".join(ended.stdout.split()) == printed
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_the_environment_arms_a_point_that_kills_the_process(spec: str, printed:
     [None, "", "step.after_commit", "step.before_commit:4", "step.after_commit,step.before_commit"],
 )
 def test_a_process_that_does_not_come_to_an_armed_point_ends_well(spec: str | None) -> None:
-    done = in_a_process(spec)
-    assert (done.returncode, done.stdout.split()[-1], done.stderr) == (0, "end", "")
+    ended = in_a_process(spec)
+    assert (ended.returncode, ended.stdout.split()[-1], ended.stderr) == (0, "end", "")
 
 
 def test_each_life_of_a_process_that_is_started_again_has_a_point_of_its_own(

@@ -73,11 +73,11 @@ def step_of(point: str) -> str:
 
 @pytest.mark.slow
 def test_each_point_is_in_the_list_of_kills_or_in_a_matrix() -> None:
-    found = {step_of(point) for point in points()}
+    visited = {step_of(point) for point in points()}
     killed = {step_of(point) for point in POINTS} | set(LATER)
     listed = {step for steps in IN_PROCESS.values() for step in steps.split()}
-    assert found - killed - listed - UNTRIED == set(), "nobody dies there"
-    assert (killed | listed) - found == set(), "there are no such points any more"
+    assert visited - killed - listed - UNTRIED == set(), "nobody dies there"
+    assert (killed | listed) - visited == set(), "there are no such points any more"
     assert UNTRIED & (killed | listed) == set(), "somebody does, by now"
 
 
@@ -113,8 +113,8 @@ def test_an_append_that_dies_is_a_lot_or_nothing_and_its_repetition_is_the_same_
     pipeline.close()
     pipeline, orders = declared()
     with pipeline:
-        there = orders.position
-        assert there == (1 if (point, side) == ("publish.append-commit", "after") else 0)
+        position = orders.position
+        assert position == (1 if (point, side) == ("publish.append-commit", "after") else 0)
         assert orders.append([(1,)], producer="till", seq=1).position == 1
         shop.clean_up(pipeline)
         assert shop.orphans(pipeline) == []

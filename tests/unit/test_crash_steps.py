@@ -53,17 +53,20 @@ class Topic:
     def held(self, *nodes: TopicPartitions) -> dict[str, list[str]]:
         """Who has what; each partition that a node thinks it has is shown to the store."""
 
-        def shown(tx: Tx, one: TopicPartitions) -> list[str]:
-            found = []
-            for name in one.held:
+        def shown(tx: Tx, partitions: TopicPartitions) -> list[str]:
+            names = []
+            for name in partitions.held:
                 try:
-                    one.fence([name], tx)
-                    found.append(name)
+                    partitions.fence([name], tx)
+                    names.append(name)
                 except LeaseLost:
                     continue
-            return sorted(found)
+            return sorted(names)
 
-        return {one.holder: self.stage.store.run(lambda tx, one=one: shown(tx, one)) for one in nodes}
+        return {
+            partitions.holder: self.stage.store.run(lambda tx, partitions=partitions: shown(tx, partitions))
+            for partitions in nodes
+        }
 
 
 def _share(topic: Topic, point: str, visit: int) -> tuple[dict[str, list[str]], bool]:
@@ -86,7 +89,7 @@ def _share(topic: Topic, point: str, visit: int) -> tuple[dict[str, list[str]], 
                 alive.append("two")
             for name in alive:
                 tend(name)
-                held = [one for part in topic.held(*lives.values()).values() for one in part]
+                held = [name for part in topic.held(*lives.values()).values() for name in part]
                 assert max(Counter(held).values(), default=0) <= 1, "nobody has what another has"
             topic.stage.clock.advance(TTL_S / 4)
         if not died:
@@ -198,13 +201,13 @@ def in_parts(stage: Layouts, files: int) -> None:
     )
     hold = publisher.open(draft)
     stage.manifests.write_intents(hold)
-    made = []
+    parts = []
     for number in range(2):
         prefix = layout.data_prefix("orders", "1", LOT, draft.id)
         items = [
             stage.put(f"{prefix}{number}-{n}.parquet", [number * 1000 + n], {}) for n in range(files // 2)
         ]
         written = [written_of(items, {})]
-        made.append(stage.manifests.write_part(hold, str(number), written, alone=False, fingerprints={}))
-    [row] = stage.manifests.finish(hold, made, {})
+        parts.append(stage.manifests.write_part(hold, str(number), written, alone=False, fingerprints={}))
+    [row] = stage.manifests.finish(hold, parts, {})
     publisher.publish(hold, [row])

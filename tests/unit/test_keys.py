@@ -56,9 +56,9 @@ def order(key: tuple[Part, ...]) -> list[tuple[int, Any]]:
     return [rank(part) for part in key]
 
 
-def same(one: Any, two: Any) -> bool:
+def same(left: Any, right: Any) -> bool:
     """Equal in type as well: 1, 1.0 and True are three different parts."""
-    return repr(one) == repr(two)
+    return repr(left) == repr(right)
 
 
 @pytest.mark.rule("STO-1")
@@ -119,9 +119,9 @@ def test_a_string_that_is_not_unicode_is_refused() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, -math.nan, math.inf, -math.inf, 5e-324, -5e-324, 1.7e308])
 def test_every_float_is_kept_bit_for_bit(value: float) -> None:
-    (found,) = unpack(pack((value,)))
-    assert isinstance(found, float)
-    assert struct.pack(">d", found) == struct.pack(">d", value)
+    (unpacked,) = unpack(pack((value,)))
+    assert isinstance(unpacked, float)
+    assert struct.pack(">d", unpacked) == struct.pack(">d", value)
 
 
 @pytest.mark.parametrize(
@@ -176,10 +176,10 @@ def test_the_encoding_is_that_of_foundationdb(key: tuple[Part, ...], golden: str
 @example(b"\xff")
 def test_bytes_that_are_no_tuple_are_a_value_error(key: bytes) -> None:
     try:
-        found = unpack(key)
+        parts = unpack(key)
     except ValueError:
         return
-    assert same(unpack(pack(found)), found)
+    assert same(unpack(pack(parts)), parts)
 
 
 @pytest.mark.parametrize(

@@ -213,10 +213,10 @@ def test_a_range_is_read_whole_while_another_thread_commits(monkeypatch: pytest.
     other = Interloper(lambda: store.run(lambda tx: tx.set(b"a", b"")))
 
     def interrupted(keys: list[bytes], key: bytes) -> int:
-        found = bisect_left(keys, key)
+        index = bisect_left(keys, key)
         if key == b"c":
             other.steps_in()  # without the store's lock the rows move between the finding of the two ends
-        return found
+        return index
 
     monkeypatch.setattr(memory_module, "bisect_left", interrupted)
     assert [row.key for row in store.run(lambda tx: tx.range(b"c", b"z"))] == [b"c", b"d"]
@@ -239,8 +239,8 @@ def test_history_is_dropped_when_nobody_can_read_it() -> None:
         else:
             store.run(lambda tx, key=key: tx.set(key, b"v"))  # type: ignore[misc]
     rows = store.run(lambda tx: tx.range(b"\x00", b"\xfe"))
-    kept = {key: history for key, history in store._history.items() if not key.startswith(OPERATIONS)}
-    assert {key: [value for _, value in history] for key, history in kept.items()} == {
+    histories = {key: history for key, history in store._history.items() if not key.startswith(OPERATIONS)}
+    assert {key: [value for _, value in history] for key, history in histories.items()} == {
         row.key: [row.value] for row in rows
     }
     assert sorted(store._history) == store._keys
@@ -335,9 +335,9 @@ def test_the_result_is_that_of_the_attempt_which_was_committed() -> None:
     def fn(tx: Tx) -> tuple[int, bytes | None]:
         nonlocal attempts
         attempts += 1
-        seen = tx.get(b"k")
-        tx.set(b"seen", seen or b"")
-        return attempts, seen
+        value = tx.get(b"k")
+        tx.set(b"seen", value or b"")
+        return attempts, value
 
     assert store.run(fn) == (2, b"1")
     assert value_of(store, b"seen") == b"1"
@@ -358,8 +358,8 @@ def test_every_call_counts_once_whatever_happens_to_its_commits(seed: int) -> No
         between=some([Unknown, Conflict, Unreached]),
         after=some([Unknown]),
     )
-    seen = [store.run(_increment) for _ in range(30)]
-    assert seen == list(range(1, 31))
+    counts = [store.run(_increment) for _ in range(30)]
+    assert counts == list(range(1, 31))
     assert store.run(lambda tx: tx.counter(b"n")) == 30
 
 

@@ -67,9 +67,9 @@ def test_a_create_is_synced_before_and_after_it_is_linked(
     objects.put("first", b"")  # makes the root, and what we keep for ourselves
     steps = Steps(monkeypatch)
     objects.put_if_absent("a/b/c", mark := nonce(), mark)
-    made = [step for step in steps.made if not step.startswith("mkdir")]
+    order = [step for step in steps.made if not step.startswith("mkdir")]
     # the data, then the name, then the folder of the name, then the folders that are new
-    assert made == ["fsync scratch", "link c", "unlink scratch", "fsync b", "fsync a", "fsync root"]
+    assert order == ["fsync scratch", "link c", "unlink scratch", "fsync b", "fsync a", "fsync root"]
     steps.made.clear()
     objects.put_if_absent("a/b/d", mark, mark)
     assert steps.made[-1] == "fsync b"  # the others are known to be on the disk
@@ -84,8 +84,8 @@ def test_a_put_is_synced_before_and_after_it_is_renamed(
     steps = Steps(monkeypatch)
     etag = objects.put("a/c", b"x").etag
     objects.put_if_match("a/c", b"y", etag)
-    made = [step for step in steps.made if not step.startswith("mkdir")]
-    assert made == [
+    order = [step for step in steps.made if not step.startswith("mkdir")]
+    assert order == [
         "fsync scratch",
         "replace c",
         "fsync a",
@@ -99,10 +99,10 @@ def test_a_put_is_synced_before_and_after_it_is_renamed(
 def test_an_answer_of_mine_or_other_is_synced_too(
     objects: LocalObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mark, theirs = nonce(), nonce()
+    mark, other_mark = nonce(), nonce()
     objects.put_if_absent("a/c", mark, mark)
     steps = Steps(monkeypatch)
-    for body in (mark, theirs):
+    for body in (mark, other_mark):
         objects.put_if_absent("a/c", body, body)
         assert steps.made == ["fsync c", "fsync a"]  # its writer may have died before it did that
         steps.made.clear()
@@ -130,8 +130,8 @@ def test_where_all_changes_go_through_one_journal_the_last_folder_brings_the_oth
     monkeypatch.setattr(durable_files, "ONE_JOURNAL", frozenset({durable_files.file_system(root)}))
     steps = Steps(monkeypatch)
     objects.put("a/b/c", b"x")
-    made = [step for step in steps.made if not step.startswith("mkdir")]
-    assert made == ["fsync scratch", "replace c", "fsync b"]
+    order = [step for step in steps.made if not step.startswith("mkdir")]
+    assert order == ["fsync scratch", "replace c", "fsync b"]
 
 
 def crashed(objects: Objects, point: str, mark: bytes) -> None:
@@ -179,12 +179,12 @@ def test_a_process_killed_at_a_crash_point_leaves_nothing_torn(root: Path, point
 
 
 def test_crash_points_stand_around_every_durable_step(objects: LocalObjects) -> None:
-    with crash.recorded() as seen:
+    with crash.recorded() as points:
         etag = objects.put("k", b"x").etag
-        assert seen == {"objects.local.before_rename", "objects.local.after_rename"}
+        assert points == {"objects.local.before_rename", "objects.local.after_rename"}
         objects.put_if_match("k", b"y", etag)
         objects.put_if_absent("n", mark := nonce(), mark)
-    assert seen == {f"objects.local.{point}" for point in POINTS}
+    assert points == {f"objects.local.{point}" for point in POINTS}
 
 
 def test_the_scratch_of_a_living_writer_is_not_swept(objects: LocalObjects, root: Path) -> None:
@@ -403,11 +403,11 @@ def full_disk(tmp_path: Path) -> list[str]:
 
 @pytest.mark.rule("STO-12")
 def test_a_full_disk_is_told_and_loses_nothing(full_disk: list[str]) -> None:
-    done = subprocess.run(
+    ended = subprocess.run(
         [*full_disk, FULL_DISK], capture_output=True, text=True, timeout=STUCK_S, check=False
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n") == [
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.split("\n") == [
         "full objects-full True",
         "full objects-full",
         "full objects-full",

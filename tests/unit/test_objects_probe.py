@@ -70,8 +70,8 @@ class LacksMatch(MemoryObjects):
 
 class ListsByFolder(MemoryObjects):
     def _list(self, prefix: str, after: str | None) -> Iterator[ObjectInfo]:
-        found = sorted(super()._list(prefix, None), key=lambda info: info.key.split("/"))
-        return (info for info in found if after is None or info.key.split("/") > after.split("/"))
+        infos = sorted(super()._list(prefix, None), key=lambda info: info.key.split("/"))
+        return (info for info in infos if after is None or info.key.split("/") > after.split("/"))
 
 
 class FailsToRead(MemoryObjects):

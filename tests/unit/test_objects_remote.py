@@ -154,8 +154,8 @@ def test_a_race_that_s3_leaves_undecided_is_run_again(provider: Provider, clock:
 
 
 def test_a_create_after_a_500_that_had_landed_is_mine(provider: Provider, clock: FakeClock) -> None:
-    there = Answer(200, body=NONCE)
-    provider.answers = [Answer(500), Answer(412, "PreconditionFailed"), there, there]
+    stored = Answer(200, body=NONCE)
+    provider.answers = [Answer(500), Answer(412, "PreconditionFailed"), stored, stored]
     assert opened(provider.endpoint, clock).put_if_absent("k", NONCE, NONCE) is Put.MINE
     assert [request.method for request in provider.asked] == ["PUT", "PUT", "HEAD", "GET"]
 
@@ -208,12 +208,12 @@ def test_azure_is_asked_with_the_headers_of_http(provider: Provider, clock: Fake
 
 
 def listing(*keys: str) -> Answer:
-    found = "".join(
+    contents = "".join(
         f"<Contents><Key>{key}</Key><LastModified>2026-11-15T09:01:53.000Z</LastModified>"
         f'<ETag>"x"</ETag><Size>1</Size></Contents>'
         for key in keys
     )
-    return Answer(200, headers=(), body=f"<ListBucketResult>{found}</ListBucketResult>".encode())
+    return Answer(200, headers=(), body=f"<ListBucketResult>{contents}</ListBucketResult>".encode())
 
 
 @pytest.mark.parametrize("how", ["flat", "folders"])
@@ -230,7 +230,7 @@ def test_names_of_others_that_are_no_keys_are_passed_over_or_told(
 
 
 def prefixes(*folders: str) -> str:
-    return "".join(f"<CommonPrefixes><Prefix>{one}</Prefix></CommonPrefixes>" for one in folders)
+    return "".join(f"<CommonPrefixes><Prefix>{folder}</Prefix></CommonPrefixes>" for folder in folders)
 
 
 @pytest.mark.parametrize("how", ["flat", "folders"])
@@ -243,10 +243,10 @@ def test_a_name_like_a_double_slash_spoils_its_own_folder_alone_where_others_wri
     top = level._replace(body=level.body.replace(b"</ListBucketResult>", within))
     answers = [top, listing("root/b/x", "root/b//c"), listing("root/d/y")]
     provider.answers = answers if how == "folders" else [listing("root/a", "root/b//c"), *answers]
-    told: list[str] = []
-    found = objects.list_foreign(lambda name, _: told.append(name))
-    assert [info.key for info in found] == ["a", "d/y", "e"]
-    assert told == ["b/"]
+    skipped: list[str] = []
+    listed = objects.list_foreign(lambda name, _: skipped.append(name))
+    assert [info.key for info in listed] == ["a", "d/y", "e"]
+    assert skipped == ["b/"]
 
 
 def closed_port() -> str:
@@ -327,7 +327,7 @@ use("parent")
 
 
 def test_use_before_and_after_a_fork_is_an_error_not_a_hang() -> None:
-    done = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORKS, closed_port()],
         capture_output=True,
         text=True,
@@ -335,8 +335,8 @@ def test_use_before_and_after_a_fork_is_an_error_not_a_hang() -> None:
         check=False,
         env=os.environ,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == [
         "child before asked",
         "parent asked",
         "child after forked",

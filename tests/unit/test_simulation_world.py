@@ -64,74 +64,74 @@ def booted(world: World) -> list[SimNode]:
 
 
 def test_things_happen_in_the_order_of_their_times_then_of_their_planning() -> None:
-    scheduler, seen = SimulationScheduler(), list[str]()
+    scheduler, order = SimulationScheduler(), list[str]()
     for name, after_us in [("late", 30), ("first", 10), ("second", 10)]:
-        scheduler.spawn(name, lambda name=name: seen.append(name), after_us)  # type: ignore[misc]
+        scheduler.spawn(name, lambda name=name: order.append(name), after_us)  # type: ignore[misc]
     scheduler.run_until(20)
-    assert seen == ["first", "second"]
+    assert order == ["first", "second"]
     assert scheduler.now_us == 20
     scheduler.run_until(100)
-    assert seen == ["first", "second", "late"]
+    assert order == ["first", "second", "late"]
 
 
 def test_a_step_that_stops_in_its_middle_lets_everybody_else_go_on(world: World) -> None:
-    one, other = booted(world)
-    seen = list[str]()
+    first, other = booted(world)
+    order = list[str]()
 
     def stops() -> Next:
-        seen.append("stops")
+        order.append("stops")
         world.scheduler.block(SECOND_US)
-        seen.append("goes on")
+        order.append("goes on")
         return None
 
     def ticks() -> Next:
-        seen.append("other")
+        order.append("other")
         return 0.4
 
-    one.spawn("stops", stops)
+    first.spawn("stops", stops)
     other.spawn("ticks", ticks, 0.1)
     world.scheduler.run_until(SECOND_US + 10)
-    assert seen == ["stops", "other", "other", "other", "goes on"]
+    assert order == ["stops", "other", "other", "other", "goes on"]
 
 
 @pytest.mark.parametrize("freeze", [False, True])
 def test_a_pause_stops_a_whole_node_and_a_slow_answer_one_thread_of_it(world: World, freeze: bool) -> None:
     node = booted(world)[0]
-    seen = list[str]()
+    order = list[str]()
 
     def stops() -> Next:
         world.scheduler.block(SECOND_US, freeze=freeze)
-        seen.append("goes on")
+        order.append("goes on")
         return None
 
     def sibling() -> Next:
-        seen.append("sibling")
+        order.append("sibling")
         return None
 
     node.spawn("stops", stops)
     node.spawn("sibling", sibling, 0.5)
     world.scheduler.run_until(2 * SECOND_US)
-    assert seen == (["goes on", "sibling"] if freeze else ["sibling", "goes on"])
+    assert order == (["goes on", "sibling"] if freeze else ["sibling", "goes on"])
 
 
 def test_a_node_that_dies_while_it_is_stopped_does_not_go_on(world: World) -> None:
     node = booted(world)[0]
-    seen = list[str]()
+    order = list[str]()
 
     def stops() -> Next:
         try:
             world.scheduler.block(SECOND_US, freeze=True)
         except Crashed:
-            seen.append("crashed")
+            order.append("crashed")
             raise
-        seen.append("goes on")
+        order.append("goes on")
         return None
 
     node.spawn("stops", stops)
-    node.spawn("sibling", lambda: seen.append("sibling"), 2.0)
+    node.spawn("sibling", lambda: order.append("sibling"), 2.0)
     world.scheduler.spawn("killer", lambda: world.crash(node, "here"), SECOND_US // 2)
     world.scheduler.run_until(3 * SECOND_US)
-    assert seen == ["crashed"]
+    assert order == ["crashed"]
     assert world.machines[0].boots >= 1
 
 
@@ -179,13 +179,13 @@ def test_what_goes_round_in_circles_is_stopped() -> None:
 
 
 def test_clocks_drift_and_jump_by_themselves(world: World) -> None:
-    one, other = booted(world)
-    one.clock.off_s = -7200.0
-    slow = type(one.clock)(world.scheduler, rate=0.5)
-    before = one.clock.monotonic(), other.clock.wall() - one.clock.wall(), slow.monotonic()
+    first, other = booted(world)
+    first.clock.off_s = -7200.0
+    slow = type(first.clock)(world.scheduler, rate=0.5)
+    before = first.clock.monotonic(), other.clock.wall() - first.clock.wall(), slow.monotonic()
     world.scheduler.run_until(4 * SECOND_US)
     assert before[1] == pytest.approx(7200.0)
-    assert one.clock.monotonic() - before[0] == pytest.approx(4.0)
+    assert first.clock.monotonic() - before[0] == pytest.approx(4.0)
     assert slow.monotonic() - before[2] == pytest.approx(2.0)
 
 
@@ -274,16 +274,16 @@ def test_overlapping_transactions_really_conflict(world: World) -> None:
             else None
         )
     )
-    one, other = booted(world)
-    told = list[tuple[str, int]]()
-    for node, after_s in ((one, 0.0), (other, 0.5)):
+    first, other = booted(world)
+    results = list[tuple[str, int]]()
+    for node, after_s in ((first, 0.0), (other, 0.5)):
         node.spawn(
             "add",
-            lambda name=node.name: told.append((name, world.store.run(add_one))),
+            lambda name=node.name: results.append((name, world.store.run(add_one))),
             after_s,  # type: ignore[misc]
         )
     world.scheduler.run_until(5 * SECOND_US)
-    assert told == [(other.name, 1), (one.name, 2)]
+    assert results == [(other.name, 1), (first.name, 2)]
     assert world.store.conflicts == 1
 
 
@@ -292,10 +292,10 @@ def test_a_commit_that_was_given_up_for_lost_never_arrives_later(world: World) -
     """Its look-up has fenced it: it comes when the repeated one is long committed, and is refused."""
     late = iter([SECOND_US])
     world.weather.late_us = lambda: next(late, None)  # type: ignore[method-assign]
-    node, told = booted(world)[0], list[int]()
-    node.spawn("add", lambda: told.append(world.store.run(add_one)))
+    node, results = booted(world)[0], list[int]()
+    node.spawn("add", lambda: results.append(world.store.run(add_one)))
     world.scheduler.run_until(5 * SECOND_US)
-    assert told == [1]
+    assert results == [1]
     assert world.store.rows[COUNTER] == b"1"
     assert [entry.event for entry in world.timeline.entries if entry.source == "store"] == [
         "late commit refused"

@@ -93,12 +93,12 @@ class TestKeys:
             Mapping(prefix)
 
     def test_stores_under_different_prefixes_do_not_see_each_other(self, binding: Binding) -> None:
-        one, two = (
+        first, second = (
             FoundationStore("/c", prefix=pack((name,)), clock=JumpingClock(), binding=binding)
             for name in "ab"
         )
-        one.run(lambda tx: tx.set(b"k", b"1"))
-        assert two.run(lambda tx: tx.range(b"\x00", b"\xfe")) == []
+        first.run(lambda tx: tx.set(b"k", b"1"))
+        assert second.run(lambda tx: tx.range(b"\x00", b"\xfe")) == []
 
 
 class TestDoubt:

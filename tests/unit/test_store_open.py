@@ -218,8 +218,8 @@ class TestSecrets:
             url = form.format(encoded)
             assert redact(url) == form.format(HIDDEN)
             scrub = Scrubber(url)
-            for said in (encoded, secret, quote(secret), quote_plus(secret), repr(secret)[1:-1]):
-                assert f"<{said}>" not in scrub(f"connection failed for <{said}>: try again")
+            for text in (encoded, secret, quote(secret), quote_plus(secret), repr(secret)[1:-1]):
+                assert f"<{text}>" not in scrub(f"connection failed for <{text}>: try again")
 
     @pytest.mark.rule("STO-14")
     def test_a_text_of_others_loses_parameters_that_are_called_secrets(self) -> None:

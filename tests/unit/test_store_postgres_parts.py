@@ -57,12 +57,12 @@ class TestLeaseClock:
         assert clock.step_back() is None
 
     def test_an_estimate_goes_on_with_our_own_clock(self) -> None:
-        ours = JumpingClock()
-        clock = LeaseClock(ours)
-        assert clock.estimate() is None
-        clock.read(100 * SECOND, 0, 0)
-        ours.skip(7200)
-        estimate = clock.estimate()
+        clock = JumpingClock()
+        lease_clock = LeaseClock(clock)
+        assert lease_clock.estimate() is None
+        lease_clock.read(100 * SECOND, 0, 0)
+        clock.skip(7200)
+        estimate = lease_clock.estimate()
         assert estimate is not None
         assert abs(estimate - 7300 * SECOND) < 10 * SECOND
 
@@ -70,8 +70,8 @@ class TestLeaseClock:
 class TestNotifications:
     @given(st.lists(st.sets(st.binary(min_size=1, max_size=20), max_size=30), max_size=20))
     def test_what_was_touched_is_what_is_read(self, commits: list[set[bytes]]) -> None:
-        told = [read_payload(payload) for payload in payloads(commits)]
-        assert set().union(*[each for each in told if each]) == {
+        received = [read_payload(payload) for payload in payloads(commits)]
+        assert set().union(*[each for each in received if each]) == {
             checksum(key) for keys in commits for key in keys
         }
 
@@ -132,9 +132,9 @@ class TestVerdicts:
         ],
     )
     def test_what_the_server_refuses_has_one_meaning(self, sqlstate: str, meaning: type[Exception]) -> None:
-        found = verdict(StatementFailed("words", sqlstate=sqlstate))
-        assert type(found) is meaning
-        assert sqlstate in str(found), "the SQLSTATE goes on, the driver's exception does not"
+        error = verdict(StatementFailed("words", sqlstate=sqlstate))
+        assert type(error) is meaning
+        assert sqlstate in str(error), "the SQLSTATE goes on, the driver's exception does not"
 
     def test_a_lost_connection_is_an_absence(self) -> None:
         assert isinstance(verdict(ConnectionLost("gone", sent=True)), Unreached)

@@ -50,7 +50,7 @@ def test_a_good_history_is_not_complained_about() -> None:
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_history_is_found_out(case: str) -> None:
     entries, complaint = WRONG[case]
-    assert any(complaint in one for one in violations(entries, PLAN)), violations(entries, PLAN)
+    assert any(complaint in problem for problem in violations(entries, PLAN)), violations(entries, PLAN)
 
 
 def taken(stage: Stage, work: PartitionWork, node: str) -> Partition:
@@ -83,7 +83,7 @@ def test_work_goes_on_where_the_last_holder_stopped_and_an_old_holder_writes_not
     assert stage.store.run(work.finish)
     assert stage.store.run(work.is_finished)
     history = work.history(stage.store)
-    assert [(one.node, one.unit, one.kind) for one in history] == [
+    assert [(entry.node, entry.unit, entry.kind) for entry in history] == [
         ("a", 0, "unit"),
         ("b", 1, "unit"),
         ("b", 2, "unit"),

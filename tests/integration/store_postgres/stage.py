@@ -44,8 +44,8 @@ def work_through(stores: list[PostgresStore], rows: int, disturb: Callable[[], N
 
     def taker(store: PostgresStore, me: int) -> int:
         total = 0
-        while (got := store.run(lambda tx: claim(tx, b"%d" % me), mode="take")) > 0:
-            total += got
+        while (count := store.run(lambda tx: claim(tx, b"%d" % me), mode="take")) > 0:
+            total += count
             begun.set()
         return total
 
@@ -61,15 +61,15 @@ def work_through(stores: list[PostgresStore], rows: int, disturb: Callable[[], N
         racer.start()
     assert begun.wait(STUCK_S)
     disturb()  # by the main thread, which is the one that may start servers
-    taken = [racer.outcome() for racer in takers]
+    counts = [racer.outcome() for racer in takers]
     for racer in counters:
         racer.outcome()
-    found = contents(stores[0])
-    claims = {key: read_counter(value) for key, value in found.items() if key.startswith(b"claims/")}
+    stored = contents(stores[0])
+    claims = {key: read_counter(value) for key, value in stored.items() if key.startswith(b"claims/")}
     assert claims == {b"claims/%04d" % n: 1 for n in range(rows)}, "a row was lost, or claimed twice"
-    assert sum(taken) == rows, "what was returned is what was committed"
-    assert found[b"n"] == b"%d" % (counted * len(stores))
-    assert len([key for key in found if key.startswith(b"log")]) == counted * len(stores)
+    assert sum(counts) == rows, "what was returned is what was committed"
+    assert stored[b"n"] == b"%d" % (counted * len(stores))
+    assert len([key for key in stored if key.startswith(b"log")]) == counted * len(stores)
 
 
 def base_of(url: str) -> str:

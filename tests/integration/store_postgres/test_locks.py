@@ -34,17 +34,17 @@ class TestLocks:
     @pytest.mark.rule("STO-2", "STO-3")
     def test_takers_never_share_a_row(self, url: str) -> None:
         rows = 300
-        with PostgresStore(url) as one, PostgresStore(url) as two:
-            one.run(lambda tx: [tx.set(b"q/%04d" % n, b"") for n in range(rows)])
+        with PostgresStore(url) as first, PostgresStore(url) as second:
+            first.run(lambda tx: [tx.set(b"q/%04d" % n, b"") for n in range(rows)])
 
             def taker(store: PostgresStore) -> list[bytes]:
-                mine: list[bytes] = []
-                while found := store.run(lambda tx: tx.take(*QUEUE, 7), mode="take"):
-                    mine += [row.key for row in found]
-                return mine
+                keys: list[bytes] = []
+                while batch := store.run(lambda tx: tx.take(*QUEUE, 7), mode="take"):
+                    keys += [row.key for row in batch]
+                return keys
 
-            taken = together(*[lambda s=s: taker(s) for s in (one, two) * 4])
-        assert sorted(key for each in taken for key in each) == [b"q/%04d" % n for n in range(rows)]
+            all_keys = together(*[lambda s=s: taker(s) for s in (first, second) * 4])
+        assert sorted(key for each in all_keys for key in each) == [b"q/%04d" % n for n in range(rows)]
 
     @pytest.mark.rule("STO-3")
     def test_a_taker_does_not_wait_for_rows_that_another_is_taking(self, store: PostgresStore) -> None:
@@ -181,7 +181,7 @@ class TestLocks:
     @pytest.mark.rule("STO-2")
     def test_a_reader_who_goes_on_behind_the_last_version_misses_no_row(self, url: str) -> None:
         log, writers, each = pack(("log",)), 12, 15
-        done = threading.Event()
+        all_written = threading.Event()
 
         def write(store: PostgresStore, me: int) -> list[bytes]:
             for n in range(each):
@@ -199,22 +199,24 @@ class TestLocks:
             try:
                 together(*[lambda me=me: write(stores[me % 2], me) for me in range(writers)])
             finally:
-                done.set()
+                all_written.set()
             return []
 
         def page(store: PostgresStore) -> list[bytes]:
-            found: list[bytes] = []
+            entries: list[bytes] = []
             cursor, last = log, False
             while not last:
-                last = done.is_set()  # one more page after everything is written
+                last = all_written.is_set()  # one more page after everything is written
                 rows = store.run(lambda tx: tx.range(cursor, after(log)))  # noqa: B023
-                found += [row.value for row in rows]
+                entries += [row.value for row in rows]
                 cursor = rows[-1].key + b"\x00" if rows else cursor
-            return found
+            return entries
 
-        with PostgresStore(url) as one, PostgresStore(url) as two:
-            _, first, second = together(lambda: write_all([one, two]), lambda: page(one), lambda: page(two))
-            rows = one.run(lambda tx: tx.range(log, after(log)))
+        with PostgresStore(url) as store, PostgresStore(url) as other:
+            _, first, second = together(
+                lambda: write_all([store, other]), lambda: page(store), lambda: page(other)
+            )
+            rows = store.run(lambda tx: tx.range(log, after(log)))
         assert first == second == [row.value for row in rows]
         assert sorted(first) == sorted(b"%d/%d" % (me, n) for me in range(writers) for n in range(each))
         (version,) = unpack(rows[0].key[len(log) :])
@@ -237,8 +239,8 @@ class TestLocks:
         }
         link = store._local().pool.take(STUCK_S)
         try:
-            for name, given in arguments.items():
-                (plan,) = link.exchange([plain(f"EXPLAIN (COSTS off) EXECUTE tidemill_{name}({given})")])
+            for name, values in arguments.items():
+                (plan,) = link.exchange([plain(f"EXPLAIN (COSTS off) EXECUTE tidemill_{name}({values})")])
                 text = "\n".join((plan.get_value(n, 0) or b"").decode() for n in range(plan.ntuples))
                 assert "Index Scan" in text, f"{name}\n{text}"
                 assert not {"Seq Scan", "Hash", "Merge", "Sort"} & set(text.split()), f"{name}\n{text}"

@@ -27,14 +27,14 @@ class TestOpening:
 
     def test_schemas_are_stores_of_their_own(self, url: str) -> None:
         with (
-            open_store(f"{url}?schema=One") as one,
-            open_store(f"{url}?schema=two x") as two,
+            open_store(f"{url}?schema=One") as first,
+            open_store(f"{url}?schema=two x") as second,
         ):
-            one.run(lambda tx: tx.set(b"k", b"1"))
-            two.run(lambda tx: tx.add(b"n", 1))
-            assert contents(one) == {b"k": b"1"}
-            assert list(contents(two)) == [b"n"]
-            assert one.url.endswith("One")
+            first.run(lambda tx: tx.set(b"k", b"1"))
+            second.run(lambda tx: tx.add(b"n", 1))
+            assert contents(first) == {b"k": b"1"}
+            assert list(contents(second)) == [b"n"]
+            assert first.url.endswith("One")
 
     def test_many_may_open_a_fresh_store_at_once(self, url: str) -> None:
         def open_and_add() -> int:
@@ -50,10 +50,10 @@ class TestOpening:
         with PostgresStore(f"{url}&options=-c%20synchronous_commit%3Doff") as store:
             link = store._local().pool.take(STUCK_S)
             names = ["lock_timeout", "idle_in_transaction_session_timeout", "synchronous_commit"]
-            asked = [plain(f"SELECT current_setting('{name}')") for name in names]
-            found = [result.get_value(0, 0) for result in link.exchange(asked)]
+            queries = [plain(f"SELECT current_setting('{name}')") for name in names]
+            settings = [result.get_value(0, 0) for result in link.exchange(queries)]
             store._local().pool.give(link)
-        assert found == [b"1500ms", b"3s", b"on"]
+        assert settings == [b"1500ms", b"3s", b"on"]
 
     @pytest.mark.rule("STO-9")
     def test_counters_wrap_as_they_do_everywhere(self, store: PostgresStore) -> None:

@@ -43,13 +43,13 @@ class TestSecrets:
     @staticmethod
     def shown(error: BaseException | None) -> Iterator[str]:
         """Everything an error, and whatever hangs on it, can show."""
-        seen: set[int] = set()
+        visited: set[int] = set()
         todo = [error]
         while todo:
             each = todo.pop()
-            if each is None or id(each) in seen:
+            if each is None or id(each) in visited:
                 continue
-            seen.add(id(each))
+            visited.add(id(each))
             yield from (str(each), repr(each), repr(each.args), repr(vars(each)))
             yield "".join(traceback.format_exception(each))
             todo += [each.__cause__, each.__context__]

@@ -51,17 +51,17 @@ class TestTime:
     @pytest.mark.rule("STO-6")
     def test_who_sees_a_row_has_a_time_that_is_not_before_the_rows(self, url: str) -> None:
         def stamp(tx: Tx) -> int:
-            seen = read_counter(tx.get(b"t"))
+            time = read_counter(tx.get(b"t"))
             now = tx.now()
-            assert now >= seen, "an earlier transaction had a later time"
+            assert now >= time, "an earlier transaction had a later time"
             tx.set(b"t", now.to_bytes(8, "little"))
             return now
 
-        with PostgresStore(url) as one, PostgresStore(url) as two:
+        with PostgresStore(url) as first, PostgresStore(url) as second:
 
             def look(store: PostgresStore) -> list[int]:
                 return [store.run(stamp) for _ in range(15)]
 
-            together(*[lambda s=s: look(s) for s in (one, two, one, two)])
+            together(*[lambda s=s: look(s) for s in (first, second, first, second)])
             (row,) = execute(url, "SELECT last_value FROM tidemill_lease_mark")
-            assert read_counter(contents(one)[b"t"]) <= row[0]  # type: ignore[operator]
+            assert read_counter(contents(first)[b"t"]) <= row[0]  # type: ignore[operator]

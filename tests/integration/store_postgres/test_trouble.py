@@ -25,8 +25,11 @@ class TestTrouble:
     def test_a_restart_in_the_middle_of_work_loses_and_doubles_nothing(
         self, postgres_server: PostgresServer, url: str
     ) -> None:
-        with PostgresStore(url, patience_s=STUCK_S) as one, PostgresStore(url, patience_s=STUCK_S) as two:
-            work_through([one, two], 900, postgres_server.restart_immediate)
+        with (
+            PostgresStore(url, patience_s=STUCK_S) as first,
+            PostgresStore(url, patience_s=STUCK_S) as second,
+        ):
+            work_through([first, second], 900, postgres_server.restart_immediate)
 
     @pytest.mark.rule("STO-5", "STO-9")
     def test_killed_backends_lose_and_double_nothing(self, postgres_server: PostgresServer, url: str) -> None:
@@ -37,8 +40,11 @@ class TestTrouble:
             for _ in range(6):
                 killed += postgres_server.cut_connections(base_of(url))
 
-        with PostgresStore(url, patience_s=STUCK_S) as one, PostgresStore(url, patience_s=STUCK_S) as two:
-            work_through([one, two], 600, kill)
+        with (
+            PostgresStore(url, patience_s=STUCK_S) as first,
+            PostgresStore(url, patience_s=STUCK_S) as second,
+        ):
+            work_through([first, second], 600, kill)
         assert killed > 0
 
     @pytest.mark.rule("STO-5")
@@ -149,9 +155,9 @@ class TestTrouble:
         self, store: PostgresStore
     ) -> None:
         store.run(lambda tx: [tx.set(b"q/1", b""), tx.set(b"q/2", b"")])
-        with crash.recorded() as seen:
+        with crash.recorded() as points:
             store.run(lambda tx: tx.set(b"k", b""))
-        assert seen == {"store.postgres.before_commit", "store.postgres.after_commit"}
+        assert points == {"store.postgres.before_commit", "store.postgres.after_commit"}
         with crash.armed("store.postgres.before_commit"), pytest.raises(crash.Crashed):
             store.run(lambda tx: claim(tx, b"me"), mode="take")
         assert [key for key in contents(store) if key.startswith(b"q/")] == [b"q/1", b"q/2"]

@@ -20,15 +20,17 @@ class TestWakeUps:
     ) -> None:
         monkeypatch.setattr(postgres_watch, "POLL_S", 3600.0)  # so that it is not polling that wakes
         with (
-            PostgresStore(url) as one,
-            PostgresStore(url) as two,
-            one.watch([b"k"]) as watch,
+            PostgresStore(url) as first,
+            PostgresStore(url) as second,
+            first.watch([b"k"]) as watch,
         ):
-            assert poll(lambda: not one._local().notifier.must_poll, SYSTEM, every_s=0.01, timeout_s=STUCK_S)
+            assert poll(
+                lambda: not first._local().notifier.must_poll, SYSTEM, every_s=0.01, timeout_s=STUCK_S
+            )
             watch.wait(0)
-            two.run(lambda tx: tx.set(b"k", b"1"))
+            second.run(lambda tx: tx.set(b"k", b"1"))
             assert watch.wait(STUCK_S)
-            two.run(lambda tx: tx.set_versioned(b"k", b"1"))
+            second.run(lambda tx: tx.set_versioned(b"k", b"1"))
             assert watch.wait(STUCK_S)
 
     @pytest.mark.rule("STO-8")
@@ -37,11 +39,11 @@ class TestWakeUps:
     ) -> None:
         monkeypatch.setattr(postgres_watch, "POLL_S", 3600.0)
         with (
-            PostgresStore(url) as one,
-            PostgresStore(url) as two,
-            one.watch([b"k"]) as watch,
+            PostgresStore(url) as first,
+            PostgresStore(url) as second,
+            first.watch([b"k"]) as watch,
         ):
-            notifier = one._local().notifier
+            notifier = first._local().notifier
             assert poll(lambda: not notifier.must_poll, SYSTEM, every_s=0.01, timeout_s=STUCK_S)
             watch.wait(0)
             waiting = Racer(lambda: watch.wait(STUCK_S))
@@ -50,7 +52,7 @@ class TestWakeUps:
             assert waiting.outcome() is True, "something may have been missed, and nobody was told"
             assert poll(lambda: not notifier.must_poll, SYSTEM, every_s=0.01, timeout_s=STUCK_S)
             watch.wait(0)
-            two.run(lambda tx: tx.set(b"k", b"1"))
+            second.run(lambda tx: tx.set(b"k", b"1"))
             assert watch.wait(STUCK_S)
 
     @pytest.mark.rule("STO-8")
@@ -60,27 +62,29 @@ class TestWakeUps:
         monkeypatch.setattr(postgres_watch, "POLL_S", 0.05)
         with (
             PostgresProxy(postgres_server.port, poses_as_pooler=True) as proxy,
-            PostgresStore(proxy.through(url)) as one,
-            PostgresStore(url) as two,
-            one.watch([b"k"]) as watch,
+            PostgresStore(proxy.through(url)) as first,
+            PostgresStore(url) as second,
+            first.watch([b"k"]) as watch,
         ):
-            one.run(lambda tx: [tx.set(b"q/%d" % n, b"") for n in range(5)])
-            assert one.run(lambda tx: claim(tx, b"me"), mode="take") == 3
-            assert one.run(lambda tx: tx.swap(b"owner/0", b"me", b"you"))
+            first.run(lambda tx: [tx.set(b"q/%d" % n, b"") for n in range(5)])
+            assert first.run(lambda tx: claim(tx, b"me"), mode="take") == 3
+            assert first.run(lambda tx: tx.swap(b"owner/0", b"me", b"you"))
             prepared = execute(url, "SELECT 1 FROM pg_prepared_statements")
             assert prepared == []
-            two.run(lambda tx: tx.set(b"k", b"1"))
-            seen = False
-            while not seen:
+            second.run(lambda tx: tx.set(b"k", b"1"))
+            fired = False
+            while not fired:
                 assert watch.wait(STUCK_S), "waiting did not turn into polling"
-                seen = one.run(lambda tx: tx.get(b"k")) == b"1"
+                fired = first.run(lambda tx: tx.get(b"k")) == b"1"
 
     def test_a_process_that_ends_tells_the_rest_before_it_does(
         self, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(postgres_watch, "POLL_S", 3600.0)
-        with PostgresStore(url) as one, one.watch([b"k%d" % n for n in range(50)]) as watch:
-            assert poll(lambda: not one._local().notifier.must_poll, SYSTEM, every_s=0.01, timeout_s=STUCK_S)
+        with PostgresStore(url) as store, store.watch([b"k%d" % n for n in range(50)]) as watch:
+            assert poll(
+                lambda: not store._local().notifier.must_poll, SYSTEM, every_s=0.01, timeout_s=STUCK_S
+            )
             watch.wait(0)
             with PostgresStore(url) as two:
                 two.run(lambda tx: [tx.set(b"k%d" % n, b"") for n in range(50)])
@@ -109,6 +113,6 @@ class TestWakeUps:
             return execute(url, "SELECT 1 FROM tidemill_op")
 
         assert poll(lambda: len(left()) == 2, SYSTEM, every_s=0.02, timeout_s=STUCK_S)
-        kept = execute(url, "SELECT k FROM tidemill_op ORDER BY k")
-        names = [unpack(bytes(key)[len(OPERATIONS) :])[1] for (key,) in kept]  # type: ignore[call-overload]
+        remaining = execute(url, "SELECT k FROM tidemill_op ORDER BY k")
+        names = [unpack(bytes(key)[len(OPERATIONS) :])[1] for (key,) in remaining]  # type: ignore[call-overload]
         assert names[0] == "an hour"
