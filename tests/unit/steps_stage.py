@@ -78,11 +78,11 @@ class StepStage(Stage):
         return None if ticket is None else self.stepper(**fields).run(ticket)
 
     def settle(self, node: Node, *names: str) -> None:
-        """Run whatever is due until nothing is."""
+        """Run the groups until none of them is due."""
         for _ in range(100):
             if not [name for name in names if self.step(node, name) is not None]:
                 return
-        raise AssertionError("the groups never come to rest")
+        raise AssertionError("a group is always due")
 
 
 def spec(name: str, *reads: DatasetId, code: str = "c", **fields: Any) -> GroupSpec:
@@ -92,12 +92,12 @@ def spec(name: str, *reads: DatasetId, code: str = "c", **fields: Any) -> GroupS
 
 def outputs(batch: StepBatch, attempt: str) -> tuple[StepOutput, ...]:
     """Manifests that name what they were made from, so that a mix-up shows."""
-    made = (batch.lot, ManifestState.COMPLETE, 0, attempt)
+    fields = (batch.lot, ManifestState.COMPLETE, 0, attempt)
     return tuple(
         StepOutput(
             view=view.name,
-            changes=layout.manifest_key(*changes_of(P, view.name).parts, *made),
-            table=layout.manifest_key(*table_of(P, view.name).parts, *made, root=True),
+            changes=layout.manifest_key(*changes_of(P, view.name).parts, *fields),
+            table=layout.manifest_key(*table_of(P, view.name).parts, *fields, root=True),
             rows=1,
         )
         for view in batch.spec.views
@@ -114,18 +114,18 @@ def check_steps(tx: Tx, keys: StepKeys, pipeline: str = P) -> None:
     at: dict[DatasetId, int] = {}
     by_step: list[dict[DatasetId, int]] = [{}]
     for record in log:
-        for one in record.ranges:
-            assert one.after == at.get(one.dataset, 0) < one.to <= events.head(tx, keys.lots, one.dataset)
-            at[one.dataset] = one.to
+        for each in record.ranges:
+            assert each.after == at.get(each.dataset, 0) < each.to <= events.head(tx, keys.lots, each.dataset)
+            at[each.dataset] = each.to
         by_step.append(dict(at))
     assert records.assigned(tx, keys, pipeline, list(at)) == at
     if log:
         assert events.head(tx, keys.lots, step_log(pipeline)) == len(log)
     for group in groups.listed(tx, keys, pipeline):
         bases = group.spec.bases
-        for step, known in enumerate(by_step):
+        for step, positions_then in enumerate(by_step):
             positions = records.positions_at(tx, keys, pipeline, bases, step)
-            assert positions == {one: known.get(one, 0) for one in bases}
+            assert positions == {each: positions_then.get(each, 0) for each in bases}
         _check_group(tx, keys, pipeline, group, log)
 
 
@@ -151,7 +151,7 @@ def _check_group(tx: Tx, keys: StepKeys, pipeline: str, group: ViewGroup, log: l
                 parsed = layout.parse_key(key)
                 assert (parsed["attempt"], parsed["lot"]) == (row.attempt, step_lot(row.step))
     # No attempt is published without the row that names it.
-    for found in tx.range(*keys.attempt.all(), snapshot=True):
-        attempt = attempts.read(tx, keys, str(keys.attempt.unpack(found.key)[0]))
+    for stored in tx.range(*keys.attempt.all(), snapshot=True):
+        attempt = attempts.read(tx, keys, str(keys.attempt.unpack(stored.key)[0]))
         if isinstance(attempt, Published) and attempt.draft.author == group_id(pipeline, name):
             assert attempt.draft.id in by_author

@@ -53,7 +53,9 @@ def test_a_record_has_a_range_for_every_base_dataset_whose_head_moved(stage: Ste
 
 
 @pytest.mark.rule("DBSP-34")
-def test_as_many_ranges_as_fit_and_the_others_come_first_next_time(stage: StepStage) -> None:
+def test_a_record_holds_as_many_ranges_as_fit_and_the_next_has_the_others(
+    stage: StepStage,
+) -> None:
     stage.scan = False
     bases = [stage.dataset(f"d{number:04}") for number in range(MOST_RANGES + 10)]
     stage.declare(*(spec(f"g{n}", *bases[n * 50 : n * 50 + 50]) for n in range(7)))
@@ -62,8 +64,8 @@ def test_as_many_ranges_as_fit_and_the_others_come_first_next_time(stage: StepSt
     first = stage.run(records.write_record_now, stage.keys, P, "n")
     assert len(first.ranges) == MOST_RANGES
     assert stage.writes <= LIMITS.transaction_writes
-    for one in first.ranges:
-        stage.publish(one.dataset)  # those that were served move on at once
+    for served in first.ranges:
+        stage.publish(served.dataset)  # the datasets of the first record move again at once
     second = stage.run(records.write_record_now, stage.keys, P, "n")
     assert set(bases) - first.moved < second.moved
     assert len(second.ranges) == MOST_RANGES
@@ -86,7 +88,7 @@ def test_a_record_of_long_names_fits_one_value(stage: StepStage) -> None:
 
 
 @pytest.mark.rule("DBSP-26")
-def test_what_arrives_after_a_crash_joins_a_later_step(stage: StepStage) -> None:
+def test_lots_published_after_a_crash_belong_to_a_later_step(stage: StepStage) -> None:
     orders, node = stage.dataset("orders"), stage.node("n")
     stage.publish(orders)
     stage.declare(spec("g", orders))
@@ -103,7 +105,7 @@ def test_what_arrives_after_a_crash_joins_a_later_step(stage: StepStage) -> None
 
 
 @pytest.mark.rule("DBSP-35")
-def test_an_old_coordinator_writes_no_record(stage: StepStage) -> None:
+def test_a_former_coordinator_cannot_write_a_record(stage: StepStage) -> None:
     orders = stage.dataset("orders")
     stage.declare(spec("g", orders))
     stage.publish(orders)
@@ -120,7 +122,7 @@ def test_an_old_coordinator_writes_no_record(stage: StepStage) -> None:
     assert stage.run(records.write_record, stage.keys, P, new).epoch == new.epoch > old.epoch
 
 
-def test_now_never_falls_although_the_wall_clock_does(stage: StepStage) -> None:
+def test_now_never_decreases_although_the_wall_clock_does(stage: StepStage) -> None:
     orders = stage.dataset("orders")
     stage.declare(spec("g", orders))
     stage.publish(orders)
@@ -169,7 +171,7 @@ def test_a_commit_is_one_transaction_with_the_row_the_head_the_wake_and_the_fini
 
 
 @pytest.mark.rule("DBSP-39")
-def test_inside_of_a_group_nobody_is_woken(stage: StepStage) -> None:
+def test_views_of_a_group_do_not_wake_each_other(stage: StepStage) -> None:
     orders, node = stage.dataset("orders"), stage.node("n")
     views = (ViewSpec(name="u", code="c", reads=(orders,)), ViewSpec(name="v", code="c", uses=("u",)))
     stage.declare(GroupSpec(name="g", views=views))
@@ -182,7 +184,7 @@ def test_inside_of_a_group_nobody_is_woken(stage: StepStage) -> None:
 
 
 @pytest.mark.rule("DBSP-34")
-def test_groups_apply_every_record_and_pass_those_that_do_not_concern_them_together(stage: StepStage) -> None:
+def test_groups_apply_every_record_and_pass_records_without_work_together(stage: StepStage) -> None:
     a, b, node = stage.dataset("a"), stage.dataset("b"), stage.node("n")
     stage.declare(spec("g", a), spec("h", b))
     stage.settle(node, "g", "h")
@@ -191,8 +193,12 @@ def test_groups_apply_every_record_and_pass_those_that_do_not_concern_them_toget
         assert stage.step(node, "g").jobs == 1
     stage.publish(b)
     before = len(stage.computed)
-    done = stage.step(node, "h")
-    assert (done.step, done.commits, done.jobs) == (6, 1, 0)  # five at once, and no record of its own yet
+    summary = stage.step(node, "h")
+    assert (summary.step, summary.commits, summary.jobs) == (
+        6,
+        1,
+        0,
+    )  # five records at once
     assert len(stage.computed) == before
     stage.settle(node, "g", "h")
     assert [(row.after, row.step, bool(row.outputs)) for row in stage.rows_of_group("h")] == [
@@ -213,7 +219,7 @@ def test_groups_apply_every_record_and_pass_those_that_do_not_concern_them_toget
 
 
 @pytest.mark.rule("DBSP-34")
-def test_groups_that_read_one_dataset_cut_it_at_the_same_places(stage: StepStage) -> None:
+def test_groups_that_read_one_dataset_divide_it_at_the_same_positions(stage: StepStage) -> None:
     a, node = stage.dataset("a"), stage.node("n")
     stage.declare(spec("g", a), spec("h", a))
     stage.settle(node, "g", "h")
@@ -222,28 +228,28 @@ def test_groups_that_read_one_dataset_cut_it_at_the_same_places(stage: StepStage
         stage.publish(a)
         stage.step(node, "g")  # `h` lags
     stage.settle(node, "g", "h")
-    seen = {
+    batches = {
         name: [(batch.step, batch.positions[a]) for batch, _ in stage.computed if batch.spec.name == name]
         for name in ("g", "h")
     }
-    assert seen["g"] == seen["h"] == [(1, 0), (2, 2), (3, 4), (4, 6)]
+    assert batches["g"] == batches["h"] == [(1, 0), (2, 2), (3, 4), (4, 6)]
 
 
-def test_a_group_that_is_far_behind_may_take_several_records_at_once(stage: StepStage) -> None:
+def test_a_group_that_is_behind_can_apply_several_records_in_one_step(stage: StepStage) -> None:
     a, node = stage.dataset("a"), stage.node("n")
     stage.declare(spec("g", a), spec("h", a))
     stage.settle(node, "g", "h")
     for _ in range(5):
         stage.publish(a)
         stage.step(node, "g")
-    done = stage.step(node, "h", most=3)
-    assert (done.step, done.commits, done.jobs) == (6, 2, 2)
+    summary = stage.step(node, "h", most=3)
+    assert (summary.step, summary.commits, summary.jobs) == (6, 2, 2)
     assert [(row.after, row.step) for row in stage.rows_of_group("h")] == [(0, 1), (1, 4), (4, 6)]
 
 
 @pytest.mark.rule("DBSP-35")
 @pytest.mark.rule("DBSP-39")
-def test_a_zombie_commits_nothing_and_its_attempt_is_given_up_not_adopted(stage: StepStage) -> None:
+def test_a_stale_run_commits_nothing_and_its_attempt_is_abandoned(stage: StepStage) -> None:
     a, node, other = stage.dataset("a"), stage.node("n"), stage.node("m")
     stage.publish(a)
     stage.declare(spec("g", a))
@@ -252,9 +258,9 @@ def test_a_zombie_commits_nothing_and_its_attempt_is_given_up_not_adopted(stage:
     hold = stage.run(commits.open_step, stage.keys, ticket, batch, "zombie")
     stage.kill(node)
     assert stage.look(group_id(P, "g"))
-    again = stage.node("n")  # the same node, alive once more: its old run is over all the same
+    again = stage.node("n")  # the same node starts again: its old run has ended nevertheless
     second = stage.begin(other, "g")
-    held = stage.run(commits.open_step, stage.keys, second, batch, "second")
+    second_hold = stage.run(commits.open_step, stage.keys, second, batch, "second")
     assert isinstance(stage.run(attempts.read, stage.keys, "zombie"), Abandoned)
     revived = msgspec.structs.replace(ticket, node=again)
     result = StepResult.of(hold, outputs(batch, "zombie"))
@@ -265,7 +271,7 @@ def test_a_zombie_commits_nothing_and_its_attempt_is_given_up_not_adopted(stage:
         with pytest.raises(LeaseLost):
             stage.run(commits.open_step, stage.keys, late, batch, "third")
         assert everything(stage) == before
-    result = StepResult.of(held, outputs(batch, "second"))
+    result = StepResult.of(second_hold, outputs(batch, "second"))
     stage.run(commits.commit, stage.keys, second, batch, result, ends=True)
     assert [row.attempt for row in stage.rows_of_group("g")] == ["second"]
 
@@ -273,7 +279,7 @@ def test_a_zombie_commits_nothing_and_its_attempt_is_given_up_not_adopted(stage:
 @pytest.mark.parametrize(
     "fault", ["another step", "declared differently", "no attempt", "no table", "another's run"]
 )
-def test_if_anything_is_refused_nothing_is_committed(stage: StepStage, fault: str) -> None:
+def test_a_refused_commit_changes_nothing(stage: StepStage, fault: str) -> None:
     a, node = stage.dataset("a"), stage.node("n")
     stage.publish(a)
     stage.declare(spec("g", a), spec("h", a))
@@ -297,7 +303,7 @@ def test_if_anything_is_refused_nothing_is_committed(stage: StepStage, fault: st
     assert everything(stage) == before
 
 
-def test_a_computation_that_fails_gives_its_attempt_up_and_leaves_the_run_to_its_caller(
+def test_a_failed_computation_abandons_its_attempt_and_the_caller_ends_the_run(
     stage: StepStage,
 ) -> None:
     a, node = stage.dataset("a"), stage.node("n")
@@ -308,34 +314,34 @@ def test_a_computation_that_fails_gives_its_attempt_up_and_leaves_the_run_to_its
     def broken(batch: commits.StepBatch, attempt: str) -> tuple[commits.StepOutput, ...]:
         raise ValueError("a poor query")
 
-    told = []
+    emitted = []
     with pytest.raises(ValueError, match="a poor query"):
-        stage.stepper(compute=broken, emit=told.append).run(ticket)
-    assert "a poor query" in told[-1].why
-    assert isinstance(stage.run(attempts.read, stage.keys, told[-1].attempt), Abandoned)
+        stage.stepper(compute=broken, emit=emitted.append).run(ticket)
+    assert "a poor query" in emitted[-1].why
+    assert isinstance(stage.run(attempts.read, stage.keys, emitted[-1].attempt), Abandoned)
     stage.fail(ticket)
     assert stage.row(ticket.name).tally.failures == 1
     stage.settle(node, "g")
     assert stage.group("g").step == 1
 
 
-def test_while_another_is_the_coordinator_a_run_waits_and_that_is_no_failure(stage: StepStage) -> None:
+def test_a_run_waits_while_another_process_is_the_coordinator_and_counts_no_failure(stage: StepStage) -> None:
     a, node = stage.dataset("a"), stage.node("n")
     stage.declare(spec("g", a))
     stage.settle(node, "g")
     stage.publish(a)
-    office = stage.run(records.become_coordinator, stage.keys, P, "round", 60_000_000)
+    lease = stage.run(records.become_coordinator, stage.keys, P, "round", 60_000_000)
     assert stage.step(node, "g").commits == 0
     row = stage.row(group_id(P, "g"))
     assert isinstance(row, Scheduled)
     assert row.tally.failures == 0
-    stage.run(records.resign_coordinator, stage.keys, P, office)
+    stage.run(records.resign_coordinator, stage.keys, P, lease)
     assert stage.step(node, "g") is None  # not at once
     stage.clock.advance(1)
     assert stage.step(node, "g").jobs == 1
 
 
-def test_a_run_that_is_stopped_leaves_the_group_at_a_step_and_the_rest_to_the_next(stage: StepStage) -> None:
+def test_a_stopped_run_leaves_the_group_at_a_step_and_the_next_run_continues(stage: StepStage) -> None:
     a, node = stage.dataset("a"), stage.node("n")
     stage.publish(a)
     stage.declare(spec("g", a), spec("h", a))
@@ -353,7 +359,7 @@ def test_a_run_that_is_stopped_leaves_the_group_at_a_step_and_the_rest_to_the_ne
 
 
 @pytest.mark.rule("DBSP-34")
-def test_a_group_that_joins_later_is_made_whole_at_one_step_and_has_no_history(stage: StepStage) -> None:
+def test_a_new_group_is_built_in_one_step_and_has_no_history(stage: StepStage) -> None:
     a, node = stage.dataset("a"), stage.node("n")
     stage.declare(spec("g", a))
     for _ in range(4):
@@ -361,13 +367,13 @@ def test_a_group_that_joins_later_is_made_whole_at_one_step_and_has_no_history(s
         stage.settle(node, "g")
     stage.declare(spec("g", a), spec("h", a), circuit="2")
     stage.settle(node, "g", "h")
-    batch, _ = next(one for one in stage.computed if one[0].spec.name == "h")
+    batch, _ = next(computed for computed in stage.computed if computed[0].spec.name == "h")
     assert (batch.after, batch.step, batch.positions[a], batch.stale) == (5, 6, 4, frozenset({"h"}))
     assert stage.group("h").step == stage.group("g").step == 6
-    assert not stage.rows_of_group("g")[-1].outputs  # the step of the new one does not concern it
+    assert not stage.rows_of_group("g")[-1].outputs  # g has no work in the first step of h
 
 
-def test_equal_declarations_change_nothing(stage: StepStage) -> None:
+def test_declaring_the_same_again_changes_nothing(stage: StepStage) -> None:
     a, node = stage.dataset("a"), stage.node("n")
     stage.publish(a)
     stage.declare(spec("g", a))
@@ -378,7 +384,7 @@ def test_equal_declarations_change_nothing(stage: StepStage) -> None:
 
 
 @pytest.mark.parametrize("change", ["code", "another dataset", "another view"])
-def test_what_is_declared_differently_is_made_anew_at_the_next_step(stage: StepStage, change: str) -> None:
+def test_the_next_step_rebuilds_what_is_declared_differently(stage: StepStage, change: str) -> None:
     a, b, node = stage.dataset("a"), stage.dataset("b"), stage.node("n")
     stage.declare(spec("g", a), spec("other", b))
     stage.publish(b)
@@ -403,21 +409,21 @@ def test_what_is_declared_differently_is_made_anew_at_the_next_step(stage: StepS
     assert stage.computed[-1][0].spec.name in ("g", "other")
 
 
-def test_a_group_that_is_removed_commits_no_more_and_comes_back_as_a_new_one(stage: StepStage) -> None:
+def test_a_removed_group_commits_nothing_and_a_later_one_of_its_name_is_new(stage: StepStage) -> None:
     a, node = stage.dataset("a"), stage.node("n")
     stage.declare(spec("g", a), spec("h", a))
     stage.settle(node, "g", "h")
     stage.publish(a)
     ticket = stage.begin(node, "g")
 
-    def removed_meanwhile(found: commits.StepBatch, attempt: str) -> tuple[commits.StepOutput, ...]:
+    def removed_meanwhile(batch: commits.StepBatch, attempt: str) -> tuple[commits.StepOutput, ...]:
         assert stage.run(groups.remove, stage.keys, P, "g")
-        return outputs(found, attempt)
+        return outputs(batch, attempt)
 
     with pytest.raises(LeaseLost):
         stage.stepper(compute=removed_meanwhile).run(ticket)
     assert not stage.run(groups.remove, stage.keys, P, "g")
-    stage.scan = False  # what it published under its first life has no rows any more
+    stage.scan = False  # the steps that the removed group published have no rows any more
     stage.declare(spec("h", a), circuit="2")
     stage.settle(node, "h")
     stage.declare(spec("g", a), spec("h", a), circuit="3")
@@ -427,7 +433,7 @@ def test_a_group_that_is_removed_commits_no_more_and_comes_back_as_a_new_one(sta
     assert [row.step for row in stage.rows_of_group("g")] == [batch.step]
 
 
-def test_a_cadence_of_a_group_holds_its_runs_apart(stage: StepStage) -> None:
+def test_a_group_with_a_cadence_waits_between_its_runs(stage: StepStage) -> None:
     a, node = stage.dataset("a"), stage.node("n")
     stage.declare(spec("g", a, cadence_us=60_000_000))
     stage.settle(node, "g")
@@ -453,7 +459,7 @@ def test_a_cadence_of_a_group_holds_its_runs_apart(stage: StepStage) -> None:
         ),
     ],
 )
-def test_groups_that_cannot_be_are_refused(stage: StepStage, bad: GroupSpec) -> None:
+def test_invalid_groups_are_refused(stage: StepStage, bad: GroupSpec) -> None:
     with pytest.raises(UsageError):
         stage.run(groups.declare, stage.keys, P, bad)
 
@@ -477,7 +483,7 @@ def test_the_largest_group_commits_within_the_limits(stage: StepStage) -> None:
         stage.run(groups.declare, stage.keys, P, GroupSpec(name="wide", views=tuple(wide)))
 
 
-def test_strangers_are_told_so(stage: StepStage) -> None:
+def test_unknown_groups_and_tickets_of_others_are_refused(stage: StepStage) -> None:
     a, node = stage.dataset("a"), stage.node("n")
     with pytest.raises(GroupUnknown):
         stage.group("nobody")
@@ -488,7 +494,7 @@ def test_strangers_are_told_so(stage: StepStage) -> None:
         stage.stepper().run(stage.start(node, "arc"))
 
 
-def test_the_step_log_is_a_source_that_groups_follow(stage: StepStage) -> None:
+def test_groups_subscribe_to_the_step_log(stage: StepStage) -> None:
     a = stage.dataset("a")
     stage.declare(spec("g", a))
     terms = stage.row(group_id(P, "g")).tally.terms
@@ -501,15 +507,15 @@ def test_the_step_log_is_a_source_that_groups_follow(stage: StepStage) -> None:
 
 
 def run_with_a_crash(point: str | None, visit: int) -> tuple[StepStage, bool]:
-    """A fixed history of publications and runs, with the process dying at one visit to one point."""
+    """Run a fixed history of publications and runs, and kill the process at one visit of a crash point."""
     stage = StepStage()
     a, b = stage.dataset("a"), stage.dataset("b")
-    lives = iter(range(1, 1000))
+    node_numbers = iter(range(1, 1000))
     died = False
 
     def act(*names: str) -> None:
         nonlocal died
-        node = stage.node(f"n{next(lives)}")
+        node = stage.node(f"n{next(node_numbers)}")
         for _ in range(3):
             try:
                 stage.settle(node, *names)
@@ -520,7 +526,7 @@ def run_with_a_crash(point: str | None, visit: int) -> tuple[StepStage, bool]:
                 stage.kill(node)
                 for name in names:
                     stage.look(group_id(P, name))
-                node = stage.node(f"n{next(lives)}")
+                node = stage.node(f"n{next(node_numbers)}")
         stage.kill(node)
 
     def history() -> None:
@@ -541,11 +547,14 @@ def run_with_a_crash(point: str | None, visit: int) -> tuple[StepStage, bool]:
     return stage, died
 
 
-def told(stage: StepStage) -> list:
-    """What readers can see, without the names of attempts."""
+def visible_state(stage: StepStage) -> list:
+    """Return the state that readers can see, without the names of attempts."""
     return [
         [
-            [(row.after, row.step, [one.view for one in row.outputs]) for row in stage.rows_of_group(name)]
+            [
+                (row.after, row.step, [output.view for output in row.outputs])
+                for row in stage.rows_of_group(name)
+            ]
             for name in ("g", "h")
         ],
         [(record.number, record.ranges) for record in stage.records()],
@@ -553,15 +562,15 @@ def told(stage: StepStage) -> list:
     ]
 
 
-def test_a_crash_before_or_after_every_durable_write_changes_nothing_that_is_seen() -> None:
-    with crash.recorded() as seen:
+def test_a_crash_before_or_after_any_durable_write_changes_nothing_visible() -> None:
+    with crash.recorded() as visited:
         calm, _ = run_with_a_crash(None, 0)
-    points = {point for point in seen if point.startswith("views.")}
+    points = {point for point in visited if point.startswith("views.")}
     assert {"views.cut.before", "views.open.after", "views.commit.before", "views.pass.after"} <= points
     for point in sorted(points):
         for visit in (1, 2, 3):
             stage, died = run_with_a_crash(point, visit)
-            assert told(stage) == told(calm), (point, visit)
+            assert visible_state(stage) == visible_state(calm), (point, visit)
             if not died:
                 break
         assert visit > 1 or died

@@ -35,7 +35,7 @@ from tidemill.views.trace.version import (
 
 
 class Files(StepStage):
-    """Views whose steps write real manifests, tables that are merged, and state that is."""
+    """Views whose steps write real manifests, and merge their tables and their state."""
 
     def __init__(self) -> None:
         super().__init__(scan=False)
@@ -82,7 +82,7 @@ class Files(StepStage):
             changes = self.leaf(changes_of(P, view.name), batch, attempt)
             before = batch.tables.get(view.name, "")
             parts = [*(manifest.decode(self.objects.get(before)[0]).parts if before else ()), changes]
-            if len(parts) > 3:  # merged: what it replaces is listed no more
+            if len(parts) > 3:  # merge: the new manifest does not list the parts that it replaces
                 parts = [self.leaf(table_of(P, view.name), batch, attempt, "merge-0")]
             table = self.manifest(table_of(P, view.name), batch, attempt, parts=parts)
             outputs.append(StepOutput(view=view.name, changes=changes, table=table, rows=1))
@@ -95,7 +95,7 @@ class Files(StepStage):
         old = version.traces.get("t", ())
         merged = []
         if len(old) >= 3:
-            cuts = tuple(RunCut(one.file, one.offset, one.low, one.high) for one in old)
+            cuts = tuple(RunCut(entry.file, entry.offset, entry.low, entry.high) for entry in old)
             merged = [MergedRuns("t", cuts, RunEntry(prefix + "bundle", 0, GRAINS - 1, 4, 4, 1, 1))]
         added = [AddedRun("t", RunEntry(prefix + "bundle", 0, GRAINS - 1, 0, 4, 1, 1))]
         write_version(self.objects, prefix + "version.json", version.apply(batch.step, added, merged).version)
@@ -122,49 +122,51 @@ class Files(StepStage):
             pass
 
     def needed(self, *roots: str) -> set[str]:
-        """All that reading these tables takes."""
+        """Return the keys of all objects that reading these tables needs."""
         reader = ManifestReader(self.objects)
-        found = set(roots)
+        keys = set(roots)
         for root in roots:
             parts = reader.load(root).parts
-            found |= set(parts) | {item.uri for leaf in reader.leaves(root) for item in leaf.objects}
-        return found
+            keys |= set(parts) | {item.uri for leaf in reader.leaves(root) for item in leaf.objects}
+        return keys
 
     def heads(self, name: str = "g") -> tuple[list[str], list[str]]:
-        """The tables and the version files that are current, and those before them."""
+        """Return the tables and version files of the last two steps with outputs."""
         rows = [row for row in self.rows_of_group(name) if row.outputs]
-        tables = [one.table for row in rows[-2:] for one in row.outputs]
+        tables = [output.table for row in rows[-2:] for output in row.outputs]
         return tables, [row.version for row in rows[-2:] if row.version]
 
     def all_changes(self, name: str = "g") -> set[str]:
-        found = {one.changes for row in self.rows_of_group(name) for one in row.outputs}
-        return found | {item.uri for key in found for item in ManifestReader(self.objects).objects(key)}
+        manifests = {output.changes for row in self.rows_of_group(name) for output in row.outputs}
+        return manifests | {
+            item.uri for key in manifests for item in ManifestReader(self.objects).objects(key)
+        }
 
 
 @pytest.fixture
 def stage() -> Files:
-    made = Files()
-    made.declare(spec("g", made.orders))
-    return made
+    files = Files()
+    files.declare(spec("g", files.orders))
+    return files
 
 
 def expected(stage: Files) -> set[str]:
-    """What is there when all is collected: the last two lists and what they name, changes, and input."""
+    """Return the files that stay after collection: those of the last two lists, changes, and input."""
     tables, versions = stage.heads()
-    state = {file for one in versions for file in read_version(stage.objects, one).files()}
+    state = {file for version in versions for file in read_version(stage.objects, version).files()}
     rest = {key for key in stage.files() if "name=orders" in key or "/state=removed/" in key}
     return stage.needed(*tables) | set(versions) | state | stage.all_changes() | rest
 
 
 @pytest.mark.rule("DBSP-37")
 @pytest.mark.rule("DBSP-28")
-def test_what_no_list_names_goes_and_input_and_changes_stay(stage: Files) -> None:
+def test_files_that_no_list_names_are_removed_and_input_and_changes_stay(stage: Files) -> None:
     stage.go(12)
     before = stage.files()
     stage.collect()
     assert stage.files() == before  # all of it is younger than the grace
     stage.clock.advance(GRACE_S)
-    stage.go(2)  # what is young stays
+    stage.go(2)  # young files stay
     young = {info.key for info in stage.objects.list() if info.modified_at > stage.clock.wall() - GRACE_S}
     stage.collect()
     assert stage.files() == expected(stage) | young
@@ -172,38 +174,38 @@ def test_what_no_list_names_goes_and_input_and_changes_stay(stage: Files) -> Non
     stage.clock.advance(GRACE_S)
     stage.collect()
     assert stage.files() == expected(stage)
-    assert sum(one.files for one in stage.told) == len(before | young) - len(stage.files())
-    assert all(one.size > 0 for one in stage.told)
-    stage.go(3)  # and steps go on
+    assert sum(event.files for event in stage.told) == len(before | young) - len(stage.files())
+    assert all(event.size > 0 for event in stage.told)
+    stage.go(3)  # later steps still work
     stage.clock.advance(2 * GRACE_S)
-    stage.collect(stage.collector(page=3))  # in pages, however small
+    stage.collect(stage.collector(page=3))  # in very small pages
     assert stage.files() == expected(stage)
-    stage.clean()  # the cleaner does not mind
+    stage.clean()  # the cleaner removes nothing else
     assert stage.files() == expected(stage)
 
 
 @pytest.mark.rule("DBSP-37")
-def test_what_a_reader_has_pinned_stays_until_the_pin_ends(stage: Files) -> None:
+def test_pinned_files_stay_until_the_pin_expires(stage: Files) -> None:
     stage.go(3)
-    read = stage.group("g").tables["g"]
-    stage.run(pins.take, stage.keys, P, [read])
+    table = stage.group("g").tables["g"]
+    stage.run(pins.take, stage.keys, P, [table])
     version = stage.group("g").version
     stage.run(pins.take, stage.keys, P, [version], int(3 * GRACE_S) * pins.SECOND_US)
-    held = stage.needed(read)
+    pinned = stage.needed(table)
     stage.go(9)
     stage.clock.advance(2 * GRACE_S)
     stage.collect()
-    assert held <= stage.files()
+    assert pinned <= stage.files()
     assert {version} | read_version(stage.objects, version).files() <= stage.files()
-    assert not held <= expected(stage)
+    assert not pinned <= expected(stage)
     stage.clock.advance(2 * GRACE_S)
     stage.collect()
-    assert held <= stage.files()
+    assert pinned <= stage.files()
     assert version not in stage.files()  # its pin has ended
-    stage.run(pins.take, stage.keys, P, [read])  # again: for as long from now on
+    stage.run(pins.take, stage.keys, P, [table])  # extends the pin
     stage.clock.advance(pins.PIN_US / pins.SECOND_US)
     stage.collect()
-    assert held <= stage.files()
+    assert pinned <= stage.files()
     stage.clock.advance(pins.PIN_US / pins.SECOND_US)
     stage.collect()
     assert stage.files() == expected(stage)
@@ -211,7 +213,7 @@ def test_what_a_reader_has_pinned_stays_until_the_pin_ends(stage: Files) -> None
 
 
 @pytest.mark.rule("DBSP-37")
-def test_files_of_an_open_attempt_stay_and_a_zombies_go_when_it_has_ended(stage: Files) -> None:
+def test_files_of_an_open_attempt_stay_and_are_removed_after_it_ended(stage: Files) -> None:
     stage.go(5)
     stage.publish(stage.orders)
     other = stage.node("slow", 10**15)
@@ -220,23 +222,23 @@ def test_files_of_an_open_attempt_stay_and_a_zombies_go_when_it_has_ended(stage:
     batch = stage.run(commits.next_batch, stage.keys, P, "g")
     hold = stage.run(commits.open_step, stage.keys, ticket, batch, "slow")
     stage.compute(batch, hold.draft.id)
-    mine = {key for key in stage.files() if "attempt=slow/" in key}
+    written = {key for key in stage.files() if "attempt=slow/" in key}
     stage.clock.advance(KEEP_S)
     stage.collect()
-    assert mine
-    assert mine <= stage.files()  # however old they are
+    assert written
+    assert written <= stage.files()  # although they are old
     stage.kill(other)
     stage.look(group_id(P, "g"))
-    stage.settle(stage.me, "g")  # which gives the other attempt up
+    stage.settle(stage.me, "g")  # abandons the other attempt
     stage.clean()
-    assert not mine & stage.files()
+    assert not written & stage.files()
     stage.clock.advance(KEEP_S)
-    stage.clean()  # and now it is forgotten
+    stage.clean()  # removes the attempt's row
     again = stage.compute(batch, hold.draft.id)  # the zombie still writes
     with pytest.raises(AttemptUnknown):
         stage.run(attempts.read, stage.keys, "slow")
-    mine = {key for key in stage.files() if "attempt=slow/" in key and "/state=removed/" not in key}
-    late = {key for key in mine if "/version=changes/" not in key}  # those folders hold what is kept for good
+    written = {key for key in stage.files() if "attempt=slow/" in key and "/state=removed/" not in key}
+    late = {key for key in written if "/version=changes/" not in key}  # the folders of changes are kept
     assert again
     assert late
     stage.collect()
@@ -247,7 +249,7 @@ def test_files_of_an_open_attempt_stay_and_a_zombies_go_when_it_has_ended(stage:
 
 
 @pytest.mark.rule("DBSP-37")
-def test_nothing_goes_while_the_current_list_cannot_be_read(stage: Files) -> None:
+def test_nothing_is_removed_while_the_current_list_is_unreadable(stage: Files) -> None:
     stage.go(6)
     stage.clock.advance(2 * GRACE_S)
     table, version = stage.group("g").tables["g"], stage.group("g").version
@@ -266,7 +268,7 @@ def test_nothing_goes_while_the_current_list_cannot_be_read(stage: Files) -> Non
     assert stage.files() == expected(stage) < before
 
 
-def test_what_is_declared_no_more_is_collected_but_for_its_last_table(stage: Files) -> None:
+def test_files_of_a_retired_view_are_removed_except_its_last_table(stage: Files) -> None:
     stage.declare(spec("g", stage.orders), spec("h", stage.orders), circuit="2")
     for _ in range(6):
         stage.publish(stage.orders)
@@ -275,7 +277,7 @@ def test_what_is_declared_no_more_is_collected_but_for_its_last_table(stage: Fil
     needed = stage.needed(last)
     stage.run(groups.remove, stage.keys, P, "h")
     assert stage.run(retired.to_collect, stage.keys, P) == [("", "h"), ("h", "")]
-    stage.collect()  # too early: it is looked at again
+    stage.collect()  # too early: the marks stay
     assert len(stage.run(retired.to_collect, stage.keys, P)) == 2
     stage.clock.advance(2 * GRACE_S)
     stage.collect()
@@ -294,9 +296,9 @@ def test_what_is_declared_no_more_is_collected_but_for_its_last_table(stage: Fil
 
 
 @pytest.mark.parametrize("apart", [True, False])
-def test_of_a_view_that_was_dropped_no_table_stays(stage: Files, *, apart: bool) -> None:
+def test_dropping_a_retired_view_removes_its_last_table(stage: Files, *, apart: bool) -> None:
     both = [spec("g", stage.orders), spec("h", stage.orders)]
-    together = GroupSpec(name="g", views=tuple(one.views[0] for one in both))
+    together = GroupSpec(name="g", views=tuple(group.views[0] for group in both))
     stage.declare(*(both if apart else [together]), circuit="2")
     for _ in range(4):
         stage.publish(stage.orders)
@@ -307,8 +309,8 @@ def test_of_a_view_that_was_dropped_no_table_stays(stage: Files, *, apart: bool)
         stage.declare(spec("g", stage.orders), circuit="3")
     stage.clock.advance(2 * GRACE_S)
     stage.collect()
-    (kept,) = stage.run(retired.listed, stage.keys, P)
-    assert stage.needed(kept.table) <= stage.files()
+    (last,) = stage.run(retired.listed, stage.keys, P)
+    assert stage.needed(last.table) <= stage.files()
     assert stage.run(retired.drop, stage.keys, P, "h")
     assert not stage.run(retired.drop, stage.keys, P, "h"), "once"
     stage.collect()
@@ -320,7 +322,7 @@ def test_of_a_view_that_was_dropped_no_table_stays(stage: Files, *, apart: bool)
 
 @pytest.mark.rule("DBSP-37")
 @pytest.mark.parametrize("point", ["views.collect.before", "views.collect.after", "test.put.before"])
-def test_a_death_at_any_point_of_a_step_or_of_the_collection_loses_nothing(stage: Files, point: str) -> None:
+def test_a_crash_during_a_step_or_a_collection_loses_nothing(stage: Files, point: str) -> None:
     for visit in (1, 2, 3):
         stage.go(4)
         stage.clock.advance(2 * GRACE_S)
@@ -335,9 +337,9 @@ def test_a_death_at_any_point_of_a_step_or_of_the_collection_loses_nothing(stage
                 stage.look(group_id(P, "g"))
                 stage.me = stage.node(f"life {visit}", 10**15)
         tables, versions = stage.heads()
-        there = stage.files()
-        assert stage.needed(*tables) | set(versions) | stage.all_changes() <= there
-        assert all(read_version(stage.objects, one).files() <= there for one in versions)
+        files = stage.files()
+        assert stage.needed(*tables) | set(versions) | stage.all_changes() <= files
+        assert all(read_version(stage.objects, version).files() <= files for version in versions)
     stage.go(2)
     stage.clean()
     stage.clock.advance(2 * GRACE_S)
@@ -348,10 +350,8 @@ def test_a_death_at_any_point_of_a_step_or_of_the_collection_loses_nothing(stage
 
 @pytest.mark.rule("DBSP-37")
 @pytest.mark.parametrize("seed", range(3))
-def test_steps_and_readers_between_any_two_steps_of_a_collection_lose_nothing(
-    stage: Files, seed: int
-) -> None:
-    """While the collector goes on page by page, groups commit and readers pin what is current."""
+def test_steps_and_pins_between_the_pages_of_a_collection_lose_nothing(stage: Files, seed: int) -> None:
+    """Groups commit and readers pin tables between the pages of a collection."""
     chance = random.Random(seed)
     pinned: list[tuple[float, str]] = []
 
@@ -369,14 +369,14 @@ def test_steps_and_readers_between_any_two_steps_of_a_collection_lose_nothing(
     deleting = stage.objects.delete_many
 
     def slow_list(*args: Any, **fields: Any) -> Any:
-        found = list(listing(*args, **fields))
+        page = list(listing(*args, **fields))
         interfere()
-        return iter(found)
+        return iter(page)
 
     def slow_delete(keys: Any) -> None:
-        found = list(keys)
+        page = list(keys)
         interfere()
-        deleting(found)
+        deleting(page)
 
     stage.go(4)
     stage.objects.list = slow_list  # type: ignore[method-assign]
@@ -385,9 +385,11 @@ def test_steps_and_readers_between_any_two_steps_of_a_collection_lose_nothing(
         collector.collect(pages=3)
         stage.objects.list = listing  # type: ignore[method-assign]
         tables, versions = stage.heads()
-        held = [table for at, table in pinned if stage.clock.monotonic() < at + pins.PIN_US / pins.SECOND_US]
-        there = stage.files()
-        assert stage.needed(*tables, *held) | stage.all_changes() <= there
-        assert all(read_version(stage.objects, one).files() <= there for one in versions)
+        pinned_tables = [
+            table for at, table in pinned if stage.clock.monotonic() < at + pins.PIN_US / pins.SECOND_US
+        ]
+        files = stage.files()
+        assert stage.needed(*tables, *pinned_tables) | stage.all_changes() <= files
+        assert all(read_version(stage.objects, version).files() <= files for version in versions)
         stage.objects.list = slow_list  # type: ignore[method-assign]
     assert stage.told

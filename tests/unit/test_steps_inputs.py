@@ -57,7 +57,7 @@ class InputStage(Stage):
 
 
 def named(slices) -> set[str]:
-    return {item.uri.removeprefix("o/") for one in slices for item in one.objects}
+    return {item.uri.removeprefix("o/") for each in slices for item in each.objects}
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def stage() -> InputStage:
     return InputStage()
 
 
-def test_a_position_has_what_was_current_there_and_nothing_of_what_came_later(
+def test_a_position_contains_the_lots_that_were_current_there(
     stage: InputStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against a plain model, on a history of new, replaced, emptied and removed lots; pages of three."""
@@ -84,22 +84,22 @@ def test_a_position_has_what_was_current_there_and_nothing_of_what_came_later(
         history.append(dict(current))
         assert position == len(history) - 1
 
-    def there(known: dict[int, tuple[int, str]], numbers=range(100)) -> set[str]:
-        return {f"{n}/{known[n][0]}" for n in numbers if n in known and known[n][1] == "complete"}
+    def complete(lots_then: dict[int, tuple[int, str]], numbers=range(100)) -> set[str]:
+        return {f"{n}/{lots_then[n][0]}" for n in numbers if lots_then.get(n, (0, ""))[1] == "complete"}
 
-    for position, known in enumerate(history):
-        found = stage.inputs.at(orders, position)
-        assert named(found) == there(known)
-        assert all(one.position <= position for one in found)
+    for position, lots_then in enumerate(history):
+        slices = stage.inputs.at(orders, position)
+        assert named(slices) == complete(lots_then)
+        assert all(each.position <= position for each in slices)
     for after in range(0, 61, 7):
         for to in range(after, 61, 5):
             touched = [n for n in range(100) if history[after].get(n) != history[to].get(n)]
             exchange = stage.inputs.between(orders, after, to)
-            assert named(exchange.plus) == there(history[to], touched)
-            assert named(exchange.minus) == there(history[after], touched)
+            assert named(exchange.plus) == complete(history[to], touched)
+            assert named(exchange.minus) == complete(history[after], touched)
 
 
-def test_a_manifest_is_read_once_and_many_are_read_at_a_time(stage: InputStage) -> None:
+def test_manifests_are_read_once_and_in_parallel(stage: InputStage) -> None:
     orders = stage.dataset()
     for number in range(1, 41):
         stage.lot(orders, number)
@@ -110,7 +110,7 @@ def test_a_manifest_is_read_once_and_many_are_read_at_a_time(stage: InputStage) 
     assert len(stage.objects.reads) == 40
 
 
-def test_a_reader_keeps_no_more_than_it_may_and_follows_roots(stage: InputStage) -> None:
+def test_a_reader_caches_a_limited_number_of_manifests_and_follows_roots(stage: InputStage) -> None:
     orders = stage.dataset()
     for number in range(1, 5):
         stage.lot(orders, number)
@@ -128,7 +128,7 @@ def test_a_reader_keeps_no_more_than_it_may_and_follows_roots(stage: InputStage)
     assert stage.objects.reads == [keys[0]]
 
 
-def test_a_manifest_that_is_gone_or_none_says_so(stage: InputStage) -> None:
+def test_a_missing_or_invalid_manifest_is_an_error(stage: InputStage) -> None:
     orders = stage.dataset()
     stage.lot(orders, 1)
     stage.objects.put("m/A00000000000000001/0", b"{")

@@ -1,4 +1,4 @@
-"""Views and groups that nobody declares any more: stepped no more, and still to be found."""
+"""Retired views and removed groups: they are no longer computed, and their last tables stay readable."""
 
 from tests.unit.steps_stage import P, StepStage, spec
 from tests.unit.test_triggers_heap import DAY_US
@@ -10,25 +10,25 @@ from tidemill.views.steps.keys import group_id
 
 
 def names(stage: StepStage) -> list[tuple[str, str, int]]:
-    found = stage.store.run(lambda tx: retired.listed(tx, stage.keys, P))
-    return [(one.view, one.group, one.step) for one in found]
+    tables = stage.store.run(lambda tx: retired.listed(tx, stage.keys, P))
+    return [(table.view, table.group, table.step) for table in tables]
 
 
-def test_a_view_that_is_taken_out_of_its_group_keeps_its_table_until_it_is_declared_again() -> None:
+def test_a_view_removed_from_its_group_is_retired_until_it_is_declared_again() -> None:
     stage = StepStage()
     orders = stage.dataset()
-    both = GroupSpec(name="g", views=tuple(ViewSpec(name=one, code="c", reads=(orders,)) for one in "ab"))
+    both = GroupSpec(name="g", views=tuple(ViewSpec(name=name, code="c", reads=(orders,)) for name in "ab"))
     stage.declare(both)
     node = stage.node("n", DAY_US)
     stage.publish(orders)
     stage.settle(node, "g")
     table = stage.group("g").tables["b"]
-    one = GroupSpec(name="g", views=both.views[:1])
-    stage.declare(one, circuit="2")
+    without_b = GroupSpec(name="g", views=both.views[:1])
+    stage.declare(without_b, circuit="2")
     assert names(stage) == [("b", "g", stage.group("g").step)]
-    kept = stage.store.run(lambda tx: retired.find(tx, stage.keys, P, "b"))
-    assert kept is not None
-    assert kept.table == table
+    last = stage.store.run(lambda tx: retired.find(tx, stage.keys, P, "b"))
+    assert last is not None
+    assert last.table == table
     stage.publish(orders)
     stage.settle(node, "g")
     assert set(stage.group("g").tables) == {"a"}
@@ -39,7 +39,7 @@ def test_a_view_that_is_taken_out_of_its_group_keeps_its_table_until_it_is_decla
     stage.check()
 
 
-def test_a_group_that_is_removed_is_woken_no_more_and_its_tables_stay() -> None:
+def test_a_removed_group_is_not_woken_and_its_tables_stay() -> None:
     stage = StepStage()
     orders = stage.dataset()
     stage.declare(spec("g", orders), spec("h", orders))
@@ -49,9 +49,9 @@ def test_a_group_that_is_removed_is_woken_no_more_and_its_tables_stay() -> None:
     step, table = stage.group("g").step, stage.group("g").tables["g"]
     assert stage.run(groups.remove, stage.keys, P, "g")
     assert stage.store.run(lambda tx: subscriptions.read(tx, stage.triggers, group_id(P, "g"))) is None
-    kept = stage.store.run(lambda tx: retired.find(tx, stage.keys, P, "g"))
-    assert kept is not None
-    assert (kept.step, kept.table) == (step, table)
+    last = stage.store.run(lambda tx: retired.find(tx, stage.keys, P, "g"))
+    assert last is not None
+    assert (last.step, last.table) == (step, table)
     stage.publish(orders)
     assert stage.begin(node, "g") is None
     stage.settle(node, "h")
@@ -59,7 +59,7 @@ def test_a_group_that_is_removed_is_woken_no_more_and_its_tables_stay() -> None:
     assert not stage.run(groups.remove, stage.keys, P, "g"), "once"
 
 
-def test_retired_views_are_not_taken_for_lots_whose_layout_was_replaced() -> None:
+def test_retired_views_are_not_confused_with_replaced_lots() -> None:
     """Both have rows under the name `retired`: the cleaner must read only those of lots."""
     stage = StepStage()
     orders = stage.dataset()

@@ -1,9 +1,9 @@
-"""Every order of publications, records, steps, deaths and zombies: each step is committed once, in order.
+"""Search all orders of publications, records, steps and crashes: each step is committed once, in order.
 
-All of the protocol is transactions, so an interleaving is an order of them. The first search walks through
-every state that a group, two runners and two publications can reach, one of the runners being killed at any
-moment and its transactions arriving late, and somebody else writing records meanwhile. The second one has two
-coordinators that hold the office for longer than one record, the first of them deposed at any moment.
+The protocol consists of transactions, so an interleaving is an order of transactions. The first search visits
+every state that a group, two runners and two publications can reach. One runner may be killed at any moment
+while its transactions still arrive, and another process writes a record. The second search has two
+coordinators that hold the lease for longer than one record; the first may lose it at any moment.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,8 +32,8 @@ BASE = DatasetId("d")
 GROUP = group_id(P, "g")
 
 
-class Hand(msgspec.Struct, frozen=True, array_like=True):
-    """What a runner has in its hands between two transactions, and which one is next."""
+class RunState(msgspec.Struct, frozen=True, array_like=True):
+    """The state of a run between two transactions, and which transaction is next."""
 
     next: str
     ticket: Ticket
@@ -42,13 +42,13 @@ class Hand(msgspec.Struct, frozen=True, array_like=True):
 
 
 class State(NamedTuple):
-    """Everything there is: the store's rows, and what runners have in their hands."""
+    """The state of the search: the store's rows, the work that is left, and the runs of the two runners."""
 
     rows: frozenset[tuple[bytes, bytes]]
-    publications: int  # to come
-    records: int  # that somebody else will write
+    publications: int  # that are left
+    records: int  # that another process will write
     killed: bool
-    hands: tuple[bytes, bytes]  # of two runners; empty for nothing
+    runs: tuple[bytes, bytes]  # of two runners; empty if there is no run
 
 
 class World(StepStage):
@@ -60,8 +60,8 @@ class World(StepStage):
         self.store.run(lambda tx: tx.set_many(sorted(rows)))
 
     def rows(self) -> frozenset[tuple[bytes, bytes]]:
-        found = self.store.run(lambda tx: tx.range(*Space("c").all(), snapshot=True))
-        return frozenset((row.key, row.value) for row in found)
+        rows = self.store.run(lambda tx: tx.range(*Space("c").all(), snapshot=True))
+        return frozenset((row.key, row.value) for row in rows)
 
 
 def beginning() -> tuple[State, list[Node]]:
@@ -74,12 +74,12 @@ def beginning() -> tuple[State, list[Node]]:
 
 
 def moves(state: State, runners: list[Node]) -> Iterator[State]:
-    """Every state that one transaction leads to."""
+    """Yield every state that one transaction leads to."""
 
     def after(act: Callable[[World], object], **changes: object) -> State:
         world = World(state.rows)
         act(world)
-        world.page_all()  # every order of waking has a search of its own
+        world.page_all()  # another search covers the orders of waking
         return state._replace(rows=world.rows(), **changes)
 
     if state.publications:
@@ -93,56 +93,56 @@ def moves(state: State, runners: list[Node]) -> Iterator[State]:
     if not state.killed:
         yield after(lambda world: world.kill(runners[0]), killed=True)
     for number, runner in enumerate(runners):
-        raw = state.hands[number]
+        raw = state.runs[number]
         world = World(state.rows)
         if raw:
-            hand = act(world, msgspec.msgpack.decode(raw, type=Hand))
+            run = act(world, msgspec.msgpack.decode(raw, type=RunState))
         elif number == 1 or not state.killed:
-            hand = begin(world, runner)
+            run = begin(world, runner)
         else:
             continue
         world.page_all()
-        new = b"" if hand is None else msgspec.msgpack.encode(hand)
-        yield state._replace(rows=world.rows(), hands=put(state.hands, number, new))
+        new = b"" if run is None else msgspec.msgpack.encode(run)
+        yield state._replace(rows=world.rows(), runs=put(state.runs, number, new))
 
 
 def put(pair: tuple[bytes, bytes], number: int, value: bytes) -> tuple[bytes, bytes]:
     return (value, pair[1]) if number == 0 else (pair[0], value)
 
 
-def begin(world: World, runner: Node) -> Hand | None:
+def begin(world: World, runner: Node) -> RunState | None:
     for due in world.due():
         ticket = world.start(runner, due.name, due.epoch)
         if ticket is not None:
             node = msgspec.structs.replace(runner, total={}, free={})
-            return Hand("cut", msgspec.structs.replace(ticket, node=node))
+            return RunState("cut", msgspec.structs.replace(ticket, node=node))
     return None
 
 
-def act(world: World, hand: Hand) -> Hand | None:
+def act(world: World, run: RunState) -> RunState | None:
     """The next transaction of a run, as `Stepper` makes them; None when the run is over."""
-    keys, ticket, batch = world.keys, hand.ticket, hand.batch
+    keys, ticket, batch = world.keys, run.ticket, run.batch
     before = world.rows()
     try:
-        match hand.next:
+        match run.next:
             case "cut":
                 world.run(commits.next_record, keys, P, ticket, "g")
-                return Hand("read", ticket)
+                return RunState("read", ticket)
             case "read":
                 batch = world.run(commits.next_batch, keys, P, "g")
                 if batch is None:
-                    return Hand("rest", ticket)
-                return Hand("open" if batch.has_work else "pass", ticket, batch)
+                    return RunState("rest", ticket)
+                return RunState("open" if batch.has_work else "pass", ticket, batch)
             case "open":
                 attempt = f"{ticket.node.id}-{ticket.epoch}-{ticket.fence}-{batch.step}"
                 hold = world.run(commits.open_step, keys, ticket, batch, attempt)
-                return Hand("commit", ticket, batch, hold)
+                return RunState("commit", ticket, batch, hold)
             case "commit" | "pass":
                 result = None
-                if hand.hold is not None:
-                    result = StepResult.of(hand.hold, outputs(batch, hand.hold.draft.id))
+                if run.hold is not None:
+                    result = StepResult.of(run.hold, outputs(batch, run.hold.draft.id))
                 world.run(commits.commit, keys, ticket, batch, result, ends=not batch.more)
-                return Hand("read", ticket) if batch.more else None
+                return RunState("read", ticket) if batch.more else None
             case _:
                 world.run(commits.end_run, keys, P, ticket, "g")
                 return None
@@ -152,40 +152,40 @@ def act(world: World, hand: Hand) -> Hand | None:
 
 
 def search() -> tuple[int, str]:
-    """How many states there are, and what is wrong with one of them, if anything is."""
+    """Return the number of states, and a description of the first wrong one, or an empty text."""
     first, runners = beginning()
-    known, front = {first}, [first]
+    visited, front = {first}, [first]
     while front:
         state = front.pop()
         world = World(state.rows)
         try:
             world.check()
-            found = set(moves(state, runners)) - {state}
+            following = set(moves(state, runners)) - {state}
         except (AssertionError, TidemillError) as wrong:
-            return len(known), f"not as it must be: {wrong}"
-        if not found:  # at rest: nothing that anybody can do changes anything
+            return len(visited), f"a check failed: {wrong}"
+        if not following:  # at rest: no transaction changes anything
             assert state.publications == 0
             log = world.records()
             if world.group("g").step != len(log) or log[-1].ranges[-1].to != 2:
-                return len(known), "something was not processed"
-        front += found - known
-        known |= found
-    return len(known), ""
+                return len(visited), "something was not processed"
+        front += following - visited
+        visited |= following
+    return len(visited), ""
 
 
 @pytest.mark.slow
 @pytest.mark.rule("DBSP-26")
 @pytest.mark.rule("DBSP-35")
 @pytest.mark.rule("DBSP-39")
-def test_in_whatever_order_every_step_is_committed_once_and_in_order_and_nothing_is_left_out():
+def test_every_interleaving_commits_each_step_once_in_order_and_leaves_nothing_out():
     states, wrong = search()
     assert wrong == ""
     assert states > 500
 
 
 @pytest.mark.rule("DBSP-35")
-def test_the_search_finds_what_commits_without_fences_do(monkeypatch):
-    """Nobody asks whether a run is over, its node gone, or the group elsewhere by now."""
+def test_the_search_finds_errors_if_commits_are_not_fenced(monkeypatch):
+    """Disable the checks whether a run has ended, its node is gone, or the group has moved."""
     monkeypatch.setattr(runs, "check", lambda tx, keys, _, ticket: subscriptions.read(tx, keys, ticket.name))
     monkeypatch.setattr(nodes, "check", lambda tx, keys, node, **_: node)
     monkeypatch.setattr(attempts, "supersede", lambda *_: [])
@@ -196,29 +196,29 @@ def test_the_search_finds_what_commits_without_fences_do(monkeypatch):
     assert wrong
 
 
-class Offices(NamedTuple):
-    """Two coordinators: what is stored, and the epochs they believe to have."""
+class Coordinators(NamedTuple):
+    """Two coordinators: the store's rows, and the leases that they believe to hold."""
 
     rows: frozenset[tuple[bytes, bytes]]
     publications: int
-    offices: tuple[bytes, bytes]
+    leases: tuple[bytes, bytes]
 
 
-def coordinate(state: Offices) -> Iterator[Offices]:
+def coordinate(state: Coordinators) -> Iterator[Coordinators]:
     if state.publications:
         world = World(state.rows)
         world.publish(BASE)
         yield state._replace(rows=world.rows(), publications=state.publications - 1)
     for number in (0, 1):
         world = World(state.rows)
-        if not state.offices[number]:  # the holder's time is over by now, whatever it believes
+        if not state.leases[number]:  # the lease of the other coordinator has expired
             world.clock.advance(2 * number)
             lease = world.run(records.become_coordinator, world.keys, P, f"c{number}")
             if isinstance(lease, Lease):
-                held = put(state.offices, number, leases.encode(lease))
-                yield state._replace(rows=world.rows(), offices=held)
+                pair = put(state.leases, number, leases.encode(lease))
+                yield state._replace(rows=world.rows(), leases=pair)
             continue
-        lease = leases.decode(state.offices[number])
+        lease = leases.decode(state.leases[number])
         world.clock.advance(2 * number)
         before = world.rows()
         try:
@@ -233,20 +233,20 @@ def coordinate(state: Offices) -> Iterator[Offices]:
 
 @pytest.mark.rule("DBSP-34")
 @pytest.mark.rule("DBSP-35")
-def test_whichever_of_two_coordinators_writes_the_ranges_follow_each_other():
+def test_ranges_are_consecutive_whichever_of_two_coordinators_writes_them():
     world = World()
     world.dataset("d")
     world.declare(spec("g", BASE))
-    first = Offices(world.rows(), 3, (b"", b""))
-    known, front = {first}, [first]
+    first = Coordinators(world.rows(), 3, (b"", b""))
+    visited, front = {first}, [first]
     both = set()
     while front:
         state = front.pop()
         world = World(state.rows)
         world.check()
         both.add(frozenset(record.epoch for record in world.records()))
-        found = set(coordinate(state)) - known
-        front += found
-        known |= found
-    assert len(known) > 50
+        following = set(coordinate(state)) - visited
+        front += following
+        visited |= following
+    assert len(visited) > 50
     assert any(len(epochs) == 3 for epochs in both)  # the declaration's, and both coordinators'

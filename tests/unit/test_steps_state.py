@@ -1,4 +1,4 @@
-"""The group's state in the commit: from (n, file m) to (n + 1, m') in one transaction, or not at all."""
+"""The group's state in the commit: step and version file change in one transaction."""
 
 import msgspec
 import pytest
@@ -18,7 +18,7 @@ from tidemill.views.trace.version import AddedRun, RunEntry, TraceVersion, read_
 
 
 class StateStage(StepStage):
-    """Groups whose steps keep one trace: each step adds a bundle, and a twin of it that nobody lists."""
+    """Groups whose steps have one trace: a step writes one bundle, and one that no version lists."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,12 +54,13 @@ def stage() -> StateStage:
 
 def run_all(stage: StateStage, node: object, *names: str, compute: object = None) -> None:
     for _ in range(100):
-        if not [one for one in names if stage.step(node, one, compute=compute or stage.stateful) is not None]:
+        steps = [stage.step(node, name, compute=compute or stage.stateful) for name in names]
+        if all(step is None for step in steps):
             return
 
 
 @pytest.mark.rule("DBSP-39")
-def test_the_version_file_moves_with_the_step_and_stays_in_one_that_makes_none(stage: StateStage) -> None:
+def test_the_version_file_changes_with_the_step_unless_the_step_writes_none(stage: StateStage) -> None:
     a, b, node = stage.dataset("a"), stage.dataset("b"), stage.node("n")
     stage.declare(spec("g", a), spec("h", b))
     run_all(stage, node, "g", "h")
@@ -67,18 +68,18 @@ def test_the_version_file_moves_with_the_step_and_stays_in_one_that_makes_none(s
     assert first.startswith(state_prefix(P, "g", "S00000000000000001", stage.computed[0][1]))
     assert stage.computed[0][0].version == ""
     stage.publish(b)
-    run_all(stage, node, "h", "g")  # passed by g: it moves nothing but its step
+    run_all(stage, node, "h", "g")  # g has no work: only its step changes
     assert (stage.group("g").step, stage.group("g").version) == (2, first)
     assert stage.rows_of_group("g")[-1].version == ""
     stage.publish(a)
-    stage.step(node, "g", compute=stage.compute)  # concerns it, and keeps no state: behind, and known to be
+    stage.step(node, "g", compute=stage.compute)  # writes no state: the version file stays at step 1
     assert (stage.group("g").step, stage.group("g").version) == (3, first)
     assert read_version(stage.objects, stage.group("g").version).step == 1
     assert stage.computed[-1][0].version == first
 
 
 @pytest.mark.rule("DBSP-8")
-def test_a_batch_says_from_where_to_where_its_datasets_are_its_input(stage: StateStage) -> None:
+def test_a_batch_has_the_positions_of_its_input(stage: StateStage) -> None:
     a, b, node = stage.dataset("a"), stage.dataset("b"), stage.node("n")
     stage.declare(spec("g", a, b), spec("h", a))
     stage.settle(node, "g", "h")
@@ -89,8 +90,7 @@ def test_a_batch_says_from_where_to_where_its_datasets_are_its_input(stage: Stat
     stage.publish(b)
     stage.settle(node, "g")
     stage.settle(node, "h")
-    seen = [(one.spec.name, one.before, one.positions) for one, _ in stage.computed]
-    assert seen == [
+    assert [(batch.spec.name, batch.before, batch.positions) for batch, _ in stage.computed] == [
         ("g", {a: 0, b: 0}, {a: 0, b: 0}),
         ("h", {a: 0}, {a: 0}),
         ("g", {a: 0, b: 0}, {a: 2, b: 1}),
@@ -101,26 +101,26 @@ def test_a_batch_says_from_where_to_where_its_datasets_are_its_input(stage: Stat
 
 @pytest.mark.rule("DBSP-39")
 @pytest.mark.rule("DBSP-35")
-def test_a_version_file_of_another_attempt_or_a_zombies_is_not_committed(stage: StateStage) -> None:
+def test_a_version_file_of_another_attempt_or_a_stale_run_is_not_committed(stage: StateStage) -> None:
     a, node, other = stage.dataset("a"), stage.node("n"), stage.node("m")
     stage.publish(a)
     stage.declare(spec("g", a))
     ticket = stage.begin(node, "g")
     batch = stage.run(commits.next_batch, stage.keys, P, "g")
     hold = stage.run(commits.open_step, stage.keys, ticket, batch, "mine")
-    named = StepState(version=state_prefix(P, "g", batch.lot, "mine") + "version.json")
-    for strange in ("elsewhere", state_prefix(P, "g", batch.lot, "other") + "version.json"):
-        result = StepResult.of(hold, [*outputs(batch, "mine"), StepState(version=strange)])
+    state = StepState(version=state_prefix(P, "g", batch.lot, "mine") + "version.json")
+    for version in ("elsewhere", state_prefix(P, "g", batch.lot, "other") + "version.json"):
+        result = StepResult.of(hold, [*outputs(batch, "mine"), StepState(version=version)])
         with pytest.raises(StepConflict, match="does not belong to attempt mine"):
             stage.run(commits.commit, stage.keys, ticket, batch, result, ends=True)
     stage.kill(node)
     stage.look(group_id(P, "g"))
     run_all(stage, other, "g")
     committed = stage.group("g").version
-    result = StepResult.of(hold, [*outputs(batch, "mine"), named])
+    result = StepResult.of(hold, [*outputs(batch, "mine"), state])
     with pytest.raises(LeaseLost):
         stage.run(commits.commit, stage.keys, ticket, batch, result, ends=True)
-    assert stage.group("g").version == committed != named.version
+    assert stage.group("g").version == committed != state.version
 
 
 def test_rows_of_a_release_without_state_are_read(stage: StateStage) -> None:
@@ -140,7 +140,7 @@ def test_rows_of_a_release_without_state_are_read(stage: StateStage) -> None:
 
 
 @pytest.mark.rule("DBSP-37")
-def test_bundles_that_no_version_lists_are_removed_and_those_of_an_abandoned_attempt_all(
+def test_bundles_that_no_version_lists_are_removed_and_all_of_an_abandoned_attempt(
     stage: StateStage,
 ) -> None:
     a, node = stage.dataset("a"), stage.node("n")
@@ -169,7 +169,7 @@ def test_bundles_that_no_version_lists_are_removed_and_those_of_an_abandoned_att
     body, _ = stage.objects.get(version)
     twin = version.replace("version.json", "bundle-7")
     stage.objects.put(twin, b"late")  # a zombie task of a published attempt
-    stage.objects.put(version, b"{}\n")  # damaged: no reason to delete anything
+    stage.objects.put(version, b"{}\n")  # damaged: nothing may be deleted
     stage.clock.advance(FIRST_AGAIN_S)
     while cleaner.clean():
         pass
@@ -183,26 +183,26 @@ def test_bundles_that_no_version_lists_are_removed_and_those_of_an_abandoned_att
 
 
 def history(point: str | None, visit: int) -> tuple[StateStage, bool]:
-    """A fixed history, with the process dying at one visit to one point."""
+    """Run a fixed history, and kill the process at one visit of a crash point."""
     stage = StateStage()
     a, b = stage.dataset("a"), stage.dataset("b")
     died = False
 
-    def act(life: str) -> None:
+    def act(name: str) -> None:
         nonlocal died
-        node = stage.node(life)
+        node = stage.node(name)
         try:
             run_all(stage, node, "g")
         except crash.Crashed:
             died = True
             stage.check()
-            group = stage.group("g")  # whatever happened, its version is there and lists what is there
+            group = stage.group("g")  # its version file exists and lists only files that exist
             if group.version:
                 assert read_version(stage.objects, group.version).files() <= stage.files()
                 assert read_version(stage.objects, group.version).step == group.step
             stage.kill(node)
             stage.look(group_id(P, "g"))
-            node = stage.node(life + "'")
+            node = stage.node(name + "'")
             run_all(stage, node, "g")
         stage.kill(node)
 
@@ -228,10 +228,10 @@ def history(point: str | None, visit: int) -> tuple[StateStage, bool]:
 
 @pytest.mark.rule("DBSP-38")
 @pytest.mark.rule("DBSP-39")
-def test_killed_before_or_after_every_write_the_state_is_that_of_the_committed_step() -> None:
-    with crash.recorded() as seen:
+def test_a_crash_before_or_after_any_write_leaves_the_state_of_the_committed_step() -> None:
+    with crash.recorded() as visited:
         calm, _ = history(None, 0)
-    points = {one for one in seen if one.startswith(("views.", "test."))}
+    points = {point for point in visited if point.startswith(("views.", "test."))}
     assert {"views.trace.before_version", "views.commit.before", "views.commit.after"} <= points
     for point in sorted(points):
         for visit in (1, 2, 3):
@@ -239,13 +239,13 @@ def test_killed_before_or_after_every_write_the_state_is_that_of_the_committed_s
             version = read_version(stage.objects, stage.group("g").version)
             assert version.step == stage.group("g").step == calm.group("g").step, (point, visit)
             assert len(version.files()) == 3
-            named = {row.version for row in stage.rows_of_group("g")}
-            assert stage.files() == named | version.files(), (point, visit)
+            versions = {row.version for row in stage.rows_of_group("g")}
+            assert stage.files() == versions | version.files(), (point, visit)
             if not died:
                 break
         assert visit > 1 or died
 
 
-def test_the_states_folder_is_the_groups_own() -> None:
+def test_each_group_has_its_own_state_folder() -> None:
     assert state_of(P, "g") == DatasetId("views:shop/g", "state")
     assert state_prefix(P, "g", "S1", "t").endswith("/version=state/lot=S1/attempt=t/")
