@@ -1,11 +1,10 @@
-"""Fuzzing of views (`make fuzz ARGS="--seconds 600"`): queries from new seeds, judged as in the tests.
+"""Fuzzing of views (`make fuzz ARGS="--seconds 600"`): generate queries and compare them with plain Spark.
 
-Each query is asked twice: of its circuit, interpreted by Spark, and, where it has a chain, of its kernels,
-step after step by Spark jobs, those of all queries of a batch together.
-Every other batch is about all of Spark's types (`TypedGenerator`), the rest about how operators are put
-together. What differs is printed with its seed and made smaller first: fewer steps and rows, then a shorter
-query, for as long as it still differs. The same seed draws the same query again: `--seed N --count 1` (and
-`--typed`).
+Each query is compared twice: its circuit, run by Spark, and, if it has a chain, its kernels, run step by step
+in Spark jobs together with those of the other queries of the batch. Every second batch tests Spark's types
+(`TypedGenerator`), the others test combinations of operators. A query that differs is first reduced, to fewer
+steps and rows and a shorter text, and then printed with its seed. The same seed generates the same query
+again: `--seed N --count 1` (and `--typed`).
 """
 
 import argparse
@@ -39,23 +38,23 @@ from tidemill.views.sql.catalog import QueryTable
 
 BATCH = 20
 
-Judged = Callable[[Mapping[str, str], list[Step]], Verdict]
-"""Judges queries by their names after every step."""
+Compare = Callable[[Mapping[str, str], list[Step]], Verdict]
+"""Compares queries, by name, after every step."""
 
 
 @dataclass(frozen=True)
-class Family:
-    """Tables, the queries that are drawn over them, and steps of rows."""
+class QueryFamily:
+    """Tables, a generator of queries over them, and a generator of steps."""
 
     ddl: Mapping[str, str]
     query: Callable[[int], str]
     steps: Callable[[int], list[Step]]
 
 
-PLAIN = Family(
+PLAIN = QueryFamily(
     DDL, lambda seed: Generator(seed).query(), lambda seed: generated_steps.generate_steps(DDL, seed=seed)[:3]
 )
-TYPED = Family(
+TYPED = QueryFamily(
     views_typed.DDL,
     lambda seed: views_typed.TypedGenerator(seed).query(),
     views_typed.steps,
@@ -63,8 +62,8 @@ TYPED = Family(
 
 
 @dataclass(frozen=True)
-class Found:
-    """A query that differs from plain Spark, and the least of it that still does."""
+class FoundDifference:
+    """A query that differs from plain Spark, and a smaller query that still differs."""
 
     seed: int
     sql: str
@@ -73,98 +72,103 @@ class Found:
     verdict: Verdict
 
     def __str__(self) -> str:
-        said = [f"seed {self.seed}: {self.sql}", f"smaller: {self.smaller}", str(self.verdict), "steps:"]
-        return "\n".join([*said, *(f"  {step}" for step in self.steps)])
+        lines = [f"seed {self.seed}: {self.sql}", f"smaller: {self.smaller}", str(self.verdict), "steps:"]
+        return "\n".join([*lines, *(f"  {step}" for step in self.steps)])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long")
-    parser.add_argument("--seed", type=int, help="of the first query; drawn if it is not given")
-    parser.add_argument("--count", type=int, help="how many queries, instead of a time")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long to run")
+    parser.add_argument("--seed", type=int, help="seed of the first query; default: random")
+    parser.add_argument("--count", type=int, help="number of queries, instead of a time")
     parser.add_argument("--typed", action="store_true", help="only queries about types")
-    given = parser.parse_args()
-    first = given.seed if given.seed is not None else random.SystemRandom().randrange(2**40)
-    sys.stdout.write(f"seed {first}\n")
-    ends = SYSTEM.monotonic() + given.seconds
+    arguments = parser.parse_args()
+    first_seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(2**40)
+    sys.stdout.write(f"seed {first_seed}\n")
+    deadline = SYSTEM.monotonic() + arguments.seconds
     spark = open_session(small_spark())
-    done = 0
+    compared = 0
     with views_oracle.stage(spark, {}, {**PLAIN.ddl, **TYPED.ddl}) as tables:
-        for number, seeds in enumerate(_batches(first, given.count)):
-            if given.count is None and SYSTEM.monotonic() >= ends:
+        for number, seeds in enumerate(_batches(first_seed, arguments.count)):
+            if arguments.count is None and SYSTEM.monotonic() >= deadline:
                 break
-            found = search(spark, tables, seeds, TYPED if given.typed or number % 2 else PLAIN)
-            if found is not None:
-                sys.stdout.write(f"{found}\n")
+            difference = search(spark, tables, seeds, TYPED if arguments.typed or number % 2 else PLAIN)
+            if difference is not None:
+                sys.stdout.write(f"{difference}\n")
                 return 1
-            done += len(seeds)
-    sys.stdout.write(f"{done} queries, all equal to plain Spark\n")
+            compared += len(seeds)
+    sys.stdout.write(f"{compared} queries, all equal to plain Spark\n")
     return 0
 
 
-def _batches(first: int, count: int | None) -> Iterator[range]:
-    for done in itertools.count(0, BATCH):
-        if count is not None and done >= count:
+def _batches(first_seed: int, count: int | None) -> Iterator[range]:
+    for start in itertools.count(0, BATCH):
+        if count is not None and start >= count:
             return
-        some = BATCH if count is None else min(BATCH, count - done)
-        yield range(first + done, first + done + some)
+        size = BATCH if count is None else min(BATCH, count - start)
+        yield range(first_seed + start, first_seed + start + size)
 
 
 def search(
-    spark: Any, tables: Mapping[str, QueryTable], seeds: range, family: Family = PLAIN, *, job: bool = True
-) -> Found | None:
-    """The first of these queries that differs, made smaller; None if all equal plain Spark.
+    spark: Any,
+    tables: Mapping[str, QueryTable],
+    seeds: range,
+    family: QueryFamily = PLAIN,
+    *,
+    job: bool = True,
+) -> FoundDifference | None:
+    """Return the first of these queries that differs, reduced; None if all are equal to plain Spark.
 
-    - job: kernels are asked by Spark jobs, and not in this process.
+    - job: whether kernels run in Spark jobs instead of this process.
     """
-    given = {f"seed {seed}": (seed, family.query(seed)) for seed in seeds}
+    queries = {f"seed {seed}": (seed, family.query(seed)) for seed in seeds}
     steps = family.steps(seeds.start)
-    texts = {name: sql for name, (_, sql) in given.items()}
-    asked = Asked(spark, tables, family.ddl)
-    for judged in (asked.circuits, partial(asked.kernels, job=job)):
-        verdict = judged(texts, steps)
+    texts = {name: sql for name, (_, sql) in queries.items()}
+    comparison = Comparison(spark, tables, family.ddl)
+    for compare in (comparison.circuits, partial(comparison.kernels, job=job)):
+        verdict = compare(texts, steps)
         if not verdict:
-            seed, sql = given[verdict.mismatches[0].case.name]
-            with expecting_errors():  # what is left of a query may be none
-                return _smaller(judged, family.ddl, seed, sql, steps)
+            seed, sql = queries[verdict.mismatches[0].case.name]
+            with expecting_errors():  # a reduced query may be invalid
+                return _shrink(compare, family.ddl, seed, sql, steps)
     return None
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Queries over some tables, judged."""
+class Comparison:
+    """Compares queries over some tables with plain Spark."""
 
     spark: Any
     tables: Mapping[str, QueryTable]
     ddl: Mapping[str, str]
 
     def circuits(self, texts: Mapping[str, str], steps: list[Step]) -> Verdict:
-        """The circuits of queries, interpreted by Spark, against plain Spark."""
+        """Compare the circuits of queries, run by Spark, with the queries."""
         cases = [one_result(case_of(self.spark, self.tables, name, sql)) for name, sql in texts.items()]
         return Judge(self.spark, self.ddl).run(cases, steps)
 
     def kernels(self, texts: Mapping[str, str], steps: list[Step], *, job: bool) -> Verdict:
-        """The kernels of the queries that have a chain against plain Spark."""
+        """Compare the kernels of the queries that have a chain with plain Spark."""
         from pyspark.errors import PySparkException
 
         with tempfile.TemporaryDirectory(prefix="tidemill-fuzz-") as folder:
-            cases = self._held(texts, Path(folder), job=job)
+            cases = self._kernel_cases(texts, Path(folder), job=job)
             try:
                 return Judge(self.spark, self.ddl).run(cases, steps) if cases else Verdict()
             except (TidemillError, PySparkException) as error:
-                # A query that raises takes the step of all others with it. If plain Spark has a result, that
-                # is a difference; which one it is, is found by asking each alone.
+                # A query that raises an error fails the step of all queries. Run each alone to find it. It is
+                # a difference if plain Spark has a result.
                 if len(texts) > 1:
                     verdicts = [self.kernels({name: sql}, steps, job=job) for name, sql in texts.items()]
-                    return next((one for one in verdicts if not one), Verdict())
+                    return next((verdict for verdict in verdicts if not verdict), Verdict())
                 if self.circuits(texts, steps).raised:
                     return Verdict()
                 return Verdict([Mismatch(cases[0], -1, f"its kernels raise: {error}")])
 
-    def _held(self, texts: Mapping[str, str], folder: Path, *, job: bool) -> list[Case]:
+    def _kernel_cases(self, texts: Mapping[str, str], folder: Path, *, job: bool) -> list[Case]:
         written = {n: views_oracle.compiled(self.spark, self.tables, sql).output for n, sql in texts.items()}
         outputs = {name: rewrite(output) for name, output in written.items()}
-        # Of half of the tables rows come and go as changes, which are checked; of the others as they are.
+        # Half of the tables are datasets of changes, which are validated; the others contain rows.
         kinds = dict.fromkeys(sorted(self.ddl)[::2], "changes")
         kernels = Kernels(self.spark, folder, self.ddl, outputs, kinds=kinds, count=3, job=job)
         return [
@@ -182,20 +186,22 @@ class Asked:
         ]
 
 
-def _smaller(judged: Judged, ddl: Mapping[str, str], seed: int, sql: str, steps: list[Step]) -> Found:
+def _shrink(
+    compare: Compare, ddl: Mapping[str, str], seed: int, sql: str, steps: list[Step]
+) -> FoundDifference:
     name = f"seed {seed}"
 
-    def differs(text: str, given: list[Step]) -> bool:
+    def differs(text: str, some_steps: list[Step]) -> bool:
         try:
-            return not judged({name: text}, given)
+            return not compare({name: text}, some_steps)
         except TidemillError:
             return False
 
-    rows: Rows | None = shrunk_rows(ddl, steps, lambda less: differs(sql, [Step(inserts=less)]))
-    small = [Step(inserts=rows)] if rows is not None else shrunk_steps(steps, partial(differs, sql))
-    text = shrunk_query(sql, lambda less: differs(less, small))
-    small = shrunk_steps(small, partial(differs, text))
-    return Found(seed, sql, text, small, judged({name: text}, small))
+    rows: Rows | None = shrunk_rows(ddl, steps, lambda smaller: differs(sql, [Step(inserts=smaller)]))
+    smaller_steps = [Step(inserts=rows)] if rows is not None else shrunk_steps(steps, partial(differs, sql))
+    text = shrunk_query(sql, lambda smaller: differs(smaller, smaller_steps))
+    smaller_steps = shrunk_steps(smaller_steps, partial(differs, text))
+    return FoundDifference(seed, sql, text, smaller_steps, compare({name: text}, smaller_steps))
 
 
 if __name__ == "__main__":

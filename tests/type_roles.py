@@ -1,15 +1,15 @@
-"""What a view does with a column of each type, by the role of the column (DBSP-21).
+"""How a view handles a column of each type, by the role of the column (DBSP-21).
 
-    payload      a column of rows that are kept, compared and taken back
+    payload      a column of rows that are stored, compared and deleted
     key          GROUP BY
     joined       equality between rows
     ordered      min and max
     aggregated   sum
 
-A value is taken *native*, as Spark's own operators take it; or *encoded*, in a form in which equal values are
-equal; or *refused*, with the reason: what plain Spark refuses, and what no view can keep.
+Values are *native*, if a view uses them as they are; *encoded*, if it converts them to a form in which equal
+values have equal bytes; or *refused*, if plain Spark refuses them or a view cannot store or compare them.
 
-The facts about types are in `tidemill.schemas.type_table`. docs/reference/types.md is made from both.
+The facts about types are in `tidemill.schemas.type_table`. docs/reference/types.md is generated from both.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ from tidemill.views.circuit.rungs import Rung
 
 
 class How(Enum):
-    """How a view takes the values of a column."""
+    """How a view handles the values of a column."""
 
     NATIVE = "native"
     ENCODED = "encoded"
@@ -49,7 +49,7 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class TypeRole:
-    """How a view takes a type in a role, on which rung (None if it is refused), and why."""
+    """How a view handles a type in a role, with the best rung (None if it is refused) and the reason."""
 
     how: How
     rung: Rung | None = None
@@ -103,30 +103,32 @@ TYPES: tuple[str, ...] = (
     "ARRAY<MAP<STRING, INT>>",
     "STRUCT<v: VARIANT>",
 )
-"""Every type of Spark once, and nested types around the special ones."""
+"""Every type of Spark, and nested types with the special ones."""
 
-_NO_SUM = TypeRole(How.REFUSED, why="plain Spark adds up numbers, intervals and what it takes for a number")
+_NO_SUM = TypeRole(
+    How.REFUSED, why="plain Spark sums only numbers, intervals and values that it casts to numbers"
+)
 
 
 def role_of(kind: Type, role: Role) -> TypeRole:
-    """What a view does with a type in a role."""
+    """Return how a view handles a type in a role."""
     why = why_not_kept(kind)
     if role is Role.AGGREGATED:
         return _summed(kind)
     if why and role is not Role.JOINED:
         return TypeRole(How.REFUSED, why=why)
     if why and _is_void(kind):
-        return TypeRole(How.NATIVE, Rung.FULL, "NULL alone, which equals nothing; no kernel takes a void")
+        return TypeRole(How.NATIVE, Rung.FULL, "only NULL, which equals nothing; no kernel supports void")
     if why:
         return TypeRole(How.REFUSED, why="plain Spark does not compare it")
     if role in {Role.ORDERED, Role.JOINED} and holds_map(kind):
-        return TypeRole(How.REFUSED, why="plain Spark compares no maps, but groups by them")
+        return TypeRole(How.REFUSED, why="plain Spark cannot compare maps, but can group by them")
     how, why = _form(kind)
     if role is Role.PAYLOAD and collation_of(kind):
-        how, why = How.NATIVE, "as it is written: texts that are equal are still two"
+        how, why = How.NATIVE, "stored as written: strings that the collation treats as equal stay different"
     not_native = why_not_native(kind)
     if not_native:
-        return TypeRole(how, Rung.FULL, "; ".join(filter(None, (why, f"no kernel takes {not_native}"))))
+        return TypeRole(how, Rung.FULL, "; ".join(filter(None, (why, f"no kernel supports {not_native}"))))
     if role is Role.ORDERED and isinstance(kind, Array | Struct):
         return TypeRole(how, Rung.KEYED, f"{why}; Spark computes min and max of nested values")
     return TypeRole(how, Rung.NATIVE, why)
@@ -143,29 +145,29 @@ def _summed(kind: Type) -> TypeRole:
         case Family.INTEGER | Family.DECIMAL:
             return TypeRole(How.NATIVE, Rung.NATIVE)
         case Family.FLOAT:
-            return TypeRole(How.NATIVE, Rung.NATIVE, "added up exactly, and rounded once")
+            return TypeRole(How.NATIVE, Rung.NATIVE, "summed exactly and rounded once")
         case Family.INTERVAL if not why_not_kept(kind):
-            return TypeRole(How.NATIVE, Rung.FULL, f"no kernel takes {why_not_native(kind)}")
+            return TypeRole(How.NATIVE, Rung.FULL, f"no kernel supports {why_not_native(kind)}")
         case Family.TEXT:
             rung = Rung.FULL if collation_of(kind) else Rung.KEYED
-            why = "Spark takes texts for doubles, and raises an error for one that is not a number"
+            why = "Spark casts strings to double, and raises an error for a string that is not a number"
             return TypeRole(How.NATIVE, rung, why)
     if kind.name == "timestamp":
-        return TypeRole(How.NATIVE, Rung.KEYED, "Spark takes it for seconds since 1970, a double")
+        return TypeRole(How.NATIVE, Rung.KEYED, "Spark casts it to double: seconds since 1970")
     if _is_void(kind):
-        return TypeRole(How.NATIVE, Rung.FULL, "Spark takes it for a double: the sum is NULL")
+        return TypeRole(How.NATIVE, Rung.FULL, "Spark casts it to double: the sum is NULL")
     return _NO_SUM
 
 
 def _form(kind: Type) -> tuple[How, str]:
     if holds_map(kind):
-        return How.ENCODED, "maps as their entries in the order of their keys"
+        return How.ENCODED, "maps as entries in the order of their keys"
     if isinstance(kind, Array | Struct):
-        return How.ENCODED, "with the NULLs and lengths inside"
+        return How.ENCODED, "includes the NULLs and lengths inside the value"
     if family_of(kind) is Family.FLOAT:
-        return How.ENCODED, "NaN is equal to itself, -0.0 to 0.0"
+        return How.ENCODED, "NaN equals itself, -0.0 equals 0.0"
     if collation_of(kind):
-        return How.ENCODED, "equal as the collation compares"
+        return How.ENCODED, "equal if the collation treats them as equal"
     if isinstance(kind, Simple) and kind.name.startswith(("char(", "varchar(")):
-        return How.NATIVE, "a string, once it is read"
+        return How.NATIVE, "a string in queries"
     return How.NATIVE, ""

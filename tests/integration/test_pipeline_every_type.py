@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import tidemill as tm
-from tests.integration.views_typed import WIDE, may
+from tests.integration.views_typed import COLUMNS, allows
 from tests.type_roles import Role
 from tidemill.events import Event
 from tidemill.testing import Case, Judge, MaintainedView, Step
@@ -17,12 +17,12 @@ from tidemill.views.steps.events import StepTimed
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-KEPT = {name: kind for name, kind in WIDE.items() if may(kind, Role.PAYLOAD)}
+KEPT = {name: kind for name, kind in COLUMNS.items() if allows(kind, Role.PAYLOAD)}
 TRACED = [name for name in KEPT if name not in {"lc", "ci", "lcs", "tm", "ym", "mo", "dt", "ho"}]
-ORDERED = [name for name, kind in KEPT.items() if may(kind, Role.ORDERED)]
+ORDERED = [name for name, kind in KEPT.items() if allows(kind, Role.ORDERED)]
 DDL = {
-    "plain": ", ".join(f"{name} {kind}" for name, kind in WIDE.items() if kind != "INTERVAL"),
-    "traced": ", ".join(f"{name} {WIDE[name]}" for name in TRACED),
+    "plain": ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items() if kind != "INTERVAL"),
+    "traced": ", ".join(f"{name} {COLUMNS[name]}" for name in TRACED),
     "gone": ", ".join(f"{name} {kind}" for name, kind in KEPT.items()),
 }
 """Rows that only come; rows that come and go, of types that traces have; the same of all types."""

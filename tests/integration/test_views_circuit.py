@@ -1,4 +1,4 @@
-"""The circuit of a query, interpreted by Spark, gives what the query gives: the front changes nothing."""
+"""The SQL compiler: the circuit of a query, run by Spark, gives the same result as the query."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration import tpch, views_oracle
 from tests.integration.test_views_generated import case_of
-from tests.integration.views_ahead import Ahead
+from tests.integration.views_planned import PlannedQueries
 from tests.integration.views_queries import SINGLE, TRAPS, pairs
 from tidemill.errors import QueryRefused
 from tidemill.testing import Judge, Step
@@ -19,13 +19,13 @@ from tidemill.views.circuit.operators import KINDS, Join, Opaque, Operator, View
 from tidemill.views.circuit.rewrites import REWRITES, rewrite
 from tidemill.views.sql.catalog import QueryTable
 
-HAND = {**SINGLE, **TRAPS}
+QUERIES = {**SINGLE, **TRAPS}
 
 THIRDS = [0, *(pytest.param(part, marks=pytest.mark.crash) for part in (1, 2))]
-"""Of many queries a third runs in `make test`, and the rest in `make crash`."""
+"""A third of the queries runs in `make test`, the rest in `make crash`."""
 
-# What is kept whole, and must not be more than this: a query that used to be taken apart and no longer is.
-WHOLE = {
+# The queries that are not split into operators. The list must not grow.
+OPAQUE = {
     "opaque",
     "recursion",
     "range",
@@ -46,48 +46,52 @@ WHOLE = {
 
 
 @dataclass(frozen=True)
-class Made:
-    """The queries of one catalog, compiled once for all tests: types are all that compiling depends on."""
+class CompiledQueries:
+    """The queries, compiled once for all tests: the result depends only on the types of the tables."""
 
     tables: dict[str, QueryTable]
-    hand: dict[str, ViewOutput]
+    outputs: dict[str, ViewOutput]
 
 
 @pytest.fixture(scope="module")
-def made(spark: Any) -> Made:
+def compiled_queries(spark: Any) -> CompiledQueries:
     with views_oracle.stage(spark, {}) as tables:
-        return Made(tables, {n: views_oracle.compiled(spark, tables, sql).output for n, sql in HAND.items()})
+        return CompiledQueries(
+            tables, {n: views_oracle.compiled(spark, tables, sql).output for n, sql in QUERIES.items()}
+        )
 
 
 def kinds(*roots: Operator) -> set[type[Operator]]:
     return {type(op) for root in roots for op in walk(root)}
 
 
-def told(wrong: Sequence[views_oracle.Difference]) -> str:
+def report(wrong: Sequence[views_oracle.Difference]) -> str:
     return "\n\n".join(map(str, wrong))
 
 
-def test_every_kind_of_operator_is_met_and_little_is_kept_whole(made: Made) -> None:
-    assert kinds(*made.hand.values()) == set(KINDS)
-    assert {name for name, output in made.hand.items() if Opaque in kinds(output)} == WHOLE
+def test_the_queries_contain_every_kind_of_operator_and_few_are_opaque(
+    compiled_queries: CompiledQueries,
+) -> None:
+    assert kinds(*compiled_queries.outputs.values()) == set(KINDS)
+    assert {name for name, output in compiled_queries.outputs.items() if Opaque in kinds(output)} == OPAQUE
 
 
-def judged(
+def check_after_steps(
     spark: Any,
     tables: Mapping[str, QueryTable],
     texts: Mapping[str, str],
     steps: Sequence[Step],
     written: Mapping[str, ViewOutput] | None = None,
 ) -> None:
-    """Judge queries against their circuits, after every step."""
-    ahead, known = Ahead(spark), written or {}
-    cases = [case_of(spark, tables, name, sql, known.get(name)) for name, sql in texts.items()]
-    verdict = Judge(spark, views_oracle.TABLES, precomputed=ahead).run(cases, steps)
+    """Compare queries with their circuits after every step."""
+    planned, outputs = PlannedQueries(spark), written or {}
+    cases = [case_of(spark, tables, name, sql, outputs.get(name)) for name, sql in texts.items()]
+    verdict = Judge(spark, views_oracle.TABLES, precomputed=planned).run(cases, steps)
     assert verdict, str(verdict)
     assert verdict.compared == len(texts) * len(steps)
     assert verdict.raised < verdict.compared / 20
     assert verdict.loose < verdict.compared / 20
-    assert ahead.known > ahead.left * 20
+    assert planned.computed > planned.missing * 20
 
 
 @pytest.fixture(scope="module")
@@ -96,44 +100,54 @@ def steps(spark: Any) -> list[Step]:
 
 
 @pytest.mark.rule("DBSP-15")
-def test_queries_of_every_kind_and_every_trap_equal_their_circuits(
-    spark: Any, made: Made, steps: list[Step]
+def test_queries_with_every_kind_of_operator_equal_their_circuits(
+    spark: Any, compiled_queries: CompiledQueries, steps: list[Step]
 ) -> None:
-    for name, output in made.hand.items():
-        fast = rewrite(output)
-        assert rewrite(fast) == fast, f"rewriting {name} twice is rewriting it once"
-    # A text that is kept whole is given the time of a step by whoever runs it, and has none as a circuit.
-    timeless = HAND.keys() - {"moments by name"}
-    texts = {name: HAND[name] for name in HAND if name in timeless and views_oracle.is_one_query(HAND[name])}
+    for name, output in compiled_queries.outputs.items():
+        rewritten = rewrite(output)
+        assert rewrite(rewritten) == rewritten, f"rewriting {name} again changes it"
+    # The judge inserts the time of the step into a query, but not into an opaque operator.
+    timeless = QUERIES.keys() - {"moments by name"}
+    texts = {
+        name: QUERIES[name]
+        for name in QUERIES
+        if name in timeless and views_oracle.is_one_query(QUERIES[name])
+    }
     with views_oracle.stage(spark, {}) as tables:
-        judged(spark, tables, texts, steps, made.hand)
-    rest = [(HAND[name], rewrite(made.hand[name])) for name in HAND.keys() - texts.keys()]
+        check_after_steps(spark, tables, texts, steps, compiled_queries.outputs)
+    other_cases = [
+        (QUERIES[name], rewrite(compiled_queries.outputs[name])) for name in QUERIES.keys() - texts.keys()
+    ]
     with views_oracle.stage(spark, views_oracle.ROWS):
-        wrong = views_oracle.differences(spark, rest)
-    assert len(rest) < 10
-    assert not wrong, told(wrong)
+        wrong = views_oracle.differences(spark, other_cases)
+    assert len(other_cases) < 10
+    assert not wrong, report(wrong)
 
 
 @pytest.mark.parametrize("part", THIRDS)
-def test_over_empty_tables_too_and_before_any_rewrite(spark: Any, made: Made, part: int) -> None:
+def test_circuits_equal_queries_over_empty_tables_and_before_rewrites(
+    spark: Any, compiled_queries: CompiledQueries, part: int
+) -> None:
     with views_oracle.stage(spark, {}):
-        wrong = views_oracle.differences(spark, [(HAND[n], o) for n, o in list(made.hand.items())[part::3]])
-    assert not wrong, told(wrong)
+        wrong = views_oracle.differences(
+            spark, [(QUERIES[n], o) for n, o in list(compiled_queries.outputs.items())[part::3]]
+        )
+    assert not wrong, report(wrong)
 
 
 @pytest.mark.rule("DBSP-15")
 @pytest.mark.parametrize("part", THIRDS)
-def test_every_operator_over_every_other_equals_its_circuit_after_every_step(
+def test_every_pair_of_operators_equals_its_circuit_after_every_step(
     spark: Any, steps: list[Step], part: int
 ) -> None:
     texts = pairs()
     assert len(texts) > 200
     with views_oracle.stage(spark, {}) as tables:
-        judged(spark, tables, dict(list(texts.items())[part::3]), steps[:2])
+        check_after_steps(spark, tables, dict(list(texts.items())[part::3]), steps[:2])
 
 
-def test_tpch_is_taken_apart_whole_and_equals_spark_after_every_step(spark: Any) -> None:
-    """As circuits that Spark interprets. `test_views_tpch` has them as views of a pipeline."""
+def test_tpch_has_no_opaque_operators_and_equals_spark_after_every_step(spark: Any) -> None:
+    """Spark runs the circuits. `test_views_tpch` runs the queries as views of a pipeline."""
     steps = views_oracle.steps(spark, tpch.rows(), tpch.DDL)
     with views_oracle.stage(spark, {}, tpch.DDL) as tables:
         written = {n: views_oracle.compiled(spark, tables, sql).output for n, sql in tpch.QUERIES.items()}
@@ -144,11 +158,9 @@ def test_tpch_is_taken_apart_whole_and_equals_spark_after_every_step(spark: Any)
             for name, output in written.items()
             if any(isinstance(op, Join) and not op.keys for op in walk(rewrite(output)))
         }
-        assert without_key == {"q16"}, (
-            "NOT IN has none; all other joins have keys, though written with commas"
-        )
+        assert without_key == {"q16"}, "NOT IN has no key; all other joins have keys, even comma joins"
         cases = [case_of(spark, tables, name, sql, written[name]) for name, sql in tpch.QUERIES.items()]
-        verdict = Judge(spark, tpch.DDL, precomputed=Ahead(spark)).run(cases, steps)
+        verdict = Judge(spark, tpch.DDL, precomputed=PlannedQueries(spark)).run(cases, steps)
     assert verdict, str(verdict)
     assert verdict.compared == 22 * len(steps)
     assert verdict.raised == 0
@@ -163,62 +175,70 @@ def test_every_query_of_tpch_has_rows_to_compare(spark: Any) -> None:
         assert all(bag for part in parts for bag in views_oracle.bags(spark, part))
 
 
-def test_each_rewrite_alone_leaves_the_meaning_alone(spark: Any, made: Made) -> None:
-    chosen = [
+def test_each_rewrite_alone_keeps_the_result(spark: Any, compiled_queries: CompiledQueries) -> None:
+    names = [
         "comma join",
         "left join with residual",
         "having by alias",
         "window over groups",
         "cte used twice",
     ]
-    chosen += [
+    names += [
         "scalar over groups",
         "grouping sets with null keys",
         "using with full join",
         "two lateral views",
     ]
-    every = []
-    for name in chosen:
-        changed = [one(made.hand[name], ViewFunctions()) for one in REWRITES.values()]
-        every.append((HAND[name], *(one for one in changed if one != made.hand[name])))
-    plain = [made.hand[name] for name in chosen]
-    at_work = {kind for kind, one in REWRITES.items() if any(one(p, ViewFunctions()) != p for p in plain)}
-    assert at_work >= {"push down", "prune", "fuse"}
+    cases = []
+    for name in names:
+        changed = [apply(compiled_queries.outputs[name], ViewFunctions()) for apply in REWRITES.values()]
+        cases.append(
+            (QUERIES[name], *(apply for apply in changed if apply != compiled_queries.outputs[name]))
+        )
+    outputs = [compiled_queries.outputs[name] for name in names]
+    effective = {
+        kind for kind, apply in REWRITES.items() if any(apply(p, ViewFunctions()) != p for p in outputs)
+    }
+    assert effective >= {"push down", "prune", "fuse"}
     with views_oracle.stage(spark, views_oracle.ROWS):
-        wrong = views_oracle.differences(spark, every)
-    assert not wrong, told(wrong)
+        wrong = views_oracle.differences(spark, cases)
+    assert not wrong, report(wrong)
 
 
-# Words of the grammar: no function of that name can be described.
+# Keywords of the grammar, which DESCRIBE FUNCTION does not know.
 SPECIAL = frozenset({"timestampadd", "timestampdiff", "try_cast"})
-# Kept whole: the parser stumbles over the example, or its value lives on names or on a time of day.
-EXAMPLES_WHOLE = frozenset(
+# Opaque: the parser fails on the example, or its value depends on names or on the time of day.
+OPAQUE_EXAMPLES = frozenset(
     {"arrays_zip", "bitmap_count", "current_time", "localtime", "shiftrightunsigned", "window", "window_time"}
     | {"session_window", "approx_top_k_estimate"}
 )
 
 
 @pytest.mark.crash
-def test_an_example_of_every_scalar_function_is_taken_apart_with_sparks_own_types(spark: Any) -> None:
-    """Spark documents each function by examples: the first of each is resolved, and its type is Spark's."""
-    seen: dict[str, str] = {}
+def test_an_example_of_every_scalar_function_is_compiled_with_the_types_of_spark(spark: Any) -> None:
+    """Compile the first example in the documentation of each function."""
+    examples: dict[str, str] = {}
     with views_oracle.stage(spark, {}) as tables:
         for name in sorted(SCALARS | CLOCK):
-            said = spark.sql(f"DESCRIBE FUNCTION EXTENDED {name}").collect() if name not in SPECIAL else []
-            found = re.search(r"^\s*> (SELECT [^;]*);\s*$", "\n".join(row[0] for row in said), re.MULTILINE)
-            if found:
-                seen[name] = found[1]
-        whole, refused = set(), {}
-        for name, sql in seen.items():
+            description = (
+                spark.sql(f"DESCRIBE FUNCTION EXTENDED {name}").collect() if name not in SPECIAL else []
+            )
+            match = re.search(
+                r"^\s*> (SELECT [^;]*);\s*$", "\n".join(row[0] for row in description), re.MULTILINE
+            )
+            if match:
+                examples[name] = match[1]
+        opaque, refused = set(), {}
+        for name, sql in examples.items():
             try:
                 output = views_oracle.compiled(spark, tables, sql).output
             except QueryRefused as reason:
                 refused[name] = reason.message
                 continue
             if Opaque in kinds(output):
-                whole.add(name)
-    assert len(seen) > 300
-    assert whole <= EXAMPLES_WHOLE
-    # What needs a package that this Spark does not have is refused, and in Spark's own words.
-    assert all(said.startswith("[") for said in refused.values()), refused
+                opaque.add(name)
+    assert len(examples) > 300
+    assert opaque <= OPAQUE_EXAMPLES
+    # A function of a package that is not installed is refused with the message of Spark.
+    assert all(description.startswith("[") for description in refused.values()), refused
     assert len(refused) < 10, refused

@@ -1,4 +1,4 @@
-"""Functions as views, tried out on real Spark: what they were declared to be, they are, or it is found."""
+"""Certification of functions as views, with real Spark."""
 
 from collections.abc import Callable
 from typing import Any
@@ -47,18 +47,20 @@ def quick(spark: Any) -> Any:
 
 
 @pytest.mark.rule("DBSP-18", "DBSP-19")
-def test_a_function_that_is_not_what_it_was_declared_is_found(spark: Any) -> None:
+def test_a_function_that_contradicts_its_declaration_is_not_certified(spark: Any) -> None:
     for name, (function, reads, linear) in LINEAR.items():
-        found = certify_function(spark, function, reads, {one: DDL[one] for one in reads})
-        assert found.equal is linear, (name, found)
-        assert linear is (not found.why)
+        certificate = certify_function(spark, function, reads, {table: DDL[table] for table in reads})
+        assert certificate.equal is linear, (name, certificate)
+        assert linear is (not certificate.why)
     for name, (function, reads, keyed) in KEYED.items():
-        found = certify_function(spark, function, reads, {one: DDL[one] for one in reads}, keyed_by=["a"])
-        assert found.equal is keyed, (name, found)
+        certificate = certify_function(
+            spark, function, reads, {table: DDL[table] for table in reads}, keyed_by=["a"]
+        )
+        assert certificate.equal is keyed, (name, certificate)
 
 
 @pytest.mark.rule("DBSP-19")
-def test_a_function_that_raises_on_generated_rows_is_not_trusted(spark: Any) -> None:
-    found = certify_function(spark, lambda t: t.selectExpr("1 / (a - a) AS q"), ["t"], {"t": DDL["t"]})
-    assert not found.equal
-    assert "raises an error on generated rows" in found.why
+def test_a_function_that_raises_on_generated_rows_is_not_certified(spark: Any) -> None:
+    certificate = certify_function(spark, lambda t: t.selectExpr("1 / (a - a) AS q"), ["t"], {"t": DDL["t"]})
+    assert not certificate.equal
+    assert "raises an error on generated rows" in certificate.why

@@ -1,6 +1,7 @@
-"""Generated queries: the circuit of each, interpreted by Spark, gives after every step what the query gives.
+"""Generated queries: after every step, each query and its circuit, run by Spark, give the same result.
 
-`make test` runs a third of the queries, `make crash` the rest. `make fuzz` (`tests.fuzz_views`) draws others.
+`make test` runs a third of the queries, `make crash` the rest. `make fuzz` (`tests.fuzz_views`) generates
+others.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.integration import views_oracle
-from tests.integration.views_ahead import Ahead
 from tests.integration.views_generator import DDL, Generator
+from tests.integration.views_planned import PlannedQueries
 from tidemill.testing import Case, Judge, Step
 from tidemill.views.certify import generated_steps
 from tidemill.views.certify.equality import equality_of
@@ -26,17 +27,17 @@ from tidemill.views.sql.catalog import QueryTable
 
 SEEDS = range(300)
 PARTS = [0, 1, *(pytest.param(part, marks=pytest.mark.crash) for part in range(2, 6))]
-"""Each is a test, so that several processes share them."""
+"""Each part is a test, so that several processes can share the work."""
 
 
 def steps() -> list[Step]:
-    """Empty tables, and four random steps: rows, rows and deletions twice, and all that is left but a few.
+    """Return five steps: empty tables, inserts, twice inserts and deletes, and deletes of most rows.
 
-    A quarter of the queries is judged over empty tables, as all that are written by hand are elsewhere.
+    Only the first part starts with empty tables; another test does so for all queries written by hand.
     """
-    one, other = generated_steps.generate_steps(DDL, seed=7), generated_steps.generate_steps(DDL, seed=8)
-    third = Step(inserts=other[1].inserts, deletes=one[2].inserts)
-    return [*one[:3], third, Step(deletes={name: rows[2:] for name, rows in other[1].inserts.items()})]
+    first, second = generated_steps.generate_steps(DDL, seed=7), generated_steps.generate_steps(DDL, seed=8)
+    third = Step(inserts=second[1].inserts, deletes=first[2].inserts)
+    return [*first[:3], third, Step(deletes={name: rows[2:] for name, rows in second[1].inserts.items()})]
 
 
 STEPS = steps()
@@ -44,32 +45,32 @@ STEPS = steps()
 
 @pytest.fixture(scope="module")
 def tables(spark: Any) -> Iterator[dict[str, QueryTable]]:
-    with views_oracle.stage(spark, {}, DDL) as found:
-        yield found
+    with views_oracle.stage(spark, {}, DDL) as query_tables:
+        yield query_tables
 
 
 @dataclass(frozen=True)
-class Drawn(Case):
-    """A query and its circuit, and which kinds of operators that has."""
+class GeneratedCase(Case):
+    """A query, its circuit, and the kinds of operators in the circuit."""
 
     kinds: frozenset[type] = frozenset()
 
 
 def case_of(
     spark: Any, tables: Mapping[str, QueryTable], name: str, sql: str, written: ViewOutput | None = None
-) -> Drawn:
-    """A query held against its circuit; the oracle of ties is the circuit before any rewrite.
+) -> GeneratedCase:
+    """Return a case that compares a query with its circuit; the circuit before any rewrite breaks ties.
 
-    `written` is that one, where it is known.
+    `written` is the circuit before any rewrite, if it is known.
     """
     written = written or views_oracle.compiled(spark, tables, sql).output
     output = rewrite(written)
     kinds = frozenset(type(op) for op in walk(output))
-    return Drawn(name, sql, _text(output), equality_of(output), _text(written), kinds)
+    return GeneratedCase(name, sql, _text(output), equality_of(output), _text(written), kinds)
 
 
 def _text(output: ViewOutput) -> str | TimedQuery:
-    """The circuit as a query; as that of a moment only where it reads the clock."""
+    """Return the circuit as a query, or as a function of the time if it reads the clock."""
 
     def at(now: int) -> str:
         return interpret(output, Renderer(clock_values(now)))
@@ -82,16 +83,16 @@ def _text(output: ViewOutput) -> str | TimedQuery:
 def test_generated_queries_equal_their_circuits_after_every_step(
     spark: Any, tables: dict[str, QueryTable], part: int
 ) -> None:
-    given = [case_of(spark, tables, f"seed {n}", Generator(n).query()) for n in SEEDS[part :: len(PARTS)]]
-    kinds = {kind for case in given for kind in case.kinds}
-    whole = sum(Opaque in case.kinds for case in given)
-    ahead = Ahead(spark)
+    cases = [case_of(spark, tables, f"seed {n}", Generator(n).query()) for n in SEEDS[part :: len(PARTS)]]
+    kinds = {kind for case in cases for kind in case.kinds}
+    opaque = sum(Opaque in case.kinds for case in cases)
+    planned = PlannedQueries(spark)
     steps = STEPS if part == 0 else STEPS[1:]
-    verdict = Judge(spark, DDL, precomputed=ahead).run(given, steps)
+    verdict = Judge(spark, DDL, precomputed=planned).run(cases, steps)
     assert verdict, str(verdict)
-    assert ahead.known > ahead.left * 20
-    assert verdict.compared == len(given) * len(steps)
+    assert planned.computed > planned.missing * 20
+    assert verdict.compared == len(cases) * len(steps)
     assert verdict.raised == 0
     assert verdict.loose < verdict.compared / 10
     assert len(kinds) >= len(KINDS) - 4
-    assert whole < len(given) / 5
+    assert opaque < len(cases) / 5

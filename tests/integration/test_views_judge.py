@@ -1,4 +1,4 @@
-"""The judge on real Spark: what equals Spark passes, what does not is found; certification of circuits."""
+"""The judge and the certification of circuits, with real Spark."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def quick(spark: Any) -> Any:
 
 
 @pytest.mark.rule("DBSP-20")
-def test_what_differs_is_found_after_the_step_in_which_it_does(spark: Any) -> None:
+def test_the_judge_finds_each_difference_and_its_step(spark: Any) -> None:
     cases = [
         Case(
             "same", "SELECT a, count(*) AS n FROM t GROUP BY a", "SELECT a, count(1) AS n FROM t GROUP BY 1"
@@ -53,16 +53,16 @@ def test_what_differs_is_found_after_the_step_in_which_it_does(spark: Any) -> No
         ),
     ]
     verdict = Judge(spark, DDL).run(cases, STEPS)
-    wrong = sorted({(one.case.name, one.step) for one in verdict.mismatches})
-    # With two rows left, any two of them are all.
+    wrong = sorted({(mismatch.case.name, mismatch.step) for mismatch in verdict.mismatches})
+    # In the last step only two rows are left, so LIMIT 2 leaves no ties.
     assert wrong == [("no ties", 1), ("not empty", 0), ("off", 1), ("off", 2), ("raises", 1), ("raises", 2),
                      ("too few", 1), ("too few", 2)]  # fmt: skip
     assert (verdict.compared, verdict.raised, verdict.loose) == (24, 2, 2)
     assert "missing (None, '1')" in str(verdict)
 
 
-def test_whatever_maintains_a_view_is_given_every_step(spark: Any) -> None:
-    """A view kept by counting up inserts: right until something is deleted."""
+def test_a_maintained_view_receives_every_step(spark: Any) -> None:
+    """The view only counts inserts, so it is wrong after a delete."""
     counted = 0
 
     def after(step: Step) -> Any:
@@ -71,11 +71,13 @@ def test_whatever_maintains_a_view_is_given_every_step(spark: Any) -> None:
         return spark.sql(f"SELECT {counted}L AS n")
 
     verdict = Judge(spark, DDL).run([Case("n", "SELECT count(*) AS n FROM t", MaintainedView(after))], STEPS)
-    assert [(one.step, one.why) for one in verdict.mismatches] == [(2, "missing ('2',); extra ('3',)")]
+    assert [(mismatch.step, mismatch.why) for mismatch in verdict.mismatches] == [
+        (2, "missing ('2',); extra ('3',)")
+    ]
 
 
 @pytest.mark.rule("DBSP-19")
-def test_a_view_is_certified_when_its_circuit_is_its_query(spark: Any, quick: Any) -> None:
+def test_a_view_is_certified_if_its_circuit_equals_its_query(spark: Any, quick: Any) -> None:
     queries = {
         "join": "SELECT t.a, s, sum(x) AS sx FROM t LEFT JOIN u ON t.a = u.a GROUP BY t.a, s",
         "clock": "SELECT a, current_date() AS d FROM t WHERE ts < now() - INTERVAL 1 DAY",
@@ -83,39 +85,41 @@ def test_a_view_is_certified_when_its_circuit_is_its_query(spark: Any, quick: An
         "overflows": "SELECT a + b AS s FROM t",
         "random": "SELECT a, rand() AS r FROM t",
     }
-    made = {name: rewrite(views_oracle.compiled(spark, quick, sql).output) for name, sql in queries.items()}
-    found = {name: certify(spark, name, sql, made[name], DDL) for name, sql in queries.items()}
-    assert all(one.equal for one in found.values()), found
-    assert found["join"].kind == "float"
-    assert found["join"].compared == 4
-    assert found["clock"].compared == 5, "a step in which the time moves alone"
-    assert found["top"].kind == "ordered"
-    assert found["top"].loose < found["top"].compared
-    assert found["overflows"].raised == 1, "at the ends of the type, on both sides"
-    assert found["random"].compared == 0
-    assert "not deterministic" in found["random"].why
+    outputs = {
+        name: rewrite(views_oracle.compiled(spark, quick, sql).output) for name, sql in queries.items()
+    }
+    certificates = {name: certify(spark, name, sql, outputs[name], DDL) for name, sql in queries.items()}
+    assert all(certificate.equal for certificate in certificates.values()), certificates
+    assert certificates["join"].kind == "float"
+    assert certificates["join"].compared == 4
+    assert certificates["clock"].compared == 5, "one step changes only the time"
+    assert certificates["top"].kind == "ordered"
+    assert certificates["top"].loose < certificates["top"].compared
+    assert certificates["overflows"].raised == 1, "extreme values overflow on both sides"
+    assert certificates["random"].compared == 0
+    assert "not deterministic" in certificates["random"].why
 
 
 @pytest.mark.rule("DBSP-19")
-def test_a_circuit_that_is_not_its_query_is_not_certified(spark: Any, quick: Any) -> None:
-    """As if the normaliser had taken a NOT IN for an anti join, and a left join for an inner one."""
+def test_a_circuit_that_differs_from_its_query_is_not_certified(spark: Any, quick: Any) -> None:
+    """As if the compiler had confused NOT IN with an anti join, and a left join with an inner join."""
     wrong = {
         "SELECT a FROM t WHERE a NOT IN (SELECT a FROM u)": "SELECT t.a FROM t LEFT ANTI JOIN u ON t.a = u.a",
         "SELECT t.a, s FROM t LEFT JOIN u ON t.a = u.a": "SELECT t.a, s FROM t JOIN u ON t.a = u.a",
         "SELECT x, count(*) AS n FROM t GROUP BY x": "SELECT x, 1L AS n FROM (SELECT DISTINCT x FROM t)",
         "SELECT sum(b) AS s FROM t": "SELECT sum(b) AS s FROM t HAVING count(*) > 0",
     }
-    for sql, other in wrong.items():
-        output: ViewOutput = views_oracle.compiled(spark, quick, other).output
-        found = certify(spark, "v", sql, output, DDL)
-        assert not found.equal, sql
-        assert sql in found.why
+    for sql, wrong_sql in wrong.items():
+        output: ViewOutput = views_oracle.compiled(spark, quick, wrong_sql).output
+        certificate = certify(spark, "v", sql, output, DDL)
+        assert not certificate.equal, sql
+        assert sql in certificate.why
 
 
 @pytest.mark.rule("DBSP-20")
-def test_ties_that_two_ways_of_breaking_them_do_not_show_are_found_by_others(spark: Any, quick: Any) -> None:
-    """Of three rows that tie, the first and the last look alike: turning the order round shows nothing."""
-    found = {}
+def test_ties_that_a_reversed_order_does_not_show_are_found_by_other_orders(spark: Any, quick: Any) -> None:
+    """Three rows tie, and the first and the last look the same: reversing the order shows no difference."""
+    loose_steps = {}
     queries = {
         "grouped": "SELECT f, sum(x) AS s"
         " FROM (SELECT x, first_value(b) OVER (PARTITION BY a ORDER BY x) AS f FROM t) GROUP BY f",
@@ -130,15 +134,15 @@ def test_ties_that_two_ways_of_breaking_them_do_not_show_are_found_by_others(spa
             case = Case(f"{name} {n}", sql, texts[0], equality_of(written), texts[1])
             verdict = Judge(spark, DDL).run([case], [Step(inserts={"t": rows})])
             assert verdict, str(verdict)
-            found[name, n] = verdict.loose
+            loose_steps[name, n] = verdict.loose
             assert case.equality.ties_broken == (name == "grouped"), "no tie depends on the hash of a sum"
-    assert any(found.values()), "in some of them Spark gave another answer, of as many groups or not"
+    assert any(loose_steps.values()), "Spark has another result in some cases"
 
 
 @pytest.mark.rule("DBSP-19")
-def test_a_view_whose_order_spark_forgets_is_not_certified(spark: Any, quick: Any) -> None:
-    few = "SELECT a, b FROM t ORDER BY x, b LIMIT 2"
-    sql = f"SELECT z.b, (SELECT max(u.s) FROM u WHERE u.a = z.a) AS m FROM ({few}) z"
+def test_a_view_whose_order_spark_ignores_is_not_certified(spark: Any, quick: Any) -> None:
+    top_two = "SELECT a, b FROM t ORDER BY x, b LIMIT 2"
+    sql = f"SELECT z.b, (SELECT max(u.s) FROM u WHERE u.a = z.a) AS m FROM ({top_two}) z"
     output = rewrite(views_oracle.compiled(spark, quick, sql).output)
     assert certify(spark, "v", sql, output, DDL, written=output).equal
     with views_oracle.settings(spark, {"spark.sql.optimizer.excludedRules": ""}):
@@ -146,10 +150,10 @@ def test_a_view_whose_order_spark_forgets_is_not_certified(spark: Any, quick: An
 
 
 def test_equality_of_nested_values_and_of_every_float(spark: Any) -> None:
-    chosen = "SELECT array(y, NULL) AS l, map('k', y) AS m, named_struct('f', y, 'n', CAST(NULL AS INT)) AS s"
-    sql = f"{chosen} FROM (SELECT x AS y FROM t)"
-    near = f"{chosen} FROM (SELECT x * 1.0000000000001D AS y FROM t)"
+    select = "SELECT array(y, NULL) AS l, map('k', y) AS m, named_struct('f', y, 'n', CAST(NULL AS INT)) AS s"
+    sql = f"{select} FROM (SELECT x AS y FROM t)"
+    near = f"{select} FROM (SELECT x * 1.0000000000001D AS y FROM t)"
     steps = generated_steps.generate_steps(DDL, seed=3)[:2]
     exact = Judge(spark, DDL).run([Case("exact", sql, sql, EXACT), Case("near", sql, near, EXACT)], steps)
-    assert {one.case.name for one in exact.mismatches} == {"near"}
+    assert {mismatch.case.name for mismatch in exact.mismatches} == {"near"}
     assert Judge(spark, DDL).run([Case("near", sql, near, Equality(FLOAT_BOUND))], steps)

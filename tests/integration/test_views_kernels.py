@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.integration import views_oracle
-from tests.integration.views_ahead import Ahead
 from tests.integration.views_generator import DDL, Generator
 from tests.integration.views_kernels import Kernels
+from tests.integration.views_planned import PlannedQueries
 from tests.integration.views_queries import SINGLE, TRAPS
 from tidemill.testing import Case, Judge, MaintainedView, Step
 from tidemill.views.certify import generated_steps
@@ -61,7 +61,7 @@ def judged(
         for name, sql in texts.items()
         if name in kernels.found.views and views_oracle.is_one_query(sql)
     ]
-    verdict = Judge(spark, ddl, batch=60, precomputed=Ahead(spark)).run(cases, steps)
+    verdict = Judge(spark, ddl, batch=60, precomputed=PlannedQueries(spark)).run(cases, steps)
     assert verdict, str(verdict)
     assert verdict.compared == len(cases) * len(steps)
     assert verdict.raised == 0

@@ -1,6 +1,7 @@
-"""TPC-H as views of one pipeline: after every step of inserts, deletions and corrections they are what plain
-Spark makes of the tables, all 22 (`make crash`: two minutes of CPU). `make test` has their circuits, which
-Spark interprets after every step (`test_views_circuit`).
+"""TPC-H as views of one pipeline: after every step of inserts, deletes and corrections they equal Spark.
+
+`make crash` runs all 22 queries, in two minutes of CPU. `make test` runs their circuits with Spark after
+every step (`test_views_circuit`).
 """
 
 import subprocess
@@ -25,15 +26,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DELETING = ("orders", "lineitem")
-"""Tables whose rows can be deleted; those of the others come and go with their lots."""
+"""Tables whose rows can be deleted; the others only replace lots."""
 
 
 SOME = ("q4", "q10", "q13", "q15", "q16", "q22")
-"""EXISTS and its opposite, NOT IN, scalar subqueries, groups of groups, an outer join, top-k."""
+"""EXISTS and NOT EXISTS, NOT IN, scalar subqueries, groups of groups, an outer join, top-k."""
 
 
 def generated(folder: Path, scale: str) -> dict[str, pa.Table]:
-    """All tables of a scale factor, from the usual generator."""
+    """Generate all tables of a scale factor."""
     program = Path(sys.executable).with_name("tpchgen-cli")
     subprocess.run([program, "parquet", "-s", scale, "-o", folder], check=True, capture_output=True)
     return {
@@ -42,15 +43,15 @@ def generated(folder: Path, scale: str) -> dict[str, pa.Table]:
     }
 
 
-def share(table: pa.Table, *rests: int) -> pa.Table:
-    """The rows whose first column, a number, leaves one of these rests when it is divided by 7."""
+def share(table: pa.Table, *remainders: int) -> pa.Table:
+    """Return the rows whose first column, divided by 7, has one of these remainders."""
     key = table.column(0)
-    rest = pc.subtract(key, pc.multiply(pc.divide(key, 7), 7))
-    return table.filter(pc.is_in(rest, pa.array(rests, key.type)))
+    remainder = pc.subtract(key, pc.multiply(pc.divide(key, 7), 7))
+    return table.filter(pc.is_in(remainder, pa.array(remainders, key.type)))
 
 
 class Mirror:
-    """What each lot of each table holds, kept by the test itself, and what plain Spark makes of that."""
+    """A copy of the rows of each lot, and the results of plain Spark over them."""
 
     def __init__(self, spark: "SparkSession", folder: Path) -> None:
         self._spark = spark
@@ -63,32 +64,32 @@ class Mirror:
             pq.write_table(pa.concat_tables(self.lots[name].values()), path)
             frame = self._spark.read.parquet(str(path)).to(self._spark.createDataFrame([], ddl).schema)
             frame.createOrReplaceTempView(f"mirror_{name}")
-        texts = [queries.renamed(tpch.QUERIES[one], lambda name: f"mirror_{name}") for one in names]
-        return dict(zip(names, answers(self._spark, texts), strict=True))
+        texts = [queries.renamed(tpch.QUERIES[name], lambda table: f"mirror_{table}") for name in names]
+        return dict(zip(names, results_of(self._spark, texts), strict=True))
 
     def drop(self) -> None:
         for name in tpch.DDL:
             self._spark.catalog.dropTempView(f"mirror_{name}")
 
 
-def answers(spark: "SparkSession", texts: list[str]) -> list[list[tuple[object, ...]]]:
+def results_of(spark: "SparkSession", texts: list[str]) -> list[list[tuple[object, ...]]]:
     return [rows for at in range(0, len(texts), 6) for rows in collect_rows(spark, texts[at : at + 6])]
 
 
-def kept(
+def view_rows(
     pipeline: tm.Pipeline, spark: "SparkSession", names: Sequence[str]
 ) -> dict[str, list[tuple[object, ...]]]:
     for name in names:
-        pipeline[name].df().createOrReplaceTempView(f"kept_{name}")
-    found = answers(spark, [f"SELECT * FROM kept_{name}" for name in names])
+        pipeline[name].df().createOrReplaceTempView(f"actual_{name}")
+    results = results_of(spark, [f"SELECT * FROM actual_{name}" for name in names])
     for name in names:
-        spark.catalog.dropTempView(f"kept_{name}")
-    return dict(zip(names, found, strict=True))
+        spark.catalog.dropTempView(f"actual_{name}")
+    return dict(zip(names, results, strict=True))
 
 
 @pytest.fixture
 def quick(spark: "SparkSession") -> Iterator[None]:
-    """Compiling Java for these queries takes longer than running them."""
+    """Use settings for small queries: generating Java code for them takes longer than running them."""
     before = {name: spark.conf.get(name, None) for name in SETTINGS}
     for name, value in SETTINGS.items():
         spark.conf.set(name, value)
@@ -131,9 +132,11 @@ def test_views_of_tpch_equal_spark_after_every_step_of_inserts_deletes_and_a_rep
             table = pipeline[name]
             assert isinstance(table, tm.Dataset)
             table.delete(rows)
-            gone = pc.unique(rows.column(0))
-            for lot, held in mirror.lots[name].items():
-                mirror.lots[name][lot] = held.filter(pc.invert(pc.is_in(held.column(0), gone)))
+            deleted_keys = pc.unique(rows.column(0))
+            for lot, lot_rows in mirror.lots[name].items():
+                mirror.lots[name][lot] = lot_rows.filter(
+                    pc.invert(pc.is_in(lot_rows.column(0), deleted_keys))
+                )
 
         def replace(name: str, lot: str, rows: pa.Table) -> None:
             table = pipeline[name]
@@ -141,14 +144,14 @@ def test_views_of_tpch_equal_spark_after_every_step_of_inserts_deletes_and_a_rep
             table.replace(lot, rows)
             mirror.lots[name][lot] = rows
 
-        def judge() -> int:
+        def run_and_compare() -> int:
             report = pipeline.run()
             assert report.ok, report
-            expected, found = mirror.results(names), kept(pipeline, spark, names)
+            expected, actual = mirror.results(names), view_rows(pipeline, spark, names)
             wrong = {
-                name: str(differs)
-                for name, rows in found.items()
-                if (differs := difference(expected[name], rows)) is not None
+                name: str(diff)
+                for name, rows in actual.items()
+                if (diff := difference(expected[name], rows)) is not None
             }
             assert not wrong, wrong
             return sum(bool(rows) for rows in expected.values())
@@ -159,11 +162,11 @@ def test_views_of_tpch_equal_spark_after_every_step_of_inserts_deletes_and_a_rep
         for name in ("orders", "lineitem"):
             append(name, share(tables[name], 0, 1, 2))
             append(name, share(tables[name], 3))
-        assert judge() >= len(names) * 3 // 4, "most queries have rows to compare"
+        assert run_and_compare() >= len(names) * 3 // 4, "most queries have rows to compare"
         for name in ("orders", "lineitem"):
             append(name, share(tables[name], 4, 5))
             delete(name, share(tables[name], 1, 3))
-        judge()
+        run_and_compare()
         turned = pc.subtract(24, tables["supplier"].column(3)).cast(pa.int32())
         replace(
             "supplier",
@@ -172,5 +175,5 @@ def test_views_of_tpch_equal_spark_after_every_step_of_inserts_deletes_and_a_rep
         )
         for name in ("orders", "lineitem"):
             delete(name, share(tables[name], 0, 4))
-        judge()
+        run_and_compare()
     mirror.drop()

@@ -1,7 +1,7 @@
-"""Queries drawn at random over the tables of `views_oracle`: joins, aggregates, windows, subqueries, sets.
+"""Random queries over the tables of `views_oracle`: joins, aggregates, windows, subqueries, set operations.
 
-A query is made from its seed alone. Values never leave small ranges, so that nothing overflows; every window
-and LIMIT that hangs on ties says so by its class, which the judge reads off the circuit.
+A query depends only on its seed. Values stay in small ranges, so nothing overflows. If a window or LIMIT
+depends on ties, the equality class of the circuit tells the judge.
 """
 
 import random
@@ -23,7 +23,7 @@ JOINS = ("JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN", "LEFT SEMI JOIN", "LEFT
 
 @dataclass(frozen=True)
 class Relation:
-    """A piece of FROM, and its columns by type."""
+    """A part of a FROM clause, and the types of its columns."""
 
     sql: str
     columns: dict[str, str]
@@ -33,14 +33,14 @@ class Relation:
 
 
 class Generator:
-    """Draws queries; `depth` bounds how deep they nest."""
+    """Generates queries; `depth` limits their nesting."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         self.names = 0
 
     def query(self, depth: int = 2) -> str:
-        """A query whose columns have names."""
+        """Return a query whose columns all have names."""
         return self._query(depth)[0]
 
     # --- queries ------------------------------------------------------------------------------------------
@@ -62,18 +62,18 @@ class Generator:
 
     def _plain(self, depth: int) -> tuple[str, dict[str, str]]:
         source = self._from(depth)
-        chosen, columns = self._list([self._scalar(source) for _ in range(self.chance.randint(1, 3))])
+        select_list, columns = self._list([self._scalar(source) for _ in range(self.chance.randint(1, 3))])
         if self.chance.random() < 0.25 and source.of("int"):
             name = self._name()
-            chosen += f", {self._lookup(source)} AS {name}"
+            select_list += f", {self._lookup(source)} AS {name}"
             columns[name] = "int"
-        return f"SELECT {chosen} FROM {source.sql}{self._where(source, depth)}", columns
+        return f"SELECT {select_list} FROM {source.sql}{self._where(source, depth)}", columns
 
     def _grouped(self, depth: int) -> tuple[str, dict[str, str]]:
         source = self._from(depth)
         keys = self.chance.sample(list(source.columns), min(len(source.columns), self.chance.randint(0, 2)))
         calls = [self._aggregate(source) for _ in range(self.chance.randint(1, 3))]
-        chosen, columns = self._list([*((key, source.columns[key]) for key in keys), *calls])
+        select_list, columns = self._list([*((key, source.columns[key]) for key in keys), *calls])
         by = having = ""
         if keys:
             shape = self.chance.choice(
@@ -81,7 +81,7 @@ class Generator:
             )
             by = " GROUP BY " + shape.format(", ".join(keys))
             having = self.chance.choice(("", "", " HAVING count(*) > 1"))
-        return f"SELECT {chosen} FROM {source.sql}{self._where(source, depth)}{by}{having}", columns
+        return f"SELECT {select_list} FROM {source.sql}{self._where(source, depth)}{by}{having}", columns
 
     def _window(self, depth: int) -> tuple[str, dict[str, str]]:
         source = self._from(depth)
@@ -101,36 +101,40 @@ class Generator:
                 (f"first_value({value}) OVER {over.format('')}", "int"),
             ]
         )
-        chosen, columns = self._list(
+        select_list, columns = self._list(
             [(part, source.columns[part]), (order, source.columns[order]), (call, kind)]
         )
         last = list(columns)[-1]
         qualify = f" QUALIFY {last} = 1" if kind == "int" and self.chance.random() < 0.3 else ""
-        return f"SELECT {chosen} FROM {source.sql}{self._where(source, depth)}{qualify}", columns
+        return f"SELECT {select_list} FROM {source.sql}{self._where(source, depth)}{qualify}", columns
 
     def _sets(self, depth: int) -> tuple[str, dict[str, str]]:
-        left, right = self._from(0), self._from(depth)
+        left_source, right_source = self._from(0), self._from(depth)
         kinds = [self.chance.choice(["int", "text", "real"]) for _ in range(self.chance.randint(1, 2))]
-        one, columns = self._list([self._of(left, kind) for kind in kinds])
-        other, _ = self._list([self._of(right, kind) for kind in kinds])
-        word = self.chance.choice(
+        left_list, columns = self._list([self._of(left_source, kind) for kind in kinds])
+        right_list, _ = self._list([self._of(right_source, kind) for kind in kinds])
+        operation = self.chance.choice(
             ("UNION ALL", "UNION", "INTERSECT", "INTERSECT ALL", "EXCEPT", "EXCEPT ALL")
         )
-        first = f"SELECT {one} FROM {left.sql}{self._where(left, 0)}"
-        return f"{first} {word} SELECT {other} FROM {right.sql}{self._where(right, 0)}", columns
+        left_query = f"SELECT {left_list} FROM {left_source.sql}{self._where(left_source, 0)}"
+        right_query = f"SELECT {right_list} FROM {right_source.sql}{self._where(right_source, 0)}"
+        return f"{left_query} {operation} {right_query}", columns
 
     def _distinct(self, depth: int) -> tuple[str, dict[str, str]]:
         source = self._from(depth)
-        chosen, columns = self._list([self._scalar(source) for _ in range(self.chance.randint(1, 2))])
-        return f"SELECT DISTINCT {chosen} FROM {source.sql}{self._where(source, depth)}", columns
+        select_list, columns = self._list([self._scalar(source) for _ in range(self.chance.randint(1, 2))])
+        return f"SELECT DISTINCT {select_list} FROM {source.sql}{self._where(source, depth)}", columns
 
     def _top(self, depth: int) -> tuple[str, dict[str, str]]:
         source = self._from(depth)
         names = list(source.columns)
         order = ", ".join(self.chance.sample(names, min(len(names), 2)))
-        chosen, columns = self._list([self._scalar(source), self._scalar(source)])
+        select_list, columns = self._list([self._scalar(source), self._scalar(source)])
         limit = f"LIMIT {self.chance.randint(0, 6)}"
-        return f"SELECT {chosen} FROM {source.sql}{self._where(source, 0)} ORDER BY {order} {limit}", columns
+        return (
+            f"SELECT {select_list} FROM {source.sql}{self._where(source, 0)} ORDER BY {order} {limit}",
+            columns,
+        )
 
     def _cte(self, depth: int) -> tuple[str, dict[str, str]]:
         if depth < 1:
@@ -143,34 +147,38 @@ class Generator:
             left, right = self._name(), self._name()
             key = self.chance.choice(keys)
             value, number = self._name(), self._name()
-            chosen = f"{left}.{key} AS {value}, count(*) AS {number}"
+            select_list = f"{left}.{key} AS {value}, count(*) AS {number}"
             text = (
                 f"{name} {left} JOIN {name} {right} ON {left}.{key} <=> {right}.{key} GROUP BY {left}.{key}"
             )
-            made = {value: columns[key], number: "int"}
-            return f"WITH {name} AS ({body}) SELECT {chosen} FROM {text}", made
-        chosen, out = self._list([self._aggregate(twice)])
-        return f"WITH {name} AS ({body}) SELECT {chosen} FROM {name}", out
+            new_columns = {value: columns[key], number: "int"}
+            return f"WITH {name} AS ({body}) SELECT {select_list} FROM {text}", new_columns
+        select_list, out = self._list([self._aggregate(twice)])
+        return f"WITH {name} AS ({body}) SELECT {select_list} FROM {name}", out
 
     def _generated(self, depth: int) -> tuple[str, dict[str, str]]:
         outer = self.chance.choice(("", "OUTER "))
         name = self._name()
         source = Relation(f"n LATERAL VIEW {outer}explode(arr) g AS {name}", {"id": "int", name: "int"})
-        chosen, columns = self._list([(name, "int"), self._aggregate(source)])
-        return f"SELECT {chosen} FROM {source.sql} GROUP BY {name}", columns
+        select_list, columns = self._list([(name, "int"), self._aggregate(source)])
+        return f"SELECT {select_list} FROM {source.sql} GROUP BY {name}", columns
 
-    # --- pieces -------------------------------------------------------------------------------------------
+    # --- parts --------------------------------------------------------------------------------------------
 
     def _from(self, depth: int) -> Relation:
         if depth > 0 and self.chance.random() < 0.3:
             body, columns = self._query(depth - 1)
             name = self._name()
-            return Relation(f"({body}) {name}", {f"{name}.{one}": kind for one, kind in columns.items()})
+            return Relation(
+                f"({body}) {name}", {f"{name}.{column}": kind for column, kind in columns.items()}
+            )
         if self.chance.random() < 0.5:
             return self._joined()
         table = self.chance.choice(("t", "t", "u"))
         name = self._name()
-        return Relation(f"{table} {name}", {f"{name}.{one}": kind for one, kind in COLUMNS[table].items()})
+        return Relation(
+            f"{table} {name}", {f"{name}.{column}": kind for column, kind in COLUMNS[table].items()}
+        )
 
     def _joined(self) -> Relation:
         left, right = self._name(), self._name()
@@ -186,9 +194,9 @@ class Generator:
                 f"{left}.b < {right}.k",
             )
         )
-        columns = {f"{left}.{one}": kind for one, kind in COLUMNS["t"].items()}
+        columns = {f"{left}.{column}": kind for column, kind in COLUMNS["t"].items()}
         if join not in ("LEFT SEMI JOIN", "LEFT ANTI JOIN"):
-            columns |= {f"{right}.{one}": kind for one, kind in COLUMNS["u"].items()}
+            columns |= {f"{right}.{column}": kind for column, kind in COLUMNS["u"].items()}
         return Relation(f"t {left} {join} u {right} ON {key}", columns)
 
     def _where(self, source: Relation, depth: int) -> str:
@@ -199,7 +207,7 @@ class Generator:
     def _condition(self, source: Relation, depth: int) -> str:
         column = self._column(source)
         numbers = source.of("int")
-        found = [
+        conditions = [
             f"{column} IS NOT NULL",
             f"{column} IS NULL",
             f"NOT ({column} <=> {self._column(source)})"
@@ -207,41 +215,43 @@ class Generator:
             else f"{column} IS NULL",
         ]
         if numbers:
-            one = self.chance.choice(numbers)
-            found += [
-                f"{one} > {self.chance.randint(-1, 3)}",
-                f"{one} IN (1, 2, NULL)",
-                f"({one} = 1 OR {one} = 3)",
-                f"CASE WHEN {one} = 0 THEN false ELSE 6 / {one} > 1 END",
+            number = self.chance.choice(numbers)
+            conditions += [
+                f"{number} > {self.chance.randint(-1, 3)}",
+                f"{number} IN (1, 2, NULL)",
+                f"({number} = 1 OR {number} = 3)",
+                f"CASE WHEN {number} = 0 THEN false ELSE 6 / {number} > 1 END",
             ]
             if depth > 0:
                 inner = self._name()
                 negated = self.chance.choice(("", "NOT "))
-                found += [
-                    f"{one} {negated}IN (SELECT {inner}.a FROM u {inner} WHERE {inner}.k > 0)",
-                    f"{negated}EXISTS (SELECT 1 FROM u {inner} WHERE {inner}.a = {one} AND {inner}.k < 3)",
-                    f"{one} > (SELECT count(*) FROM u {inner} WHERE {inner}.a = {one})",
-                    f"{one} >= (SELECT avg({inner}.k) FROM u {inner})",
+                conditions += [
+                    f"{number} {negated}IN (SELECT {inner}.a FROM u {inner} WHERE {inner}.k > 0)",
+                    f"{negated}EXISTS (SELECT 1 FROM u {inner} WHERE {inner}.a = {number} AND {inner}.k < 3)",
+                    f"{number} > (SELECT count(*) FROM u {inner} WHERE {inner}.a = {number})",
+                    f"{number} >= (SELECT avg({inner}.k) FROM u {inner})",
                 ]
-        chosen = self.chance.choice(found)
+        condition = self.chance.choice(conditions)
         if self.chance.random() < 0.2:
-            chosen = f"{chosen} AND {self.chance.choice(found[:2])}"
-        return chosen
+            condition = f"{condition} AND {self.chance.choice(conditions[:2])}"
+        return condition
 
     def _alike(self, source: Relation, column: str) -> bool:
         return len(set(source.columns.values())) == 1
 
     def _lookup(self, source: Relation) -> str:
-        inner, one = self._name(), self.chance.choice(source.of("int"))
+        inner, column = self._name(), self.chance.choice(source.of("int"))
         call = self.chance.choice(("count(*)", f"max({inner}.k)", f"coalesce(sum({inner}.k), -1L)"))
-        return f"(SELECT {call} FROM u {inner} WHERE {inner}.a = {one})"
+        return f"(SELECT {call} FROM u {inner} WHERE {inner}.a = {column})"
 
     def _scalar(self, source: Relation) -> tuple[str, str]:
         column = self._column(source)
         kind = source.columns[column]
         if kind == "int":
-            said = self.chance.choice((column, f"{column} % 3", f"coalesce({column}, -7)", f"-{column}"))
-            return said, "int"
+            expression = self.chance.choice(
+                (column, f"{column} % 3", f"coalesce({column}, -7)", f"-{column}")
+            )
+            return expression, "int"
         if kind == "text":
             return self.chance.choice((column, f"upper({column})", f"concat({column}, '!')")), "text"
         if kind == "real":
@@ -256,27 +266,33 @@ class Generator:
     def _aggregate(self, source: Relation) -> tuple[str, str]:
         column = self._column(source)
         kind = source.columns[column]
-        found = [("count(*)", "int"), (f"count({column})", "int"), (f"count(DISTINCT {column})", "int")]
-        found += [(f"min({column})", kind), (f"max({column})", kind)]
+        aggregates = [("count(*)", "int"), (f"count({column})", "int"), (f"count(DISTINCT {column})", "int")]
+        aggregates += [(f"min({column})", kind), (f"max({column})", kind)]
         if kind == "int":
-            found += [
+            aggregates += [
                 (f"sum({column})", "int"),
                 (f"avg({column})", "real"),
                 (f"sum(DISTINCT {column})", "int"),
             ]
-            found += [(f"sum({column}) FILTER (WHERE {column} > 0)", "int"), (f"var_pop({column})", "real")]
-            found += [(f"bool_or({column} > 1)", "flag"), (f"sort_array(collect_list({column}))", "list")]
+            aggregates += [
+                (f"sum({column}) FILTER (WHERE {column} > 0)", "int"),
+                (f"var_pop({column})", "real"),
+            ]
+            aggregates += [
+                (f"bool_or({column} > 1)", "flag"),
+                (f"sort_array(collect_list({column}))", "list"),
+            ]
         if kind == "real":
-            found += [(f"sum({column})", "real"), (f"avg({column})", "real")]
-        return self.chance.choice(found)
+            aggregates += [(f"sum({column})", "real"), (f"avg({column})", "real")]
+        return self.chance.choice(aggregates)
 
     def _column(self, source: Relation) -> str:
         return self.chance.choice(list(source.columns))
 
     def _list(self, items: Sequence[tuple[str, str]]) -> tuple[str, dict[str, str]]:
-        named = {self._name(): item for item in items}
-        said = ", ".join(f"{sql} AS {name}" for name, (sql, _) in named.items())
-        return said, {name: kind for name, (_, kind) in named.items()}
+        named_items = {self._name(): item for item in items}
+        select_list = ", ".join(f"{sql} AS {name}" for name, (sql, _) in named_items.items())
+        return select_list, {name: kind for name, (_, kind) in named_items.items()}
 
     def _name(self) -> str:
         self.names += 1

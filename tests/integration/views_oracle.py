@@ -1,4 +1,4 @@
-"""The second oracle: a query and its circuit, both computed by plain Spark, over data full of traps."""
+"""Compare queries with their circuits: plain Spark runs both over difficult data."""
 
 import re
 from collections import Counter
@@ -47,7 +47,7 @@ ROWS = {
     "odd one": "(1, 'one', 10, 'ä'), (2, NULL, 20, NULL), (NULL, 'three', 30, 'c')",
 }
 
-# Hundreds of queries over a handful of rows: compiling Java for them takes most of the time.
+# Hundreds of queries over a few rows: generating Java code would take most of the time.
 SETTINGS = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -55,15 +55,15 @@ SETTINGS = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.leafNodeDefaultParallelism": "1",
     "spark.sql.autoBroadcastJoinThreshold": "-1",
-    # It forgets the order below a LIMIT where a scalar subquery stands above: SELECT (SELECT max(k) FROM u
-    # WHERE u.a = z.a) FROM (SELECT a FROM t ORDER BY x LIMIT 3) z has any three rows of t.
+    # This rule ignores the order below a LIMIT under a scalar subquery: SELECT (SELECT max(k) FROM u
+    # WHERE u.a = z.a) FROM (SELECT a FROM t ORDER BY x LIMIT 3) z returns any three rows of t.
     "spark.sql.optimizer.excludedRules": "org.apache.spark.sql.catalyst.optimizer.EliminateSorts",
 }
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What a query gives and what its circuit gives, each without what they share."""
+    """The rows in which a query and its circuit differ."""
 
     query: str
     circuit: str
@@ -80,7 +80,7 @@ def columns_of(spark: Any, ddl: str) -> tuple[SparkColumn, ...]:
 
 
 def analysis(spark: Any) -> Analyse:
-    """Spark's analysis, over temporary views that have the tables' names."""
+    """Return Spark's analysis of queries over temporary views with the names of the tables."""
     from pyspark.errors import PySparkException
 
     def analyse(sql: str, tables: Mapping[str, QueryTable]) -> Sequence[SparkColumn]:
@@ -93,19 +93,19 @@ def analysis(spark: Any) -> Analyse:
     return analyse
 
 
-def refusal(said: str) -> QueryRefused:
-    error = QueryRefused(said.strip().splitlines()[0])
-    place = re.search(r"line (\d+),? pos (\d+)", said)
-    if place:
-        error.line, error.column = int(place[1]), int(place[2]) + 1
+def refusal(message: str) -> QueryRefused:
+    error = QueryRefused(message.strip().splitlines()[0])
+    position = re.search(r"line (\d+),? pos (\d+)", message)
+    if position:
+        error.line, error.column = int(position[1]), int(position[2]) + 1
     return error
 
 
 @contextmanager
-def settings(spark: Any, wanted: Mapping[str, str]) -> Iterator[None]:
-    """Settings of the session, as they were afterwards."""
-    before = {name: spark.conf.get(name, None) for name in wanted}
-    for name, value in wanted.items():
+def settings(spark: Any, values: Mapping[str, str]) -> Iterator[None]:
+    """Change settings of the session and restore them at the end."""
+    before = {name: spark.conf.get(name, None) for name in values}
+    for name, value in values.items():
         spark.conf.set(name, value)
     try:
         yield
@@ -121,7 +121,7 @@ def settings(spark: Any, wanted: Mapping[str, str]) -> Iterator[None]:
 def stage(
     spark: Any, rows: Mapping[str, str], ddl: Mapping[str, str] | None = None
 ) -> Iterator[dict[str, QueryTable]]:
-    """The tables as temporary views, empty where there are no rows; and settings for many tiny queries."""
+    """Create the tables as temporary views, and use settings for many tiny queries."""
     tables = {}
     with settings(spark, SETTINGS), ExitStack() as stack:
         for name, types in (ddl or TABLES).items():
@@ -129,12 +129,12 @@ def stage(
             tables[name] = QueryTable(name, columns)
             quoted = [f"`{column.name.replace('`', '``')}`" for column in columns]
             cast = ", ".join(f"CAST(c{i} AS {c.type}) AS {quoted[i]}" for i, c in enumerate(columns))
-            given = ", ".join(f"c{i}" for i in range(len(columns)))
+            columns_list = ", ".join(f"c{i}" for i in range(len(columns)))
             nothing = ", ".join(["NULL"] * len(columns))
             values = (
-                f"VALUES {rows[name]} AS v({given})"
+                f"VALUES {rows[name]} AS v({columns_list})"
                 if rows.get(name)
-                else f"VALUES ({nothing}) AS v({given})"
+                else f"VALUES ({nothing}) AS v({columns_list})"
             )
             where = "" if rows.get(name) else " WHERE false"
             frame = spark.sql(f"SELECT {cast} FROM {values}{where}")
@@ -149,20 +149,20 @@ def stage(
 
 
 def steps(spark: Any, values: Mapping[str, str] = ROWS, ddl: Mapping[str, str] | None = None) -> list[Step]:
-    """The rows full of traps: some, then all with some taken back, then most of them gone."""
+    """Return steps over the difficult rows: insert some, insert all and delete some, delete most of them."""
     tables = ddl or TABLES
     with stage(spark, values, tables):
         rows = {n: [row.asDict(recursive=True) for row in spark.table(f"`{n}`").collect()] for n in tables}
-    half = {name: every[::2] for name, every in rows.items()}
+    half = {name: table_rows[::2] for name, table_rows in rows.items()}
     return [
         Step(inserts=half, now=int(datetime(2024, 1, 15, tzinfo=UTC).timestamp()) * 1_000_000),
-        Step(inserts=rows, deletes={name: some[:2] for name, some in half.items()}),
-        Step(deletes={name: every[1:] for name, every in rows.items()}),
+        Step(inserts=rows, deletes={name: half_rows[:2] for name, half_rows in half.items()}),
+        Step(deletes={name: table_rows[1:] for name, table_rows in rows.items()}),
     ]
 
 
 def is_one_query(sql: str) -> bool:
-    """The judge renames tables in the text: VALUES without SELECT is none that it can read."""
+    """Return whether the judge can rename the tables of a query; it cannot read VALUES without SELECT."""
     try:
         queries.table_names(sql)
     except QueryError:
@@ -175,64 +175,66 @@ def compiled(spark: Any, tables: Mapping[str, QueryTable], sql: str, **options: 
 
 
 def bags(spark: Any, texts: Sequence[str]) -> list[Counter[str]]:
-    """The rows of each query, by one Spark job for all, and one task of it."""
-    # Each is asked for by itself: not every query may stand in parentheses.
+    """Return the rows of each query, from one Spark job with one task."""
+    # The queries are not combined as text: some are not allowed in parentheses.
     return bags_of([spark.sql(sql) for sql in texts])
 
 
 def bags_of(frames: Sequence[Any]) -> list[Counter[str]]:
-    """The rows of each frame as text, by one Spark job for all, and one task of it."""
+    """Return the rows of each frame as text, from one Spark job with one task."""
     from pyspark.sql import functions as f
 
     parts = []
-    for place, frame in enumerate(frames):
-        # NULL fields stay, so that a row is told from one with a field less.
+    for number, frame in enumerate(frames):
+        # NULL fields are included, to distinguish them from missing fields.
         row = f.to_json(f.struct("*"), {"ignoreNullFields": "false"})
-        parts.append(frame.select(f.lit(place).alias("place"), row.alias("said")))
-    found: list[Counter[str]] = [Counter() for _ in frames]
-    for place, said in reduce(lambda one, other: one.unionAll(other), parts).coalesce(1).collect():
-        found[place][said] += 1
-    return found
+        parts.append(frame.select(f.lit(number).alias("number"), row.alias("text")))
+    bags_by_frame: list[Counter[str]] = [Counter() for _ in frames]
+    for number, text in reduce(lambda left, right: left.unionAll(right), parts).coalesce(1).collect():
+        bags_by_frame[number][text] += 1
+    return bags_by_frame
 
 
 def check_equal(spark: Any, pairs: Mapping[str, tuple[Any, Any]]) -> None:
-    """Pairs of frames have the same columns and rows each, looked at by one job."""
+    """Check in one job that the frames of each pair have equal columns and rows."""
     with settings(spark, SETTINGS):
-        found = bags_of([frame for pair in pairs.values() for frame in pair])
-    for (name, (one, other)), said, wanted in zip(pairs.items(), found[::2], found[1::2], strict=True):
-        kinds = [[(each.name, each.dataType) for each in frame.schema] for frame in (one, other)]
+        results = bags_of([frame for pair in pairs.values() for frame in pair])
+    for (name, (left, right)), left_rows, right_rows in zip(
+        pairs.items(), results[::2], results[1::2], strict=True
+    ):
+        kinds = [[(field.name, field.dataType) for field in frame.schema] for frame in (left, right)]
         assert kinds[0] == kinds[1], name
-        assert said == wanted, name
+        assert left_rows == right_rows, name
 
 
 def differences(
-    spark: Any, cases: Sequence[tuple[Any, ...]], batch: int = 16, shown: list[int] | None = None
+    spark: Any, cases: Sequence[tuple[Any, ...]], batch: int = 16, row_counts: list[int] | None = None
 ) -> list[Difference]:
-    """The queries that give other rows than their circuits; a case is a query and one or more circuits.
+    """Return the queries that differ from their circuits; a case is a query and one or more circuits.
 
-    Where a query leaves ties its circuits break them all alike: they must equal each other, and the query
-    wherever Spark has one answer for it, whatever the order of the rows it reads.
-    `shown` is given the number of rows of each query.
+    If a query leaves ties, all its circuits break them in the same way. So the circuits must be equal to each
+    other, and to the query if Spark has only one result for it, for any order of the input rows.
+    `row_counts` receives the number of rows of each query.
     """
     wrong = []
     for start in range(0, len(cases), batch):
-        some = cases[start : start + batch]
-        texts = [text for sql, *circuits in some for text in (sql, *map(interpret, circuits))]
-        found = iter(bags(spark, texts))
-        for sql, *circuits in some:
-            query = next(found)
-            if shown is not None:
-                shown.append(query.total())
-            made = [next(found) for _ in circuits]
+        batch_cases = cases[start : start + batch]
+        texts = [text for sql, *circuits in batch_cases for text in (sql, *map(interpret, circuits))]
+        results = iter(bags(spark, texts))
+        for sql, *circuits in batch_cases:
+            query = next(results)
+            if row_counts is not None:
+                row_counts.append(query.total())
+            circuit_rows = [next(results) for _ in circuits]
             ordered = bool(circuits) and depends_on_ties(circuits[0])
-            first = made[0] if ordered and has_one_result(circuits[0]) else query
-            for output, circuit in zip(circuits, made, strict=True):
-                if circuit == query == first:
+            reference = circuit_rows[0] if ordered and has_one_result(circuits[0]) else query
+            for output, circuit in zip(circuits, circuit_rows, strict=True):
+                if circuit == query == reference:
                     continue
-                if ordered and circuit == first and circuit.total() == query.total():
+                if ordered and circuit == reference and circuit.total() == query.total():
                     backwards = queries.renamed(sql, "`{} backwards`".format)
-                    others = bags(spark, [backwards, *with_other_tie_breaks(interpret(output))])
-                    if others[0] != query or any(other != circuit for other in others[1:]):
-                        continue  # several answers
+                    variants = bags(spark, [backwards, *with_other_tie_breaks(interpret(output))])
+                    if variants[0] != query or any(variant != circuit for variant in variants[1:]):
+                        continue  # Spark has several results
                 wrong.append(Difference(sql, interpret(output), query - circuit, circuit - query))
     return wrong

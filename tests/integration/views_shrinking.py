@@ -1,4 +1,4 @@
-"""What differs, made smaller: fewer rows, then a shorter query, for as long as it still differs."""
+"""Shrinking: reduce the rows and the query of a difference as long as the difference remains."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ CLAUSES = ("where", "having", "qualify", "limit", "order", "distinct", "group")
 def shrunk_rows(
     ddl: Mapping[str, str], steps: Sequence[Step], differs: Callable[[Rows], bool]
 ) -> Rows | None:
-    """The fewest rows, inserted in one step, with which it still differs; None if it takes several steps."""
+    """Return few rows, inserted in one step, with which the difference remains; None if there are none."""
     contents = TableContents(ddl)
     for step in steps:
         contents.apply(step)
@@ -26,82 +26,82 @@ def shrunk_rows(
             break
     else:
         return None
-    # Halves of a table first, then single rows.
+    # First groups of rows, then single rows.
     for size in (4, 2, 1):
         for name in ddl:
-            place = len(rows[name])
-            while place > 0:
-                place = max(0, place - size)
-                less = {**rows, name: rows[name][:place] + rows[name][place + size :]}
-                if less[name] != rows[name] and differs(less):
-                    rows = less
+            index = len(rows[name])
+            while index > 0:
+                index = max(0, index - size)
+                fewer = {**rows, name: rows[name][:index] + rows[name][index + size :]}
+                if fewer[name] != rows[name] and differs(fewer):
+                    rows = fewer
     return rows
 
 
 def shrunk_steps(steps: Sequence[Step], differs: Callable[[list[Step]], bool]) -> list[Step]:
-    """The fewest rows in the fewest steps with which it still differs; steps that cannot be taken do not."""
+    """Return few steps with few rows with which the difference remains."""
     small = list(steps)
-    for place in range(len(small) - 1, -1, -1):
-        less = small[:place] + small[place + 1 :]
-        if less and differs(less):
-            small = less
+    for index in range(len(small) - 1, -1, -1):
+        fewer = small[:index] + small[index + 1 :]
+        if fewer and differs(fewer):
+            small = fewer
     for size in (16, 4, 1):
-        for place in range(len(small)):
+        for index in range(len(small)):
             for kind in ("deletes", "inserts"):
-                for name in getattr(small[place], kind):
-                    small = _fewer(small, place, kind, name, size, differs)
+                for name in getattr(small[index], kind):
+                    small = _fewer(small, index, kind, name, size, differs)
     return small
 
 
 def _fewer(
-    steps: list[Step], place: int, kind: str, name: str, size: int, differs: Callable[[list[Step]], bool]
+    steps: list[Step], number: int, kind: str, name: str, size: int, differs: Callable[[list[Step]], bool]
 ) -> list[Step]:
-    at = len(getattr(steps[place], kind)[name])
-    while at > 0:
-        at = max(0, at - size)
-        rows = getattr(steps[place], kind)[name]
-        fewer = {**getattr(steps[place], kind), name: [*rows[:at], *rows[at + size :]]}
-        less = [*steps[:place], replace(steps[place], **{kind: fewer}), *steps[place + 1 :]]
-        if differs(less):
-            steps = less
+    index = len(getattr(steps[number], kind)[name])
+    while index > 0:
+        index = max(0, index - size)
+        rows = getattr(steps[number], kind)[name]
+        fewer = {**getattr(steps[number], kind), name: [*rows[:index], *rows[index + size :]]}
+        fewer_steps = [*steps[:number], replace(steps[number], **{kind: fewer}), *steps[number + 1 :]]
+        if differs(fewer_steps):
+            steps = fewer_steps
     return steps
 
 
 def shrunk_query(sql: str, differs: Callable[[str], bool]) -> str:
-    """The shortest query that can be had by leaving out parts of this one and still differs."""
+    """Remove parts of a query as long as the difference remains."""
     smaller = True
     while smaller:
         smaller = False
-        for less in sorted(set(shorter(sql)), key=len):
-            if differs(less):
-                sql, smaller = less, True
+        for candidate in sorted(set(shorter(sql)), key=len):
+            if differs(candidate):
+                sql, smaller = candidate, True
                 break
     return sql
 
 
 def shorter(sql: str) -> Iterator[str]:
-    """Queries with one part less: a clause, a column, or all but one of the queries it is made of."""
+    """Yield shorter queries: without one clause, column or join, or only one of the nested queries."""
     tree = sqlglot.parse_one(sql, dialect="spark")
-    places = list(tree.find_all(exp.Select))
-    for place, select in enumerate(places):
+    selects = list(tree.find_all(exp.Select))
+    for number, select in enumerate(selects):
         if select is not tree:
             yield select.sql(dialect="spark")
         for clause in CLAUSES:
             if select.args.get(clause):
-                yield _without(tree, place, clause, None)
+                yield _without(tree, number, clause, None)
         if len(select.expressions) > 1:
-            for number in range(len(select.expressions)):
-                yield _without(tree, place, "expressions", number)
-        for number in range(len(select.args.get("joins") or [])):
-            yield _without(tree, place, "joins", number)
+            for index in range(len(select.expressions)):
+                yield _without(tree, number, "expressions", index)
+        for index in range(len(select.args.get("joins") or [])):
+            yield _without(tree, number, "joins", index)
 
 
-def _without(tree: exp.Expr, place: int, clause: str, number: int | None) -> str:
+def _without(tree: exp.Expr, number: int, clause: str, index: int | None) -> str:
     copy = tree.copy()
-    select = list(copy.find_all(exp.Select))[place]
-    if number is None:
+    select = list(copy.find_all(exp.Select))[number]
+    if index is None:
         select.set(clause, None)
     else:
-        kept = [one for at, one in enumerate(select.args[clause]) if at != number]
-        select.set(clause, kept)
+        remaining = [part for other, part in enumerate(select.args[clause]) if other != index]
+        select.set(clause, remaining)
     return copy.sql(dialect="spark")

@@ -102,14 +102,14 @@ class PrecomputedResults(Protocol):
     """Computes the results of many queries after many steps in advance."""
 
     def __call__(
-        self, contents: Sequence[TableContents], queries: Sequence[Collection[str]]
+        self, contents: Sequence[TableContents], queries_by_step: Sequence[Collection[str]]
     ) -> Sequence[Mapping[str, list[Row]]]:
         """Return the rows of queries after each step, by the text of the query.
 
         Args:
             contents: the contents of the tables after each step.
-            queries: the queries that will be compared after each step. The result may omit a query, for
-                example because it raises an error.
+            queries_by_step: the queries that will be compared after each step. The result may omit a query,
+                for example because it raises an error.
         """
         ...
 
