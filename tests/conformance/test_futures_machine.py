@@ -30,7 +30,7 @@ from tidemill.futures.protocol import (
     retries,
     submit,
     sweep,
-    unschedulable,
+    unsatisfiable,
 )
 from tidemill.futures.protocol.claim import Claim
 from tidemill.futures.protocol.finish import Completion
@@ -143,7 +143,7 @@ class FutureMachine(RuleBasedStateMachine):
         self.look()
         self.model.settle()
         if any(key.startswith(self.keys.cursor.prefix) for key in self.rows):
-            while self.run(depend.drain_cursors):
+            while self.run(depend.notify_pending):
                 self.look()
             self.look()
         stored = self.mirror.futures
@@ -432,7 +432,7 @@ class FutureMachine(RuleBasedStateMachine):
         """Set aside what nobody can run; needs are 32 cpus or fit somewhere."""
         live = [SIZES[name] for name in SIZES if self.alive(name)]
         for lane in self.run(claim.read_lanes):
-            self.there(unschedulable.strand_page, lane)
+            self.there(unsatisfiable.strand_page, lane)
         for one, known in self.model.futures.items():
             row = self.mirror.futures[one]
             in_pool = isinstance(row, Unclaimed) and not row.assigned
@@ -441,7 +441,7 @@ class FutureMachine(RuleBasedStateMachine):
 
     def satisfy(self) -> None:
         live = [SIZES[name] for name in SIZES if self.alive(name)]
-        self.there(unschedulable.satisfy_page)
+        self.there(unsatisfiable.satisfy_page)
         for known in self.model.futures.values():
             if known.state is S.UNSATISFIABLE and any(how_many(Needs(cpu=known.cpu), size) for size in live):
                 known.state = S.BLOCKED

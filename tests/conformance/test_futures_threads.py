@@ -95,7 +95,7 @@ class Crowd:
             for _ in range(30):  # let the workers keep up, without waiting for what never ends well
                 if len(self.ids) - len(self.realized) < 20:
                     break
-                self.run(depend.drain_cursors)
+                self.run(depend.notify_pending)
         self.over.wait(STUCK_S)
 
     def worker(self, chance: random.Random, number: int) -> None:
@@ -117,7 +117,7 @@ class Crowd:
                     case "fast":
                         made = self.there(finish.realize_many, node, [done], mode="take")[0]
                         if made:
-                            self.run(depend.tell, [got.id])
+                            self.run(depend.notify, [got.id])
                         else:
                             self.there(finish.realize, node, done)
                         self.realized[got.id, got.epoch] += 1
@@ -165,10 +165,10 @@ class Crowd:
         return tx.range(*Space("t").all())
 
     def lead(self) -> None:
-        for name in self.there(reap.troubled):
+        for name in self.there(reap.nodes_to_reap):
             self.there(reap.reap_page, name)
             self.there(reap.reroute_page, name)
-        self.run(depend.drain_cursors)
+        self.run(depend.notify_pending)
 
     def finish(self) -> Mirror:
         """Go on in one thread until everything has ended."""

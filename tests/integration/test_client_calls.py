@@ -145,7 +145,7 @@ def test_submissions_of_many_threads_share_transactions(
     runs = _counted(client, monkeypatch)
     results: list[int] = []
     submitter = client._link.submission_writer
-    enter = submitter._enter
+    enter = submitter._write_page
     first_one = threading.Lock()
 
     def enter_late(page: list[Any]) -> list[bytes]:
@@ -153,7 +153,7 @@ def test_submissions_of_many_threads_share_transactions(
             wait(lambda: len(submitter._slots) == 15, "all other threads wait for their turn")
         return enter(page)
 
-    monkeypatch.setattr(submitter, "_enter", enter_late)
+    monkeypatch.setattr(submitter, "_write_page", enter_late)
 
     def submit_ten(first: int) -> None:
         futures = [client.submit(tasks.add, first * 10 + n, 0) for n in range(10)]
@@ -217,9 +217,9 @@ def test_what_waits_beyond_its_deadline_fails(client: Client, deadline: Any) -> 
 
 @pytest.mark.rule("FUT-27")
 def test_what_no_live_worker_can_run_is_refused_at_submit(client: Client, look: Look) -> None:
-    with pytest.raises(UnsatisfiableError, match=r"asks for cpu 1e\+06, camera; the one live worker has cpu"):
+    with pytest.raises(UnsatisfiableError, match=r"needs cpu 1e\+06, camera, but the only live worker"):
         client.submit(tasks.add, 1, cpu=1_000_000, resources="camera")
-    with pytest.raises(UnsatisfiableError, match="asks for ram 100 TiB"):
+    with pytest.raises(UnsatisfiableError, match="needs ram 100 TiB"):
         client.map(tasks.add, [1, 2], ram="100TB")
     assert client.submit(tasks.add, 1, cpu=1, ram="1MB").result(STUCK_S) == 2
 

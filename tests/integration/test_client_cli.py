@@ -92,7 +92,7 @@ def test_what_is_quarantined_is_requeued_by_command(client: Client, told: Told, 
     assert len(tasks.notes(tmp_path)) == 6
     fine = client.submit(tasks.add, 1)
     fine.result(STUCK_S)
-    assert "only failed and quarantined ones" in told.text("futures", "requeue", fine.id.hex())
+    assert "only failed and quarantined futures" in told.text("futures", "requeue", fine.id.hex())
     assert told.code == 1
     assert "name ids, or use --quarantined" in told.text("futures", "requeue")
     assert told.code == 2
@@ -111,7 +111,7 @@ def test_a_future_is_cancelled_by_command(client: Client, told: Told) -> None:
 
 def test_ids_may_be_cut_short_but_not_guessed(client: Client, told: Told) -> None:
     client.gather(client.map(tasks.add, range(2)), timeout=STUCK_S)
-    assert "several futures begin with 0" in told.text("futures", "show", "0")
+    assert "several future ids begin with 0" in told.text("futures", "show", "0")
     assert "no future id begins with ffff" in told.text("futures", "show", "ffff")
     assert "invalid future id" in told.text("futures", "cancel", "xyz")
     assert told.code == 1

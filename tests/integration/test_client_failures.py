@@ -171,12 +171,12 @@ def test_a_result_that_cannot_be_pickled_is_a_typed_error(client: Client) -> Non
 
 
 @pytest.mark.parametrize("args", [(), (1, 2, 3), "xyzt"])
-def test_arguments_that_the_function_does_not_take_are_refused_at_submit(client: Client, args: Any) -> None:
-    with pytest.raises(UsageError, match=r"add\(x: int, y: int = 1\) -> int does not take"):
+def test_arguments_that_the_function_does_not_accept_are_refused_at_submit(client: Client, args: Any) -> None:
+    with pytest.raises(UsageError, match=r"add\(x: int, y: int = 1\) -> int does not accept"):
         client.submit(tasks.add, *args)
     with pytest.raises(UsageError, match="unexpected keyword argument 'z'"):
         client.submit(tasks.add, 1, z=2)
-    with pytest.raises(UsageError, match="does not take"):
+    with pytest.raises(UsageError, match="does not accept"):
         client.map(tasks.add, [1], [2], [3])
 
 
@@ -301,14 +301,14 @@ def test_a_client_that_is_closed_says_so(tmp_path: Path) -> None:
     assert "closed" in repr(client)
 
 
-def test_a_cluster_is_at_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_needs_either_a_home_or_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TIDEMILL_CLUSTER_KEY", raising=False)
     monkeypatch.delenv("TIDEMILL_CLUSTER_KEY_FILE", raising=False)
     with pytest.raises(UsageError, match="needs either home= or store="):
         tidemill.connect()
     with pytest.raises(UsageError, match="needs either home= or store="):
         tidemill.connect(home=tmp_path, store="memory://")
-    with pytest.raises(UsageError, match="its own objects"):
+    with pytest.raises(UsageError, match="exclude each other"):
         tidemill.connect(home=tmp_path, objects="memory://")
     with pytest.raises(UsageError, match="not a folder"):
         tidemill.connect(home=__file__)
@@ -316,7 +316,7 @@ def test_a_cluster_is_at_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         tidemill.connect(store=str(tmp_path / "store.db"))
     with pytest.raises(UsageError, match="workers=-1"):
         tidemill.connect(home=tmp_path, workers=-1)
-    with pytest.raises(UsageError, match="name of a cluster"):
+    with pytest.raises(UsageError, match="invalid cluster name"):
         tidemill.connect(home=tmp_path, cluster="")
 
 

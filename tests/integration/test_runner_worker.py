@@ -326,7 +326,7 @@ def crashing(task):  # type: ignore[no-untyped-def]
 
 
 def test_what_is_for_runners_waits_for_one_while_only_workers_are_alive(stage: Stage) -> None:
-    from tidemill.futures.protocol import lanes, unschedulable
+    from tidemill.futures.protocol import lanes, unsatisfiable
     from tidemill.futures.protocol.lanes import Capacity
     from tidemill.futures.protocol.rows import Needs
 
@@ -334,5 +334,5 @@ def test_what_is_for_runners_waits_for_one_while_only_workers_are_alive(stage: S
     other = lanes.lane_of("", 0, Needs(named=("gpu-box",)))
     worker = nodes.Node(id="w", epoch=0, kind="worker", total=Capacity(cpu=4).to_node())
     totals = [Capacity.of_node(worker.total)]
-    assert unschedulable.is_safe(lane, totals)
-    assert not unschedulable.is_safe(other, totals)
+    assert unsatisfiable.is_safe(lane, totals)
+    assert not unsatisfiable.is_safe(other, totals)

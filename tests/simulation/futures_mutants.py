@@ -15,7 +15,7 @@ from tidemill.cluster import nodes
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
 from tidemill.futures.protocol import cancel, claim, depend, edges, finish, reap, results, rows, submit
-from tidemill.futures.protocol.claim import Claim, held
+from tidemill.futures.protocol.claim import Claim, check_held
 from tidemill.futures.protocol.finish import Completion
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.futures.protocol.rows import AnyRow, AttemptCounts, Claimed, Realized, Spec
@@ -58,7 +58,7 @@ def a_completion_without_the_fence(patch: pytest.MonkeyPatch) -> None:
                 new = Realized(tally=row.tally, result=item.result, at=tx.now())
                 edges.move(tx, keys, item.spec, row, FutureEdge.REALIZE, new)
                 if item.result.location.kind == "segment":
-                    submit.keep(tx, keys, item.spec, item.result)
+                    submit.record_copy(tx, keys, item.spec, item.result)
                 if row.tally.dependents:
                     tx.set(keys.cursor[item.claim.id], b"")
         return made
@@ -84,9 +84,9 @@ def a_failure_without_the_fence(patch: pytest.MonkeyPatch) -> None:
 
     def ours(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, claim: Claim) -> Claimed:
         row = edges.read(tx, keys, claim.id)
-        return row if isinstance(row, Claimed) else held(row, claim)
+        return row if isinstance(row, Claimed) else check_held(row, claim)
 
-    patch.setattr(finish, "_ours", ours)
+    patch.setattr(finish, "_check_claim", ours)
 
 
 # --- claims
@@ -107,13 +107,13 @@ def a_reap_without_the_next_epoch(patch: pytest.MonkeyPatch) -> None:
 def a_reaper_that_takes_from_the_living(patch: pytest.MonkeyPatch) -> None:
     """A node whose beat is late is taken for dead before its lease has run out."""
     patch.setattr(
-        reap, "_stands", lambda node, now_us: node is not None and node.expires_at > now_us + 4_000_000
+        reap, "_has_lease", lambda node, now_us: node is not None and node.expires_at > now_us + 4_000_000
     )
 
 
 @mutant
 def a_reaper_that_never_comes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(reap, "troubled", lambda tx, keys, cluster: [])
+    patch.setattr(reap, "nodes_to_reap", lambda tx, keys, cluster: [])
 
 
 @mutant
@@ -208,9 +208,9 @@ def an_input_counted_twice(patch: pytest.MonkeyPatch) -> None:
         failure: Any,
     ) -> None:
         if isinstance(row, Realized) and isinstance(state, rows.Blocked):
-            depend._serve(tx, keys, spec, state)
+            depend._count_input(tx, keys, spec, state)
 
-    patch.setattr(depend, "_tell", tell)
+    patch.setattr(depend, "_notify_one", tell)
 
 
 # --- results, cancels, keys
@@ -258,20 +258,20 @@ def a_cancel_that_ends_a_claim_and_leaves_its_holder(patch: pytest.MonkeyPatch) 
 
 @mutant
 def an_idempotency_key_that_nobody_looks_up(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(submit, "known_as", lambda tx, keys, spec: None)
+    patch.setattr(submit, "existing_id", lambda tx, keys, spec: None)
 
 
 @mutant
 def retries_one_too_many(patch: pytest.MonkeyPatch) -> None:
     from tidemill.futures.protocol import retries
 
-    judge: Callable[..., Any] = retries.judge
+    judge: Callable[..., Any] = retries.decide
 
     def generous(*args: Any, **named: Any) -> Any:
         spec = msgspec.structs.replace(args[4], max_retries=args[4].max_retries + 1)
         return judge(*args[:4], spec, *args[5:], **named)
 
-    patch.setattr(retries, "judge", generous)
+    patch.setattr(retries, "decide", generous)
 
 
 class _With:

@@ -205,7 +205,7 @@ class Stage:
     def drain(self) -> int:
         """Tell every dependent; how many transactions it took."""
         pages = 1
-        while self.here(depend.drain_cursors):
+        while self.here(depend.notify_pending):
             pages += 1
         return pages
 

@@ -81,7 +81,7 @@ def test_when_the_node_dies_every_call_that_has_not_ended_fails_with_a_typed_err
     stage.claim_one(home, running)
     stage.kill(home, alive=[other])
     stage.round("reap futures")
-    stage.round("tell dependents")
+    stage.round("notify dependents")
     assert isinstance(stage.row(done), Realized)
     for one in (running, waiting, blocked, actor):
         row = stage.row(one)

@@ -102,10 +102,10 @@ class TestDeadlines:
         late = stage.submit(deadline_at=deadline(stage, 5))
         behind = stage.submit(late, deadline_at=deadline(stage, 5))
         later = stage.submit(deadline_at=deadline(stage, 50))
-        assert stage.round("end by deadline") <= 5
+        assert stage.round("end futures by deadline") <= 5
         assert isinstance(stage.row(late), Unclaimed)
         stage.clock.advance(5.1)
-        stage.round("end by deadline")
+        stage.round("end futures by deadline")
         row = stage.row(late)
         assert isinstance(row, Failed)
         assert row.kind == "deadline"
@@ -118,7 +118,7 @@ class TestDeadlines:
         future = stage.submit(deadline_at=deadline(stage, 5), max_retries=5)
         got = stage.claim_one(worker)
         stage.clock.advance(6)
-        stage.round("end by deadline")
+        stage.round("end futures by deadline")
         assert stage.here(inbox.take, "w", mode="take") == [inbox.EndTask(future, got.epoch, "deadline")]
         stage.there(finish.cancelled, worker, got, Failure(kind="x", traceback="where it was"))
         row = stage.row(future)
@@ -133,7 +133,7 @@ class TestDeadlines:
         future = stage.submit(deadline_at=deadline(stage, 5))
         stage.make(worker, future)
         stage.clock.advance(6)
-        stage.round("end by deadline")
+        stage.round("end futures by deadline")
         assert isinstance(stage.row(future), Realized)
         assert not any(key.startswith(stage.keys.deadline.prefix) for key in stage.all_rows())
 
@@ -144,7 +144,7 @@ class TestDeadlines:
         page = stage.here(cancel.deadline_page)
         assert [one for one, _ in page.moved] == ids[: cancel.PAGE]
         assert page.more
-        stage.round("end by deadline")
+        stage.round("end futures by deadline")
         assert all(isinstance(stage.row(one), Failed) for one in ids)
         stage.check()
 
@@ -152,7 +152,7 @@ class TestDeadlines:
         worker = stage.worker("w")
         future = stage.submit(deadline_at=deadline(stage, 1))
         stage.clock.advance(2)
-        stage.round("end by deadline")
+        stage.round("end futures by deadline")
         stage.here(requeue.requeue, future)
-        stage.round("end by deadline")
+        stage.round("end futures by deadline")
         stage.make(worker, future)

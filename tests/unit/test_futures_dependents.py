@@ -111,8 +111,8 @@ def test_the_row_changes_its_mind_while_its_dependents_are_being_told(stage: Sta
         stage.here(submit.submit, page)
     stage.scan = True
     stage.realize_fast(worker, stage.claim_one(worker), kind="segment")
-    stage.here(depend.tell_page, data)
-    stage.here(depend.tell_page, data)
+    stage.here(depend.notify_page, data)
+    stage.here(depend.notify_page, data)
     states = {type(stage.row(spec.id)) for spec in behind}
     assert states == {Unclaimed, Blocked}
     stage.lose(data)
@@ -120,7 +120,7 @@ def test_the_row_changes_its_mind_while_its_dependents_are_being_told(stage: Sta
     assert {type(stage.row(spec.id)) for spec in behind} == {Blocked}
     got = stage.claim_one(worker, data)
     stage.realize_fast(worker, got, kind="segment")
-    stage.here(depend.tell_page, data)
+    stage.here(depend.notify_page, data)
     stage.here(cancel.cancel, behind[-1].id)
     stage.drain()
     assert {type(stage.row(spec.id)) for spec in behind[:-1]} == {Unclaimed}

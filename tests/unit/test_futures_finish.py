@@ -66,7 +66,7 @@ def test_the_fast_way_leaves_a_cursor_for_those_that_had_dependents_before(stage
     behind = stage.submit(first)
     assert stage.realize_fast(worker, stage.claim_one(worker)) == [True]
     assert isinstance(stage.row(behind), Blocked)
-    assert not stage.here(depend.tell, [first])
+    assert not stage.here(depend.notify, [first])
     assert isinstance(stage.row(behind), Unclaimed)
 
 

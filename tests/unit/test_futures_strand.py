@@ -17,7 +17,7 @@ def stage() -> Stage:
 
 
 def round_(stage: Stage) -> None:
-    stage.round("set aside what nobody can run")
+    stage.round("set aside unsatisfiable futures")
 
 
 @pytest.mark.rule("FUT-27", "FUT-10")

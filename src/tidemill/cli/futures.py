@@ -16,8 +16,8 @@ from tidemill.futures.client.lineage import STYLES, Lineage, trace
 from tidemill.futures.client.queries import FutureDetails, FutureSummary
 from tidemill.futures.protocol import cancel, requeue
 from tidemill.futures.protocol.keys import FutureKeys
-from tidemill.futures.protocol.satisfy import in_units, said
 from tidemill.futures.protocol.states import ENDED, FutureState
+from tidemill.futures.protocol.unsatisfiable import describe, format_bytes
 
 STATES = [state.value for state in FutureState]
 QUARANTINED_PAGE = 10_000
@@ -217,10 +217,10 @@ def _facts(details: FutureDetails) -> dict[str, object]:
         "state": row.state.value,
         "submitted": f"{_age(details.age_s)} ago by {spec.owner or '?'}",
         "node": getattr(row, "holder", "") or getattr(row, "assigned", ""),
-        "result": f"{result.location.kind}, {in_units(result.size)}, copies {details.copies}"
+        "result": f"{result.location.kind}, {format_bytes(result.size)}, copies {details.copies}"
         if result
         else "",
-        "needs": said(spec.needs),
+        "needs": describe(spec.needs),
         "retries": spec.max_retries,
         "queue": spec.queue,
         "priority": spec.priority,
@@ -228,7 +228,7 @@ def _facts(details: FutureDetails) -> dict[str, object]:
         "parent": spec.parent.hex(),
         "actor": spec.actor.hex(),
         "code": spec.code.hex()[:16],
-        "arguments": in_units(spec.args.size or len(spec.args.inline or b"")),
+        "arguments": format_bytes(spec.args.size or len(spec.args.inline or b"")),
         "python": spec.python,
     }
 

@@ -12,7 +12,7 @@ from tidemill.cli.where import ClusterLocation, where_options
 from tidemill.cluster import leases, nodes
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
-from tidemill.futures.protocol.satisfy import in_units
+from tidemill.futures.protocol.unsatisfiable import format_bytes
 from tidemill.store import Tx
 
 
@@ -100,5 +100,5 @@ def table(lines: Sequence[NodeLine]) -> Table:
 def _share(line: NodeLine, name: str) -> str:
     if not line.total.get(name):
         return ""
-    show = in_units if name == "ram" else "{:g}".format
+    show = format_bytes if name == "ram" else "{:g}".format
     return f"{show(line.free.get(name, 0.0))} of {show(line.total[name])}"

@@ -5,13 +5,13 @@ nothing, but the list is not a snapshot of one moment.
 """
 
 import fnmatch
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 
 import msgspec
 
 from tidemill.errors import FutureUnknown, UsageError
 from tidemill.futures.protocol import rows
-from tidemill.futures.protocol.keys import FutureKeys
+from tidemill.futures.protocol.keys import FutureKeys, ids_in
 from tidemill.futures.protocol.rows import (
     AnyRow,
     AttemptCounts,
@@ -26,7 +26,7 @@ from tidemill.futures.protocol.rows import (
     Unclaimed,
     Unsatisfiable,
 )
-from tidemill.store import Row, Store, Tx
+from tidemill.store import Store, Tx
 
 PAGE = 500
 
@@ -101,7 +101,7 @@ def _pages(store: Store, keys: FutureKeys) -> Iterator[list[_FutureRows]]:
 def _page(tx: Tx, keys: FutureKeys, lo: bytes, hi: bytes) -> tuple[list[_FutureRows], bytes]:
     """Read a page of futures from the end. Return it, and where the next page ends."""
     state_rows = tx.range(lo, hi, limit=PAGE, reverse=True, snapshot=True)
-    ids = _ids(keys, state_rows)
+    ids = ids_in(keys.future, state_rows)
     spaces = (keys.spec, keys.error)
     raws = iter(tx.get_many([space[future_id] for future_id in ids for space in spaces]))
     page = []
@@ -110,10 +110,6 @@ def _page(tx: Tx, keys: FutureKeys, lo: bytes, hi: bytes) -> tuple[list[_FutureR
             failure = rows.decode_failure(error) if error is not None else None
             page.append((future_id, rows.decode_row(row.value), rows.decode_spec(spec), failure, tx.now()))
     return page, state_rows[-1].key if len(state_rows) == PAGE else lo
-
-
-def _ids(keys: FutureKeys, state_rows: Sequence[Row]) -> list[bytes]:
-    return [part for row in state_rows if isinstance(part := keys.future.unpack(row.key)[0], bytes)]
 
 
 def _summary(
@@ -193,7 +189,7 @@ def find_id(store: Store, keys: FutureKeys, begins: str) -> bytes:
 
     def read(tx: Tx) -> list[bytes]:
         last_key = keys.future[last] + b"\x00"
-        return _ids(keys, tx.range(keys.future[first], last_key, limit=2, snapshot=True))
+        return ids_in(keys.future, tx.range(keys.future[first], last_key, limit=2, snapshot=True))
 
     ids = store.run(read)
     if not ids:

@@ -22,7 +22,7 @@ from tidemill.clock import Clock
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.errors import TidemillError, UsageError
 from tidemill.futures.client.options import Options
-from tidemill.futures.protocol import actors, bulk, satisfy, submit
+from tidemill.futures.protocol import actors, bulk, submit, unsatisfiable
 from tidemill.futures.protocol.keys import FutureKeys, new_id
 from tidemill.futures.protocol.rows import Spec
 from tidemill.futures.values import calls
@@ -239,7 +239,7 @@ class SubmissionWriter:
     def _write_page(self, page: list[Submission]) -> list[bytes]:
         def step(tx: Tx) -> list[bytes]:
             needs = {item.spec.needs: item.spec.name for item in page if item.options.refuse}
-            satisfy.check(tx, self._cluster, needs)
+            unsatisfiable.check(tx, self._cluster, needs)
             if any(item.actor for item in page):
                 return [self._write_one(tx, item) for item in page]
             return bulk.submit_many(tx, self._keys, [_with_deadline(tx, item) for item in page])

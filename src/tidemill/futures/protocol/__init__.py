@@ -1,1 +1,1 @@
-"""The rules of a future in the store: states, rows, indices and transitions."""
+"""The protocol of futures in the store: states, rows, indices and transitions."""

@@ -1,10 +1,10 @@
-"""Actors: an object that lives in one node's memory, and the calls that are bound to it (FUT-47).
+"""The rows of actors and their calls (FUT-47).
 
-Creating an actor is a future whose result is the actor itself (a location of kind "actor"); its id is that
-future's. A call is a future with the creation as its input, assigned hard to the actor's node, with an
-ordinal from the actor's row. Calls are carried out in the order of their ordinals by the node, which finds
-the next one in `call[actor, ordinal]`. Neither is ever computed again by itself: when the actor dies its
-creation fails with kind "actor", and with it, page by page as any dependent, every call that has not ended.
+The creation of an actor is a future. Its result is the actor itself (a location of kind "actor"), and the
+actor has the id of that future. A call is a future with the creation as its input. It is bound to the actor's
+node and has an ordinal from the actor's row. The node runs the calls in the order of their ordinals and finds
+the next one in `call[actor, ordinal]`. Neither is computed again automatically. When the actor dies, its
+creation fails with kind "actor". Then all its unfinished calls fail, page by page, like any dependents.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from tidemill.store import Tx
 
 
 class ActorRow(msgspec.Struct, frozen=True, kw_only=True):
-    """An actor's row. `node` is empty until it is born."""
+    """An actor's row. `node` is empty until the actor is created."""
 
     id: bytes
     node: str = ""
@@ -40,7 +40,7 @@ class ActorRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ActorCall(msgspec.Struct, frozen=True):
-    """One call in its order; `row` is None when it was swept."""
+    """One call of an actor. `row` is None if the call was swept."""
 
     ordinal: int
     id: bytes
@@ -48,11 +48,11 @@ class ActorCall(msgspec.Struct, frozen=True):
 
 
 Sign = Callable[[Spec], Spec]
-"""Signs a spec when all of it is known: the ordinal of a call is known in its transaction only."""
+"""Signs a complete spec. The ordinal of a call is known only in its transaction."""
 
 
 def unsigned(spec: Spec) -> Spec:
-    """For specs that nobody will run."""
+    """Return the spec without a signature, for specs that are never run."""
     return spec
 
 
@@ -60,12 +60,12 @@ _decoder = msgspec.msgpack.Decoder(ActorRow)
 
 
 def decode(raw: bytes) -> ActorRow:
-    """An actor's row from its stored bytes."""
+    """Decode an actor's row."""
     return _decoder.decode(raw)
 
 
 def read(tx: Tx, keys: FutureKeys, actor_id: bytes) -> ActorRow | None:
-    """An actor's row."""
+    """Read an actor's row."""
     raw = tx.get(keys.actor[actor_id], lock=tx.mode == "take")
     return None if raw is None else decode(raw)
 
@@ -75,10 +75,10 @@ def _write(tx: Tx, keys: FutureKeys, actor: ActorRow) -> None:
 
 
 def create(tx: Tx, keys: FutureKeys, spec: Spec, *, sign: Sign = unsigned) -> bytes:
-    """Submit the creation of an actor; the id is the actor's."""
-    known = submit.known_as(tx, keys, spec)
-    if known is not None:
-        return known
+    """Submit the creation of an actor. Return the actor's id."""
+    existing = submit.existing_id(tx, keys, spec)
+    if existing is not None:
+        return existing
     spec = msgspec.structs.replace(spec, actor=spec.id, ordinal=0, reconstruct=False)
     _write(tx, keys, ActorRow(id=spec.id))
     return submit.submit_one(tx, keys, sign(spec))
@@ -87,25 +87,25 @@ def create(tx: Tx, keys: FutureKeys, spec: Spec, *, sign: Sign = unsigned) -> by
 def call(
     tx: Tx, keys: FutureKeys, actor_id: bytes, specs: list[Spec], *, sign: Sign = unsigned
 ) -> list[bytes]:
-    """Submit calls, in this order, behind all earlier ones. On a dead actor they fail at once."""
+    """Submit calls in this order, after all earlier ones. Calls of a dead actor fail at once."""
     actor = read(tx, keys, actor_id)
     creation = edges.read(tx, keys, actor_id)
     if actor is None or creation is None:
-        raise FutureUnknown(f"actor {actor_id.hex()} does not exist any more")
-    over = actor.failure if actor.state is ActorState.DEAD else None
-    if over is None and isinstance(creation, Failed | Cancelled | Quarantined):
-        over = submit.upstream_failure(tx, keys, actor_id, creation)
+        raise FutureUnknown(f"actor {actor_id.hex()} does not exist, or was deleted")
+    failure = actor.failure if actor.state is ActorState.DEAD else None
+    if failure is None and isinstance(creation, Failed | Cancelled | Quarantined):
+        failure = submit.upstream_failure(tx, keys, actor_id, creation)
     ids = []
     for spec in specs:
-        known = submit.known_as(tx, keys, spec)
-        if known is not None:
-            ids.append(known)
+        existing = submit.existing_id(tx, keys, spec)
+        if existing is not None:
+            ids.append(existing)
             continue
         bound = msgspec.structs.replace(
             spec,
             actor=actor_id,
             ordinal=actor.next_ordinal,
-            inputs=(actor_id, *(one for one in spec.inputs if one != actor_id)),
+            inputs=(actor_id, *(upstream for upstream in spec.inputs if upstream != actor_id)),
             near=actor_id,
             hard=True,
             reconstruct=False,
@@ -113,10 +113,10 @@ def call(
         tx.set(keys.call[actor_id, actor.next_ordinal], spec.id)
         actor = msgspec.structs.replace(actor, next_ordinal=actor.next_ordinal + 1)
         ids.append(spec.id)
-        if over is not None:
-            bound = submit.begin(tx, keys, sign(bound))
+        if failure is not None:
+            bound = submit.write_spec(tx, keys, sign(bound))
             edges.enter(tx, keys, bound, Failed(at=tx.now(), kind="actor"))
-            edges.set_failure(tx, keys, spec.id, death(over, tx.now()))
+            edges.set_failure(tx, keys, spec.id, actor_failure(failure, tx.now()))
         else:
             submit.submit_one(tx, keys, sign(bound))
     _write(tx, keys, actor)
@@ -124,18 +124,18 @@ def call(
 
 
 def calls(tx: Tx, keys: FutureKeys, actor_id: bytes, ordinal: int, limit: int = 20) -> list[ActorCall]:
-    """The calls from this ordinal on: how a node learns that the next one it waits for has ended."""
+    """Read the calls from this ordinal on. A node uses it to see that the call it waits for has ended."""
     lo, hi = keys.call[actor_id, ordinal], keys.call.under(actor_id)[1]
-    found = tx.range(lo, hi, limit=limit, snapshot=tx.mode == "take")
-    states = edges.read_many(tx, keys, [row.value for row in found])
+    call_rows = tx.range(lo, hi, limit=limit, snapshot=tx.mode == "take")
+    states = edges.read_many(tx, keys, [row.value for row in call_rows])
     return [
         ActorCall(int(keys.call.unpack(row.key)[1]), row.value, state)  # type: ignore[arg-type]
-        for row, state in zip(found, states, strict=True)
+        for row, state in zip(call_rows, states, strict=True)
     ]
 
 
-def born(tx: Tx, keys: FutureKeys, spec: Spec, result: Result) -> None:
-    """The creation is realised: the actor has a home. Called by `finish.realize`."""
+def record_location(tx: Tx, keys: FutureKeys, spec: Spec, result: Result) -> None:
+    """Record the node of a new actor. `finish.realize` calls this when the creation is realized."""
     actor = read(tx, keys, spec.id) or ActorRow(id=spec.id)
     node, epoch = result.location.node, result.location.node_epoch
     _write(tx, keys, msgspec.structs.replace(actor, node=node, node_epoch=epoch))
@@ -143,12 +143,12 @@ def born(tx: Tx, keys: FutureKeys, spec: Spec, result: Result) -> None:
 
 
 def died(tx: Tx, keys: FutureKeys, actor_id: bytes, failure: Failure) -> bool:
-    """The actor is gone: its calls fail, a page now and the rest by a cursor. False if it was dead."""
+    """Record the death of an actor and fail its calls, page by page. Return False if it was dead."""
     actor = read(tx, keys, actor_id)
     if actor is None or actor.state is ActorState.DEAD:
         return False
     state = actor_step(actor.state, ActorEdge.DIE)
-    failure = edges.clipped(death(failure, tx.now()), most=8_000)
+    failure = edges.clipped(actor_failure(failure, tx.now()), most=8_000)
     _write(tx, keys, msgspec.structs.replace(actor, state=state, failure=failure))
     if actor.node:
         tx.clear(keys.hosted[actor.node, actor_id])
@@ -160,13 +160,13 @@ def died(tx: Tx, keys: FutureKeys, actor_id: bytes, failure: Failure) -> bool:
     return True
 
 
-def death(failure: Failure, now_us: int) -> Failure:
-    """Why a call fails whose actor is dead."""
+def actor_failure(failure: Failure, now_us: int) -> Failure:
+    """Return the failure of a call of a dead actor."""
     return msgspec.structs.replace(failure, kind="actor", at=failure.at or now_us)
 
 
 def forget(tx: Tx, keys: FutureKeys, spec: Spec) -> None:
-    """A creation or a call is swept: so are its rows here."""
+    """Delete the rows of a creation or a call that is swept."""
     if spec.actor == spec.id:
         actor = read(tx, keys, spec.id)
         if actor is not None and actor.node:

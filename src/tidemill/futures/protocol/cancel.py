@@ -1,15 +1,15 @@
-"""Cancelling, and deadlines, which are cancels by the clock (FUT-56).
+"""Cancel: ends futures by command, and by their deadline (FUT-56).
 
-What nobody works on ends at once. What a node works on is marked (`Claimed.cancel`) and its node is told;
-the node ends the task and says so with `finish.cancelled`. From the mark on the claim cannot go back to the
-pool: whoever gives it back, its node or the reaper, ends it instead.
+A future that is not claimed ends at once. A claimed one is marked (`Claimed.cancel`), and its node gets a
+command. The node ends the task and calls `finish.cancelled`. A marked claim cannot return to the pool: if its
+node or the reaper returns it, the future ends instead.
 """
 
 import msgspec
 
 from tidemill.errors import FutureUnknown
 from tidemill.futures.protocol import depend, edges, inbox
-from tidemill.futures.protocol.keys import FutureKeys
+from tidemill.futures.protocol.keys import FutureKeys, ids_in
 from tidemill.futures.protocol.reap import ReapPage
 from tidemill.futures.protocol.rows import AnyRow, Cancelled, Claimed, Failed, Failure, Spec
 from tidemill.futures.protocol.states import ENDED, FutureEdge
@@ -19,13 +19,13 @@ PAGE = 50
 
 
 def cancel(tx: Tx, keys: FutureKeys, future_id: bytes) -> AnyRow:
-    """Ask for the end of a future. Returns its row: ended, or claimed and marked. What has ended stays so.
+    """Cancel a future. Return its row: ended, or claimed and marked. A future that has ended does not change.
 
     Its dependents fail with kind "upstream".
     """
     row = edges.read(tx, keys, future_id)
     if row is None:
-        raise FutureUnknown(f"future {future_id.hex()} does not exist any more")
+        raise FutureUnknown(f"future {future_id.hex()} does not exist, or was deleted")
     if row.state in ENDED:
         return row
     spec = edges.must_read_spec(tx, keys, future_id)
@@ -45,13 +45,13 @@ def _mark(tx: Tx, keys: FutureKeys, spec: Spec, row: Claimed, why: str) -> Claim
 
 
 def deadline_page(tx: Tx, keys: FutureKeys, *, limit: int = PAGE) -> ReapPage:
-    """End a page of futures whose deadline has passed, earliest first."""
+    """End a page of futures with a deadline in the past, earliest first."""
     lo = keys.deadline.prefix + b"\x00"
-    found = tx.range(lo, keys.deadline[tx.now() + 1], limit=limit)
-    ids = [one for row in found if isinstance(one := keys.deadline.unpack(row.key)[1], bytes)]
+    deadlines = tx.range(lo, keys.deadline[tx.now() + 1], limit=limit)
+    ids = ids_in(keys.deadline, deadlines, 1)
     moved: list[tuple[bytes, AnyRow]] = []
-    for key, future_id, row in zip(found, ids, edges.read_many(tx, keys, ids), strict=True):
-        tx.clear(key.key)
+    for deadline, future_id, row in zip(deadlines, ids, edges.read_many(tx, keys, ids), strict=True):
+        tx.clear(deadline.key)
         if row is None or row.state in ENDED:
             continue
         spec = edges.must_read_spec(tx, keys, future_id)
@@ -62,11 +62,11 @@ def deadline_page(tx: Tx, keys: FutureKeys, *, limit: int = PAGE) -> ReapPage:
         failed = Failed(tally=edges.bump(row.tally), at=tx.now(), kind="deadline")
         failure = msgspec.structs.replace(failure, at=tx.now())
         moved.append((future_id, depend.end(tx, keys, spec, row, FutureEdge.FAIL, failed, failure)))
-    return ReapPage(moved, len(found) == limit)
+    return ReapPage(moved, len(deadlines) == limit)
 
 
 def until_next(tx: Tx, keys: FutureKeys) -> int:
-    """Microseconds until the next deadline; an hour when there is none."""
-    found = tx.range(*keys.deadline.all(), limit=1, snapshot=True)
-    at = keys.deadline.unpack(found[0].key)[0] if found else None
+    """Return the microseconds until the next deadline; an hour if there is none."""
+    first = tx.range(*keys.deadline.all(), limit=1, snapshot=True)
+    at = keys.deadline.unpack(first[0].key)[0] if first else None
     return max(0, at - tx.now()) if isinstance(at, int) else 3_600_000_000

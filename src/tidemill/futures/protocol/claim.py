@@ -1,8 +1,8 @@
-"""Claiming and giving back: the edges between unclaimed and claimed.
+"""Claim: the edge from unclaimed to claimed, in batched `take` transactions.
 
-Both are batched `take` transactions. A claim is a lease whose time is that of its holder's node: one beat
-renews every claim of a node (FUT-36), and a claim names (node, node epoch, epoch). The future's epoch
-grows with every claim and every return, so a late write is refused whatever its author believes (FUT-13).
+A claim is a lease that lasts as long as the lease of its node. So one renewal of the node's lease renews all
+its claims (FUT-36). A claim consists of the node, the node's epoch and the future's epoch. The future's epoch
+grows with every claim and every return, so the store refuses a late write (FUT-13).
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ from tidemill.futures.protocol.states import FutureEdge, FutureState, step
 from tidemill.store import Row, Swap, Tx, unpack
 
 LEAST_LEFT_US = 2_500_000
-"""A node whose lease has less left than a transaction may last claims nothing: so that every claim of a
-node is committed before its lease runs out, and the reaper, who comes after, sees all of them."""
+"""How much of its lease a node must have left to claim: more than a transaction may take. So every claim of a
+node is committed before its lease expires, and the reaper, which runs later, sees all of them."""
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """What a node got: the id, the row and its stored bytes, which are the fence of the completion."""
+    """A claim: the id, the row, and its stored bytes. The bytes are the fence of the completion."""
 
     id: bytes
     row: Claimed
@@ -38,12 +38,12 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 def read_lanes(tx: Tx, keys: FutureKeys) -> list[Lane]:
-    """The directory of lanes, in the order they are served."""
-    found = []
+    """Read the list of lanes, in the order they are served."""
+    lanes = []
     for row in tx.range(*keys.lane.all(), snapshot=True):
         queue, label, minus_priority = keys.lane.unpack(row.key)
-        found.append(Lane(int(minus_priority), str(queue), str(label)))  # type: ignore[arg-type]
-    return sorted(found)
+        lanes.append(Lane(int(minus_priority), str(queue), str(label)))  # type: ignore[arg-type]
+    return sorted(lanes)
 
 
 def claim(
@@ -57,14 +57,14 @@ def claim(
 ) -> list[Claim]:
     """Claim up to `limit` futures that fit together: our assignments first, then the lanes (FUT-43).
 
-    Runs in a `take` transaction. What is taken leaves the index in the same transaction that writes the
-    claim and the holder's pointer: a crash in between gives everything back (STO-4). Lanes are served by
-    priority, and within a priority by who has waited longest (FUT-26).
+    Runs in a `take` transaction, which removes a future from the index and writes the claim and the holder's
+    pointer. A crash before the commit undoes all of it (STO-4). Lanes are served by priority, and within a
+    priority the futures that have waited longest come first (FUT-26).
     """
     check_time(tx, cluster, node)
-    taken = _take_assigned(tx, keys, node, free, limit)
-    claims = _claim_rows(tx, keys, node, taken)
-    free = left(free, taken)
+    index_rows = _take_assigned(tx, keys, node, free, limit)
+    claims = _claim_rows(tx, keys, node, index_rows)
+    free = remaining(free, index_rows)
     for minus_priority in sorted({lane.minus_priority for lane in lanes}):
         if len(claims) >= limit:
             break
@@ -73,38 +73,38 @@ def claim(
             for lane in lanes
             if lane.minus_priority == minus_priority and fits(bounds_of(lane.label)[0], free)
         ]
-        turns = _shares(tx, keys, able, limit - len(claims))
-        if len(able) > 1:  # what the oldest cannot use, because they do not fit together, others can
-            turns += [(lane, limit) for lane in able]
-        for lane, share in turns:
-            taken = _take_lane(tx, keys, lane, free, min(share, limit - len(claims)))
-            claims += _claim_rows(tx, keys, node, taken)
-            free = left(free, taken)
+        shares = _shares(tx, keys, able, limit - len(claims))
+        if len(able) > 1:  # if the oldest do not fit together, others may use the rest
+            shares += [(lane, limit) for lane in able]
+        for lane, share in shares:
+            index_rows = _take_lane(tx, keys, lane, free, min(share, limit - len(claims)))
+            claims += _claim_rows(tx, keys, node, index_rows)
+            free = remaining(free, index_rows)
     return claims
 
 
 def check_time(tx: Tx, cluster: ClusterKeys, node: Node) -> None:
-    """Refuse to claim for a node that is not there, or may not be by the time of the commit."""
+    """Raise `LeaseLost` if the node's lease is over, or may be over at the time of the commit."""
     current = nodes.check(tx, cluster, node, lock=True)
     if current.expires_at - tx.now() < LEAST_LEFT_US:
-        raise LeaseLost(f"node {node.id} has too little of its lease left to claim")
+        raise LeaseLost(f"the lease of node {node.id} ends too soon to claim")
 
 
-def left(free: Capacity, taken: Sequence[Row]) -> Capacity:
-    """What is free after these."""
-    for row in taken:
-        free = free.minus(rows.decode_ask(row.value).needs)
+def remaining(free: Capacity, claimed: Sequence[Row]) -> Capacity:
+    """Return the free capacity after these rows are claimed."""
+    for row in claimed:
+        free = free.minus(rows.decode_lane_entry(row.value).needs)
     return free
 
 
 def claim_these(
     tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, specs: Sequence[Spec], free: Capacity
 ) -> list[Claim]:
-    """Claim particular futures that are unclaimed and fit: what our own waiting tasks await (FUT-41)."""
+    """Claim these futures if they are unclaimed and fit: our waiting tasks need them (FUT-41)."""
     check_time(tx, cluster, node)
-    got: list[Claim] = []
+    claims: list[Claim] = []
     for spec in specs:
-        row = _peek(tx, keys, spec.id)
+        row = _read_unlocked(tx, keys, spec.id)
         if not isinstance(row, Unclaimed) or row.ready_at > tx.now():
             continue
         if row.hard and row.assigned != node.id:
@@ -113,51 +113,52 @@ def claim_these(
             continue
         index = Row(edges.ready_key(keys, spec, row), edges.ready_value(spec, row.tally))
         if fits(edges.needs_of(spec, row.tally), free) and tx.swap(index.key, index.value, None):
-            got += _claim_rows(tx, keys, node, [index])
-            free = left(free, [index])
-    return got
+            claims += _claim_rows(tx, keys, node, [index])
+            free = remaining(free, [index])
+    return claims
 
 
-def _peek(tx: Tx, keys: FutureKeys, future_id: bytes) -> AnyRow | None:
-    """A row without a lock: the index row is what is fought for, and taken first, as in `claim`."""
+def _read_unlocked(tx: Tx, keys: FutureKeys, future_id: bytes) -> AnyRow | None:
+    """Read a row without a lock. Nodes compete for the index row, which is taken first, as in `claim`."""
     key = keys.future[future_id]
     found = tx.range(key, key + b"\x00", snapshot=True)
     return rows.decode_row(found[0].value) if found else None
 
 
 def _take_assigned(tx: Tx, keys: FutureKeys, node: Node, free: Capacity, limit: int) -> list[Row]:
-    ripe: list[Row] = []
+    chosen: list[Row] = []
     for row in tx.range(*keys.assigned.under(node.id), limit=4 * limit, snapshot=True):
         ready_at = keys.assigned.unpack(row.key)[3]
-        ask = rows.decode_ask(row.value)
-        if not isinstance(ready_at, int) or ready_at > tx.now() or not fits(ask.needs, free):
+        entry = rows.decode_lane_entry(row.value)
+        if not isinstance(ready_at, int) or ready_at > tx.now() or not fits(entry.needs, free):
             continue
-        with_it = 1 + _of_queue(ripe, ask.queue)
-        if ask.queue and limits.allowed(tx, keys, ask.queue, with_it) < with_it:
+        of_queue = 1 + _count_queue(chosen, entry.queue)
+        if entry.queue and limits.allowed(tx, keys, entry.queue, of_queue) < of_queue:
             continue
-        ripe.append(row)
-        free = left(free, [row])
-        if len(ripe) == limit:
+        chosen.append(row)
+        free = remaining(free, [row])
+        if len(chosen) == limit:
             break
-    return _swap_out(tx, ripe)
+    return _swap_out(tx, chosen)
 
 
-def _of_queue(found: Sequence[Row], queue: str) -> int:
-    return sum(rows.decode_ask(row.value).queue == queue for row in found)
+def _count_queue(chosen: Sequence[Row], queue: str) -> int:
+    return sum(rows.decode_lane_entry(row.value).queue == queue for row in chosen)
 
 
-def _swap_out(tx: Tx, found: Sequence[Row]) -> list[Row]:
-    done = tx.swap_many([Swap(row.key, row.value, None) for row in found])
-    return [row for row, ok in zip(found, done, strict=True) if ok]
+def _swap_out(tx: Tx, chosen: Sequence[Row]) -> list[Row]:
+    """Remove index rows. Return those that no other node has removed before."""
+    swapped = tx.swap_many([Swap(row.key, row.value, None) for row in chosen])
+    return [row for row, ok in zip(chosen, swapped, strict=True) if ok]
 
 
 def _shares(tx: Tx, keys: FutureKeys, able: Sequence[Lane], limit: int) -> list[tuple[Lane, int]]:
-    """How many to take from each of several lanes of one priority, so that the oldest go first."""
+    """Return how many to take from each lane of one priority, so that the oldest come first."""
     if len(able) < 2:
         return [(lane, limit) for lane in able]
     heads: list[tuple[int, int]] = []
     for number, lane in enumerate(able):
-        lo, hi = _ripe(tx, keys, lane)
+        lo, hi = _ready_range(tx, keys, lane)
         for row in tx.range(lo, hi, limit=limit, snapshot=True):
             ready_at = unpack(row.key)[-2]
             heads.append((ready_at if isinstance(ready_at, int) else 0, number))
@@ -167,8 +168,8 @@ def _shares(tx: Tx, keys: FutureKeys, able: Sequence[Lane], limit: int) -> list[
     return [(able[number], share) for number, share in shares.items()]
 
 
-def _ripe(tx: Tx, keys: FutureKeys, lane: Lane) -> tuple[bytes, bytes]:
-    """The part of a lane whose time has come."""
+def _ready_range(tx: Tx, keys: FutureKeys, lane: Lane) -> tuple[bytes, bytes]:
+    """Return the key range of a lane with futures that may run now."""
     return keys.ready[lane.key] + b"\x00", keys.ready[(*lane.key, tx.now() + 1)]
 
 
@@ -176,37 +177,37 @@ def _take_lane(tx: Tx, keys: FutureKeys, lane: Lane, free: Capacity, limit: int)
     if limit < 1 or not fits(bounds_of(lane.label)[0], free):
         return []
     allowed = limits.allowed(tx, keys, lane.queue, limit) if lane.queue else limit
-    lo, hi = _ripe(tx, keys, lane)
+    lo, hi = _ready_range(tx, keys, lane)
     high = bounds_of(lane.label)[1]
-    taken: list[Row] = []
-    while len(taken) < allowed:
-        together = min(allowed - len(taken), how_many(high, free))
+    index_rows: list[Row] = []
+    while len(index_rows) < allowed:
+        together = min(allowed - len(index_rows), how_many(high, free))
         if together < 1:
             break
         more = tx.take(lo, hi, together, quiet=True)
-        taken += more
-        free = left(free, more)
+        index_rows += more
+        free = remaining(free, more)
         if len(more) < together:
-            return taken
-    small: list[Row] = []  # the class may be too large for us, some of its members may not
-    if len(taken) < allowed:
+            return index_rows
+    small: list[Row] = []  # the upper bound of the class does not fit, but some of its futures may
+    if len(index_rows) < allowed:
         for row in tx.range(lo, hi, limit=200, snapshot=True):
-            if len(taken) + len(small) < allowed and fits(rows.decode_ask(row.value).needs, free):
+            if len(index_rows) + len(small) < allowed and fits(rows.decode_lane_entry(row.value).needs, free):
                 small.append(row)
-                free = left(free, [row])
-    return taken + _swap_out(tx, small)
+                free = remaining(free, [row])
+    return index_rows + _swap_out(tx, small)
 
 
-def _claim_rows(tx: Tx, keys: FutureKeys, node: Node, taken: Sequence[Row]) -> list[Claim]:
-    ids = [_id_of(row.key) for row in taken]
+def _claim_rows(tx: Tx, keys: FutureKeys, node: Node, index_rows: Sequence[Row]) -> list[Claim]:
+    ids = [_id_of(row.key) for row in index_rows]
     claims = []
-    written: list[tuple[bytes, bytes]] = []
-    for index, future_id, row in zip(taken, ids, edges.read_many(tx, keys, ids), strict=True):
+    writes: list[tuple[bytes, bytes]] = []
+    for index, future_id, row in zip(index_rows, ids, edges.read_many(tx, keys, ids), strict=True):
         if not isinstance(row, Unclaimed):
-            continue  # an index row without its future: taking it is all that was to be done
+            continue  # an orphaned index row: removing it is enough
         step(FutureState.UNCLAIMED, FutureEdge.CLAIM)
-        queue = rows.decode_ask(index.value).queue
-        limited = bool(queue) and limits.started(tx, keys, queue)
+        queue = rows.decode_lane_entry(index.value).queue
+        limited = bool(queue) and limits.count_start(tx, keys, queue)
         claimed = Claimed(
             tally=edges.bump(row.tally),
             holder=node.id,
@@ -215,9 +216,9 @@ def _claim_rows(tx: Tx, keys: FutureKeys, node: Node, taken: Sequence[Row]) -> l
             limited=limited,
         )
         raw = rows.encode(claimed)
-        written += [(keys.future[future_id], raw), (keys.own[node.id, future_id], b"")]
+        writes += [(keys.future[future_id], raw), (keys.own[node.id, future_id], b"")]
         claims.append(Claim(future_id, claimed, raw))
-    tx.set_many(written, quiet=True)  # who awaits a future is not concerned with who has it
+    tx.set_many(writes, quiet=True)  # a claim is of no interest to clients that wait for the future
     return claims
 
 
@@ -228,7 +229,7 @@ def _id_of(key: bytes) -> bytes:
 
 
 def is_held(row: AnyRow | None, claim: Claim) -> bool:
-    """Is the row still claimed by us under our epoch?"""
+    """Return whether the row is still claimed by this node under this epoch."""
     return (
         isinstance(row, Claimed)
         and row.tally.epoch == claim.epoch
@@ -237,8 +238,8 @@ def is_held(row: AnyRow | None, claim: Claim) -> bool:
     )
 
 
-def held(row: AnyRow | None, claim: Claim) -> Claimed:
-    """The fence of a claimant: `LeaseLost` unless the row is still claimed by us under our epoch."""
+def check_held(row: AnyRow | None, claim: Claim) -> Claimed:
+    """Return the claimed row. Raise `LeaseLost` if this node does not hold this claim any more."""
     if not isinstance(row, Claimed) or not is_held(row, claim):
         raise LeaseLost(f"the claim on {claim.id.hex()} under epoch {claim.epoch} is over")
     return row

@@ -1,19 +1,18 @@
-"""Dependents: whoever hangs on a future is brought in step with it, in pages.
+"""Dependents: updates the futures that depend on a future when its state changes, page by page.
 
-A row `dep[upstream, id]` says that `id` needs the upstream's result: "w" while it is counted in the
-dependent's `waits_on`, "s" once it is served. The mark says what has been counted, so telling a dependent
-twice counts nothing twice. What a parked task awaits hangs in the same way while it is parked
-(`Blocked.extra`), and is served by any end: the task runs again and looks at it itself.
+A row `dep[upstream, id]` records that `id` needs the upstream's result. Its value is "w" while the upstream
+is counted in the dependent's `waits_on`, and "s" afterwards. The value says what has been counted, so
+notifying a dependent twice counts nothing twice. A parked task depends in the same way on the futures that it
+waits for (`Blocked.extra`). Any end of those counts: the task runs again and checks them itself.
 
-A future that ends, is lost or is requeued leaves `cursor[id]` when it has dependents. The cursor means:
-"the dependents behind this key may be out of step with the state of the upstream". `tell_page` reads that
-state, whatever it is by now, and brings a page in step with it; so a state that changes while a page is
-under way only sets the cursor back to the front. Nothing else is needed for a fan-out of any size (FUT-65),
-and whoever finds a cursor may move it on.
+A future with dependents that ends, is lost or is requeued writes `cursor[id]`. The cursor means: "dependents
+after this key may not know the state of the upstream". `notify_page` reads the current state and updates a
+page of dependents. If the state changes in the meantime, the cursor is reset to the start. This is enough for
+a fan-out of any size (FUT-65), and any process may advance a cursor.
 
-Why no dependent is forgotten: `submit` reads the upstream's row under a lock in the transaction that adds
-the dep row, and the last page reads the dep rows plainly to the end of their range. So a submit that saw the
-old state either commits before that page, and is seen by it, or conflicts.
+Why no dependent is forgotten: `submit` reads the upstream's row under a lock in the transaction that adds the
+dep row, and the last page reads the dep rows to the end of their range. So a submit that saw the old state
+either commits before that page, which then sees it, or conflicts with it.
 """
 
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ import msgspec
 
 from tidemill.futures.protocol import edges, submit
 from tidemill.futures.protocol.edges import Path
-from tidemill.futures.protocol.keys import FutureKeys
+from tidemill.futures.protocol.keys import FutureKeys, ids_in
 from tidemill.futures.protocol.rows import (
     AnyRow,
     AttemptCounts,
@@ -46,30 +45,30 @@ PAGE = 50
 WRITES_EACH = 6
 ROOM_WRITES = 500
 ROOM_BYTES = 500_000
-"""Nobody is told in a transaction that has written more than this: a page of ends, each with a page of
-dependents, must fit as well. What is left is the cursor's."""
+"""A transaction that has written more than this notifies no dependents: a page of ends, each with a page of
+dependents, must fit too. The cursor covers the rest."""
 
 
 def end(
     tx: Tx, keys: FutureKeys, spec: Spec, old: AnyRow, edge: Path, new: AnyRow, failure: Failure | None = None
 ) -> AnyRow:
-    """Move a future, keep why, and tell its dependents: the first page now, the rest by a cursor."""
+    """Move a future, store its failure, and notify its dependents: a page now, the rest by a cursor."""
     edges.move(tx, keys, spec, old, edge, new)
     if failure is not None:
         edges.set_failure(tx, keys, spec.id, failure)
     if new.tally.dependents:
-        set_back(tx, keys, spec.id)
+        reset_cursor(tx, keys, spec.id)
     return new
 
 
-def set_back(tx: Tx, keys: FutureKeys, upstream: bytes) -> None:
-    """A future's state has changed: its dependents are to be told from the first one on."""
+def reset_cursor(tx: Tx, keys: FutureKeys, upstream: bytes) -> None:
+    """Notify all dependents of a future, starting with the first, because its state has changed."""
     tx.set(keys.cursor[upstream], b"")
-    tell_page(tx, keys, upstream)
+    notify_page(tx, keys, upstream)
 
 
-def tell_page(tx: Tx, keys: FutureKeys, upstream: bytes, limit: int = PAGE) -> bool:
-    """Bring the next page of a future's dependents in step with it; True when there is more to do."""
+def notify_page(tx: Tx, keys: FutureKeys, upstream: bytes, limit: int = PAGE) -> bool:
+    """Notify the next page of a future's dependents. Return True if there is more to do."""
     limit = min(limit, (ROOM_WRITES - tx.writes) // WRITES_EACH)
     if limit < 1 or tx.bytes_written > ROOM_BYTES:
         return True
@@ -79,37 +78,35 @@ def tell_page(tx: Tx, keys: FutureKeys, upstream: bytes, limit: int = PAGE) -> b
     row = edges.read(tx, keys, upstream)
     lo, hi = keys.dep.under(upstream)
     page = tx.range(max(lo, position + b"\x00"), hi, limit=limit)
-    done = _tell_all(tx, keys, upstream, row, page) if row is not None else len(page)
-    if done == len(page) < limit:
+    count = _notify_all(tx, keys, upstream, row, page) if row is not None else len(page)
+    if count == len(page) < limit:
         tx.clear(keys.cursor[upstream])
         return False
-    tx.set(keys.cursor[upstream], page[done - 1].key if done else position)
+    tx.set(keys.cursor[upstream], page[count - 1].key if count else position)
     return True
 
 
-def drain_cursors(tx: Tx, keys: FutureKeys, limit: int = PAGE) -> bool:
-    """A page of the first cursors there are, for whoever has time; False when there was none.
+def notify_pending(tx: Tx, keys: FutureKeys, limit: int = PAGE) -> bool:
+    """Advance the first cursors by a page each. Return False if there are none.
 
-    Telling a failure leaves cursors at those that failed with it: go on until there is none.
+    A failure leaves cursors at the dependents that fail with it: repeat until there are none.
     """
-    found = tx.range(*keys.cursor.all(), limit=10, snapshot=True)
-    for row in found:
-        upstream = keys.cursor.unpack(row.key)[0]
-        assert isinstance(upstream, bytes)
-        tell_page(tx, keys, upstream, limit)
-    return bool(found)
+    cursors = tx.range(*keys.cursor.all(), limit=10, snapshot=True)
+    for upstream in ids_in(keys.cursor, cursors):
+        notify_page(tx, keys, upstream, limit)
+    return bool(cursors)
 
 
-def tell(tx: Tx, keys: FutureKeys, upstreams: Sequence[bytes]) -> bool:
-    """A page each for futures that were realised together; True when there is more to do."""
+def notify(tx: Tx, keys: FutureKeys, upstreams: Sequence[bytes]) -> bool:
+    """Notify a page of dependents of each future. Return True if there is more to do."""
     more = False
     for upstream in upstreams:
-        more |= tell_page(tx, keys, upstream)
+        more |= notify_page(tx, keys, upstream)
     return more
 
 
 def waited_for(tx: Tx, keys: FutureKeys, future_id: bytes) -> list[bytes]:
-    """What a blocked future waits for; those among it that have ended tell their dependents first."""
+    """Return the futures that a blocked future waits for. Notify the dependents of those that have ended."""
     row, spec = edges.read(tx, keys, future_id), edges.read_spec(tx, keys, future_id)
     if not isinstance(row, Blocked) or spec is None:
         return []
@@ -117,28 +114,28 @@ def waited_for(tx: Tx, keys: FutureKeys, future_id: bytes) -> list[bytes]:
     waited = []
     for upstream, state in zip(ids, edges.read_many(tx, keys, ids), strict=True):
         if state is not None and state.state in ENDED:
-            tell_page(tx, keys, upstream)
+            notify_page(tx, keys, upstream)
         elif state is not None:
             waited.append(upstream)
     return waited
 
 
-def _tell_all(tx: Tx, keys: FutureKeys, upstream: bytes, row: AnyRow, page: Sequence[Row]) -> int:
-    """Tell a page of dependents; how many were told before the transaction was full."""
-    ids = [one for found in page if isinstance(one := keys.dep.unpack(found.key)[1], bytes)]
+def _notify_all(tx: Tx, keys: FutureKeys, upstream: bytes, row: AnyRow, page: Sequence[Row]) -> int:
+    """Notify a page of dependents. Return how many were notified before the transaction was full."""
+    ids = ids_in(keys.dep, page, 1)
     states = edges.read_many(tx, keys, ids)
-    open_ids = [one for one, state in zip(ids, states, strict=True) if _may_change(state)]
+    open_ids = [future_id for future_id, state in zip(ids, states, strict=True) if _may_change(state)]
     specs = edges.read_specs(tx, keys, open_ids)
     failure: Failure | None = None
     if isinstance(row, Failed | Cancelled | Quarantined) and open_ids:
         failure = edges.clipped(submit.upstream_failure(tx, keys, upstream, row), most=8_000)
-    for done, (found, down, state) in enumerate(zip(page, ids, states, strict=True)):
-        spec = specs.get(down)
+    for count, (dep, dependent, state) in enumerate(zip(page, ids, states, strict=True)):
+        spec = specs.get(dependent)
         if state is not None and spec is not None:
-            heavy = submit.weight(spec) if isinstance(state, Failed) else WRITES_EACH
-            if tx.bytes_written > ROOM_BYTES or tx.writes + heavy > 900:
-                return done
-            _tell(tx, keys, upstream, row, spec, state, found.value, failure)
+            writes = submit.weight(spec) if isinstance(state, Failed) else WRITES_EACH
+            if tx.bytes_written > ROOM_BYTES or tx.writes + writes > 900:
+                return count
+            _notify_one(tx, keys, upstream, row, spec, state, dep.value, failure)
     return len(page)
 
 
@@ -148,7 +145,7 @@ def _may_change(state: AnyRow | None) -> bool:
     )
 
 
-def _tell(
+def _notify_one(
     tx: Tx,
     keys: FutureKeys,
     upstream: bytes,
@@ -158,43 +155,45 @@ def _tell(
     mark: bytes,
     failure: Failure | None,
 ) -> None:
-    """Bring one dependent in step with what its upstream is now."""
+    """Update one dependent for the current state of its upstream."""
     awaited = isinstance(state, Blocked) and upstream in state.extra
     if not awaited and upstream not in spec.inputs:
-        return  # of a task that was parked once, and is not any more
+        return  # left by a task that was parked before
     if isinstance(row, Realized) or (awaited and failure is not None):
         if mark == WAITING and isinstance(state, Blocked):
             tx.set(keys.dep[upstream, spec.id], SERVED)
-            _serve(tx, keys, spec, state)
+            _count_input(tx, keys, spec, state)
     elif failure is not None:
-        _break(tx, keys, upstream, spec, state, failure)
+        _fail_dependent(tx, keys, upstream, spec, state, failure)
     elif mark == SERVED and isinstance(state, Blocked | Unclaimed):
         tx.set(keys.dep[upstream, spec.id], WAITING)
-        _recall(tx, keys, spec, state)
+        _uncount_input(tx, keys, spec, state)
     elif isinstance(state, Failed):
-        _revive(tx, keys, spec, state)
+        _requeue_dependent(tx, keys, spec, state)
 
 
-def _serve(tx: Tx, keys: FutureKeys, spec: Spec, state: Blocked) -> None:
+def _count_input(tx: Tx, keys: FutureKeys, spec: Spec, state: Blocked) -> None:
     if state.waits_on > 1:
         edges.rewrite(tx, keys, spec, state, msgspec.structs.replace(state, waits_on=state.waits_on - 1))
     else:
         edges.move(tx, keys, spec, state, FutureEdge.UNBLOCK, submit.unclaimed(tx, keys, spec, state.tally))
 
 
-def _recall(tx: Tx, keys: FutureKeys, spec: Spec, state: Blocked | Unclaimed) -> None:
-    """An input is lost: its dependent waits for it again (FUT-15)."""
+def _uncount_input(tx: Tx, keys: FutureKeys, spec: Spec, state: Blocked | Unclaimed) -> None:
+    """Make a dependent wait again for an input that was lost (FUT-15)."""
     if isinstance(state, Blocked):
         edges.rewrite(tx, keys, spec, state, msgspec.structs.replace(state, waits_on=state.waits_on + 1))
     else:
         edges.move(tx, keys, spec, state, FutureEdge.BLOCK, Blocked(tally=state.tally, waits_on=1))
 
 
-def _break(tx: Tx, keys: FutureKeys, upstream: bytes, spec: Spec, state: AnyRow, failure: Failure) -> None:
-    """An input never comes: its dependent fails, and so do those behind it, each by its own cursor."""
+def _fail_dependent(
+    tx: Tx, keys: FutureKeys, upstream: bytes, spec: Spec, state: AnyRow, failure: Failure
+) -> None:
+    """Fail a dependent, because its input has failed. Its own dependents follow by its cursor."""
     kind = "actor" if spec.actor == upstream else "upstream"
     if state.state in ENDED or (isinstance(state, Claimed) and kind != "actor"):
-        return  # one that runs may have the input already; if not, it finds out when it asks for it
+        return  # a running task may have loaded the input; if not, it finds out when it loads it
     tally = edges.bump(state.tally) if isinstance(state, Claimed) else state.tally
     edges.move(tx, keys, spec, state, FutureEdge.FAIL, Failed(tally=tally, at=tx.now(), kind=kind))
     edges.set_failure(tx, keys, spec.id, msgspec.structs.replace(failure, kind=kind))
@@ -202,18 +201,19 @@ def _break(tx: Tx, keys: FutureKeys, upstream: bytes, spec: Spec, state: AnyRow,
         tx.set(keys.cursor[spec.id], b"")
 
 
-def _revive(tx: Tx, keys: FutureKeys, spec: Spec, state: Failed) -> None:
-    """The input that failed was requeued: so is what failed because of it, unless another input is broken."""
+def _requeue_dependent(tx: Tx, keys: FutureKeys, spec: Spec, state: Failed) -> None:
+    """Requeue a future that failed because of its input, after the input was requeued."""
     tally = edges.bump(state.tally)
-    new = again(tx, keys, spec, state, (FutureEdge.REQUEUE,), tally)
+    new = recompute(tx, keys, spec, state, (FutureEdge.REQUEUE,), tally)
     if not isinstance(new, Failure) and tally.dependents:
         tx.set(keys.cursor[spec.id], b"")
 
 
-def back(tx: Tx, keys: FutureKeys, spec: Spec, old: Claimed, edge: FutureEdge, new: Unclaimed) -> AnyRow:
-    """A claim ends without a verdict on the future: unclaimed, unless an input was lost or failed meanwhile.
+def unclaim(tx: Tx, keys: FutureKeys, spec: Spec, old: Claimed, edge: FutureEdge, new: Unclaimed) -> AnyRow:
+    """End a claim without an outcome: the future is unclaimed, or blocked or failed if its inputs are.
 
-    A claimed future is told nothing while it runs on what it was given; here it is brought in step (FUT-15).
+    A claimed future is not notified about its inputs while it runs. So their states are checked here
+    (FUT-15).
     """
     inputs = list(dict.fromkeys(spec.inputs))
     if all(isinstance(row, Realized) for row in edges.read_many(tx, keys, inputs)):
@@ -228,12 +228,13 @@ def back(tx: Tx, keys: FutureKeys, spec: Spec, old: Claimed, edge: FutureEdge, n
     return blocked
 
 
-def again(
+def recompute(
     tx: Tx, keys: FutureKeys, spec: Spec, old: AnyRow, edge: tuple[FutureEdge, ...], tally: AttemptCounts
 ) -> AnyRow | Failure:
-    """Send a future back to be computed: unclaimed, or blocked while an input is missing.
+    """Have a future computed again: unclaimed, or blocked while an input is missing. Return the new row.
 
-    `edge` leads to unclaimed. When an input is broken or gone for good nothing is moved, and why is returned.
+    `edge` leads to unclaimed. If an input has failed or is lost, nothing changes, and its failure is
+    returned.
     """
     missing, broken = submit.attach(tx, keys, spec)
     if broken is not None:

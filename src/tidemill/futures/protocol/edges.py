@@ -1,14 +1,13 @@
-"""Moving a future from one state to the next: the one place that writes state rows and their indices.
+"""Edges: moves a future from one state to the next. Only this module writes state rows and their indices.
 
-`move` checks the edge against the table, takes the row out of the indices of its old state and puts it
-into those of its new one, in one transaction; so that no protocol step can forget an index (FUT-15,
-FUT-16):
+`move` checks the edge against the table, removes the row from the indices of its old state and adds it to
+those of its new state, in one transaction. So no protocol step can forget an index (FUT-15, FUT-16):
 
-- unclaimed: in its lane's `ready` index, or in its node's `assigned` index, never in both;
-- claimed: in neither, and in its holder's `own`;
-- blocked and ended ones: in none of them.
+- an unclaimed future is in the `ready` index of its lane or in the `assigned` index of its node, not in both;
+- a claimed future is in neither of them, but in the `own` index of its holder;
+- a blocked or ended future is in none of them.
 
-Every read of a state row that decides something is a locked one, because claims and completions run in
+Every read of a state row that a decision depends on takes a lock, because claims and completions run in
 `take` transactions (STO-3).
 """
 
@@ -38,35 +37,36 @@ Path: TypeAlias = FutureEdge | tuple[FutureEdge, ...]
 
 
 HARD, SOFT = 0, 1
-"""Where a node's assignments lie: what can run nowhere else comes first."""
+"""The two parts of a node's assignments. Futures that can run on no other node come first."""
 
 
 def read(tx: Tx, keys: FutureKeys, future_id: bytes) -> AnyRow | None:
-    """A future's state row, protected until the commit."""
+    """Read a future's state row and lock it until the commit."""
     raw = tx.get(keys.future[future_id], lock=True)
     return None if raw is None else rows.decode_row(raw)
 
 
 def read_many(tx: Tx, keys: FutureKeys, ids: list[bytes]) -> list[AnyRow | None]:
-    """Several state rows, protected until the commit."""
-    found = tx.get_many([keys.future[one] for one in ids], lock=True)
-    return [None if raw is None else rows.decode_row(raw) for raw in found]
+    """Read several state rows and lock them until the commit."""
+    raws = tx.get_many([keys.future[future_id] for future_id in ids], lock=True)
+    return [None if raw is None else rows.decode_row(raw) for raw in raws]
 
 
 def read_spec(tx: Tx, keys: FutureKeys, future_id: bytes) -> Spec | None:
-    """What was submitted; never changes, so that reading it needs no protection."""
+    """Read the spec of a future. It never changes, so it needs no lock."""
     raw = tx.get(keys.spec[future_id], lock=tx.mode == "take")
     return None if raw is None else rows.decode_spec(raw)
 
 
 def read_specs(tx: Tx, keys: FutureKeys, ids: list[bytes]) -> dict[bytes, Spec]:
-    """The specs of several futures, by id."""
-    found = tx.get_many([keys.spec[one] for one in ids], lock=tx.mode == "take") if ids else []
-    return {one: rows.decode_spec(raw) for one, raw in zip(ids, found, strict=True) if raw is not None}
+    """Read the specs of several futures. Return them by id."""
+    raws = tx.get_many([keys.spec[future_id] for future_id in ids], lock=tx.mode == "take") if ids else []
+    found = zip(ids, raws, strict=True)
+    return {future_id: rows.decode_spec(raw) for future_id, raw in found if raw is not None}
 
 
 def must_read_spec(tx: Tx, keys: FutureKeys, future_id: bytes) -> Spec:
-    """The spec of a future whose state row is there: both are written and deleted together."""
+    """Read the spec of a future that has a state row: both are written and deleted together."""
     spec = read_spec(tx, keys, future_id)
     if spec is None:
         raise FutureUnknown(f"future {future_id.hex()} has no spec")
@@ -74,12 +74,12 @@ def must_read_spec(tx: Tx, keys: FutureKeys, future_id: bytes) -> Spec:
 
 
 def needs_of(spec: Spec, tally: AttemptCounts) -> Needs:
-    """What the future asks for now."""
+    """Return the current needs of a future."""
     return lanes.with_ram(spec.needs, tally.ram)
 
 
 def ready_key(keys: FutureKeys, spec: Spec, row: Unclaimed) -> bytes:
-    """Where an unclaimed future stands: in its lane, or in its node's assignments."""
+    """Return the index key of an unclaimed future, in its lane or in its node's assignments."""
     if row.assigned:
         return keys.assigned[row.assigned, SOFT - row.hard, -spec.priority, row.ready_at, spec.id]
     lane = lanes.lane_of(spec.queue, spec.priority, needs_of(spec, row.tally))
@@ -87,12 +87,12 @@ def ready_key(keys: FutureKeys, spec: Spec, row: Unclaimed) -> bytes:
 
 
 def ready_value(spec: Spec, tally: AttemptCounts) -> bytes:
-    """What a worker must know to choose without reading more: the exact needs, and the queue."""
+    """Return the value of an index row: the exact needs and the queue."""
     return rows.encode(LaneEntry(needs_of(spec, tally), spec.queue))
 
 
 def enter(tx: Tx, keys: FutureKeys, spec: Spec, row: AnyRow) -> None:
-    """Write a row and put it into the indices of its state. Whoever watches a future is told of its end."""
+    """Write a row and add it to the indices of its state. Watchers are woken when the future has ended."""
     tx.set(keys.future[spec.id], rows.encode(row), quiet=row.state not in ENDED)
     match row:
         case Unclaimed():
@@ -109,15 +109,15 @@ def enter(tx: Tx, keys: FutureKeys, spec: Spec, row: AnyRow) -> None:
 
 
 def _open_lane(tx: Tx, keys: FutureKeys, lane: lanes.Lane) -> None:
-    """List a lane. It is read first: blind writes of one row by every submit would queue up behind it."""
+    """Add a lane to the list. Read it first: submits that all write this row would block each other."""
     key = keys.lane[lane.key]
     if key not in tx.touched and tx.get(key) is None:
         tx.set(key, b"")
-    tx.hint(key)  # a batch looks once
+    tx.hint(key)  # so that a batch reads it only once
 
 
 def withdraw(tx: Tx, keys: FutureKeys, spec: Spec, row: AnyRow) -> None:
-    """Take a row out of the indices of its state."""
+    """Remove a row from the indices of its state."""
     match row:
         case Unclaimed():
             tx.clear(ready_key(keys, spec, row), quiet=True)
@@ -130,10 +130,10 @@ def withdraw(tx: Tx, keys: FutureKeys, spec: Spec, row: AnyRow) -> None:
 
 
 def move(tx: Tx, keys: FutureKeys, spec: Spec, old: AnyRow, edge: Path, new: AnyRow) -> None:
-    """Follow an edge, or several at once: out of the old indices, into the new ones."""
+    """Follow an edge, or several in one transaction: write the row, and update the indices."""
     expected = old.state
-    for one in (edge,) if isinstance(edge, FutureEdge) else edge:
-        expected = step(expected, one)
+    for single in (edge,) if isinstance(edge, FutureEdge) else edge:
+        expected = step(expected, single)
     if new.state is not expected:
         raise IllegalTransition(f"{edge} leads to {expected.value}, not to {new.state.value}")
     withdraw(tx, keys, spec, old)
@@ -141,7 +141,7 @@ def move(tx: Tx, keys: FutureKeys, spec: Spec, old: AnyRow, edge: Path, new: Any
 
 
 def rewrite(tx: Tx, keys: FutureKeys, spec: Spec, old: AnyRow, new: AnyRow) -> None:
-    """Change a row without leaving its state; an unclaimed one may change its place in the indices."""
+    """Change a row within its state. The index key of an unclaimed future may change."""
     if new.state is not old.state:
         raise IllegalTransition(f"{old.state.value} cannot be rewritten as {new.state.value}")
     if isinstance(old, Unclaimed):
@@ -152,17 +152,17 @@ def rewrite(tx: Tx, keys: FutureKeys, spec: Spec, old: AnyRow, new: AnyRow) -> N
 
 
 def bump(tally: AttemptCounts, **changes: object) -> AttemptCounts:
-    """The tally with the next epoch: whoever acted under the old one is refused from now on (FUT-13)."""
+    """Return the counts with the next epoch. Writes under the old epoch are refused from now on (FUT-13)."""
     return msgspec.structs.replace(tally, epoch=tally.epoch + 1, **changes)
 
 
 def set_failure(tx: Tx, keys: FutureKeys, future_id: bytes, failure: Failure) -> None:
-    """Keep the latest failure beside the future; it stays after a later success (FUT-19)."""
+    """Store the latest failure of a future. It is kept after a later success (FUT-19)."""
     tx.set(keys.error[future_id], rows.encode(clipped(failure)))
 
 
 def clipped(failure: Failure, most: int = 40_000) -> Failure:
-    """A failure that fits a value: the pickled exception goes first, then the middle of the texts."""
+    """Shorten a failure to fit a store value: drop the pickled exception first, then the middle of texts."""
     room = most - len(failure.pickled)
     if room < most // 2:
         failure = msgspec.structs.replace(failure, pickled=b"", signature=b"")
@@ -185,10 +185,10 @@ def clipped(failure: Failure, most: int = 40_000) -> Failure:
 
 
 def shortened(text: str, most: int) -> str:
-    """A text of at most so many bytes, with its middle left out."""
+    """Shorten text to at most this many bytes by omitting its middle."""
     raw = text.encode(errors="replace")
     if len(raw) <= most:
         return raw.decode()
     half = max(0, most - 60) // 2
     head, tail = raw[:half].decode(errors="ignore"), raw[len(raw) - half :].decode(errors="ignore")
-    return f"{head}\n… {len(raw) - 2 * half} bytes left out …\n{tail}"
+    return f"{head}\n… {len(raw) - 2 * half} bytes omitted …\n{tail}"

@@ -1,32 +1,25 @@
-"""What the futures room tells. Ids are in hex, as people see them."""
+"""The events of the leader's duties for futures. Ids are in hex."""
 
 from tidemill.events import Event
 
 
 class FuturesReaped(Event, frozen=True):
-    """Claims of a dead node were ended for it."""
+    """The claims of a dead node were released."""
 
     node: str
     ids: list[str]
 
 
 class AssignmentsRerouted(Event, frozen=True):
-    """Assignments of a dead, busy or too small node went to the pool, or failed."""
+    """The assignments of a dead, busy or too small node were moved to the pool, or failed."""
 
     node: str
     ids: list[str]
     why: str
 
 
-class ResultLossFound(Event, frozen=True):
-    """A result is gone: the future is computed again, or failed."""
-
-    id: str
-    state: str
-
-
 class ActorsDied(Event, frozen=True):
-    """Actors are gone with their node."""
+    """Actors died with their node."""
 
     node: str
     ids: list[str]
@@ -45,19 +38,19 @@ class FuturesStranded(Event, frozen=True):
 
 
 class FuturesSatisfied(Event, frozen=True):
-    """Some that were stranded can run again, or their grace is over."""
+    """Futures that no node could run can run again, or their grace period is over."""
 
     ids: list[str]
 
 
 class FuturesSwept(Event, frozen=True):
-    """Ended futures that nobody needs were deleted."""
+    """Ended futures that are not needed any more were deleted."""
 
     ids: list[str]
 
 
 class ClientReleased(Event, frozen=True):
-    """A client is gone, and its handles with it."""
+    """The handles of a dead client were released."""
 
     client: str
     handles: int

@@ -1,12 +1,12 @@
-"""How a claim ends: realised, failed, given back, parked, cancelled.
+"""Finish: the ends of a claim. The future is realized, failed, returned, parked or cancelled.
 
-Every function here is the write of a claimant and fenced twice in its own transaction: the node's lease runs
-(`nodes.check`), and the row is still claimed under our epoch (`claim.held`, or the row's very bytes). A late
-write is refused with `LeaseLost` whatever its author believes (FUT-13, FUT-55).
+The holder of the claim calls these functions. Each transaction is fenced twice: the node's lease is valid
+(`nodes.check`), and the row is still claimed under our epoch (`claim.check_held`, or the row has the same
+bytes). A late write is refused with `LeaseLost` (FUT-13, FUT-55).
 
 `realize_many` is the fast path, a `take` transaction: it compares bytes and reads nothing. It refuses rows
-that somebody rewrote since the claim (a dependent was attached, a cancel was asked for, the claim is over),
-and `realize`, which is serial, then decides.
+that have changed since the claim: a dependent was added, a cancel was requested, or the claim is over. Then
+`realize`, a serial transaction, decides.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from tidemill.cluster import nodes
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
 from tidemill.futures.protocol import actors, depend, edges, retries, rows, submit
-from tidemill.futures.protocol.claim import Claim, held, is_held
+from tidemill.futures.protocol.claim import Claim, check_held, is_held
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.futures.protocol.rows import (
     AnyRow,
@@ -36,7 +36,7 @@ from tidemill.store import Swap, Tx
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """A finished task: its claim, its spec and what it made. `result.version` is the claim's epoch."""
+    """A finished task: its claim, its spec and its result. `result.version` is the claim's epoch."""
 
     claim: Claim
     spec: Spec
@@ -46,10 +46,10 @@ class Completion(msgspec.Struct, frozen=True):
 def realize_many(
     tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, items: Sequence[Completion]
 ) -> list[bool]:
-    """Realise several futures in a `take` transaction; False for those that `realize` must decide on.
+    """Realize several futures in a `take` transaction. Return False for those that `realize` must decide.
 
-    Those that have dependents leave a cursor: tell them with `depend.tell` right after the commit. If we die
-    before that, whoever finds the cursor does it.
+    A future with dependents leaves a cursor: call `depend.notify` right after the commit. If this node dies
+    before that, the leader finds the cursor and notifies the dependents.
     """
     nodes.check(tx, cluster, node, lock=True)
     plain = [item for item in items if item.result.location.kind != "actor"]
@@ -58,25 +58,25 @@ def realize_many(
         step(FutureState.CLAIMED, FutureEdge.REALIZE)
         row = _realized(tx, item.claim.row, item.result)
         swaps.append(Swap(keys.future[item.claim.id], item.claim.raw, rows.encode(row)))
-    made: set[bytes] = set()
+    written: set[bytes] = set()
     for item, ok in zip(plain, tx.swap_many(swaps), strict=True):
         if ok:
-            made.add(item.claim.id)
+            written.add(item.claim.id)
             edges.withdraw(tx, keys, item.spec, item.claim.row)
-            _keep(tx, keys, item.spec, item.claim.row, item.result)
+            _record_result(tx, keys, item.spec, item.claim.row, item.result)
             if item.claim.row.tally.dependents:
                 tx.set(keys.cursor[item.claim.id], b"")
-    return [item.claim.id in made for item in items]
+    return [item.claim.id in written for item in items]
 
 
-def realize(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, done: Completion) -> Realized:
-    """Realise one future and wake the first page of its dependents; `LeaseLost` when the claim is over."""
-    row = _ours(tx, keys, cluster, node, done.claim)
-    new = _realized(tx, row, done.result)
-    _keep(tx, keys, done.spec, row, new.result)
+def realize(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, item: Completion) -> Realized:
+    """Realize one future and notify a page of its dependents. Raise `LeaseLost` if the claim is over."""
+    row = _check_claim(tx, keys, cluster, node, item.claim)
+    new = _realized(tx, row, item.result)
+    _record_result(tx, keys, item.spec, row, new.result)
     if new.result.location.kind == "actor":
-        actors.born(tx, keys, done.spec, new.result)
-    depend.end(tx, keys, done.spec, row, FutureEdge.REALIZE, new)
+        actors.record_location(tx, keys, item.spec, new.result)
+    depend.end(tx, keys, item.spec, row, FutureEdge.REALIZE, new)
     return new
 
 
@@ -91,56 +91,62 @@ def fail(
     jitter: float = 1.0,
     ram_used: int = 0,
 ) -> AnyRow:
-    """An attempt failed: another one, or the end (FUT-4, FUT-5, FUT-8). Returns the row it became.
+    """Record a failed attempt: retry, or fail the future (FUT-4, FUT-5, FUT-8). Return the new row.
 
-    - failure: what happened; its kind decides which count grows (FUT-20).
-    - jitter: from 0 to 1, by chance; how much of the pause before the next attempt is waited.
-    - ram_used: bytes the task had when it ran out of memory, for one that had asked for none.
+    Args:
+        tx: the transaction.
+        keys: the keys of futures.
+        cluster: the keys of nodes.
+        node: the node that holds the claim.
+        claim: the claim.
+        failure: what happened; its kind decides which count grows (FUT-20).
+        jitter: a random number from 0 to 1, for the delay before the next attempt.
+        ram_used: bytes that a task without a `ram` need used when memory ran out.
     """
-    row = _ours(tx, keys, cluster, node, claim)
+    row = _check_claim(tx, keys, cluster, node, claim)
     spec = edges.must_read_spec(tx, keys, claim.id)
     failure = msgspec.structs.replace(failure, node=failure.node or node.id, at=tx.now())
     if row.cancel:
         return _end_cancelled(tx, keys, spec, row, failure)
-    verdict = retries.judge(tx, keys, cluster, node, spec, row, failure, jitter=jitter, ram_used=ram_used)
-    if isinstance(verdict.row, Unclaimed):
+    decision = retries.decide(tx, keys, cluster, node, spec, row, failure, jitter=jitter, ram_used=ram_used)
+    if isinstance(decision.row, Unclaimed):
         edges.set_failure(tx, keys, spec.id, failure)
-        return depend.back(tx, keys, spec, row, verdict.edge, verdict.row)
-    return depend.end(tx, keys, spec, row, verdict.edge, verdict.row, failure)
+        return depend.unclaim(tx, keys, spec, row, decision.edge, decision.row)
+    return depend.end(tx, keys, spec, row, decision.edge, decision.row, failure)
 
 
 def relinquish(
     tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, claims: Sequence[Claim]
 ) -> list[AnyRow | None]:
-    """Give claims back without a verdict: a drain, a recall, a task that never began (FUT-3, FUT-17).
+    """Return claims without an outcome: a drain, a recall, or a task that never started (FUT-3, FUT-17).
 
-    Counts as no attempt. None for claims that are over already. At most 100 at once.
+    This does not count as an attempt. The result has None for claims that are over. At most 100 at once.
     """
     nodes.check(tx, cluster, node)
-    found = edges.read_many(tx, keys, [claim.id for claim in claims])
-    given: list[AnyRow | None] = []
-    for claim, row in zip(claims, found, strict=True):
-        ours = is_held(row, claim)
-        given.append(give_back(tx, keys, claim.id, held(row, claim)) if ours else None)
-    return given
+    current = edges.read_many(tx, keys, [claim.id for claim in claims])
+    return [
+        give_back(tx, keys, claim.id, check_held(row, claim)) if is_held(row, claim) else None
+        for claim, row in zip(claims, current, strict=True)
+    ]
 
 
 def block(
     tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, claim: Claim, upstreams: Sequence[bytes]
 ) -> AnyRow:
-    """Park a claimed task until these futures are realised (FUT-45, FUT-41). Returns the row it became.
+    """Park a claimed task until these futures are realized (FUT-45, FUT-41). Return the new row.
 
-    For a task that found inputs gone (call `results.lose` for those in the same transaction, before this),
-    or one that waits and must make room. When all of them are realised by now it goes straight back to the
-    pool; when an input failed for good it fails; an awaited future that failed is for the task itself to see.
+    The task has lost inputs (call `results.lose` for them first, in the same transaction), or it waits and
+    must free its memory. If all of the futures are realized by now, the task goes back to the pool. If an
+    input has failed, the task fails. If another future that it waits for has failed, it runs again and sees
+    the failure itself.
     """
-    row = _ours(tx, keys, cluster, node, claim)
+    row = _check_claim(tx, keys, cluster, node, claim)
     spec = edges.must_read_spec(tx, keys, claim.id)
     if row.cancel:
         return _end_cancelled(tx, keys, spec, row, None)
-    extra = tuple(one for one in dict.fromkeys(upstreams) if one not in spec.inputs)
+    extra = tuple(upstream for upstream in dict.fromkeys(upstreams) if upstream not in spec.inputs)
     if len(extra) > submit.MOST_INPUTS - len(spec.inputs):
-        extra = extra[: submit.MOST_INPUTS - len(spec.inputs)]  # it asks again for the others when it runs
+        extra = extra[: submit.MOST_INPUTS - len(spec.inputs)]  # it waits for the others when it runs again
     missing, broken = submit.attach(tx, keys, spec, extra=extra)
     if broken is not None:
         failed = Failed(tally=edges.bump(row.tally), at=tx.now(), kind=broken.kind)
@@ -160,41 +166,42 @@ def cancelled(
     claim: Claim,
     failure: Failure | None = None,
 ) -> AnyRow:
-    """The task was ended as its row asked: cancelled, or failed by its deadline. Returns the row it became.
+    """Record that a task was cancelled, or ended by its deadline, as its row requests. Return the new row.
 
-    When nobody asked (the command was stale) the claim is only given back.
+    If the row does not request it (the command was stale), the claim is only returned.
     """
-    row = _ours(tx, keys, cluster, node, claim)
+    row = _check_claim(tx, keys, cluster, node, claim)
     spec = edges.must_read_spec(tx, keys, claim.id)
     if not row.cancel:
         return give_back(tx, keys, claim.id, row)
     return _end_cancelled(tx, keys, spec, row, failure)
 
 
-# --- what these and the reaper share
+# --- shared with the reaper
 
 
 def give_back(tx: Tx, keys: FutureKeys, future_id: bytes, row: Claimed) -> AnyRow:
-    """Claimed -> unclaimed under the next epoch (or blocked), or its end when that was asked for."""
+    """Move a claimed future to unclaimed (or blocked) under the next epoch. End it if it was cancelled."""
     spec = edges.must_read_spec(tx, keys, future_id)
     if row.cancel:
         return _end_cancelled(tx, keys, spec, row, None)
     new = submit.unclaimed(tx, keys, spec, edges.bump(row.tally))
-    return depend.back(tx, keys, spec, row, FutureEdge.RELINQUISH, new)
+    return depend.unclaim(tx, keys, spec, row, FutureEdge.RELINQUISH, new)
 
 
-def _ours(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, claim: Claim) -> Claimed:
+def _check_claim(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, claim: Claim) -> Claimed:
     nodes.check(tx, cluster, node)
-    return held(edges.read(tx, keys, claim.id), claim)
+    return check_held(edges.read(tx, keys, claim.id), claim)
 
 
 def _realized(tx: Tx, row: Claimed, result: Result) -> Realized:
     return Realized(tally=row.tally, result=msgspec.structs.replace(result, at=tx.now()), at=tx.now())
 
 
-def _keep(tx: Tx, keys: FutureKeys, spec: Spec, row: Claimed, result: Result) -> None:
+def _record_result(tx: Tx, keys: FutureKeys, spec: Spec, row: Claimed, result: Result) -> None:
     if result.location.kind in ("segment", "object"):
-        submit.keep(tx, keys, spec, msgspec.structs.replace(result, at=tx.now()), held=not row.tally.released)
+        record = msgspec.structs.replace(result, at=tx.now())
+        submit.record_copy(tx, keys, spec, record, has_handle=not row.tally.released)
 
 
 def _end_cancelled(tx: Tx, keys: FutureKeys, spec: Spec, row: Claimed, failure: Failure | None) -> AnyRow:

@@ -1,8 +1,8 @@
-"""A node's inbox: commands that others leave for it in the store, in the order of their commits.
+"""The inbox of a node: commands that others write for it, in the order of their commits.
 
-A command is a hint to hurry, never the truth: that a task must end is in its row (`Claimed.cancel`), that a
-result is not wanted in the absence of its copy's record. A command that is lost with its node loses nothing.
-Watch `keys.inbox[node]` to be told of new ones.
+A command only makes the node act sooner. The row of a task says that it must end (`Claimed.cancel`), and a
+missing record of a copy says that its result is not needed. So a command that is lost with its node does no
+harm. A node watches `keys.inbox[node]` for new commands.
 """
 
 import msgspec
@@ -12,7 +12,7 @@ from tidemill.store import Tx
 
 
 class EndTask(msgspec.Struct, frozen=True, tag="end"):
-    """End a task: ask it to stop, kill it after a grace, then `finish.cancelled`."""
+    """End a task: notify it, kill it after a grace period, then call `finish.cancelled`."""
 
     id: bytes
     epoch: int
@@ -20,7 +20,7 @@ class EndTask(msgspec.Struct, frozen=True, tag="end"):
 
 
 class FreeSegment(msgspec.Struct, frozen=True, tag="free"):
-    """Delete a result's segment."""
+    """Delete the segment of a result."""
 
     id: bytes
     name: str
@@ -32,17 +32,17 @@ _decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 
 
 def post(tx: Tx, keys: FutureKeys, node: str, command: Command) -> None:
-    """Leave a command for a node."""
+    """Write a command for a node."""
     tx.set_versioned(keys.inbox[node], msgspec.msgpack.encode(command))
 
 
 def take(tx: Tx, keys: FutureKeys, node: str, limit: int = 100) -> list[Command]:
-    """The node itself takes its commands, in a `take` transaction; those it cannot follow it may forget."""
+    """Remove and return the commands of a node, in a `take` transaction. The node may ignore stale ones."""
     prefix = keys.inbox[node]
     return [_decoder.decode(row.value) for row in tx.take(prefix + b"\x00", prefix + b"\xff", limit)]
 
 
 def clear(tx: Tx, keys: FutureKeys, node: str) -> None:
-    """Nobody will read these any more."""
+    """Delete the commands of a dead node."""
     prefix = keys.inbox[node]
     tx.clear_range(prefix + b"\x00", prefix + b"\xff")

@@ -1,44 +1,45 @@
-"""The futures room's layout in the store: everything under the cluster's name (FUT-11).
+"""The keys of futures in the store. Every key begins with the cluster's name (FUT-11).
 
     (C, "spec", id)                                what was submitted
     (C, "future", id)                              its state row
-    (C, "lane", queue, class, -priority)           a lane that has been used: workers read this directory
+    (C, "lane", queue, class, -priority)           a lane that may contain futures: workers read this list
     (C, "ready", queue, class, -priority, ready_at, id)   the resource index: unclaimed, in the pool
     (C, "assigned", node, 0 hard | 1 soft, -priority, ready_at, id)   the assignment index: for one node
-    (C, "own", node, id)                           what a node has claimed; the other half of the claim
-    (C, "dep", upstream, id)                       "w" while id waits for upstream, "s" once it is served
-    (C, "cursor", id)                              an ended future whose dependents are not all told yet
+    (C, "own", node, id)                           the futures that a node has claimed
+    (C, "dep", upstream, id)                       "w" while id waits for upstream, "s" after that
+    (C, "cursor", id)                              an ended future with dependents that are not notified yet
     (C, "error", id)                               the latest failure, kept after a later success
     (C, "copy", id, node)                          a copy of the result on a node
     (C, "key", idempotency key)                    -> id
     (C, "code", digest)                            a small code blob; large ones are objects
-    (C, "limit", queue), (C, "running", queue)     a queue's limits, and what runs now
-    (C, "deadline", at, id)                        those with a deadline
-    (C, "stranded", id)                            those no live node can run
+    (C, "limit", queue), (C, "running", queue)     a queue's limits, and how many futures it runs now
+    (C, "deadline", at, id)                        futures with a deadline
+    (C, "stranded", id)                            futures that no live node can run
     (C, "hold", client, id)                        results outside the row that a client's handle keeps
-    (C, "pin", id, who)                            results kept on purpose
+    (C, "pin", id, who)                            pinned results
     (C, "inbox", node)                             commands for a node, in order
-    (C, "garbage", object)                         results and arguments in object storage that nobody needs
+    (C, "garbage", object)                         unreferenced objects: results and arguments
     (C, "loose", id)                               released results that wait for their dependents to end
     (C, "task", group, partition)                  a partition's task -> id
-    (C, "actor", id)                               an actor and where it lives
+    (C, "actor", id)                               an actor and its node
     (C, "hosted", node, actor)                     the actors of a node
     (C, "call", actor, ordinal)                    an actor's calls in their order -> id
-    (C, "status", id)                              what a task last said of itself, for people
-    (C, "swept")                                   how far the sweep of ended rows has come
-    (C, "bell")                                    no row: hinted at when there is something to claim
+    (C, "status", id)                              the last status text of a task, for people
+    (C, "swept")                                   the position of the sweep of ended rows
+    (C, "bell")                                    no row: a hint that there is something to claim
 
-Ids are 16 bytes that begin with the time of submission, so rows of one time lie together and old ones are
-found by walking from the front.
+Ids are 16 bytes and begin with the time of submission. So futures of one time are neighbours, and the oldest
+come first.
 """
 
 import random
+from collections.abc import Iterable
 
-from tidemill.store import Space
+from tidemill.store import Row, Space
 
 
 class FutureKeys:
-    """The spaces of one cluster's futures."""
+    """The key spaces of one cluster's futures."""
 
     def __init__(self, cluster: str) -> None:
         self.cluster = cluster
@@ -73,10 +74,15 @@ class FutureKeys:
 
 
 def new_id(wall_ms: int, chance: random.Random) -> bytes:
-    """A future's id: 48 bits of time, then 80 bits of chance; it never changes (FUT-14)."""
+    """Return a new future id: 48 bits of time, then 80 random bits. It never changes (FUT-14)."""
     return wall_ms.to_bytes(6, "big") + chance.getrandbits(80).to_bytes(10, "big")
 
 
+def ids_in(space: Space, found: Iterable[Row], part: int = 0) -> list[bytes]:
+    """Return the future ids in the keys of rows, at this position of the key."""
+    return [value for row in found if isinstance(value := space.unpack(row.key)[part], bytes)]
+
+
 def args_object(future_id: bytes, digest: bytes) -> str:
-    """The object with a future's arguments, when they are too large for its spec; deleted with it."""
+    """Return the name of the object with a future's arguments, if they are too large for its spec."""
     return f"futures/args/{future_id.hex()}/{digest.hex()}"

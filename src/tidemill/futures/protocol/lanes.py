@@ -1,9 +1,9 @@
-"""Lanes: the pool of unclaimed futures, sorted so that a worker reads only what it can run.
+"""Lanes: the pool of unclaimed futures, sorted so that a worker reads only futures that it can run.
 
-A lane is (queue, class, priority). A class is a bucket of needs: the amounts rounded up to a step, so that
-everything in a class fits a node that has the class's upper bound free, and needs no look at each row.
-When a node has less than the upper bound but more than the lower, its rows are looked at one by one. This
-replaces one index per resource and their intersection (FUT-26). In a lane the oldest is first.
+A lane is (queue, class, priority). A class is a range of needs, with amounts rounded up to a step. A node
+that has the upper bound of a class free can run everything in it, without checking each row. A node that has
+only the lower bound free checks the rows one by one. This replaces one index per resource and their
+intersection (FUT-26). The oldest future of a lane comes first.
 """
 
 from math import ceil, log2
@@ -12,14 +12,14 @@ import msgspec
 
 from tidemill.futures.protocol.rows import Needs
 
-RAM_STEPS = 4  # buckets per doubling: an upper bound is at most 19 % above what was asked
+RAM_STEPS = 4  # buckets per doubling: an upper bound is at most 19 % above the need
 CPU_ONE = 8  # the bucket of exactly one cpu; each bucket doubles
 RUNNERS = "spark:"
-"""What begins like this is the name of something that runners have, and no worker: they run nothing else."""
+"""The prefix of resources that only runners have. Runners run nothing else."""
 
 
 class Lane(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """One lane of the pool. Sorted as they are served: by priority, then by name."""
+    """One lane of the pool. Lanes sort in the order they are served: by priority, then by name."""
 
     minus_priority: int
     queue: str
@@ -30,26 +30,26 @@ class Lane(msgspec.Struct, frozen=True, array_like=True, order=True):
         return self.queue, self.label, self.minus_priority
 
 
-def _bucket(amount: float, one: int) -> int:
-    return 0 if amount <= 0 else max(1, one + ceil(log2(amount) - 1e-9))
+def _bucket(amount: float, unit_bucket: int) -> int:
+    return 0 if amount <= 0 else max(1, unit_bucket + ceil(log2(amount) - 1e-9))
 
 
-def _amount(bucket: int, one: int) -> float:
-    return 0.0 if bucket <= 0 else 2.0 ** (bucket - one)
+def _amount(bucket: int, unit_bucket: int) -> float:
+    return 0.0 if bucket <= 0 else 2.0 ** (bucket - unit_bucket)
 
 
 def label_of(needs: Needs) -> str:
-    """The class of some needs, as a name that sorts and reads well: `cpu.ram.gpu+named`."""
+    """Return the class of needs as text: `cpu.ram.gpu+named`."""
     ram = 0 if needs.ram <= 0 else max(1, ceil(log2(needs.ram) * RAM_STEPS - 1e-9))
-    named = "".join(f"+{name}" for name in sorted(needs.named))
-    return f"{_bucket(needs.cpu, CPU_ONE)}.{ram}.{_bucket(needs.gpu, CPU_ONE)}{named}"
+    names = "".join(f"+{name}" for name in sorted(needs.named))
+    return f"{_bucket(needs.cpu, CPU_ONE)}.{ram}.{_bucket(needs.gpu, CPU_ONE)}{names}"
 
 
 def bounds_of(label: str) -> tuple[Needs, Needs]:
-    """The least and the most a member of the class may need."""
-    amounts, *named = label.split("+")
+    """Return the lower and upper bounds of a class."""
+    amounts, *name_list = label.split("+")
     cpu, ram, gpu = (int(part) for part in amounts.split("."))
-    names = tuple(named)
+    names = tuple(name_list)
     return (
         Needs(
             _amount(cpu - 1, CPU_ONE) if cpu else 0.0,
@@ -62,7 +62,7 @@ def bounds_of(label: str) -> tuple[Needs, Needs]:
 
 
 def for_runners(needs: Needs) -> bool:
-    """Does it ask for something that only a runner has?"""
+    """Return whether the needs include a resource that only runners have."""
     return any(name.startswith(RUNNERS) for name in needs.named)
 
 
@@ -71,17 +71,17 @@ def _ram(bucket: int) -> int:
 
 
 def lane_of(queue: str, priority: int, needs: Needs) -> Lane:
-    """The lane of a future that needs this much now."""
+    """Return the lane of a future with these needs."""
     return Lane(-priority, queue, label_of(needs))
 
 
 def with_ram(needs: Needs, ram: int) -> Needs:
-    """The needs after out-of-memory: at least this much ram (FUT-52)."""
+    """Return the needs with at least this much ram, after an out-of-memory error (FUT-52)."""
     return needs if ram <= needs.ram else msgspec.structs.replace(needs, ram=ram)
 
 
 def fits(needs: Needs, free: "Capacity") -> bool:
-    """Does a node with this much free run it?"""
+    """Return whether the needs fit into the free capacity."""
     return (
         needs.cpu <= free.cpu + 1e-9
         and needs.ram <= free.ram
@@ -91,18 +91,18 @@ def fits(needs: Needs, free: "Capacity") -> bool:
 
 
 def how_many(needs: Needs, free: "Capacity") -> int:
-    """How many futures with these needs fit together."""
+    """Return how many futures with these needs fit together."""
     if not fits(needs, free):
         return 0
     most = 1_000_000
-    for asked, there in ((needs.cpu, free.cpu), (needs.ram, free.ram), (needs.gpu, free.gpu)):
-        if asked > 0:
-            most = min(most, int((there + 1e-9) / asked))
+    for need, available in ((needs.cpu, free.cpu), (needs.ram, free.ram), (needs.gpu, free.gpu)):
+        if need > 0:
+            most = min(most, int((available + 1e-9) / need))
     return most
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node has, in all or free now."""
+    """The capacity of a node, total or free."""
 
     cpu: float = 0.0
     ram: int = 0
@@ -120,13 +120,13 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def to_node(self) -> dict[str, float]:
-        """As a node's entry carries it."""
+        """Return the form of a node's entry in the node list."""
         amounts = {"cpu": self.cpu, "ram": float(self.ram), "gpu": self.gpu}
         return {**amounts, **{f"+{name}": 1.0 for name in self.named}}
 
     @staticmethod
     def of_node(amounts: dict[str, float]) -> "Capacity":
-        """From a node's entry."""
+        """Parse the form of a node's entry in the node list."""
         return Capacity(
             cpu=amounts.get("cpu", 0.0),
             ram=int(amounts.get("ram", 0)),

@@ -1,8 +1,7 @@
-"""The leader's rounds over the futures: each a few bounded transactions, fenced by the leader's epoch.
+"""The leader's duties for futures: rounds of a few bounded transactions, fenced by the leader's epoch.
 
-A round that finds more than it may do at once comes back at once, so that the rounds of the others have
-their turn. Nothing here is needed for correctness of what is claimed and realised; it is what makes sure
-that nothing waits for ever.
+A round that finds more work than it may do runs again at once, after the other duties. Claims and results are
+correct without these duties. They make sure that nothing waits forever.
 """
 
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.leader import Duty, Tenure
 from tidemill.cluster.leases import SECOND_US, TTL_S
 from tidemill.events import Emit, Event, ignore
-from tidemill.futures.protocol import cancel, depend, edges, reap, results, sweep, unschedulable
+from tidemill.futures.protocol import cancel, depend, edges, reap, results, sweep, unsatisfiable
 from tidemill.futures.protocol.events import (
     ActorsDied,
     AssignmentsRerouted,
@@ -31,10 +30,10 @@ from tidemill.futures.protocol.rows import AnyRow, Blocked
 from tidemill.store import Store, Tx
 
 PAGES = 20
-"""Transactions per round and subject: a round never keeps the leader from its other duties for long."""
+"""Transactions per round and subject, so that a round does not delay the leader's other duties for long."""
 
 BUSY_S = 5.0
-"""How long a soft assignment waits for its node before anybody may take it (FUT-60)."""
+"""How long a soft assignment waits for its node before any node may claim it (FUT-60)."""
 
 
 def future_duties(
@@ -46,25 +45,29 @@ def future_duties(
     keep_s: float = sweep.KEEP_S,
     busy_s: float = BUSY_S,
 ) -> dict[str, Duty]:
-    """What a leader does for futures, for `Member(duties=…)`.
+    """Return the leader's duties for futures, for `Member(duties=…)`.
 
-    - ttl_s: of the nodes' leases; dead nodes are looked for three times in it.
-    - keep_s: how long ended futures are kept.
-    - busy_s: how long a soft assignment waits for its node.
+    Args:
+        keys: the keys of futures.
+        cluster: the keys of nodes.
+        emit: receives the events.
+        ttl_s: how long the leases of nodes last; the leader looks for dead nodes three times in this time.
+        keep_s: how long ended futures are kept.
+        busy_s: how long a soft assignment waits for its node.
     """
-    rounds = Rounds(keys, cluster, emit, ttl_s, int(keep_s * SECOND_US), int(busy_s * SECOND_US))
+    duties = FutureDuties(keys, cluster, emit, ttl_s, int(keep_s * SECOND_US), int(busy_s * SECOND_US))
     return {
-        "reap futures": rounds.reap,
-        "tell dependents": rounds.tell,
-        "end by deadline": rounds.deadlines,
-        "set aside what nobody can run": rounds.strand,
-        "release results": rounds.release,
-        "sweep futures": rounds.sweep,
+        "reap futures": duties.reap,
+        "notify dependents": duties.notify,
+        "end futures by deadline": duties.end_by_deadline,
+        "set aside unsatisfiable futures": duties.strand,
+        "release results": duties.release,
+        "sweep futures": duties.sweep,
     }
 
 
-class Rounds:
-    """The duties, with what they remember from one page to the next."""
+class FutureDuties:
+    """The duties, and their positions between two rounds."""
 
     def __init__(
         self,
@@ -82,66 +85,67 @@ class Rounds:
         self.keep_us = keep_us
         self.busy_us = busy_us
         self._loose = b""
-        self._walked: dict[tuple[str, str], bytes] = {}  # where the rounds that were too long stopped
+        self._positions: dict[tuple[str, str], bytes] = {}  # where rounds stopped that were too long
 
-    # --- dead nodes, and busy ones
+    # --- dead and busy nodes
 
     def reap(self, tenure: Tenure) -> float:
-        """Claims, assignments and actors of nodes that are not there any more."""
+        """Release the claims, assignments and actors of dead nodes."""
         more = False
-        for node in tenure.run(partial(reap.troubled, keys=self.keys, cluster=self.cluster)):
-            on = self._on(node)
-            more |= self._walk(tenure, partial(reap.reap_page, **on), partial(FuturesReaped, node=node))
-            more |= self._repeat(tenure, partial(reap.bury_page, **on), partial(ActorsDied, node=node))
-            gone = partial(AssignmentsRerouted, node=node, why="gone")
-            more |= self._repeat(tenure, partial(reap.reroute_page, **on), gone)
-        more |= self._unstick(tenure)
+        for node in tenure.run(partial(reap.nodes_to_reap, keys=self.keys, cluster=self.cluster)):
+            args = self._args(node)
+            more |= self._walk(tenure, partial(reap.reap_page, **args), partial(FuturesReaped, node=node))
+            actors_died = partial(ActorsDied, node=node)
+            more |= self._repeat(tenure, partial(reap.reap_actors_page, **args), actors_died)
+            rerouted = partial(AssignmentsRerouted, node=node, why="gone")
+            more |= self._repeat(tenure, partial(reap.reroute_page, **args), rerouted)
+        more |= self._reroute_from_live_nodes(tenure)
         return 0.0 if more else self.ttl_s / 3
 
-    def _unstick(self, tenure: Tenure) -> bool:
+    def _reroute_from_live_nodes(self, tenure: Tenure) -> bool:
         more = False
         for node in tenure.run(lambda tx: reap.holders(tx, self.keys.assigned)):
-            on = self._on(node)
+            args = self._args(node)
             busy = partial(AssignmentsRerouted, node=node, why="busy")
-            more |= self._repeat(tenure, partial(reap.unstick_page, busy_us=self.busy_us, **on), busy)
+            more |= self._repeat(tenure, partial(reap.release_late_page, busy_us=self.busy_us, **args), busy)
             small = partial(AssignmentsRerouted, node=node, why="too small")
-            self._walk(tenure, partial(reap.misfit_page, **on), small)
+            self._walk(tenure, partial(reap.reroute_misfits_page, **args), small)
         return more
 
-    def _on(self, node: str) -> dict[str, Any]:
+    def _args(self, node: str) -> dict[str, Any]:
         return {"keys": self.keys, "cluster": self.cluster, "node_id": node}
 
-    # --- dependents, deadlines
+    # --- dependents and deadlines
 
-    def tell(self, tenure: Tenure) -> float:
-        """Cursors that whoever made them did not come back to."""
+    def notify(self, tenure: Tenure) -> float:
+        """Notify dependents of cursors that their creators did not complete."""
         for _ in range(PAGES):
-            if not tenure.run(lambda tx: depend.drain_cursors(tx, self.keys)):
+            if not tenure.run(lambda tx: depend.notify_pending(tx, self.keys)):
                 return self.ttl_s / 10
         return 0.0
 
-    def deadlines(self, tenure: Tenure) -> float:
-        """Futures whose time is over."""
+    def end_by_deadline(self, tenure: Tenure) -> float:
+        """End futures after their deadline."""
         if self._repeat(tenure, partial(cancel.deadline_page, keys=self.keys), DeadlinesPassed):
             return 0.0
         next_s = tenure.run(lambda tx: cancel.until_next(tx, self.keys)) / SECOND_US
         return min(next_s, self.ttl_s / 10)
 
-    # --- what nobody can run
+    # --- unsatisfiable futures
 
     def strand(self, tenure: Tenure) -> float:
-        """Set aside what no live worker can run, and look again at what was."""
-        both: dict[str, Any] = {"keys": self.keys, "cluster": self.cluster}
+        """Set aside futures that no live worker can run, and check earlier ones again."""
+        args: dict[str, Any] = {"keys": self.keys, "cluster": self.cluster}
         more = False
-        for lane in tenure.run(partial(unschedulable.unsafe, **both)):
-            more |= self._walk(tenure, partial(unschedulable.strand_page, lane=lane, **both), FuturesStranded)
-        more |= self._walk(tenure, partial(unschedulable.satisfy_page, **both), FuturesSatisfied)
+        for lane in tenure.run(partial(unsatisfiable.lanes_to_check, **args)):
+            more |= self._walk(tenure, partial(unsatisfiable.strand_page, lane=lane, **args), FuturesStranded)
+        more |= self._walk(tenure, partial(unsatisfiable.satisfy_page, **args), FuturesSatisfied)
         return 0.0 if more else self.ttl_s / 5
 
-    # --- what nobody wants
+    # --- results and rows that are not needed
 
     def release(self, tenure: Tenure) -> float:
-        """Handles of dead clients, and released results whose dependents have ended."""
+        """Release the handles of dead clients, and delete released results that no dependent needs."""
         more = False
         for client in tenure.run(self._dead_clients):
             page = partial(results.release_client, keys=self.keys, client=client)
@@ -159,11 +163,11 @@ class Rounds:
         return [client for client in reap.holders(tx, self.keys.hold) if client not in alive]
 
     def sweep(self, tenure: Tenure) -> float:
-        """Ended futures that are old enough."""
+        """Delete old ended futures."""
         for _ in range(PAGES):
             page = tenure.run(lambda tx: sweep.sweep_page(tx, self.keys, self.cluster, self.keep_us))
             if page.deleted:
-                self.emit(FuturesSwept(ids=[one.hex() for one in page.deleted]))
+                self.emit(FuturesSwept(ids=[future_id.hex() for future_id in page.deleted]))
             if not page.more:
                 tenure.run(lambda tx: sweep.close_lanes(tx, self.keys))
                 return min(60.0, self.keep_us / SECOND_US / 10)
@@ -172,60 +176,57 @@ class Rounds:
     # --- pages
 
     def _repeat(self, tenure: Tenure, page: Callable[[Tx], ReapPage], event: Callable[..., Event]) -> bool:
-        """Page after page of what removes itself from the range that is read; True when more is left."""
+        """Run pages that remove the rows they handle. Return True if more is left."""
         for _ in range(PAGES):
-            done = tenure.run(page)
-            self._tell(done.moved, event)
-            if not done.more:
+            outcome = tenure.run(page)
+            self._emit(outcome.moved, event)
+            if not outcome.more:
                 return False
         return True
 
     def _walk(
         self, tenure: Tenure, page: Callable[..., tuple[ReapPage, bytes]], event: Callable[..., Event]
     ) -> bool:
-        """Page after page of a range that stays as it is; True when more is left, for the next round.
+        """Run pages over a range of rows that may stay. Return True if more is left for the next round.
 
-        The next round goes on where this one stopped: what stands behind many that cannot be helped has its
-        turn as well.
+        The next round continues where this one stopped, so that rows after many that must stay are reached.
         """
         assert isinstance(page, partial)
         subject = page.func.__name__, str(page.keywords.get("node_id", page.keywords.get("lane", "")))
-        after = self._walked.pop(subject, b"")
+        after = self._positions.pop(subject, b"")
         for _ in range(PAGES):
-            done, after = tenure.run(partial(page, after=after))
-            self._tell(done.moved, event)
-            if not done.more:
+            outcome, after = tenure.run(partial(page, after=after))
+            self._emit(outcome.moved, event)
+            if not outcome.more:
                 return False
-        self._walked[subject] = after
+        self._positions[subject] = after
         return True
 
-    def _tell(self, moved: list[tuple[bytes, AnyRow]], event: Callable[..., Event]) -> None:
+    def _emit(self, moved: list[tuple[bytes, AnyRow]], event: Callable[..., Event]) -> None:
         if moved:
             self.emit(event(ids=[future_id.hex() for future_id, _ in moved]))
 
 
 REACH = 100
-"""How many futures a client looks at behind the one it waits for."""
+"""How many inputs a client checks of the future it waits for, directly and indirectly."""
 
 
 def reap_one(
     store: Store, keys: FutureKeys, cluster: ClusterKeys, future_id: bytes, *, ttl_s: float = TTL_S
 ) -> AnyRow | None:
-    """For a client that waits for one future while there has been no leader for two ttls (FUT-49).
+    """Do the leader's work for a future that a client waits for, after two ttls without a leader (FUT-49).
 
-    It goes on where a dead node left the future, or what that waits for, and tells those who wait on the way.
-    Returns the future's row as it is then. Does nothing while there is a leader.
+    It releases the future, and its inputs, from dead nodes, and notifies dependents on the way. Return the
+    future's row after that. Does nothing while there is a leader.
     """
     leaderless_us = int(2 * ttl_s * SECOND_US)
-    ahead, seen = [future_id], {future_id}
-    while ahead and len(seen) <= REACH:
-        one = ahead.pop()
-        row = store.run(
-            partial(reap.reap_one, keys=keys, cluster=cluster, future_id=one, leaderless_us=leaderless_us)
-        )
+    stack, visited = [future_id], {future_id}
+    while stack and len(visited) <= REACH:
+        args: dict[str, Any] = {"keys": keys, "future_id": stack.pop()}
+        row = store.run(partial(reap.reap_one, cluster=cluster, leaderless_us=leaderless_us, **args))
         if isinstance(row, Blocked):
-            for upstream in store.run(partial(depend.waited_for, keys=keys, future_id=one)):
-                if upstream not in seen:
-                    seen.add(upstream)
-                    ahead.append(upstream)
+            for upstream in store.run(partial(depend.waited_for, **args)):
+                if upstream not in visited:
+                    visited.add(upstream)
+                    stack.append(upstream)
     return store.run(lambda tx: edges.read(tx, keys, future_id))

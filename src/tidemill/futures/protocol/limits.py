@@ -1,7 +1,7 @@
-"""Limits of a queue: how many run at once, and how many start per second (FUT-57). Work is never dropped.
+"""The limits of a queue: how many futures run at once, and how many start per second (FUT-57).
 
-The claim reads the limit's row under a lock and counts what it starts in the same transaction: a shared
-budget cannot be kept by transactions that skip each other's rows.
+No future is dropped. A claim locks the row of the limit and counts the futures it starts in the same
+transaction. Without the lock, `take` transactions would skip each other's rows and exceed the limit.
 """
 
 import msgspec
@@ -12,7 +12,7 @@ from tidemill.store.port import read_counter
 
 
 class Limit(msgspec.Struct, frozen=True, array_like=True):
-    """A queue's limit: `running` at once, `per_s` starts a second (0: any number), and the bucket."""
+    """A queue's limit: `running` at once, `per_s` starts per second (0: no limit); and its token bucket."""
 
     running: int = 0
     per_s: float = 0.0
@@ -22,21 +22,21 @@ class Limit(msgspec.Struct, frozen=True, array_like=True):
 
 
 def set_limit(tx: Tx, keys: FutureKeys, queue: str, *, running: int = 0, per_s: float = 0.0) -> None:
-    """Limit a queue from now on."""
+    """Set the limit of a queue."""
     burst = max(1.0, per_s)
     limit = Limit(running, per_s, burst, burst, tx.now())
     tx.set(keys.limit[queue], msgspec.msgpack.encode(limit))
 
 
 def clear_limit(tx: Tx, keys: FutureKeys, queue: str) -> None:
-    """Let a queue run free."""
+    """Remove the limit of a queue."""
     tx.clear(keys.limit[queue])
 
 
 def read(tx: Tx, keys: FutureKeys, queue: str) -> Limit | None:
-    """A queue's limit, protected until the commit.
+    """Read a queue's limit and lock it until the commit.
 
-    One that has none is only looked at: to lock a row that is not there would make all claims wait in line.
+    Without a limit nothing is locked: a lock on a missing row would make all claims wait for each other.
     """
     key = keys.limit[queue]
     if key not in tx.touched and not tx.range(key, key + b"\x00", snapshot=True):
@@ -45,33 +45,33 @@ def read(tx: Tx, keys: FutureKeys, queue: str) -> Limit | None:
     return None if raw is None else msgspec.msgpack.decode(raw, type=Limit)
 
 
-def filled(limit: Limit, now_us: int) -> Limit:
-    """The bucket at this time."""
+def refill(limit: Limit, now_us: int) -> Limit:
+    """Return the token bucket at this time."""
     gained = max(0, now_us - limit.filled_at) / 1_000_000 * limit.per_s
     return msgspec.structs.replace(limit, tokens=min(limit.burst, limit.tokens + gained), filled_at=now_us)
 
 
-def allowed(tx: Tx, keys: FutureKeys, queue: str, wanted: int) -> int:
-    """How many of a queue may start now."""
+def allowed(tx: Tx, keys: FutureKeys, queue: str, count: int) -> int:
+    """Return how many of `count` futures of a queue may start now."""
     limit = read(tx, keys, queue)
     if limit is None:
-        return wanted
+        return count
     if limit.running:
-        now = read_counter(tx.get(keys.running[queue], lock=True))
-        wanted = min(wanted, max(0, limit.running - now))
+        running = read_counter(tx.get(keys.running[queue], lock=True))
+        count = min(count, max(0, limit.running - running))
     if limit.per_s:
-        wanted = min(wanted, int(filled(limit, tx.now()).tokens))
-    return wanted
+        count = min(count, int(refill(limit, tx.now()).tokens))
+    return count
 
 
-def started(tx: Tx, keys: FutureKeys, queue: str) -> bool:
-    """Count one start; True when the claim must be counted off again at its end."""
+def count_start(tx: Tx, keys: FutureKeys, queue: str) -> bool:
+    """Count one start. Return True if the end of the claim must be counted too."""
     limit = read(tx, keys, queue)
     if limit is None:
         return False
     if limit.per_s:
-        bucket = filled(limit, tx.now())
-        taken = msgspec.structs.replace(bucket, tokens=bucket.tokens - 1)
-        tx.set(keys.limit[queue], msgspec.msgpack.encode(taken))
+        bucket = refill(limit, tx.now())
+        bucket = msgspec.structs.replace(bucket, tokens=bucket.tokens - 1)
+        tx.set(keys.limit[queue], msgspec.msgpack.encode(bucket))
     tx.add(keys.running[queue], 1)
     return True

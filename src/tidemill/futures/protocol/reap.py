@@ -1,12 +1,12 @@
-"""Reaping: what dead nodes leave behind goes on elsewhere (FUT-49, FUT-60).
+"""Reap: releases the claims, assignments and actors of dead nodes (FUT-49, FUT-60).
 
-A node is dead when its lease has run out or its entry is gone; then it can write nothing any more, so taking
-over is safe whoever does it and however late. The same holds for claims of an earlier epoch of a node that
-lost its entry and came back. Found by skipping through the indices by node: `own` (claims), `assigned`,
-`hosted` (actors) and `inbox`; the number of steps is the number of nodes, not of futures.
+A node is dead if its lease has expired or its entry is gone. Then the store refuses all its writes, so any
+process may take over its work at any time. The same holds for claims from an earlier epoch of a node that
+lost its entry and joined again. The indices by node lead to them: `own` (claims), `assigned`, `hosted`
+(actors) and `inbox`. The number of steps is the number of nodes, not of futures.
 
-Why no claim is missed: a claim is committed while its node's entry is locked and its lease runs, and the
-rounds repeat; a claim that arrives late, after its node's expiry, is found by the next one.
+Why no claim is missed: a claim is committed while its node's entry is locked and its lease is valid. And the
+leader repeats its rounds: the next one finds a claim that appears after its node's expiry.
 """
 
 import msgspec
@@ -15,7 +15,7 @@ from tidemill.cluster import leases, nodes
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
 from tidemill.futures.protocol import actors, depend, edges, finish, inbox, lanes, rows, submit
-from tidemill.futures.protocol.keys import FutureKeys
+from tidemill.futures.protocol.keys import FutureKeys, ids_in
 from tidemill.futures.protocol.lanes import Capacity
 from tidemill.futures.protocol.retries import MOST_REAPS
 from tidemill.futures.protocol.rows import AnyRow, Claimed, Failed, Failure, Quarantined, Spec, Unclaimed
@@ -23,73 +23,74 @@ from tidemill.futures.protocol.states import FutureEdge
 from tidemill.store import Space, Tx
 
 PAGE = 50
+ID_PART = 4  # the position of the id in the keys of assignments
 ROOM_WRITES = 300
-"""A page of claims ends early when it has written this much: one that must hang on its inputs again may have
-hundreds of them."""
+"""A page of claims ends early after this many writes: a future that is blocked again may have hundreds of
+inputs."""
 
 
 class ReapPage(msgspec.Struct, frozen=True):
-    """What one transaction did: the futures it moved and what they became; is there more of the same?"""
+    """The outcome of one transaction: the futures it moved, with their new rows; and if there are more."""
 
     moved: list[tuple[bytes, AnyRow]] = []
     more: bool = False
 
 
 def holders(tx: Tx, space: Space) -> list[str]:
-    """The distinct first parts of a space's keys: nodes, clients or lanes that have something there."""
-    found: list[str] = []
+    """Return the distinct first parts of a space's keys: the nodes or clients that have rows there."""
+    names: list[str] = []
     lo, hi = space.all()
     while True:
         first = tx.range(lo, hi, limit=1, snapshot=True)
         if not first:
-            return found
+            return names
         name = str(space.unpack(first[0].key)[0])
-        found.append(name)
+        names.append(name)
         lo = space.under(name)[1]
 
 
-def troubled(tx: Tx, keys: FutureKeys, cluster: ClusterKeys) -> list[str]:
-    """Nodes that hold something and are dead, or have been lost and came back under a later epoch."""
+def nodes_to_reap(tx: Tx, keys: FutureKeys, cluster: ClusterKeys) -> list[str]:
+    """Return the nodes that have rows and are dead, or have joined again under a later epoch."""
     listed = {node.id: node for node in nodes.read_all(tx, cluster)}
     names = {
         name for space in (keys.own, keys.assigned, keys.hosted, keys.inbox) for name in holders(tx, space)
     }
     now = tx.now()
-    return sorted(name for name in names if not _stands(listed.get(name), now) or listed[name].epoch > 1)
+    return sorted(name for name in names if not _has_lease(listed.get(name), now) or listed[name].epoch > 1)
 
 
-def _stands(node: Node | None, now_us: int) -> bool:
+def _has_lease(node: Node | None, now_us: int) -> bool:
     return node is not None and node.expires_at > now_us
 
 
 def reap_page(
     tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node_id: str, *, after: bytes = b"", limit: int = PAGE
 ) -> tuple[ReapPage, bytes]:
-    """Take a page of claims from a dead node, or from an earlier epoch of a live one.
+    """Release a page of claims of a dead node, or of an earlier epoch of a live one.
 
-    Returns the page and where the next one begins: a live node's claims are walked through, not removed.
+    Return the page, and where the next one begins: the valid claims of a live node stay.
     """
     node = nodes.read(tx, cluster, node_id)
-    alive_epoch = node.epoch if node is not None and _stands(node, tx.now()) else 0
+    alive_epoch = node.epoch if node is not None and _has_lease(node, tx.now()) else 0
     lo, hi = keys.own.under(node_id)
-    found = tx.range(max(lo, after + b"\x00"), hi, limit=limit)
-    ids = [one for row in found if isinstance(one := keys.own.unpack(row.key)[1], bytes)]
+    owned = tx.range(max(lo, after + b"\x00"), hi, limit=limit)
+    ids = ids_in(keys.own, owned, 1)
     moved: list[tuple[bytes, AnyRow]] = []
-    done = 0
+    count = 0
     for future_id, state in zip(ids, edges.read_many(tx, keys, ids), strict=True):
         if tx.writes > ROOM_WRITES:
             break
         if not isinstance(state, Claimed) or state.holder != node_id:
-            tx.clear(keys.own[node_id, future_id])  # it says nothing about anything
+            tx.clear(keys.own[node_id, future_id])  # an orphaned index row
         elif state.node_epoch != alive_epoch:
             moved.append((future_id, reap(tx, keys, future_id, state)))
-        done += 1
-    more = done < len(found) or len(found) == limit
-    return ReapPage(moved, more), found[done - 1].key if done else after
+        count += 1
+    more = count < len(owned) or len(owned) == limit
+    return ReapPage(moved, more), owned[count - 1].key if count else after
 
 
 def reap(tx: Tx, keys: FutureKeys, future_id: bytes, row: Claimed) -> AnyRow:
-    """End a dead node's claim: given back and counted; the tenth time it is quarantined."""
+    """End the claim of a dead node: return the future to the pool, or quarantine it the tenth time."""
     spec = edges.must_read_spec(tx, keys, future_id)
     if row.cancel:
         return finish.give_back(tx, keys, future_id, row)
@@ -97,68 +98,67 @@ def reap(tx: Tx, keys: FutureKeys, future_id: bytes, row: Claimed) -> AnyRow:
         return _fail_bound(tx, keys, spec, row, row.holder)
     tally = edges.bump(row.tally, reaps=row.tally.reaps + 1)
     if tally.reaps >= MOST_REAPS:
-        message = f"{tally.reaps} nodes died while they held it"
+        message = f"{tally.reaps} nodes died while they held the claim"
         failure = Failure(kind="reaped", message=message, node=row.holder, at=tx.now())
         new: AnyRow = Quarantined(tally=tally, at=tx.now())
         return depend.end(tx, keys, spec, row, FutureEdge.QUARANTINE, new, failure)
-    back = submit.unclaimed(tx, keys, spec, tally)
-    return depend.back(tx, keys, spec, row, FutureEdge.RELINQUISH, back)
+    unclaimed = submit.unclaimed(tx, keys, spec, tally)
+    return depend.unclaim(tx, keys, spec, row, FutureEdge.RELINQUISH, unclaimed)
 
 
 def _fail_bound(tx: Tx, keys: FutureKeys, spec: Spec, row: AnyRow, node_id: str) -> AnyRow:
-    """What is bound to a node that is gone can never run (FUT-60)."""
-    failure = Failure(kind="actor", message=f"node {node_id} is gone", node=node_id, at=tx.now())
+    """Fail a future that is bound to a dead node: it can never run (FUT-60)."""
+    failure = Failure(kind="actor", message=f"node {node_id} is dead", node=node_id, at=tx.now())
     failed = Failed(tally=edges.bump(row.tally), at=tx.now(), kind="actor")
     return depend.end(tx, keys, spec, row, FutureEdge.FAIL, failed, failure)
 
 
-def bury_page(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node_id: str, *, limit: int = 5) -> ReapPage:
-    """The actors of a dead node, or of an earlier epoch of a live one, are dead (FUT-47)."""
+def reap_actors_page(
+    tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node_id: str, *, limit: int = 5
+) -> ReapPage:
+    """Record the death of the actors of a dead node, or of an earlier epoch of a live one (FUT-47)."""
     node = nodes.read(tx, cluster, node_id)
-    alive_epoch = node.epoch if node is not None and _stands(node, tx.now()) else 0
-    found = tx.range(*keys.hosted.under(node_id))
-    gone = []
-    for row in found:
-        actor_id = keys.hosted.unpack(row.key)[1]
-        assert isinstance(actor_id, bytes)
+    alive_epoch = node.epoch if node is not None and _has_lease(node, tx.now()) else 0
+    dead = []
+    for actor_id in ids_in(keys.hosted, tx.range(*keys.hosted.under(node_id)), 1):
         actor = actors.read(tx, keys, actor_id)
         if actor is None or actor.node_epoch != alive_epoch:
-            gone.append(actor_id)
+            dead.append(actor_id)
     moved: list[tuple[bytes, AnyRow]] = []
-    for actor_id in gone[:limit]:
-        failure = Failure(kind="actor", message=f"node {node_id} is gone", node=node_id, at=tx.now())
+    for actor_id in dead[:limit]:
+        failure = Failure(kind="actor", message=f"node {node_id} is dead", node=node_id, at=tx.now())
         if not actors.died(tx, keys, actor_id, failure):
             tx.clear(keys.hosted[node_id, actor_id])
-        row_now = edges.read(tx, keys, actor_id)
-        if row_now is not None:
-            moved.append((actor_id, row_now))
-    return ReapPage(moved, len(gone) > limit)
+        row = edges.read(tx, keys, actor_id)
+        if row is not None:
+            moved.append((actor_id, row))
+    return ReapPage(moved, len(dead) > limit)
 
 
 def reroute_page(
     tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node_id: str, *, limit: int = PAGE
 ) -> ReapPage:
-    """A dead node's assignments: soft ones to the pool, hard ones fail (FUT-60)."""
+    """Move the soft assignments of a dead node to the pool, and fail the hard ones (FUT-60)."""
     node = nodes.read(tx, cluster, node_id)
-    if _stands(node, tx.now()):
+    if _has_lease(node, tx.now()):
         return ReapPage()
-    found = tx.range(*keys.assigned.under(node_id), limit=limit)
+    assigned = tx.range(*keys.assigned.under(node_id), limit=limit)
     inbox.clear(tx, keys, node_id)
-    moved = _reroute(tx, keys, [_assigned_id(keys, row.key) for row in found], node_id)
-    for row in found:
+    moved = _reroute(tx, keys, ids_in(keys.assigned, assigned, ID_PART), node_id)
+    for row in assigned:
         tx.clear(row.key)
-    return ReapPage(moved, len(found) == limit)
+    return ReapPage(moved, len(assigned) == limit)
 
 
-def unstick_page(
+def release_late_page(
     tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node_id: str, busy_us: int, *, limit: int = PAGE
 ) -> ReapPage:
-    """A live node's soft assignments that it has not got round to go to the pool (FUT-60).
+    """Move soft assignments that a live node has not claimed for too long to the pool (FUT-60).
 
-    At once when the node is leaving, or could never run them.
+    If the node is draining, they are moved at once.
     """
     node = nodes.read(tx, cluster, node_id)
-    if node is None or not _stands(node, tx.now()):
+    if node is None or not _has_lease(node, tx.now()):
         return ReapPage()
     late = tx.now() - (0 if node.draining else busy_us)
     ids: list[bytes] = []
@@ -170,53 +170,42 @@ def unstick_page(
         priority = keys.assigned.unpack(first[0].key)[2]
         within = keys.assigned[node_id, edges.SOFT, priority]
         until = keys.assigned[node_id, edges.SOFT, priority, late]
-        ids += [
-            _assigned_id(keys, row.key)
-            for row in tx.range(within + b"\x00", until, limit=limit - len(ids), snapshot=True)
-        ]
+        late_rows = tx.range(within + b"\x00", until, limit=limit - len(ids), snapshot=True)
+        ids += ids_in(keys.assigned, late_rows, ID_PART)
         lo = within + b"\xff"
     return ReapPage(_reroute(tx, keys, ids, node_id), len(ids) == limit)
 
 
-def misfit_page(
+def reroute_misfits_page(
     tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node_id: str, *, after: bytes = b"", limit: int = PAGE
 ) -> tuple[ReapPage, bytes]:
-    """Assignments that are larger than their whole node: bound ones fail, others go to the pool.
+    """Handle assignments that need more than their node has: fail bound ones, move others to the pool.
 
-    Returns the page and where the next one begins; those that fit stay where they are.
+    Return the page, and where the next one begins. Assignments that fit stay.
     """
     node = nodes.read(tx, cluster, node_id)
-    if node is None or not _stands(node, tx.now()):
+    if node is None or not _has_lease(node, tx.now()):
         return ReapPage(), after
     total = Capacity.of_node(node.total)
     lo, hi = keys.assigned.under(node_id)
-    found = tx.range(max(lo, after + b"\x00"), hi, limit=limit, snapshot=True)
-    ids = [
-        _assigned_id(keys, row.key)
-        for row in found
-        if not lanes.fits(rows.decode_ask(row.value).needs, total)
-    ]
+    assigned = tx.range(max(lo, after + b"\x00"), hi, limit=limit, snapshot=True)
+    misfits = [row for row in assigned if not lanes.fits(rows.decode_lane_entry(row.value).needs, total)]
+    ids = ids_in(keys.assigned, misfits, ID_PART)
     moved: list[tuple[bytes, AnyRow]] = []
     for future_id, state in zip(ids, edges.read_many(tx, keys, ids), strict=True):
         if isinstance(state, Unclaimed) and state.assigned == node_id:
-            moved.append((future_id, _misfit(tx, keys, future_id, state)))
-    return ReapPage(moved, len(found) == limit), found[-1].key if found else after
+            moved.append((future_id, _reroute_misfit(tx, keys, future_id, state)))
+    return ReapPage(moved, len(assigned) == limit), assigned[-1].key if assigned else after
 
 
-def _misfit(tx: Tx, keys: FutureKeys, future_id: bytes, row: Unclaimed) -> AnyRow:
+def _reroute_misfit(tx: Tx, keys: FutureKeys, future_id: bytes, row: Unclaimed) -> AnyRow:
     spec = edges.must_read_spec(tx, keys, future_id)
     if not row.hard:
         return _to_pool(tx, keys, spec, row)
-    message = f"it is bound to node {row.assigned}, which is smaller than what it needs"
+    message = f"it is bound to node {row.assigned}, which has less than it needs"
     failure = Failure(kind="unsatisfiable", message=message, node=row.assigned, at=tx.now())
     failed = Failed(tally=edges.bump(row.tally), at=tx.now(), kind="unsatisfiable")
     return depend.end(tx, keys, spec, row, FutureEdge.FAIL, failed, failure)
-
-
-def _assigned_id(keys: FutureKeys, key: bytes) -> bytes:
-    future_id = keys.assigned.unpack(key)[4]
-    assert isinstance(future_id, bytes)
-    return future_id
 
 
 def _reroute(tx: Tx, keys: FutureKeys, ids: list[bytes], node_id: str) -> list[tuple[bytes, AnyRow]]:
@@ -233,7 +222,7 @@ def _reroute(tx: Tx, keys: FutureKeys, ids: list[bytes], node_id: str) -> list[t
 def _to_pool(tx: Tx, keys: FutureKeys, spec: Spec, row: Unclaimed) -> Unclaimed:
     new = msgspec.structs.replace(row, assigned="", hard=False, ready_at=min(row.ready_at, spec.submitted_at))
     if row.ready_at > tx.now():
-        new = msgspec.structs.replace(new, ready_at=row.ready_at)  # a retry still waits out its pause
+        new = msgspec.structs.replace(new, ready_at=row.ready_at)  # a retry still waits for its delay
     edges.rewrite(tx, keys, spec, row, new)
     return new
 
@@ -242,10 +231,10 @@ def _to_pool(tx: Tx, keys: FutureKeys, spec: Spec, row: Unclaimed) -> Unclaimed:
 
 
 def reclaim(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, *, limit: int = PAGE) -> ReapPage:
-    """A worker that has just joined gives back what earlier boots at its address still hold (FUT-39, FUT-48).
+    """Release the claims that earlier boots at the address of a new worker still hold (FUT-39, FUT-48).
 
-    Only to be called by a worker that serves at its address, so that no other process can: the earlier ones
-    are dead, whatever their leases say. Their entries go with the last page. Counts as no attempt.
+    Only a worker that holds its address exclusively may call this. So the earlier ones are dead, even if
+    their leases are valid. The last page removes their entries. This does not count as an attempt.
     """
     nodes.check(tx, cluster, node)
     moved: list[tuple[bytes, AnyRow]] = []
@@ -253,18 +242,18 @@ def reclaim(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, *, limit
         if old.id == node.id or not node.address or old.address != node.address or old.kind != node.kind:
             continue
         left = limit - len(moved)
-        found = tx.range(*keys.own.under(old.id), limit=left)
-        ids = [one for row in found if isinstance(one := keys.own.unpack(row.key)[1], bytes)]
+        owned = tx.range(*keys.own.under(old.id), limit=left)
+        ids = ids_in(keys.own, owned, 1)
         for future_id, row in zip(ids, edges.read_many(tx, keys, ids), strict=True):
             if tx.writes > ROOM_WRITES:
                 return ReapPage(moved, more=True)
             if isinstance(row, Claimed) and row.holder == old.id:
                 hard = edges.must_read_spec(tx, keys, future_id).hard
-                give = reap if hard else finish.give_back
-                moved.append((future_id, give(tx, keys, future_id, row)))
+                release = reap if hard else finish.give_back
+                moved.append((future_id, release(tx, keys, future_id, row)))
             else:
                 tx.clear(keys.own[old.id, future_id])
-        if len(found) == left:
+        if len(owned) == left:
             return ReapPage(moved, more=True)
         nodes.leave(tx, cluster, old)
     return ReapPage(moved)
@@ -273,16 +262,16 @@ def reclaim(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, *, limit
 def reap_one(
     tx: Tx, keys: FutureKeys, cluster: ClusterKeys, future_id: bytes, leaderless_us: int
 ) -> AnyRow | None:
-    """A client that waits for one future does for it what the leader would, when there is none (FUT-49).
+    """Do the leader's work for one future that a client waits for, if there is no leader (FUT-49).
 
-    Nothing happens while there is a leader, or was one `leaderless_us` ago. Returns the future's row.
+    Nothing happens while there is a leader, or there was one `leaderless_us` ago. Return the future's row.
     """
     row = edges.read(tx, keys, future_id)
     if row is None or not _leaderless(tx, cluster, leaderless_us):
         return row
     if isinstance(row, Claimed):
         node = nodes.read(tx, cluster, row.holder)
-        if not _stands(node, tx.now()) or (node is not None and node.epoch != row.node_epoch):
+        if not _has_lease(node, tx.now()) or (node is not None and node.epoch != row.node_epoch):
             return reap(tx, keys, future_id, row)
     if isinstance(row, Unclaimed) and row.assigned and not _is_alive(tx, cluster, row.assigned):
         return _reroute(tx, keys, [future_id], row.assigned)[0][1]
@@ -290,7 +279,7 @@ def reap_one(
 
 
 def _is_alive(tx: Tx, cluster: ClusterKeys, node_id: str) -> bool:
-    return _stands(nodes.read(tx, cluster, node_id), tx.now())
+    return _has_lease(nodes.read(tx, cluster, node_id), tx.now())
 
 
 def _leaderless(tx: Tx, cluster: ClusterKeys, leaderless_us: int) -> bool:

@@ -1,4 +1,4 @@
-"""Requeueing: a person sends a failed or quarantined future back to be computed (FUT-53)."""
+"""Requeue: a command that has a failed or quarantined future computed again (FUT-53)."""
 
 from tidemill.errors import FutureUnknown, UsageError
 from tidemill.futures.protocol import actors, depend, edges
@@ -9,30 +9,32 @@ from tidemill.store import Tx
 
 
 def requeue(tx: Tx, keys: FutureKeys, future_id: bytes) -> AnyRow:
-    """Failed or quarantined -> unclaimed, or blocked while an input is missing; every count begins again.
+    """Have a failed or quarantined future computed again, with all its counts reset. Return the new row.
 
-    What failed because of it follows by itself, page by page. The latest failure stays on record.
+    Futures that failed because of it follow, page by page. The latest failure is kept.
     """
     row = edges.read(tx, keys, future_id)
     if row is None:
-        raise FutureUnknown(f"future {future_id.hex()} does not exist any more")
+        raise FutureUnknown(f"future {future_id.hex()} does not exist, or was deleted")
     if not isinstance(row, Failed | Quarantined):
         raise UsageError(
-            f"future {future_id.hex()} is {row.state.value}", hint="only failed and quarantined ones can be"
+            f"future {future_id.hex()} is {row.state.value} and cannot be requeued",
+            hint="requeue only failed and quarantined futures",
         )
     spec = edges.must_read_spec(tx, keys, future_id)
     if spec.actor:
         actor = actors.read(tx, keys, spec.actor)
         if actor is None or actor.state is ActorState.DEAD:
             raise UsageError(
-                f"future {future_id.hex()} belongs to a dead actor", hint="create the actor again"
+                f"future {future_id.hex()} belongs to a dead actor and cannot be requeued",
+                hint="create the actor again",
             )
     fresh = edges.bump(row.tally, exceptions=0, crashes=0, ooms=0, strange=0, reaps=0, rebuilds=0, ram=0)
-    new = depend.again(tx, keys, spec, row, (FutureEdge.REQUEUE,), fresh)
+    new = depend.recompute(tx, keys, spec, row, (FutureEdge.REQUEUE,), fresh)
     if isinstance(new, Failure):
         raise UsageError(
             f"an input of future {future_id.hex()} has failed: {new.message}", hint="requeue the input first"
         )
     if fresh.dependents:
-        depend.set_back(tx, keys, future_id)
+        depend.reset_cursor(tx, keys, future_id)
     return new

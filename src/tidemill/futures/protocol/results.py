@@ -1,12 +1,12 @@
-"""Results: their copies, their loss, and who keeps them.
+"""Results: their copies, their loss, and what keeps them.
 
-The row of a realised future names its latest result (FUT-18). Results outside the row have a record per
-copy, `copy[id, node]`; object storage is the node "". A result is kept by the handle of the client that
+The row of a realized future contains its latest result (FUT-18). A result outside the row has one record per
+copy, `copy[id, node]`; the node of object storage is "". A result is kept by the handle of the client that
 submitted it, by handles of other clients (`hold`), by dependents and by pins (FUT-34).
 
-A loss is reported against the version that was read: of two readers of one lost object the second finds
-another version, or none, and changes nothing (FUT-63). A loss is believed when the copy's node is gone, or
-when the reader says that it could not be fetched again and again.
+A loss is reported for the version that was read. If two readers report the same loss, the second finds
+another version, or none, and changes nothing (FUT-63). A loss is accepted if the node of the copy is dead, or
+if the reader failed to fetch it several times.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from tidemill.cluster import nodes
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
 from tidemill.futures.protocol import depend, edges, inbox, rows
-from tidemill.futures.protocol.keys import FutureKeys
+from tidemill.futures.protocol.keys import FutureKeys, ids_in
 from tidemill.futures.protocol.rows import AnyRow, Failed, Failure, Location, Realized, Result, Spec
 from tidemill.futures.protocol.states import ENDED, FutureEdge
 from tidemill.store import Tx
@@ -29,11 +29,11 @@ RELEASE_PAGE = 50
 
 
 def copies(tx: Tx, keys: FutureKeys, future_id: bytes) -> list[Result]:
-    """The records of a future's copies (FUT-28)."""
+    """Read the records of a future's copies (FUT-28)."""
     return [rows.decode_result(row.value) for row in tx.range(*keys.copy.under(future_id))]
 
 
-# --- losing
+# --- losses
 
 
 def lose(
@@ -46,14 +46,19 @@ def lose(
     node: str | None = None,
     unreachable: bool = False,
 ) -> AnyRow | None:
-    """A copy of this version is gone: go on with another one, or compute the future again (FUT-7, FUT-51).
+    """Report a lost copy of this version: use another copy, or compute the future again (FUT-7, FUT-51).
 
-    Never touches the count of exceptions (FUT-9). Returns the row as it is now; when somebody else dealt
-    with the loss before us, nothing is written.
+    The count of exceptions does not change (FUT-9). Return the current row. If the loss was handled before,
+    nothing is written.
 
-    - node: the holder of the copy that is gone, empty for object storage; that of the latest result when
-      it is not given.
-    - unreachable: fetching failed repeatedly. Otherwise only a node that is not alive proves a loss.
+    Args:
+        tx: the transaction.
+        keys: the keys of futures.
+        cluster: the keys of nodes.
+        future_id: the future.
+        version: the version of the lost result.
+        node: the node of the lost copy, empty for object storage; by default, that of the latest result.
+        unreachable: fetching failed repeatedly. Otherwise the copy is lost only if its node is dead.
     """
     row = edges.read(tx, keys, future_id)
     if not isinstance(row, Realized) or row.result.version != version:
@@ -64,8 +69,8 @@ def lose(
         return row
     left = []
     for copy in copies(tx, keys, future_id):
-        if copy.location.node == node or not _is_there(tx, cluster, copy):
-            tx.clear(keys.copy[future_id, copy.location.node])  # of a boot that is over (FUT-30)
+        if copy.location.node == node or not _is_available(tx, cluster, copy):
+            tx.clear(keys.copy[future_id, copy.location.node])  # of a node that is dead (FUT-30)
         else:
             left.append(copy)
     if left:
@@ -84,7 +89,7 @@ def _is_alive(tx: Tx, cluster: ClusterKeys, node_id: str) -> bool:
     return node is not None and node.expires_at > tx.now()
 
 
-def _is_there(tx: Tx, cluster: ClusterKeys, copy: Result) -> bool:
+def _is_available(tx: Tx, cluster: ClusterKeys, copy: Result) -> bool:
     return copy.location.kind == "object" or _is_alive(tx, cluster, copy.location.node)
 
 
@@ -92,20 +97,20 @@ def _rebuild(tx: Tx, keys: FutureKeys, future_id: bytes, row: Realized) -> AnyRo
     spec = edges.must_read_spec(tx, keys, future_id)
     drop_copies(tx, keys, spec, row)
     tally = edges.bump(row.tally, rebuilds=row.tally.rebuilds + 1)
-    why = "every copy of its result is gone, and "
+    message = "every copy of its result is lost, and "
     if not spec.reconstruct:
-        why += "it cannot be computed again"
+        message += "it cannot be computed again"
     elif tally.rebuilds > MOST_REBUILDS:
-        why += f"it was computed again {MOST_REBUILDS} times already"
+        message += f"it has already been computed again {MOST_REBUILDS} times"
     else:
-        new = depend.again(tx, keys, spec, row, (FutureEdge.LOSE,), tally)
+        new = depend.recompute(tx, keys, spec, row, (FutureEdge.LOSE,), tally)
         if not isinstance(new, Failure):
             if tally.dependents:
-                depend.set_back(tx, keys, future_id)
+                depend.reset_cursor(tx, keys, future_id)
             return new
-        why += "one of its inputs is gone too"
+        message += "one of its inputs is lost too"
     failed = Failed(tally=tally, at=tx.now(), kind="lost")
-    failure = Failure(kind="lost", type="ResultLost", message=why, at=tx.now())
+    failure = Failure(kind="lost", type="ResultLost", message=message, at=tx.now())
     return depend.end(tx, keys, spec, row, FutureEdge.FAIL, failed, failure)
 
 
@@ -115,7 +120,7 @@ def _rebuild(tx: Tx, keys: FutureKeys, future_id: bytes, row: Realized) -> AnyRo
 def add_copy(
     tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, future_id: bytes, result: Result
 ) -> bool:
-    """Record that we hold a copy too (FUT-31); False when that version is not the latest any more."""
+    """Record that this node has a copy too (FUT-31). Return False if a newer version exists."""
     nodes.check(tx, cluster, node)
     row = edges.read(tx, keys, future_id)
     if not isinstance(row, Realized) or row.result.version != result.version:
@@ -129,27 +134,26 @@ def add_copy(
 def transfer(
     tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, future_id: bytes, result: Result
 ) -> bool:
-    """We have fetched this result and own it from now on; the others delete their copies (FUT-31)."""
+    """Make this node, which has a copy, the owner of a result. The others delete their copies (FUT-31)."""
     if not add_copy(tx, keys, cluster, node, future_id, result):
         return False
     row = edges.read(tx, keys, future_id)
     assert isinstance(row, Realized)
     for copy in copies(tx, keys, future_id):
         if copy.location.node != result.location.node:
-            _free(tx, keys, future_id, copy)
+            _delete_copy(tx, keys, future_id, copy)
     spec = edges.must_read_spec(tx, keys, future_id)
     edges.rewrite(tx, keys, spec, row, msgspec.structs.replace(row, result=result))
     return True
 
 
 def delete_results(tx: Tx, keys: FutureKeys, ids: Sequence[bytes]) -> int:
-    """Delete the results of futures; the rows stay (FUT-32). Returns how many had one. At most 100 at once.
+    """Delete the results of at most 100 futures, but not their rows (FUT-32). Return how many had one.
 
-    Whoever asks for such a result later gets it computed again, where that is possible.
+    A later request for such a result computes it again, if that is possible.
     """
-    found = edges.read_many(tx, keys, list(ids))
     deleted = 0
-    for future_id, row in zip(ids, found, strict=True):
+    for future_id, row in zip(ids, edges.read_many(tx, keys, list(ids)), strict=True):
         if isinstance(row, Realized) and row.result.location.kind not in ("freed", "actor"):
             free(tx, keys, future_id, row)
             deleted += 1
@@ -157,24 +161,24 @@ def delete_results(tx: Tx, keys: FutureKeys, ids: Sequence[bytes]) -> int:
 
 
 def free(tx: Tx, keys: FutureKeys, future_id: bytes, row: Realized) -> Realized:
-    """Let go of every copy; the row says so."""
+    """Delete every copy of a result, and record that in the row."""
     spec = edges.must_read_spec(tx, keys, future_id)
     drop_copies(tx, keys, spec, row)
-    gone = msgspec.structs.replace(row.result, location=FREED, head=b"", signature=b"")
-    new = msgspec.structs.replace(row, result=gone)
+    freed = msgspec.structs.replace(row.result, location=FREED, head=b"", signature=b"")
+    new = msgspec.structs.replace(row, result=freed)
     edges.rewrite(tx, keys, spec, row, new)
     return new
 
 
 def drop_copies(tx: Tx, keys: FutureKeys, spec: Spec, row: AnyRow) -> None:
-    """Forget every copy, and leave word with whoever has to delete it."""
+    """Remove the records of all copies, and have their holders delete them."""
     for copy in copies(tx, keys, spec.id):
-        _free(tx, keys, spec.id, copy)
+        _delete_copy(tx, keys, spec.id, copy)
     if isinstance(row, Realized) and row.result.location.kind != "inline" and spec.owner:
         tx.clear(keys.hold[spec.owner, spec.id])
 
 
-def _free(tx: Tx, keys: FutureKeys, future_id: bytes, copy: Result) -> None:
+def _delete_copy(tx: Tx, keys: FutureKeys, future_id: bytes, copy: Result) -> None:
     tx.clear(keys.copy[future_id, copy.location.node])
     if copy.location.kind == "object":
         tx.set(keys.garbage[copy.location.name], b"")
@@ -182,7 +186,7 @@ def _free(tx: Tx, keys: FutureKeys, future_id: bytes, copy: Result) -> None:
         inbox.post(tx, keys, copy.location.node, inbox.FreeSegment(future_id, copy.location.name))
 
 
-# --- who keeps a result
+# --- pins and handles
 
 
 def pin(tx: Tx, keys: FutureKeys, future_id: bytes, who: str) -> None:
@@ -191,49 +195,48 @@ def pin(tx: Tx, keys: FutureKeys, future_id: bytes, who: str) -> None:
 
 
 def unpin(tx: Tx, keys: FutureKeys, future_id: bytes, who: str) -> None:
-    """Take one pin away."""
+    """Remove one pin."""
     tx.clear(keys.pin[future_id, who])
 
 
 def hold(tx: Tx, keys: FutureKeys, client: str, ids: Sequence[bytes]) -> None:
-    """A client that did not submit these has handles of them: kept while its lease runs (FUT-64)."""
+    """Record handles of a client that did not submit these futures. They last as its lease (FUT-64)."""
     for future_id in ids:
         tx.set(keys.hold[client, future_id], b"")
         tx.set(keys.pin[future_id, client], b"")
 
 
 def release(tx: Tx, keys: FutureKeys, client: str, ids: Sequence[bytes]) -> None:
-    """A client has no handle of these any more; what nobody keeps is freed. At most 50 at once."""
-    found = edges.read_many(tx, keys, list(ids))
-    for future_id, row in zip(ids, found, strict=True):
+    """Release the handles of a client. Results that nothing else keeps are deleted. At most 50 at once."""
+    for future_id, row in zip(ids, edges.read_many(tx, keys, list(ids)), strict=True):
         tx.clear(keys.hold[client, future_id])
         tx.clear(keys.pin[future_id, client])
         if row is None:
             continue
         spec = edges.must_read_spec(tx, keys, future_id)
         tx.set(keys.loose[future_id], b"")
-        collect(tx, keys, future_id, _let_go(tx, keys, spec, row) if spec.owner == client else row)
+        collect(tx, keys, future_id, _mark_released(tx, keys, spec, row) if spec.owner == client else row)
 
 
-def _let_go(tx: Tx, keys: FutureKeys, spec: Spec, row: AnyRow) -> AnyRow:
+def _mark_released(tx: Tx, keys: FutureKeys, spec: Spec, row: AnyRow) -> AnyRow:
     if row.tally.released:
         return row
-    free_now = msgspec.structs.replace(row, tally=msgspec.structs.replace(row.tally, released=True))
-    tx.set(keys.future[spec.id], rows.encode(free_now))
-    return free_now
+    released = msgspec.structs.replace(row, tally=msgspec.structs.replace(row.tally, released=True))
+    tx.set(keys.future[spec.id], rows.encode(released))
+    return released
 
 
 def release_client(tx: Tx, keys: FutureKeys, client: str, limit: int = RELEASE_PAGE) -> int:
-    """Release a page of what a dead client held; how many there were."""
-    found = [keys.hold.unpack(row.key)[1] for row in tx.range(*keys.hold.under(client), limit=limit)]
-    release(tx, keys, client, [one for one in found if isinstance(one, bytes)])
-    return len(found)
+    """Release a page of the handles of a dead client. Return how many."""
+    ids = ids_in(keys.hold, tx.range(*keys.hold.under(client), limit=limit), 1)
+    release(tx, keys, client, ids)
+    return len(ids)
 
 
 def collect(tx: Tx, keys: FutureKeys, future_id: bytes, row: AnyRow | None) -> bool:
-    """Free a released result once nobody needs it; True when there is nothing left to do for it.
+    """Delete a released result if no dependent needs it. Return True if there is nothing left to do.
 
-    `loose[id]` remembers how many dependents were found ended, so that each look is short.
+    `loose[id]` records how many dependents have ended, so that each check is short.
     """
     if row is None or (row.state in ENDED and not _outside(row)):
         tx.clear(keys.loose[future_id])
@@ -247,10 +250,8 @@ def collect(tx: Tx, keys: FutureKeys, future_id: bytes, row: AnyRow | None) -> b
     position = tx.get(keys.loose[future_id]) or b""
     lo, hi = keys.dep.under(future_id)
     page = tx.range(max(lo, position + b"\x00"), hi, limit=DEPENDENTS_PAGE)
-    down = [keys.dep.unpack(found.key)[1] for found in page]
-    states = edges.read_many(tx, keys, [one for one in down if isinstance(one, bytes)])
     ended = 0
-    for state in states:
+    for state in edges.read_many(tx, keys, ids_in(keys.dep, page, 1)):
         if state is not None and state.state not in ENDED:
             break
         ended += 1

@@ -1,13 +1,13 @@
-"""What follows a failed attempt: the policy, one kind of failure at a time. Pure but for what it reads.
+"""The retry policy: what follows a failed attempt, for each kind of failure. It reads, but writes nothing.
 
-- exception: `exceptions + 1`; failed exactly when `exceptions >= max_retries + 1` (FUT-8), else again after
-  a pause that doubles (FUT-50);
-- crash, hang: `crashes + 1`; quarantined at three, with the evidence (FUT-53);
-- oom: `ooms + 1`; again with double the ram, on another node that has it; failed after three (FUT-52);
-- deserialize: `strange + 1`; once more on another node, then failed (FUT-22);
-- actor: failed at once.
+- exception: `exceptions + 1`. Fail if `exceptions >= max_retries + 1` (FUT-8), otherwise retry after a delay
+  that doubles each time (FUT-50).
+- crash, hang: `crashes + 1`. Quarantine the third time, with the traceback of the crash (FUT-53).
+- oom: `ooms + 1`. Retry with twice the ram, on another node that has it. Fail the third time (FUT-52).
+- deserialize: `strange + 1`. Retry once on another node, then fail (FUT-22).
+- actor: fail at once.
 
-A future that is bound to its node goes back there (FUT-4).
+A future that is bound to its node is retried there (FUT-4).
 """
 
 import msgspec
@@ -37,17 +37,17 @@ MOST_STRANGE = 2
 MOST_REAPS = 10
 FIRST_PAUSE_US = 500_000
 MOST_PAUSE_US = 60_000_000
-LEAST_RAM = 64 * 1024 * 1024  # what is doubled for a task that asked for no ram and told of none
+LEAST_RAM = 64 * 1024 * 1024  # the value to double if the task has no `ram` need and its use is unknown
 
 
 class RetryDecision(msgspec.Struct, frozen=True):
-    """Where a failed attempt leads."""
+    """The consequence of a failed attempt: an edge and the new row."""
 
     edge: FutureEdge
     row: Unclaimed | Failed | Quarantined
 
 
-def judge(
+def decide(
     tx: Tx,
     keys: FutureKeys,
     cluster: ClusterKeys,
@@ -59,7 +59,7 @@ def judge(
     jitter: float,
     ram_used: int,
 ) -> RetryDecision:
-    """The edge and the new row for a failed attempt; the epoch grows in any case (FUT-13)."""
+    """Decide what follows a failed attempt. The epoch grows in any case (FUT-13)."""
     tally = row.tally
     match failure.kind:
         case "exception":
@@ -67,21 +67,21 @@ def judge(
             if tally.exceptions >= spec.max_retries + 1:
                 return _failed(tx, tally, failure)
             ready_at = tx.now() + pause_us(tally.exceptions, jitter)
-            return _again(submit.unclaimed(tx, keys, spec, tally, ready_at=ready_at))
+            return _retry(submit.unclaimed(tx, keys, spec, tally, ready_at=ready_at))
         case "crash" | "hang":
             tally = edges.bump(tally, crashes=tally.crashes + 1)
             if tally.crashes >= MOST_CRASHES:
                 return RetryDecision(FutureEdge.QUARANTINE, Quarantined(tally=tally, at=tx.now()))
             ready_at = tx.now() + pause_us(tally.crashes, jitter)
-            return _again(submit.unclaimed(tx, keys, spec, tally, ready_at=ready_at))
+            return _retry(submit.unclaimed(tx, keys, spec, tally, ready_at=ready_at))
         case "oom":
             return _out_of_memory(tx, keys, cluster, node, spec, tally, failure, ram_used)
         case "deserialize":
             tally = edges.bump(tally, strange=tally.strange + 1)
             if tally.strange >= MOST_STRANGE:
                 return _failed(tx, tally, failure)
-            other = another(tx, cluster, node.id, edges.needs_of(spec, tally))
-            return _again(submit.unclaimed(tx, keys, spec, tally, node=other))
+            other = another_worker(tx, cluster, node.id, edges.needs_of(spec, tally))
+            return _retry(submit.unclaimed(tx, keys, spec, tally, node=other))
         case _:
             return _failed(tx, edges.bump(tally), failure)
 
@@ -99,32 +99,32 @@ def _out_of_memory(
     tally = edges.bump(tally, ooms=tally.ooms + 1)
     if tally.ooms >= MOST_OOMS:
         return _failed(tx, tally, failure)
-    asked = edges.needs_of(spec, tally).ram
-    wanted = 2 * (asked or ram_used or LEAST_RAM)
-    largest = max((total.ram for total in totals(tx, cluster)), default=wanted)
-    tally = msgspec.structs.replace(tally, ram=max(asked, min(wanted, largest)))
-    other = another(tx, cluster, node.id, edges.needs_of(spec, tally))
-    return _again(submit.unclaimed(tx, keys, spec, tally, node=other))
+    current = edges.needs_of(spec, tally).ram
+    doubled = 2 * (current or ram_used or LEAST_RAM)
+    largest = max((total.ram for total in totals(tx, cluster)), default=doubled)
+    tally = msgspec.structs.replace(tally, ram=max(current, min(doubled, largest)))
+    other = another_worker(tx, cluster, node.id, edges.needs_of(spec, tally))
+    return _retry(submit.unclaimed(tx, keys, spec, tally, node=other))
 
 
 def pause_us(count: int, jitter: float) -> int:
-    """The pause before the next attempt: doubled each time, half of it left to chance."""
+    """Return the delay before the next attempt. It doubles each time, and half of it is random."""
     longest = min(MOST_PAUSE_US, FIRST_PAUSE_US * 2 ** min(count - 1, 30))
     return int(longest * (0.5 + 0.5 * jitter))
 
 
 def workers(tx: Tx, cluster: ClusterKeys) -> list[Node]:
-    """The live workers; only these count (FUT-27)."""
+    """Return the live workers. Only these count (FUT-27)."""
     return [node for node in nodes.alive(nodes.read_all(tx, cluster), tx.now()) if node.kind == "worker"]
 
 
 def totals(tx: Tx, cluster: ClusterKeys) -> list[Capacity]:
-    """What each live worker has in all."""
+    """Return the total capacity of each live worker."""
     return [Capacity.of_node(node.total) for node in workers(tx, cluster)]
 
 
-def another(tx: Tx, cluster: ClusterKeys, than: str, needs: Needs) -> str:
-    """Another live worker that can run it, the one with the most free ram; empty when there is none."""
+def another_worker(tx: Tx, cluster: ClusterKeys, than: str, needs: Needs) -> str:
+    """Return another live worker with enough capacity and the most free ram; empty if there is none."""
     fit = [
         node
         for node in workers(tx, cluster)
@@ -133,7 +133,7 @@ def another(tx: Tx, cluster: ClusterKeys, than: str, needs: Needs) -> str:
     return max(fit, key=lambda node: (Capacity.of_node(node.free).ram, node.id)).id if fit else ""
 
 
-def _again(row: Unclaimed) -> RetryDecision:
+def _retry(row: Unclaimed) -> RetryDecision:
     return RetryDecision(FutureEdge.RETRY, row)
 
 

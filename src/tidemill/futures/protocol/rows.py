@@ -1,8 +1,8 @@
-"""What is stored of a future: an immutable `Spec`, a small mutable state row, and what hangs on them.
+"""The stored rows of a future: an immutable `Spec`, a small state row, results and failures.
 
-The state row is a tagged union with one class per state, so that a row carries only what its state may
-carry. It stays small because it is rewritten on every edge; code and arguments are in the spec or, when
-large, in object storage by digest (FUT-21).
+The state row is a tagged union with one class per state, so that a row contains only the fields of its state.
+It is small because every edge rewrites it. Code and arguments are in the spec or, if they are large, in
+object storage by digest (FUT-21).
 """
 
 from typing import ClassVar
@@ -13,7 +13,7 @@ from tidemill.futures.protocol.states import FutureState
 
 
 class Blob(msgspec.Struct, frozen=True, array_like=True):
-    """Bytes, here or in object storage: `inline` when small, else the object's digest and size."""
+    """Bytes: `inline` if they are small, otherwise the digest and size of an object."""
 
     inline: bytes | None
     digest: bytes = b""
@@ -21,7 +21,7 @@ class Blob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Needs(msgspec.Struct, frozen=True, array_like=True):
-    """What a future asks of a node (FUT-23); what is not said is 0 and still counts as asked."""
+    """The resources that a future needs (FUT-23). The default of each is zero."""
 
     cpu: float = 0.0
     ram: int = 0  # bytes
@@ -30,14 +30,14 @@ class Needs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LaneEntry(msgspec.Struct, frozen=True, array_like=True):
-    """The value of an index row: what a worker must know to choose without reading more."""
+    """The value of an index row: what a worker needs to choose futures without reading other rows."""
 
     needs: Needs
     queue: str = ""
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What was submitted: never changes, through every retry and reconstruction (FUT-14, FUT-19)."""
+    """What was submitted. It never changes, through all retries and reconstructions (FUT-14, FUT-19)."""
 
     id: bytes
     name: str
@@ -46,21 +46,21 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     inputs: tuple[bytes, ...] = ()
     needs: Needs = Needs()
     queue: str = ""
-    priority: int = 0  # higher first
+    priority: int = 0  # higher priorities run first
     max_retries: int = 0
     submitted_at: int = 0
-    deadline_at: int = 0  # store time; 0 is none
+    deadline_at: int = 0  # by the store's clock; 0 for none
     key: str = ""  # idempotency key
     parent: bytes = b""
     owner: str = ""  # the client whose handle keeps the result
     durable: bool = False
-    near: bytes = b""  # run where this future's result is
-    hard: bool = False  # ... and nowhere else
+    near: bytes = b""  # run on the node that has this future's result
+    hard: bool = False  # run on no other node
     actor: bytes = b""
     ordinal: int = 0  # of an actor's call
-    reconstruct: bool = True  # may be computed again when its result is lost
+    reconstruct: bool = True  # may be computed again if its result is lost
     progress_timeout_s: float = 0.0
-    unsatisfiable_grace_s: float = -1.0  # how long to wait for a node that fits; below 0 for ever
+    unsatisfiable_grace_s: float = -1.0  # how long to wait for a suitable node; negative for no limit
     python: str = ""
     signature: bytes = b""
 
@@ -68,18 +68,18 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class Location(msgspec.Struct, frozen=True, array_like=True):
     """Where a result is: in the row, in a node's segment, in object storage, or in an actor's process."""
 
-    kind: str  # "inline" | "segment" | "object" | "actor" | "freed": nobody wanted it any more
+    kind: str  # "inline" | "segment" | "object" | "actor" | "freed" (deleted, because it was not needed)
     name: str = ""
     node: str = ""
     node_epoch: int = 0
-    host: str = ""  # the machine's boot id: the same one can map the segment
+    host: str = ""  # the machine's boot id: processes on the same machine can map the segment
     address: str = ""  # where the node serves it to other machines
 
 
 class Result(msgspec.Struct, frozen=True, array_like=True):
-    """One result: the pickled head is signed and here; large buffers are behind `location` (FUT-28)."""
+    """One result. It contains the signed, pickled head; `location` says where large buffers are (FUT-28)."""
 
-    version: int  # the claim epoch that made it
+    version: int  # the epoch of the claim that computed it
     at: int
     size: int
     location: Location
@@ -88,7 +88,7 @@ class Result(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why an attempt or a future failed, as data: readable without unpickling anything."""
+    """Why an attempt or a future failed. It can be read without unpickling anything."""
 
     kind: str  # one of `KINDS`
     type: str = ""
@@ -102,29 +102,29 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptCounts(msgspec.Struct, frozen=True, array_like=True):
-    """What a future has been through; every state keeps it. Each kind of failure has its count (FUT-20)."""
+    """The counts of a future's attempts, by kind of failure (FUT-20). Every state keeps them."""
 
-    epoch: int = 0  # grows with every claim, relinquish, reap and resubmit (FUT-13)
+    epoch: int = 0  # grows with every claim, return, reap and requeue (FUT-13)
     exceptions: int = 0
     crashes: int = 0
     ooms: int = 0
     strange: int = 0  # code that could not be loaded
-    reaps: int = 0  # claims whose node died, whoever was to blame
+    reaps: int = 0  # claims that ended because their node died
     rebuilds: int = 0  # reconstructions: not attempts (FUT-9)
-    ram: int = 0  # bytes asked for since the last out-of-memory (FUT-52); 0: as submitted
-    dependents: bool = False  # somebody waits: realising must wake them
-    released: bool = False  # no handle of the owner is left
+    ram: int = 0  # bytes needed since the last out-of-memory error (FUT-52); 0 for the spec's value
+    dependents: bool = False  # other futures depend on it and must be notified
+    released: bool = False  # the owner has no handle left
 
 
 class StateRow(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag_field="state"):
-    """The base of the state rows."""
+    """The base class of the state rows."""
 
     state: ClassVar[FutureState]
     tally: AttemptCounts = AttemptCounts()
 
 
 class Blocked(StateRow, frozen=True, array_like=True, kw_only=True, tag=0):
-    """Waits for inputs; `extra` are those it waits for only now, because its task asked for them."""
+    """It waits for inputs. `extra` are futures that its parked task waits for, in addition to its inputs."""
 
     state = FutureState.BLOCKED
     waits_on: int
@@ -132,7 +132,7 @@ class Blocked(StateRow, frozen=True, array_like=True, kw_only=True, tag=0):
 
 
 class Unclaimed(StateRow, frozen=True, array_like=True, kw_only=True, tag=1):
-    """In the pool's lane, or in a node's assignments; `ready_at` is part of its key there."""
+    """It is in a lane of the pool, or assigned to a node. `ready_at` is part of its index key."""
 
     state = FutureState.UNCLAIMED
     ready_at: int
@@ -141,18 +141,18 @@ class Unclaimed(StateRow, frozen=True, array_like=True, kw_only=True, tag=1):
 
 
 class Claimed(StateRow, frozen=True, array_like=True, kw_only=True, tag=2):
-    """A node works on it."""
+    """A node has claimed it."""
 
     state = FutureState.CLAIMED
     holder: str
     node_epoch: int
     claimed_at: int
     cancel: str = ""  # why it must end: "cancelled" or "deadline"
-    limited: bool = False  # counts against its queue's limit
+    limited: bool = False  # counts towards its queue's limit
 
 
 class Realized(StateRow, frozen=True, array_like=True, kw_only=True, tag=3):
-    """Has a result; `result` is the latest one (FUT-18)."""
+    """It has a result; `result` is the latest one (FUT-18)."""
 
     state = FutureState.REALIZED
     result: Result
@@ -160,7 +160,7 @@ class Realized(StateRow, frozen=True, array_like=True, kw_only=True, tag=3):
 
 
 class Failed(StateRow, frozen=True, array_like=True, kw_only=True, tag=4):
-    """Never has a result; the reason is the future's error row."""
+    """It failed; the error row contains the reason."""
 
     state = FutureState.FAILED
     at: int
@@ -168,21 +168,21 @@ class Failed(StateRow, frozen=True, array_like=True, kw_only=True, tag=4):
 
 
 class Cancelled(StateRow, frozen=True, array_like=True, kw_only=True, tag=5):
-    """Somebody asked for its end."""
+    """It was cancelled."""
 
     state = FutureState.CANCELLED
     at: int
 
 
 class Quarantined(StateRow, frozen=True, array_like=True, kw_only=True, tag=6):
-    """Killed its workers; waits for a person."""
+    """It crashed its workers too often and waits for a person."""
 
     state = FutureState.QUARANTINED
     at: int
 
 
 class Unsatisfiable(StateRow, frozen=True, array_like=True, kw_only=True, tag=7):
-    """No live node can run it; looked at again when a node joins."""
+    """No live node can run it. It is checked again when a node joins."""
 
     state = FutureState.UNSATISFIABLE
     since: int
@@ -208,36 +208,36 @@ KINDS = (
 _row: msgspec.msgpack.Decoder[AnyRow] = msgspec.msgpack.Decoder(AnyRow)
 _spec = msgspec.msgpack.Decoder(Spec)
 _failure = msgspec.msgpack.Decoder(Failure)
-_ask = msgspec.msgpack.Decoder(LaneEntry)
+_lane_entry = msgspec.msgpack.Decoder(LaneEntry)
 _result = msgspec.msgpack.Decoder(Result)
 _encode = msgspec.msgpack.Encoder().encode
 
 
 def encode(value: msgspec.Struct) -> bytes:
-    """Any of these structs as stored."""
+    """Encode any of these structs."""
     return _encode(value)
 
 
 def decode_row(raw: bytes) -> AnyRow:
-    """A state row from its stored bytes."""
+    """Decode a state row."""
     return _row.decode(raw)
 
 
 def decode_spec(raw: bytes) -> Spec:
-    """A spec from its stored bytes."""
+    """Decode a spec."""
     return _spec.decode(raw)
 
 
 def decode_failure(raw: bytes) -> Failure:
-    """A failure from its stored bytes."""
+    """Decode a failure."""
     return _failure.decode(raw)
 
 
-def decode_ask(raw: bytes) -> LaneEntry:
-    """The value of an index row."""
-    return _ask.decode(raw)
+def decode_lane_entry(raw: bytes) -> LaneEntry:
+    """Decode the value of an index row."""
+    return _lane_entry.decode(raw)
 
 
 def decode_result(raw: bytes) -> Result:
-    """A copy's record from its stored bytes."""
+    """Decode the record of a copy."""
     return _result.decode(raw)

@@ -1,8 +1,8 @@
-"""The life of a future, as a table. Nothing else decides which state follows which.
+"""The state machine of a future, as a table. No other code decides which state follows which.
 
-The state is stored explicitly (FUT-8) as one frozen class per state (`rows`), and every
-edge is a function of the transaction with the edge's name. `exceptions >= max_retries + 1` is the one and
-only meaning of `failed` by retries.
+The state is stored explicitly (FUT-8), as one frozen class per state (`rows`). Every edge is a function of
+the transaction with the edge's name. A future fails by retries if and only if
+`exceptions >= max_retries + 1`.
 """
 
 from enum import StrEnum
@@ -11,38 +11,38 @@ from tidemill.errors import IllegalTransition
 
 
 class FutureState(StrEnum):
-    """A durable call is in exactly one of these at a time (FUT-12).
+    """The states of a future. It is in exactly one of them at a time (FUT-12).
 
-    It begins blocked while an input is missing, unclaimed when it can run, and unsatisfiable when no live
-    node could; what was `put` begins realized, and what depends on a failed future begins failed. A result
-    whose copies are all lost is computed again (`lose`).
+    A new future is blocked while an input is missing, and unclaimed when it can run. It is unsatisfiable if
+    no live node can run it. A value stored with `put` starts realized, and a future that depends on a failed
+    one starts failed. If all copies of a result are lost, it is computed again (`lose`).
     """
 
-    BLOCKED = "blocked"  # an input is not realised yet
+    BLOCKED = "blocked"  # an input is not realized yet
     UNCLAIMED = "unclaimed"  # in the pool, or assigned to a node
     CLAIMED = "claimed"  # one node works on it
     REALIZED = "realized"  # it has a result
-    FAILED = "failed"  # it will never have one
+    FAILED = "failed"  # it has no result, and no attempt will follow
     CANCELLED = "cancelled"
-    QUARANTINED = "quarantined"  # it killed its worker too often
+    QUARANTINED = "quarantined"  # it crashed its worker too often
     UNSATISFIABLE = "unsatisfiable"  # no live node can ever run it
 
 
 class FutureEdge(StrEnum):
-    """What may happen to a future."""
+    """The events that move a future to another state."""
 
     CLAIM = "claim"
-    RELINQUISH = "relinquish"  # given back without a verdict: drain, restart, recall, reap
-    RETRY = "retry"  # an exception, a crash or an out-of-memory with tries left
-    FAIL = "fail"  # no tries left, a deadline, an upstream that failed
+    RELINQUISH = "relinquish"  # returned without an outcome: drain, restart, recall, reap
+    RETRY = "retry"  # an exception, a crash or an out-of-memory error, with attempts left
+    FAIL = "fail"  # no attempts left, a deadline, or a failed input
     REALIZE = "realize"
-    LOSE = "lose"  # every copy of the result is gone: computed again
-    BLOCK = "block"  # an input is gone, or a waiting task is parked
-    UNBLOCK = "unblock"  # the last missing input is there
+    LOSE = "lose"  # every copy of the result is lost: compute it again
+    BLOCK = "block"  # an input is lost, or a waiting task is parked
+    UNBLOCK = "unblock"  # the last missing input is realized
     CANCEL = "cancel"
     QUARANTINE = "quarantine"
     REQUEUE = "requeue"  # by command
-    STRAND = "strand"  # the last node that could run it is gone
+    STRAND = "strand"  # the last node that could run it has left
     SATISFY = "satisfy"  # a node that can run it has joined
 
 
@@ -74,14 +74,14 @@ FUTURE: dict[FutureState, dict[FutureEdge, FutureState]] = {
 }
 
 INITIAL = frozenset({S.BLOCKED, S.UNCLAIMED, S.UNSATISFIABLE, S.REALIZED, S.FAILED})
-"""Where `submit` (and `put`) may begin."""
+"""The states in which `submit` and `put` may create a future."""
 
 ENDED = frozenset({S.REALIZED, S.FAILED, S.CANCELLED, S.QUARANTINED})
-"""Nothing more happens by itself."""
+"""The states without further automatic transitions."""
 
 
 def step(state: FutureState, edge: FutureEdge) -> FutureState:
-    """The state an edge leads to; `IllegalTransition` when the table has no such edge."""
+    """Return the state that an edge leads to. Raise `IllegalTransition` if the table has no such edge."""
     try:
         return FUTURE[state][edge]
     except KeyError:
@@ -89,14 +89,14 @@ def step(state: FutureState, edge: FutureEdge) -> FutureState:
 
 
 class ActorState(StrEnum):
-    """An object on one worker; it lives once and is never rebuilt silently (FUT-47)."""
+    """The states of an actor: an object on one worker that is never recreated silently (FUT-47)."""
 
     ALIVE = "alive"
     DEAD = "dead"
 
 
 class ActorEdge(StrEnum):
-    """What may happen to an actor."""
+    """The events that move an actor to another state."""
 
     DIE = "die"
 
@@ -108,7 +108,7 @@ ACTOR: dict[ActorState, dict[ActorEdge, ActorState]] = {
 
 
 def actor_step(state: ActorState, edge: ActorEdge) -> ActorState:
-    """The state an actor's edge leads to; `IllegalTransition` when the table has no such edge."""
+    """Return the state that an actor's edge leads to. Raise `IllegalTransition` if there is no such edge."""
     try:
         return ACTOR[state][edge]
     except KeyError:

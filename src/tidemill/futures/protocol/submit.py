@@ -1,4 +1,4 @@
-"""Submitting futures: the edge from nowhere."""
+"""Submit: creates futures, and stores values as realized futures (`put`)."""
 
 from collections.abc import Callable, Sequence
 
@@ -24,55 +24,55 @@ from tidemill.futures.protocol.states import ENDED
 from tidemill.store import Tx
 
 ROOM_WRITES = 800
-"""What a transaction of submissions may write: within the limit, with room for what the caller adds."""
+"""How many rows a transaction of submissions may write. The store's limit leaves room for more."""
 
 MOST_INPUTS = 300
-"""Each input is two writes, in one transaction with the future."""
+"""How many inputs a future may have. Each input is two writes in the future's transaction."""
 
 WAITING, SERVED = b"w", b"s"
 
 
 def weight(spec: Spec) -> int:
-    """How many rows submitting this writes at most."""
+    """Return how many rows the submission writes at most."""
     return 8 + 2 * len(spec.inputs)
 
 
 def pages(specs: Sequence[Spec], weigh: Callable[[Spec], int] = weight) -> list[list[Spec]]:
-    """A batch cut into transactions: by the number of writes, and by the size of what is written."""
-    found: list[list[Spec]] = []
+    """Split a batch into transactions, by the number of rows and by the number of bytes."""
+    batches: list[list[Spec]] = []
     writes = size = 0
     for spec in specs:
-        more = weigh(spec)
-        bulk = len(spec.args.inline or b"") + 40 * len(spec.inputs) + 1_000
-        if not found or writes + more > ROOM_WRITES or size + bulk > 800_000:
-            found.append([])
+        spec_writes = weigh(spec)
+        spec_size = len(spec.args.inline or b"") + 40 * len(spec.inputs) + 1_000
+        if not batches or writes + spec_writes > ROOM_WRITES or size + spec_size > 800_000:
+            batches.append([])
             writes = size = 0
-        found[-1].append(spec)
-        writes, size = writes + more, size + bulk
-    return found
+        batches[-1].append(spec)
+        writes, size = writes + spec_writes, size + spec_size
+    return batches
 
 
 def submit(tx: Tx, keys: FutureKeys, specs: Sequence[Spec]) -> list[bytes]:
-    """Enter futures: unclaimed, or blocked while an input is not realised (FUT-1). Returns their ids.
+    """Create futures: unclaimed, or blocked while an input is not realized (FUT-1). Return their ids.
 
-    A spec whose idempotency key is known already makes nothing; the id of the first one is returned. A
-    future whose input has failed for good fails at once, with the chain of causes. The batch is one
-    transaction: cut it with `pages`.
+    If the idempotency key of a spec exists already, nothing is created and the first future's id is returned.
+    A future with a failed input fails at once, with the chain of causes. The batch is one transaction; split
+    it with `pages`.
     """
     return [submit_one(tx, keys, spec) for spec in specs]
 
 
 def submit_one(tx: Tx, keys: FutureKeys, spec: Spec) -> bytes:
-    """Enter one future."""
+    """Create one future."""
     if len(spec.inputs) > MOST_INPUTS:
         raise UsageError(
-            f"{spec.name} has {len(spec.inputs)} inputs; at most {MOST_INPUTS}",
-            hint="gather them in steps: futures that each combine some of them",
+            f"{spec.name} has {len(spec.inputs)} inputs; at most {MOST_INPUTS} are allowed",
+            hint="combine them in steps, with futures that each combine some of them",
         )
-    known = known_as(tx, keys, spec)
-    if known is not None:
-        return known
-    spec = begin(tx, keys, spec)
+    existing = existing_id(tx, keys, spec)
+    if existing is not None:
+        return existing
+    spec = write_spec(tx, keys, spec)
     missing, broken = attach(tx, keys, spec, must_exist=True)
     if broken is not None:
         edges.set_failure(tx, keys, spec.id, broken)
@@ -84,13 +84,13 @@ def submit_one(tx: Tx, keys: FutureKeys, spec: Spec) -> bytes:
     return spec.id
 
 
-def known_as(tx: Tx, keys: FutureKeys, spec: Spec) -> bytes | None:
-    """The id of the future that was submitted under the same idempotency key."""
+def existing_id(tx: Tx, keys: FutureKeys, spec: Spec) -> bytes | None:
+    """Return the id of the future with the same idempotency key, if there is one."""
     return tx.get(keys.key[spec.key]) if spec.key else None
 
 
-def begin(tx: Tx, keys: FutureKeys, spec: Spec) -> Spec:
-    """Write what never changes: the spec, and the indices of its key and its deadline."""
+def write_spec(tx: Tx, keys: FutureKeys, spec: Spec) -> Spec:
+    """Write the rows that never change: the spec, and the indices of its key and its deadline."""
     spec = msgspec.structs.replace(spec, submitted_at=tx.now())
     tx.set(keys.spec[spec.id], rows.encode(spec), quiet=True)
     if spec.key:
@@ -103,10 +103,14 @@ def begin(tx: Tx, keys: FutureKeys, spec: Spec) -> Spec:
 def attach(
     tx: Tx, keys: FutureKeys, spec: Spec, *, extra: Sequence[bytes] = (), must_exist: bool = False
 ) -> tuple[int, Failure | None]:
-    """Hang a future on its inputs: how many are missing, and the failure of one that never comes.
+    """Make a future a dependent of its inputs. Return how many are missing, and the failure of one, if any.
 
-    - extra: futures that a parked task awaits: served by any end, since the task itself looks at it.
-    - must_exist: an input that is gone is the caller's mistake (`FutureUnknown`), not a failure.
+    Args:
+        tx: the transaction.
+        keys: the keys of futures.
+        spec: the future.
+        extra: futures that a parked task waits for. Any end of them counts; the task itself checks how.
+        must_exist: raise `FutureUnknown` for an input that does not exist, instead of returning a failure.
     """
     ids = list(dict.fromkeys((*spec.inputs, *extra)))
     only_awaited = set(extra) - set(spec.inputs)
@@ -115,9 +119,9 @@ def attach(
     for upstream, row in zip(ids, edges.read_many(tx, keys, ids), strict=True):
         if row is None:
             if must_exist:
-                raise FutureUnknown(f"input {upstream.hex()} of {spec.name} does not exist any more")
+                raise FutureUnknown(f"input {upstream.hex()} of {spec.name} does not exist, or was deleted")
             if upstream not in only_awaited:
-                broken = broken or _gone(tx, spec, upstream)
+                broken = broken or _missing_input(tx, spec, upstream)
             continue
         if isinstance(row, Failed | Cancelled | Quarantined) and upstream not in only_awaited:
             broken = broken or upstream_failure(tx, keys, upstream, row, of=spec)
@@ -130,24 +134,23 @@ def attach(
     return missing, broken
 
 
-def _gone(tx: Tx, spec: Spec, upstream: bytes) -> Failure:
-    message = f"input {upstream.hex()} of {spec.name} does not exist any more"
+def _missing_input(tx: Tx, spec: Spec, upstream: bytes) -> Failure:
+    message = f"input {upstream.hex()} of {spec.name} does not exist, or was deleted"
     return Failure(kind="upstream", type="FutureUnknown", message=message, at=tx.now())
 
 
 def upstream_failure(
     tx: Tx, keys: FutureKeys, upstream: bytes, row: AnyRow, *, of: Spec | None = None
 ) -> Failure:
-    """What a dependent is told of an input that never comes: the chain of causes, nearest first (FUT-46).
+    """Return the failure of a dependent of a failed input: the chain of causes, nearest first (FUT-46).
 
-    Of kind "actor" for a call `of` the actor that the input is.
+    Its kind is "actor" if `of` is a call of the actor that failed.
     """
     raw = tx.get(keys.error[upstream], lock=tx.mode == "take")
     cause = rows.decode_failure(raw) if raw is not None else Failure(kind=row.state.value)
     spec = edges.read_spec(tx, keys, upstream)
-    named = (
-        f"{spec.name if spec else '?'} ({upstream.hex()}): {cause.type or cause.kind} {cause.message}".strip()
-    )
+    name = spec.name if spec else "?"
+    link = f"{name} ({upstream.hex()}): {cause.type or cause.kind} {cause.message}".strip()
     return Failure(
         kind="actor" if of is not None and of.actor == upstream else "upstream",
         type=cause.type,
@@ -156,7 +159,7 @@ def upstream_failure(
         pickled=cause.pickled,
         signature=cause.signature,
         at=tx.now(),
-        upstream=(named, *cause.upstream)[:50],
+        upstream=(link, *cause.upstream)[:50],
     )
 
 
@@ -169,15 +172,20 @@ def unclaimed(
     ready_at: int | None = None,
     node: str | None = None,
 ) -> Unclaimed:
-    """A row for the pool, or for the node that holds what the future wants to be near (FUT-42).
+    """Return a row for the pool, or for the node with the result that the future wants to be near (FUT-42).
 
-    In the pool it has the place of its submission, however often it was given back: the oldest goes first
-    (FUT-26). Among assignments it counts from now, because those that wait too long go to the pool (FUT-60).
+    In the pool, a future keeps the position of its submission through all retries: the oldest runs first
+    (FUT-26). An assignment counts from now, because assignments that wait too long go to the pool (FUT-60).
 
-    - ready_at: not before this time.
-    - node: assign it softly to this node instead, unless it is bound to another one.
+    Args:
+        tx: the transaction.
+        keys: the keys of futures.
+        spec: the future.
+        tally: the counts of the new row.
+        ready_at: do not run it before this time.
+        node: prefer this node instead, unless the future is bound to another one.
     """
-    home = where(tx, keys, spec)
+    home = preferred_node(tx, keys, spec)
     hard = bool(home) and spec.hard
     if node is not None and not hard:
         home = node
@@ -186,8 +194,8 @@ def unclaimed(
     return Unclaimed(tally=tally, ready_at=ready_at, assigned=home, hard=hard)
 
 
-def where(tx: Tx, keys: FutureKeys, spec: Spec) -> str:
-    """The node to assign a future to; empty for the pool."""
+def preferred_node(tx: Tx, keys: FutureKeys, spec: Spec) -> str:
+    """Return the node to assign a future to; empty for the pool."""
     if not spec.near:
         return ""
     row = edges.read(tx, keys, spec.near)
@@ -197,19 +205,19 @@ def where(tx: Tx, keys: FutureKeys, spec: Spec) -> str:
 
 
 def put(tx: Tx, keys: FutureKeys, spec: Spec, result: Result) -> bytes:
-    """Enter a value as a realised future (FUT-33): it has no provenance, so it is never computed again."""
-    known = known_as(tx, keys, spec)
-    if known is not None:
-        return known
-    spec = begin(tx, keys, msgspec.structs.replace(spec, reconstruct=False))
+    """Store a value as a realized future (FUT-33). It has no inputs, so it cannot be computed again."""
+    existing = existing_id(tx, keys, spec)
+    if existing is not None:
+        return existing
+    spec = write_spec(tx, keys, msgspec.structs.replace(spec, reconstruct=False))
     edges.enter(tx, keys, spec, Realized(result=msgspec.structs.replace(result, at=tx.now()), at=tx.now()))
     if result.location.kind != "inline":
-        keep(tx, keys, spec, result)
+        record_copy(tx, keys, spec, result)
     return spec.id
 
 
-def keep(tx: Tx, keys: FutureKeys, spec: Spec, result: Result, *, held: bool = True) -> None:
-    """The records of a result outside the row: where its copy is, and whose handle keeps it."""
+def record_copy(tx: Tx, keys: FutureKeys, spec: Spec, result: Result, *, has_handle: bool = True) -> None:
+    """Record a result outside the row: where its copy is, and which client's handle keeps it."""
     tx.set(keys.copy[spec.id, result.location.node], rows.encode(result))
-    if held and spec.owner:
+    if has_handle and spec.owner:
         tx.set(keys.hold[spec.owner, spec.id], b"")

@@ -1,15 +1,14 @@
-"""The sweep: ended futures that nobody needs are deleted, in small pages (FUT-34).
+"""The sweep: deletes ended futures that are not needed any more, in small pages (FUT-34).
 
-Rows are walked from the oldest on. One goes when it ended longer ago than it is kept for (24 h), and
+It reads the rows from the oldest on. A future is deleted if it ended more than 24 hours ago, and
 
-- no handle keeps it: its owner has released it, or is not alive any more (FUT-64);
-- no pin keeps it, which other clients' handles are too;
-- no dependent could need it again: each is gone, or has ended, and a result of its own is in the row or in
-  object storage (FUT-61). One whose result lies in a node's memory may be lost, and would be computed from
-  this.
+- no handle keeps it: its owner has released it, or is dead (FUT-64);
+- no pin keeps it; the handles of other clients are pins too;
+- no dependent can need it again: each was deleted, or has ended, with its own result in the row or in object
+  storage (FUT-61). A dependent with a result in a node's memory may lose it, and is then computed from this.
 
-Dep rows of dependents that cannot need it are cleared as they are found, a page per look, so a row with any
-number of dependents is judged in short transactions.
+The sweep deletes the dep rows of dependents that cannot need the future, a page at a time. So each
+transaction is short, even for a future with many dependents.
 """
 
 import msgspec
@@ -18,57 +17,55 @@ from tidemill.cluster import nodes
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.futures.protocol import actors, edges, results, rows
 from tidemill.futures.protocol.claim import read_lanes
-from tidemill.futures.protocol.keys import FutureKeys, args_object
+from tidemill.futures.protocol.keys import FutureKeys, args_object, ids_in
 from tidemill.futures.protocol.rows import AnyRow, Cancelled, Failed, Quarantined, Realized, Spec
 from tidemill.store import Tx
 
 KEEP_S = 24 * 3600.0
 KEEP_QUARANTINED = 7
-"""Those that wait for a person are kept this many times as long."""
+"""Quarantined futures, which wait for a person, are kept this many times as long."""
 
 PAGE = 40
 DEPENDENTS_PAGE = 100
 ROOM_WRITES = 500
 
 
-class Swept(msgspec.Struct, frozen=True):
-    """A page of the walk: what was deleted, and whether the walk goes on."""
+class SweepPage(msgspec.Struct, frozen=True):
+    """One page of the sweep: the deleted futures, and whether there are more pages."""
 
     deleted: list[bytes]
     more: bool
 
 
-def sweep_page(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, keep_us: int, *, limit: int = PAGE) -> Swept:
-    """Look at the next page of rows and delete those that nobody needs; the position is kept in the store."""
+def sweep_page(
+    tx: Tx, keys: FutureKeys, cluster: ClusterKeys, keep_us: int, *, limit: int = PAGE
+) -> SweepPage:
+    """Delete the futures of the next page that are not needed. The position is kept in the store."""
     after = tx.get(keys.swept) or b""
     lo, _ = keys.future.all()
     oldest_kept = max(0, tx.wall() - keep_us) // 1000
     hi = keys.future[min(oldest_kept, 2**48 - 1).to_bytes(6, "big")]
-    found = tx.range(max(lo, after + b"\x00"), hi, limit=limit, snapshot=True)
-    ids = [one for row in found if isinstance(one := keys.future.unpack(row.key)[0], bytes)]
-    old = [
-        one
-        for one, row in zip(ids, found, strict=True)
-        if _is_old(rows.decode_row(row.value), tx.now(), keep_us)
-    ]
+    page = tx.range(max(lo, after + b"\x00"), hi, limit=limit, snapshot=True)
+    old_rows = [row for row in page if _is_old(rows.decode_row(row.value), tx.now(), keep_us)]
+    old = ids_in(keys.future, old_rows)
     deleted: list[bytes] = []
-    position = found[-1].key if len(found) == limit else b""
+    position = page[-1].key if len(page) == limit else b""
     states = dict(zip(old, edges.read_many(tx, keys, old), strict=True))
     for future_id in old:
         state = states[future_id]
         if tx.writes > ROOM_WRITES:
-            position = keys.future[future_id][:-1]  # just before it: it is the first of the next page
+            position = keys.future[future_id][:-1]  # before it, so that the next page begins with it
             break
         if (
             state is not None
             and _is_old(state, tx.now(), keep_us)
-            and is_free(tx, keys, cluster, future_id, state)
+            and is_unneeded(tx, keys, cluster, future_id, state)
         ):
             delete(tx, keys, future_id, state)
             deleted.append(future_id)
     if position or after:
         tx.set(keys.swept, position)
-    return Swept(deleted, bool(position))
+    return SweepPage(deleted, bool(position))
 
 
 def _is_old(row: AnyRow, now_us: int, keep_us: int) -> bool:
@@ -80,23 +77,22 @@ def _is_old(row: AnyRow, now_us: int, keep_us: int) -> bool:
     return False
 
 
-def is_free(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, future_id: bytes, row: AnyRow) -> bool:
-    """Does nobody need this ended future? Forgets dependents that do not, on the way."""
+def is_unneeded(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, future_id: bytes, row: AnyRow) -> bool:
+    """Return whether an ended future is not needed. Delete the dep rows of dependents that do not need it."""
     if tx.get(keys.cursor[future_id], lock=True) is not None:
-        return False  # some dependents are not told yet
+        return False  # some dependents are not notified yet
     spec = edges.must_read_spec(tx, keys, future_id)
     if spec.owner and not row.tally.released and _is_alive(tx, cluster, spec.owner):
         return False
     if tx.range(*keys.pin.under(future_id), limit=1):
         return False
     if isinstance(row, Realized) and row.result.location.kind == "actor":
-        return False  # it lives
+        return False  # the actor is alive
     page = tx.range(*keys.dep.under(future_id), limit=DEPENDENTS_PAGE)
-    down = [one for found in page if isinstance(one := keys.dep.unpack(found.key)[1], bytes)]
     needed = False
-    for found, state in zip(page, edges.read_many(tx, keys, down), strict=True):
+    for dep, state in zip(page, edges.read_many(tx, keys, ids_in(keys.dep, page, 1)), strict=True):
         if _needs_no_input(state):
-            tx.clear(found.key)
+            tx.clear(dep.key)
         else:
             needed = True
     return not needed and len(page) < DEPENDENTS_PAGE
@@ -117,7 +113,7 @@ def _needs_no_input(row: AnyRow | None) -> bool:
 
 
 def delete(tx: Tx, keys: FutureKeys, future_id: bytes, row: AnyRow) -> None:
-    """Delete an ended future with everything that hangs on it."""
+    """Delete an ended future and all its rows."""
     spec = edges.must_read_spec(tx, keys, future_id)
     results.drop_copies(tx, keys, spec, row)
     if spec.args.inline is None:
@@ -143,17 +139,17 @@ def _clear_hold(tx: Tx, keys: FutureKeys, spec: Spec) -> None:
 
 
 def collect_page(tx: Tx, keys: FutureKeys, *, after: bytes = b"", limit: int = PAGE) -> bytes:
-    """Free released results whose dependents have ended; where the next page begins, empty at the end."""
+    """Delete a page of released results that no dependent needs. Return where the next page begins."""
     lo, hi = keys.loose.all()
-    found = tx.range(max(lo, after + b"\x00"), hi, limit=limit)
-    ids = [one for row in found if isinstance(one := keys.loose.unpack(row.key)[0], bytes)]
+    page = tx.range(max(lo, after + b"\x00"), hi, limit=limit)
+    ids = ids_in(keys.loose, page)
     for future_id, row in zip(ids, edges.read_many(tx, keys, ids), strict=True):
         results.collect(tx, keys, future_id, row)
-    return found[-1].key if len(found) == limit else b""
+    return page[-1].key if len(page) == limit else b""
 
 
 def close_lanes(tx: Tx, keys: FutureKeys, *, limit: int = 50) -> int:
-    """Take empty lanes off the directory. Whoever enters something lists its lane in the same transaction."""
+    """Remove empty lanes from the list. A transaction that adds a future to a lane also lists the lane."""
     closed = 0
     for lane in read_lanes(tx, keys):
         prefix = keys.ready[lane.key]

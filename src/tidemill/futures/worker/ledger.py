@@ -23,7 +23,7 @@ from tidemill.events import Emit, ignore
 from tidemill.futures.protocol import actors, claim, depend, edges, finish, inbox, reap, results, rows
 from tidemill.futures.protocol.claim import Claim
 from tidemill.futures.protocol.finish import Completion
-from tidemill.futures.protocol.keys import FutureKeys
+from tidemill.futures.protocol.keys import FutureKeys, ids_in
 from tidemill.futures.protocol.lanes import Capacity, Lane
 from tidemill.futures.protocol.rows import AnyRow, Claimed, Failure, Realized, Result, Spec
 from tidemill.futures.protocol.states import ENDED
@@ -333,7 +333,7 @@ class Ledger:
     def notify_dependents(self) -> None:
         """Unblock the dependents of realized futures, a page at a time. A cursor row records the rest."""
         future_ids, self.unnotified = self.unnotified, []
-        if self.store.run(lambda tx: depend.tell(tx, self.keys, future_ids)):
+        if self.store.run(lambda tx: depend.notify(tx, self.keys, future_ids)):
             self.unnotified = future_ids
 
     # --- statuses of tasks
@@ -397,10 +397,7 @@ class Ledger:
         def step(tx: Tx) -> tuple[int, bool]:
             nodes.check(tx, self.cluster, node)
             owned = tx.range(*self.keys.own.under(node.id))
-            ids = [
-                future_id for row in owned if isinstance(future_id := self.keys.own.unpack(row.key)[1], bytes)
-            ]
-            unknown = [future_id for future_id in ids if future_id not in jobs]
+            unknown = [future_id for future_id in ids_in(self.keys.own, owned, 1) if future_id not in jobs]
             page = unknown[:PAGE]
             for future_id, row in zip(page, edges.read_many(tx, self.keys, page), strict=True):
                 exists = edges.read_spec(tx, self.keys, future_id) is not None
