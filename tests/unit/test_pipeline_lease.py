@@ -1,4 +1,4 @@
-"""A process that appends, and the entry in the node list under which it does."""
+"""Appends, and the lease of the process that appends."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tidemill.testing.threads import STUCK_S
 
 
 @pytest.mark.slow
-def test_when_the_keeping_of_our_entry_has_ended_an_append_says_why(
+def test_an_append_raises_the_error_that_ended_the_renewal_of_the_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with tm.Pipeline("shop", home=tmp_path / "home") as shop:
@@ -21,35 +21,33 @@ def test_when_the_keeping_of_our_entry_has_ended_an_append_says_why(
         connection = shop.context.connection
 
         def broken() -> float:
-            raise ZeroDivisionError("a mistake of ours")
+            raise ZeroDivisionError("a bug")
 
         monkeypatch.setattr(connection.membership, "tick", broken)
-        assert poll(lambda: connection._broken is not None, SYSTEM, every_s=0.01, timeout_s=STUCK_S)
+        assert poll(lambda: connection._error is not None, SYSTEM, every_s=0.01, timeout_s=STUCK_S)
         with pytest.raises(ZeroDivisionError):
             orders.append([(2,)])
 
 
 @pytest.mark.slow
-def test_an_append_whose_lease_was_lost_on_the_way_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_append_that_loses_its_lease_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with tm.Pipeline("shop", home=tmp_path / "home") as shop:
         orders = shop.dataset("orders", "id BIGINT")
         orders.append([(1,)])
-        given = Scope.new_attempt
-        lost = 0
+        new_attempt = Scope.new_attempt
+        calls = 0
 
-        def slept(scope: Scope) -> str:
-            """As when a laptop sleeps behind the lid: the entry is gone, and soon there again."""
-            nonlocal lost
-            lost += 1
+        def new_attempt_after_sleep(scope: Scope) -> str:
+            """Lose the node's entry once, as when a laptop sleeps; the node joins again soon."""
+            nonlocal calls
+            calls += 1
             membership = shop.context.connection.membership
             assert membership is not None
-            if lost == 1:
+            if calls == 1:
                 scope.store.run(lambda tx: nodes.leave(tx, membership.keys, membership.node))
                 membership._due = 0.0
-            return given(scope)
+            return new_attempt(scope)
 
-        monkeypatch.setattr(Scope, "new_attempt", slept)
+        monkeypatch.setattr(Scope, "new_attempt", new_attempt_after_sleep)
         assert orders.append([(2,)]).position == 2
-        assert lost > 1
+        assert calls > 1

@@ -3,8 +3,8 @@
 import click
 from rich.text import Text
 
+from tidemill.cli.options import pipeline_option
 from tidemill.cli.output import CommandOutput, json_option
-from tidemill.cli.pipeline import pipeline_option
 from tidemill.pipeline import compaction
 from tidemill.pipeline.pipeline_file import find
 from tidemill.runner.compaction import Compacted

@@ -5,8 +5,8 @@ from pathlib import Path
 import click
 from rich.text import Text
 
+from tidemill.cli.options import pipeline_option
 from tidemill.cli.output import CommandOutput, json_option
-from tidemill.cli.pipeline import pipeline_option
 from tidemill.errors import UsageError
 from tidemill.pipeline.pipeline_file import find
 from tidemill.pipeline.tables import View

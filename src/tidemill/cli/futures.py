@@ -8,8 +8,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from tidemill.cli.options import ClusterLocation, location_options
 from tidemill.cli.output import CommandOutput, json_option
-from tidemill.cli.where import ClusterLocation, where_options
 from tidemill.errors import TidemillError
 from tidemill.futures.client import queries
 from tidemill.futures.client.lineage import STYLES, Lineage, trace
@@ -25,7 +25,7 @@ ID_DIGITS = 20  # of 32, in lists: enough to distinguish ids, and `show` accepts
 
 
 @click.group("futures", invoke_without_command=True)
-@where_options
+@location_options
 @click.option(
     "--state", "states", multiple=True, type=click.Choice(STATES), help="Only futures in this state."
 )
@@ -65,7 +65,7 @@ def futures_command(
 
 @futures_command.command("show")
 @click.argument("future_id", metavar="ID")
-@where_options
+@location_options
 @json_option
 def show_command(
     output: CommandOutput, future_id: str, home: str | None, store: str | None, cluster: str
@@ -84,7 +84,7 @@ def show_command(
 @futures_command.command("requeue")
 @click.argument("future_ids", metavar="[ID]...", nargs=-1)
 @click.option("--quarantined", is_flag=True, help="Requeue all quarantined futures.")
-@where_options
+@location_options
 @json_option
 def requeue_command(
     output: CommandOutput,
@@ -124,7 +124,7 @@ def requeue_command(
 
 @futures_command.command("cancel")
 @click.argument("future_id", metavar="ID")
-@where_options
+@location_options
 @json_option
 def cancel_command(
     output: CommandOutput, future_id: str, home: str | None, store: str | None, cluster: str

@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tidemill.arcs.gaps import SKIPPED, Cause, Coverage, Gap, GapState
+from tidemill.cli.options import pipeline_option
 from tidemill.cli.output import CommandOutput, json_option
-from tidemill.cli.pipeline import pipeline_option
 from tidemill.pipeline.pipeline_file import find
 
 STYLES = {

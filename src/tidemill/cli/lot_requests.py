@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tidemill.arcs.lot_requests import RequestKind
+from tidemill.cli.options import pipeline_option
 from tidemill.cli.output import CommandOutput, json_option
-from tidemill.cli.pipeline import pipeline_option
 from tidemill.pipeline import lot_requests
 from tidemill.pipeline.lot_requests import LotAction, LotRequestPlan, PlannedLot
 from tidemill.pipeline.pipeline_file import find

@@ -8,8 +8,8 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from tidemill.cli.options import pipeline_option
 from tidemill.cli.output import CommandOutput, json_option
-from tidemill.cli.pipeline import pipeline_option
 from tidemill.errors import BadLotId
 from tidemill.lots.ids import LotId
 from tidemill.pipeline.lot_info import LotInfo

@@ -7,8 +7,8 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
+from tidemill.cli.options import ClusterLocation, location_options
 from tidemill.cli.output import CommandOutput, json_option
-from tidemill.cli.where import ClusterLocation, where_options
 from tidemill.cluster import leases, nodes
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
@@ -31,7 +31,7 @@ class NodeLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command("nodes")
-@where_options
+@location_options
 @json_option
 def nodes_command(output: CommandOutput, home: str | None, store: str | None, cluster: str) -> None:
     """List the nodes of a cluster: their leases, slots and free resources, and the leader."""

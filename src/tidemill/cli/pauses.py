@@ -3,8 +3,8 @@
 import click
 from rich.text import Text
 
+from tidemill.cli.options import pipeline_option
 from tidemill.cli.output import CommandOutput, json_option
-from tidemill.cli.pipeline import pipeline_option
 from tidemill.pipeline.pace import CatchUpWord
 from tidemill.pipeline.pipeline_file import find
 from tidemill.triggers.terms import CatchUp

@@ -7,8 +7,8 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from tidemill.cli.options import pipeline_option
 from tidemill.cli.output import CommandOutput, json_option
-from tidemill.cli.pipeline import pipeline_option
 from tidemill.pipeline import reader
 from tidemill.pipeline.pipeline_file import find
 

@@ -3,8 +3,8 @@
 import click
 import msgspec
 
+from tidemill.cli.options import pipeline_option
 from tidemill.cli.output import CommandOutput, json_option
-from tidemill.cli.pipeline import pipeline_option
 from tidemill.cluster.leases import TTL_S, LeaseTiming
 from tidemill.pipeline.child_process import MAIN, RunRequest, read_info
 from tidemill.pipeline.pipeline_file import locate

@@ -6,8 +6,8 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from tidemill.cli.options import pipeline_option
 from tidemill.cli.output import CommandOutput, json_option
-from tidemill.cli.pipeline import pipeline_option
 from tidemill.pipeline.pipeline_file import find
 from tidemill.pipeline.status import RunInfo, status_of, tables_of
 

@@ -6,9 +6,8 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from tidemill.cli.options import ClusterLocation, location_options, pipeline_option
 from tidemill.cli.output import CommandOutput, json_option
-from tidemill.cli.pipeline import pipeline_option
-from tidemill.cli.where import ClusterLocation, where_options
 from tidemill.errors import TidemillError
 from tidemill.lots.keys import LotKeys
 from tidemill.pipeline.child_process import read_info
@@ -33,7 +32,7 @@ MOST_DEAD = 10_000
 
 @click.group("triggers", invoke_without_command=True)
 @pipeline_option
-@where_options
+@location_options
 @click.option(
     "--state",
     "states",
@@ -85,7 +84,7 @@ def triggers_command(
 @triggers_command.command("retry")
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @click.option("--dead", is_flag=True, help="Retry all dead triggers.")
-@where_options
+@location_options
 @json_option
 def retry_command(
     output: CommandOutput,
@@ -110,7 +109,7 @@ def retry_command(
 
 @triggers_command.command("pause")
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-@where_options
+@location_options
 @json_option
 def pause_command(
     output: CommandOutput, names: tuple[str, ...], home: str | None, store: str | None, cluster: str
@@ -128,7 +127,7 @@ def pause_command(
     type=click.Choice([policy.value for policy in CatchUp]),
     help="Which lots published during the pause to process. Default: as declared.",
 )
-@where_options
+@location_options
 @json_option
 def resume_command(
     output: CommandOutput,
@@ -148,7 +147,7 @@ def resume_command(
 
 
 @triggers_command.command("rebuild")
-@where_options
+@location_options
 @json_option
 def rebuild_command(output: CommandOutput, home: str | None, store: str | None, cluster: str) -> None:
     """Rebuild the heap from the store, after it was lost or moved.

@@ -19,18 +19,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidemill.clock import SYSTEM, Clock
-from tidemill.errors import DeclarationError
+from tidemill.errors import DeclarationError, SubscriptionUnknown, UsageError
 from tidemill.events import Emit, ignore
 from tidemill.futures.home import CLUSTER, ClusterAddress
 from tidemill.lots import checks as expectations
 from tidemill.lots.checks import quarantine_of
 from tidemill.lots.keys import DatasetId
+from tidemill.pipeline import graph
 from tidemill.pipeline.context import PipelineContext
 from tidemill.pipeline.declarations import ArcDecl
 from tidemill.pipeline.registry import Readable, Registry
 from tidemill.pipeline.source_line import SourceLine, caller_folder
 from tidemill.pipeline.tables import Dataset, RetiredView, Table, View
 from tidemill.spark.sessions import SparkSettings
+from tidemill.store import Tx
+from tidemill.triggers import subscriptions, templates
+from tidemill.triggers.subscriptions import AnyRow
+from tidemill.triggers.terms import CatchUp
+from tidemill.views.steps.keys import group_id
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -98,9 +104,9 @@ class Pipeline(Registry):
         """Return all arcs by name, with those of templates. Only a template makes this read the store."""
         if not self.templates:
             return self.arcs
-        from tidemill.pipeline.plan import templates
+        from tidemill.pipeline.plan.templates import children_of, stored_tables
 
-        return {**self.arcs, **templates.children_of(self, templates.stored_tables(self))}
+        return {**self.arcs, **children_of(self, stored_tables(self))}
 
     @property
     def names(self) -> list[str]:
@@ -277,14 +283,16 @@ class Pipeline(Registry):
         return lot_requests.retry(self, None if table is None else self._name_of(table), lots)
 
     def pause(self, *names: str) -> list[str]:
-        """Pause arcs or view groups. Lots that are published during the pause are processed after it.
+        """Pause arcs or view groups; return their names (LOT-38).
+
+        A pause loses nothing: lots that are published or requested during the pause are processed after it. A
+        lot or step that is running when the pause begins finishes.
 
         Args:
             names: names of arcs, tables that arcs write, views, or groups of views.
         """
-        from tidemill.pipeline import pauses
-
-        return pauses.pause(self, names)
+        keys = self.context.keys.triggers
+        return self._change_subscriptions(names, lambda tx, name: subscriptions.pause(tx, keys, name))
 
     def resume(self, *names: str, catch_up: "CatchUpWord | None" = None) -> list[str]:
         """Resume arcs or view groups.
@@ -294,9 +302,40 @@ class Pipeline(Registry):
             catch_up: which lots published during the pause to process: `all`, the `latest` of each source, or
                 `none`. Skipped lots count as seen; they can be backfilled.
         """
-        from tidemill.pipeline import pauses
+        keys, lots = self.context.keys.triggers, self.context.keys.lots
+        policy = None if catch_up is None else CatchUp(catch_up)
+        return self._change_subscriptions(
+            names, lambda tx, name: subscriptions.resume(tx, keys, lots, name, policy)
+        )
 
-        return pauses.resume(self, names, catch_up)
+    def _change_subscriptions(self, names: Sequence[str], change: Callable[[Tx, str], AnyRow]) -> list[str]:
+        """Change the subscriptions of these arcs or groups in one transaction; return their names."""
+        labels = {id_: label for name in names for id_, label in self._subscriptions(name).items()}
+
+        def step(tx: Tx) -> None:
+            for id_, label in labels.items():
+                try:
+                    change(tx, id_)
+                except SubscriptionUnknown:
+                    raise SubscriptionUnknown(
+                        f"{label} has not run yet", hint="run the pipeline once, or declare enabled=False"
+                    ) from None
+
+        self.context.store.run(step)
+        return list(labels.values())
+
+    def _subscriptions(self, name: str) -> dict[str, str]:
+        """Return the subscriptions of an arc, a table, a view, a group or a template, with names to show."""
+        if name in self.templates:
+            keys, id_ = self.context.keys.triggers, graph.arc_id(self, name)
+            children = self.context.store.run(lambda tx: list(templates.children(tx, keys, id_)))
+            return {child: child.partition("/")[2] for child in children}
+        groups = graph.groups(self)
+        if name in groups:
+            return {group_id(self.name, groups[name]): name}
+        if name in self.datasets:
+            raise UsageError(f"{name} is a dataset, which nothing runs", hint="pause the arcs that read it")
+        return {graph.arc_id(self, graph.maker(self, name).name): name}
 
     def snapshot(self) -> "Mapping[str, DataFrame]":
         """Return all tables that are not empty, at one moment, by name."""

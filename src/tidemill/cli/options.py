@@ -1,4 +1,4 @@
-"""Find the cluster that a command works on: `--home` or `--store`, and `--cluster`."""
+"""Options that commands share: the pipeline (`-f`), and the cluster (`--home`, `--store`, `--cluster`)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +10,16 @@ from tidemill.futures.home import CLUSTER, STORE, ClusterAddress
 from tidemill.store import Store, open_store
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def pipeline_option(command: F) -> F:
+    """Add the option `-f` to a command, which receives it as `file`."""
+    return click.option(
+        "-f",
+        "--file",
+        metavar="FILE[:NAME]",
+        help="The pipeline, like shop.py:shop. Default: the one in tidemill.toml.",
+    )(command)
 
 
 class ClusterLocation:
@@ -28,7 +38,7 @@ class ClusterLocation:
         return open_store(self._url)
 
 
-def where_options(command: F) -> F:
+def location_options(command: F) -> F:
     """Add the options to a command, which receives `home`, `store` and `cluster`."""
     for option in (
         click.option(
