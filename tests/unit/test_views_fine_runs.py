@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.unit.lent_stage import hashes_of
+from tests.unit.memory_chain import masked_hashes
 from tidemill.errors import TraceCorrupt
 from tidemill.objects.memory import MemoryObjects
 from tidemill.testing import FakeClock
@@ -150,7 +150,7 @@ def test_all_rows_of_a_key_are_found_wherever_its_batches_end(
     monkeypatch.setattr(trace, "_CHUNK_ROWS", 32)  # so that runs are gone through in stretches as well
     if not whole:
         monkeypatch.setattr("tidemill.views.trace.cache._SMALL_BYTES", 0)
-    with hashes_of(0xF300_0001_0000_0003 if weak else 2**64 - 1):
+    with masked_hashes(0xF300_0001_0000_0003 if weak else 2**64 - 1):
         # one key with rows in many batches, some with a few, many with one, and rows without a key
         rows = [(1, 1, n / 2) for n in range(40)] + [(2 + n % 6, n % 2, float(n)) for n in range(60)]
         rows += [(100 + n, 0, 0.5) for n in range(80)] + [(None, 1, float(n)) for n in range(30)]

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from tests.unit.chain_stage import Alone
+from tests.unit.single_operator import SingleOperator
 from tests.unit.views_stage import output
 from tidemill.views.aggregates import registry
 from tidemill.views.aggregates.registry import AGGREGATES, Accumulator, AggregateFunction, Empty, Kernel
@@ -64,11 +64,11 @@ def test_one_entry_makes_an_aggregate_computed() -> None:
         (GroupAggregate("bool_xor", "v1", "a0"),),
     )
     operator = StatefulAggregate(kernel, (pa.bool_(),))
-    alone = Alone(operator, [[pa.int64(), pa.int32()]])
-    alone.step({0: [((1, 1), 1), ((1, 1), 1), ((1, 0), 1), ((2, None), 1), ((3, 1), 3)]}, first=True)
-    assert alone.given == {"(1, False)": 1, "(2, None)": 1, "(3, True)": 1}
-    alone.step({0: [((1, 1), -1), ((3, 1), -2), ((2, 1), 1)]})
-    assert alone.given == {"(1, True)": 1, "(2, True)": 1, "(3, True)": 1}
+    single = SingleOperator(operator, [[pa.int64(), pa.int32()]])
+    single.step({0: [((1, 1), 1), ((1, 1), 1), ((1, 0), 1), ((2, None), 1), ((3, 1), 3)]}, first=True)
+    assert single.output == {"(1, False)": 1, "(2, None)": 1, "(3, True)": 1}
+    single.step({0: [((1, 1), -1), ((3, 1), -2), ((2, 1), 1)]})
+    assert single.output == {"(1, True)": 1, "(2, True)": 1, "(3, True)": 1}
 
 
 def test_an_aggregate_without_a_kernel_is_keyed() -> None:

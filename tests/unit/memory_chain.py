@@ -1,4 +1,4 @@
-"""A chain without Spark: circuits written by hand, and steps that are computed range by range here."""
+"""A chain without Spark: circuits written by hand, and steps that are computed in memory."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -69,45 +69,45 @@ def project(op: Operator, *places: int) -> Project:
 
 
 def join(left: Operator, right: Operator, *keys: tuple[int, int], null_safe: bool = False) -> Join:
-    pairs = tuple(JoinKey(column(one), column(other), null_safe) for one, other in keys)
+    pairs = tuple(JoinKey(column(left_key), column(right_key), null_safe) for left_key, right_key in keys)
     return Join("inner", left, right, pairs)
 
 
 def types_of(*roots: Operator) -> dict[Operator, tuple[str, ...]]:
-    """The types of every operator; what is computed is an int, and what a window computes a bigint."""
-    found: dict[Operator, tuple[str, ...]] = {}
+    """Return the types of every operator: an expression is an int, and a window function a bigint."""
+    types: dict[Operator, tuple[str, ...]] = {}
     for op in walk(*roots):
-        below = [found[child] for child in op.inputs]
+        below = [types[child] for child in op.inputs]
         match op:
             case InputTable():
-                found[op] = tuple(one.type for one in op.columns)
+                types[op] = tuple(item.type for item in op.columns)
             case Project():
-                found[op] = tuple(
-                    "int" if one.column is None else below[0][one.column] for one in op.expressions
+                types[op] = tuple(
+                    "int" if item.column is None else below[0][item.column] for item in op.expressions
                 )
             case Window():
-                found[op] = (*below[0], *("bigint" for _ in op.calls))
+                types[op] = (*below[0], *("bigint" for _ in op.calls))
             case Join() if not op.left_only:
-                found[op] = below[0] + below[1]
+                types[op] = below[0] + below[1]
             case _:
-                found[op] = below[0]
-    return found
+                types[op] = below[0]
+    return types
 
 
 def built(views: Mapping[str, Operator], kinds: Mapping[str, str]) -> Chain:
-    """The chain of these operators as views; tables that are not named allow deletes."""
+    """Build the chain of these operators as views; tables that `kinds` omits allow deletes."""
     outputs = {
         name: ViewOutput(op, tuple(f"y{n}" for n in range(len(types_of(op)[op]))))
         for name, op in views.items()
     }
     circuit = Circuit(outputs)
-    tables = {one.table: "changes" for one in circuit.sources()} | dict(kinds)
+    tables = {table.table: "changes" for table in circuit.sources()} | dict(kinds)
     types = types_of(*outputs.values())
     return ChainBuilder(circuit, types, circuit.ids(Pins()), ARROW.__getitem__, tables).build(list(outputs))
 
 
-def apart(chain: Chain) -> Chain:
-    """The same, where every join remembers its rows itself, and sources by the whole row."""
+def without_sharing(chain: Chain) -> Chain:
+    """Return the chain with a trace in every join, and with sources that store whole rows."""
     operators = []
     for placed in chain.operators:
         operator = placed.operator
@@ -123,9 +123,9 @@ def apart(chain: Chain) -> Chain:
 
 
 @contextmanager
-def hashes_of(mask: int) -> Iterator[None]:
-    """Of all hashes, whatever of, these bits are left: rows and keys share them all the time."""
-    real, left = row_equality._mixed, np.uint64(mask)  # what all hashes are made by
+def masked_hashes(mask: int) -> Iterator[None]:
+    """Keep only these bits of all hashes, so that many rows and keys share a hash."""
+    real, left = row_equality._mixed, np.uint64(mask)  # all hashes are made by this function
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(row_equality, "_mixed", lambda numbers, rows: real(numbers, rows) & left)
         yield
@@ -134,11 +134,11 @@ def hashes_of(mask: int) -> Iterator[None]:
 # --- steps
 
 
-class Machine:
+class MemoryChain:
     """A chain with its state in memory.
 
     Args:
-        chain: of one job, in which Spark has nothing to compute.
+        chain: a chain of one job without Spark's row expressions.
     """
 
     def __init__(self, chain: Chain) -> None:
@@ -148,71 +148,73 @@ class Machine:
         self.version = TraceVersion.empty(chain.traces)
 
     def step(self, changes: Mapping[str, Rows], count: int) -> dict[int, list[pa.Table]]:
-        """Compute a step in so many ranges, and commit it; what each operator gave."""
+        """Compute a step in so many ranges and commit it; return the output of each operator."""
         number = self.version.step + 1
-        plan = StepPlan(self.chain, frozenset(one.number for one in self.chain.operators), ranges(count))
-        given, told = self._run(plan, changes, number)
-        kept = complete_changes(plan, told)
-        outcome = self.version.apply(number, kept.added, kept.merged)
+        plan = StepPlan(self.chain, frozenset(range(len(self.chain.operators))), ranges(count))
+        outputs, reports = self._run(plan, changes, number)
+        trace_changes = complete_changes(plan, reports)
+        outcome = self.version.apply(number, trace_changes.added, trace_changes.merged)
         assert not outcome.late
         write_version(self.objects, f"versions/{number}", outcome.version)
         self.version = read_version(self.objects, f"versions/{number}")
-        return given
+        return outputs
 
     def load(self, inputs: Mapping[str, Rows], count: int) -> dict[int, list[pa.Table]]:
-        """Compute everything from whole inputs, as if nothing were remembered; nothing is kept."""
-        every = frozenset(one.number for one in self.chain.operators)
-        plan = StepPlan(self.chain, every, ranges(count), first=True, stored=frozenset())
-        given, told = self._run(plan, inputs, 0)
-        assert complete_changes(plan, told) == ((), ())
-        return given
+        """Compute everything from complete inputs without state, and store nothing."""
+        active = frozenset(range(len(self.chain.operators)))
+        plan = StepPlan(self.chain, active, ranges(count), first=True, stored=frozenset())
+        outputs, reports = self._run(plan, inputs, 0)
+        assert complete_changes(plan, reports) == ((), ())
+        return outputs
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """What is in all traces of this name."""
-        cache, found = Cache(self.objects, None), []
-        for one in self.chain.operators:
-            if name in one.traces:
-                layout = one.operator.layouts[name]
-                spine = Trace.of(self.version, one.traces[name], layout, cache, ALL, self.version.step)
-                found += [row for table in spine.scan() for row in table.to_pylist()]
-        return found
+        """Return the rows of all traces with this name."""
+        cache, rows = Cache(self.objects, None), []
+        for placed in self.chain.operators:
+            if name in placed.traces:
+                layout = placed.operator.layouts[name]
+                trace = Trace.of(self.version, placed.traces[name], layout, cache, ALL, self.version.step)
+                rows += [row for table in trace.scan() for row in table.to_pylist()]
+        return rows
 
     def _run(
         self, plan: StepPlan, changes: Mapping[str, Rows], number: int
     ) -> tuple[dict[int, list[pa.Table]], list[TaskReport]]:
-        packets = [packet for table, rows in changes.items() for packet in self._entering(plan, table, rows)]
-        given: dict[int, list[pa.Table]] = {one.number: [] for one in self.chain.operators}
-        every: list[TaskReport] = []
+        packets = [
+            packet for table, rows in changes.items() for packet in self._input_packets(plan, table, rows)
+        ]
+        outputs: dict[int, list[pa.Table]] = {placed.number: [] for placed in self.chain.operators}
+        reports: list[TaskReport] = []
         cache = Cache(self.objects, None)
         for layer in range(1, plan.depth + 1):
             parts = packets_by_range(packets)
-            for here in range(len(plan.ranges)):
-                bundle, told = Bundle(self.objects, f"runs/{number}/{layer}-{here}"), TaskReport(layer, here)
+            for at in range(len(plan.ranges)):
+                bundle, report = Bundle(self.objects, f"runs/{number}/{layer}-{at}"), TaskReport(layer, at)
                 state = TaskState(self.version, cache, bundle)
-                for placed, piece in compute_layer(plan, layer, here, parts.get(here, {}), state, told):
-                    given[placed.number].append(piece)
+                for placed, piece in compute_layer(plan, layer, at, parts.get(at, {}), state, report):
+                    outputs[placed.number].append(piece)
                     for edge in plan.leaving(placed.number):
                         assert edge.plain is not None
-                        packets += plan.send(edge, select_columns(piece, edge.plain), here)
+                        packets += plan.send(edge, select_columns(piece, edge.plain), at)
                 bundle.write()
-                every.append(told)
-        return given, every
+                reports.append(report)
+        return outputs, reports
 
-    def _entering(self, plan: StepPlan, table: str, rows: Rows) -> Iterator[Packet]:
-        many = list(rows)
+    def _input_packets(self, plan: StepPlan, table: str, rows: Rows) -> Iterator[Packet]:
+        weighted = list(rows)
         for edge in plan.leaving(table):
             assert edge.plain is not None
             kinds = self.chain.operators[edge.target].operator.takes(edge.side)
-            chosen_here = zip(edge.plain, kinds, strict=True)
-            columns = [pa.array([row[place] for row, _ in many], kind) for place, kind in chosen_here]
-            weights = pa.array([weight for _, weight in many], pa.int64())
+            selected = zip(edge.plain, kinds, strict=True)
+            columns = [pa.array([row[place] for row, _ in weighted], kind) for place, kind in selected]
+            weights = pa.array([weight for _, weight in weighted], pa.int64())
             names = [*(f"c{n}" for n in range(len(kinds))), "_w"]
             yield from plan.send(edge, pa.table([*columns, weights], names=names))
 
 
 def rows_of(tables: Sequence[pa.Table]) -> list[tuple[tuple[Any, ...], int]]:
-    """Rows and weights."""
+    """Return rows with their weights."""
     listed = (
-        row for table in tables for row in zip(*(one.to_pylist() for one in table.columns), strict=True)
+        row for table in tables for row in zip(*(array.to_pylist() for array in table.columns), strict=True)
     )
     return [(tuple(values), weight) for *values, weight in listed]

@@ -1,4 +1,4 @@
-"""What lies between operators with state, what they read, and what a step must be told to be whole."""
+"""Row expressions, prepared circuits, and the plans of steps and the reports of their tasks."""
 
 import pyarrow as pa
 import pytest
@@ -20,38 +20,38 @@ from tidemill.views.trace.hash_space import ranges
 # --- row expressions
 
 
-def test_choosing_among_chosen_columns_stays_one_step() -> None:
-    one = RowExpressions().select([call("upper", column(1)), column(0), column(2)])
-    two = one.select([column(2), column(0), column(0)])
-    assert two.steps == (SelectStep((column(2), call("upper", column(1)), call("upper", column(1)))),)
-    assert len(one.select([call("lower", column(0))]).steps) == 2, "what computes is a step of its own"
+def test_selecting_among_selected_columns_stays_one_step() -> None:
+    first = RowExpressions().select([call("upper", column(1)), column(0), column(2)])
+    second = first.select([column(2), column(0), column(0)])
+    assert second.steps == (SelectStep((column(2), call("upper", column(1)), call("upper", column(1)))),)
+    assert len(first.select([call("lower", column(0))]).steps) == 2, "an expression is a new step"
     assert RowExpressions().where([]) == RowExpressions()
 
 
-def test_a_segment_is_plain_if_it_only_chooses_columns() -> None:
+def test_row_expressions_are_plain_if_they_only_select_columns() -> None:
     assert RowExpressions().plain(3) == (0, 1, 2)
-    chosen = RowExpressions().select([column(2), column(0)])
-    assert chosen.plain(3) == (2, 0)
-    again = RowExpressions((*chosen.steps, SelectStep((column(1), column(1)))))
+    selected = RowExpressions().select([column(2), column(0)])
+    assert selected.plain(3) == (2, 0)
+    again = RowExpressions((*selected.steps, SelectStep((column(1), column(1)))))
     assert again.plain(3) == (0, 0)
-    assert chosen.select([call("abs", column(0))]).plain(3) is None
-    assert chosen.where([text("true")]).plain(3) is None
-    exploded = chosen.explode(ExplodeStep(text("explode(x)"), 2, 1, False))
+    assert selected.select([call("abs", column(0))]).plain(3) is None
+    assert selected.where([text("true")]).plain(3) is None
+    exploded = selected.explode(ExplodeStep(text("explode(x)"), 2, 1, False))
     assert exploded.plain(3) is None
     assert exploded.explodes
-    assert not chosen.explodes
+    assert not selected.explodes
 
 
 def test_only_columns_of_another_type_are_cast() -> None:
     assert RowExpressions().cast(["int", "string"], ["int", "string"]) == RowExpressions()
     (step,) = RowExpressions().cast(["int", "string"], ["bigint", "string"]).steps
     assert isinstance(step, SelectStep)
-    assert [one.sql() for one in step.expressions] == ["CAST(c0 AS bigint)", "c1"]
+    assert [expr.sql() for expr in step.expressions] == ["CAST(c0 AS bigint)", "c1"]
     where = RowExpressions().where([text("true")])
     assert isinstance(where.steps[0], FilterStep)
 
 
-# --- what is made plain
+# --- preparation
 
 
 def of(kind: type[Operator], root: Operator) -> list[Operator]:
@@ -70,7 +70,7 @@ def of(kind: type[Operator], root: Operator) -> list[Operator]:
         "SELECT DISTINCT kind FROM events",
     ],
 )
-def test_operators_with_state_read_plain_columns_and_keep_their_width(sql: str) -> None:
+def test_stateful_operators_read_plain_columns_and_keep_their_width(sql: str) -> None:
     before = output(sql)
     after = prepared(before)
     assert after.width == before.width
@@ -79,7 +79,7 @@ def test_operators_with_state_read_plain_columns_and_keep_their_width(sql: str) 
         keys: list[object] = []
         if isinstance(op, Join):
             keys = [part.column for key in op.keys for part in (key.left, key.right)]
-            assert op.join != "inner" or not op.residual, "what else a join demands is a filter above it"
+            assert op.join != "inner" or not op.residual, "other conditions of a join are a filter above it"
         elif isinstance(op, Aggregate):
             keys = [group.column for group in op.groups]
         elif isinstance(op, Window):
@@ -92,9 +92,9 @@ def test_a_filter_of_an_aggregate_becomes_a_case_and_several_arguments_one() -> 
     after = prepared(output(sql))
     (aggregate,) = of(Aggregate, after)
     assert isinstance(aggregate, Aggregate)
-    assert [one.name for one in aggregate.calls] == ["sum", "count", "count"]
-    assert all(one.filter is None and len(one.arguments) <= 1 for one in aggregate.calls)
-    assert [len(one.arguments) for one in aggregate.calls] == [1, 1, 0]
+    assert [function.name for function in aggregate.calls] == ["sum", "count", "count"]
+    assert all(function.filter is None and len(function.arguments) <= 1 for function in aggregate.calls)
+    assert [len(function.arguments) for function in aggregate.calls] == [1, 1, 0]
 
 
 def test_the_condition_of_an_inner_join_is_a_filter_over_it() -> None:
@@ -106,10 +106,7 @@ def test_the_condition_of_an_inner_join_is_a_filter_over_it() -> None:
     assert len(above) == 1
 
 
-# --- from sums to Spark's values
-
-
-# --- a step is whole, or it is none
+# --- reports of tasks
 
 INT = pa.int32()
 
@@ -124,43 +121,43 @@ def plan(count: int = 2) -> StepPlan:
     return StepPlan(Chain(operators, ()), frozenset(range(4)), ranges(count))
 
 
-def told(layer: int, here: int, *operators: int) -> TaskReport:
-    return TaskReport(layer, here, list(operators))
+def report(layer: int, range_number: int, *operators: int) -> TaskReport:
+    return TaskReport(layer, range_number, list(operators))
 
 
-WHOLE = [told(1, 0, 0), told(1, 1, 0), told(2, 0, 1), told(2, 1, 1), told(4, 0)]
+COMPLETE = [report(1, 0, 0), report(1, 1, 0), report(2, 0, 1), report(2, 1, 1), report(4, 0)]
 
 
 @pytest.mark.rule("DBSP-46")
-def test_a_step_is_whole_when_each_node_told_once_of_each_range() -> None:
-    assert complete_changes(plan(), WHOLE).added == ()
+def test_a_step_is_complete_when_each_operator_is_reported_once_for_each_range() -> None:
+    assert complete_changes(plan(), COMPLETE).added == ()
     for place in range(4):
         with pytest.raises(StepLost, match="1 reported nothing"):
-            complete_changes(plan(), [*WHOLE[:place], *WHOLE[place + 1 :]])
+            complete_changes(plan(), [*COMPLETE[:place], *COMPLETE[place + 1 :]])
         with pytest.raises(StepLost, match="1 reported twice"):
-            complete_changes(plan(), [*WHOLE, WHOLE[place]])
-    for odd in (told(1, 2, 0), told(3, 0, 2), told(1, 0, 3), told(1, 0, 9)):
+            complete_changes(plan(), [*COMPLETE, COMPLETE[place]])
+    for odd in (report(1, 2, 0), report(3, 0, 2), report(1, 0, 3), report(1, 0, 9)):
         with pytest.raises(StepLost):
-            complete_changes(plan(), [*WHOLE, odd])
+            complete_changes(plan(), [*COMPLETE, odd])
 
 
-def test_what_a_task_told_is_read_back() -> None:
-    one = TaskReport(2, 1, [3, 4], seconds=0.5, rows=7, files=[("v", "k", 1, 2, "ff")], aside={"3": 1})
-    again = TaskReport.decode(one.encode())
-    assert again.encode() == one.encode()
-    assert (again.operators, again.aside, again.changes) == ([3, 4], {"3": 1}, one.changes)
+def test_a_report_is_decoded_as_it_was() -> None:
+    original = TaskReport(2, 1, [3, 4], seconds=0.5, rows=7, files=[("v", "k", 1, 2, "ff")], aside={"3": 1})
+    decoded = TaskReport.decode(original.encode())
+    assert decoded.encode() == original.encode()
+    assert (decoded.operators, decoded.aside, decoded.changes) == ([3, 4], {"3": 1}, original.changes)
 
 
 @pytest.mark.rule("DBSP-9")
-def test_rows_go_to_the_range_of_their_hash_in_pieces_that_are_not_too_large() -> None:
+def test_rows_go_to_the_range_of_their_hash_in_pieces_of_limited_size() -> None:
     count = BATCH_ROWS + 10
     rows = pa.table({"c0": pa.array(range(count), INT), "_w": pa.array([1] * count, pa.int64())})
     packets = list(plan(7).deliver(0, 0, rows))
     assert max(packet.table.num_rows for packet in packets) <= BATCH_ROWS
     assert sum(packet.table.num_rows for packet in packets) == count
-    found = packets_by_range(packets)
-    assert found.keys() == set(range(7))
-    sizes = [sum(part.num_rows for part in tags[0]["left"]) for tags in found.values()]
+    grouped = packets_by_range(packets)
+    assert grouped.keys() == set(range(7))
+    sizes = [sum(part.num_rows for part in tags[0]["left"]) for tags in grouped.values()]
     assert max(sizes) < 1.1 * count / 7, "spread evenly"
-    one = list(plan(1).deliver(0, 0, rows))
-    assert [packet.range for packet in one] == [0, 0]
+    single = list(plan(1).deliver(0, 0, rows))
+    assert [packet.range for packet in single] == [0, 0]

@@ -1,4 +1,4 @@
-"""Operators with state: however steps are cut, merged, ordered or spread over ranges, the total is one."""
+"""Stateful operators: the result does not depend on how steps are split, merged, ordered or spread."""
 
 import random
 import zlib
@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.unit.chain_stage import Alone, Row, add, table
+from tests.unit.single_operator import Row, SingleOperator, add, table
 from tests.unit.test_views_types import TYPES, values_of
 from tidemill.errors import TypeRefused
 from tidemill.views.chain import native_operators
@@ -49,34 +49,34 @@ class Kind:
 
 
 def key_of(value: Any) -> Any:
-    """Values that Spark groups together have one key."""
+    """Return the key of a value: Spark groups equal keys together."""
     return "nan" if value != value else value + 0.0 if isinstance(value, float) else value
 
 
 def join(null_safe: bool) -> Callable[..., Counter[str]]:
     def plain(left: Bag, right: Bag) -> Counter[str]:
-        found: Counter[str] = Counter()
-        for one, weight in left.items():
-            for other, times in right.items():
-                a, b = (one[0], key_of(one[1])), (other[1], key_of(other[0]))
-                if a == b and (null_safe or None not in a):
-                    found[repr((*one, *other))] += weight * times
-        return found
+        joined: Counter[str] = Counter()
+        for left_row, weight in left.items():
+            for right_row, times in right.items():
+                left_key, right_key = (left_row[0], key_of(left_row[1])), (right_row[1], key_of(right_row[0]))
+                if left_key == right_key and (null_safe or None not in left_key):
+                    joined[repr((*left_row, *right_row))] += weight * times
+        return joined
 
     return plain
 
 
 def sets(kind: str) -> Callable[..., Counter[str]]:
     def plain(left: Bag, right: Bag | None = None) -> Counter[str]:
-        one, other = canonical_bag(left), canonical_bag(right or Counter())
-        found = {
-            "distinct": lambda: dict.fromkeys(one, 1),
-            "intersect": lambda: {row: 1 for row in one if row in other},
-            "intersect_all": lambda: {row: min(one[row], other[row]) for row in one},
-            "except": lambda: {row: 1 for row in one if row not in other},
-            "except_all": lambda: {row: max(one[row] - other[row], 0) for row in one},
+        lefts, rights = canonical_bag(left), canonical_bag(right or Counter())
+        result = {
+            "distinct": lambda: dict.fromkeys(lefts, 1),
+            "intersect": lambda: {row: 1 for row in lefts if row in rights},
+            "intersect_all": lambda: {row: min(lefts[row], rights[row]) for row in lefts},
+            "except": lambda: {row: 1 for row in lefts if row not in rights},
+            "except_all": lambda: {row: max(lefts[row] - rights[row], 0) for row in lefts},
         }[kind]()
-        return Counter({row: weight for row, weight in found.items() if weight})
+        return Counter({row: weight for row, weight in result.items() if weight})
 
     return plain
 
@@ -100,16 +100,16 @@ def groups(*, everything: bool = False) -> Callable[..., Counter[str]]:
             key = () if everything else (canonical(row[0]),)
             keys[repr(key)] = key
             members.setdefault(repr(key), []).extend([row] * weight)
-        found: Counter[str] = Counter()
-        for said, many in members.items():
-            key = keys[said]
-            sums = [row[-2] for row in many if row[-2] is not None]
-            money = [row[-1] for row in many if row[-1] is not None]
-            found[
+        result: Counter[str] = Counter()
+        for name, rows_of_group in members.items():
+            key = keys[name]
+            sums = [row[-2] for row in rows_of_group if row[-2] is not None]
+            money = [row[-1] for row in rows_of_group if row[-1] is not None]
+            result[
                 repr(
                     (
                         *key,
-                        len(many),
+                        len(rows_of_group),
                         len(sums),
                         sum(sums) if sums else None,
                         _mean(money),
@@ -118,13 +118,13 @@ def groups(*, everything: bool = False) -> Callable[..., Counter[str]]:
                     )
                 )
             ] += 1
-        return found
+        return result
 
     return plain
 
 
 def _mean(values: list[Decimal]) -> Decimal | None:
-    """An average as Spark rounds it."""
+    """Return the average, rounded like Spark."""
     if not values:
         return None
     with localcontext(prec=60, rounding=ROUND_HALF_UP):
@@ -180,37 +180,37 @@ Step = dict[int, list[tuple[Row, int]]]
 
 
 def history(kind: Kind, seed: int, steps: int = 6) -> list[Step]:
-    """Steps that insert, and delete what is there; one of them nothing."""
-    chance = random.Random(seed)
+    """Return random steps that insert rows and delete existing ones; one step is empty."""
+    rng = random.Random(seed)
     pools = kind.pools or POOLS
-    there: list[tuple[int, Row]] = []
-    found: list[Step] = []
+    present: list[tuple[int, Row]] = []
+    history: list[Step] = []
     for number in range(steps):
         step: Step = {}
-        for _ in range(0 if number == 3 else chance.randint(1, 9)):
-            if there and chance.random() < 0.4:
-                side, row = there.pop(chance.randrange(len(there)))
+        for _ in range(0 if number == 3 else rng.randint(1, 9)):
+            if present and rng.random() < 0.4:
+                side, row = present.pop(rng.randrange(len(present)))
                 step.setdefault(side, []).append((row, -1))
             else:
-                side = chance.randrange(len(kind.sides))
-                row = tuple(chance.choice(pools[each]) for each in kind.sides[side])
-                there.append((side, row))
+                side = rng.randrange(len(kind.sides))
+                row = tuple(rng.choice(pools[each]) for each in kind.sides[side])
+                present.append((side, row))
                 step.setdefault(side, []).append((row, 1))
-        found.append(step)
-    return found
+        history.append(step)
+    return history
 
 
 def bag(rows: list[tuple[Row, int]]) -> Bag:
-    """By value to the bit: 0.0 is not -0.0 here, and NaN is itself."""
+    """Count rows by exact value: 0.0 differs from -0.0, and NaN equals NaN."""
     total: dict[str, tuple[Row, int]] = {}
     for row, weight in rows:
         _, before = total.get(repr(row), (row, 0))
         total[repr(row)] = row, before + weight
-    return Counter({_Same(row): weight for row, weight in total.values() if weight})
+    return Counter({_ExactRow(row): weight for row, weight in total.values() if weight})
 
 
-class _Same(tuple):  # type: ignore[type-arg]
-    """A row that is equal to those that look the same."""
+class _ExactRow(tuple):  # type: ignore[type-arg]
+    """A row that equals rows with the same representation."""
 
     __slots__ = ()
 
@@ -224,13 +224,13 @@ class _Same(tuple):  # type: ignore[type-arg]
         return repr(tuple(self))
 
 
-def whole(steps: list[Step], sides: int) -> Step:
+def all_rows(steps: list[Step], sides: int) -> Step:
     return {side: [item for step in steps for item in step.get(side, [])] for side in range(sides)}
 
 
-def alone(kind: Kind, count: int, steps: list[Step]) -> Alone:
-    """The operator after these steps, of which an empty one is the first."""
-    operator = Alone(kind.operator, kind.sides, count)
+def after_steps(kind: Kind, count: int, steps: list[Step]) -> SingleOperator:
+    """Return the operator after an empty first step and these steps."""
+    operator = SingleOperator(kind.operator, kind.sides, count)
     operator.step({}, first=True)
     for step in steps:
         operator.step(step)
@@ -238,79 +238,77 @@ def alone(kind: Kind, count: int, steps: list[Step]) -> Alone:
 
 
 def plain(kind: Kind, steps: list[Step]) -> Counter[str]:
-    whole_now = whole(steps, len(kind.sides))
-    return Counter(kind.plain(*(bag(whole_now[side]) for side in range(len(kind.sides)))))
+    rows = all_rows(steps, len(kind.sides))
+    return Counter(kind.plain(*(bag(rows[side]) for side in range(len(kind.sides)))))
 
 
 @pytest.mark.slow
 @EVERY
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.rule("DBSP-1", "DBSP-8")
-def test_after_every_step_and_in_any_number_of_ranges_a_node_gave_what_plain_python_gives(
+def test_after_every_step_and_in_any_number_of_ranges_the_output_equals_plain_python(
     name: str, seed: int
 ) -> None:
     kind = KINDS[name]
     steps = history(kind, seed)
-    every = [Alone(kind.operator, kind.sides, count) for count in (1, 2, 7)]
-    for operator in every:
+    operators = [SingleOperator(kind.operator, kind.sides, count) for count in (1, 2, 7)]
+    for operator in operators:
         operator.step({}, first=True)
     for number, step in enumerate(steps):
-        outs = [operator.step(step, pieces=1 + seed) for operator in every]
+        outs = [operator.step(step, pieces=1 + seed) for operator in operators]
         assert outs[0] == outs[1] == outs[2]
-        assert every[0].given == plain(kind, steps[: number + 1])
+        assert operators[0].output == plain(kind, steps[: number + 1])
 
 
 @pytest.mark.slow
 @EVERY
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.rule("DBSP-20")
-def test_steps_that_are_merged_split_or_loaded_at_once_give_the_same_total_and_state(
-    name: str, seed: int
-) -> None:
+def test_merged_split_or_loaded_steps_have_the_same_output_and_state(name: str, seed: int) -> None:
     kind = KINDS[name]
     steps = history(kind, seed)
-    one = alone(kind, 2, steps)
-    merged = alone(kind, 7, [whole(steps, len(kind.sides))])
+    stepped = after_steps(kind, 2, steps)
+    merged = after_steps(kind, 7, [all_rows(steps, len(kind.sides))])
     single = [{side: [item]} for step in steps for side, rows in step.items() for item in rows]
-    loaded = Alone(kind.operator, kind.sides, 3)
-    loaded.step(whole(steps, len(kind.sides)), first=True)
-    assert one.given == merged.given == loaded.given
-    if name != "changes":  # what is deleted first is set aside, so its order counts there
-        assert alone(kind, 1, single).given == one.given
-    assert one.state() == merged.state() == loaded.state()
+    loaded = SingleOperator(kind.operator, kind.sides, 3)
+    loaded.step(all_rows(steps, len(kind.sides)), first=True)
+    assert stepped.output == merged.output == loaded.output
+    if name != "changes":  # a deletion before its insertion is set aside, so the order matters
+        assert after_steps(kind, 1, single).output == stepped.output
+    assert stepped.state() == merged.state() == loaded.state()
 
 
 @pytest.mark.slow
 @EVERY
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.rule("DBSP-20")
-def test_a_change_and_its_inverse_restore_the_state_and_leave_nothing(name: str, seed: int) -> None:
+def test_a_change_and_its_inverse_restore_output_and_state(name: str, seed: int) -> None:
     kind = KINDS[name]
     *before, last = history(kind, seed)
-    operator = alone(kind, 2, before)
-    state, given = operator.state(), operator.given
+    operator = after_steps(kind, 2, before)
+    state, output = operator.state(), operator.output
     operator.step(last)
     operator.step({side: [(row, -weight) for row, weight in rows] for side, rows in last.items()})
-    assert operator.given == given
+    assert operator.output == output
     assert operator.state() == state
-    everything = whole(before, len(kind.sides))
+    everything = all_rows(before, len(kind.sides))
     operator.step({side: [(row, -weight) for row, weight in rows] for side, rows in everything.items()})
-    assert operator.given == alone(kind, 1, []).given
+    assert operator.output == after_steps(kind, 1, []).output
     assert not any(operator.state().values())
 
 
 @pytest.mark.slow
 @EVERY
-def test_keys_that_share_a_hash_are_told_apart(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_with_the_same_hash_stay_different(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = KINDS[name]
     steps = history(kind, 11)
-    strong = alone(kind, 2, steps)
+    strong = after_steps(kind, 2, steps)
 
     def weak(rows: pa.Table, names: list[str]) -> pa.Array:
         return pa.array([value & 1 for value in hash_column(rows, names).to_pylist()], pa.int64())
 
     monkeypatch.setattr(native_operators, "hash_column", weak)
-    assert alone(kind, 2, steps).given == strong.given == plain(kind, steps)
+    assert after_steps(kind, 2, steps).output == strong.output == plain(kind, steps)
 
 
 # --- sources
@@ -318,11 +316,11 @@ def test_keys_that_share_a_hash_are_told_apart(name: str, monkeypatch: pytest.Mo
 
 @pytest.mark.rule("DBSP-21")
 @pytest.mark.parametrize("count", [1, 7])
-def test_what_is_deleted_before_it_is_there_waits_and_is_counted_until_it_comes(count: int) -> None:
-    operator = Alone(ChangesSource((INT, TEXT)), ((INT, TEXT),), count)
+def test_a_deletion_before_its_insertion_is_set_aside_until_the_insertion_arrives(count: int) -> None:
+    operator = SingleOperator(ChangesSource((INT, TEXT)), ((INT, TEXT),), count)
 
     def aside() -> int:
-        return sum(told.aside.get("0", 0) for told in operator.told)
+        return sum(report.aside.get("0", 0) for report in operator.reports)
 
     assert operator.step({0: [((1, "a"), 1)]}, first=True) == Counter({repr((1, "a")): 1})
     assert operator.step({0: [((1, "a"), -3), ((2, None), -1)]}) == Counter({repr((1, "a")): -1})
@@ -335,43 +333,43 @@ def test_what_is_deleted_before_it_is_there_waits_and_is_counted_until_it_comes(
 
 
 def test_a_deletion_of_a_zero_of_the_other_sign_is_set_aside() -> None:
-    operator = Alone(ChangesSource((REAL,)), ((REAL,),))
+    operator = SingleOperator(ChangesSource((REAL,)), ((REAL,),))
     operator.step({0: [((0.0,), 1)]}, first=True)
     assert operator.step({0: [((-0.0,), -1)]}) == Counter()
-    assert operator.told[0].aside == {"0": 1}
+    assert operator.reports[0].aside == {"0": 1}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 7])
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.rule("DBSP-20")
-def test_of_a_keyed_dataset_the_last_write_of_a_key_is_there_however_writes_are_cut(
+def test_a_keyed_dataset_has_the_last_write_of_a_key_in_any_division_into_steps(
     count: int, seed: int
 ) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     types = (TEXT, REAL, INT)  # the key is the second and the first column
     writes = []
     for position in range(40):
-        row = (chance.choice(["a", None]), chance.choice([0.0, -0.0, NAN, 1.0]), chance.randint(0, 3))
-        writes.append((*row, chance.random() < 0.3, position // 7, position))
+        row = (rng.choice(["a", None]), rng.choice([0.0, -0.0, NAN, 1.0]), rng.randint(0, 3))
+        writes.append((*row, rng.random() < 0.3, position // 7, position))
     last: dict[Any, Row | None] = {}
     for write in writes:
         last[write[0], key_of(write[1])] = None if write[3] else write[:3]
-    wanted = Counter(repr(row) for row in last.values() if row is not None)
+    expected = Counter(repr(row) for row in last.values() if row is not None)
     sides = ((*types, pa.bool_(), BIG, BIG),)
-    operator = Alone(UpsertsSource(types, (1, 0)), sides, count)
-    places = sorted(chance.randrange(41) for _ in range(5))
+    operator = SingleOperator(UpsertsSource(types, (1, 0)), sides, count)
+    places = sorted(rng.randrange(41) for _ in range(5))
     for low, high in zip([0, *places], [*places, 40], strict=True):
         part = writes[low:high]
-        chance.shuffle(part)
+        rng.shuffle(part)
         operator.step({0: [(write, 1) for write in part]}, first=low == 0 and not operator.version.step)
-    assert operator.given == wanted
-    once = Alone(UpsertsSource(types, (1, 0)), sides, 1)
-    once.step({0: [(write, 1) for write in writes]}, first=True)
-    assert once.given == wanted
-    assert once.state() == operator.state()
-    again = operator.step({0: [(write, 1) for write in writes]})
-    assert not again, "writes that say what is there already change nothing"
+    assert operator.output == expected
+    loaded = SingleOperator(UpsertsSource(types, (1, 0)), sides, 1)
+    loaded.step({0: [(write, 1) for write in writes]}, first=True)
+    assert loaded.output == expected
+    assert loaded.state() == operator.state()
+    repeated = operator.step({0: [(write, 1) for write in writes]})
+    assert not repeated, "writes that are already stored change nothing"
 
 
 # --- keyed operators
@@ -379,9 +377,9 @@ def test_of_a_keyed_dataset_the_last_write_of_a_key_is_there_however_writes_are_
 
 @pytest.mark.parametrize("pieces", [1, 2])
 @pytest.mark.rule("DBSP-17")
-def test_a_key_whose_change_cancels_out_is_gathered_with_all_its_rows(pieces: int) -> None:
-    """Whoever holds its result is told of the key as well, and takes that back."""
-    operator = Alone(GatherRows((INT, TEXT), (0,)), ((INT, TEXT), (INT,)))
+def test_all_rows_are_gathered_for_a_key_with_a_change_that_cancels_out(pieces: int) -> None:
+    """The operator that stores the result receives the key too, and replaces its rows."""
+    operator = SingleOperator(GatherRows((INT, TEXT), (0,)), ((INT, TEXT), (INT,)))
     operator.step({0: [((1, "a"), 1), ((1, "b"), 2), ((2, "c"), 1)]}, first=True)
     change = [((1, "a"), 1), ((1, "a"), -1)]
     assert operator.step({0: change}, pieces=pieces) == Counter({repr((1, "a")): 1, repr((1, "b")): 2})
@@ -390,22 +388,22 @@ def test_a_key_whose_change_cancels_out_is_gathered_with_all_its_rows(pieces: in
 
 @pytest.mark.parametrize("count", [1, 2, 7])
 @pytest.mark.rule("DBSP-17")
-def test_of_the_keys_that_changed_the_stored_result_goes_and_the_new_one_comes(count: int) -> None:
-    operator = Alone(ReplaceRows((REAL, TEXT), (REAL,)), ((REAL, TEXT, REAL), (REAL,)), count)
+def test_the_stored_result_of_changed_keys_is_replaced(count: int) -> None:
+    operator = SingleOperator(ReplaceRows((REAL, TEXT), (REAL,)), ((REAL, TEXT, REAL), (REAL,)), count)
     operator.step(
         {0: [((0.0, "a", 0.0), 1), ((NAN, "b", NAN), 1)], 1: [((0.0,), 1), ((NAN,), 1)]}, first=True
     )
     operator.step({0: [((-0.0, "c", -0.0), 2)], 1: [((-0.0,), 1), ((NAN,), -1), ((7.0,), 1)]})
-    assert operator.given == Counter({repr((-0.0, "c")): 2})
+    assert operator.output == Counter({repr((-0.0, "c")): 2})
     operator.step({1: [((0.0,), 1)]})
-    assert operator.given == Counter()
+    assert operator.output == Counter()
     assert not any(operator.state().values())
 
 
 # --- the hash
 
-# By type: the hash of its first value in `TYPES`, and the checksum of those of all its values. State that is
-# stored was spread by these: another hash needs another format of version files.
+# By type: the hash of its first value in `TYPES`, and the checksum of the hashes of all its values. Stored
+# state is divided by these hashes: another hash needs another format of version files.
 GOLDEN = {
     "BOOLEAN": (-5044161465919739940, 1599201021),
     "TINYINT": (-9047277285059695205, 1422087149),
@@ -437,22 +435,22 @@ GOLDEN = {
 
 
 def test_the_hash_of_every_type_is_pinned_and_does_not_depend_on_the_batch() -> None:
-    found = {}
+    actual = {}
     for name in TYPES:
         kind, values = values_of(name)
         array = pa.array(values, kind)
-        every = hash_column(pa.table({"c0": array}), ["c0"]).to_pylist()
+        hashes = hash_column(pa.table({"c0": array}), ["c0"]).to_pylist()
         for place in range(len(values)):
             sliced = pa.table({"c0": array.slice(place, 1)})
-            assert hash_column(sliced, ["c0"]).to_pylist() == [every[place]], name
-            taken = pa.table({"c0": array.take(pa.array([place, 0, place]))})
-            assert hash_column(taken, ["c0"]).to_pylist()[::2] == [every[place]] * 2, name
-        assert len(set(every)) == len(every), name
-        found[name] = every[0], zlib.crc32(repr(every).encode())
-    assert found == GOLDEN
+            assert hash_column(sliced, ["c0"]).to_pylist() == [hashes[place]], name
+            repeated = pa.table({"c0": array.take(pa.array([place, 0, place]))})
+            assert hash_column(repeated, ["c0"]).to_pylist()[::2] == [hashes[place]] * 2, name
+        assert len(set(hashes)) == len(hashes), name
+        actual[name] = hashes[0], zlib.crc32(repr(hashes).encode())
+    assert actual == GOLDEN
 
 
-def test_the_hash_of_a_key_is_one_of_all_its_parts_in_their_order() -> None:
+def test_the_hash_of_a_key_depends_on_all_its_columns_and_their_order() -> None:
     rows = pa.table({"c0": pa.array([1, None, None], INT), "c1": pa.array([None, 1, None], INT)})
     assert len(set(hash_column(rows, ["c0", "c1"]).to_pylist())) == 3
     assert hash_column(rows, ["c0", "c1"]) != hash_column(rows, ["c1", "c0"])
@@ -460,7 +458,7 @@ def test_the_hash_of_a_key_is_one_of_all_its_parts_in_their_order() -> None:
 
 
 @pytest.mark.rule("DBSP-21")
-def test_zeros_and_nans_have_one_hash_also_inside_of_nested_values() -> None:
+def test_zeros_and_nans_have_one_hash_also_in_nested_values() -> None:
     kind = pa.struct([("a", pa.list_(pa.float64()))])
     values = [{"a": [0.0, NAN]}, {"a": [-0.0, -NAN]}]
     assert len(set(hash_column(pa.table({"c0": pa.array(values, kind)}), ["c0"]).to_pylist())) == 1
@@ -473,13 +471,13 @@ def test_zeros_and_nans_have_one_hash_also_inside_of_nested_values() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 256])
-def test_an_aggregate_over_everything_speaks_first_in_one_range_alone(count: int) -> None:
+def test_an_aggregate_without_groups_emits_without_input_in_one_range_only(count: int) -> None:
     operator = KINDS["everything"].operator
     assert sum(operator.emits_without_input(within) for within in ranges(count)) == 1
     assert not any(KINDS["groups"].operator.emits_without_input(within) for within in ranges(count))
 
 
-def test_rows_of_a_view_meet_by_the_first_half_of_their_identity() -> None:
+def test_rows_of_a_view_are_exchanged_by_the_first_half_of_their_identity() -> None:
     operator = OutputSink("v", ("x",), (INT,))
     packed = operator.pack(0, pa.table({"c0": pa.array([7], INT), "_w": [1]}))["rows"]
     assert packed["_h"].to_pylist() == packed["c1"].to_pylist()
@@ -489,41 +487,41 @@ def test_rows_of_a_view_meet_by_the_first_half_of_their_identity() -> None:
     assert nested.pack(0, rows)["rows"]["_h"].to_pylist() == [5]
 
 
-def extremes(best: int) -> Alone:
+def extremes(best: int) -> SingleOperator:
     aggs = (GroupAggregate("max", "v0", "m"), GroupAggregate("min", "v0", "n"))
     kernel = GroupKernel(pa.schema([("k0", INT)]), pa.schema([("v0", INT)]), aggs, best=best)
-    return Alone(StatefulAggregate(kernel, (INT, INT)), ((INT, INT),), count=3)
+    return SingleOperator(StatefulAggregate(kernel, (INT, INT)), ((INT, INT),), count=3)
 
 
-def test_an_exhausted_group_of_an_append_only_input_is_told_and_not_guessed() -> None:
+def test_an_exhausted_group_of_an_append_only_input_is_reported() -> None:
     operator = extremes(best=1)
     operator.step({0: [((1, value), 1) for value in range(9)]}, first=True)
     operator.step({0: [((1, value), -1) for value in (7, 8)]})
-    assert sum(count for told in operator.told for count in told.exhausted.values()) == 1
+    assert sum(count for report in operator.reports for count in report.exhausted.values()) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.rule("DBSP-13")
 @pytest.mark.parametrize("seed", range(6))
-def test_a_group_that_has_used_up_its_best_values_is_filled_again_from_its_own(seed: int) -> None:
-    chance = random.Random(seed)
-    operator, live = extremes(best=2), Counter[tuple[int, int]]()
+def test_a_group_that_lost_its_best_values_reads_its_own_values_again(seed: int) -> None:
+    rng = random.Random(seed)
+    operator, stored = extremes(best=2), Counter[tuple[int, int]]()
     for step in range(12):
-        gone = chance.sample(sorted(live.elements()), min(10, live.total()))
-        came = [(chance.randrange(4), chance.randrange(12)) for _ in range(8 if step else 40)]
-        change = [*((row, 1) for row in came), *((row, -1) for row in gone)]
+        deleted = rng.sample(sorted(stored.elements()), min(10, stored.total()))
+        inserted = [(rng.randrange(4), rng.randrange(12)) for _ in range(8 if step else 40)]
+        change = [*((row, 1) for row in inserted), *((row, -1) for row in deleted)]
         for row, weight in change:
-            live[row] += weight
+            stored[row] += weight
         operator.step({0: change}, first=not step)
-        assert not any(told.exhausted for told in operator.told), "its own values are enough"
-        groups = {key for (key, _), count in live.items() if count}
-        wanted = Counter[str]()
+        assert not any(report.exhausted for report in operator.reports), "the values of the group are enough"
+        groups = {key for (key, _), count in stored.items() if count}
+        expected = Counter[str]()
         for group in groups:
-            values = [value for (key, value), count in live.items() if count and key == group]
-            add(wanted, table((INT, INT, INT), [((group, max(values), min(values)), 1)]))
-        assert operator.given == wanted
+            values = [value for (key, value), count in stored.items() if count and key == group]
+            add(expected, table((INT, INT, INT), [((group, max(values), min(values)), 1)]))
+        assert operator.output == expected
 
 
-def test_a_sum_of_what_cannot_be_added_is_refused() -> None:
+def test_a_sum_of_strings_is_refused() -> None:
     with pytest.raises(TypeRefused):
         GroupKernel(pa.schema([]), pa.schema([("v0", TEXT)]), (GroupAggregate("sum", "v0", "s"),))

@@ -1,4 +1,4 @@
-"""One operator of a chain with its traces in memory: stepped as tasks do, in as many ranges as one likes."""
+"""One stateful operator with its traces in memory; it runs steps like tasks do, in any number of ranges."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ Change = Mapping[int, Sequence[tuple[Row, int]]]
 
 
 def table(types: Sequence[pa.DataType], rows: Iterable[tuple[Row, int]]) -> pa.Table:
-    """c0, c1, … and `_w`."""
+    """Return a table of c0, c1, … and `_w`."""
     rows = list(rows)
     arrays = [pa.array([row[n] for row, _ in rows], kind) for n, kind in enumerate(types)]
     names = [f"c{n}" for n in range(len(types))]
@@ -38,8 +38,8 @@ def table(types: Sequence[pa.DataType], rows: Iterable[tuple[Row, int]]) -> pa.T
     return pa.table([*arrays, weights], names=[*names, "_w"])
 
 
-class Alone:
-    """An operator, its sides' types, and what it gave so far."""
+class SingleOperator:
+    """An operator, the types of its sides, and the sum of its output so far."""
 
     def __init__(
         self, operator: StatefulOperator, sides: Sequence[Sequence[pa.DataType]], count: int = 1
@@ -50,16 +50,16 @@ class Alone:
         self.cache = Cache(self.objects, None)
         self.count = count
         self.version = TraceVersion.empty(self.chain.traces)
-        self.given: Counter[str] = Counter()
-        self.told: list[TaskReport] = []
+        self.output: Counter[str] = Counter()
+        self.reports: list[TaskReport] = []
 
     def step(self, change: Change, *, first: bool = False, pieces: int = 2) -> Counter[str]:
-        """Take a step, and commit it; its output, added up.
+        """Run a step and commit it; return its output, added up.
 
         Args:
             change: the rows of each side.
-            first: nothing is remembered.
-            pieces: as how many tasks the rows are packed.
+            first: whether traces are empty.
+            pieces: how many tasks pack the rows.
         """
         number = self.version.step + 1
         plan = StepPlan(self.chain, frozenset({0}), ranges(self.count), first=first)
@@ -69,38 +69,38 @@ class Alone:
             for piece in range(pieces)
             for packet in plan.deliver(0, side, table(self.sides[side], rows[piece::pieces]))
         ]
-        parts, out, self.told = packets_by_range(packets), Counter[str](), []
-        for here in range(self.count):
-            told = TaskReport(1, here)
-            bundle = Bundle(self.objects, f"step-{number}/{here}", self.cache)
+        parts, out, self.reports = packets_by_range(packets), Counter[str](), []
+        for range_number in range(self.count):
+            report = TaskReport(1, range_number)
+            bundle = Bundle(self.objects, f"step-{number}/{range_number}", self.cache)
             state = TaskState(TraceVersion() if first else self.version, self.cache, bundle)
-            for _, piece in compute_layer(plan, 1, here, parts.get(here, {}), state, told):
-                assert piece.schema.equals(self.operator.out), "what it gives has the columns it says"
+            for _, piece in compute_layer(plan, 1, range_number, parts.get(range_number, {}), state, report):
+                assert piece.schema.equals(self.operator.out), "the output has the declared columns"
                 add(out, piece)
             bundle.write()
-            self.told.append(TaskReport.decode(told.encode()))
-        kept = complete_changes(plan, self.told)
+            self.reports.append(TaskReport.decode(report.encode()))
+        changes = complete_changes(plan, self.reports)
         rebuilt = self.chain.traces if first else ()
-        outcome = self.version.apply(number, kept.added, kept.merged, rebuilt=rebuilt)
+        outcome = self.version.apply(number, changes.added, changes.merged, rebuilt=rebuilt)
         assert not outcome.late
         write_version(self.objects, f"versions/{number}", outcome.version)
         self.version = read_version(self.objects, f"versions/{number}")
-        self.given = summed([self.given, out])
+        self.output = summed([self.output, out])
         return summed([out])
 
     def state(self) -> dict[str, Counter[str]]:
-        """All rows of all traces, whatever range they are read in."""
-        found = {}
+        """Return all rows of all traces, read range by range."""
+        state = {}
         for name, layout in self.operator.layouts.items():
             rows: Counter[str] = Counter()
             for within in ranges(self.count):
-                spine = Trace.of(
+                trace = Trace.of(
                     self.version, f"operator.{name}", layout, self.cache, within, self.version.step
                 )
-                for part in spine.scan():
+                for part in trace.scan():
                     rows.update(map(repr, part.to_pylist()))
-            found[name] = rows
-        return found
+            state[name] = rows
+        return state
 
 
 def add(total: Counter[str], rows: pa.Table) -> None:
@@ -110,10 +110,10 @@ def add(total: Counter[str], rows: pa.Table) -> None:
         total[repr(tuple(row.values()))] += weight
 
 
-def summed(many: Iterable[Counter[str]]) -> Counter[str]:
-    """Weights added up; what cancels out is gone."""
+def summed(counters: Iterable[Counter[str]]) -> Counter[str]:
+    """Add up weights; drop rows that cancel out."""
     total: Counter[str] = Counter()
-    for one in many:
-        for row, weight in one.items():
+    for counter in counters:
+        for row, weight in counter.items():
             total[row] += weight
     return Counter({row: weight for row, weight in total.items() if weight})
