@@ -262,7 +262,7 @@ def test_a_wall_clock_that_is_wrong_by_hours_changes_nothing(
 
 
 @pytest.mark.rule("CLU-8", "CLU-26")
-def test_when_postgres_restarts_in_the_middle_everything_goes_on(
+def test_work_continues_when_postgres_restarts(
     postgres_server: PostgresServer, postgres_url: str, tmp_path: Path, stack: ExitStack
 ) -> None:
     fleet = Fleet(postgres_url, tmp_path, stack, ttl_s=4.0)
@@ -300,9 +300,7 @@ def test_after_all_nodes_were_killed_at_once_a_new_one_finishes_everything(
 
 
 @pytest.mark.rule("CLU-25")
-def test_a_node_that_is_asked_to_stop_hands_over_and_leaves(
-    url: str, tmp_path: Path, stack: ExitStack
-) -> None:
+def test_a_terminated_node_hands_over_and_leaves(url: str, tmp_path: Path, stack: ExitStack) -> None:
     """With a ttl of ten minutes: what moves in this test was handed back, and did not run out."""
     fleet = Fleet(url, tmp_path, stack, ttl_s=LONG_TTL_S)
     fleet.start("n1", "n2", arguments=(*OFTEN, "--grace-s", str(STUCK_S)))

@@ -501,17 +501,17 @@ def postgres(postgres_server: PostgresServer, postgres_url: str) -> Iterator[Sto
 
 
 @pytest.mark.rule("FUT-12", "FUT-13", "FUT-15", "FUT-16")
-def test_lives_of_futures_in_memory() -> None:
+def test_random_futures_in_memory() -> None:
     lives_of_futures(MemoryStore(), 120, 40)
 
 
 @pytest.mark.rule("FUT-12", "FUT-13", "FUT-15", "FUT-16")
-def test_lives_of_futures_on_sqlite(sqlite: Store) -> None:
+def test_random_futures_on_sqlite(sqlite: Store) -> None:
     lives_of_futures(sqlite, 50, 40)
 
 
 @pytest.mark.rule("FUT-12", "FUT-13", "FUT-15", "FUT-16")
-def test_lives_of_futures_on_postgresql(postgres: Store) -> None:
+def test_random_futures_on_postgresql(postgres: Store) -> None:
     machine = type("Machine", (FutureMachine,), {"store": postgres})
     for seed in range(40):
         life = machine()

@@ -260,7 +260,7 @@ class Dying:
 
 @pytest.mark.rule("HEAP-5", "HEAP-2", "HEAP-1")
 @pytest.mark.parametrize("kind", ["store", "objects"])
-def test_whatever_happens_every_move_is_in_the_table_and_at_rest_all_is_seen(kind: str) -> None:
+def test_every_move_is_in_the_table_and_in_the_end_all_is_processed(kind: str) -> None:
     clock = FakeClock()
     # in memory if there is such a place: thousands of commits, of which none has to survive the machine
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

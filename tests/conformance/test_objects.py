@@ -121,7 +121,7 @@ class TestFlatListing:
             assert keys(objects, after=after) == [name for name in self.names if name > after], after
         assert keys(objects, "many/", after="many/00500", limit=2) == ["many/00501", "many/00502"]
 
-    def test_it_goes_on_behind_the_last_page_when_an_answer_is_lost(
+    def test_a_listing_continues_after_the_last_page_when_a_response_is_lost(
         self, s3_server: S3Server, filled: str, probed: Probed
     ) -> None:
         with LossyProxy("127.0.0.1", s3_server.port) as proxy:

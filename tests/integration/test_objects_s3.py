@@ -49,7 +49,7 @@ def test_a_bucket_that_ignores_conditions_is_refused(careless_s3: S3Server) -> N
 
 
 @pytest.mark.rule("STO-14")
-def test_wrong_credentials_are_told_without_showing_them(s3_server: S3Server, bucket: str) -> None:
+def test_wrong_credentials_are_reported_without_showing_them(s3_server: S3Server, bucket: str) -> None:
     where = url(s3_server, bucket, secret=WRONG)
     with pytest.raises(ObjectUnavailable, match="HTTP 403") as caught:
         open_objects(where, clock=SYSTEM)
@@ -58,7 +58,7 @@ def test_wrong_credentials_are_told_without_showing_them(s3_server: S3Server, bu
     assert "credentials" in caught.value.hint
 
 
-def test_a_bucket_that_is_not_there_is_told(s3_server: S3Server) -> None:
+def test_a_missing_bucket_is_an_error(s3_server: S3Server) -> None:
     objects = open_objects(url(s3_server, "no-such-bucket"), clock=FakeClock(), probe=False)
     with pytest.raises(ObjectUnavailable, match="NoSuchBucket"):
         objects.get("k")
@@ -66,9 +66,7 @@ def test_a_bucket_that_is_not_there_is_told(s3_server: S3Server) -> None:
         list(objects.list())
 
 
-def test_a_server_that_is_killed_and_comes_back_has_what_was_answered(
-    s3_server: S3Server, bucket: str
-) -> None:
+def test_a_killed_server_still_has_what_it_confirmed(s3_server: S3Server, bucket: str) -> None:
     clock = FakeClock()
     objects = open_objects(url(s3_server, bucket), clock=clock, probe=False)
     objects.put("kept", b"before")

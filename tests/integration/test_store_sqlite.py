@@ -70,7 +70,7 @@ def test_thirty_two_threads_share_a_commit(path: Path, commit_delay_s: float) ->
 
 
 @pytest.mark.rule("STO-5")
-def test_what_threads_write_at_once_is_all_there(store: SqliteStore) -> None:
+def test_concurrent_writes_of_threads_are_all_stored(store: SqliteStore) -> None:
     together(*[lambda me=me: [put(store, b"%d/%d" % (me, n)) for n in range(25)] for me in range(32)])
     assert store.stats.transactions == 32 * 25
     assert store.stats.commits <= 32 * 25
@@ -78,7 +78,9 @@ def test_what_threads_write_at_once_is_all_there(store: SqliteStore) -> None:
 
 
 @pytest.mark.rule("STO-5")
-def test_a_function_that_raises_is_taken_back_alone_and_hears_of_it_alone(store: SqliteStore) -> None:
+def test_a_function_that_raises_is_rolled_back_alone_and_only_its_caller_gets_the_error(
+    store: SqliteStore,
+) -> None:
     class Broken(Exception):
         pass
 
@@ -106,7 +108,9 @@ def test_a_function_that_raises_is_taken_back_alone_and_hears_of_it_alone(store:
 
 @pytest.mark.rule("STO-5")
 @pytest.mark.parametrize("stop", [LeaseLost, KeyboardInterrupt, SystemExit])
-def test_whatever_a_function_raises_the_store_goes_on(store: SqliteStore, stop: type[BaseException]) -> None:
+def test_the_store_stays_usable_after_any_error_of_a_function(
+    store: SqliteStore, stop: type[BaseException]
+) -> None:
     def fn(tx: Tx) -> None:
         tx.set(b"k", b"")
         raise stop("enough")
@@ -149,7 +153,7 @@ def test_a_slow_function_does_not_hold_the_next_ones(path: Path) -> None:
 
 
 @pytest.mark.rule("STO-5")
-def test_nobody_is_answered_before_the_commit(store: SqliteStore) -> None:
+def test_no_caller_gets_a_result_before_the_commit(store: SqliteStore) -> None:
     put(store, b"k", b"old")
     with crash.armed("store.sqlite.before_commit"), pytest.raises(crash.Crashed):
         put(store, b"k", b"new")
@@ -165,7 +169,7 @@ def test_nobody_is_answered_before_the_commit(store: SqliteStore) -> None:
     assert [get(store, key) for key in (b"held", b"a", b"b")] == [b"", None, None]
 
 
-def test_who_is_interrupted_while_waiting_takes_only_its_own_call_along(store: SqliteStore) -> None:
+def test_an_interrupted_caller_abandons_only_its_own_call(store: SqliteStore) -> None:
     assert threading.current_thread() is threading.main_thread()
     put(store, b"k")
     inside, go = threading.Event(), threading.Event()
@@ -235,7 +239,7 @@ def test_versions_follow_commits_across_handles(store: SqliteStore, path: Path) 
 # --- reading
 
 
-def test_who_only_reads_needs_no_writer(store: SqliteStore, path: Path) -> None:
+def test_a_function_that_only_reads_needs_no_writer(store: SqliteStore, path: Path) -> None:
     put(store, b"k", b"1")
     commits = store.stats.commits
     blocker = sqlite3.connect(path, isolation_level=None)
@@ -283,7 +287,7 @@ def test_readers_leave_few_connections_behind(store: SqliteStore) -> None:
 
 
 @pytest.mark.rule("STO-6")
-def test_lease_time_goes_on_over_a_reboot_and_never_back(path: Path) -> None:
+def test_lease_time_continues_after_a_reboot(path: Path) -> None:
     clock = FakeClock(monotonic_s=5_000.0)
     with SqliteStore(path, clock=clock, machine=HERE) as store:
         put(store, b"k")
@@ -298,7 +302,7 @@ def test_lease_time_goes_on_over_a_reboot_and_never_back(path: Path) -> None:
 
 
 @pytest.mark.rule("STO-6")
-def test_lease_time_is_nobodys_wall_clock_and_the_same_for_all(path: Path) -> None:
+def test_lease_time_ignores_wall_clocks_and_is_the_same_for_all(path: Path) -> None:
     clock = FakeClock()
     with (
         SqliteStore(path, clock=clock, machine=HERE) as first,
@@ -392,7 +396,7 @@ def test_another_format_is_refused_with_a_hint(path: Path, number: bytes, kind: 
     assert path.read_bytes() == before
 
 
-def test_a_database_of_somebody_else_is_left_alone(path: Path) -> None:
+def test_a_database_of_another_program_is_not_changed(path: Path) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE theirs (x)")
     connection.close()
@@ -400,7 +404,7 @@ def test_a_database_of_somebody_else_is_left_alone(path: Path) -> None:
         SqliteStore(path)
 
 
-def test_a_file_that_is_not_sqlite_is_left_alone(path: Path) -> None:
+def test_a_file_that_is_not_sqlite_is_not_changed(path: Path) -> None:
     path.write_bytes(b"dear diary, " * 1000)
     with pytest.raises(StoreCorrupt) as refused:
         SqliteStore(path)
@@ -436,7 +440,7 @@ def test_places_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
             SqliteStore(place)
 
 
-def test_folders_are_made_and_the_address_says_where(tmp_path: Path) -> None:
+def test_folders_are_created_and_the_url_has_the_path(tmp_path: Path) -> None:
     with SqliteStore(tmp_path / "a b" / "c?d" / "e#f%20.db") as store:
         put(store, b"k", b"1")
         assert (tmp_path / "a b" / "c?d" / "e#f%20.db").exists()
@@ -521,7 +525,7 @@ def test_a_commit_through_another_handle_is_noticed_before_and_during_a_wait(
         assert waiting.outcome() is True
 
 
-def test_nobody_looks_when_nobody_waits(store: SqliteStore) -> None:
+def test_without_waits_no_thread_polls(store: SqliteStore) -> None:
     looks = 0
     real = store._watches._look
 
@@ -543,7 +547,7 @@ def test_nobody_looks_when_nobody_waits(store: SqliteStore) -> None:
         assert not store._watches._wanted.is_set(), "the thread rests until somebody waits again"
 
 
-def test_a_closed_store_says_so(path: Path) -> None:
+def test_a_closed_store_is_an_error(path: Path) -> None:
     store = SqliteStore(path)
     put(store, b"k")
     store.close()

@@ -124,7 +124,7 @@ def connecting(store: SqliteStore, connect: Callable[..., Any]) -> Iterator[None
 
 
 @pytest.mark.rule("STO-5")
-def test_a_commit_that_cannot_be_looked_up_is_unknown_and_said_so(store: SqliteStore) -> None:
+def test_a_commit_that_cannot_be_looked_up_is_reported_as_unknown(store: SqliteStore) -> None:
     def refuse(real: Callable[..., Any], **how: Any) -> Any:
         raise StoreUnavailable("the disk is gone")
 
@@ -137,7 +137,7 @@ def test_a_commit_that_cannot_be_looked_up_is_unknown_and_said_so(store: SqliteS
 
 
 @pytest.mark.rule("STO-5")
-def test_a_disk_that_goes_on_failing_leaves_the_commit_unknown(store: SqliteStore) -> None:
+def test_a_disk_that_keeps_failing_leaves_the_commit_unknown(store: SqliteStore) -> None:
     def fail(real: Callable[..., Any], **how: Any) -> Any:
         return FailingConnection(real(**how), done=False)
 
@@ -224,7 +224,7 @@ def test_a_full_disk_loses_nothing(tiny_disk: Path) -> None:
         assert [row.key for row in rows] == [b"k%04d" % n for n in range(count)]
 
 
-def test_no_store_is_made_on_a_full_disk(tiny_disk: Path) -> None:
+def test_no_store_is_created_on_a_full_disk(tiny_disk: Path) -> None:
     with (tiny_disk / "ballast").open("wb") as ballast:
         os.posix_fallocate(ballast.fileno(), 0, 1024 * 1024)
     with pytest.raises(StoreFull):

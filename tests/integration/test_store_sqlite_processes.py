@@ -66,7 +66,7 @@ def test_a_process_killed_around_its_commit_has_taken_all_or_nothing(
 
 
 @pytest.mark.rule("STO-5", "STO-9")
-def test_what_was_acknowledged_before_kill_9_is_there(path: Path) -> None:
+def test_confirmed_commits_survive_kill_9(path: Path) -> None:
     appender = child("append", path)
     assert appender.stdout is not None
     acknowledged = [int(appender.stdout.readline()) for _ in range(200)]
@@ -84,7 +84,7 @@ def test_what_was_acknowledged_before_kill_9_is_there(path: Path) -> None:
 
 
 @pytest.mark.rule("STO-8")
-def test_a_commit_of_another_process_wakes_who_waits(path: Path) -> None:
+def test_a_commit_of_another_process_wakes_a_waiting_watch(path: Path) -> None:
     with SqliteStore(path) as store:
         setter = child("set", path, "k")
         with store.watch([b"k"]) as watch:

@@ -43,7 +43,7 @@ def searched(plan: Plan) -> Found:
 
 @pytest.mark.rule("HEAP-18", "HEAP-2", "HEAP-5")
 @pytest.mark.parametrize("what", REACHED)
-def test_whatever_crashes_or_comes_late_nothing_is_stuck_and_every_move_is_in_the_table(what: str) -> None:
+def test_no_subscription_is_stuck_and_every_move_is_in_the_table(what: str) -> None:
     plan, reached = REACHED[what]
     found = searched(plan)
     assert found.states > 500

@@ -28,7 +28,7 @@ def test_wall_time_is_the_time_of_day() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, -1, -1e9])
-def test_sleeping_for_no_time_or_less_comes_back_at_once(
+def test_sleeping_for_no_time_or_less_returns_at_once(
     seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
@@ -43,7 +43,7 @@ def test_sleeping_takes_the_time_it_says() -> None:
     assert SYSTEM.monotonic() - before >= 0.01
 
 
-def test_waiting_for_an_event_says_whether_it_was_set() -> None:
+def test_waiting_for_an_event_returns_whether_it_was_set() -> None:
     event = threading.Event()
     assert SYSTEM.wait(event, -1) is False
     assert SYSTEM.wait(event, 0.001) is False
@@ -76,7 +76,7 @@ def test_two_that_collided_do_not_pause_alike() -> None:
     assert backoff(5, random.Random(7)) == backoff(5, random.Random(7))
 
 
-def test_a_poll_asks_first_and_waits_only_then() -> None:
+def test_a_poll_checks_before_it_waits() -> None:
     clock = FakeClock(monotonic_s=100)
     assert poll(lambda: True, clock, every_s=1, timeout_s=0)
     assert clock.monotonic() == 100
@@ -89,7 +89,7 @@ def test_a_poll_ends_as_soon_as_it_is_ready() -> None:
 
 
 @pytest.mark.parametrize("every_s", [0.3, 1, 100])
-def test_a_poll_gives_up_when_the_time_is_over_and_asks_a_last_time(every_s: float) -> None:
+def test_a_poll_checks_once_more_when_the_time_is_over(every_s: float) -> None:
     clock = FakeClock(monotonic_s=100)
     times: list[float] = []
 

@@ -24,7 +24,7 @@ def gone(stage: Stage, name: str) -> bool:
 
 
 @pytest.mark.rule("CLU-25")
-def test_a_node_that_drains_takes_nothing_new_and_says_so(stage: Stage) -> None:
+def test_a_node_that_drains_takes_nothing_new_and_reports_it(stage: Stage) -> None:
     stage.make_partitions(2)
     busy = RecordingHost(hands_back=False)
     member = stage.member("n1", slots=8, host=busy)
@@ -41,7 +41,7 @@ def test_a_node_that_drains_takes_nothing_new_and_says_so(stage: Stage) -> None:
 
 
 @pytest.mark.rule("CLU-25")
-def test_what_has_not_begun_is_handed_back_at_once(stage: Stage) -> None:
+def test_work_that_has_not_begun_is_handed_back_at_once(stage: Stage) -> None:
     stage.make_partitions(6)
     stage.member("n1", slots=6)
     stage.member("n2", slots=6)
@@ -56,7 +56,7 @@ def test_what_has_not_begun_is_handed_back_at_once(stage: Stage) -> None:
 
 
 @pytest.mark.rule("CLU-25")
-def test_what_has_begun_is_finished_in_the_grace(stage: Stage) -> None:
+def test_running_work_finishes_within_the_grace(stage: Stage) -> None:
     stage.make_partitions(2)
     working = RecordingHost(hands_back=False)
     member = stage.member("n1", slots=2, host=working)
@@ -72,7 +72,7 @@ def test_what_has_begun_is_finished_in_the_grace(stage: Stage) -> None:
 
 
 @pytest.mark.rule("CLU-25")
-def test_what_is_not_finished_in_the_grace_is_given_back_at_its_end(stage: Stage) -> None:
+def test_unfinished_work_is_handed_back_at_the_end_of_the_grace(stage: Stage) -> None:
     stage.make_partitions(2)
     stuck = RecordingHost(hands_back=False)
     member = stage.member("n1", slots=2, host=stuck)
@@ -121,7 +121,7 @@ def test_an_office_that_was_given_back_is_taken_up_without_waiting_for_its_expir
 
 
 @pytest.mark.rule("CLU-25")
-def test_a_drain_asked_for_while_a_beat_is_on_its_way_is_not_undone_by_it(stage: Stage) -> None:
+def test_a_renewal_that_was_sent_does_not_undo_a_drain(stage: Stage) -> None:
     stage.make_partitions(4)
     member = stage.member("n1", slots=4)
     stage.trouble.interlude = lambda: member.drain(60.0)  # from another thread, during the join
@@ -131,7 +131,7 @@ def test_a_drain_asked_for_while_a_beat_is_on_its_way_is_not_undone_by_it(stage:
 
 
 @pytest.mark.rule("CLU-25")
-def test_a_node_that_is_out_when_it_is_asked_to_stop_does_not_come_back(stage: Stage) -> None:
+def test_a_node_that_is_out_when_it_drains_does_not_join_again(stage: Stage) -> None:
     """It slept past its ttl, and the request is the first thing it finds."""
     stage.make_partitions(4)
     member = stage.member("n1", slots=4)
@@ -146,7 +146,7 @@ def test_a_node_that_is_out_when_it_is_asked_to_stop_does_not_come_back(stage: S
 
 
 @pytest.mark.rule("CLU-25")
-def test_a_node_that_was_never_in_can_be_asked_to_stop(stage: Stage) -> None:
+def test_a_node_that_never_joined_can_drain(stage: Stage) -> None:
     stage.trouble.down = True
     member = stage.member("n1")
     stage.pass_time(5.0)
@@ -185,7 +185,7 @@ def test_a_draining_node_whose_store_is_away_is_gone_after_its_grace(stage: Stag
 
 
 @pytest.mark.rule("CLU-25")
-def test_what_could_not_be_handed_back_at_once_is_handed_back_when_the_store_answers(stage: Stage) -> None:
+def test_a_partition_is_handed_back_once_the_store_answers(stage: Stage) -> None:
     stage.make_partitions(2)
     member = stage.member("n1", slots=2)
     stage.play(lambda: stage.counts() == {"n1": 2})

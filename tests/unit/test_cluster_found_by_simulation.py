@@ -25,7 +25,7 @@ def take(stage: Stage, name: str, holder: str) -> Partition:
 
 
 @pytest.mark.rule("CLU-7")
-def test_a_holder_of_a_partitions_former_life_is_refused_in_its_next_one(stage: Stage) -> None:
+def test_a_holder_of_a_removed_partition_is_refused_after_it_is_created_again(stage: Stage) -> None:
     """Made again at epoch 0, it would reach the paused holder's epoch again, and let it write."""
     stage.make_partitions(1)
     paused = take(stage, "p000", "n1")
@@ -49,7 +49,7 @@ def test_a_holder_of_a_partitions_former_life_is_refused_in_its_next_one(stage: 
 
 
 @pytest.mark.rule("CLU-4")
-def test_taking_again_what_ran_out_in_a_pause_ends_the_former_task_first(stage: Stage) -> None:
+def test_taking_a_partition_again_after_a_pause_ends_the_former_task_first(stage: Stage) -> None:
     """Paused in the middle of a tick, a node finds its own partition expired and takes it again."""
     stage.make_partitions(2)
     host = RecordingHost()
@@ -160,7 +160,7 @@ def test_a_completion_that_failed_for_sure_leaves_the_lease_as_it_was(stage: Sta
     assert stage.counts() == {"n1": 0}
 
 
-def test_the_end_of_a_former_life_does_not_let_go_of_the_next_one(stage: Stage) -> None:
+def test_the_end_of_a_former_holding_does_not_end_the_next_one(stage: Stage) -> None:
     """Its completion is heard of late: by then it was removed, made and taken again by the same node."""
     stage.make_partitions(1)
     host = RecordingHost()

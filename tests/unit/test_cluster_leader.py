@@ -67,7 +67,7 @@ def test_when_the_leader_dies_another_leads_soon_after_the_lease_is_over(stage: 
 
 
 @pytest.mark.rule("CLU-5")
-def test_nobody_asks_for_the_leaders_lease_before_it_can_be_over(stage: Stage) -> None:
+def test_no_node_tries_to_lead_before_the_lease_may_have_expired(stage: Stage) -> None:
     stage.member("n1")
     stage.play(lambda: stage.leaders() == ["n1"])
     attempts: list[tuple[float, int]] = []
@@ -175,7 +175,7 @@ def test_a_duty_whose_step_is_refused_ends_the_tenure(stage: Stage) -> None:
     assert leader_row(stage).epoch == 3
 
 
-def test_a_duty_runs_at_once_and_then_when_it_asked_to(stage: Stage) -> None:
+def test_a_duty_runs_at_once_and_then_after_its_own_interval(stage: Stage) -> None:
     times: list[float] = []
 
     def duty(tenure: Tenure) -> float:
@@ -188,7 +188,7 @@ def test_a_duty_runs_at_once_and_then_when_it_asked_to(stage: Stage) -> None:
     assert len(times) == 9
 
 
-def test_a_duty_that_fails_is_told_and_tried_again_and_the_others_go_on(stage: Stage) -> None:
+def test_a_failed_duty_is_reported_and_retried_and_the_others_continue(stage: Stage) -> None:
     good: list[float] = []
 
     def bad_duty(tenure: Tenure) -> float:
@@ -208,7 +208,7 @@ def test_a_duty_that_fails_is_told_and_tried_again_and_the_others_go_on(stage: S
 
 
 @pytest.mark.rule("CLU-8")
-def test_a_leader_that_cannot_renew_for_a_while_goes_on_leading(stage: Stage) -> None:
+def test_a_leader_that_cannot_renew_for_a_while_still_leads(stage: Stage) -> None:
     stage.member("n1")
     stage.play(lambda: stage.leaders() == ["n1"])
     stage.trouble.down = True
@@ -220,7 +220,7 @@ def test_a_leader_that_cannot_renew_for_a_while_goes_on_leading(stage: Stage) ->
 
 
 @pytest.mark.rule("CLU-9", "CLU-6")
-def test_leaders_follow_each_other_whatever_their_clocks_say(stage: Stage) -> None:
+def test_leaders_follow_each_other_with_any_clocks(stage: Stage) -> None:
     for hours, name in enumerate(("n1", "n2", "n3")):
         off = ShiftedClock(stage.clock, wall_s=(hours - 1) * 36_000.0, monotonic_s=hours * 1e6)
         stage.member(name, clock=off)

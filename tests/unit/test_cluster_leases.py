@@ -176,9 +176,7 @@ def test_two_that_acquire_at_once_do_not_both_get_it(stage: Stage) -> None:
 
 @pytest.mark.rule("CLU-6")
 @pytest.mark.parametrize("off_s", [-36_000.0, 36_000.0])
-def test_a_node_whose_clocks_are_off_by_hours_gets_and_keeps_what_others_would(
-    stage: Stage, off_s: float
-) -> None:
+def test_a_node_whose_clocks_are_off_by_hours_acquires_and_keeps_leases(stage: Stage, off_s: float) -> None:
     wrong = ShiftedClock(stage.clock, wall_s=off_s, monotonic_s=abs(off_s))
     ann, bob = keeper(stage, "ann"), keeper(stage, "bob", clock=wrong)
     first = held(ann.acquire(key(stage)))
@@ -303,7 +301,7 @@ def test_a_renewal_whose_outcome_is_unknown_is_looked_up_and_not_taken_for_a_los
 
 
 @pytest.mark.rule("CLU-8")
-def test_an_acquisition_whose_outcome_is_unknown_is_ours_when_the_store_says_so(stage: Stage) -> None:
+def test_an_acquisition_of_unknown_outcome_is_ours_if_it_was_committed(stage: Stage) -> None:
     stage.trouble.hide_commits = 1
     lease = held(keeper(stage).acquire(key(stage)))
     assert stored(stage) == lease.lease
@@ -344,7 +342,7 @@ def test_a_keeper_with_nothing_left_does_not_spin(stage: Stage) -> None:
     again.check()
 
 
-def test_a_keeper_renews_from_a_thread_of_its_own_until_it_is_stopped(stage: Stage) -> None:
+def test_a_keeper_renews_from_a_thread_until_it_is_stopped(stage: Stage) -> None:
     """Each wait of that thread is a period of fake time; after some it really waits to be stopped."""
     enough = threading.Event()
 

@@ -49,7 +49,7 @@ def test_locks_of_different_names_have_nothing_to_do_with_each_other(stage: Stag
 
 
 @pytest.mark.rule("CLU-7")
-def test_what_is_written_under_a_lock_is_fenced(stage: Stage) -> None:
+def test_writes_under_a_lock_are_fenced(stage: Stage) -> None:
     ann, bob = lock(stage, "ann"), lock(stage, "bob")
     first = held(ann.acquire_nowait())
     assert not is_lost(stage.store, first.fence)
@@ -71,7 +71,7 @@ def test_a_semaphore_has_as_many_holders_as_permits(stage: Stage) -> None:
     assert isinstance(permits[3].acquire_nowait(), Busy)
 
 
-def test_a_permit_of_a_holder_that_died_comes_back(stage: Stage) -> None:
+def test_a_permit_of_a_dead_holder_becomes_free(stage: Stage) -> None:
     held(Semaphore(keeper(stage, "dead"), stage.keys, "s", 1).acquire_nowait())
     stage.clock.advance(15.0)
     held(Semaphore(keeper(stage, "ann"), stage.keys, "s", 1).acquire_nowait())
@@ -83,7 +83,7 @@ def test_a_semaphore_needs_a_permit(stage: Stage) -> None:
 
 
 @pytest.mark.rule("CLU-5")
-def test_a_waiter_asks_again_only_when_the_lease_can_be_over_and_with_jitter(stage: Stage) -> None:
+def test_a_waiter_retries_only_when_the_lease_may_have_expired_and_with_jitter(stage: Stage) -> None:
     held(lock(stage, "dead").acquire_nowait())
     attempts: dict[str, list[float]] = {}
     for name in ("ann", "bob", "cid"):

@@ -29,7 +29,7 @@ def joined(stage: Stage, name: str) -> Node:
 
 
 @pytest.mark.rule("CLU-10")
-def test_an_entry_says_what_the_rule_asks_for(stage: Stage) -> None:
+def test_an_entry_has_the_fields_of_the_rule(stage: Stage) -> None:
     node = Node(
         id="n1",
         epoch=0,
@@ -84,7 +84,7 @@ def test_a_node_that_was_dropped_from_the_list_enters_it_again(stage: Stage) -> 
 
 
 @pytest.mark.rule("CLU-10")
-def test_a_node_that_slept_past_its_ttl_comes_back_under_a_higher_epoch(stage: Stage) -> None:
+def test_a_node_that_slept_past_its_ttl_joins_again_under_a_higher_epoch(stage: Stage) -> None:
     member = stage.member("n1")
     stage.play(lambda: member.state is MemberState.ACTIVE)
     asleep = member.node
@@ -145,7 +145,7 @@ def test_the_leader_drops_the_dead_two_ttls_after_their_end_and_not_before(stage
 
 
 @pytest.mark.rule("CLU-11")
-def test_cleaning_leaves_alone_who_beats_again_while_it_looks() -> None:
+def test_cleaning_keeps_a_node_that_renews_at_the_same_time() -> None:
     """The expired entry is read, then its node comes back, then the cleaning wants to commit."""
     stage = Stage(patience_s=60.0)
     node = joined(stage, "n1")
@@ -167,7 +167,7 @@ def test_many_dead_nodes_are_cleaned_in_pages(stage: Stage) -> None:
 
 
 @pytest.mark.rule("CLU-11")
-def test_work_goes_on_with_a_node_list_nobody_cleans(stage: Stage) -> None:
+def test_work_continues_with_a_node_list_that_is_never_cleaned(stage: Stage) -> None:
     """A hundred dead entries, no leader that cleans: the living still share everything."""
     for number in range(100):
         joined(stage, f"dead{number:03d}")
@@ -181,7 +181,7 @@ def test_work_goes_on_with_a_node_list_nobody_cleans(stage: Stage) -> None:
 
 
 @pytest.mark.rule("CLU-16")
-def test_every_change_of_who_is_there_moves_the_version_and_beats_do_not(stage: Stage) -> None:
+def test_every_join_and_leave_changes_the_version_and_renewals_do_not(stage: Stage) -> None:
     assert version(stage) == 0
     node = joined(stage, "n1")
     two = joined(stage, "n2")
@@ -201,7 +201,7 @@ def test_every_change_of_who_is_there_moves_the_version_and_beats_do_not(stage: 
 
 
 @pytest.mark.rule("CLU-16")
-def test_a_partition_map_names_the_node_list_it_was_made_from(stage: Stage) -> None:
+def test_a_partition_map_names_its_node_list(stage: Stage) -> None:
     joined(stage, "n1")
 
     def make(ids: list[str]) -> None:

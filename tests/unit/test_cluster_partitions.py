@@ -69,7 +69,7 @@ def test_one_read_gives_every_partitions_expiry_in_order_and_no_payload(stage: S
 
 
 @pytest.mark.rule("CLU-14")
-def test_the_index_says_what_the_rows_say_after_everything_that_can_happen(stage: Stage) -> None:
+def test_the_index_matches_the_rows_after_every_transition(stage: Stage) -> None:
     stage.make_partitions(5)
 
     def agree() -> None:
@@ -139,7 +139,7 @@ def test_epochs_grow_with_every_change_of_hands(stage: Stage) -> None:
 
 
 @pytest.mark.rule("CLU-7")
-def test_what_a_holder_writes_after_its_successor_began_is_refused(stage: Stage) -> None:
+def test_a_write_of_a_former_holder_is_refused(stage: Stage) -> None:
     stage.make_partitions(1)
     old = take(stage, "p000", "n1")
     stage.clock.advance(15.0)
@@ -160,7 +160,7 @@ def test_two_that_take_at_once_do_not_both_get_it() -> None:
     assert stage.parts()[0].holder == "n2"
 
 
-def test_partitions_that_are_there_are_not_made_again(stage: Stage) -> None:
+def test_existing_partitions_are_not_created_again(stage: Stage) -> None:
     stage.make_partitions(2)
     part = take(stage, "p000", "n1")
     stage.store.run(lambda tx: partitions.complete(tx, stage.keys, part))
@@ -190,7 +190,7 @@ def test_nodes_help_themselves_to_their_fair_share_by_slots(stage: Stage) -> Non
 
 
 @pytest.mark.rule("CLU-13")
-def test_nobody_takes_more_than_it_has_slots(stage: Stage) -> None:
+def test_no_node_takes_more_than_its_slots(stage: Stage) -> None:
     stage.make_partitions(20)
     stage.member("n1", slots=3)
     stage.member("n2", slots=2)
@@ -218,7 +218,7 @@ def test_acquisitions_are_a_random_pause_apart(stage: Stage) -> None:
 
 
 @pytest.mark.rule("CLU-13")
-def test_a_node_that_joins_is_given_its_share_by_those_who_have_more_and_then_nothing_moves(
+def test_a_node_that_joins_gets_its_share_from_fuller_nodes_and_then_nothing_moves(
     stage: Stage,
 ) -> None:
     stage.make_partitions(10)
@@ -236,7 +236,7 @@ def test_a_node_that_joins_is_given_its_share_by_those_who_have_more_and_then_no
 
 
 @pytest.mark.rule("CLU-13")
-def test_what_was_asked_for_goes_to_the_asker_and_not_back_to_its_holder(stage: Stage) -> None:
+def test_a_requested_partition_goes_to_the_requester_and_not_back_to_its_holder(stage: Stage) -> None:
     """Four partitions, three nodes, two of them full: the third gets one, by one move."""
     stage.make_partitions(4)
     stage.member("n1", slots=4)
@@ -265,7 +265,7 @@ def test_a_holder_that_ignores_a_request_gets_no_more_time_and_stops_before_it_i
 
 
 @pytest.mark.rule("CLU-13")
-def test_a_request_of_a_node_that_died_does_not_stop_balance_for_good(stage: Stage) -> None:
+def test_a_request_of_a_dead_node_does_not_block_balance_forever(stage: Stage) -> None:
     stage.make_partitions(4)
     stage.member("n1", slots=8, host=RecordingHost(hands_back=False))
     stage.play(lambda: stage.counts() == {"n1": 4})
@@ -454,7 +454,7 @@ def test_a_completion_the_store_does_not_hear_can_be_repeated(stage: Stage) -> N
 
 
 @pytest.mark.rule("CLU-5")
-def test_a_node_with_nothing_to_do_asks_about_once_per_period(stage: Stage) -> None:
+def test_an_idle_node_reads_about_once_per_period(stage: Stage) -> None:
     stage.member("n1")
     stage.pass_time(30.0)
     attempts = stage.trouble.attempts

@@ -220,7 +220,7 @@ def test_with_nothing_to_do_a_node_rests_until_a_lease_can_be_over_and_a_little_
     assert len(waits) == 20
 
 
-def test_shares_follow_the_slots_and_leave_out_who_drains() -> None:
+def test_shares_depend_on_the_slots_and_exclude_draining_nodes() -> None:
     nodes = [node("a", 1), node("b", 3), node("c", 4, draining=True)]
     assert [fair_share(nodes, name, 10) for name in "abcx"] == [
         Share(2, 3),

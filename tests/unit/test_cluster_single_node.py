@@ -85,7 +85,7 @@ def test_one_process_leads_and_follows_on_one_file(store: SqliteStore, clock: Fa
 
 
 @pytest.mark.rule("CLU-18", "CLU-17")
-def test_what_it_did_is_there_when_it_starts_again(tmp_path: Path, clock: FakeClock) -> None:
+def test_its_work_is_still_there_after_a_restart(tmp_path: Path, clock: FakeClock) -> None:
     path = tmp_path / "home" / "store.db"
     with SqliteStore(path, clock=clock) as store:
         store.run(lambda tx: config.put(tx, KEYS, "name", "shop"))

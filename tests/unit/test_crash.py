@@ -9,14 +9,14 @@ from tidemill import crash
 from tidemill.testing.threads import STUCK_S, together
 
 
-def test_a_point_that_nobody_armed_does_nothing() -> None:
+def test_a_point_that_is_not_armed_does_nothing() -> None:
     crash.point("a")
     with crash.armed("b"):
         crash.point("a")
 
 
 @pytest.mark.parametrize("visit", [1, 2, 5])
-def test_an_armed_point_crashes_on_that_visit_alone(visit: int) -> None:
+def test_an_armed_point_crashes_only_on_that_visit(visit: int) -> None:
     with crash.armed("a", visit=visit):
         for _ in range(visit - 1):
             crash.point("a")
@@ -51,7 +51,7 @@ def test_a_point_armed_inside_its_own_arming_gives_back_the_outer_one() -> None:
             crash.point("a")
 
 
-def test_a_crash_is_no_exception_that_code_may_swallow() -> None:
+def test_a_crash_is_not_an_exception_that_code_can_catch() -> None:
     assert not issubclass(crash.Crashed, Exception)
 
 
@@ -124,7 +124,7 @@ def test_a_process_that_does_not_come_to_an_armed_point_ends_well(spec: str | No
     assert (ended.returncode, ended.stdout.split()[-1], ended.stderr) == (0, "end", "")
 
 
-def test_each_life_of_a_process_that_is_started_again_has_a_point_of_its_own(
+def test_each_run_of_a_restarted_process_has_its_own_point(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(crash.ENVIRONMENT, "a.before:2,b.after")

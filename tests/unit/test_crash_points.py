@@ -82,7 +82,7 @@ def test_each_point_is_in_the_list_of_kills_or_in_a_matrix() -> None:
 
 
 @pytest.mark.parametrize("file", IN_PROCESS)
-def test_the_matrices_name_the_steps_that_are_said_to_be_in_them(file: str) -> None:
+def test_the_matrices_name_their_steps(file: str) -> None:
     text = (ROOT / file).read_text()
     assert "crash" in text
     for step in IN_PROCESS[file].split():

@@ -64,7 +64,7 @@ def same(left: Any, right: Any) -> bool:
 @pytest.mark.rule("STO-1")
 @given(tuples)
 @example((-0.0, 0.0, 1, 1.0, True, Versionstamp(1, 2), (1, 2), ((),), ((None,), None)))
-def test_what_was_packed_is_unpacked(key: tuple[Part, ...]) -> None:
+def test_unpacking_reverses_packing(key: tuple[Part, ...]) -> None:
     assert same(unpack(pack(key)), key)
 
 
@@ -229,7 +229,7 @@ def test_a_space_holds_exactly_the_tuples_that_begin_with_its_own(
 
 @pytest.mark.rule("STO-1")
 @given(tuples, tuples, tuples)
-def test_under_holds_what_is_behind_its_parts(
+def test_under_is_the_range_of_its_continuations(
     own: tuple[Part, ...], parts: tuple[Part, ...], rest: tuple[Part, ...]
 ) -> None:
     space = Space(*own)
@@ -242,7 +242,7 @@ def test_under_holds_what_is_behind_its_parts(
 
 
 @given(tuples, st.binary(max_size=5))
-def test_after_is_behind_every_continuation(own: tuple[Part, ...], tail: bytes) -> None:
+def test_after_sorts_after_every_continuation(own: tuple[Part, ...], tail: bytes) -> None:
     prefix = pack(own)
     assert pack((*own, tail)) < after(prefix)
     assert pack((*own, b"\xff" + tail)) < after(prefix)

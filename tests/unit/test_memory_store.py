@@ -178,7 +178,7 @@ LOOKS: dict[str, Callable[[Tx], object]] = {
         ("take of the first", b"bb", False),  # what lies beside the row it took is not its business
     ],
 )
-def test_a_transaction_conflicts_with_exactly_what_it_looked_at(
+def test_a_transaction_conflicts_with_exactly_what_it_read(
     look: str, written: bytes, conflicts: bool
 ) -> None:
     store = MemoryStore()
@@ -226,7 +226,7 @@ def test_a_range_is_read_whole_while_another_thread_commits(monkeypatch: pytest.
 # --- what is kept
 
 
-def test_history_is_dropped_when_nobody_can_read_it() -> None:
+def test_history_is_dropped_when_no_transaction_can_read_it() -> None:
     store = MemoryStore()
     chance = random.Random(3)
     for _ in range(10_000):
@@ -297,7 +297,7 @@ def test_a_transaction_that_only_reads_leaves_no_operation_row() -> None:
 
 
 @pytest.mark.rule("STO-5", "STO-9")
-def test_an_unknown_commit_that_was_made_is_found_and_its_result_returned() -> None:
+def test_an_unknown_commit_that_took_effect_is_found_and_its_result_returned() -> None:
     store, _ = faulty(after=[Unknown("connection lost")])
     results = iter(["first", "second"])
 
@@ -311,7 +311,7 @@ def test_an_unknown_commit_that_was_made_is_found_and_its_result_returned() -> N
 
 
 @pytest.mark.rule("STO-5", "STO-9")
-def test_an_unknown_commit_that_was_not_made_is_made_once() -> None:
+def test_an_unknown_commit_that_failed_is_repeated_once() -> None:
     store, _ = faulty(between=[Unknown("connection lost")])
     results = iter(["first", "second"])
 
@@ -345,7 +345,7 @@ def test_the_result_is_that_of_the_attempt_which_was_committed() -> None:
 
 @pytest.mark.rule("STO-5", "STO-9")
 @pytest.mark.parametrize("seed", range(8))
-def test_every_call_counts_once_whatever_happens_to_its_commits(seed: int) -> None:
+def test_every_call_counts_once_no_matter_what_happens_to_its_commits(seed: int) -> None:
     chance = random.Random(seed)
 
     def some(hook_errors: list[type[Exception]]) -> list[Exception | None]:
@@ -393,7 +393,7 @@ def test_a_fence_makes_a_late_commit_fail() -> None:
 
 
 @pytest.mark.rule("STO-5")
-def test_an_outcome_that_cannot_be_learned_is_an_error_of_its_own() -> None:
+def test_an_outcome_that_stays_unknown_is_a_separate_error() -> None:
     store, _ = faulty(between=[Unknown("gone")], before=[None, *[Unreached("gone")] * 10_000])
     with pytest.raises(CommitUnknown, match="is unknown: gone"):
         store.run(lambda tx: tx.set(b"k", b""))
@@ -425,7 +425,7 @@ def test_a_store_that_is_away_for_a_while_is_waited_for() -> None:
 
 
 @pytest.mark.rule("STO-6")
-def test_lease_time_stands_still_when_its_source_runs_backwards() -> None:
+def test_lease_time_stops_when_its_source_runs_backwards() -> None:
     store, faults = faulty()
     assert store.run(lambda tx: (tx.now(), tx.wall())) == (5_000_000, 7_000_000)
     faults.now, faults.wall = 4_000_000, 6_000_000

@@ -109,7 +109,7 @@ def test_an_answer_of_mine_or_other_is_synced_too(
 
 
 @pytest.mark.rule("STO-12")
-def test_a_folder_made_again_is_synced_again(
+def test_a_folder_created_again_is_synced_again(
     objects: LocalObjects, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(durable_files, "ONE_JOURNAL", frozenset())
@@ -178,7 +178,7 @@ def test_a_process_killed_at_a_crash_point_leaves_nothing_torn(root: Path, point
     assert scratch(root) == []
 
 
-def test_crash_points_stand_around_every_durable_step(objects: LocalObjects) -> None:
+def test_crash_points_surround_every_durable_step(objects: LocalObjects) -> None:
     with crash.recorded() as points:
         etag = objects.put("k", b"x").etag
         assert points == {"objects.local.before_rename", "objects.local.after_rename"}
@@ -200,7 +200,7 @@ def test_the_scratch_of_a_living_writer_is_not_swept(objects: LocalObjects, root
     assert scratch(root) == []
 
 
-def test_a_scratch_file_swept_before_its_owner_holds_it_is_made_anew(
+def test_a_scratch_file_swept_before_its_owner_locks_it_is_created_again(
     objects: LocalObjects, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objects.put("x", b"")
@@ -226,7 +226,7 @@ def test_our_own_files_are_in_no_listing(objects: LocalObjects, root: Path) -> N
     assert keys(objects, ".") == keys(objects, ".tide") == []
 
 
-def test_an_etag_differs_for_each_write_under_a_clock_that_stands_still(root: Path) -> None:
+def test_an_etag_differs_for_each_write_even_if_the_clock_stops(root: Path) -> None:
     objects = LocalObjects(root, FakeClock(), random.Random(1))
     etags = {objects.put("k", b"same").etag for _ in range(60)}
     for _ in range(60):
@@ -287,7 +287,7 @@ def test_symbolic_links_are_no_objects_and_lead_nowhere(
     assert (outside / "secret").read_bytes() == b"not ours"
 
 
-def test_a_root_that_is_a_link_is_the_folder_behind_it(root: Path, tmp_path: Path) -> None:
+def test_a_root_that_is_a_link_is_the_folder_it_points_to(root: Path, tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     root.symlink_to(tmp_path / "real")
     objects = LocalObjects(root, SYSTEM, random.Random(1))
@@ -295,7 +295,7 @@ def test_a_root_that_is_a_link_is_the_folder_behind_it(root: Path, tmp_path: Pat
     assert (tmp_path / "real" / "a" / "b").read_bytes() == b"x"
 
 
-def test_what_is_no_plain_file_is_no_object(objects: LocalObjects, root: Path) -> None:
+def test_only_plain_files_are_objects(objects: LocalObjects, root: Path) -> None:
     objects.put("k", b"")
     os.mkfifo(root / "pipe")
     (root / "back\\slash").write_bytes(b"")
@@ -305,7 +305,7 @@ def test_what_is_no_plain_file_is_no_object(objects: LocalObjects, root: Path) -
         objects.get("pipe")
 
 
-def test_a_root_that_is_no_folder_cannot_be_reached(tmp_path: Path) -> None:
+def test_a_root_that_is_not_a_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     objects = LocalObjects(tmp_path / "file", SYSTEM, random.Random(1))
     for write in (lambda: objects.put("k", b""), lambda: objects.supports_if_match):
@@ -315,7 +315,7 @@ def test_a_root_that_is_no_folder_cannot_be_reached(tmp_path: Path) -> None:
     assert list(objects.list()) == []
 
 
-def test_a_root_emptied_under_a_writer_is_made_again(objects: LocalObjects, root: Path) -> None:
+def test_a_root_emptied_under_a_writer_is_created_again(objects: LocalObjects, root: Path) -> None:
     objects.put("a/k", b"1")
     shutil.rmtree(root)
     objects.put("a/k", b"2")
@@ -402,7 +402,7 @@ def full_disk(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.rule("STO-12")
-def test_a_full_disk_is_told_and_loses_nothing(full_disk: list[str]) -> None:
+def test_a_full_disk_is_an_error_and_loses_nothing(full_disk: list[str]) -> None:
     ended = subprocess.run(
         [*full_disk, FULL_DISK], capture_output=True, text=True, timeout=STUCK_S, check=False
     )

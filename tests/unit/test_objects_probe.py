@@ -93,7 +93,7 @@ def test_storage_that_ignores_a_condition_is_refused(objects: MemoryObjects) -> 
 
 
 @pytest.mark.rule("STO-13")
-def test_storage_that_says_what_it_lacks_is_not_refused() -> None:
+def test_storage_that_reports_a_missing_feature_is_accepted() -> None:
     assert try_conditions(MemoryObjects(SYSTEM), random.Random(1)) == Probed(if_match=True, flat=True)
     assert try_conditions(LacksMatch(SYSTEM), random.Random(1)) == Probed(if_match=False, flat=True)
     assert try_conditions(ListsByFolder(SYSTEM), random.Random(1)) == Probed(if_match=True, flat=False)

@@ -105,7 +105,7 @@ def opened(endpoint: str, clock: FakeClock, kind: str = "s3", options: str = "")
     return open_objects(url + options, clock=clock, chance=random.Random(1), probe=False)
 
 
-def test_a_busy_provider_is_asked_again_after_a_while(provider: Provider, clock: FakeClock) -> None:
+def test_a_request_to_a_busy_provider_is_retried_later(provider: Provider, clock: FakeClock) -> None:
     provider.answers = [Answer(503, "SlowDown"), Answer(500, "InternalError"), Answer(429), Answer(200)]
     began = clock.monotonic()
     assert opened(provider.endpoint, clock).put("k", b"x").etag == '"e1"'
@@ -132,7 +132,7 @@ def test_asking_again_has_an_end(provider: Provider, clock: FakeClock) -> None:
         (501, "NotImplemented", UsageError),
     ],
 )
-def test_a_refusal_is_told_at_once(
+def test_a_refusal_is_raised_at_once(
     provider: Provider, clock: FakeClock, status: int, code: str, error: type[TidemillError]
 ) -> None:
     provider.answers = [Answer(status, code)]
@@ -172,13 +172,13 @@ def test_a_conflict_at_the_first_try_is_a_conflict_without_looking(
         opened(provider.endpoint, clock).put_if_match("k", NONCE, '"e0"')
 
 
-def test_something_that_exists_and_cannot_be_read_is_told(provider: Provider, clock: FakeClock) -> None:
+def test_an_unreadable_object_is_an_error(provider: Provider, clock: FakeClock) -> None:
     provider.answers = [Answer(412, "PreconditionFailed"), Answer(404)] * 5
     with pytest.raises(ObjectConflict, match="cannot be read"):
         opened(provider.endpoint, clock).put_if_absent("k", NONCE, NONCE)
 
 
-def test_google_is_asked_for_the_generation_behind_the_etag(provider: Provider, clock: FakeClock) -> None:
+def test_the_generation_of_an_etag_is_read_from_google(provider: Provider, clock: FakeClock) -> None:
     generation = (("ETag", '"e1"'), ("x-goog-generation", "17"))
     provider.answers = [Answer(200, headers=generation)]
     objects = opened(provider.endpoint, clock, "gs")
@@ -197,7 +197,7 @@ def test_google_is_asked_for_the_generation_behind_the_etag(provider: Provider, 
         objects.put_if_match("gone", NONCE, '"e1"')
 
 
-def test_azure_is_asked_with_the_headers_of_http(provider: Provider, clock: FakeClock) -> None:
+def test_requests_to_azure_have_the_http_headers(provider: Provider, clock: FakeClock) -> None:
     provider.answers = [Answer(201)]
     objects = opened(provider.endpoint, clock, "az")
     objects.put_if_match("k", NONCE, '"e1"')
@@ -217,7 +217,7 @@ def listing(*keys: str) -> Answer:
 
 
 @pytest.mark.parametrize("how", ["flat", "folders"])
-def test_names_of_others_that_are_no_keys_are_passed_over_or_told(
+def test_foreign_names_that_are_not_keys_are_skipped_or_reported(
     provider: Provider, clock: FakeClock, how: str
 ) -> None:
     objects = opened(provider.endpoint, clock, options=f"&listing={how}")

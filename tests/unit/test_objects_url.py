@@ -26,14 +26,14 @@ def test_a_path_or_a_file_url_is_a_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "a b").exists()  # opening writes nothing
 
 
-def test_memory_is_private_to_who_opened_it() -> None:
+def test_memory_is_private_to_its_handle() -> None:
     first, second = (open_objects(url, clock=SYSTEM) for url in ("memory://", "memory:///"))
     assert isinstance(first, MemoryObjects)
     first.put("k", b"x")
     assert list(second.list()) == []
 
 
-def test_an_s3_url_says_where_and_how() -> None:
+def test_an_s3_url_names_the_bucket_and_its_options() -> None:
     url = "s3://KEY:s%2F%2B%40cret@my-bucket/a/b%20c/?endpoint=http://127.0.0.1:9000&region=eu-1&virtual_hosted=false"
     where = parse_remote(url + "&bulk_delete=false&listing=flat&timeout_s=2.5&session_token=t%20k")
     assert (where.kind, where.bucket, where.prefix) == ("s3", "my-bucket", "a/b c")

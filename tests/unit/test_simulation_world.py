@@ -74,7 +74,7 @@ def test_things_happen_in_the_order_of_their_times_then_of_their_planning() -> N
     assert order == ["first", "second", "late"]
 
 
-def test_a_step_that_stops_in_its_middle_lets_everybody_else_go_on(world: World) -> None:
+def test_a_blocked_step_lets_all_others_continue(world: World) -> None:
     first, other = booted(world)
     order = list[str]()
 
@@ -114,7 +114,7 @@ def test_a_pause_stops_a_whole_node_and_a_slow_answer_one_thread_of_it(world: Wo
     assert order == (["goes on", "sibling"] if freeze else ["sibling", "goes on"])
 
 
-def test_a_node_that_dies_while_it_is_stopped_does_not_go_on(world: World) -> None:
+def test_a_node_that_dies_while_it_is_paused_does_not_continue(world: World) -> None:
     node = booted(world)[0]
     order = list[str]()
 
@@ -171,7 +171,7 @@ def test_a_wait_ends_with_its_event_or_its_time(world: World) -> None:
     assert times == [0, 300, 1300]
 
 
-def test_what_goes_round_in_circles_is_stopped() -> None:
+def test_an_endless_loop_is_stopped() -> None:
     scheduler = SimulationScheduler(most_events=100)
     scheduler.spawn("circles", lambda: 0.0, 0)
     with pytest.raises(Restless):
@@ -302,7 +302,7 @@ def test_a_commit_that_was_given_up_for_lost_never_arrives_later(world: World) -
     ]
 
 
-def test_a_commit_in_doubt_that_nobody_could_look_up_does_arrive(world: World) -> None:
+def test_an_unknown_commit_that_could_not_be_looked_up_may_arrive(world: World) -> None:
     late = iter([SECOND_US])
 
     def late_and_then_down() -> int | None:
@@ -330,7 +330,7 @@ def test_a_commit_in_doubt_that_nobody_could_look_up_does_arrive(world: World) -
 # --- the world ----------------------------------------------------------------------------------------------
 
 
-def test_a_violation_that_somebody_swallows_is_still_one() -> None:
+def test_a_violation_that_is_caught_still_fails_the_run() -> None:
     world, work = counting(3, calm())
 
     def swallow(commit: RecordedCommit) -> None:

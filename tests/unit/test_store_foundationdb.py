@@ -52,7 +52,7 @@ class TestLawsOverTheDouble(StoreConformance):
 
 
 @pytest.mark.parametrize(("side", "there"), [("before", None), ("after", b"v")])
-def test_a_death_before_the_commit_leaves_nothing_and_behind_it_everything(
+def test_a_crash_before_the_commit_leaves_nothing_and_after_it_everything(
     store: FoundationStore, database: Database, side: str, there: bytes | None
 ) -> None:
     key = pack(("node", 7))
@@ -148,7 +148,7 @@ class TestDoubt:
             (2000, False, StoreError),
         ],
     )
-    def test_errors_of_the_cluster_are_told_apart(
+    def test_errors_of_the_cluster_are_distinguished(
         self, store: FoundationStore, code: int, committing: bool, meaning: type[Exception]
     ) -> None:
         def fail() -> None:

@@ -142,7 +142,7 @@ def assert_clean(error: TidemillError) -> None:
 
 
 class TestAddress:
-    def test_what_libpq_knows_passes_through(self) -> None:
+    def test_parameters_of_libpq_pass_through(self) -> None:
         address = Address(
             "postgres://ann:p%40ss%20word@one:5433,two:5434/shop?sslmode=verify-full&sslrootcert=/etc/ca.pem"
             "&target_session_attrs=read-write&schema=mill&connect_timeout=9&options=-c%20jit%3Don"

@@ -27,7 +27,7 @@ SECOND = 1_000_000
 class TestLeaseClock:
     @pytest.mark.rule("STO-6")
     @given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**9))))
-    def test_it_never_runs_backwards_whatever_the_server_says(
+    def test_lease_time_never_runs_backwards_with_the_servers_clock(
         self, looks: list[tuple[int, int, int]]
     ) -> None:
         clock = LeaseClock(JumpingClock())
@@ -39,7 +39,7 @@ class TestLeaseClock:
         )
         assert [time.wall for time in times] == [wall for wall, _, _ in looks]
 
-    def test_the_mark_is_raised_to_the_next_tick_and_only_when_it_is_behind(self) -> None:
+    def test_the_mark_is_raised_to_the_next_tick_only_when_needed(self) -> None:
         assert Time(now=TICK_US + 1, wall=0, mark=TICK_US).reached == 2 * TICK_US
         assert Time(now=TICK_US, wall=0, mark=TICK_US).reached is None
         assert Time(now=3 * TICK_US, wall=0, mark=0).reached == 3 * TICK_US
@@ -56,7 +56,7 @@ class TestLeaseClock:
         clock.read(50 * SECOND, 100 * SECOND, 50 * SECOND)  # the offset was raised
         assert clock.step_back() is None
 
-    def test_an_estimate_goes_on_with_our_own_clock(self) -> None:
+    def test_an_estimate_continues_with_our_own_clock(self) -> None:
         clock = JumpingClock()
         lease_clock = LeaseClock(clock)
         assert lease_clock.estimate() is None
@@ -69,7 +69,7 @@ class TestLeaseClock:
 
 class TestNotifications:
     @given(st.lists(st.sets(st.binary(min_size=1, max_size=20), max_size=30), max_size=20))
-    def test_what_was_touched_is_what_is_read(self, commits: list[set[bytes]]) -> None:
+    def test_notifications_carry_the_touched_keys(self, commits: list[set[bytes]]) -> None:
         received = [read_payload(payload) for payload in payloads(commits)]
         assert set().union(*[each for each in received if each]) == {
             checksum(key) for keys in commits for key in keys
@@ -84,7 +84,7 @@ class TestNotifications:
         ]
 
     @pytest.mark.parametrize("payload", [EVERYTHING, "", "what is this", "12345"])
-    def test_what_is_not_understood_is_for_everybody(self, payload: str) -> None:
+    def test_an_unknown_notification_wakes_all_watches(self, payload: str) -> None:
         assert read_payload(payload) is None
 
 
@@ -131,7 +131,7 @@ class TestVerdicts:
             ("22012", StoreError),
         ],
     )
-    def test_what_the_server_refuses_has_one_meaning(self, sqlstate: str, meaning: type[Exception]) -> None:
+    def test_each_sqlstate_has_one_meaning(self, sqlstate: str, meaning: type[Exception]) -> None:
         error = verdict(StatementFailed("words", sqlstate=sqlstate))
         assert type(error) is meaning
         assert sqlstate in str(error), "the SQLSTATE goes on, the driver's exception does not"
@@ -141,7 +141,7 @@ class TestVerdicts:
 
 
 class TestSql:
-    def test_every_statement_has_a_name_of_its_own(self) -> None:
+    def test_every_statement_has_a_unique_name(self) -> None:
         statements = Sql("mill").prepared
         assert len({statement.name for statement in statements}) == len(statements) > 20
         assert all(b"@" not in statement.text for statement in statements)

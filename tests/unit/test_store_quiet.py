@@ -19,7 +19,7 @@ WRITES: dict[str, Callable[[Tx, bool], object]] = {
 
 @pytest.mark.parametrize("quiet", [False, True])
 @pytest.mark.parametrize("name", WRITES)
-def test_a_quiet_write_changes_the_row_and_wakes_nobody(name: str, quiet: bool) -> None:
+def test_a_quiet_write_changes_the_row_and_fires_no_watch(name: str, quiet: bool) -> None:
     store = MemoryStore()
     store.run(lambda tx: tx.set(b"k", b"1"))
     with store.watch([b"k"]) as watch:

@@ -64,7 +64,7 @@ def test_without_any_mount_nothing_is_known() -> None:
         ("fuse.fuse-overlayfs", False),
     ],
 )
-def test_file_systems_of_several_machines_are_told_from_local_ones(kind: str, network: bool) -> None:
+def test_network_file_systems_are_distinguished_from_local_ones(kind: str, network: bool) -> None:
     assert is_network(kind) is network
 
 

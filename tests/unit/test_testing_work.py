@@ -59,7 +59,7 @@ def taken(stage: Stage, work: PartitionWork, node: str) -> Partition:
     return part
 
 
-def test_work_goes_on_where_the_last_holder_stopped_and_an_old_holder_writes_nothing() -> None:
+def test_work_continues_where_the_last_holder_stopped_and_an_old_holder_writes_nothing() -> None:
     stage = Stage()
     work = PartitionWork("c")
     stage.store.run(lambda tx: work.put_plan(tx, PLAN))
@@ -105,7 +105,7 @@ def test_without_the_fence_the_judge_sees_it(monkeypatch: pytest.MonkeyPatch) ->
     assert "the row had 2" in violations(work.history(stage.store))[0]
 
 
-def test_many_partitions_are_made_in_pages() -> None:
+def test_many_partitions_are_created_in_pages() -> None:
     stage = Stage()
     work = PartitionWork("c")
     assert not stage.store.run(lambda tx: work.create(tx, 1)), "there is no plan"

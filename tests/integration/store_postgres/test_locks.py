@@ -138,7 +138,7 @@ class TestLocks:
 
     @pytest.mark.parametrize("mode", ["serial", "take"])
     @pytest.mark.parametrize("there", ["none", "some", "all"])
-    def test_many_rows_are_set_at_once_whether_they_are_there_or_not(
+    def test_many_rows_are_set_at_once_whether_they_exist_or_not(
         self, store: PostgresStore, there: str, mode: str
     ) -> None:
         keys = [b"k%02d" % n for n in range(40)]
@@ -166,7 +166,7 @@ class TestLocks:
         assert contents(store) == dict.fromkeys(keys, b"2")
         assert store.conflicts == 0
 
-    def test_rows_that_somebody_locks_for_long_are_waited_for(self, url: str) -> None:
+    def test_a_transaction_waits_for_rows_that_are_locked_for_long(self, url: str) -> None:
         with PostgresStore(url, patience_s=STUCK_S) as store, psycopg.connect(base_of(url)) as somebody:
             store.run(lambda tx: tx.set(b"n", b"1"))
             table = psycopg.sql.Identifier(store.sql.schema, "tidemill_kv")
@@ -179,7 +179,7 @@ class TestLocks:
             assert waiting.outcome() is True
 
     @pytest.mark.rule("STO-2")
-    def test_a_reader_who_goes_on_behind_the_last_version_misses_no_row(self, url: str) -> None:
+    def test_a_reader_that_continues_after_the_last_version_misses_no_row(self, url: str) -> None:
         log, writers, each = pack(("log",)), 12, 15
         all_written = threading.Event()
 

@@ -25,7 +25,7 @@ class TestOpening:
         with PostgresStore(url) as store:
             assert contents(store) == {b"k": b"1"}
 
-    def test_schemas_are_stores_of_their_own(self, url: str) -> None:
+    def test_schemas_are_separate_stores(self, url: str) -> None:
         with (
             open_store(f"{url}?schema=One") as first,
             open_store(f"{url}?schema=two x") as second,

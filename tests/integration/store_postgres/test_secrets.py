@@ -98,7 +98,7 @@ class TestSecrets:
 
     @pytest.mark.rule("STO-14")
     @pytest.mark.parametrize("wrong", ["password", "host", "database", "user", "schema"])
-    def test_what_is_wrong_is_said_without_the_password(
+    def test_errors_do_not_show_the_password(
         self, secret_url: str, wrong: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level(logging.DEBUG)

@@ -27,7 +27,7 @@ class TestTime:
         assert abs(times[1][1] / 1e6 - SYSTEM.wall()) < 600
 
     @pytest.mark.rule("STO-6")
-    def test_lease_time_goes_on_when_the_servers_clock_was_set_back(self, url: str) -> None:
+    def test_lease_time_continues_when_the_servers_clock_is_set_back(self, url: str) -> None:
         hour = 3600 * 1_000_000
         with PostgresStore(url) as store:
             before = store.run(lambda tx: tx.now())
@@ -49,7 +49,7 @@ class TestTime:
             assert abs(store.run(lambda tx: tx.wall()) / 1e6 - SYSTEM.wall()) < 600
 
     @pytest.mark.rule("STO-6")
-    def test_who_sees_a_row_has_a_time_that_is_not_before_the_rows(self, url: str) -> None:
+    def test_a_reader_of_a_row_has_a_later_time(self, url: str) -> None:
         def stamp(tx: Tx) -> int:
             time = read_counter(tx.get(b"t"))
             now = tx.now()

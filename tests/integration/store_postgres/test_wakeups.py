@@ -15,9 +15,7 @@ from tidemill.testing.threads import STUCK_S, Racer
 
 class TestWakeUps:
     @pytest.mark.rule("STO-8", "STO-9")
-    def test_another_process_is_told_by_a_notification(
-        self, url: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_another_process_receives_a_notification(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(postgres_watch, "POLL_S", 3600.0)  # so that it is not polling that wakes
         with (
             PostgresStore(url) as first,
@@ -34,7 +32,7 @@ class TestWakeUps:
             assert watch.wait(STUCK_S)
 
     @pytest.mark.rule("STO-8")
-    def test_a_lost_listener_comes_back_and_wakes_whoever_waits(
+    def test_a_lost_listener_reconnects_and_wakes_waiting_watches(
         self, postgres_server: PostgresServer, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(postgres_watch, "POLL_S", 3600.0)
@@ -56,7 +54,7 @@ class TestWakeUps:
             assert watch.wait(STUCK_S)
 
     @pytest.mark.rule("STO-8")
-    def test_behind_a_pooler_everything_works_and_waiting_becomes_polling(
+    def test_with_a_pooler_everything_works_and_waiting_becomes_polling(
         self, postgres_server: PostgresServer, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(postgres_watch, "POLL_S", 0.05)
@@ -77,7 +75,7 @@ class TestWakeUps:
                 assert watch.wait(STUCK_S), "waiting did not turn into polling"
                 fired = first.run(lambda tx: tx.get(b"k")) == b"1"
 
-    def test_a_process_that_ends_tells_the_rest_before_it_does(
+    def test_a_process_that_ends_sends_the_remaining_notifications(
         self, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(postgres_watch, "POLL_S", 3600.0)
@@ -90,7 +88,7 @@ class TestWakeUps:
                 two.run(lambda tx: [tx.set(b"k%d" % n, b"") for n in range(50)])
             assert watch.wait(STUCK_S)
 
-    def test_nobody_listens_when_nobody_watches(self, store: PostgresStore) -> None:
+    def test_without_watches_no_connection_listens(self, store: PostgresStore) -> None:
         notifier = store._local().notifier
         store.run(lambda tx: tx.set(b"k", b""))
         assert notifier.must_poll
