@@ -39,28 +39,28 @@ class CellCode(StrEnum):
     """The code of a cell: a move that is allowed, or the invariant that forbids it."""
 
     SAME = "="  # no change
-    X = "X"  # along more than one axis at once, or made by no operation
+    X = "X"  # a change of more than one of the three, or one that no operation makes
     STOP = "STOP"  # a dead item is removed
     TT1 = "TT1"  # a template is added
     TT2 = "TT2"  # a template is deleted
     TT3 = "TT3"  # a template is instantiated
     ADD1 = "ADD1"  # a subscription is attached
     DEL1 = "DEL1"  # a subscription is deleted
-    DO1 = "DO1"  # it ran, has seen all there was, and waits
+    DO1 = "DO1"  # it ran, has processed everything, and waits
     DO2 = "DO2"  # the same without an item on the heap
     WT1 = "WT1"  # a write makes a waiting row scheduled
-    GC = "GC"  # a row that never became ready is collected
-    R1 = "R1"  # an item that is owed is pushed
+    GC = "GC"  # a row that never became ready is deleted
+    R1 = "R1"  # a pending item is pushed
     PRUNE = "PRUNE"  # a stale item is removed
-    LATE = "LATE"  # a push lands after the row it saw has moved on
+    LATE = "LATE"  # a push arrives after its row has changed
     INV1 = "INV1"
     INV2 = "INV2"
     INV3 = "INV3"
     INV4 = "INV4"
     INV5 = "INV5"
     INV6 = "INV6"
-    HOLE2 = "HOLE2"  # what would compel a template to be instantiated?
-    T2 = "T2"  # never explained by the design
+    HOLE2 = "HOLE2"  # the design did not say what instantiates a template here
+    T2 = "T2"  # not explained by the design
 
 
 FORBIDDING = frozenset(
@@ -78,11 +78,11 @@ FORBIDDING = frozenset(
 )
 
 INVARIANTS = {
-    CellCode.INV1: "An id is used once: unused, used and gone follow each other.",
-    CellCode.INV2: "An item is pushed only after its row or its template was seen.",
+    CellCode.INV1: "An id is used once: it is unused, then used, then gone.",
+    CellCode.INV2: "An item is pushed only after its row or its template was read.",
     CellCode.INV3: "A subscription begins as scheduled, never as waiting.",
-    CellCode.INV4: "The signal of a scheduled row does not leave the heap.",
-    CellCode.INV5: "An item without a row under a template is dead: all that may happen to it is removal.",
+    CellCode.INV4: "The item of a scheduled row stays on the heap.",
+    CellCode.INV5: "An item without a row under a template is dead: it can only be removed.",
     CellCode.INV6: "A subscription that a template created cannot be deleted while the template exists.",
 }
 
@@ -119,13 +119,14 @@ class Amendment(NamedTuple):
 
 
 S = HeapState
-_TWO_TENDERS = (
-    "a scheduler saw the row scheduled and paused; then another pushed, the run ended and the item was "
-    "pruned. The item that lands is of an old epoch: it starts nothing, and PRUNE follows"
+_TWO_SCHEDULERS = (
+    "a scheduler read the row as scheduled and paused; then another one pushed the item, the run ended "
+    "and the item was pruned. The late item has an old epoch: it starts nothing, and PRUNE follows"
 )
 _STALE = (
-    "of an older epoch only: a pruner read the row while it waited, and deletes after a write has scheduled "
-    "it again. INV4 holds for the item of the row's own epoch, which is owed until it is pushed"
+    "only for an item of an older epoch: a pruner read the row while it waited, and deletes the item "
+    "after a write has scheduled the row again. INV4 holds for the item of the row's own epoch, which is "
+    "pending until it is pushed"
 )
 
 AMENDED: dict[Move, Amendment] = {
@@ -134,36 +135,40 @@ AMENDED: dict[Move, Amendment] = {
     (S.F_1, S.C_1): Amendment((CellCode.TT2,), "T2 is TT2"),
     (S.F_2, S.C_2): Amendment((CellCode.TT2,), "T2 is TT2"),
     (S.C_1, S.B_1): Amendment(
-        (CellCode.WT1,), "a write, as its mirror F_1 to E_1 says; R1 pushes, and changes no row"
+        (CellCode.WT1,), "a write, like F_1 to E_1; R1 pushes an item and changes no row"
     ),
     (S.C_1, S.C_2): Amendment(
-        (CellCode.PRUNE,), "INV4 protects scheduled rows only; else C_2 could not be reached"
+        (CellCode.PRUNE,), "INV4 protects only scheduled rows; otherwise C_2 could not be reached"
     ),
-    (S.F_1, S.F_2): Amendment((CellCode.PRUNE,), "as C_1 to C_2; else F_2 could not be reached"),
+    (S.F_1, S.F_2): Amendment((CellCode.PRUNE,), "like C_1 to C_2; otherwise F_2 could not be reached"),
     (S.B_1, S.B_2): Amendment((CellCode.PRUNE,), _STALE),
     (S.E_1, S.E_2): Amendment((CellCode.PRUNE,), _STALE),
-    (S.B_2, S.C_2): Amendment((CellCode.X,), "DO2 cannot happen: a run was found on the heap; asserted"),
+    (S.B_2, S.C_2): Amendment(
+        (CellCode.X,), "DO2 cannot happen, because a run is found on the heap; asserted"
+    ),
     (S.E_2, S.F_2): Amendment((CellCode.X,), "DO2 cannot happen; asserted"),
     (S.A_2, S.A_1): Amendment(
-        (CellCode.LATE,), "a push that saw the row before a delete may land after it; STOP follows"
+        (CellCode.LATE,), "a push that was prepared before a delete may arrive after it; STOP follows"
     ),
-    (S.D_2, S.D_1): Amendment((CellCode.LATE,), "as A_2 to A_1"),
-    (S.C_2, S.C_1): Amendment((CellCode.LATE,), _TWO_TENDERS),
-    (S.F_2, S.F_1): Amendment((CellCode.LATE,), _TWO_TENDERS),
-    (S.D_1, S.D_2): Amendment((CellCode.STOP,), "a dead item must be prunable under a template too"),
-    (S.D_1, S.E_1): Amendment((CellCode.INV1,), "an instantiation makes a new id"),
+    (S.D_2, S.D_1): Amendment((CellCode.LATE,), "like A_2 to A_1"),
+    (S.C_2, S.C_1): Amendment((CellCode.LATE,), _TWO_SCHEDULERS),
+    (S.F_2, S.F_1): Amendment((CellCode.LATE,), _TWO_SCHEDULERS),
+    (S.D_1, S.D_2): Amendment(
+        (CellCode.STOP,), "it must be possible to prune a dead item under a template too"
+    ),
+    (S.D_1, S.E_1): Amendment((CellCode.INV1,), "an instantiation creates a new id"),
     (S.D_1, S.F_1): Amendment(
-        (CellCode.INV1,), "an instantiation makes a new id, and by INV3 a scheduled one"
+        (CellCode.INV1,), "an instantiation creates a new id, which by INV3 is scheduled"
     ),
     (S.B_2, S.A_2): Amendment(
-        (CellCode.GC, CellCode.DEL1), "GC for a row that never became ready; DEL1 for the user"
+        (CellCode.GC, CellCode.DEL1), "GC for a row that never became ready; DEL1 when the user deletes it"
     ),
     (S.B_1, S.A_1): Amendment(
-        (CellCode.DEL1, CellCode.GC), "GC too: the process that attached it died between the push and ready"
+        (CellCode.DEL1, CellCode.GC), "also GC, when the attaching process died between push and ready"
     ),
     (S.D_2, S.F_2): Amendment(
         (CellCode.INV3,),
-        "HOLE2 is closed: the wake row of a publication makes the scheduler instantiate, as scheduled",
+        "HOLE2 is closed: the wake row of a publication makes the scheduler instantiate it as scheduled",
     ),
 }
 

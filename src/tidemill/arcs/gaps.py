@@ -145,8 +145,8 @@ class Gaps:
             if lot in inventory.expected(source):
                 return self._cause(source, lot)
         if missing:
-            others = ", ".join(source.name for source in spec.reads if source not in missing)
-            why = self._why_waiting(spec).get(lot, f"{others} has this lot, {missing[0].name} does not")
+            present = ", ".join(source.name for source in spec.reads if source not in missing)
+            why = self._why_waiting(spec).get(lot, f"{present} has this lot, {missing[0].name} does not")
             return self._make_cause(missing[0].name, "", GapState.ABSENT, why)
         status = self._arc_status(spec)
         return self._make_cause(table.name, spec.name, status.state, status.why)

@@ -27,7 +27,7 @@ class LotInputs(msgspec.Struct, frozen=True):
     - rows: their rows, which name their manifests.
     - missing: sources that do not have this lot yet.
     - enough: the lot may be made from `rows`: every source has it, or its grace period is over.
-    - done: the lot is complete for these inputs.
+    - is_complete: the lot is complete for these inputs.
     - skipped: the arc's policy has given the lot up.
     """
 
@@ -35,7 +35,7 @@ class LotInputs(msgspec.Struct, frozen=True):
     rows: tuple[LotRow, ...] = ()
     missing: tuple[DatasetId, ...] = ()
     enough: bool = False
-    done: bool = False
+    is_complete: bool = False
     skipped: bool = False
 
 
@@ -51,9 +51,9 @@ def inputs(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str, *, replay: bool = Fal
         for row in present
     )
     enough = not missing or (bool(present) and barriers.is_over(tx, keys, spec, lot, newest))
-    done = enough and lots.due_generation(tx, keys, spec.id, lot, generations, replay=replay) is None
+    is_complete = enough and lots.due_generation(tx, keys, spec.id, lot, generations, replay=replay) is None
     skipped = isinstance(newest, MissingLot) and newest.skipped
-    return LotInputs(generations, present, missing, enough=enough, done=done, skipped=skipped)
+    return LotInputs(generations, present, missing, enough=enough, is_complete=is_complete, skipped=skipped)
 
 
 def plan(

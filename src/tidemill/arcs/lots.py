@@ -148,8 +148,8 @@ def begin(
         and not (idle and rows.belongs_to(row, node))
     ):
         return BeginRefused.RUNNING
-    others = running_lots.running_lots(tx, keys, spec.id, except_=(lot, generation))
-    if not others.has_room(spec.max_concurrent, options.batch, options.at_once):
+    running = running_lots.running_lots(tx, keys, spec.id, except_=(lot, generation))
+    if not running.has_room(spec.max_concurrent, options.batch, options.at_once):
         return BeginRefused.FULL
     draft = Draft(
         id=attempt,

@@ -231,7 +231,7 @@ class ArcWork:
                 inputs = self._scope.store.run(
                     lambda tx: lot_plan.inputs(tx, self._keys, spec, lot, replay=options.replay)
                 )
-                if inputs.done or (inputs.skipped and options.generation is None):
+                if inputs.is_complete or (inputs.skipped and options.generation is None):
                     return self._passed(spec, lot, LotEnd.DONE, turn)
                 if inputs.rows and not inputs.enough:
                     if self._scope.step("arcs.wait", lambda tx: barriers.wait(tx, self._keys, spec, lot)):

@@ -96,38 +96,40 @@ def add(tx: Tx, keys: LotKeys, new: LotRow) -> int:
     return event.position
 
 
-def set_digest(tx: Tx, keys: LotKeys, seen: LotRow, digest: str) -> LotRow:
+def set_digest(tx: Tx, keys: LotKeys, expected: LotRow, digest: str) -> LotRow:
     """Record the digest of a generation's content, after all of it was read."""
-    return _swap(tx, keys, seen, msgspec.structs.replace(seen, digest=digest))
+    return _swap(tx, keys, expected, msgspec.structs.replace(expected, digest=digest))
 
 
-def revise(tx: Tx, keys: LotKeys, seen: LotRow, layout: LotRow) -> LotRow:
+def revise(tx: Tx, keys: LotKeys, expected: LotRow, layout: LotRow) -> LotRow:
     """Replace the layout of a generation, with the same content and without an event (LOT-37).
 
-    The old layout is retired. Raises `LotConflict` if the lot changed since `seen` was read, or if rows or
-    digest differ. Only manifest, size and number of files are taken from `layout`.
+    The old layout is retired. Raises `LotConflict` if the lot changed since `expected` was read, or if rows
+    or digest differ. Only manifest, size and number of files are taken from `layout`.
     """
-    if not seen.digest or layout.digest != seen.digest or layout.rows != seen.rows:
-        raise LotConflict(f"the new layout of lot {seen.lot} of {seen.dataset} has other content")
+    if not expected.digest or layout.digest != expected.digest or layout.rows != expected.rows:
+        raise LotConflict(f"the new layout of lot {expected.lot} of {expected.dataset} has other content")
     row = msgspec.structs.replace(
-        seen,
+        expected,
         manifest=layout.manifest,
         size=layout.size,
         files=layout.files,
-        revision=seen.revision + 1,
+        revision=expected.revision + 1,
     )
-    row = _swap(tx, keys, seen, row)
-    old = keys.retired[(tx.now(), *seen.dataset.parts, seen.lot, seen.generation, seen.revision)]
-    tx.set(old, seen.manifest.encode(), quiet=True)
-    tx.clear(keys.fragmented[(*seen.dataset.parts, seen.lot)], quiet=True)
+    row = _swap(tx, keys, expected, row)
+    old = keys.retired[
+        (tx.now(), *expected.dataset.parts, expected.lot, expected.generation, expected.revision)
+    ]
+    tx.set(old, expected.manifest.encode(), quiet=True)
+    tx.clear(keys.fragmented[(*expected.dataset.parts, expected.lot)], quiet=True)
     return row
 
 
-def _swap(tx: Tx, keys: LotKeys, seen: LotRow, row: LotRow) -> LotRow:
-    key = keys.lot[(*seen.dataset.parts, seen.lot)]
+def _swap(tx: Tx, keys: LotKeys, expected: LotRow, row: LotRow) -> LotRow:
+    key = keys.lot[(*expected.dataset.parts, expected.lot)]
     raw = tx.get(key, lock=True)
-    if raw is None or _decoder.decode(raw) != seen:
-        raise LotConflict(f"lot {seen.lot} of {seen.dataset} has changed in the meantime")
+    if raw is None or _decoder.decode(raw) != expected:
+        raise LotConflict(f"lot {expected.lot} of {expected.dataset} has changed in the meantime")
     tx.set(key, msgspec.msgpack.encode(row), quiet=True)
     return row
 
@@ -146,10 +148,10 @@ def fragmented(tx: Tx, keys: LotKeys, dataset: DatasetId, limit: int = 100) -> l
     return [str(keys.fragmented.unpack(row.key)[2]) for row in rows]
 
 
-def unmark_fragmented(tx: Tx, keys: LotKeys, seen: LotRow) -> None:
+def unmark_fragmented(tx: Tx, keys: LotKeys, expected: LotRow) -> None:
     """Remove a lot from the fragmented ones, unless it changed: compaction cannot reduce its files."""
-    if current(tx, keys, seen.dataset, seen.lot) == seen:
-        tx.clear(keys.fragmented[(*seen.dataset.parts, seen.lot)], quiet=True)
+    if current(tx, keys, expected.dataset, expected.lot) == expected:
+        tx.clear(keys.fragmented[(*expected.dataset.parts, expected.lot)], quiet=True)
 
 
 def retired(tx: Tx, keys: LotKeys, until: int, limit: int = 100) -> list[Retired]:

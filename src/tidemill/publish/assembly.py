@@ -48,10 +48,10 @@ class Assembler:
           damaged; the caller then abandons the attempt.
         """
         fingerprints = self._fingerprints(hold)
-        made = self.manifests.finished_parts(hold, [task.part for task in tasks]) if adopted else {}
+        completed = self.manifests.finished_parts(hold, [task.part for task in tasks]) if adopted else {}
         self.manifests.write_intents(hold)
         failed = []
-        left = {task.part: task for task in tasks if task.part not in made}
+        left = {task.part: task for task in tasks if task.part not in completed}
         for end in self._parts.run(list(left.values())) if left else ():
             if left.pop(end.task.part, None) is None:
                 continue  # reported twice
@@ -60,7 +60,7 @@ class Assembler:
                 part = self.manifests.write_part(
                     hold, end.task.part, end.written, alone=alone, fingerprints=fingerprints
                 )
-                made[part.part] = part
+                completed[part.part] = part
             else:
                 self.manifests.write_failed_part(hold, end)
                 failed.append(end)
@@ -69,7 +69,7 @@ class Assembler:
                 _report_checks(self._scope.emit, hold, end)
         if left:  # the port was closed: how these end is unknown
             raise LeaseLost(f"{len(left)} parts of attempt {hold.draft.id} were given up")
-        parts = tuple(made[task.part] for task in tasks if task.part in made)
+        parts = tuple(completed[task.part] for task in tasks if task.part in completed)
         if failed:
             return Assembled(parts=parts, failed=tuple(failed))
         return Assembled(parts=parts, rows=tuple(self.manifests.finish(hold, parts, fingerprints)))
@@ -93,8 +93,8 @@ def tasks_of(hold: Hold, tasks: Sequence[PartTask]) -> list[PartTask]:
     ]
 
 
-def _report_checks(emit: Emit, hold: Hold, done: PartDone) -> None:
-    for sink in done.written:
+def _report_checks(emit: Emit, hold: Hold, part: PartDone) -> None:
+    for sink in part.written:
         failed = {name: count for name, count in sink.checks.items() if count and name not in RESERVED}
         if failed:
             emit(
@@ -103,7 +103,7 @@ def _report_checks(emit: Emit, hold: Hold, done: PartDone) -> None:
                     author=hold.draft.author,
                     dataset=str(sink.dataset),
                     lot=hold.draft.lot,
-                    part=done.task.part,
+                    part=part.task.part,
                     checks=failed,
                 )
             )

@@ -224,17 +224,17 @@ def attempts_at(
 
 
 def adopt(
-    tx: Tx, keys: PublishKeys, node: Node, seen: Open, inputs: Sequence[InputLot], code: str
+    tx: Tx, keys: PublishKeys, node: Node, expected: Open, inputs: Sequence[InputLot], code: str
 ) -> Hold | None:
     """Take over an attempt that a dead node, or an earlier start of this one, left open.
 
-    Returns None if it has changed since `seen` was read, if its inputs or code differ, or if another node may
-    still work on it. Of two nodes that adopt it at the same time one wins, because the other has seen an old
-    epoch. The caller then verifies the attempt's manifests and objects, and publishes or abandons it.
+    Returns None if it has changed since `expected` was read, if its inputs or code differ, or if another node
+    may still work on it. Of two nodes that adopt it at the same time one wins, because the other has seen an
+    old epoch. The caller then verifies the attempt's manifests and objects, and publishes or abandons it.
     """
     nodes.check(tx, keys.cluster, node)
-    row = read(tx, keys, seen.draft.id)
-    if not isinstance(row, Open) or row.epoch != seen.epoch:
+    row = read(tx, keys, expected.draft.id)
+    if not isinstance(row, Open) or row.epoch != expected.epoch:
         return None
     if row.draft.inputs != tuple(inputs) or row.draft.code != code:
         return None
@@ -346,18 +346,18 @@ def to_sweep(tx: Tx, keys: PublishKeys, limit: int = 100) -> list[Published | Ab
     return [row for row in rows if not isinstance(row, Open)]
 
 
-def sweep_again(tx: Tx, keys: PublishKeys, seen: Published | Abandoned, at: int | None) -> bool:
+def sweep_again(tx: Tx, keys: PublishKeys, expected: Published | Abandoned, at: int | None) -> bool:
     """Record that an attempt was swept, and when to sweep it again, if at all. False if another cleaner
     did.
     """
-    raw = tx.get(keys.attempt[seen.draft.id])
-    if raw is None or _decoder.decode(raw) != seen:
+    raw = tx.get(keys.attempt[expected.draft.id])
+    if raw is None or _decoder.decode(raw) != expected:
         return False
-    if seen.sweep_at is not None:
-        tx.clear(keys.sweep[seen.sweep_at, seen.draft.id], quiet=True)
-    _write(tx, keys, msgspec.structs.replace(seen, sweep_at=at, sweeps=seen.sweeps + 1))
+    if expected.sweep_at is not None:
+        tx.clear(keys.sweep[expected.sweep_at, expected.draft.id], quiet=True)
+    _write(tx, keys, msgspec.structs.replace(expected, sweep_at=at, sweeps=expected.sweeps + 1))
     if at is not None:
-        tx.set(keys.sweep[at, seen.draft.id], b"", quiet=True)
+        tx.set(keys.sweep[at, expected.draft.id], b"", quiet=True)
     return True
 
 

@@ -54,8 +54,8 @@ class Projections:
         row = current()
         for _ in range(ROUNDS):
             self._write_lot(dataset, lot, row)
-            seen, row = row, current()
-            if row == seen:
+            before, row = row, current()
+            if row == before:
                 return
 
     def _write_lot(self, dataset: DatasetId, lot: str, row: LotRow | None) -> None:
@@ -105,8 +105,8 @@ class Projections:
         state = self._store.run(read)
         for _ in range(ROUNDS):
             self._write_arc(project, version, arc, lot, state)
-            seen, state = state, self._store.run(read)
-            if state == seen:
+            before, state = state, self._store.run(read)
+            if state == before:
                 return
 
     def _write_arc(self, project: str, version: str, arc: str, lot: str, state: str | None) -> None:

@@ -129,7 +129,7 @@ class Publisher:
 
     # --- compactions
 
-    def begin_compaction(self, seen: LotRow, inputs: Sequence[InputLot], attempt: str) -> Hold | None:
+    def begin_compaction(self, expected: LotRow, inputs: Sequence[InputLot], attempt: str) -> Hold | None:
         """Open the attempt at a new layout of a lot; None if the lot changed, or another node compacts it.
 
         A layout that a dead node left is abandoned and written again, never adopted.
@@ -138,14 +138,14 @@ class Publisher:
         """
 
         def begin(tx: Tx) -> Hold | None:
-            if lots.current(tx, self._keys.lots, seen.dataset, seen.lot) != seen:
+            if lots.current(tx, self._keys.lots, expected.dataset, expected.lot) != expected:
                 return None
             draft = Draft(
                 id=attempt,
-                author=f"compaction {seen.dataset}",
-                lot=seen.lot,
-                generation=seen.generation,
-                targets=(Target(seen.dataset, seen.lot, seen.generation),),
+                author=f"compaction {expected.dataset}",
+                lot=expected.lot,
+                generation=expected.generation,
+                targets=(Target(expected.dataset, expected.lot, expected.generation),),
                 inputs=tuple(inputs),
                 code=attempt,
             )
@@ -154,19 +154,19 @@ class Publisher:
 
         return self._scope.step("publish.compact-open", begin)
 
-    def digest_lot(self, seen: LotRow, digest: str) -> LotRow:
+    def digest_lot(self, expected: LotRow, digest: str) -> LotRow:
         """Store the digest of a lot's content in its row."""
         return self._scope.step(
-            "publish.compact-digest", lambda tx: lots.set_digest(tx, self._keys.lots, seen, digest)
+            "publish.compact-digest", lambda tx: lots.set_digest(tx, self._keys.lots, expected, digest)
         )
 
-    def commit_compaction(self, hold: Hold, seen: LotRow, layout: LotRow) -> LotRow:
+    def commit_compaction(self, hold: Hold, expected: LotRow, layout: LotRow) -> LotRow:
         """Replace a lot's layout; raise `LotConflict` if the lot has changed."""
 
         def commit(tx: Tx) -> LotRow:
             attempts.check(tx, self._keys, hold)
-            row = lots.revise(tx, self._keys.lots, seen, layout)
-            attempts.end_published(tx, self._keys, hold, [seen.position], [layout.manifest])
+            row = lots.revise(tx, self._keys.lots, expected, layout)
+            attempts.end_published(tx, self._keys, hold, [expected.position], [layout.manifest])
             return row
 
         return self._scope.step("publish.compact-commit", commit)

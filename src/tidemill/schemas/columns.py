@@ -116,12 +116,12 @@ def quoted(name: str) -> str:
 
 def check_columns(columns: tuple[Column, ...]) -> None:
     """Raise `BadSchema` unless a table or struct can have these columns."""
-    seen: dict[str, str] = {}
+    names: dict[str, str] = {}
     for column in columns:
         if not column.name:
             raise BadSchema("a column has no name")
-        other = seen.get(column.name.lower())
-        seen[column.name.lower()] = column.name
+        other = names.get(column.name.lower())
+        names[column.name.lower()] = column.name
         if other is not None:
             raise BadSchema(
                 f"two columns are called {column.name!r}"

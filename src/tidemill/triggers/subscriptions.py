@@ -250,9 +250,9 @@ def _change_sources(
     before = old.tally
     for source in before.terms.sources:
         tx.clear(keys.subscriber[(*source.parts, name)], quiet=True)
-    seen = {source: position for source, position in before.seen.items() if source in terms.tables}
-    seen |= {source: max(position, seen.get(source, 0)) for source, position in progress.items()}
-    begin = _add_subscriber(tx, keys, lots, name, terms, seen)
+    positions = {source: position for source, position in before.seen.items() if source in terms.tables}
+    positions |= {source: max(position, positions.get(source, 0)) for source, position in progress.items()}
+    begin = _add_subscriber(tx, keys, lots, name, terms, positions)
     tally = msgspec.structs.replace(
         before,
         terms=terms,

@@ -110,13 +110,13 @@ def check_cycles(new: Template, others: list[Template]) -> None:
                 f"template {new.name!r} writes {text!r}, which matches its own pattern {new.reads!r}",
                 hint="choose target names that the pattern does not match",
             )
-    seen = set[str]()
+    visited = set[str]()
     while front:
         written = front.pop()
         for other in others:
-            if other.name in (new.name, *seen) or not written.meets(other.pattern):
+            if other.name in (new.name, *visited) or not written.meets(other.pattern):
                 continue
-            seen.add(other.name)
+            visited.add(other.name)
             if any(target.meets(pattern) for target in other.targets):
                 raise BadTemplate(
                     f"template {new.name!r} would read its own output through {other.name!r}",
