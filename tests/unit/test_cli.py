@@ -49,7 +49,7 @@ def with_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
-def test_a_command_ends_with_zero_unless_it_says_otherwise(
+def test_a_command_exits_with_0_by_default(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["probe", "well"]) == 0
@@ -57,12 +57,12 @@ def test_a_command_ends_with_zero_unless_it_says_otherwise(
     assert main(["probe", "code"]) == 7
 
 
-def test_with_json_standard_output_has_the_object_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_with_json_standard_output_contains_only_the_object(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["probe", "well", "--count", "3", "--json"]) == 0
     assert capsys.readouterr() == ('{"count":3}\n', "for people\n")
 
 
-def test_an_error_is_told_with_its_hint_and_ends_with_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_is_printed_with_its_hint_and_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["probe", "error"]) == 1
     out, err = capsys.readouterr()
     assert out == ""
@@ -96,7 +96,7 @@ def test_an_error_with_json_is_an_object_with_a_stable_code(capsys: pytest.Captu
         (["nothing"], "No such command 'nothing'."),
     ],
 )
-def test_wrong_usage_ends_with_two_and_says_where_to_look(
+def test_wrong_usage_exits_with_2_and_names_the_help(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 2
@@ -114,7 +114,7 @@ def test_wrong_usage_with_json_is_an_object_too(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("how", ["interrupt", "abort"])
-def test_an_interruption_ends_with_130(how: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_exits_with_130(how: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["probe", how]) == 130
     out, err = capsys.readouterr()
     assert (out, err.strip()) == ("", "interrupted")
@@ -127,19 +127,19 @@ def test_a_file_that_cannot_be_opened_is_an_error(capsys: pytest.CaptureFixture[
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "file"
 
 
-def test_a_bug_is_not_dressed_up() -> None:
+def test_a_bug_is_raised_as_it_is() -> None:
     with pytest.raises(ZeroDivisionError):
         main(["probe", "bug"])
 
 
-def test_one_run_does_not_know_of_the_json_of_another(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_applies_to_one_run_only(capsys: pytest.CaptureFixture[str]) -> None:
     main(["probe", "well", "--json"])
     capsys.readouterr()
     assert main(["probe", "error"]) == 1
     assert capsys.readouterr().out == ""
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith(f"tidemill {tidemill.__version__} (Python 3.")
 
@@ -156,7 +156,7 @@ def test_the_help_lists_the_commands_with_a_line_each(
     assert "Exit codes: 0 success, 1 error, 2 wrong usage, 130 interrupted." in text
 
 
-def test_every_command_can_be_had_and_takes_json() -> None:
+def test_every_command_loads_and_accepts_json() -> None:
     context = click.Context(cli.tidemill)
     for name in cli.COMMANDS:
         command = cli.tidemill.get_command(context, name)

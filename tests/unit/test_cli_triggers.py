@@ -71,7 +71,7 @@ def scene(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     return Scene(tmp_path / "store.db", capsys)
 
 
-def test_each_is_listed_with_its_state_and_why(scene: Scene) -> None:
+def test_each_trigger_is_listed_with_its_state_and_reason(scene: Scene) -> None:
     told = scene.tell()
     found = {one["name"]: one for one in told["triggers"]}
     assert {name: one["state"] for name, one in found.items()} == {
@@ -98,7 +98,7 @@ def test_each_is_listed_with_its_state_and_why(scene: Scene) -> None:
     assert [one["reads"] for one in told["overview"]["templates"]] == ["raw_*"]
 
 
-def test_they_are_chosen_by_state_and_name(scene: Scene) -> None:
+def test_triggers_are_filtered_by_state_and_name(scene: Scene) -> None:
     assert scene.states("--state", "dead") == {"dead": "dead"}
     assert scene.states("--state", "due", "--state", "running") == {"due": "due", "runs": "running"}
     assert set(scene.states("--name", "d")) == {"dead", "due"}
@@ -106,7 +106,7 @@ def test_they_are_chosen_by_state_and_name(scene: Scene) -> None:
     assert len(scene.states("--limit", "3")) == 3
 
 
-def test_people_see_a_table(scene: Scene) -> None:
+def test_without_json_the_output_is_a_table(scene: Scene) -> None:
     text = scene.text()
     assert "since" in text
     assert "template t: raw_* -> clean_{name}" in text
@@ -116,7 +116,7 @@ def test_people_see_a_table(scene: Scene) -> None:
 
 
 @pytest.mark.rule("HEAP-15")
-def test_retry_arms_the_dead(scene: Scene) -> None:
+def test_retry_revives_dead_triggers(scene: Scene) -> None:
     assert scene.tell("retry", "--dead") == {"retried": ["dead"], "refused": {}}
     assert scene.states("--name", "dead") == {"dead": "due"}
     assert scene.tell("retry", "backs off", "nobody")["refused"] == {
@@ -139,7 +139,7 @@ def test_pause_and_resume(scene: Scene) -> None:
 
 
 @pytest.mark.rule("HEAP-17")
-def test_rebuild_has_the_runners_push_everything_again(scene: Scene) -> None:
+def test_rebuild_makes_the_runners_push_everything_again(scene: Scene) -> None:
     items = [*scene.heap.listed(0, 2**62)]
     scene.heap.remove(items)
     assert scene.tell("rebuild") == {"rebuilding": True}
@@ -149,6 +149,6 @@ def test_rebuild_has_the_runners_push_everything_again(scene: Scene) -> None:
     assert {"due", "dead", "runs"} <= {item.name for item in scene.heap.listed(0, 2**62)}
 
 
-def test_a_place_that_is_not_there_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_missing_home_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["triggers", "--home", str(tmp_path / "none")]) == 2
     assert "is not the home of a cluster" in capsys.readouterr().err

@@ -17,7 +17,7 @@ def test_a_generated_page_is_current(module: ModuleType) -> None:
     assert module.PAGE.read_text(encoding="utf-8") == module.page(), "run `make docs`"
 
 
-def test_the_table_in_the_rules_of_triggers_is_that_of_the_data() -> None:
+def test_the_table_in_the_rules_of_triggers_equals_the_data() -> None:
     rules = (heap_page.PAGE.parents[1] / "rules" / "triggers.md").read_text(encoding="utf-8").splitlines()
     assert [line for line in heap_page.rows() if line not in rules] == []
 
@@ -27,12 +27,12 @@ def test_every_error_has_a_meaning_in_the_tree() -> None:
     assert sorted(errors_page.meanings()) == sorted(every)
 
 
-def test_the_machines_are_found_in_their_rooms() -> None:
+def test_the_state_machines_are_found_in_their_packages() -> None:
     assert {"Lease", "Partition", "Member", "Future", "Actor"} <= {machine.name for machine in MACHINES}
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
-def test_a_diagram_has_one_arrow_for_every_edge_and_a_beginning(machine: states_page.Machine) -> None:
+def test_a_diagram_has_one_arrow_for_every_edge_and_a_start(machine: states_page.Machine) -> None:
     lines = states_page.diagram(machine).splitlines()
     assert len([line for line in lines if line.startswith("    [*] --> ")]) == len(machine.begins) >= 1
     for state, edges in machine.table.items():

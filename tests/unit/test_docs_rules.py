@@ -9,17 +9,17 @@ from tests.rules import PAGES, ROOMS, RULE_ID, known_rules, number_gaps, rules_o
 LOOKS_LIKE_A_RULE = re.compile(rf"\s*[-*+]\W*{RULE_ID.pattern}")
 
 
-def test_every_rule_is_written_once() -> None:
+def test_every_rule_is_defined_once() -> None:
     ids = [rule for page in PAGES.glob("*.md") for rule, _ in rules_of(page.read_text(encoding="utf-8"))]
     assert [rule for rule, times in Counter(ids).items() if times > 1] == []
     assert known_rules().keys() == set(ids)
 
 
-def test_the_numbers_of_each_room_have_no_gap() -> None:
+def test_the_numbers_of_each_package_have_no_gap() -> None:
     assert number_gaps(known_rules()) == []
 
 
-def test_every_room_has_a_page_and_no_page_has_the_rules_of_another_room() -> None:
+def test_every_package_has_one_page_with_its_rules() -> None:
     found = {
         page.name: {rule.split("-")[0] for rule, _ in rules_of(page.read_text())}
         for page in PAGES.glob("*.md")
@@ -51,7 +51,7 @@ def test_a_rules_text_is_its_whole_paragraph() -> None:
     assert list(rules_of(page)) == [("STO-1", "One two three."), ("STO-2", "Four."), ("STO-3", "Five.")]
 
 
-def test_a_rule_written_twice_is_refused(tmp_path: Path) -> None:
+def test_a_rule_defined_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("- **STO-1** One.\n")
     (tmp_path / "b.md").write_text("- **STO-1** The other.\n")
     with pytest.raises(ValueError, match=r"STO-1 is written twice; the second time in b\.md"):

@@ -44,11 +44,11 @@ EVERY = [*all_of(TidemillError), *all_of(Stop)]
 LEAVES = [kind for kind in all_of(TidemillError) if not real(kind)]
 
 
-def test_the_tree_that_is_drawn_is_the_tree_that_there_is() -> None:
+def test_the_drawn_tree_equals_the_classes() -> None:
     assert drawn() == {"TidemillError": real(TidemillError), "Stop": real(Stop)}
 
 
-def test_the_tree_is_drawn_in_the_order_of_the_file() -> None:
+def test_the_drawn_tree_has_the_order_of_the_file() -> None:
     def names(tree: Tree) -> list[str]:
         return [name for top, below in tree.items() for name in (top, *names(below))]
 
@@ -71,7 +71,7 @@ def test_no_error_is_defined_anywhere_else() -> None:
     assert strays == []
 
 
-def test_every_class_has_a_code_of_its_own() -> None:
+def test_every_class_has_a_unique_code() -> None:
     codes = [vars(kind).get("code") for kind in EVERY]
     assert None not in codes
     assert sorted(codes) == sorted(set(codes))
@@ -79,13 +79,13 @@ def test_every_class_has_a_code_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("kind", LEAVES)
-def test_every_leaf_has_a_hint_or_says_why_not(kind: type[TidemillError]) -> None:
+def test_every_leaf_has_a_hint_or_explains_why_not(kind: type[TidemillError]) -> None:
     says_why = (vars(kind).get("__doc__") or "").startswith(("No hint", "No default hint"))
     assert bool(kind.hint) != says_why
 
 
 @pytest.mark.parametrize("kind", [kind for kind in LEAVES if kind.hint])
-def test_a_hint_is_one_line_that_reads_on_after_the_word(kind: type[TidemillError]) -> None:
+def test_a_hint_is_one_line_that_continues_after_hint(kind: type[TidemillError]) -> None:
     assert "\n" not in kind.hint
     assert kind.hint[0].islower()
     assert not kind.hint.endswith(".")
@@ -110,7 +110,7 @@ def test_an_error_reads_as_its_message_then_its_hint() -> None:
 
 
 @pytest.mark.parametrize("kind", all_of(TidemillError))
-def test_an_error_goes_to_another_process_whole(kind: type[TidemillError]) -> None:
+def test_an_error_can_be_pickled_completely(kind: type[TidemillError]) -> None:
     for error in (kind("what happened"), kind("what happened", hint="what to do")):
         copy = pickle.loads(pickle.dumps(error))
         assert type(copy) is kind

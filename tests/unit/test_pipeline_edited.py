@@ -28,7 +28,7 @@ def clean_is_there(shop: tm.Pipeline) -> None:
     shop.context.store.run(lambda tx: datasets.declare(tx, shop.context.keys.lots, declared))
 
 
-def test_an_arc_that_was_renamed_is_told_so_instead_of_making_every_lot_in_vain(tmp_path: Path) -> None:
+def test_a_renamed_arc_is_refused_before_it_makes_lots(tmp_path: Path) -> None:
     with tm.Pipeline("shop", home=tmp_path / "home") as shop:
         orders, clean = shop.dataset("orders", "id BIGINT"), shop.dataset("clean", "id BIGINT")
         orders.append([(1,)])
@@ -42,7 +42,7 @@ def test_an_arc_that_was_renamed_is_told_so_instead_of_making_every_lot_in_vain(
         assert row is None
 
 
-def test_an_arc_goes_on_with_its_own_lots_and_a_new_one_begins_where_there_are_none(tmp_path: Path) -> None:
+def test_an_arc_continues_its_lots_and_a_new_arc_needs_an_empty_table(tmp_path: Path) -> None:
     with tm.Pipeline("shop", home=tmp_path / "home") as shop:
         orders, clean = shop.dataset("orders", "id BIGINT"), shop.dataset("clean", "id BIGINT")
         orders.append([(1,)])

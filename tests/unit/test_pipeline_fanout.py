@@ -28,7 +28,7 @@ def declared() -> tm.Pipeline:
 
 
 @pytest.mark.rule("HEAP-12")
-def test_children_follow_from_names_through_several_templates_and_for_tables_of_others() -> None:
+def test_children_follow_from_names_across_templates_and_foreign_tables() -> None:
     shop = declared()
     found = templates.children_of(shop, ["raw_c", "raw_c_quarantine", "other"])
     assert list(found) == [
@@ -45,7 +45,7 @@ def test_children_follow_from_names_through_several_templates_and_for_tables_of_
     assert not templates.foreign_tables(shop, {}, found)
 
 
-def test_a_template_in_the_store_has_its_other_tables_and_its_schedule_behind_the_one_that_matches() -> None:
+def test_a_stored_template_lists_its_other_tables_and_its_schedule() -> None:
     shop = declared()
     template = templates.template_of(shop, shop.templates["clean"])
     gate = source("arc:shop/clean")
@@ -64,7 +64,7 @@ def test_two_children_never_write_one_table() -> None:
         templates.children_of(shop)
 
 
-def test_a_program_makes_a_child_once_and_none_for_names_that_are_not_its_own() -> None:
+def test_a_program_creates_a_child_once_and_none_for_foreign_names() -> None:
     made: list[str] = []
 
     def make(name: str) -> TemplateArc | None:

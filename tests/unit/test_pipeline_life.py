@@ -129,7 +129,7 @@ def test_a_replay_is_planned_first_and_a_dry_run_changes_nothing(scene: Scene) -
 
 
 @pytest.mark.rule("LOT-31")
-def test_a_backfill_makes_what_is_not_there_from_as_far_up_as_it_has_to(scene: Scene) -> None:
+def test_a_backfill_makes_missing_lots_and_their_missing_inputs(scene: Scene) -> None:
     stage = scene.stage
     there, failed, skipped = stage.append([1]), stage.append([7]), stage.append([3])
     stage.parts.failing[7] = 10
@@ -157,7 +157,7 @@ def test_a_backfill_makes_what_is_not_there_from_as_far_up_as_it_has_to(scene: S
 
 
 @pytest.mark.rule("LOT-31")
-def test_a_range_without_lots_and_lots_that_nothing_makes_are_clear_errors(scene: Scene) -> None:
+def test_an_empty_range_and_lots_that_no_arc_makes_are_errors(scene: Scene) -> None:
     with pytest.raises(NoLots) as empty:
         scene.shop.backfill("cleaned")
     assert "nothing has arrived" in empty.value.hint
@@ -185,7 +185,7 @@ def test_a_range_without_lots_and_lots_that_nothing_makes_are_clear_errors(scene
     assert scene.stage.run(arc_requests.pending, scene.stage.keys) == []
 
 
-def test_a_replay_of_what_was_never_made_says_so_and_a_blocked_lot_names_what_is_not_there(
+def test_a_replay_reports_lots_never_made_and_a_blocked_lot_names_the_missing_input(
     scene: Scene,
 ) -> None:
     lot = scene.stage.append([1])
@@ -209,7 +209,7 @@ def test_a_replay_of_what_was_never_made_says_so_and_a_blocked_lot_names_what_is
         ("20230101PT1H001", None, ("20230101PT5M012", "")),
     ],
 )
-def test_a_range_can_be_of_lots_days_or_moments(first: Any, last: Any, expected: tuple[str, str]) -> None:
+def test_a_range_can_consist_of_lots_days_or_times(first: Any, last: Any, expected: tuple[str, str]) -> None:
     unit = Unit.parse("PT5M")
     if expected[1] and expected[1] < expected[0]:
         with pytest.raises(BadLotId):
@@ -223,7 +223,7 @@ def test_a_range_can_be_of_lots_days_or_moments(first: Any, last: Any, expected:
 
 @pytest.mark.rule("LOT-31")
 @pytest.mark.parametrize("side", ["before", "after"])
-def test_who_dies_while_asking_asks_again_and_nothing_is_made_twice(
+def test_a_request_that_dies_can_be_repeated_and_nothing_is_made_twice(
     scene: Scene, side: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lot_requests, "PAGE", 2)
@@ -242,7 +242,7 @@ def test_who_dies_while_asking_asks_again_and_nothing_is_made_twice(
 # --- retry, pause, gaps
 
 
-def test_a_retry_asks_for_what_failed_and_arms_an_arc_that_is_dead(scene: Scene) -> None:
+def test_a_retry_requests_failed_lots_and_revives_a_dead_arc(scene: Scene) -> None:
     stage = scene.stage
     lot = stage.append([7])
     stage.parts.failing[7] = 1
@@ -267,7 +267,7 @@ def test_a_retry_asks_for_what_failed_and_arms_an_arc_that_is_dead(scene: Scene)
 
 
 @pytest.mark.rule("LOT-38")
-def test_what_is_paused_by_the_name_of_an_arc_or_table_runs_no_more_and_loses_nothing(scene: Scene) -> None:
+def test_an_arc_paused_by_its_name_or_table_stops_and_loses_nothing(scene: Scene) -> None:
     first = scene.stage.append([1])
     scene.catch_up()
     assert scene.shop.pause("cleaned", "sum") == ["cleaned", "sum"]
@@ -286,7 +286,7 @@ def test_what_is_paused_by_the_name_of_an_arc_or_table_runs_no_more_and_loses_no
 
 
 @pytest.mark.rule("LOT-38")
-def test_an_arc_that_is_declared_disabled_is_paused_once_and_one_paused_by_hand_stays_so(
+def test_a_disabled_declaration_pauses_once_and_a_manual_pause_stays(
     scene: Scene,
 ) -> None:
     site, stage = scene.shop.context, scene.stage
@@ -314,7 +314,7 @@ def test_an_arc_that_is_declared_disabled_is_paused_once_and_one_paused_by_hand_
 
 
 @pytest.mark.rule("LOT-32")
-def test_gaps_of_a_view_are_those_of_the_tables_it_is_made_from(scene: Scene) -> None:
+def test_gaps_of_a_view_are_those_of_the_tables_it_reads(scene: Scene) -> None:
     scene.stage.append([1])
     report = scene.shop.gaps("more")
     assert [table.table for table in report.tables] == ["odd", "summed"]
@@ -342,7 +342,7 @@ def test_gaps_of_a_view_are_those_of_the_tables_it_is_made_from(scene: Scene) ->
 
 
 @pytest.mark.rule("LOT-30")
-def test_a_lot_of_a_dataset_is_replaced_and_taken_back_by_the_api(scene: Scene) -> None:
+def test_a_lot_of_a_dataset_can_be_replaced_and_removed(scene: Scene) -> None:
     plain = scene.shop["plain"]
     assert isinstance(plain, tm.Dataset)
     lot = plain.append([{"id": 1}, {"id": 2}]).lot
@@ -380,7 +380,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
 
 
 @pytest.mark.rule("LOT-32")
-def test_the_command_line_tells_gaps_as_a_table_and_as_json_with_exit_code_1(
+def test_the_command_line_prints_gaps_as_a_table_or_json_and_exits_with_1(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stage, file = scene.stage, scene.target
@@ -410,7 +410,7 @@ def test_the_command_line_tells_gaps_as_a_table_and_as_json_with_exit_code_1(
 
 
 @pytest.mark.rule("LOT-31")
-def test_the_command_line_plans_and_asks_and_pauses(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_plans_requests_and_pauses(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
     stage, file = scene.stage, scene.target
     made = [stage.append([n]) for n in range(3)]
     scene.catch_up()

@@ -9,7 +9,7 @@ from tidemill.pipeline.pace import seconds, terms_of
 
 
 @pytest.mark.parametrize("said", [90, 90.0, "PT90S", "PT1M30S", timedelta(minutes=1.5)])
-def test_a_duration_may_be_said_in_several_ways(said: object) -> None:
+def test_a_duration_has_several_forms(said: object) -> None:
     assert seconds("cadence", said) == 90.0
 
 
@@ -27,12 +27,12 @@ def test_an_arc_has_the_pace_that_was_declared() -> None:
 
 
 @pytest.mark.parametrize("said", [0, -1, "PT", "5 minutes", "P1M", 10**9])
-def test_a_pace_that_is_none_is_refused_with_the_line(said: object) -> None:
+def test_an_invalid_pace_is_refused_with_the_line(said: object) -> None:
     with pytest.raises(DeclarationError, match=r"test_pipeline_pace\.py:\d+: cadence="):
         tm.Pace(cadence=said)
 
 
-def test_a_longest_wait_needs_something_to_wait_for() -> None:
+def test_max_wait_needs_debounce() -> None:
     with pytest.raises(DeclarationError, match="max_wait"):
         tm.Pace(max_wait=5)
 

@@ -9,7 +9,7 @@ from tidemill import errors
 from tidemill.sources.registry import SOURCES
 
 
-def test_the_public_names_are_sorted_and_there() -> None:
+def test_the_public_names_are_sorted_and_exist() -> None:
     assert tidemill.__all__ == sorted(set(tidemill.__all__))
     for name in tidemill.__all__:
         assert getattr(tidemill, name) is not None
@@ -29,11 +29,11 @@ def test_every_family_of_errors_is_public() -> None:
     assert tidemill.errors is errors
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+def test_an_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(tidemill, "nothing")
 
 
-def test_importing_brings_nothing_large_and_neither_does_connecting() -> None:
+def test_importing_and_connecting_load_no_large_modules() -> None:
     large = ["pyarrow", "obstore", "numpy", "pyspark", "rich", "msgspec", "cloudpickle"]
     code = (
         "import sys, json, tempfile, tidemill\n"

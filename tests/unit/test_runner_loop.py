@@ -97,7 +97,7 @@ def until(ready: Callable[[], bool]) -> None:
     assert poll(ready, SYSTEM, every_s=0.005, timeout_s=STUCK_S)
 
 
-def test_what_a_run_published_at_the_very_end_of_a_turn_is_not_left_behind() -> None:
+def test_a_lot_published_at_the_end_of_a_pass_is_processed() -> None:
     stage, go = LoopStage(), threading.Event()
     lot = stage.append([1, 2, 3])
 
@@ -127,7 +127,7 @@ def test_what_a_run_published_at_the_very_end_of_a_turn_is_not_left_behind() -> 
 
 
 @pytest.mark.slow
-def test_a_loop_that_watches_goes_on_with_an_arc_however_often_it_has_failed() -> None:
+def test_a_loop_that_watches_retries_an_arc_without_limit() -> None:
     stage, stop = LoopStage(), threading.Event()
     lot = stage.append([1, 2, 3])
     broken = 4
@@ -151,7 +151,7 @@ def test_a_loop_that_watches_goes_on_with_an_arc_however_often_it_has_failed() -
 
 
 @pytest.mark.slow
-def test_a_loop_that_catches_up_leaves_what_keeps_failing_for_later() -> None:
+def test_a_loop_that_catches_up_gives_up_an_arc_that_keeps_failing() -> None:
     stage = LoopStage()
     stage.append([1, 2, 3])
 
@@ -167,7 +167,7 @@ def test_a_loop_that_catches_up_leaves_what_keeps_failing_for_later() -> None:
 
 
 @pytest.mark.slow
-def test_a_store_that_is_away_for_a_moment_does_not_end_a_loop_that_watches() -> None:
+def test_a_loop_that_watches_survives_a_store_outage() -> None:
     stage, stop = LoopStage(), threading.Event()
 
     class Away(Loop):
@@ -191,7 +191,7 @@ def test_a_store_that_is_away_for_a_moment_does_not_end_a_loop_that_watches() ->
     assert [one.message for one in told] == ["it restarts"] * 3
 
 
-def test_a_loop_that_catches_up_says_that_the_store_is_away() -> None:
+def test_a_loop_that_catches_up_raises_on_a_store_outage() -> None:
     stage = LoopStage()
 
     class Away(Loop):
@@ -204,7 +204,7 @@ def test_a_loop_that_catches_up_says_that_the_store_is_away() -> None:
     loop.end()
 
 
-def test_who_catches_up_does_not_wait_for_hours_until_an_arc_may_run_again() -> None:
+def test_a_loop_that_catches_up_does_not_wait_for_a_long_cadence() -> None:
     stage = LoopStage()
     stage.subscribe("arc:shop/sum", stage.cleaned, cadence_us=3_600_000_000)
     first = stage.append([1])
@@ -226,7 +226,7 @@ def test_who_catches_up_does_not_wait_for_hours_until_an_arc_may_run_again() -> 
 
 
 @pytest.mark.slow
-def test_an_interval_that_cannot_be_written_is_told_and_tried_again_without_stopping_other_work() -> None:
+def test_an_interval_that_cannot_be_written_is_retried_while_other_work_continues() -> None:
     stage = LoopStage()
     lot = stage.append([1, 2, 3])
     loop, closer = stage.loop(), Troubled(2)
@@ -252,7 +252,7 @@ class Troubled:
         return 0
 
 
-def test_a_closing_that_fails_leaves_no_attempt_open() -> None:
+def test_a_failed_close_of_an_interval_leaves_no_attempt_open() -> None:
     stage = ArcStage()
     clicks = stage.dataset("clicks", unit=FIVE_MINUTES)
     stage.run(staging.begin, stage.lots, clicks)
@@ -269,7 +269,7 @@ def test_a_closing_that_fails_leaves_no_attempt_open() -> None:
     assert stage.run(attempts.open_ids, stage.keys.publish) == []
 
 
-def test_compaction_ends_with_the_lot_it_is_at_when_a_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compaction_ends_after_the_current_lot_when_a_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = LoopStage()
     loop, begun = stage.loop(), list[str]()
     loop.program = replace(
@@ -305,7 +305,7 @@ class NoSpark:
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
-def test_a_view_whose_function_wants_to_end_the_process_is_one_that_failed(error: BaseException) -> None:
+def test_a_view_function_that_exits_the_process_counts_as_failed(error: BaseException) -> None:
     spark: Any = NoSpark()
 
     def session() -> Any:

@@ -25,7 +25,7 @@ SECOND_US = 1_000_000
 CHANCE = random.Random(7)
 
 
-def test_the_first_free_slot_is_taken_and_every_life_of_it_has_later_epochs(tmp_path: Path) -> None:
+def test_the_first_free_slot_is_taken_and_every_start_has_later_epochs(tmp_path: Path) -> None:
     place = ClusterAddress.of_home(tmp_path)
     with slot(place, CHANCE) as first, slot(place, CHANCE) as second:
         assert (first.node_id, second.node_id) == ("runner-0", "runner-1")
@@ -34,21 +34,21 @@ def test_the_first_free_slot_is_taken_and_every_life_of_it_has_later_epochs(tmp_
         assert again.epoch == first.epoch + EPOCHS_PER_START
 
 
-def test_a_slot_file_that_holds_nonsense_counts_from_the_beginning(tmp_path: Path) -> None:
+def test_an_invalid_slot_file_counts_from_1(tmp_path: Path) -> None:
     (tmp_path / "runners").mkdir()
     (tmp_path / "runners" / "0.lock").write_bytes(b"what\n")
     with slot(ClusterAddress.of_home(tmp_path), CHANCE) as first:
         assert first.epoch == EPOCHS_PER_START
 
 
-def test_elsewhere_every_runner_has_a_name_of_its_own() -> None:
+def test_without_a_home_every_runner_has_a_unique_name() -> None:
     place = ClusterAddress(store="memory://", objects="", key=ClusterKey(b"k" * 32))
     with slot(place, CHANCE) as first, slot(place, CHANCE) as second:
         assert first.node_id != second.node_id
         assert first.epoch == 0
 
 
-def test_a_workers_name_is_not_one_that_runners_have() -> None:
+def test_a_worker_cannot_use_a_resource_name_of_runners() -> None:
     with pytest.raises(UsageError):
         WorkerOptions(named=("spark:shop",)).total()
 
@@ -72,7 +72,7 @@ class Given:
 
 
 @pytest.mark.rule("CLU-4")
-def test_a_given_presence_ends_before_the_lease_does_unless_it_was_renewed() -> None:
+def test_a_given_presence_ends_before_the_lease_unless_it_was_renewed() -> None:
     given = Given()
     given.presence.read()
     assert given.presence.alive()
@@ -109,7 +109,7 @@ def test_a_given_presence_takes_nothing_new_while_its_node_drains() -> None:
     assert not given.presence.accepts()
 
 
-def test_beginning_again_raises_the_epoch_without_leaving_the_list() -> None:
+def test_begin_again_raises_the_epoch_without_leaving_the_list() -> None:
     clock = FakeClock()
     store = MemoryStore(clock=clock, chance=random.Random(7))
     context = ClusterContext(store=store, cluster="c", clock=clock, chance=random.Random(7))
@@ -126,7 +126,7 @@ def test_beginning_again_raises_the_epoch_without_leaving_the_list() -> None:
     assert entry.epoch == 7
 
 
-def test_nobody_is_in_a_turn_outside_of_hands() -> None:
+def test_future_run_functions_fail_outside_of_a_future() -> None:
     for ask in (future_run.current, future_run.tools, future_run.check):
         with pytest.raises(UsageError):
             ask()

@@ -21,7 +21,7 @@ def arrival_of(stage: SourceStage) -> FileArrival:
 
 
 @pytest.mark.parametrize("grows", [False, True])
-def test_a_file_that_never_comes_to_rest_does_not_keep_who_catches_up(tmp_path: Path, grows: bool) -> None:
+def test_a_file_that_never_settles_does_not_block_a_run_that_catches_up(tmp_path: Path, grows: bool) -> None:
     stage = SourceStage(tmp_path / "in", settle_s=2.0)
     stage.put("a.json", 1)
     stage.put("b.json", 2, age_s=0.0)

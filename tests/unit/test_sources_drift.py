@@ -68,7 +68,7 @@ def drifts(tmp_path: Path) -> Drifts:
 @pytest.mark.parametrize(
     "point", ["publish.part-manifest.after", "publish.commit.before", "publish.commit.after"]
 )
-def test_after_a_death_the_column_and_its_lot_are_both_there_or_neither(drifts: Drifts, point: str) -> None:
+def test_after_a_crash_the_column_and_its_lot_exist_both_or_neither(drifts: Drifts, point: str) -> None:
     work = drifts.ingestion()
     work.discover()
     with crash.armed(point), pytest.raises(crash.Crashed):
@@ -85,7 +85,7 @@ def test_after_a_death_the_column_and_its_lot_are_both_there_or_neither(drifts: 
 
 
 @pytest.mark.rule("LOT-34")
-def test_a_window_that_comes_second_with_another_type_is_read_again_under_the_first(drifts: Drifts) -> None:
+def test_a_window_with_a_conflicting_type_is_read_again_with_the_first_type(drifts: Drifts) -> None:
     drifts.parts.before = lambda _: drifts.declare("id BIGINT, city BIGINT") if not drifts.parts.ran else None
     work = drifts.ingestion()
     work.discover()
@@ -103,7 +103,7 @@ def test_a_window_that_comes_second_with_another_type_is_read_again_under_the_fi
 
 @pytest.mark.rule("LOT-34")
 @pytest.mark.parametrize("side", ["before", "after"])
-def test_who_dies_where_a_window_is_given_up_leaves_it_to_be_read_again(drifts: Drifts, side: str) -> None:
+def test_a_crash_while_a_window_is_given_up_leaves_it_to_another_attempt(drifts: Drifts, side: str) -> None:
     drifts.parts.before = lambda _: drifts.declare("id BIGINT, city BIGINT") if not drifts.parts.ran else None
     work = drifts.ingestion()
     work.discover()

@@ -146,7 +146,7 @@ def orders(*ids: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.rule("LOT-35", "CLU-22")
-def test_each_version_of_an_answer_becomes_one_lot_known_by_its_etag_or_its_content(web: Web) -> None:
+def test_each_version_of_a_response_becomes_one_lot_by_etag_or_content(web: Web) -> None:
     stage = Stage()
     poller = stage.poller(web.url)
     web.says(orders(1, 2), ETag='"a"')
@@ -172,7 +172,7 @@ def test_each_version_of_an_answer_becomes_one_lot_known_by_its_etag_or_its_cont
 
 
 @pytest.mark.rule("LOT-35")
-def test_lines_that_are_added_are_taken_once_and_a_half_one_waits(web: Web) -> None:
+def test_added_lines_are_taken_once_and_an_incomplete_line_waits(web: Web) -> None:
     stage = Stage()
     poller = stage.poller(web.url, follow="lines")
     log = b""
@@ -263,7 +263,7 @@ LIES: dict[str, tuple[Reply, str]] = {
 
 @pytest.mark.rule("LOT-35")
 @pytest.mark.parametrize("lie", LIES)
-def test_a_target_that_hangs_or_lies_is_told_of_and_nothing_is_lost(web: Web, lie: str) -> None:
+def test_a_target_that_hangs_or_responds_wrongly_is_reported_and_nothing_is_lost(web: Web, lie: str) -> None:
     stage = Stage()
     web.reply, said = LIES[lie]
     slow = {"timeout_s": 0.4} if lie in ("hangs", "drips") else {}
@@ -277,7 +277,7 @@ def test_a_target_that_hangs_or_lies_is_told_of_and_nothing_is_lost(web: Web, li
     assert stage.ids() == [1]
 
 
-def test_what_we_were_given_to_show_is_not_sent_to_another_host(web: Web) -> None:
+def test_headers_are_not_sent_to_another_host(web: Web) -> None:
     stage = Stage()
     other = Web()
     thread = threading.Thread(target=lambda: other.server.serve_forever(0.01), daemon=True)
@@ -293,7 +293,7 @@ def test_what_we_were_given_to_show_is_not_sent_to_another_host(web: Web) -> Non
 
 
 @pytest.mark.rule("CLU-20", "CLU-22")
-def test_a_node_that_lost_the_lease_publishes_nothing_of_what_it_fetched(web: Web) -> None:
+def test_a_node_that_lost_the_lease_publishes_nothing(web: Web) -> None:
     stage = Stage()
     web.says(orders(1))
     old = stage.poller(web.url)
@@ -306,7 +306,7 @@ def test_a_node_that_lost_the_lease_publishes_nothing_of_what_it_fetched(web: We
 
 
 @pytest.mark.rule("CLU-22")
-def test_wherever_a_node_is_killed_each_answer_is_in_exactly_one_lot(web: Web) -> None:
+def test_each_response_is_in_exactly_one_lot_after_a_kill_at_any_point(web: Web) -> None:
     web.says(orders(1, 2))
     with crash.recorded() as points:
         stage = Stage()
@@ -320,7 +320,7 @@ def test_wherever_a_node_is_killed_each_answer_is_in_exactly_one_lot(web: Web) -
         assert stage.ids() == [1, 2], point
 
 
-def test_checks_take_rows_out_or_keep_a_batch_back(web: Web) -> None:
+def test_checks_quarantine_rows_or_refuse_a_batch(web: Web) -> None:
     stage = Stage()
     web.says([{"id": 1, "name": "n1"}, {"id": 2}])
     strict = stage.poller(web.url, publisher=stage.publisher(checks=(not_null("name"),)))
@@ -332,7 +332,7 @@ def test_checks_take_rows_out_or_keep_a_batch_back(web: Web) -> None:
     assert [row["check"] for row in stage.quarantined()] == ["not_null(name)"]
 
 
-def test_one_bad_record_of_many_is_found_and_the_order_of_the_others_is_kept() -> None:
+def test_bad_records_are_quarantined_and_the_others_keep_their_order() -> None:
     texts = [json.dumps({"id": n, "name": "x"}).encode() for n in range(1000)]
     texts[17], texts[500], texts[999] = b"[]", b'{"id": "x"}', b"\xff"
     calls = []
@@ -368,6 +368,6 @@ def test_one_bad_record_of_many_is_found_and_the_order_of_the_others_is_kept() -
     ],
     ids=str,
 )
-def test_a_poll_source_that_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
+def test_an_invalid_poll_source_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(BadSource):
         http_poll(**{"url": "http://x/y", **options})

@@ -34,7 +34,7 @@ def stage(tmp_path: Path) -> SourceStage:
 
 
 @pytest.mark.rule("CLU-22")
-def test_a_file_is_taken_once_across_looks_and_restarts(stage: SourceStage) -> None:
+def test_a_file_is_taken_once_across_listings_and_restarts(stage: SourceStage) -> None:
     stage.put("a.json", 1, 2)
     stage.put("x/b.json", 3)
     stage.run()
@@ -65,7 +65,7 @@ def test_a_file_is_acknowledged_in_the_transaction_that_publishes_its_lot(stage:
     assert seen == [("held", 0), ("published", 1)]
 
 
-def test_what_happens_is_told(stage: SourceStage) -> None:
+def test_ingestion_emits_events(stage: SourceStage) -> None:
     stage.put("a.json", body='{"id":1}\n{"id":2}\nnonsense\n')
     stage.run()
     (found,), (taken,), (published,) = map(stage.heard, (FilesDiscovered, WindowTaken, WindowPublished))
@@ -76,7 +76,7 @@ def test_what_happens_is_told(stage: SourceStage) -> None:
     assert (quarantined.dataset, quarantined.records) == ("orders_quarantine", 1)
 
 
-def test_wrong_records_are_a_lot_of_the_quarantine_with_the_same_id(stage: SourceStage) -> None:
+def test_bad_records_become_a_quarantine_lot_with_the_same_id(stage: SourceStage) -> None:
     stage.put("a.json", 1)
     stage.run()
     assert stage.stage.events(BAD) == []  # nothing was wrong, so there is no lot
@@ -87,7 +87,7 @@ def test_wrong_records_are_a_lot_of_the_quarantine_with_the_same_id(stage: Sourc
     assert [event.lot for event in stage.stage.events(BAD)] == ["A00000000000000002"]
 
 
-def test_a_window_of_nothing_but_wrong_records_is_an_empty_lot(stage: SourceStage) -> None:
+def test_a_window_with_only_bad_records_is_an_empty_lot(stage: SourceStage) -> None:
     stage.put("a.json", body="nonsense\n")
     stage.run()
     assert [event.state.value for event in stage.stage.events(ORDERS)] == ["empty"]
@@ -97,7 +97,7 @@ def test_a_window_of_nothing_but_wrong_records_is_an_empty_lot(stage: SourceStag
 # --- which files
 
 
-def test_young_and_empty_files_wait(stage: SourceStage) -> None:
+def test_recent_and_empty_files_wait(stage: SourceStage) -> None:
     stage.put("young.json", 1, age_s=0.5)
     stage.put("empty.json", body="")
     work = stage.ingestion()
@@ -114,7 +114,7 @@ def test_young_and_empty_files_wait(stage: SourceStage) -> None:
     assert ids(stage.published()) == [1, 5]
 
 
-def test_a_file_that_is_still_growing_waits_however_old_its_time(stage: SourceStage) -> None:
+def test_a_growing_file_waits_even_if_its_time_is_old(stage: SourceStage) -> None:
     work = stage.ingestion()
     for step in range(3):
         stage.put("slow.json", *range(step + 1), age_s=0)
@@ -137,7 +137,7 @@ def test_a_file_under_a_hidden_name_is_taken_when_it_is_renamed(stage: SourceSta
     assert ids(stage.published()) == [1, 2]
 
 
-def test_a_file_that_changed_after_it_was_taken_is_told_of_once(stage: SourceStage) -> None:
+def test_a_file_that_changed_after_it_was_taken_is_reported_once(stage: SourceStage) -> None:
     stage.put("a.json", 1)
     work = stage.run()
     stage.put("a.json", 1, 2)
@@ -150,7 +150,7 @@ def test_a_file_that_changed_after_it_was_taken_is_told_of_once(stage: SourceSta
     assert len(stage.heard(FileChanged)) == 2
 
 
-def test_a_file_that_changed_is_taken_again_where_that_is_wanted(tmp_path: Path) -> None:
+def test_a_changed_file_is_taken_again_with_on_change_take(tmp_path: Path) -> None:
     stage = SourceStage(tmp_path / "in", on_change="take")
     stage.put("a.json", 1)
     stage.run()
@@ -161,7 +161,7 @@ def test_a_file_that_changed_is_taken_again_where_that_is_wanted(tmp_path: Path)
     assert [event.taken for event in stage.heard(FileChanged)] == [True]
 
 
-def test_a_file_that_may_not_be_read_waits_and_is_told_of_once(
+def test_a_file_without_read_permission_waits_and_is_reported_once(
     stage: SourceStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage.put("locked.json", 1)
@@ -180,7 +180,7 @@ def test_a_file_that_may_not_be_read_waits_and_is_told_of_once(
     assert ids(stage.published()) == [1, 2]
 
 
-def test_what_is_remembered_of_a_listing_is_looked_up_again_after_a_while(stage: SourceStage) -> None:
+def test_a_remembered_page_is_read_again_after_a_while(stage: SourceStage) -> None:
     """A row that went away behind our back: nothing but time can tell."""
     stage.put("a.json", 1)
     work = stage.run()
@@ -228,7 +228,7 @@ def test_no_transaction_grows_with_the_files(tmp_path: Path) -> None:
 # --- files that change while they are read
 
 
-def test_files_that_change_or_go_before_they_are_read_are_taken_as_they_are_then(stage: SourceStage) -> None:
+def test_files_that_change_or_disappear_before_they_are_read_are_taken_again(stage: SourceStage) -> None:
     for name in ("changes", "goes", "stays"):
         stage.put(f"{name}.json", len(name))
 
@@ -265,7 +265,7 @@ def test_a_window_without_any_file_left_is_dropped(stage: SourceStage) -> None:
     assert row.state.value == "dropped"
 
 
-def test_a_window_that_cannot_be_read_waits_and_is_tried_again(stage: SourceStage) -> None:
+def test_a_window_that_cannot_be_read_waits_and_is_retried(stage: SourceStage) -> None:
     stage.put("a.json", 1)
     broken = True
 
@@ -296,7 +296,7 @@ def test_a_window_that_cannot_be_read_waits_and_is_tried_again(stage: SourceStag
 
 
 @pytest.mark.rule("CLU-21")
-def test_the_windows_of_a_node_that_is_gone_are_taken_over_with_their_attempts(stage: SourceStage) -> None:
+def test_the_windows_of_a_dead_node_are_taken_over_with_their_attempts(stage: SourceStage) -> None:
     stage.put("a.json", 1)
     dead = stage.node("dead")
     work = stage.ingestion(dead)
@@ -315,7 +315,7 @@ def test_the_windows_of_a_node_that_is_gone_are_taken_over_with_their_attempts(s
     assert ids(stage.published()) == [1]
 
 
-def test_a_node_does_not_take_over_its_own_window_in_the_same_life(stage: SourceStage) -> None:
+def test_a_node_does_not_take_over_its_own_window_under_the_same_epoch(stage: SourceStage) -> None:
     stage.put("a.json", 1)
     node = stage.node("n")
     work = stage.ingestion(node)
@@ -326,7 +326,7 @@ def test_a_node_does_not_take_over_its_own_window_in_the_same_life(stage: Source
     assert stage.ingestion(stage.node("n")).ingest() == 1
 
 
-def test_a_zombie_publishes_nothing_after_its_window_was_taken_over(stage: SourceStage) -> None:
+def test_a_stale_node_publishes_nothing_after_its_window_was_taken_over(stage: SourceStage) -> None:
     stage.put("a.json", 1)
     dead = stage.node("dead")
 
@@ -342,7 +342,7 @@ def test_a_zombie_publishes_nothing_after_its_window_was_taken_over(stage: Sourc
     assert len(stage.stage.events(ORDERS)) == 1
 
 
-def test_two_nodes_do_not_list_at_once(stage: SourceStage) -> None:
+def test_two_nodes_do_not_list_at_the_same_time(stage: SourceStage) -> None:
     stage.put("a.json", 1)
     keepers = [Keeper(stage.store, name, clock=stage.clock, chance=stage.chance) for name in ("n1", "n2")]
     works = [stage.ingestion(keeper.holder, keeper=keeper) for keeper in keepers]
@@ -355,7 +355,7 @@ def test_two_nodes_do_not_list_at_once(stage: SourceStage) -> None:
     assert works[0].discover() is not None
 
 
-def test_whoever_lost_the_lease_takes_nothing(stage: SourceStage) -> None:
+def test_a_node_that_lost_the_lease_takes_nothing(stage: SourceStage) -> None:
     stage.put("a.json", 1)
     keeper = Keeper(stage.store, "n1", clock=stage.clock, chance=stage.chance)
     work = stage.ingestion("n1", keeper=keeper)

@@ -23,7 +23,7 @@ def make(root: Path, *paths: str) -> None:
         target.write_text("{}")
 
 
-def test_files_come_in_the_order_of_their_whole_paths_from_behind_any_path(tmp_path: Path) -> None:
+def test_files_are_listed_in_the_order_of_their_paths_after_any_path(tmp_path: Path) -> None:
     make(tmp_path, "a/x.json", "a-1.json", "a.json", "b/c/d.json", "b.json", "Z.json", "ä.json")
     everything, _ = listed(tmp_path)
     assert everything == sorted(everything)
@@ -33,7 +33,7 @@ def test_files_come_in_the_order_of_their_whole_paths_from_behind_any_path(tmp_p
         assert listed(tmp_path, until=path)[0] == everything[: place + 1]
 
 
-def test_files_that_somebody_may_still_be_writing_are_left_alone(tmp_path: Path) -> None:
+def test_unfinished_files_are_ignored(tmp_path: Path) -> None:
     make(
         tmp_path,
         ".hidden.json",
@@ -50,7 +50,7 @@ def test_files_that_somebody_may_still_be_writing_are_left_alone(tmp_path: Path)
     assert listed(tmp_path, "**")[0] == ["whole.json"]
 
 
-def test_names_of_any_kind_are_kept_as_they_are(tmp_path: Path) -> None:
+def test_unusual_names_are_listed_unchanged(tmp_path: Path) -> None:
     names = [
         "a b.json",
         "it's.json",
@@ -65,7 +65,7 @@ def test_names_of_any_kind_are_kept_as_they_are(tmp_path: Path) -> None:
     assert sorted(listed(tmp_path)[0]) == sorted(names)
 
 
-def test_names_that_cannot_be_kept_track_of_are_told_of(tmp_path: Path) -> None:
+def test_unusable_names_are_reported(tmp_path: Path) -> None:
     make(tmp_path, "fine.json", "/".join(["d" * 200] * 5) + "/long.json", "new\nline.json")
     (tmp_path / os.fsdecode(b"bad\xff.json")).write_text("{}")
     found, skipped = listed(tmp_path)
@@ -87,7 +87,7 @@ def test_links_to_files_are_followed_and_links_to_folders_are_not(tmp_path: Path
     assert skipped == [("loop", "a link to a folder is not followed")]
 
 
-def test_what_is_deleted_while_it_is_listed_is_passed_over(tmp_path: Path) -> None:
+def test_files_deleted_during_the_listing_are_skipped(tmp_path: Path) -> None:
     make(tmp_path, "a.json", "b/x.json", "c.json", "d/x.json")
     found = []
     for file in FolderListing(tmp_path, PathPattern("**/*.json")).files(lambda *_: None):
@@ -99,7 +99,7 @@ def test_what_is_deleted_while_it_is_listed_is_passed_over(tmp_path: Path) -> No
     assert found == ["a.json", "b/x.json"]
 
 
-def test_a_missing_folder_is_empty_and_a_file_in_its_place_an_error(tmp_path: Path) -> None:
+def test_a_missing_folder_is_empty_and_a_file_instead_of_it_is_an_error(tmp_path: Path) -> None:
     assert listed(tmp_path / "later")[0] == []
     make(tmp_path, "file")
     with pytest.raises(SourceUnavailable) as refused:
@@ -107,7 +107,7 @@ def test_a_missing_folder_is_empty_and_a_file_in_its_place_an_error(tmp_path: Pa
     assert refused.value.hint
 
 
-def test_a_file_is_its_size_and_time_wherever_it_lies(tmp_path: Path) -> None:
+def test_the_version_of_a_file_depends_on_size_and_time_only(tmp_path: Path) -> None:
     make(tmp_path, "a.json")
     listing = folder(f"{tmp_path}/*.json").listing()
     before = listing.stat(["a.json"])
@@ -124,7 +124,7 @@ def test_a_file_is_its_size_and_time_wherever_it_lies(tmp_path: Path) -> None:
         assert file.read() == b"{ }"
 
 
-def test_a_file_settles_by_its_time_or_by_ours() -> None:
+def test_a_file_settles_by_its_time_or_by_our_clock() -> None:
     clock = FakeClock()
     settling = SettleTracker(clock, 10)
     assert settling.settled(ListedFile("old", 1, clock.wall() - 10, "v"))

@@ -45,7 +45,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(st.integers(0, 5000), st.integers(1, 64))
-def test_shards_hold_every_path_once_and_about_equally_many(count: int, wanted: int) -> None:
+def test_shards_cover_every_path_once_and_have_about_equal_size(count: int, wanted: int) -> None:
     paths = [f"{number:06}" for number in range(count)]
     found, counted = listing_shards.cut(iter(paths), wanted)
     assert counted == count
@@ -217,7 +217,7 @@ def test_shards_are_cut_again_when_one_has_grown(tmp_path: Path) -> None:
     assert (arranged.generation, arranged.shards) == (2, 4)
 
 
-def test_what_was_looked_at_a_moment_ago_is_left_to_later(tmp_path: Path) -> None:
+def test_a_shard_listed_recently_is_skipped(tmp_path: Path) -> None:
     stage = filled(tmp_path / "in", 10, listing_shards=2)
     sharded = stage.ingestion()._sharded
     assert sharded is not None
@@ -228,7 +228,7 @@ def test_what_was_looked_at_a_moment_ago_is_left_to_later(tmp_path: Path) -> Non
 
 
 @pytest.mark.rule("CLU-22")
-def test_a_crash_in_a_shared_look_loses_and_doubles_nothing(tmp_path: Path) -> None:
+def test_a_crash_in_a_shared_listing_loses_and_doubles_nothing(tmp_path: Path) -> None:
     steps = [
         f"sources.{one}.{when}"
         for one in ("cut-shards", "take-shard", "finish-shard")

@@ -21,7 +21,7 @@ from tidemill.spark.ingest.formats import Format, FormatOptions, format_of
         ("[a&&b|~-]x", ["&x", "-x", "|x"], ["cx"]),
     ],
 )
-def test_a_pattern_matches_what_it_says(pattern: str, yes: list[str], no: list[str]) -> None:
+def test_patterns_match_paths(pattern: str, yes: list[str], no: list[str]) -> None:
     matcher = PathPattern(pattern).matcher()
     assert [path for path in yes if not matcher.matches(path)] == []
     assert [path for path in no if matcher.matches(path)] == []
@@ -46,13 +46,13 @@ def test_folders_that_cannot_hold_a_match_are_not_entered(
 
 
 @pytest.mark.parametrize("pattern", ["", "/a", "a//b", "../a", "a/./b", "a**b", "[a", "{a", "[z-a]"])
-def test_a_pattern_that_means_nothing_is_refused_with_a_hint(pattern: str) -> None:
+def test_an_invalid_pattern_is_refused_with_a_hint(pattern: str) -> None:
     with pytest.raises(BadSource) as refused:
         PathPattern(pattern)
     assert refused.value.hint
 
 
-def test_a_pattern_is_split_where_its_first_star_is() -> None:
+def test_a_pattern_is_split_at_its_first_star() -> None:
     assert split("landing/orders/*.json") == ("landing/orders/", "*.json")
     assert split("*.json") == ("", "*.json")
     assert split("/a/{x,y}/b") == ("/a/", "{x,y}/b")
@@ -71,7 +71,7 @@ def test_a_pattern_is_split_where_its_first_star_is() -> None:
         ("/data.csv", "/", "data.csv", Format.CSV),
     ],
 )
-def test_a_folder_is_declared_by_one_text(path: str, root: str, pattern: str, form: Format) -> None:
+def test_a_folder_is_declared_by_one_path(path: str, root: str, pattern: str, form: Format) -> None:
     spec = folder(path)
     assert (spec.root, spec.pattern.text, spec.reading.format) == (root, pattern, form)
 
@@ -99,13 +99,13 @@ def test_a_folder_without_a_pattern_takes_every_file_in_it() -> None:
         ("in/*.json", {"max_bytes": 0}),
     ],
 )
-def test_a_folder_that_cannot_be_is_refused_with_a_hint(path: str, options: dict[str, object]) -> None:
+def test_an_invalid_folder_is_refused_with_a_hint(path: str, options: dict[str, object]) -> None:
     with pytest.raises(BadSource) as refused:
         folder(path, **options)  # type: ignore[arg-type]
     assert refused.value.hint
 
 
-def test_formats_are_told_by_endings() -> None:
+def test_the_ending_decides_the_format() -> None:
     assert [format_of(name) for name in ("a.JSON", "a.csv.gz", "a.b.txt", "a", "a.zip", "a.json.tmp")] == [
         Format.JSON,
         Format.CSV,

@@ -37,7 +37,7 @@ def test_requests_that_wait_together_become_one_lot(stage: PushStage) -> None:
 
 
 @pytest.mark.rule("LOT-36")
-def test_a_numbered_request_is_taken_once_and_answered_as_the_first_time(stage: PushStage) -> None:
+def test_a_repeated_numbered_request_gets_the_first_answer(stage: PushStage) -> None:
     receiver = stage.receiver(start=False)
     identity = Identity("till", 7, "d1")
     twice = [receiver.submit(table(1), identity), receiver.submit(table(1), identity)]
@@ -70,7 +70,7 @@ def test_numbers_that_arrive_out_of_order_in_one_batch_are_taken_in_order(stage:
 @pytest.mark.parametrize(
     "step", ["sources.receive", "publish.intent", "publish.part-manifest", "publish.commit"]
 )
-def test_what_was_not_answered_is_sent_again_and_taken_once(stage: PushStage, step: str, when: str) -> None:
+def test_an_unanswered_request_is_sent_again_and_taken_once(stage: PushStage, step: str, when: str) -> None:
     identity = Identity("till", 1, "d")
     with crash.armed(f"{step}.{when}"), pytest.raises(SourceUnavailable):
         stage.receiver().submit(table(1, 2), identity).result(STUCK_S)
@@ -83,7 +83,7 @@ def test_what_was_not_answered_is_sent_again_and_taken_once(stage: PushStage, st
 
 
 @pytest.mark.rule("CLU-19")
-def test_a_receiver_whose_lease_is_over_publishes_nothing_and_refuses(stage: PushStage) -> None:
+def test_a_receiver_without_its_lease_publishes_nothing_and_refuses(stage: PushStage) -> None:
     keeper = stage.keeper("old", ttl_s=15)
     held = keeper.acquire(stage.keys.push_lease(SOURCE))
     assert isinstance(held, Held)
@@ -98,7 +98,7 @@ def test_a_receiver_whose_lease_is_over_publishes_nothing_and_refuses(stage: Pus
     assert stage.ids() == [1]
 
 
-def test_too_much_that_waits_is_refused(stage: PushStage) -> None:
+def test_requests_beyond_the_queue_limit_are_refused(stage: PushStage) -> None:
     receiver = stage.receiver(start=False, waiting_bytes=100)
     kept = receiver.submit(table(*range(50)))  # larger than what may wait, but nothing does
     with pytest.raises(PushBusy) as busy:
@@ -126,7 +126,7 @@ def test_batches_are_bounded(stage: PushStage) -> None:
         ReceiverLimits(batch_requests=301)
 
 
-def test_closing_publishes_what_waits(stage: PushStage) -> None:
+def test_closing_publishes_the_waiting_requests(stage: PushStage) -> None:
     receiver = stage.receiver(start=False)
     answers = [receiver.submit(table(number)) for number in range(3)]
     receiver.start()
@@ -135,7 +135,7 @@ def test_closing_publishes_what_waits(stage: PushStage) -> None:
     assert stage.ids() == [0, 1, 2]
 
 
-def test_two_tries_at_two_nodes_are_taken_once(stage: PushStage) -> None:
+def test_one_request_sent_to_two_nodes_is_taken_once(stage: PushStage) -> None:
     """Both have looked before either has published: the second finds out in its transaction."""
     one, two = stage.receiver(), stage.receiver()
     both = threading.Barrier(2)
@@ -158,7 +158,7 @@ def test_two_tries_at_two_nodes_are_taken_once(stage: PushStage) -> None:
     assert stage.store.run(lambda tx: attempts.open_ids(tx, stage.keys.publish)) == []
 
 
-def test_rows_for_a_key_are_upserts_and_need_it(stage: PushStage) -> None:
+def test_rows_of_a_keyed_dataset_are_upserts_and_need_the_key(stage: PushStage) -> None:
     keyed = PushStage(kind=Kind.KEYED, key=("id",), deletes=True)
     receiver = keyed.receiver(start=False)
     answers = [receiver.submit(table(1, 2)), receiver.submit(table(1))]

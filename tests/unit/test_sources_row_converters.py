@@ -27,7 +27,7 @@ def made(drift: Drift, rows: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.rule("LOT-34")
-def test_what_does_not_fit_is_rescued_as_texts_and_the_rest_of_the_row_stays():
+def test_values_that_do_not_fit_are_rescued_as_text_and_the_rest_of_the_row_stays():
     rows = [{"id": 1, "name": "a"}, {"id": "x", "name": "b", "more": [1, 2]}, {"id": 3, "extra": None}]
     assert made(Drift.RESCUE, rows) == [
         {"id": 1, "name": "a", "_rescued": None},
@@ -40,7 +40,7 @@ def test_what_does_not_fit_is_rescued_as_texts_and_the_rest_of_the_row_stays():
 
 
 @pytest.mark.rule("LOT-34")
-def test_names_that_are_new_become_columns_of_the_type_their_values_have_together():
+def test_new_names_become_columns_with_a_type_that_fits_all_values():
     grown = evolving_converter(dataset(Drift.EVOLVE))
     assert grown is not None
     rows = [
@@ -68,7 +68,7 @@ def test_names_that_are_new_become_columns_of_the_type_their_values_have_togethe
 
 
 @pytest.mark.rule("LOT-34")
-def test_a_batch_is_sifted_under_the_columns_it_brings_together():
+def test_a_batch_is_converted_with_all_columns_that_it_adds():
     grown = evolving_converter(dataset(Drift.EVOLVE))
     texts = [b'{"id": 1}', b'{"id": 2, "n": 5}', b"[]", b'{"id": "x", "n": 6}']
     records = [SourceRecord("t/0", number, text) for number, text in enumerate(texts)]
@@ -85,7 +85,7 @@ def test_a_batch_is_sifted_under_the_columns_it_brings_together():
 
 
 @pytest.mark.rule("LOT-33")
-def test_expressions_are_counted_and_take_rows_out_by_what_spark_says():
+def test_expressions_are_evaluated_by_spark_counted_and_quarantine_rows():
     table = pa.table({"id": [1, -2, None, 4], "name": ["a", "b", "c", None]})
     asked: list[list[str]] = []
 
@@ -104,7 +104,7 @@ def test_expressions_are_counted_and_take_rows_out_by_what_spark_says():
 
 
 @pytest.mark.rule("LOT-34")
-def test_a_record_whose_key_does_not_fit_is_set_aside_and_not_rescued():
+def test_a_record_whose_key_does_not_fit_is_quarantined_and_not_rescued():
     keyed = effective(
         DatasetRow(name="orders", schema=DDL, drift=Drift.RESCUE, key=("id",), kind=Kind.KEYED, deletes=True)
     )
