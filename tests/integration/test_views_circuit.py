@@ -21,8 +21,8 @@ from tidemill.views.sql.catalog import QueryTable
 
 QUERIES = {**SINGLE, **TRAPS}
 
-THIRDS = [0, *(pytest.param(part, marks=pytest.mark.crash) for part in (1, 2))]
-"""A third of the queries runs in `make test`, the rest in `make crash`."""
+PARTS = [0, *(pytest.param(part, marks=pytest.mark.crash) for part in range(1, 6))]
+"""A sixth of the queries runs in `make test`, the rest in `make crash`."""
 
 # The queries that are not split into operators. The list must not grow.
 OPAQUE = {
@@ -124,26 +124,26 @@ def test_queries_with_every_kind_of_operator_equal_their_circuits(
     assert not wrong, report(wrong)
 
 
-@pytest.mark.parametrize("part", THIRDS)
+@pytest.mark.parametrize("part", PARTS)
 def test_circuits_equal_queries_over_empty_tables_and_before_rewrites(
     spark: Any, compiled_queries: CompiledQueries, part: int
 ) -> None:
     with views_oracle.stage(spark, {}):
         wrong = views_oracle.differences(
-            spark, [(QUERIES[n], o) for n, o in list(compiled_queries.outputs.items())[part::3]]
+            spark, [(QUERIES[n], o) for n, o in list(compiled_queries.outputs.items())[part::6]]
         )
     assert not wrong, report(wrong)
 
 
 @pytest.mark.rule("DBSP-15")
-@pytest.mark.parametrize("part", THIRDS)
+@pytest.mark.parametrize("part", PARTS)
 def test_every_pair_of_operators_equals_its_circuit_after_every_step(
     spark: Any, steps: list[Step], part: int
 ) -> None:
     texts = pairs()
     assert len(texts) > 200
     with views_oracle.stage(spark, {}) as tables:
-        check_after_steps(spark, tables, dict(list(texts.items())[part::3]), steps[:2])
+        check_after_steps(spark, tables, dict(list(texts.items())[part::6]), steps[:2])
 
 
 def test_tpch_has_no_opaque_operators_and_equals_spark_after_every_step(spark: Any) -> None:

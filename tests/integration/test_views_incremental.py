@@ -163,6 +163,7 @@ def test_after_every_step_views_are_what_plain_spark_gives(tmp_path: Path, spark
     shop.pipeline.close()
 
 
+@pytest.mark.crash
 @pytest.mark.rule("DBSP-8")
 def test_a_replaced_lot_a_restart_and_edited_views_rebuild_only_what_is_other(
     tmp_path: Path, spark: "SparkSession"

@@ -109,7 +109,7 @@ def test_every_place_comes_to_the_same_digests(
     monkeypatch.setattr(execution, "threads_for", lambda _: 3)  # each computes a range
     for place in ("spark", "runner"):
         monkeypatch.setenv(SETTING, place)
-        made = Shop(tmp_path / place, spark)
+        made = Shop(tmp_path / place, spark, "sales", "best")
         found[place] = made.life()
         assert set(made.places) == {place}
         made.check()

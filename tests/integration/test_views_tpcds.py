@@ -17,7 +17,7 @@ QUERIES = {**tpcds_queries_1_50.QUERIES, **tpcds_queries_51_99.QUERIES}
 # The queries with an opaque part. The list must not grow.
 OPAQUE = {"q10", "q35", "q41", "q45"}
 
-SOME = ("q1", "q8", "q36", "q51")
+SOME = ("q1", "q36", "q45")
 SHARES = 7
 
 

@@ -51,7 +51,7 @@ class TypedQueries:
 @pytest.mark.rule("DBSP-15", "DBSP-20", "DBSP-21")
 def test_queries_with_types_equal_spark(spark: Any, tmp_path: Path) -> None:
     """Kernels run every step, and their final rows are compared once. Other queries use circuits."""
-    typed = TypedQueries(spark, tmp_path, range(0, len(COLUMNS), 2))
+    typed = TypedQueries(spark, tmp_path, range(0, len(COLUMNS), 4))
     steps, contents = views_typed.steps(0)[1:], TableContents(DDL)
     for step in steps:
         contents.apply(step)
