@@ -75,7 +75,7 @@ def test_an_unknown_column_is_shown_in_the_users_file(shop: tm.Pipeline) -> None
     ("sql", "kind", "said"),
     [
         ("SELECT id FROM oders", NameUnknown, "oders"),
-        ("SELECT region FROM orders o JOIN regions r ON o.region = r.region", NameAmbiguous, "region may be"),
+        ("SELECT region FROM orders o JOIN regions r ON o.region = r.region", NameAmbiguous, "region is ambiguous"),
         ("SELECT FROM WHERE", QueryError, "line 1"),
         ("SELECT id FROM orders WHERE", QueryError, "line 1"),
         ("SELECT no_such(id) AS x FROM orders", QueryRefused, "no_such"),
@@ -106,7 +106,7 @@ def test_a_view_that_reads_itself_is_refused(shop: tm.Pipeline) -> None:
         ("SELECT id, rand() AS r FROM orders", "rand"),
         ("SELECT id, now() AS n FROM orders", "clock"),
         ("SELECT o.id FROM orders o JOIN regions r ON o.region < r.region", "no equality"),
-        ("SELECT id FROM orders ORDER BY id LIMIT 3", "first rows of an order"),
+        ("SELECT id FROM orders ORDER BY id LIMIT 3", "first rows in an order"),
     ],
 )
 def test_incremental_refuses_instead_of_recomputing(shop: tm.Pipeline, sql: str, said: str) -> None:
