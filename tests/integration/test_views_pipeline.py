@@ -75,7 +75,7 @@ def test_an_unknown_column_is_shown_in_the_users_file(shop: tm.Pipeline) -> None
     ("sql", "kind", "said"),
     [
         ("SELECT id FROM oders", NameUnknown, "oders"),
-        ("SELECT region FROM orders o JOIN regions r ON o.region = r.region", NameAmbiguous, "region is ambiguous"),
+        ("SELECT region FROM orders o JOIN regions r ON o.region = r.region", NameAmbiguous, "is ambiguous"),
         ("SELECT FROM WHERE", QueryError, "line 1"),
         ("SELECT id FROM orders WHERE", QueryError, "line 1"),
         ("SELECT no_such(id) AS x FROM orders", QueryRefused, "no_such"),
