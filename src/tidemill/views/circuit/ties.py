@@ -36,7 +36,7 @@ from tidemill.views.circuit.operators import (
     Window,
     WindowCall,
 )
-from tidemill.views.circuit.render import breaks_ties
+from tidemill.views.circuit.render import breaks_ties, quoted
 from tidemill.views.trace.row_equality import SALTS
 
 WHOLE = "ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING"
@@ -143,9 +143,8 @@ def hashable(value: tuple[Part, ...], kind: str, depth: int = 0) -> tuple[Part, 
     if kind.startswith("struct<"):
         parts: list[Part] = []
         for number, (name, of_field) in enumerate(struct_fields(kind)):
-            quoted = "`" + name.replace("`", "``") + "`"
             parts += [", " if number else "", f"'f{number}', "]
-            parts += _flagged((*value, f".{quoted}"), of_field, depth + 1)
+            parts += _flagged((*value, f".{quoted(name)}"), of_field, depth + 1)
         return ("named_struct(", *parts, ")")
     before, _, after = row_of(kind).hashed.partition("{}")
     return joined((before, *value, after)) if before else value

@@ -167,8 +167,7 @@ def _bound(stage: SelectStage, expr: Expr) -> bool:
     return not expr.columns and not any(stage.context.functions.random(name) for name in expr.calls)
 
 
-# --- bounds that grow with the clock
-# --------------------------------------------------------------------------
+# --- bounds that grow with the clock ------------------------------------------------------------------------
 
 _CLOCKS = (exp.CurrentTimestamp, exp.CurrentDate, exp.Localtimestamp)
 _TRUNCATIONS = {"date_trunc", "trunc", "to_date", "date", "to_timestamp", "timestamp"}

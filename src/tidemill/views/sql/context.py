@@ -30,7 +30,7 @@ class QueryContext:
         matches = [table for key, table in self.tables.items() if key.lower() == name.lower()]
         return matches[0] if matches and not self.case_sensitive else None
 
-    def source(self, table: QueryTable) -> InputTable:
+    def input_table(self, table: QueryTable) -> InputTable:
         positions = {column.name.lower(): i for i, column in enumerate(table.columns)}
         key = tuple(positions[name.lower()] for name in table.key)
         return InputTable(table.name, tuple(table.columns), key, table.append_only)

@@ -89,7 +89,7 @@ class FromClause:
         elif isinstance(node, exp.Subquery):
             rows = self._derived(node)
         elif isinstance(node, exp.Values):
-            rows = self._aliased(self._values(node), node, None)
+            rows = self._aliased(values(self.context, node), node, None)
         else:
             raise NotDecomposed("a table function in FROM")
         for join in node.args.get("joins") or []:
@@ -111,7 +111,7 @@ class FromClause:
                 raise self.context.unknown(
                     "table", name, [t.name for t in self.context.tables.values()], node.this
                 )
-            relation = Relation(self.context.source(table), tuple(c.name for c in table.columns))
+            relation = Relation(self.context.input_table(table), tuple(c.name for c in table.columns))
         return self._aliased(relation, node, name)
 
     def _derived(self, node: exp.Subquery) -> FromRows:
@@ -126,9 +126,6 @@ class FromClause:
             operator = Project(rows.operator, tuple(column(named_column.index) for named_column in columns))
             return self._aliased(Relation(operator, names), node, None)
         return self._aliased(self.queries.derived(node), node, None)
-
-    def _values(self, node: exp.Values) -> Relation:
-        return values(self.context, node)
 
     def _aliased(self, relation: Relation, node: exp.Expr, name: str | None) -> FromRows:
         alias = node.args.get("alias")
@@ -247,8 +244,8 @@ class FromClause:
         if len(matches) == 1:
             return matches[0]
         node: exp.Expr = join
-        for match in join.args.get("using") or []:
-            node = match if match.name == name else node
+        for identifier in join.args.get("using") or []:
+            node = identifier if identifier.name == name else node
         if matches:
             raise self.context.ambiguous(name, [f"{match.qualifier}.{match.name}" for match in matches], node)
         raise self.context.unknown("column", name, part.scope.names(), node)
@@ -290,7 +287,7 @@ def generator(stage: SelectStage, node: exp.Expr) -> Expr:
     if called_function(stage.context.query, node) not in GENERATORS:
         raise NotDecomposed("a lateral view without a generator function")
     start, end = stage.context.query.span(node)
-    return stage.cut(start, end, list(node.iter_expressions()))
+    return stage.translate(start, end, list(node.iter_expressions()))
 
 
 def generated_names(stage: SelectStage, call: Expr) -> list[str]:

@@ -14,7 +14,7 @@ from tidemill.views.sql.sql_text import TextReplacement, called_function
 from tidemill.views.sql.stage import SelectStage
 
 WRAPPERS = (exp.Filter, exp.WithinGroup, exp.IgnoreNulls, exp.RespectNulls)
-Set = list[int]
+GroupingSet = list[int]
 
 
 def bare_call(node: exp.Expr) -> exp.Expr:
@@ -73,7 +73,7 @@ def aggregate_call(stage: SelectStage, node: exp.Expr) -> AggregateCall:
             condition = stage.expr(wrapper.expression.this)
         wrapper = wrapper.this
     start, end = query.span(node)
-    value = stage.cut(start, end, parts)
+    value = stage.translate(start, end, parts)
     exprs = []
     for argument in arguments:
         try:
@@ -89,7 +89,7 @@ class GroupKeys:
     def __init__(self, key: Callable[[exp.Expr], Expr]) -> None:
         self._key = key
         self.groups: list[Expr] = []
-        self.sets: list[Set] | None = None
+        self.sets: list[GroupingSet] | None = None
         self._grouped = False
 
     def add(self, group: exp.Group) -> None:
@@ -116,12 +116,12 @@ class GroupKeys:
                 else _subsets([[k] for k in keys])
             )
 
-    def _cross(self, elements: Sequence[list[Set] | None]) -> None:
+    def _cross(self, elements: Sequence[list[GroupingSet] | None]) -> None:
         has_sets = any(sets is not None and len(sets) != 1 for sets in elements) or self._grouped
         if has_sets:
             self.sets = [_union(choice) for choice in product(*[sets or [[]] for sets in elements])]
 
-    def _sets(self, node: exp.Expr) -> list[Set]:
+    def _sets(self, node: exp.Expr) -> list[GroupingSet]:
         if isinstance(node, exp.GroupingSets):
             self._grouped = True
             return [positions for child in node.expressions for positions in self._grouping_sets(child)]
@@ -131,12 +131,12 @@ class GroupKeys:
             return _prefixes(parts) if isinstance(node, exp.Rollup) else _subsets(parts)
         return [[self._position(node)]]
 
-    def _grouping_sets(self, node: exp.Expr) -> list[Set]:
+    def _grouping_sets(self, node: exp.Expr) -> list[GroupingSet]:
         if isinstance(node, exp.GroupingSets | exp.Rollup | exp.Cube):
             return self._sets(node)
         return [self._grouping_set(node)]
 
-    def _grouping_set(self, node: exp.Expr) -> Set:
+    def _grouping_set(self, node: exp.Expr) -> GroupingSet:
         if isinstance(node, exp.Tuple):
             return [self._position(child) for child in node.expressions]
         return [self._position(node)]
@@ -148,15 +148,15 @@ class GroupKeys:
         return self.groups.index(expr)
 
 
-def _union(choice: Sequence[Set]) -> Set:
+def _union(choice: Sequence[GroupingSet]) -> GroupingSet:
     return list(dict.fromkeys(position for positions in choice for position in positions))
 
 
-def _prefixes(parts: list[Set]) -> list[Set]:
+def _prefixes(parts: list[GroupingSet]) -> list[GroupingSet]:
     return [_union(parts[:length]) for length in range(len(parts), -1, -1)]
 
 
-def _subsets(parts: list[Set]) -> list[Set]:
+def _subsets(parts: list[GroupingSet]) -> list[GroupingSet]:
     sizes = range(len(parts), -1, -1)
     return [_union(choice) for size in sizes for choice in combinations(parts, size)]
 

@@ -14,7 +14,7 @@ from tidemill.views.sql.catalog import NotDecomposed
 from tidemill.views.sql.context import QueryContext
 from tidemill.views.sql.group_by import bare_call
 from tidemill.views.sql.name_scope import NamedColumn, NameScope, Relation
-from tidemill.views.sql.sql_text import called_function, cut_text
+from tidemill.views.sql.sql_text import called_function, copy_text
 from tidemill.views.sql.stage import SelectStage
 
 
@@ -87,7 +87,7 @@ def _frame(context: QueryContext, spec: exp.Window) -> str:
     if frame_start is None:
         raise NotDecomposed("an unsupported window frame")
     last = tokens[-2]  # the last token is the closing parenthesis of the window
-    return cut_text(context.query, frame_start.start, last.end, []).sql()
+    return copy_text(context.query, frame_start.start, last.end, []).sql()
 
 
 def _depth(token: Token) -> int:
@@ -114,7 +114,7 @@ def _call(stage: SelectStage, window: exp.Window, frame: str) -> WindowCall:
     while wrapper is not inner:
         parts += [child for child in wrapper.iter_expressions() if child is not wrapper.this]
         wrapper = wrapper.this
-    value = stage.cut(tokens[0].start, tokens[over - 1].end, parts)
+    value = stage.translate(tokens[0].start, tokens[over - 1].end, parts)
     arguments = []
     for part in inner.iter_expressions():
         if isinstance(part, exp.Star | exp.Distinct | exp.Order):

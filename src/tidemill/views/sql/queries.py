@@ -92,7 +92,7 @@ class QueryBuilder:
             if node.args.get("pivots") or node.args.get("sample"):
                 raise NotDecomposed("PIVOT, UNPIVOT or TABLESAMPLE")
             if not isinstance(node.this, exp.Query | exp.Values):
-                raise NotDecomposed("a table in parentheses as a query")
+                raise NotDecomposed("a table in parentheses instead of a query")
             return inner._ordered(inner.query(node.this), node)
         if isinstance(node, exp.SetOperation):
             return inner._ordered(inner._set(node), node)
@@ -117,10 +117,11 @@ class QueryBuilder:
 
     def _set(self, node: exp.SetOperation) -> Relation:
         if any(node.args.get(name) for name in ("by_name", "side", "kind", "on")):
-            raise NotDecomposed("a set operation by name")
+            raise NotDecomposed("a set operation BY NAME")
         left, right = self.query(node.this), self.query(node.expression)
         if left.operator.width != right.operator.width:
-            message = f"{left.operator.width} columns on the left and {right.operator.width} on the right"
+            widths = f"{left.operator.width} and {right.operator.width}"
+            message = f"a set operation over queries with {widths} columns"
             raise self.context.refused(message, node.expression)
         distinct = bool(node.args.get("distinct"))
         operator: Operator
@@ -163,7 +164,6 @@ class QueryBuilder:
 
     def _with_common_tables(self, text: str, node: exp.Expr) -> str:
         """Add the common table expressions that the text may read, and those that these read."""
-        words = _names_in(self.context, node)
         needed: dict[str, CommonTable] = {}
 
         def add(tables: dict[str, CommonTable], names: set[str]) -> None:
@@ -172,7 +172,7 @@ class QueryBuilder:
                     add(table.within.common_tables, _names_in(self.context, table.node))
                     needed[key] = table
 
-        add(self.common_tables, words)
+        add(self.common_tables, _names_in(self.context, node))
         if not needed:
             return text
         prelude = ", ".join(self.context.query.text(table.node) for table in needed.values())
@@ -183,7 +183,7 @@ def opaque(context: QueryContext, sql: str, node: exp.Expr | None, width: int, r
     """Return an opaque operator for a query. Its inputs are all tables whose names are in the text."""
     words = _names_in_text(sql) if node is None else _names_in(context, None)
     tables = [table for name, table in sorted(context.tables.items()) if name.lower() in words]
-    inputs = tuple(context.source(table) for table in tables)
+    inputs = tuple(context.input_table(table) for table in tables)
     names = tuple(NamedInput(table.name, tuple(c.name for c in table.columns)) for table in tables)
     calls = functions_of(context.query, 0, len(context.query.sql))
     return Opaque(inputs, names, sql, width, reason, tuple(sorted(calls)))

@@ -50,7 +50,7 @@ class SelectItem:
 
 
 # The clauses of a select that the compiler supports.
-READ = frozenset(
+CLAUSES = frozenset(
     {
         "expressions",
         "distinct",
@@ -102,19 +102,18 @@ class SelectBlock:
         if any(self.select.args.get(name) for name in refused):
             raise NotDecomposed("a correlated subquery with GROUP BY, LIMIT or similar clauses")
         stage, correlated = self._filtered_rows()
-        nodes = [item.node for item in select_items(self.context, NameScope(), self._plain())]
+        nodes = [item.node for item in select_items(self.context, NameScope(), self._items_without_stars())]
         if any(True for node in nodes if node is not None for _ in window_functions(node)):
             raise NotDecomposed("a correlated subquery with window functions")
         return CorrelatedRows(stage, correlated, [node for node in nodes if node is not None])
 
-    def _plain(self) -> list[exp.Expr]:
-        stars = [item for item in self.select.expressions if item.is_star]
-        return [item for item in self.select.expressions if item not in stars]
+    def _items_without_stars(self) -> list[exp.Expr]:
+        return [item for item in self.select.expressions if not item.is_star]
 
     # --- rows ---------------------------------------------------------------------------------------------
 
     def _filtered_rows(self) -> tuple[SelectStage, list[Condition]]:
-        unsupported = [name for name, value in self.select.args.items() if value and name not in READ]
+        unsupported = [name for name, value in self.select.args.items() if value and name not in CLAUSES]
         if unsupported:
             raise NotDecomposed(f"unsupported clauses of a SELECT: {', '.join(sorted(unsupported))}")
         rows = FromClause(self.context, self.queries, self.outer).read(self.select)
@@ -159,9 +158,7 @@ class SelectBlock:
         qualify = self.select.args.get("qualify")
         all_nodes = [*nodes, *self._order(), *([qualify.this] if qualify is not None else [])]
         all_nodes += [having.this] if having is not None else []
-        aggregate_nodes = [
-            aggregate_node for node in all_nodes for aggregate_node in aggregates(self.context, node)
-        ]
+        aggregate_nodes = [call for node in all_nodes for call in aggregates(self.context, node)]
         if group is None and having is None and not aggregate_nodes:
             return rows, items
         keys = GroupKeys(lambda node: self._key(rows, items, node))
@@ -172,9 +169,7 @@ class SelectBlock:
         for key in keys.groups:
             if any(self.context.functions.random(name) for name in key.calls):
                 raise NotDecomposed("GROUP BY a value that is not deterministic")
-        calls = list(
-            dict.fromkeys(aggregate_call(rows, aggregate_node) for aggregate_node in aggregate_nodes)
-        )
+        calls = list(dict.fromkeys(aggregate_call(rows, node) for node in aggregate_nodes))
         stage = GroupedStage(rows, keys, calls)
         # The columns of a star must be keys.
         for item in items:
@@ -223,12 +218,12 @@ class SelectBlock:
     def _having(self, stage: SelectStage, items: list[SelectItem], node: exp.Expr) -> None:
         # A name in HAVING is a key, or otherwise an item of the select list.
         for item in items:
-            if item.node is not None and self._simple(item.node):
-                self._remember(stage, item, stage.expr(item.node))
+            if item.node is not None and self._is_simple(item.node):
+                self._add_alias(stage, item, stage.expr(item.node))
         self._filter(stage, node)
         stage.aliases = {}
 
-    def _simple(self, node: exp.Expr) -> bool:
+    def _is_simple(self, node: exp.Expr) -> bool:
         """Return whether it can be computed before the window functions and generators of the select."""
         special = node.find(exp.Query) is not None or any(True for _ in window_functions(node))
         return not special and called_function(self.context.query, node) not in GENERATORS
@@ -259,10 +254,10 @@ class SelectBlock:
                 assert item.node is not None
                 item.expr = stage.expr(item.node)
             exprs.append(item.expr)
-            self._remember(stage, item, item.expr)
+            self._add_alias(stage, item, item.expr)
         return exprs
 
-    def _remember(self, stage: SelectStage, item: SelectItem, expr: Expr) -> None:
+    def _add_alias(self, stage: SelectStage, item: SelectItem, expr: Expr) -> None:
         if item.name is None or item.node is None or isinstance(item.node, exp.Column):
             return
         name = item.name if self.context.case_sensitive else item.name.lower()
@@ -339,12 +334,9 @@ def select_items(
 
 def _expanded(context: QueryContext, scope: NameScope, node: exp.Expr) -> Iterator[SelectItem]:
     if isinstance(node, exp.Star) or (isinstance(node, exp.Column) and isinstance(node.this, exp.Star)):
-        yield from (
-            SelectItem(None, (named_column.name,), column(named_column.index))
-            for named_column in _star(context, scope, node)
-        )
+        yield from (SelectItem(None, (c.name,), column(c.index)) for c in _star(context, scope, node))
     elif isinstance(node, exp.Aliases):
-        yield SelectItem(node.this, tuple(named_column.name for named_column in node.expressions))
+        yield SelectItem(node.this, tuple(alias.name for alias in node.expressions))
     elif isinstance(node, exp.Alias):
         alias = node.args["alias"]
         if not isinstance(alias, exp.Identifier):
@@ -364,26 +356,19 @@ def _star(context: QueryContext, scope: NameScope, node: exp.Expr) -> list[Named
         table = node.args.get("table")
         assert table is not None
         qualifier = table.name
-        if not any(scope.same_name(named_column, qualifier) for named_column in scope.qualifiers()):
-            if any(scope.same_name(named_column, qualifier) for named_column in scope.names()):
+        if not any(scope.same_name(name, qualifier) for name in scope.qualifiers()):
+            if any(scope.same_name(name, qualifier) for name in scope.names()):
                 raise NotDecomposed("a star over the fields of a struct")
             raise context.unknown("table", qualifier, scope.qualifiers(), table)
     star = node.this if isinstance(node, exp.Column) else node
     if star.args.get("replace") or star.args.get("rename") or star.args.get("ilike"):
         raise NotDecomposed("a star with REPLACE, RENAME or ILIKE")
     columns = scope.star(qualifier)
-    for left_out in star.args.get("except_") or []:
-        if isinstance(left_out, exp.Column) and len(left_out.parts) > 1:
+    for excluded in star.args.get("except_") or []:
+        if isinstance(excluded, exp.Column) and len(excluded.parts) > 1:
             raise NotDecomposed("a star with a dotted name in EXCEPT")
-        remaining = [
-            named_column for named_column in columns if not scope.same_name(named_column.name, left_out.name)
-        ]
+        remaining = [c for c in columns if not scope.same_name(c.name, excluded.name)]
         if len(remaining) == len(columns):
-            raise context.unknown(
-                "column",
-                left_out.name,
-                [named_column.name for named_column in columns if named_column.name],
-                left_out,
-            )
+            raise context.unknown("column", excluded.name, [c.name for c in columns if c.name], excluded)
         columns = remaining
     return columns

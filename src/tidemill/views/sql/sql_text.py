@@ -44,7 +44,7 @@ QUOTES = frozenset({"'", '"'})
 CLOSING = frozenset({",", ")", "]", "."})
 
 
-def cut_text(query: ParsedQuery, start: int, end: int, replacements: Sequence[TextReplacement]) -> Expr:
+def copy_text(query: ParsedQuery, start: int, end: int, replacements: Sequence[TextReplacement]) -> Expr:
     """Copy the text from one character to another (inclusive), with replacements."""
     ready = sorted(
         {(replacement.start, replacement.end): replacement for replacement in replacements}.values(),

@@ -19,10 +19,11 @@ from tidemill.errors import NameUnknown
 from tidemill.views.circuit.expr import ClockValue, Expr, column, joined
 from tidemill.views.circuit.functions import CLOCK, GENERATORS, GROUPING, NAME_SENSITIVE, WINDOW_ONLY
 from tidemill.views.circuit.operators import Operator
+from tidemill.views.circuit.render import quoted
 from tidemill.views.sql.catalog import NotDecomposed
 from tidemill.views.sql.context import QueryContext
 from tidemill.views.sql.name_scope import NamedColumn, NameScope
-from tidemill.views.sql.sql_text import TextReplacement, called_function, cut_text
+from tidemill.views.sql.sql_text import TextReplacement, called_function, copy_text
 
 TIMES = {
     "now": ClockValue.TIMESTAMP,
@@ -34,7 +35,7 @@ TIMES = {
 SPECIAL_TIMES = frozenset({"now", "today", "tomorrow", "yesterday", "epoch"})
 # First letters of the names that the renderer gives to columns and relations. A lambda variable with such a
 # name would hide them.
-TAKEN = frozenset("clrgo")
+RESERVED_LETTERS = frozenset("clrgo")
 
 
 class SelectStage:
@@ -59,16 +60,16 @@ class SelectStage:
         start, end = self.context.query.span(node)
         outer_root, self.root = self.root, node
         try:
-            return self.cut(start, end, [node], correlated)
+            return self.translate(start, end, [node], correlated)
         finally:
             self.root = outer_root
 
-    def cut(self, start: int, end: int, nodes: list[exp.Expr], correlated: bool = False) -> Expr:
+    def translate(self, start: int, end: int, nodes: list[exp.Expr], correlated: bool = False) -> Expr:
         """Translate a piece of text that consists of these nodes and the words between them."""
         replacements: list[TextReplacement] = []
         for node in nodes:
             self._collect(node, replacements)
-        expr = cut_text(self.context.query, start, end, replacements)
+        expr = copy_text(self.context.query, start, end, replacements)
         for name in sorted(expr.calls):
             if not self.context.functions.known(name):
                 raise NotDecomposed(f"the function {name} is unknown; declare it with the view")
@@ -158,7 +159,7 @@ class SelectStage:
     def _lambda(self, node: exp.Lambda) -> None:
         for variable in node.expressions:
             name = variable.name.lower()
-            if name[:1] in TAKEN and (name[1:].isdigit() or not name[1:]):
+            if name[:1] in RESERVED_LETTERS and (name[1:].isdigit() or not name[1:]):
                 raise NotDecomposed(f"the name {variable.name} of a lambda variable is reserved")
 
     def _subquery(self, node: exp.Expr) -> TextReplacement | None:
@@ -193,13 +194,13 @@ class SelectStage:
             try:
                 replacement = self.outer.name(node)
             except NameUnknown:
-                raise self.missing(node, parts) from None
+                raise self.unknown_column(node, parts) from None
             if any(position < 0 for position in replacement.expr.columns) or replacement.expr.column is None:
                 raise NotDecomposed(
                     "a subquery that reads a query two levels up, or an item of its select list"
                 )
             return replace(replacement, expr=replacement.expr.renumbered(lambda i: -i - 1))
-        raise self.missing(node, parts)
+        raise self.unknown_column(node, parts)
 
     def alias(self, name: str) -> Expr | None:
         """Return the expression of an earlier item of the select list (a lateral column alias)."""
@@ -212,7 +213,7 @@ class SelectStage:
             raise NotDecomposed(f"{name} is the name of a value that is not deterministic")
         return exprs[0]
 
-    def missing(self, node: exp.Column, parts: list[str]) -> Exception:
+    def unknown_column(self, node: exp.Column, parts: list[str]) -> Exception:
         qualifiers = self.scope.qualifiers()
         if len(parts) > 1 and not any(self.scope.same_name(qualifier, parts[0]) for qualifier in qualifiers):
             available = [*qualifiers, *self.scope.names()]
@@ -223,12 +224,7 @@ class SelectStage:
         return self.context.unknown("column", parts[0], self.scope.names(), node)
 
     def _qualified(self, columns: list[NamedColumn]) -> list[str]:
-        return [
-            f"{named_column.qualifier}.{named_column.name}"
-            if named_column.qualifier
-            else str(named_column.name)
-            for named_column in columns
-        ]
+        return [f"{c.qualifier}.{c.name}" if c.qualifier else str(c.name) for c in columns]
 
     def renamed(self, node: exp.Column, expr: Expr, name: str, complete: bool) -> Expr:
         """Add the name of the column to an argument of struct(…), where it becomes part of the value."""
@@ -240,7 +236,7 @@ class SelectStage:
         if node is self.root or not complete or not argument or parent is None:
             return expr
         if called_function(self.context.query, parent) == "struct":
-            return Expr(joined((*expr.enclosed().parts, f" AS {_quoted(name)}")), expr.calls)
+            return Expr(joined((*expr.enclosed().parts, f" AS {quoted(name)}")), expr.calls)
         return expr
 
     def _star(self, node: exp.Expr) -> TextReplacement | None:
@@ -258,7 +254,7 @@ class SelectStage:
             parts += [", "] if index else []
             parts.append(named_column.index)
             if name == "struct":
-                parts.append(f" AS {_quoted(named_column.name or f'col{index + 1}')}")
+                parts.append(f" AS {quoted(named_column.name or f'col{index + 1}')}")
         start, end = self.context.query.span(node)
         return TextReplacement(start, end, Expr(joined(parts)), bare=True)
 
@@ -278,7 +274,3 @@ class SubqueryRule(Protocol):
 
     def scalar(self, stage: SelectStage, node: exp.Subquery) -> int:
         """Append the value of a subquery to the stage's operator and return its position."""
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

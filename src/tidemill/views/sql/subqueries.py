@@ -4,8 +4,7 @@ The compiler rewrites a subquery only if the result is exactly the same. Otherwi
 and the query is recomputed. The rules:
 
 - A subquery that does not read the outer query is compiled alone. EXISTS becomes a semi join without keys, IN
-a
-  semi join by equality, NOT IN a null-aware anti join, a scalar subquery the operator `Scalar`.
+  a semi join by equality, NOT IN a null-aware anti join, a scalar subquery the operator `Scalar`.
 - A correlated EXISTS or IN must be a simple select (no groups, no LIMIT, no windows). The conditions of its
   WHERE clause that read the outer query become keys (`inner = outer`, `inner <=> outer`) or the residual of
   the join.
@@ -22,7 +21,7 @@ from sqlglot import exp
 
 from tidemill.views.aggregates.registry import Empty, aggregate
 from tidemill.views.circuit.expr import Expr, call, column, text
-from tidemill.views.circuit.operators import Aggregate, Join, JoinKey, JoinKind, Project, Scalar
+from tidemill.views.circuit.operators import Join, JoinKey, JoinKind, Project, Scalar
 from tidemill.views.sql.catalog import NotDecomposed
 from tidemill.views.sql.conditions import Condition, join_keys
 from tidemill.views.sql.group_by import GroupedStage, GroupKeys, aggregate_call, aggregates
@@ -79,11 +78,11 @@ class Subqueries:
         if alone is not None:
             stage.operator = Join(kind, stage.operator, alone.operator)
             return
-        rows = self._plain(query, stage)
+        rows = self._simple_rows(query, stage)
         keys, residual = split_conditions(rows, stage.operator.width)
         stage.operator = Join(kind, stage.operator, rows.stage.operator, keys, residual)
 
-    def _plain(self, query: exp.Expr, stage: SelectStage) -> CorrelatedRows:
+    def _simple_rows(self, query: exp.Expr, stage: SelectStage) -> CorrelatedRows:
         rows = self.builder.correlated_rows(query, stage)
         if any(True for item in rows.items for _ in aggregates(stage.context, item)):
             # An aggregate without groups always returns a row.
@@ -102,7 +101,7 @@ class Subqueries:
             inner = alone.operator
             inner_values = [column(i) for i in range(inner.width)]
         else:
-            rows = self._plain(query, stage)
+            rows = self._simple_rows(query, stage)
             inner_values = [rows.stage.expr(item) for item in rows.items]
             inner = rows.stage.operator
             keys, residual = split_conditions(rows, stage.operator.width)
@@ -156,10 +155,8 @@ class Subqueries:
         value = grouped.expr(rows.items[0])
         if any(position < groups for position in value.columns):
             raise NotDecomposed("a correlated aggregate that also returns its key")
-        groups_of_rows = grouped.operator
-        assert isinstance(groups_of_rows, Aggregate)
         on = tuple(JoinKey(key.left, column(grouping.groups.index(key.right)), key.null_safe) for key in keys)
-        joined = Join("left", stage.operator, groups_of_rows, on)
+        joined = Join("left", stage.operator, grouped.operator, on)
 
         def guarded(position: int) -> Expr:
             result = column(width + position)
