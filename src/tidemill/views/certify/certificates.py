@@ -11,9 +11,8 @@ A function as a view is tested against its declaration:
 
     linear     Processing a change gives the change of the result. After each generated step the result is the
                previous one, plus the result for the inserted rows, minus the result for the deleted rows.
-    keyed by   The rows of a key depend only on input rows of that key. If the tables are divided between
-    keys,
-               the results of the two parts together are the result for the complete tables.
+    keyed by   The rows of a key depend only on input rows of that key. If the tables are divided by key into
+               two parts, the results of both parts together are the result for the complete tables.
 
 A function that fails the test stays on the rung *full*, and the certificate says what differed.
 """

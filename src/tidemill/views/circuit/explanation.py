@@ -50,7 +50,7 @@ class OperatorLine:
     detail: str
     columns: tuple[str, ...]
     inputs: tuple[str, ...]
-    placed: OperatorRung
+    placement: OperatorRung
     append_only: bool
     keys: tuple[tuple[str, ...], ...]
     shared: bool
@@ -62,10 +62,10 @@ class OperatorLine:
             "what": self.detail,
             "columns": list(self.columns),
             "inputs": list(self.inputs),
-            "rung": self.placed.rung.value,
-            "reason": self.placed.reason,
-            "scan": self.placed.scan,
-            "deterministic": self.placed.deterministic,
+            "rung": self.placement.rung.value,
+            "reason": self.placement.reason,
+            "scan": self.placement.scan,
+            "deterministic": self.placement.deterministic,
             "append_only": self.append_only,
             "keys": [list(key) for key in self.keys],
             "shared": self.shared,
@@ -80,11 +80,11 @@ def explain(
     names: dict[Operator, tuple[str, ...]] = {}
     consumers = circuit.consumers()
     lines: dict[str, OperatorLine] = {}
-    placed: dict[Operator, OperatorRung] = {}
+    placements: dict[Operator, OperatorRung] = {}
     grows: dict[Operator, bool] = {}
     keys: dict[Operator, frozenset[frozenset[int]]] = {}
     for output in circuit.outputs.values():
-        placed |= rungs(output, functions)
+        placements |= rungs(output, functions)
         grows |= append_only(output)
         keys |= unique(output)
     for op in circuit.operators():
@@ -95,7 +95,7 @@ def explain(
             detail=description(op, [names[child] for child in op.inputs]),
             columns=names[op],
             inputs=tuple(ids[child] for child in op.inputs),
-            placed=placed[op],
+            placement=placements[op],
             append_only=grows[op],
             keys=tuple(tuple(names[op][i] for i in sorted(key)) for key in sorted(keys[op], key=sorted)),
             shared=len(consumers[op]) > 1,
@@ -114,7 +114,7 @@ class CircuitExplanation:
 
     def incremental(self, view: str) -> bool:
         """Return whether the view has no operator that scans, is full or is not deterministic."""
-        return all(line.placed.incremental for line in self._below(self.outputs[view]))
+        return all(line.placement.incremental for line in self._below(self.outputs[view]))
 
     def _below(self, root: str) -> list[OperatorLine]:
         lines: dict[str, OperatorLine] = {}
@@ -161,11 +161,11 @@ class CircuitExplanation:
             lines.append(f"{head}{line.kind} {short} (see above)")
             return
         printed.add(root)
-        marks = [line.placed.rung.value]
-        marks += ["scan"] if line.placed.scan else []
+        marks = [line.placement.rung.value]
+        marks += ["scan"] if line.placement.scan else []
         marks += ["shared"] if line.shared else []
         lines.append(f"{head}{line.kind} {short} [{', '.join(marks)}] {line.detail}".rstrip())
-        lines.append(f"{indent}{'│  ' if line.inputs else '   '}{line.placed.reason}")
+        lines.append(f"{indent}{'│  ' if line.inputs else '   '}{line.placement.reason}")
         for number, child in enumerate(line.inputs):
             last = number == len(line.inputs) - 1
             self._add_lines(
@@ -317,10 +317,10 @@ def _arrow(start: tuple[int, int], end: tuple[int, int]) -> str:
 
 def _box(line: OperatorLine, position: tuple[int, int], view: str | None) -> str:
     x, y = position
-    rung = line.placed.rung.value
+    rung = line.placement.rung.value
     title = view if view is not None else line.kind
-    tooltip = f"{line.kind} {line.id[:SHORT]}: {line.detail}\n{rung}: {line.placed.reason}"
-    dashed = ' stroke-dasharray="4 3"' if line.placed.scan else ""
+    tooltip = f"{line.kind} {line.id[:SHORT]}: {line.detail}\n{rung}: {line.placement.reason}"
+    dashed = ' stroke-dasharray="4 3"' if line.placement.scan else ""
     return (
         f"<g><title>{escape(tooltip)}</title>"
         f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="6" fill="{COLOURS[rung]}"'

@@ -51,21 +51,21 @@ def inner_joins(root: Join, conditions: Sequence[Expr], pusher: ConditionPusher)
     """Rebuild a tree of inner joins, and the conditions above it, as joins with keys."""
     leaves: list[JoinRelation] = []
     predicates: list[JoinPredicate] = []
-    late: list[Expr] = []
-    _collect(root, 0, leaves, predicates, late, pusher, top=True)
-    predicates += [_predicate(predicate, 0) for predicate in conditions]
-    owners = [_owners(leaves, predicate) for predicate in predicates]
+    not_total: list[Expr] = []
+    _collect(root, 0, leaves, predicates, not_total, pusher, top=True)
+    predicates += [_predicate(condition, 0) for condition in conditions]
     pushed_down: list[list[Expr]] = [[] for _ in leaves]
     remaining: list[tuple[JoinPredicate, frozenset[int]]] = []
-    for predicate, owners_of in zip(predicates, owners, strict=True):
-        if len(owners_of) == 1 and is_total(predicate.expr, pusher.functions):
-            (number,) = owners_of
+    for predicate in predicates:
+        relations = _owners(leaves, predicate)
+        if len(relations) == 1 and is_total(predicate.expr, pusher.functions):
+            (number,) = relations
             offset = leaves[number].offset
             pushed_down[number].append(_shifted(predicate.expr, -offset))
         else:
-            remaining.append((predicate, owners_of))
+            remaining.append((predicate, relations))
     inputs = [pusher.pushed(leaf.operator, pushed_down[number]) for number, leaf in enumerate(leaves)]
-    return _ordered(leaves, inputs, remaining, late)
+    return _ordered(leaves, inputs, remaining, not_total)
 
 
 def _collect(
@@ -73,16 +73,16 @@ def _collect(
     offset: int,
     leaves: list[JoinRelation],
     predicates: list[JoinPredicate],
-    late: list[Expr],
+    not_total: list[Expr],
     pusher: ConditionPusher,
     *,
     top: bool = False,
 ) -> None:
     """Collect the relations and conditions of a tree of inner joins, with filters that can move."""
     if isinstance(op, Join) and op.join in {"inner", "cross"} and (top or not pusher.shared(op)):
-        _collect(op.left, offset, leaves, predicates, late, pusher)
+        _collect(op.left, offset, leaves, predicates, not_total, pusher)
         middle = offset + op.left.width
-        _collect(op.right, middle, leaves, predicates, late, pusher)
+        _collect(op.right, middle, leaves, predicates, not_total, pusher)
         for key in op.keys:
             sides = (_shifted(key.left, offset), _shifted(key.right, middle))
             operator = "<=>" if key.null_safe else "="
@@ -91,14 +91,14 @@ def _collect(
             if is_total(expr, pusher.functions):
                 predicates.append(_predicate(expr, offset))
             else:
-                late.append(_shifted(expr, offset))
+                not_total.append(_shifted(expr, offset))
     elif (
         isinstance(op, Filter)
         and not pusher.shared(op)
         and _all_total(op, pusher)
         and isinstance(op.input, Join)
     ):
-        _collect(op.input, offset, leaves, predicates, late, pusher)
+        _collect(op.input, offset, leaves, predicates, not_total, pusher)
         predicates += [_predicate(expr, offset) for expr in op.conditions]
     else:
         leaves.append(JoinRelation(op, offset))
@@ -144,7 +144,7 @@ def _ordered(
     leaves: list[JoinRelation],
     inputs: list[Operator],
     predicates: list[tuple[JoinPredicate, frozenset[int]]],
-    late: list[Expr],
+    not_total: list[Expr],
 ) -> Operator:
     result = inputs[0]
     joined = {0}
@@ -176,10 +176,10 @@ def _ordered(
         places.update(new_places)
         kind = "inner" if keys or residual else "cross"
         result = Join(kind, result, inputs[new], tuple(dict.fromkeys(keys)), tuple(dict.fromkeys(residual)))  # type: ignore[arg-type]
-    conditions = [predicate.expr for predicate, _ in remaining] + late
+    conditions = [predicate.expr for predicate, _ in remaining] + not_total
     if conditions:
-        result = Filter(result, tuple(predicate.renumbered(lambda i: places[i]) for predicate in conditions))
+        result = Filter(result, tuple(expr.renumbered(lambda i: places[i]) for expr in conditions))
     order = tuple(column(places[i]) for i in range(len(places)))
-    if [predicate.column for predicate in order] != list(range(result.width)):
+    if [expr.column for expr in order] != list(range(result.width)):
         result = Project(result, order)
     return result

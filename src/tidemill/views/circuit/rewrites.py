@@ -87,25 +87,18 @@ class PushDown:
 
     def _filter(self, op: Filter, above: Sequence[Expr]) -> Operator:
         # Conditions that are not total stay here. The total ones are evaluated first.
-        moving = [condition for condition in op.conditions if is_total(condition, self.functions)]
-        staying = [condition for condition in op.conditions if condition not in moving]
+        moving, staying = _split(op.conditions, lambda condition: is_total(condition, self.functions))
         return filtered(self.pushed(op.input, [*moving, *above]), staying)
 
     def _join(self, op: Join, conditions: Sequence[Expr]) -> Operator:
         width = op.left.width
-        lefts = [
-            condition
-            for condition in conditions
-            if all(i < width for i in condition.columns) and op.join not in {"right", "full"}
-        ]
-        rights = [
-            condition
-            for condition in conditions
-            if op.join == "right" and all(i >= width for i in condition.columns)
-        ]
-        staying = [
-            condition for condition in conditions if condition not in lefts and condition not in rights
-        ]
+        to_left = op.join not in {"right", "full"}
+        lefts, staying = _split(
+            conditions, lambda condition: to_left and all(i < width for i in condition.columns)
+        )
+        rights, staying = _split(
+            staying, lambda condition: op.join == "right" and all(i >= width for i in condition.columns)
+        )
         left = self.pushed(op.left, lefts)
         right = self.pushed(op.right, [condition.renumbered(lambda i: i - width) for condition in rights])
         return filtered(replace(op, left=left, right=right), staying)
@@ -113,19 +106,17 @@ class PushDown:
     def _project(self, op: Project, conditions: Sequence[Expr]) -> Operator:
         # A nondeterministic value must be computed for the same rows as before.
         fixed = not all(is_deterministic(expr, self.functions) or expr.reads_clock for expr in op.expressions)
-        moving = [
-            condition for condition in conditions if not fixed and self._passes(condition, op.expressions)
-        ]
-        staying = [condition for condition in conditions if condition not in moving]
+        moving, staying = _split(
+            conditions, lambda condition: not fixed and self._passes(condition, op.expressions)
+        )
         pushed = [condition.with_columns(lambda i: op.expressions[i]) for condition in moving]
         return filtered(replace(op, input=self.pushed(op.input, pushed)), staying)
 
     def _aggregate(self, op: Aggregate, conditions: Sequence[Expr]) -> Operator:
         movable = op.groups if op.sets is None else ()
-        moving = [
-            condition for condition in conditions if condition.columns and self._passes(condition, movable)
-        ]
-        staying = [condition for condition in conditions if condition not in moving]
+        moving, staying = _split(
+            conditions, lambda condition: bool(condition.columns) and self._passes(condition, movable)
+        )
         pushed = [condition.with_columns(lambda i: op.groups[i]) for condition in moving]
         return filtered(replace(op, input=self.pushed(op.input, pushed)), staying)
 
@@ -142,22 +133,25 @@ class PushDown:
         width = op.input.width
         # A nondeterministic generator must be called for the same rows as before.
         fixed = isinstance(op, Generate) and not is_deterministic(op.call, self.functions)
-        moving = [
-            condition for condition in conditions if not fixed and all(i < width for i in condition.columns)
-        ]
-        staying = [condition for condition in conditions if condition not in moving]
+        moving, staying = _split(
+            conditions, lambda condition: not fixed and all(i < width for i in condition.columns)
+        )
         inputs = [self.pushed(op.input, moving), *(self.rebuilt(child) for child in op.inputs[1:])]
         return filtered(op.with_inputs(inputs) if op.inputs else op, staying)
 
     def _window(self, op: Window, conditions: Sequence[Expr]) -> Operator:
         partition_columns = {expr.column for expr in op.partition}
-        moving = [
-            condition
-            for condition in conditions
-            if condition.columns and condition.columns <= partition_columns
-        ]
-        staying = [condition for condition in conditions if condition not in moving]
+        moving, staying = _split(
+            conditions,
+            lambda condition: bool(condition.columns) and condition.columns <= partition_columns,
+        )
         return filtered(replace(op, input=self.pushed(op.input, moving)), staying)
+
+
+def _split(conditions: Sequence[Expr], moves: Callable[[Expr], bool]) -> tuple[list[Expr], list[Expr]]:
+    """Divide conditions into those that move below an operator and those that stay above it."""
+    moving = [condition for condition in conditions if moves(condition)]
+    return moving, [condition for condition in conditions if condition not in moving]
 
 
 def filtered(op: Operator, conditions: Sequence[Expr]) -> Operator:
@@ -208,7 +202,7 @@ def _projection(op: Project, functions: ViewFunctions) -> Operator:
 
 
 def _fits(above: tuple[Expr, ...], below: tuple[Expr, ...], functions: ViewFunctions) -> bool:
-    """Return whether two projections can be merged without computing anything twice or less often.
+    """Return whether two projections can be merged so that every value is computed exactly once per row.
 
     One of the two must only select columns or deterministic constants. Otherwise an expression would become
     part of another one, perhaps in a branch of a CASE that is not evaluated.
