@@ -127,7 +127,7 @@ SPACES: dict[tuple[str, tuple[type, ...]], Codec] = {
     ("retired", (int, str, str, str, int, int)): TEXT,
     ("lot-event", (str, str, int)): _packed(events.LotEvent),
     ("producer", (str, str, str)): _INT,
-    ("receipt", (str, str, str, int)): _packed(producers._Kept),
+    ("receipt", (str, str, str, int)): _packed(producers._StoredReceipt),
     ("interval", (str, str)): _packed(staging.Interval),
     ("closing", (int, str, str)): TEXT,
     ("staged", (str, str, str, Versionstamp)): _packed(staging.Staged),

@@ -44,14 +44,14 @@ def in_bins(values: list[float], weights: list[int]) -> tuple[Any, Any, Any]:
     return np.zeros(len(pieces.row), np.int64), pieces.bin, pieces.sum
 
 
-class Kept:
-    """An aggregate with its traces."""
+class StoredAggregate:
+    """An aggregate with its traces and its present result."""
 
     def __init__(self, aggregate: GroupKernel) -> None:
         self.aggregate = aggregate
-        self.keepers = {name: MemoryTraces() for name in aggregate.layouts}
+        self.stores = {name: MemoryTraces() for name in aggregate.layouts}
         self.now: Counter[Any] = Counter()
-        self.begun = False
+        self.first = True
 
     def step(self, rows: list[dict[str, Any]]) -> GroupChange:
         schema = pa.schema([*self.aggregate.keys, *self.aggregate.values, ("_w", pa.int64())])
@@ -60,21 +60,21 @@ class Kept:
             table = hashed(table, self.aggregate.keys.names)
         else:
             table = table.add_column(0, "_h", pa.array([GLOBAL_HASH] * len(rows), pa.int64()))
-        spines = {
-            name: traces.trace(name, self.aggregate.layouts[name]) for name, traces in self.keepers.items()
+        traces = {
+            name: store.trace(name, self.aggregate.layouts[name]) for name, store in self.stores.items()
         }
-        found = self.aggregate.step([self.aggregate.accumulate(table)], spines, first=not self.begun)
-        self.begun = True
-        self.settle(found)
-        return found
+        change = self.aggregate.step([self.aggregate.accumulate(table)], traces, first=self.first)
+        self.first = False
+        self.apply(change)
+        return change
 
-    def settle(self, found: GroupChange) -> None:
-        for name, traces in self.keepers.items():
-            traces.append(name, self.aggregate.layouts[name], found.traces[name])
-        for row in found.out.to_pylist():
-            values = (row[name] for name in found.out.column_names[1:-1])
+    def apply(self, change: GroupChange) -> None:
+        for name, store in self.stores.items():
+            store.append(name, self.aggregate.layouts[name], change.traces[name])
+        for row in change.out.to_pylist():
+            values = (row[name] for name in change.out.column_names[1:-1])
             self.now[tuple(math.nan if value != value else value for value in values)] += row["_w"]
-        assert all(weight >= 0 for weight in self.now.values()) or found.pending is not None
+        assert all(weight >= 0 for weight in self.now.values()) or change.pending is not None
         self.now += Counter()
 
     @property
@@ -89,18 +89,18 @@ class Kept:
 @given(st.lists(st.tuples(finite, st.integers(-3, 3)), max_size=12))
 def test_a_sum_of_doubles_is_the_exact_sum_rounded_once(rows: list[tuple[float, int]]) -> None:
     values, weights = [row[0] for row in rows], [row[1] for row in rows]
-    found = totals(*in_bins(values, weights), 1)
-    assert struct.pack("<d", found[0]) == struct.pack("<d", rounded(exact(values, weights)) + 0.0)
+    sums = totals(*in_bins(values, weights), 1)
+    assert struct.pack("<d", sums[0]) == struct.pack("<d", rounded(exact(values, weights)) + 0.0)
 
 
 @settings(max_examples=300)
 @given(st.lists(finite, min_size=1, max_size=12), st.integers(1, 2**40))
 def test_an_average_of_doubles_is_the_exact_one_rounded_once(values: list[float], rows: int) -> None:
-    found = averages(*in_bins(values, [1] * len(values)), np.array([rows]))
-    assert found[0] == rounded(exact(values, [1] * len(values)) / rows)
+    means = averages(*in_bins(values, [1] * len(values)), np.array([rows]))
+    assert means[0] == rounded(exact(values, [1] * len(values)) / rows)
 
 
-def test_sums_and_averages_of_many_groups_are_right_at_once() -> None:
+def test_sums_and_averages_of_many_groups_are_exact() -> None:
     chance = random.Random(7)
     values = [
         chance.choice([chance.random(), chance.uniform(-1e18, 1e18), chance.expovariate(1e-9)])
@@ -112,51 +112,53 @@ def test_sums_and_averages_of_many_groups_are_right_at_once() -> None:
     sums = totals(group[pieces.row], pieces.bin, pieces.sum, 200)
     means = averages(group[pieces.row], pieces.bin, pieces.sum, counts)
     for each in range(200):
-        mine = [value for value, where in zip(values, group, strict=True) if where == each]
-        assert sums[each] == math.fsum(mine)
-        assert means[each] == rounded(exact(mine, [1] * len(mine)) / len(mine))
+        members = [value for value, where in zip(values, group, strict=True) if where == each]
+        assert sums[each] == math.fsum(members)
+        assert means[each] == rounded(exact(members, [1] * len(members)) / len(members))
 
 
-def test_a_sum_that_passes_the_largest_double_comes_back() -> None:
+def test_a_sum_can_exceed_the_largest_double_and_return() -> None:
     large = 1.7976931348623157e308
     assert totals(*in_bins([large, large, -large], [1, 1, 1]), 1)[0] == large
     assert totals(*in_bins([large, large], [1, 1]), 1)[0] == math.inf
     assert totals(*in_bins([large], [-3]), 1)[0] == -math.inf
 
 
-def test_doubles_that_are_taken_away_leave_no_residue() -> None:
+def test_deleted_doubles_leave_no_residue() -> None:
     aggregate = GroupKernel(KEYS, FLOATS, (GroupAggregate("sum", "v", "s"), GroupAggregate("avg", "v", "a")))
-    kept = Kept(aggregate)
-    kept.step([{"k": 1, "v": 0.1}, {"k": 1, "v": 0.2}])
-    before = kept.rows
+    stored = StoredAggregate(aggregate)
+    stored.step([{"k": 1, "v": 0.1}, {"k": 1, "v": 0.2}])
+    before = stored.rows
     noise = [1e16, -3e-7, 1e300, 5e-324, math.inf, -math.inf, math.nan, 0.3]
-    kept.step([{"k": 1, "v": value} for value in noise])
-    assert math.isnan(kept.rows[0][1])
-    kept.step([{"k": 1, "v": value, "_w": -1} for value in reversed(noise)])
-    assert kept.rows == before == [(1, 0.1 + 0.2, 0.15000000000000002)]
-    kept.step([{"k": 1, "v": 0.2, "_w": -1}, {"k": 1, "v": 0.1, "_w": -1}])
-    assert kept.rows == []
+    stored.step([{"k": 1, "v": value} for value in noise])
+    assert math.isnan(stored.rows[0][1])
+    stored.step([{"k": 1, "v": value, "_w": -1} for value in reversed(noise)])
+    assert stored.rows == before == [(1, 0.1 + 0.2, 0.15000000000000002)]
+    stored.step([{"k": 1, "v": 0.2, "_w": -1}, {"k": 1, "v": 0.1, "_w": -1}])
+    assert stored.rows == []
     assert all(
-        not list(traces.trace(name, aggregate.layouts[name]).scan()) for name, traces in kept.keepers.items()
+        not list(store.trace(name, aggregate.layouts[name]).scan()) for name, store in stored.stores.items()
     )
 
 
 def test_infinities_and_nan_are_counted_and_not_added() -> None:
-    kept = Kept(
+    stored = StoredAggregate(
         GroupKernel(KEYS, FLOATS, (GroupAggregate("sum", "v", "s"), GroupAggregate("count", "v", "n")))
     )
-    kept.step([{"k": 1, "v": math.inf}, {"k": 1, "v": 1.0}, {"k": 2, "v": None}])
-    assert kept.rows == [(1, math.inf, 2), (2, None, 0)]
-    kept.step([{"k": 1, "v": -math.inf}])
-    assert math.isnan(kept.rows[0][1])
-    kept.step([{"k": 1, "v": math.inf, "_w": -1}])
-    assert kept.rows[0] == (1, -math.inf, 2)
+    stored.step([{"k": 1, "v": math.inf}, {"k": 1, "v": 1.0}, {"k": 2, "v": None}])
+    assert stored.rows == [(1, math.inf, 2), (2, None, 0)]
+    stored.step([{"k": 1, "v": -math.inf}])
+    assert math.isnan(stored.rows[0][1])
+    stored.step([{"k": 1, "v": math.inf, "_w": -1}])
+    assert stored.rows[0] == (1, -math.inf, 2)
 
 
 def test_floats_are_added_as_doubles() -> None:
-    kept = Kept(GroupKernel(KEYS, pa.schema([("v", pa.float32())]), (GroupAggregate("sum", "v", "s"),)))
-    kept.step([{"k": 1, "v": 0.1}, {"k": 1, "v": 16777216.0}])
-    assert kept.rows == [(1, float(np.float32(0.1)) + 16777216.0)]
+    stored = StoredAggregate(
+        GroupKernel(KEYS, pa.schema([("v", pa.float32())]), (GroupAggregate("sum", "v", "s"),))
+    )
+    stored.step([{"k": 1, "v": 0.1}, {"k": 1, "v": 16777216.0}])
+    assert stored.rows == [(1, float(np.float32(0.1)) + 16777216.0)]
 
 
 # --- integers and decimals
@@ -170,49 +172,51 @@ def test_limbs_add_up_exactly(rows: list[tuple[int, int]]) -> None:
     sums = {str(n): np.array([limb.sum()]) for n, limb in enumerate(parts)}
     carry(sums, tuple(sums))
     total = sum(value * weight for value, weight in rows)
-    found, over = decimals(list(sums.values()), 0, np.array([True]))
+    total_array, over = decimals(list(sums.values()), 0, np.array([True]))
     assert over[0] == (abs(total) >= 10**38)
-    assert found.to_pylist() == [None if over[0] else Decimal(total)]
+    assert total_array.to_pylist() == [None if over[0] else Decimal(total)]
 
 
 @pytest.mark.parametrize("total", [10**38 - 1, 10**38, -(10**38) + 1, -(10**38), 2**127, -(2**127), 2**140])
-def test_a_decimal_of_more_than_38_digits_is_told(total: int) -> None:
+def test_a_decimal_of_more_than_38_digits_is_flagged(total: int) -> None:
     limbs = [np.array([(total >> (32 * n)) & (2**32 - 1)], np.int64) for n in range(4)]
-    found, over = decimals([*limbs, np.array([total >> 128], np.int64)], 2, np.array([True]))
+    total_array, over = decimals([*limbs, np.array([total >> 128], np.int64)], 2, np.array([True]))
     assert over[0] == (abs(total) >= 10**38)
-    assert found[0].is_valid != over[0]
+    assert total_array[0].is_valid != over[0]
 
 
-def test_integers_pass_64_bits_on_the_way_and_back() -> None:
+def test_a_sum_of_integers_can_exceed_64_bits_and_return() -> None:
     schema = pa.schema([("v", pa.int64())])
-    kept = Kept(GroupKernel(KEYS, schema, (GroupAggregate("sum", "v", "s"), GroupAggregate("avg", "v", "a"))))
+    stored = StoredAggregate(
+        GroupKernel(KEYS, schema, (GroupAggregate("sum", "v", "s"), GroupAggregate("avg", "v", "a")))
+    )
     most = 2**63 - 1
-    kept.step([{"k": 1, "v": most}, {"k": 1, "v": most}])
-    assert kept.rows == [(1, Decimal(2 * most), False, Decimal(2 * most), False, 2)]
-    kept.step([{"k": 1, "v": most, "_w": -1}, {"k": 1, "v": -(2**63)}])
-    assert kept.rows == [(1, Decimal(-1), False, Decimal(-1), False, 2)]
+    stored.step([{"k": 1, "v": most}, {"k": 1, "v": most}])
+    assert stored.rows == [(1, Decimal(2 * most), False, Decimal(2 * most), False, 2)]
+    stored.step([{"k": 1, "v": most, "_w": -1}, {"k": 1, "v": -(2**63)}])
+    assert stored.rows == [(1, Decimal(-1), False, Decimal(-1), False, 2)]
 
 
-def test_a_row_that_is_there_more_often_than_can_be_added_is_refused() -> None:
+def test_a_row_with_too_large_a_weight_is_refused() -> None:
     aggregate = GroupKernel(KEYS, FLOATS, (GroupAggregate("sum", "v", "s"),))
     with pytest.raises(WeightOverflow):
-        Kept(aggregate).step([{"k": 1, "v": 1.0, "_w": 2**40}])
+        StoredAggregate(aggregate).step([{"k": 1, "v": 1.0, "_w": 2**40}])
 
 
 # --- groups
 
 
-def test_a_group_is_there_as_long_as_it_has_rows() -> None:
-    kept = Kept(GroupKernel(KEYS, FLOATS, (GroupAggregate("count", None, "n"),)))
-    kept.step([{"k": 1, "v": None}, {"k": None, "v": 1.0}])
-    assert kept.rows == [(1, 1), (None, 1)]
-    kept.step([{"k": 1, "v": None, "_w": -1}])
-    assert kept.rows == [(None, 1)]
+def test_a_group_exists_while_it_has_rows() -> None:
+    stored = StoredAggregate(GroupKernel(KEYS, FLOATS, (GroupAggregate("count", None, "n"),)))
+    stored.step([{"k": 1, "v": None}, {"k": None, "v": 1.0}])
+    assert stored.rows == [(1, 1), (None, 1)]
+    stored.step([{"k": 1, "v": None, "_w": -1}])
+    assert stored.rows == [(None, 1)]
     with pytest.raises(WeightNegative):
-        kept.step([{"k": 1, "v": None, "_w": -1}])
+        stored.step([{"k": 1, "v": None, "_w": -1}])
 
 
-def test_names_of_an_aggregate_are_its_own() -> None:
+def test_the_names_of_an_aggregate_are_unique() -> None:
     for name in ("k", "main", "bins", "_w"):
         with pytest.raises(UsageError, match="not unique"):
             GroupKernel(KEYS, FLOATS, (GroupAggregate("max", "v", name),))
@@ -221,19 +225,21 @@ def test_names_of_an_aggregate_are_its_own() -> None:
         GroupKernel(KEYS, FLOATS, both)
 
 
-def test_an_update_that_changes_no_result_gives_nothing() -> None:
-    kept = Kept(GroupKernel(KEYS, FLOATS, (GroupAggregate("count", None, "n"),)))
-    kept.step([{"k": 1, "v": 1.0}])
-    found = kept.step([{"k": 1, "v": 1.0, "_w": -1}, {"k": 1, "v": 2.0}])
-    assert found.out.num_rows == 0
+def test_an_update_that_changes_no_result_returns_nothing() -> None:
+    stored = StoredAggregate(GroupKernel(KEYS, FLOATS, (GroupAggregate("count", None, "n"),)))
+    stored.step([{"k": 1, "v": 1.0}])
+    change = stored.step([{"k": 1, "v": 1.0, "_w": -1}, {"k": 1, "v": 2.0}])
+    assert change.out.num_rows == 0
 
 
 def test_zeros_and_nans_are_one_group() -> None:
-    kept = Kept(GroupKernel(pa.schema([("k", pa.float64())]), FLOATS, (GroupAggregate("count", None, "n"),)))
-    kept.step(
+    stored = StoredAggregate(
+        GroupKernel(pa.schema([("k", pa.float64())]), FLOATS, (GroupAggregate("count", None, "n"),))
+    )
+    stored.step(
         [{"k": 0.0, "v": 1.0}, {"k": -0.0, "v": 1.0}, {"k": math.nan, "v": 1.0}, {"k": math.nan, "v": 1.0}]
     )
-    assert [str(row) for row in kept.rows] == ["(0.0, 2)", "(nan, 2)"]
+    assert [str(row) for row in stored.rows] == ["(0.0, 2)", "(nan, 2)"]
 
 
 def test_a_global_aggregate_has_a_row_when_it_is_empty() -> None:
@@ -243,13 +249,13 @@ def test_a_global_aggregate_has_a_row_when_it_is_empty() -> None:
         (GroupAggregate("count", None, "n"), GroupAggregate("sum", "v", "s")),
         always=True,
     )
-    kept = Kept(aggregate)
-    kept.step([])
-    assert kept.rows == [(0, None)]
-    kept.step([{"v": 2.5}])
-    assert kept.rows == [(1, 2.5)]
-    kept.step([{"v": 2.5, "_w": -1}])
-    assert kept.rows == [(0, None)]
+    stored = StoredAggregate(aggregate)
+    stored.step([])
+    assert stored.rows == [(0, None)]
+    stored.step([{"v": 2.5}])
+    assert stored.rows == [(1, 2.5)]
+    stored.step([{"v": 2.5, "_w": -1}])
+    assert stored.rows == [(0, None)]
     with pytest.raises(UsageError):
         GroupKernel(KEYS, FLOATS, (), always=True)
 
@@ -257,23 +263,23 @@ def test_a_global_aggregate_has_a_row_when_it_is_empty() -> None:
 # --- extremes
 
 
-def test_an_extreme_that_is_taken_away_is_followed_by_the_next() -> None:
-    kept = Kept(
+def test_the_next_value_replaces_a_deleted_extreme() -> None:
+    stored = StoredAggregate(
         GroupKernel(KEYS, FLOATS, (GroupAggregate("min", "v", "low"), GroupAggregate("max", "v", "high")))
     )
-    kept.step([{"k": 1, "v": value} for value in (3.0, 1.0, 2.0, math.nan, None)])
-    assert str(kept.rows) == "[(1, 1.0, nan)]"
-    kept.step([{"k": 1, "v": math.nan, "_w": -1}, {"k": 1, "v": 1.0, "_w": -1}])
-    assert kept.rows == [(1, 2.0, 3.0)]
-    kept.step([{"k": 1, "v": 2.0, "_w": -1}, {"k": 1, "v": 3.0, "_w": -1}])
-    assert kept.rows == [(1, None, None)]
+    stored.step([{"k": 1, "v": value} for value in (3.0, 1.0, 2.0, math.nan, None)])
+    assert str(stored.rows) == "[(1, 1.0, nan)]"
+    stored.step([{"k": 1, "v": math.nan, "_w": -1}, {"k": 1, "v": 1.0, "_w": -1}])
+    assert stored.rows == [(1, 2.0, 3.0)]
+    stored.step([{"k": 1, "v": 2.0, "_w": -1}, {"k": 1, "v": 3.0, "_w": -1}])
+    assert stored.rows == [(1, None, None)]
 
 
-def test_a_zero_of_the_other_sign_is_another_result() -> None:
-    kept = Kept(GroupKernel(KEYS, FLOATS, (GroupAggregate("max", "v", "high"),)))
-    kept.step([{"k": 1, "v": -0.0}])
-    found = kept.step([{"k": 1, "v": 0.0}])
-    assert [(str(row["high"]), row["_w"]) for row in found.out.to_pylist()] == [("-0.0", -1), ("0.0", 1)]
+def test_zeros_of_different_sign_are_different_results() -> None:
+    stored = StoredAggregate(GroupKernel(KEYS, FLOATS, (GroupAggregate("max", "v", "high"),)))
+    stored.step([{"k": 1, "v": -0.0}])
+    change = stored.step([{"k": 1, "v": 0.0}])
+    assert [(str(row["high"]), row["_w"]) for row in change.out.to_pylist()] == [("-0.0", -1), ("0.0", 1)]
 
 
 @pytest.mark.slow
@@ -283,51 +289,53 @@ def test_exhausted_groups_are_flagged_once_and_refilled_together(best: int) -> N
     aggregate = GroupKernel(
         KEYS, FLOATS, (GroupAggregate("count", None, "n"), GroupAggregate("max", "v", "high")), best=best
     )
-    kept = Kept(aggregate)
-    there: Counter[tuple[int, float]] = Counter()
+    stored = StoredAggregate(aggregate)
+    rows_now: Counter[tuple[int, float]] = Counter()
     refills = 0
     for _ in range(60):
         change: Counter[tuple[int, float]] = Counter()
         for _ in range(8):
-            if there and chance.random() < 0.55:  # mostly the best ones go
-                row = max(there) if chance.random() < 0.7 else chance.choice(sorted(there))
-                if there[row] + change[row] > 0:
+            if rows_now and chance.random() < 0.55:  # mostly delete the best values
+                row = max(rows_now) if chance.random() < 0.7 else chance.choice(sorted(rows_now))
+                if rows_now[row] + change[row] > 0:
                     change[row] -= 1
             else:
                 change[chance.randrange(3), float(chance.randrange(40))] += 1
-        there.update(change)
-        there += Counter()
-        found = kept.step([{"k": key, "v": value, "_w": weight} for (key, value), weight in change.items()])
-        if found.pending is not None:
+        rows_now.update(change)
+        rows_now += Counter()
+        result = stored.step(
+            [{"k": key, "v": value, "_w": weight} for (key, value), weight in change.items()]
+        )
+        if result.pending is not None:
             refills += 1
-            wanted = set(found.pending["k"].to_pylist())
+            exhausted = set(result.pending["k"].to_pylist())
             rows = [
                 {"k": key, "_v": value, "_w": weight}
-                for (key, value), weight in there.items()
-                if key in wanted
+                for (key, value), weight in rows_now.items()
+                if key in exhausted
             ]
             schema = pa.schema([("k", pa.int64()), ("_v", pa.float64()), ("_w", pa.int64())])
             again = aggregate.refill(
-                found.pending, {"high": hashed(pa.Table.from_pylist(rows, schema), ["k"])}
+                result.pending, {"high": hashed(pa.Table.from_pylist(rows, schema), ["k"])}
             )
             assert again.pending is None
-            kept.settle(again)
+            stored.apply(again)
         expected = {}
-        for (key, value), weight in there.items():
+        for (key, value), weight in rows_now.items():
             count, high = expected.get(key, (0, -math.inf))
             expected[key] = (count + weight, max(high, value))
-        assert kept.rows == [(key, *expected[key]) for key in sorted(expected)]
+        assert stored.rows == [(key, *expected[key]) for key in sorted(expected)]
     assert (refills > 0) == (best < 16)
 
 
-def test_an_extreme_remembers_no_more_than_the_best() -> None:
+def test_an_extreme_stores_only_the_best_values() -> None:
     aggregate = GroupKernel(KEYS, FLOATS, (GroupAggregate("min", "v", "low"),), best=16)
-    kept = Kept(aggregate)
+    stored = StoredAggregate(aggregate)
     for start in range(5):
-        kept.step([{"k": 1, "v": float(n)} for n in range(start, 500, 5)])
+        stored.step([{"k": 1, "v": float(n)} for n in range(start, 500, 5)])
     rows = [
         row
-        for table in kept.keepers["low"].trace("low", aggregate.layouts["low"]).scan()
+        for table in stored.stores["low"].trace("low", aggregate.layouts["low"]).scan()
         for row in table.to_pylist()
     ]
     assert sorted((row["_v"] for row in rows), key=lambda value: -1.0 if value is None else value) == [
@@ -353,8 +361,8 @@ def test_a_digest_is_the_sum_of_weight_times_hash_and_adds_up(rows: list[tuple[i
     table = pa.table(
         {name: pa.array(column, pa.int64()) for name, column in zip("abw", columns, strict=True)}
     )
-    wanted = sum(weight * (((high % 2**64) << 64) + low % 2**64) for high, low, weight in rows) % SPAN
-    assert digest(table, "a", "b", "w") == wanted
+    expected = sum(weight * (((high % 2**64) << 64) + low % 2**64) for high, low, weight in rows) % SPAN
+    assert digest(table, "a", "b", "w") == expected
     half = len(rows) // 2
     parts = [table.slice(half), table.slice(0, half)]
-    assert sum(digest(part, "a", "b", "w") for part in parts) % SPAN == wanted
+    assert sum(digest(part, "a", "b", "w") for part in parts) % SPAN == expected

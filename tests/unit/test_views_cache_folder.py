@@ -8,7 +8,7 @@ from tidemill.views.trace import cache_folder as module
 from tidemill.views.trace.cache_folder import ENVIRONMENT, LIMIT_BYTES, cache_folder
 
 
-def test_the_folder_is_named_after_the_boot_and_what_an_earlier_one_left_goes(
+def test_the_folder_is_named_after_the_boot_and_folders_of_earlier_boots_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     boot = tmp_path / "boot"
@@ -33,7 +33,7 @@ def test_the_folder_is_named_after_the_boot_and_what_an_earlier_one_left_goes(
     assert second.folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_the_environment_says_where_or_that_nothing_is_kept(
+def test_the_environment_sets_the_folder_or_disables_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     boot = tmp_path / "boot"
@@ -55,7 +55,7 @@ def test_the_environment_says_where_or_that_nothing_is_kept(
     assert usual.folder.parent == tmp_path / "xdg" / "tidemill"
 
 
-def test_a_folder_that_others_can_write_or_that_cannot_be_made_is_not_used(
+def test_a_folder_that_others_can_write_or_that_cannot_be_created_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     boot = tmp_path / "boot"

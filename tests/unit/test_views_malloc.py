@@ -31,7 +31,7 @@ def _faults(*args: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only there can it be arranged")
-def test_arrays_of_megabytes_are_made_of_memory_that_was_used_before():
+def test_large_arrays_reuse_memory():
     assert _faults() < 2_000, "twenty arrays of 8 MB are 40,000 pages"
 
 
@@ -65,7 +65,7 @@ print(most - held())
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only there can it be arranged")
-def test_threads_use_again_what_others_used_and_it_goes_back_when_steps_are_small():
+def test_threads_reuse_memory_and_return_it_when_steps_are_small():
     done = subprocess.run([sys.executable, "-c", _THREADS], capture_output=True, text=True, check=True)
     faults, given_back = map(int, done.stdout.split())
     assert faults < 30_000, "sixty arrays of 8 MB are 120,000 pages"
@@ -74,7 +74,7 @@ def test_threads_use_again_what_others_used_and_it_goes_back_when_steps_are_smal
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only there can it be arranged")
-def test_a_process_whose_memory_is_limited_keeps_nothing():
+def test_a_process_with_limited_memory_returns_all_of_it():
     _faults("limited")
 
 

@@ -22,7 +22,7 @@ SIZES = [1, 15, 16, 17, 31, 63, 64, 65, 200, 1_000, 3]
 @pytest.mark.parametrize("span", [5, 40, 10**6])
 @pytest.mark.parametrize("order", ["random", "ascending", "descending"])
 @pytest.mark.rule("DBSP-13")
-def test_of_many_values_the_best_are_kept_and_what_is_more_is_marked(
+def test_the_best_of_many_values_are_stored_and_truncation_is_marked(
     kind: Accumulator, span: int, order: str
 ) -> None:
     chance = np.random.default_rng(span)
@@ -62,9 +62,7 @@ def test_of_many_values_the_best_are_kept_and_what_is_more_is_marked(
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("kind", [pa.int64(), pa.string(), pa.float64()])
-def test_keys_of_many_neighbours_are_found_as_if_each_row_were_looked_up(
-    kind: pa.DataType, shared: bool
-) -> None:
+def test_grouping_neighbours_does_not_change_the_matches(kind: pa.DataType, shared: bool) -> None:
     """Behind a hash that all keys share as well: then neighbours differ that have the same one."""
     keys = pa.array([None, *range(40)], pa.int64()).cast(kind)
     of_row = np.repeat(np.arange(41), 200)
@@ -84,7 +82,7 @@ def test_keys_of_many_neighbours_are_found_as_if_each_row_were_looked_up(
 
 
 @pytest.mark.parametrize("constant", ["none", "some", "all"])
-def test_many_rows_of_few_groups_are_added_up_exactly(constant: str) -> None:
+def test_many_rows_of_few_groups_are_consolidated_exactly(constant: str) -> None:
     """More rows than are sorted: sums that all rows have alike are counted, others added."""
     count, groups = 70_000, 300
     chance = np.random.default_rng(3)

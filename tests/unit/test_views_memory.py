@@ -84,7 +84,7 @@ def test_a_cache_without_a_folder_drops_what_was_used_longest_ago_and_reads_it_a
     assert cache.fetched_bytes - before <= entry.length / 4, "the second time it was there"
 
 
-def test_a_run_that_was_just_written_is_not_held_beyond_the_limit(objects: MemoryObjects) -> None:
+def test_a_new_run_does_not_exceed_the_memory_limit(objects: MemoryObjects) -> None:
     cache = Cache(objects, None, memory_bytes=BATCH_BYTES)
     bundle = Bundle(objects, "runs", cache)
     rows = wide_rows(range(2_000))
@@ -120,7 +120,7 @@ assert cache.fetched_bytes > 0, "the whole file was too large to be mapped"
 
 
 @pytest.mark.slow
-def test_where_address_space_is_limited_what_is_mapped_is_too(tmp_path: Path) -> None:
+def test_mapped_files_are_limited_if_the_address_space_is(tmp_path: Path) -> None:
     """In a process of its own, because the limit cannot be raised again."""
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, str(tmp_path)],
@@ -133,7 +133,7 @@ def test_where_address_space_is_limited_what_is_mapped_is_too(tmp_path: Path) ->
     assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY, "and this one is not"
 
 
-def test_a_large_bundle_waits_on_the_disk(objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_bundle_is_buffered_on_disk(objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = [wide_rows(range(n, n + 50)) for n in range(0, 500, 50)]
     small, large = Bundle(objects, "small"), Bundle(objects, "large")
     entries = [small.add(WIDE, rows, *ALL.grains) for rows in whole]
@@ -148,7 +148,7 @@ def test_a_large_bundle_waits_on_the_disk(objects: MemoryObjects, monkeypatch: p
 
 
 @pytest.mark.rule("DBSP-47")
-def test_a_merge_of_wide_rows_is_cut_into_parts_that_memory_holds(
+def test_a_merge_of_wide_rows_is_split_to_bound_its_memory(
     objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [wide_rows(range(n, 2_000, 20)) for n in range(20)]
@@ -170,7 +170,7 @@ def test_a_merge_of_wide_rows_is_cut_into_parts_that_memory_holds(
 
 
 @pytest.mark.parametrize("most", [1, 7, 100, 262_144])
-def test_pairs_are_given_a_bounded_number_at_a_time_also_of_one_row(
+def test_pairs_are_yielded_in_bounded_numbers_even_for_one_row(
     most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(key_matching, "_PAIRS", most)

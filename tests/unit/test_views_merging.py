@@ -149,7 +149,7 @@ def test_merges_change_nothing_and_rewrite_no_more_than_the_budget(small: None) 
     assert steps.content().num_rows == 0
 
 
-def test_a_death_in_the_middle_of_a_merge_leaves_the_table_as_it_was(small: None) -> None:
+def test_a_crash_during_a_merge_leaves_the_table_unchanged(small: None) -> None:
     steps = Steps()
     for _ in range(table_pieces.FAN - 1):
         steps.step(steps.change(5))
@@ -164,7 +164,7 @@ def test_a_death_in_the_middle_of_a_merge_leaves_the_table_as_it_was(small: None
     assert len(steps.reader.load(steps.table).parts) == 1
 
 
-def test_a_run_that_is_not_what_its_manifest_says_is_not_merged() -> None:
+def test_a_run_that_differs_from_its_manifest_is_not_merged() -> None:
     steps = Steps()
     for _ in range(table_pieces.FAN - 1):
         steps.step(steps.change(5))
@@ -197,7 +197,7 @@ def test_a_run_that_is_not_what_its_manifest_says_is_not_merged() -> None:
         st.YearMonthIntervalType(),
     ],
 )
-def test_what_is_compared_otherwise_or_has_no_form_here_is_left_to_spark(kind: st.DataType) -> None:
+def test_spark_merges_types_that_kernels_cannot_compare(kind: st.DataType) -> None:
     schema = st.StructType([st.StructField("collate", st.LongType()), st.StructField("x", kind)])
     assert arrow_schema(stored_columns(schema)) is None
     assert arrow_schema(stored_columns(st.StructType(schema.fields[:1]))) is not None

@@ -117,7 +117,7 @@ def test_every_row_counts_once_and_no_step_rewrites_more_than_its_budget(small: 
 
 
 @pytest.mark.rule("DBSP-47")
-def test_a_table_that_grew_step_by_step_is_rewritten_a_few_times_and_not_with_every_step(small: None) -> None:
+def test_a_growing_table_is_rewritten_only_a_few_times(small: None) -> None:
     table = Model(random.Random(1))
     for _ in range(150):
         table.step(30)
@@ -127,7 +127,7 @@ def test_a_table_that_grew_step_by_step_is_rewritten_a_few_times_and_not_with_ev
 
 
 @pytest.mark.slow
-def test_pieces_of_which_little_is_left_come_together(small: None) -> None:
+def test_pieces_with_few_remaining_rows_are_merged(small: None) -> None:
     table = Model(random.Random(2))
     table.step(4_000)
     for _ in range(60):
@@ -142,7 +142,7 @@ def test_pieces_of_which_little_is_left_come_together(small: None) -> None:
     assert len(table.pieces) < 16
 
 
-def test_few_runs_are_left_alone_and_pieces_behind_each_other_do_not_overlap() -> None:
+def test_few_runs_are_not_merged_and_adjacent_pieces_do_not_overlap() -> None:
     some = [run_of(f"r{n}", EVERY, 10) for n in range(FAN - 1)]
     assert plan_windows(some, 10**6) == []
     (window,) = plan_windows([*some, run_of("r8", EVERY, 10)], 10**6)
@@ -156,7 +156,7 @@ def test_few_runs_are_left_alone_and_pieces_behind_each_other_do_not_overlap() -
 
 
 @pytest.mark.rule("DBSP-47")
-def test_a_large_table_is_rewritten_in_slices_and_small_steps_leave_it_alone() -> None:
+def test_a_large_table_is_rewritten_in_slices_and_not_by_small_steps() -> None:
     table = [run_of("load", EVERY, 10_000_000)]
     rewritten = []
     for number in range(400):

@@ -1,4 +1,4 @@
-"""Run files and their cache: what is damaged, missing, too new or without room is told by its name."""
+"""Run files and their cache: errors name files that are damaged, missing or too new, or a full disk."""
 
 import base64
 import random
@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.unit.test_views_traces import LAYOUT, KeptTrace, content, numbered, table
+from tests.unit.test_views_traces import LAYOUT, TraceHistory, content, numbered, table
 from tidemill import crash
 from tidemill.clock import SYSTEM
 from tidemill.errors import ObjectsFull, TraceCorrupt, TraceError, TraceFormat, TraceMissing
@@ -35,88 +35,90 @@ def objects() -> MemoryObjects:
     return MemoryObjects(FakeClock())
 
 
-# --- files that are not what they were
+# --- damaged files
 
 
-def test_a_run_file_that_is_missing_is_named(objects: MemoryObjects) -> None:
-    trace = KeptTrace(objects)
-    trace.step(table({(1, 1, "a"): 1}))
+def test_an_error_names_a_missing_run_file(objects: MemoryObjects) -> None:
+    history = TraceHistory(objects)
+    history.step(table({(1, 1, "a"): 1}))
     objects.delete("runs/00000001")
-    trace.cache = Cache(objects, None)
+    history.cache = Cache(objects, None)
     with pytest.raises(TraceMissing, match="runs/00000001"):
-        trace.spine().lookup(np.array([1]))
+        history.trace().lookup(np.array([1]))
 
 
 def by_key(rows: pa.Table) -> pa.Table:
-    """Rows with the hashes of their keys."""
+    """Replace the hashes of rows by those of their keys."""
     hashes = pa.array(key_hashes([rows["k"].combine_chunks()], len(rows)))
     return consolidate(rows.set_column(0, "_h", hashes), LAYOUT)
 
 
 @pytest.mark.parametrize("stores_hash", [True, False])
-def test_no_damage_of_a_run_file_goes_unnoticed(objects: MemoryObjects, stores_hash: bool) -> None:
-    trace = KeptTrace(objects)
+def test_every_damage_of_a_run_file_is_noticed(objects: MemoryObjects, stores_hash: bool) -> None:
+    history = TraceHistory(objects)
     rows = numbered(50, random.Random(2))
-    trace.step(rows if stores_hash else by_key(rows))
-    (entry,) = trace.version.traces["t"]
+    history.step(rows if stores_hash else by_key(rows))
+    (entry,) = history.version.traces["t"]
     assert Cache(objects, None).head(entry, LAYOUT).stores_hash == stores_hash
     body, _ = objects.get("runs/00000001")
-    wanted = content(trace.spine())
+    expected = content(history.trace())
 
     def noticed(at: int) -> bool:
         objects.put("runs/00000001", body[:at] + bytes([body[at] ^ 4]) + body[at + 1 :])
-        trace.cache = Cache(objects, None)
+        history.cache = Cache(objects, None)
         try:
-            rows = content(trace.spine())
+            rows = content(history.trace())
         except TraceError as error:
             return "runs/00000001" in error.message
-        assert rows == wanted
+        assert rows == expected
         return False
 
     assert [at for at in range(len(body)) if not noticed(at)] == []
     for at in (0, 5, 30, len(body) - 30):
         objects.put("runs/00000001", body[:at])
-        trace.cache = Cache(objects, None)
+        history.cache = Cache(objects, None)
         with pytest.raises(TraceCorrupt, match="runs/00000001"):
-            content(trace.spine())
+            content(history.trace())
 
 
 def test_a_run_file_of_a_newer_format_or_with_other_columns_is_refused(objects: MemoryObjects) -> None:
-    trace = KeptTrace(objects)
-    trace.step(table({(1, 1, "a"): 1}))
+    history = TraceHistory(objects)
+    history.step(table({(1, 1, "a"): 1}))
     other = Layout(pa.schema([("k", pa.int64()), ("p", pa.binary())]), 1)
     with pytest.raises(TraceFormat, match="columns"):
-        Trace("t", other, trace.version.traces["t"], Cache(objects, None)).lookup(np.array([1]))
+        Trace("t", other, history.version.traces["t"], Cache(objects, None)).lookup(np.array([1]))
     body, _ = objects.get("runs/00000001")
     for form in (1, 3):
         objects.put("runs/00000001", body[:8] + bytes([form]) + body[9:])
         with pytest.raises(TraceFormat, match=rf"runs/00000001.*format {form}; this release reads 2"):
-            Trace("t", LAYOUT, trace.version.traces["t"], Cache(objects, None)).lookup(np.array([1]))
+            Trace("t", LAYOUT, history.version.traces["t"], Cache(objects, None)).lookup(np.array([1]))
 
 
-def test_hashes_that_follow_from_keys_are_not_stored_and_the_same_when_read(objects: MemoryObjects) -> None:
-    mine, theirs = KeptTrace(objects), KeptTrace(MemoryObjects(FakeClock()))
+def test_hashes_that_follow_from_keys_are_not_stored_and_recomputed_when_read(objects: MemoryObjects) -> None:
+    computed, stored = TraceHistory(objects), TraceHistory(MemoryObjects(FakeClock()))
     rows = numbered(20_000, random.Random(3))
-    mine.step(by_key(rows))
-    others = pa.array(by_key(rows)["_h"].to_numpy() // 2)
-    theirs.step(by_key(rows).set_column(0, "_h", others))
-    sizes = [trace.version.traces["t"][0].length for trace in (mine, theirs)]
+    computed.step(by_key(rows))
+    other_hashes = pa.array(by_key(rows)["_h"].to_numpy() // 2)
+    stored.step(by_key(rows).set_column(0, "_h", other_hashes))
+    sizes = [trace.version.traces["t"][0].length for trace in (computed, stored)]
     assert sizes[1] - sizes[0] > 5 * len(rows)
-    mine.cache = Cache(objects, None)
-    assert pa.concat_tables(mine.spine().scan()).combine_chunks().equals(by_key(rows))
-    asked = by_key(rows)["_h"].to_numpy()[::100]
-    assert mine.spine().lookup(asked)["_h"].to_pylist() == asked.tolist()
+    computed.cache = Cache(objects, None)
+    assert pa.concat_tables(computed.trace().scan()).combine_chunks().equals(by_key(rows))
+    targets = by_key(rows)["_h"].to_numpy()[::100]
+    assert computed.trace().lookup(targets)["_h"].to_pylist() == targets.tolist()
 
 
-def test_a_run_that_was_sorted_by_other_hashes_is_refused(
+def test_a_run_sorted_by_other_hashes_is_refused(
     objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trace = KeptTrace(objects)
-    trace.step(by_key(numbered(50, random.Random(2))))
-    trace.cache = Cache(objects, None)
-    monkeypatch.setattr(run_file, "row_hashes", lambda *given, fine: row_hashes(*given, fine=fine) ^ 1)
+    history = TraceHistory(objects)
+    history.step(by_key(numbered(50, random.Random(2))))
+    history.cache = Cache(objects, None)
+    monkeypatch.setattr(
+        run_file, "row_hashes", lambda *arguments, fine: row_hashes(*arguments, fine=fine) ^ 1
+    )
     with pytest.raises(TraceCorrupt, match=r"runs/00000001.* other hashes"):
-        content(trace.spine())
+        content(history.trace())
 
 
 @pytest.mark.parametrize("width", [10, 100])
@@ -130,11 +132,11 @@ def test_hashes_of_wide_keys_are_stored(objects: MemoryObjects, width: int) -> N
     assert entry is not None
     cache = Cache(objects, None)
     assert cache.head(entry, layout).stores_hash == (width > 64)
-    found = pa.concat_tables(Trace("t", layout, [entry], cache).scan())
-    assert found.equals(consolidate(table, layout))
+    scanned = pa.concat_tables(Trace("t", layout, [entry], cache).scan())
+    assert scanned.equals(consolidate(table, layout))
 
 
-# A run and a version as the first release wrote them: whatever changes, these are read (DBSP-4).
+# A run and a version as the first release wrote them; every later release must read them (DBSP-4).
 GOLDEN_RUN = (
     "bZKN|ZE0+50ssI20RR915CH%H0RR91VF8QE`~Uy{|NsC02LJ#7000000ssI2YlYunSOEY400000Pyzq|00000@q;0y|NsC02mt^9"
     "5C8xG000UA3;+fI1po*D3IG5A009I53;+NC2mlBG000C42mk;81ONa41ONa4pa1{>U;qFBGynhq1ONa4fdBvh000335C8xG6aWAK"
@@ -167,23 +169,23 @@ GOLDEN_VERSION = (
     b'"files":["runs/golden"],"traces":{"t":[[0,0,65535,0,936,344,2]],"u":[[0,0,65535,936,856,344,2]]}}'
 )
 GOLDEN_ROWS = {
-    "t": [(-5, 1, "a", 3), (7, 2, None, -1)],  # hashes of somebody else
+    "t": [(-5, 1, "a", 3), (7, 2, None, -1)],  # hashes that do not follow from the keys
     "u": [
         (-1927404932186805104, 1, "a", 3),
         (7028679571822477414, 2, None, -1),
-    ],  # ours, which need not be stored
+    ],  # hashes of the keys, which are not stored
 }
 
 
-@pytest.mark.parametrize("trace", GOLDEN_ROWS)
-def test_state_of_the_first_release_is_read(objects: MemoryObjects, trace: str) -> None:
+@pytest.mark.parametrize("name", GOLDEN_ROWS)
+def test_state_of_the_first_release_is_read(objects: MemoryObjects, name: str) -> None:
     objects.put("runs/golden", base64.b85decode(GOLDEN_RUN))
     objects.put("versions/golden", GOLDEN_VERSION)
     version = read_version(objects, "versions/golden")
     assert version.step == 3
-    spine = Trace.of(version, trace, LAYOUT, Cache(objects, None), ALL, 3)
-    found = [tuple(row.values()) for piece in spine.scan() for row in piece.to_pylist()]
-    assert found == GOLDEN_ROWS[trace]
+    trace = Trace.of(version, name, LAYOUT, Cache(objects, None), ALL, 3)
+    rows = [tuple(row.values()) for piece in trace.scan() for row in piece.to_pylist()]
+    assert rows == GOLDEN_ROWS[name]
 
 
 @contextmanager
@@ -198,30 +200,30 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 def test_a_full_disk_fails_the_step_and_leaves_the_last_version_readable(tmp_path: Path) -> None:
     objects = LocalObjects(tmp_path / "objects", SYSTEM, random.Random(1))
-    trace = KeptTrace(objects, Cache(objects, tmp_path / "cache"))
-    trace.step(numbered(100, random.Random(1)))
-    write_version(objects, "versions/1", trace.version)
-    wanted = content(trace.spine())
+    history = TraceHistory(objects, Cache(objects, tmp_path / "cache"))
+    history.step(numbered(100, random.Random(1)))
+    write_version(objects, "versions/1", history.version)
+    expected = content(history.trace())
     with files_of_at_most(2_000), pytest.raises(ObjectsFull, match="runs/00000002"):
-        trace.step(numbered(5_000, random.Random(2)))
-    again = KeptTrace(objects, Cache(objects, tmp_path / "other cache"))
+        history.step(numbered(5_000, random.Random(2)))
+    again = TraceHistory(objects, Cache(objects, tmp_path / "other cache"))
     again.versions = [read_version(objects, "versions/1")]
-    assert content(again.spine()) == wanted
+    assert content(again.trace()) == expected
     assert [info.key for info in objects.list("runs/")] == ["runs/00000001"]
-    trace.step(numbered(5_000, random.Random(2)))
-    assert len(content(trace.spine())) == 5_100
+    history.step(numbered(5_000, random.Random(2)))
+    assert len(content(history.trace())) == 5_100
 
 
 @pytest.mark.parametrize("place", ["views.trace.before_bundle", "views.trace.after_bundle"])
-def test_a_task_that_dies_beside_its_bundle_leaves_nothing_that_a_version_lists(
+def test_a_task_that_is_killed_at_its_bundle_leaves_nothing_that_a_version_lists(
     objects: MemoryObjects, place: str
 ) -> None:
-    trace = KeptTrace(objects)
-    trace.step(table({(1, 1, "a"): 1}))
+    history = TraceHistory(objects)
+    history.step(table({(1, 1, "a"): 1}))
     with crash.armed(place), pytest.raises(crash.Crashed):
-        trace.step(table({(1, 1, "a"): 1}))
-    assert sum(content(trace.spine()).values()) == 1
-    assert {info.key for info in objects.list("runs/")} - trace.version.files() <= {"runs/00000002"}
+        history.step(table({(1, 1, "a"): 1}))
+    assert sum(content(history.trace()).values()) == 1
+    assert {info.key for info in objects.list("runs/")} - history.version.files() <= {"runs/00000002"}
 
 
 # --- the cache
@@ -245,53 +247,53 @@ def test_only_the_batches_whose_fences_match_are_fetched(objects: MemoryObjects)
     size = bundle.write()
     assert entry is not None
     cache = Cache(objects, None)
-    spine = Trace("t", LAYOUT, [entry], cache)
+    trace = Trace("t", LAYOUT, [entry], cache)
     assert len(cache.head(entry, LAYOUT).batches) == 5
-    asked = hashes[[10, 2 * BATCH_ROWS + 5]]
-    assert spine.lookup(asked)["_h"].to_pylist() == asked.tolist()
+    targets = hashes[[10, 2 * BATCH_ROWS + 5]]
+    assert trace.lookup(targets)["_h"].to_pylist() == targets.tolist()
     assert cache.fetched_bytes < 0.45 * size
     before = cache.fetched_bytes
-    assert spine.lookup(asked).num_rows == 2
-    assert spine.lookup(np.array([], np.int64)).num_rows == 0
+    assert trace.lookup(targets).num_rows == 2
+    assert trace.lookup(np.array([], np.int64)).num_rows == 0
     assert cache.fetched_bytes == before
-    assert spine.lookup(hashes[::1000]).num_rows == len(hashes[::1000])
+    assert trace.lookup(hashes[::1000]).num_rows == len(hashes[::1000])
 
 
-def test_another_process_reads_what_one_has_kept_and_fetches_nothing(
+def test_another_process_reads_the_cached_files_and_fetches_nothing(
     tmp_path: Path, objects: MemoryObjects
 ) -> None:
-    trace = KeptTrace(objects, Cache(objects, tmp_path))
+    history = TraceHistory(objects, Cache(objects, tmp_path))
     for seed in range(3):
-        trace.step(numbered(50, random.Random(seed)))
-    wanted = content(trace.spine())
-    trace.cache = Cache(objects, tmp_path)
-    assert content(trace.spine()) == wanted
-    assert trace.cache.fetched_bytes == 0
-    for kept in tmp_path.iterdir():
-        kept.write_bytes(kept.read_bytes()[:-1])  # cut short: not what it says it is
-    trace.cache = Cache(objects, tmp_path)
-    assert content(trace.spine()) == wanted
-    assert trace.cache.fetched_bytes > 0
+        history.step(numbered(50, random.Random(seed)))
+    expected = content(history.trace())
+    history.cache = Cache(objects, tmp_path)
+    assert content(history.trace()) == expected
+    assert history.cache.fetched_bytes == 0
+    for file in tmp_path.iterdir():
+        file.write_bytes(file.read_bytes()[:-1])  # truncated: its size is wrong
+    history.cache = Cache(objects, tmp_path)
+    assert content(history.trace()) == expected
+    assert history.cache.fetched_bytes > 0
 
 
-def test_the_cache_stays_within_its_limit_and_drops_what_was_not_used_for_longest(
+def test_the_cache_stays_within_its_limit_and_drops_the_files_used_longest_ago(
     tmp_path: Path, objects: MemoryObjects
 ) -> None:
     limit_bytes = 64 * 1024
-    trace = KeptTrace(objects, Cache(objects, tmp_path, limit_bytes=limit_bytes))
+    history = TraceHistory(objects, Cache(objects, tmp_path, limit_bytes=limit_bytes))
     for seed in range(40):
-        trace.step(numbered(100, random.Random(seed)), budget_rows=0)
-        assert sum(kept.stat().st_size for kept in tmp_path.iterdir()) <= limit_bytes
-    assert sum(content(trace.spine()).values()) == 4_000  # what is gone from the cache is fetched
+        history.step(numbered(100, random.Random(seed)), budget_rows=0)
+        assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= limit_bytes
+    assert sum(content(history.trace()).values()) == 4_000  # dropped runs are fetched again
 
 
-def test_a_cache_without_room_keeps_nothing_and_answers(tmp_path: Path, objects: MemoryObjects) -> None:
-    trace = KeptTrace(objects, Cache(objects, tmp_path / "cache"))
+def test_a_cache_on_a_full_disk_reads_without_caching(tmp_path: Path, objects: MemoryObjects) -> None:
+    history = TraceHistory(objects, Cache(objects, tmp_path / "cache"))
     with files_of_at_most(100):
-        trace.step(numbered(500, random.Random(1)))
-        assert len(content(trace.spine())) == 500
+        history.step(numbered(500, random.Random(1)))
+        assert len(content(history.trace())) == 500
     assert not list((tmp_path / "cache").iterdir())
     nowhere = tmp_path / "file"
     nowhere.write_text("not a folder")
-    trace.cache = Cache(objects, nowhere / "cache")
-    assert len(content(trace.spine())) == 500
+    history.cache = Cache(objects, nowhere / "cache")
+    assert len(content(history.trace())) == 500

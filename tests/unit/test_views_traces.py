@@ -1,4 +1,4 @@
-"""Traces: run files, versions, merges and the cache; what is damaged or missing is told by its name."""
+"""Traces: hash space, consolidation, runs, merges and versions."""
 
 import itertools
 import random
@@ -77,16 +77,16 @@ def numbered(count: int, chance: random.Random) -> pa.Table:
     )
 
 
-def content(spine: Trace) -> Counter[Any]:
+def content(trace: Trace) -> Counter[Any]:
     rows: Counter[Any] = Counter()
-    for piece in spine.scan(rows=64):
+    for piece in trace.scan(rows=64):
         for row in piece.to_pylist():
             assert row["_w"] != 0
             rows[row["_h"], row["k"], row["p"]] += row["_w"]
     return rows
 
 
-class KeptTrace:
+class TraceHistory:
     """One trace and all its versions."""
 
     def __init__(self, objects: Objects, cache: Cache | None = None) -> None:
@@ -99,17 +99,17 @@ class KeptTrace:
     def version(self) -> TraceVersion:
         return self.versions[-1]
 
-    def spine(self, version: TraceVersion | None = None, within: HashRange = ALL) -> Trace:
+    def trace(self, version: TraceVersion | None = None, within: HashRange = ALL) -> Trace:
         version = version or self.version
         return Trace.of(version, "t", LAYOUT, self.cache, within, version.step)
 
     def step(self, delta: pa.Table, budget_rows: int | None = None) -> None:
         step = self.version.step + 1
         bundle = Bundle(self.objects, f"runs/{step:08d}", self.cache)
-        kept = self.spine().extend(delta, bundle, budget_rows)
+        changes = self.trace().extend(delta, bundle, budget_rows)
         bundle.write()
-        self.merged_rows = sum(each.entry.rows for each in kept.merged if each.entry is not None)
-        self.versions.append(self.version.apply(step, kept.added, kept.merged).version)
+        self.merged_rows = sum(each.entry.rows for each in changes.merged if each.entry is not None)
+        self.versions.append(self.version.apply(step, changes.added, changes.merged).version)
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def objects() -> MemoryObjects:
 # --- hash space
 
 
-def test_slices_lie_in_the_order_of_the_hash() -> None:
+def test_slices_are_in_the_order_of_the_hash() -> None:
     hashes = np.array([-(2**63), -(2**63) + 2**56, -1, 0, 2**63 - 1], np.int64)
     slices = [0, 1, 127, 128, 255]
     assert slice_of(hashes).tolist() == slices
@@ -132,9 +132,9 @@ def test_slices_lie_in_the_order_of_the_hash() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 7, 255, 256])
 def test_ranges_cover_hash_space_once(count: int) -> None:
-    found = ranges(count)
-    assert [n for each in found for n in range(each.first, each.last + 1)] == list(range(256))
-    assert max(each.last - each.first for each in found) - min(each.last - each.first for each in found) <= 1
+    parts = ranges(count)
+    assert [n for each in parts for n in range(each.first, each.last + 1)] == list(range(256))
+    assert max(each.last - each.first for each in parts) - min(each.last - each.first for each in parts) <= 1
 
 
 @pytest.mark.parametrize("count", [0, 257])
@@ -149,9 +149,9 @@ def test_an_exchange_sends_each_row_to_its_range() -> None:
         parts = split(rows, ranges(count))
         assert sum(part.num_rows for part in parts) == 500
         for part, within in zip(parts, ranges(count), strict=True):
-            mine = slice_of(rows["_h"].to_numpy())
-            assert part == rows.filter(pa.array((within.first <= mine) & (mine <= within.last)))
-        assert [part for one in parts for part in split(one, ranges(count)) if part.num_rows] == [
+            slices = slice_of(rows["_h"].to_numpy())
+            assert part == rows.filter(pa.array((within.first <= slices) & (slices <= within.last)))
+        assert [again for part in parts for again in split(part, ranges(count)) if again.num_rows] == [
             part for part in parts if part.num_rows
         ]
 
@@ -161,14 +161,14 @@ def test_an_exchange_sends_each_row_to_its_range() -> None:
 
 @pytest.mark.parametrize("span", [3, 2**16 + 1, 2**40, 2**63 - 1])
 @pytest.mark.parametrize("count", [0, 1, 100, 5_000])
-def test_orders_are_those_of_numpy(span: int, count: int) -> None:
+def test_sort_orders_equal_those_of_numpy(span: int, count: int) -> None:
     chance = np.random.default_rng(span + count)
     minor, major = (chance.integers(-span - 1, span, count, endpoint=True) for _ in range(2))
     pieces = np.concatenate([np.sort(minor[: count // 2]), np.sort(minor[count // 2 :])])
     order, starts = lexical(minor, major // 7)
     assert order.tolist() == np.lexsort((minor, major // 7)).tolist()
     listed = list(zip((major // 7)[order].tolist(), minor[order].tolist(), strict=True))
-    assert starts.tolist() == [n for n, one in enumerate(listed) if n == 0 or one != listed[n - 1]]
+    assert starts.tolist() == [n for n, pair in enumerate(listed) if n == 0 or pair != listed[n - 1]]
     for values in (minor, pieces, minor.view(np.uint64), np.sort(minor)):
         assert ascending(values).tolist() == np.argsort(values, kind="stable").tolist()
 
@@ -184,19 +184,19 @@ rows_of = st.dictionaries(
 
 @settings(max_examples=60)
 @given(st.lists(rows_of, max_size=4))
-def test_consolidating_adds_up_and_leaves_out_nothing_else(parts: list[dict[Any, int]]) -> None:
+def test_consolidation_adds_up_and_drops_only_zeros(parts: list[dict[Any, int]]) -> None:
     model: Counter[Any] = Counter()
     for part in parts:
         model.update(part)
-    found = consolidate(pa.concat_tables([LAYOUT.empty(), *map(table, parts)]), LAYOUT)
-    assert {(row["_h"], row["k"], row["p"]): row["_w"] for row in found.to_pylist()} == {
+    consolidated = consolidate(pa.concat_tables([LAYOUT.empty(), *map(table, parts)]), LAYOUT)
+    assert {(row["_h"], row["k"], row["p"]): row["_w"] for row in consolidated.to_pylist()} == {
         row: weight for row, weight in model.items() if weight
     }
-    assert found.num_rows == sum(1 for weight in model.values() if weight)
-    assert found["_h"].to_pylist() == sorted(found["_h"].to_pylist())
+    assert consolidated.num_rows == sum(1 for weight in model.values() if weight)
+    assert consolidated["_h"].to_pylist() == sorted(consolidated["_h"].to_pylist())
 
 
-def test_many_rows_of_few_groups_are_added_up_like_few_rows_of_them() -> None:
+def test_many_rows_of_few_groups_are_consolidated_like_few_rows() -> None:
     chance = np.random.default_rng(5)
     layout = Layout(pa.schema([("k", pa.int32()), ("t", pa.string())]), 2, ("_n", "_s"))
     group = chance.integers(0, 300, 100_000)
@@ -230,31 +230,31 @@ def test_a_table_with_other_columns_is_refused() -> None:
 
 @settings(max_examples=20)
 @given(st.lists(rows_of, min_size=1, max_size=30), st.integers(0, 40))
-def test_every_version_shows_its_own_rows_whatever_is_merged_later(
+def test_every_version_shows_its_rows_after_later_merges(
     steps: list[dict[Any, int]], budget_rows: int
 ) -> None:
-    trace = KeptTrace(MemoryObjects(FakeClock()))
+    history = TraceHistory(MemoryObjects(FakeClock()))
     model: Counter[Any] = Counter()
     models = [model]
     for step in steps:
         model = model.copy()
         model.update(step)
         models.append(model)
-        trace.step(table(step), budget_rows)
-    for version, wanted in zip(trace.versions, models, strict=True):
-        assert content(trace.spine(version)) == {row: weight for row, weight in wanted.items() if weight}
-    asked = np.array([-1, 0, 2])
-    found: Counter[Any] = Counter()
-    for row in trace.spine().lookup(asked).to_pylist():
-        found[row["_h"], row["k"], row["p"]] += row["_w"]
-    assert {row: w for row, w in found.items() if w} == {
-        row: w for row, w in model.items() if w and row[0] in asked
+        history.step(table(step), budget_rows)
+    for version, expected in zip(history.versions, models, strict=True):
+        assert content(history.trace(version)) == {row: weight for row, weight in expected.items() if weight}
+    targets = np.array([-1, 0, 2])
+    looked_up: Counter[Any] = Counter()
+    for row in history.trace().lookup(targets).to_pylist():
+        looked_up[row["_h"], row["k"], row["p"]] += row["_w"]
+    assert {row: w for row, w in looked_up.items() if w} == {
+        row: w for row, w in model.items() if w and row[0] in targets
     }
 
 
 @pytest.mark.parametrize("each", [1, 3, 40])
 @pytest.mark.parametrize("share", [1.0, 0.9, 0.01])
-def test_rows_are_found_by_their_hash_whether_all_most_or_few_are_asked_for(each: int, share: float) -> None:
+def test_a_lookup_finds_all_most_or_few_rows(each: int, share: float) -> None:
     chance = np.random.default_rng(each)
     hashes = np.unique(chance.integers(-(2**63), 2**63 - 1, 2_000))
     rows = pa.table(
@@ -266,78 +266,80 @@ def test_rows_are_found_by_their_hash_whether_all_most_or_few_are_asked_for(each
         ],
         schema=LAYOUT.schema,
     )
-    trace = KeptTrace(MemoryObjects(FakeClock()))
-    trace.step(rows)
-    asked = np.sort(np.append(chance.choice(hashes, int(share * len(hashes)), replace=False), hashes[7] + 1))
-    found = trace.spine().lookup(asked)
-    assert sorted(found["k"].to_pylist()) == sorted(
-        rows.filter(pa.array(np.isin(rows["_h"].to_numpy(), asked)))["k"].to_pylist()
+    history = TraceHistory(MemoryObjects(FakeClock()))
+    history.step(rows)
+    targets = np.sort(
+        np.append(chance.choice(hashes, int(share * len(hashes)), replace=False), hashes[7] + 1)
     )
-    assert found["_h"].to_pylist() == sorted(found["_h"].to_pylist())
+    looked_up = history.trace().lookup(targets)
+    assert sorted(looked_up["k"].to_pylist()) == sorted(
+        rows.filter(pa.array(np.isin(rows["_h"].to_numpy(), targets)))["k"].to_pylist()
+    )
+    assert looked_up["_h"].to_pylist() == sorted(looked_up["_h"].to_pylist())
 
 
 @pytest.mark.slow
 @pytest.mark.rule("DBSP-47")
 def test_many_steps_leave_few_runs_and_no_step_merges_more_than_its_budget(objects: MemoryObjects) -> None:
     chance = random.Random(1)
-    trace = KeptTrace(objects)
-    trace.step(numbered(20_000, chance))
+    history = TraceHistory(objects)
+    history.step(numbered(20_000, chance))
     highest, most = 0, 0
     for _ in range(260):
-        trace.step(numbered(100, chance), budget_rows=2_000)
-        most = max(most, trace.merged_rows)
+        history.step(numbered(100, chance), budget_rows=2_000)
+        most = max(most, history.merged_rows)
         heights = Counter(
-            n for e in trace.version.traces["t"] for n in range(e.low // 256, e.high // 256 + 1)
+            n for e in history.version.traces["t"] for n in range(e.low // 256, e.high // 256 + 1)
         )
         highest = max(highest, *heights.values())
     assert highest <= 3 * merge_plan.FAN
     assert 0 < most <= 2 * 2_000
-    assert len(content(trace.spine())) == 20_000 + 260 * 100
-    bases = [e for e in trace.version.traces["t"] if e.file == "runs/00000001"]
+    assert len(content(history.trace())) == 20_000 + 260 * 100
+    bases = [e for e in history.version.traces["t"] if e.file == "runs/00000001"]
     assert sum(e.high - e.low + 1 for e in bases) < GRAINS  # the base was merged too, in pieces
 
 
 @pytest.mark.rule("DBSP-47")
-def test_a_few_small_runs_do_not_keep_many_large_ones_apart() -> None:
-    """However sizes of steps follow each other, stacks stay low and rows are rewritten a few times."""
+def test_a_few_small_runs_do_not_prevent_the_merge_of_many_large_ones() -> None:
+    """For any sequence of step sizes, stacks stay low and rows are rewritten only a few times."""
     added = itertools.count()
 
     def entry(low: int, high: int, rows: int) -> RunEntry:
         return RunEntry(f"run-{next(added)}", low, high, 0, 0, 0, rows)
 
     version = TraceVersion.empty(["t"]).apply(1, [AddedRun("t", entry(0, GRAINS - 1, 1_000_000))]).version
-    highest, rewritten, came = 0, 0, 0
+    highest, rewritten, total = 0, 0, 0
     for rows in [*[100] * 40, *[1_000] * 40, 100, *[10_000] * 40, 100, 100, *[100_000] * 20, *[100] * 40]:
         entries, merges = version.traces["t"], []
         for piece in merge_plan.plan_merges(
             entries, merge_plan.merge_budget(rows, sum(each.rows for each in entries))
         ):
-            cuts, taken = [], 0
+            cuts, merged_rows = [], 0
             for each in piece.entries:
                 part = each.within(piece.low, piece.high)
                 assert part is not None
                 cuts.append(RunCut(each.file, each.offset, part.low, part.high))
-                taken += part.rows
-            merges.append(MergedRuns("t", tuple(cuts), entry(piece.low, piece.high, taken)))
-            rewritten += taken
+                merged_rows += part.rows
+            merges.append(MergedRuns("t", tuple(cuts), entry(piece.low, piece.high, merged_rows)))
+            rewritten += merged_rows
         version = version.apply(version.step + 1, [AddedRun("t", entry(0, GRAINS - 1, rows))], merges).version
-        came += rows
+        total += rows
         heights = Counter(n for e in version.traces["t"] for n in range(e.low // 256, e.high // 256 + 1))
         highest = max(highest, *heights.values())
     assert highest <= 2 * merge_plan.FAN
-    assert rewritten <= 4 * came
+    assert rewritten <= 4 * total
 
 
 def test_a_hash_with_very_many_rows_is_merged_alone(objects: MemoryObjects) -> None:
-    trace = KeptTrace(objects)
+    history = TraceHistory(objects)
     for step in range(20):
         hot = {(2**62 + 5, n, "hot"): 1 for n in range(step * 100, step * 100 + 100)}
         cold = {(-(2**62) + n * 2**50, n, "cold"): 1 for n in range(10)}
-        trace.step(table(hot | cold), budget_rows=300)
-    assert sum(content(trace.spine()).values()) == 20 * 110
+        history.step(table(hot | cold), budget_rows=300)
+    assert sum(content(history.trace()).values()) == 20 * 110
 
 
-def test_what_a_merge_replaces_must_still_be_listed() -> None:
+def test_a_merge_is_dropped_unless_all_its_cuts_are_listed() -> None:
     entry = RunEntry("a", 0, 99, 0, 10, 5, 1000)
     version = TraceVersion(1, "", {"t": (entry,)}, {"t": 1})
     first = MergedRuns("t", (RunCut("a", 0, 10, 19),), entry._replace(file="b", low=10, high=19))
@@ -355,7 +357,7 @@ def test_what_a_merge_replaces_must_still_be_listed() -> None:
     assert nothing.files() == {"a"}
 
 
-def test_a_merge_of_a_trace_that_was_rebuilt_is_left_out() -> None:
+def test_a_merge_of_a_rebuilt_trace_is_dropped() -> None:
     entry = RunEntry("a", 0, 99, 0, 10, 5, 1000)
     version = TraceVersion(1, "", {"t": (entry,)}, {"t": 1})
     stale = MergedRuns("t", (RunCut("a", 0, 0, 99),), entry._replace(file="b"))
@@ -367,7 +369,7 @@ def test_a_merge_of_a_trace_that_was_rebuilt_is_left_out() -> None:
 # --- versions
 
 
-def test_a_trace_is_read_at_the_step_to_which_it_is_current_and_no_other() -> None:
+def test_a_trace_is_readable_only_at_the_step_to_which_it_is_current() -> None:
     entry = RunEntry("a", 0, GRAINS - 1, 0, 10, 5, 7)
     version = (
         TraceVersion.empty(["t", "u", "v"]).apply(1, [AddedRun("t", entry), AddedRun("u", entry)]).version
@@ -380,7 +382,7 @@ def test_a_trace_is_read_at_the_step_to_which_it_is_current_and_no_other() -> No
             version.entries(trace, ALL, step)
     later = version.apply(3, [AddedRun("u", entry)]).version
     with pytest.raises(TraceStale, match="u is stale"):
-        later.entries("u", ALL, 3)  # a run more does not make up for the one that is missing
+        later.entries("u", ALL, 3)  # another run does not replace the missing one
     rebuilt = later.apply(4, [AddedRun("u", entry)], rebuilt=["u"]).version
     assert rebuilt.entries("u", ALL, 4) == (entry,)
     with pytest.raises(UsageError, match="new was never built"):
@@ -392,7 +394,7 @@ def test_a_trace_is_read_at_the_step_to_which_it_is_current_and_no_other() -> No
     assert "u" not in rebuilt.apply(5, dropped=["u"]).version.steps
 
 
-def test_a_range_sees_the_pieces_that_reach_into_it() -> None:
+def test_a_range_has_the_pieces_that_overlap_it() -> None:
     entry = RunEntry("a", 100, GRAINS - 1, 0, 10, 5, 65_436)
     version = TraceVersion.empty(["t"]).apply(1, [AddedRun("t", entry)]).version
     first, second = (version.entries("t", within, 1) for within in ranges(2))
@@ -406,13 +408,13 @@ def test_a_version_file_is_written_once_and_read_back(objects: MemoryObjects) ->
     entry = RunEntry("runs/é", 0, 9, 0, 10, 5, 7)
     version = TraceVersion(3, "1.0", {"t": (entry,), "u": (entry, entry)}, {"t": 3, "u": None})
     write_version(objects, "versions/1", version)
-    write_version(objects, "versions/1", version)  # the answer was lost: it is ours
+    write_version(objects, "versions/1", version)  # a retry after a lost answer
     assert read_version(objects, "versions/1") == version
     with pytest.raises(ObjectConflict):
         write_version(objects, "versions/1", TraceVersion(4))
 
 
-def test_a_version_file_that_cannot_be_read_is_named(objects: MemoryObjects) -> None:
+def test_an_error_names_an_unreadable_version_file(objects: MemoryObjects) -> None:
     with pytest.raises(TraceMissing, match="versions/9"):
         read_version(objects, "versions/9")
     good = TraceVersion(3, "1.0", {"t": (RunEntry("f", 0, 9, 0, 10, 5, 7),)}, {"t": 3}).encode("versions/8")

@@ -50,14 +50,14 @@ def layout(rows: pa.Table, names: list[str], key: int | None = None) -> Layout:
 
 @pytest.mark.parametrize("largest", [1, 100, 30_000, 2**31 - 1, 2**31 + 1, 2**62])
 @pytest.mark.parametrize("nulls", [False, True])
-def test_what_is_narrowed_comes_out_as_it_was(largest: int, nulls: bool) -> None:
+def test_narrowed_columns_are_restored_exactly(largest: int, nulls: bool) -> None:
     rows = table(largest, nulls=nulls)
     for some in (rows, rows.slice(17, 4_500), pa.concat_tables([rows.slice(0, 100), rows.slice(50)])):
         assert restored(compacted(some)).equals(some)
     assert compacted(rows).nbytes < rows.nbytes
 
 
-def test_a_packet_is_smaller_on_the_wire_and_the_same_behind_it() -> None:
+def test_a_packet_is_smaller_on_the_wire_and_restored_exactly() -> None:
     rows = table(100, nulls=True)
     sizes = []
     for sent in (rows, compacted(rows)):
@@ -67,12 +67,12 @@ def test_a_packet_is_smaller_on_the_wire_and_the_same_behind_it() -> None:
     assert sizes[1] < 0.7 * sizes[0]
 
 
-def test_rows_that_have_nothing_to_save_travel_as_they_are() -> None:
+def test_rows_that_cannot_be_compacted_are_sent_unchanged() -> None:
     texts = pa.table({"t": [f"{n}" for n in range(COUNT)]})
     assert compacted(texts) is texts
 
 
-def test_nothing_but_nulls_travels() -> None:
+def test_columns_of_nulls_are_restored() -> None:
     rows = pa.table({"n": pa.nulls(COUNT, pa.int64()), "d": pa.nulls(COUNT, pa.decimal128(10, 2))})
     assert restored(compacted(rows)).equals(rows)
 
@@ -82,7 +82,7 @@ TEXTS = (["north", "", "süd", "a\0b", "east" * 30], [None, "north", "south"], [
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary()])
 @pytest.mark.parametrize("texts", TEXTS)
-def test_texts_that_repeat_travel_as_numbers(kind: pa.DataType, texts: list[str | None]) -> None:
+def test_repeated_texts_are_sent_as_dictionary_numbers(kind: pa.DataType, texts: list[str | None]) -> None:
     values = pa.array(texts).cast(kind).take(pa.array(np.arange(COUNT) % len(texts)))
     rows = pa.table({"t": values, "n": pa.array(np.arange(COUNT))})
     small = compacted(rows)
@@ -98,7 +98,7 @@ def test_texts_that_repeat_travel_as_numbers(kind: pa.DataType, texts: list[str 
     "key",
     [["long"], ["day", "money"], ["large", "at"], ["real"], ["region", "int"], ["region"], []],
 )
-def test_a_hash_that_follows_from_its_key_is_computed_again(key: list[str], nulls: bool) -> None:
+def test_a_hash_that_follows_from_the_key_is_recomputed(key: list[str], nulls: bool) -> None:
     rows = table(2**40, nulls=nulls)
     regions = pa.array(["n", "e", "s", None if nulls else "w"]).take(pa.array(np.arange(COUNT) % 4))
     rows = rows.append_column("region", regions)
@@ -111,7 +111,7 @@ def test_a_hash_that_follows_from_its_key_is_computed_again(key: list[str], null
     assert restored(small.take(taken)).equals(rows.take(taken))
 
 
-def test_a_hash_of_texts_that_do_not_repeat_travels() -> None:
+def test_the_hash_of_unrepeated_texts_is_sent() -> None:
     rows = table(2**40, nulls=False)
     rows = rows.set_column(0, "_h", hash_column(rows, ["text"]))
     assert "_h" in compacted(rows, layout(rows, ["text"])).column_names
@@ -120,9 +120,7 @@ def test_a_hash_of_texts_that_do_not_repeat_travels() -> None:
 
 @pytest.mark.parametrize("nulls", [False, True])
 @pytest.mark.parametrize(("key", "rest"), [(["long"], ["day", "real"]), (["day", "money"], ["large", "int"])])
-def test_a_hash_of_a_key_and_the_rest_of_a_row_is_computed_again(
-    key: list[str], rest: list[str], nulls: bool
-) -> None:
+def test_a_fine_hash_is_recomputed(key: list[str], rest: list[str], nulls: bool) -> None:
     rows = table(2**40, nulls=nulls)
     columns = [[rows[name].combine_chunks() for name in names] for names in (key, rest)]
     rows = rows.select(["_h", *key, *rest, "_w"]).set_column(0, "_h", pa.array(fine_hashes(*columns, COUNT)))
@@ -131,7 +129,7 @@ def test_a_hash_of_a_key_and_the_rest_of_a_row_is_computed_again(
     assert restored(small).equals(rows)
 
 
-def test_weights_that_differ_travel() -> None:
+def test_different_weights_are_sent() -> None:
     rows = pa.table({"n": pa.array(np.arange(COUNT)), "_w": pa.array(np.where(np.arange(COUNT) % 9, 1, -1))})
     assert "_w" in compacted(rows).column_names
     assert restored(compacted(rows)).equals(rows)

@@ -107,80 +107,83 @@ class Circuit:
         self.base: dict[str, Counter[Row]] = {"orders": Counter(), "customers": Counter()}
 
     def step(self, change: Change) -> dict[str, int]:
-        """Run a step and commit it; the digests of what the two views gave."""
+        """Run a step, commit it, and return the digests of the changes of the two views."""
         number = self.version.step + 1
         self._count(change)
         delta = {
             name: table_of(schema, [(row, weight) for table, row, weight in change if table == name])
             for name, schema in (("orders", ORDERS), ("customers", CUSTOMERS))
         }
-        kept: list[TraceChanges] = []
+        changes: list[TraceChanges] = []
         left, right = (self._sent(delta[name], ["cust"]) for name in ("orders", "customers"))
         joined: list[pa.Table] = [JOIN.schema.empty_table()]
         for at, within in enumerate(self.ranges):
             bundle = self._bundle(number, "join", at)
-            mine, theirs = (
-                self._spine("orders", JOIN.left, within),
-                self._spine("customers", JOIN.right, within),
+            orders, customers = (
+                self._trace("orders", JOIN.left, within),
+                self._trace("customers", JOIN.right, within),
             )
-            ours, others = (
+            left_change, right_change = (
                 JOIN.consolidate_side(left[at], JOIN.left),
                 JOIN.consolidate_side(right[at], JOIN.right),
             )
-            joined.extend(JOIN.step(ours, others, mine, theirs))
-            kept += [
-                mine.extend(ours, bundle, self.budget_rows),
-                theirs.extend(others, bundle, self.budget_rows),
+            joined.extend(JOIN.step(left_change, right_change, orders, customers))
+            changes += [
+                orders.extend(left_change, bundle, self.budget_rows),
+                customers.extend(right_change, bundle, self.budget_rows),
             ]
             bundle.write()
         rows = pa.concat_tables(joined)
-        out = {"groups": self._grouped(number, rows, kept), "labels": self._distinct(number, rows, kept)}
+        out = {
+            "groups": self._grouped(number, rows, changes),
+            "labels": self._distinct(number, rows, changes),
+        }
         self.outputs.append(out)
-        self._commit(number, kept)
+        self._commit(number, changes)
         return {name: row_digest(table) for name, table in out.items()}
 
-    def _grouped(self, number: int, rows: pa.Table, kept: list[TraceChanges]) -> pa.Table:
+    def _grouped(self, number: int, rows: pa.Table, changes: list[TraceChanges]) -> pa.Table:
         halves = [rows.slice(0, rows.num_rows // 3), rows.slice(rows.num_rows // 3)]
         parts = [AGGREGATE.accumulate(hashed(half, ["region"], self.weak)) for half in halves]
         sent = [{name: self._shuffled(table) for name, table in part.items()} for part in parts]
         outs = []
         for at, within in enumerate(self.ranges):
             bundle = self._bundle(number, "groups", at)
-            spines = {
-                name: self._spine(f"groups.{name}", layout, within)
+            traces = {
+                name: self._trace(f"groups.{name}", layout, within)
                 for name, layout in AGGREGATE.layouts.items()
             }
-            found = AGGREGATE.step(
-                [{name: tables[at] for name, tables in part.items()} for part in sent], spines
+            result = AGGREGATE.step(
+                [{name: tables[at] for name, tables in part.items()} for part in sent], traces
             )
-            outs.append(found.out)
+            outs.append(result.out)
             extra = []
-            if found.pending is not None:
-                again = AGGREGATE.refill(found.pending, self._values(found.pending))
+            if result.pending is not None:
+                again = AGGREGATE.refill(result.pending, self._values(result.pending))
                 outs.append(again.out)
                 extra = [again.traces]
-            for name, spine in spines.items():
-                added = pa.concat_tables([found.traces[name], *(traces[name] for traces in extra)])
-                kept.append(spine.extend(added, bundle, self.budget_rows))
+            for name, trace in traces.items():
+                added = pa.concat_tables([result.traces[name], *(traces[name] for traces in extra)])
+                changes.append(trace.extend(added, bundle, self.budget_rows))
             bundle.write()
         return pa.concat_tables(outs)
 
-    def _distinct(self, number: int, rows: pa.Table, kept: list[TraceChanges]) -> pa.Table:
+    def _distinct(self, number: int, rows: pa.Table, changes: list[TraceChanges]) -> pa.Table:
         sent = self._sent(rows.select(["label", "region", "_w"]), ["label", "region"])
         outs = []
         for at, within in enumerate(self.ranges):
             bundle = self._bundle(number, "labels", at)
-            spine = self._spine("labels", DISTINCT.layout, within)
-            found = DISTINCT.step(sent[at], None, spine)
-            outs.append(found.out)
-            kept.append(spine.extend(found.state, bundle, self.budget_rows))
+            trace = self._trace("labels", DISTINCT.layout, within)
+            result = DISTINCT.step(sent[at], None, trace)
+            outs.append(result.out)
+            changes.append(trace.extend(result.state, bundle, self.budget_rows))
             bundle.write()
         return pa.concat_tables(outs)
 
     def _values(self, pending: pa.Table) -> dict[str, pa.Table]:
         """The restricted recompute: all values of the exhausted groups, from the base."""
-        wanted = set(pending["region"].to_pylist())
-        rows = [(row, weight) for row, weight in joined_rows(self.base).items() if row[3] in wanted]
+        regions = set(pending["region"].to_pylist())
+        rows = [(row, weight) for row, weight in joined_rows(self.base).items() if row[3] in regions]
         values = {}
         for agg, place in (("low", 2), ("high", 0)):
             kind = AGGREGATE.layouts[agg].schema.field("_v").type
@@ -192,9 +195,9 @@ class Circuit:
             )
         return values
 
-    def _commit(self, number: int, kept: Sequence[TraceChanges]) -> None:
-        told = TraceChanges.combine(TraceChanges.decode(each.encode()) for each in kept)
-        outcome = self.version.apply(number, told.added, told.merged)
+    def _commit(self, number: int, changes: Sequence[TraceChanges]) -> None:
+        combined = TraceChanges.combine(TraceChanges.decode(each.encode()) for each in changes)
+        outcome = self.version.apply(number, combined.added, combined.merged)
         assert not outcome.late
         key = f"versions/{self.attempt}/{number:08d}"
         write_version(self.objects, key, outcome.version)
@@ -215,13 +218,13 @@ class Circuit:
         self.chance.shuffle(order)
         return split(table.take(pa.array(order, pa.int64())), self.ranges)
 
-    def _spine(self, name: str, layout: Layout, within: HashRange) -> Trace:
+    def _trace(self, name: str, layout: Layout, within: HashRange) -> Trace:
         return Trace.of(self.version, name, layout, self.cache, within, self.version.step)
 
     def _bundle(self, number: int, layer: str, at: int) -> Bundle:
         return Bundle(self.objects, f"runs/{self.attempt}/{number:08d}/{layer}-{at}", self.cache)
 
-    # --- what is there
+    # --- reading the state
 
     def layouts(self) -> dict[str, Layout]:
         groups = {f"groups.{name}": layout for name, layout in AGGREGATE.layouts.items()}
@@ -229,16 +232,16 @@ class Circuit:
 
     def state(self, *, without: Sequence[str] = ()) -> dict[str, Counter[Row]]:
         """All rows of all traces with their sums."""
-        found = {}
+        by_trace = {}
         for name, layout in self.layouts().items():
             if name in without:
                 continue
             rows: Counter[Row] = Counter()
             for within in self.ranges:
-                for table in self._spine(name, layout, within).scan(rows=16):
+                for table in self._trace(name, layout, within).scan(rows=16):
                     rows.update(map(repr, table.to_pylist()))
-            found[name] = rows
-        return found
+            by_trace[name] = rows
+        return by_trace
 
     def content(self) -> dict[str, int]:
         """The content digest of each view: the sum of its steps'."""
@@ -248,12 +251,12 @@ class Circuit:
 
 
 def joined_rows(base: dict[str, Counter[Row]]) -> Counter[Row]:
-    found: Counter[Row] = Counter()
+    joined: Counter[Row] = Counter()
     for (cust, *rest), weight in base["orders"].items():
         for (other, region), times in base["customers"].items():
             if cust is not None and cust == other:
-                found[(*rest, region)] += weight * times
-    return found
+                joined[(*rest, region)] += weight * times
+    return joined
 
 
 def expected(base: dict[str, Counter[Row]]) -> dict[str, int]:
