@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import pytest
 
+from tests.heap_peek import peek
 from tests.servers.s3 import S3Server
 from tidemill.clock import SYSTEM
 from tidemill.events import Event
@@ -92,24 +93,24 @@ class HeapConformance:
         due = [Item(n * MINUTE_US, f"s{n}", 1) for n in range(5)]
         later = [Item((10 + n) * MINUTE_US, f"s{n}", 2) for n in range(5)]
         heap.push(later + due)
-        assert heap.peek(4 * MINUTE_US, 100) == (due, later[0].at)
-        assert heap.peek(4 * MINUTE_US, 2) == (due[:2], due[1].at), "there may be more: now"
-        assert heap.peek(100 * MINUTE_US, 100) == (due + later, None)
+        assert peek(heap, 4 * MINUTE_US, 100) == (due, later[0].at)
+        assert peek(heap, 4 * MINUTE_US, 2) == (due[:2], due[1].at), "there may be more: now"
+        assert peek(heap, 100 * MINUTE_US, 100) == (due + later, None)
         heap.remove(due + later)
-        assert heap.peek(100 * MINUTE_US, 100) == ([], None)
+        assert peek(heap, 100 * MINUTE_US, 100) == ([], None)
 
     def test_an_item_is_listed_from_its_time_on_at_the_latest(self, heap: Heap) -> None:
         item = Item(5 * MINUTE_US + 17, "s", 1)
         heap.push([item])
-        assert heap.peek(item.at, 1).items == [self.seen(item)]
-        assert heap.peek(item.at - 1, 1).items == ([] if self.exact else [self.seen(item)])
-        assert heap.peek(5 * MINUTE_US - 1, 1).items == []
+        assert peek(heap, item.at, 1).items == [self.seen(item)]
+        assert peek(heap, item.at - 1, 1).items == ([] if self.exact else [self.seen(item)])
+        assert peek(heap, 5 * MINUTE_US - 1, 1).items == []
 
     @pytest.mark.rule("HEAP-15")
     def test_parked_items_are_never_due(self, heap: Heap) -> None:
         parked = [Item(NEVER, f"p{n}", 3) for n in range(3)]
         heap.push([*parked, Item(0, "s", 1)])
-        assert [item.name for item in heap.peek(NEVER - 1, 100).items] == ["s"]
+        assert [item.name for item in peek(heap, NEVER - 1, 100).items] == ["s"]
         assert sorted(heap.parked()) == parked
         heap.remove(parked)
         assert list(heap.parked()) == []
@@ -204,7 +205,7 @@ def test_unknown_objects_among_the_items_are_skipped_and_reported_once() -> None
     for key in strange:
         objects.put(key, b"")
     for _ in range(2):
-        assert heap.peek(5 * MINUTE_US, 10).items == [item]
+        assert peek(heap, 5 * MINUTE_US, 10).items == [item]
         assert list(heap.listed(0, 100 * MINUTE_US)) == [item]
     assert sorted(one.key for one in told if isinstance(one, StrangeKey)) == sorted(strange[:-1])
     assert all(objects.head(key) for key in strange), "nothing of it was touched"

@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import tidemill as tm
+from tests.column_history import column_history
 from tidemill import crash
 from tidemill.clock import SYSTEM
 from tidemill.errors import DatasetChanged
 from tidemill.events import Event
-from tidemill.lots import datasets
 from tidemill.lots.datasets import Drift
 from tidemill.lots.keys import DatasetId
 from tidemill.objects.local import LocalObjects
@@ -233,7 +233,7 @@ def test_a_column_that_arrives_is_published_with_its_lot_and_a_changed_declarati
         copies = {row["id"]: row["city"] for row in shop["copies"].df().collect()}
         assert copies == {1: None, 2: None, 2**40: "Ulm"}
         site = shop.context
-        known = site.store.run(lambda tx: datasets.columns(tx, site.keys.lots, DatasetId("orders")))
+        known = site.store.run(lambda tx: column_history(tx, site.keys.lots, DatasetId("orders")))
         assert known == ["id int", "id int, city string", "id bigint, city string"]
     with declared(tmp_path, spark, "id BIGINT", "freeze") as shop:
         plan = shop.plan()

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import tidemill as tm
+from tests.column_history import column_history
 from tests.unit.lots_stage import Stage
 from tidemill.errors import DatasetChanged, DeclarationError
 from tidemill.lots import datasets
@@ -35,7 +36,7 @@ def test_a_declaration_that_evolves_gains_columns_and_wider_types_each_as_a_revi
         stage.run(datasets.declare, stage.lots, orders(schema), evolved)
     known = stage.run(datasets.read, stage.lots, DatasetId("orders"))
     assert (known.schema, known.revision) == ("id bigint, name string, at date", 3)
-    assert stage.run(datasets.columns, stage.lots, DatasetId("orders")) == [
+    assert stage.run(column_history, stage.lots, DatasetId("orders")) == [
         "id int",
         "id int, name string",
         "id bigint, name string",

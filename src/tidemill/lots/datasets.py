@@ -158,12 +158,6 @@ def _revise(tx: Tx, keys: LotKeys, stored: DatasetRow, new: DatasetRow) -> Datas
     return new
 
 
-def columns(tx: Tx, keys: LotKeys, dataset: DatasetId) -> list[str]:
-    """Return the schemas of a dataset by revision, the current one last."""
-    earlier = [row.value.decode() for row in tx.range(*keys.columns.under(*dataset.parts), limit=1000)]
-    return [*earlier, read(tx, keys, dataset).schema]
-
-
 def differences(stored: DatasetRow, new: DatasetRow) -> list[str]:
     """List the differences between two declarations of a dataset, as text for the user."""
     changes = []

@@ -36,13 +36,6 @@ class Item(NamedTuple):
         return self.name, self.epoch
 
 
-class Peeked(NamedTuple):
-    """The due items, oldest first, and when to look again (None if no items are left)."""
-
-    items: list[Item]
-    next_at: int | None
-
-
 class Heap(ABC):
     """One cluster's heap. Safe to share between threads."""
 
@@ -66,20 +59,6 @@ class Heap(ABC):
     @abstractmethod
     def remove(self, items: Sequence[Item]) -> None:
         """Remove items."""
-
-    def peek(self, now_us: int, limit: int) -> Peeked:
-        """Return at most `limit` due items, and the time of the next one.
-
-        After `limit` items nothing more is read; then the caller should look again at once.
-        """
-        items: list[Item] = []
-        for item in self.listed(0, NEVER):
-            if item.at > now_us:
-                return Peeked(items, item.at)
-            items.append(item)
-            if len(items) >= limit:
-                return Peeked(items, item.at)
-        return Peeked(items, None)
 
     def parked(self) -> Iterator[Item]:
         """Yield the items of paused and dead subscriptions, and leftovers of former ones."""
