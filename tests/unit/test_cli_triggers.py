@@ -53,7 +53,7 @@ class Scene(Stage):
             self.run(runs.fail, self.triggers, self.cluster, ticket, why="no such column: amount")
         self.start(self.runner, "runs")
 
-    def tell(self, *arguments: str) -> Any:
+    def result(self, *arguments: str) -> Any:
         self.code = main(["triggers", *arguments, "--store", self.url, "--json"])
         return json.loads(self.capsys.readouterr().out)
 
@@ -62,7 +62,7 @@ class Scene(Stage):
         return "".join(self.capsys.readouterr())
 
     def states(self, *arguments: str) -> dict[str, str]:
-        return {one["name"]: one["state"] for one in self.tell(*arguments)["triggers"]}
+        return {trigger["name"]: trigger["state"] for trigger in self.result(*arguments)["triggers"]}
 
 
 @pytest.fixture
@@ -72,9 +72,9 @@ def scene(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 
 
 def test_each_trigger_is_listed_with_its_state_and_reason(scene: Scene) -> None:
-    told = scene.tell()
-    found = {one["name"]: one for one in told["triggers"]}
-    assert {name: one["state"] for name, one in found.items()} == {
+    result = scene.result()
+    triggers = {trigger["name"]: trigger for trigger in result["triggers"]}
+    assert {name: trigger["state"] for name, trigger in triggers.items()} == {
         "due": "due",
         "dead": "dead",
         "backs off": "scheduled",
@@ -84,18 +84,18 @@ def test_each_trigger_is_listed_with_its_state_and_reason(scene: Scene) -> None:
         "graceful": "scheduled",
         "noisy": "scheduled",
     }
-    assert found["due"]["behind"] == {"orders@1": 1}
-    assert "failed 1 times in a row, last: no such column" in found["dead"]["why"]
-    assert "after failure 1: no such column" in found["backs off"]["why"]
-    assert found["backs off"]["in_s"] > 100
-    assert "node the-runner" in found["runs"]["why"]
-    assert found["waits"]["why"] == "up to date"
-    assert found["barrier"]["why"] == "its barrier waits for rates@1, without a time limit"
-    assert "until its grace period ends" in found["graceful"]["why"]
-    assert found["noisy"]["why"] == "waits until its sources are quiet"
-    assert told["overview"]["heap"] == "store"
-    assert told["overview"]["lag_s"] > 0
-    assert [one["reads"] for one in told["overview"]["templates"]] == ["raw_*"]
+    assert triggers["due"]["behind"] == {"orders@1": 1}
+    assert "failed 1 times in a row, last: no such column" in triggers["dead"]["why"]
+    assert "after failure 1: no such column" in triggers["backs off"]["why"]
+    assert triggers["backs off"]["in_s"] > 100
+    assert "node the-runner" in triggers["runs"]["why"]
+    assert triggers["waits"]["why"] == "up to date"
+    assert triggers["barrier"]["why"] == "its barrier waits for rates@1, without a time limit"
+    assert "until its grace period ends" in triggers["graceful"]["why"]
+    assert triggers["noisy"]["why"] == "waits until its sources are quiet"
+    assert result["overview"]["heap"] == "store"
+    assert result["overview"]["lag_s"] > 0
+    assert [template["reads"] for template in result["overview"]["templates"]] == ["raw_*"]
 
 
 def test_triggers_are_filtered_by_state_and_name(scene: Scene) -> None:
@@ -117,35 +117,35 @@ def test_without_json_the_output_is_a_table(scene: Scene) -> None:
 
 @pytest.mark.rule("HEAP-15")
 def test_retry_revives_dead_triggers(scene: Scene) -> None:
-    assert scene.tell("retry", "--dead") == {"retried": ["dead"], "refused": {}}
+    assert scene.result("retry", "--dead") == {"retried": ["dead"], "refused": {}}
     assert scene.states("--name", "dead") == {"dead": "due"}
-    assert scene.tell("retry", "backs off", "nobody")["refused"] == {
+    assert scene.result("retry", "backs off", "nobody")["refused"] == {
         "nobody": "there is no subscription 'nobody'"
     }
     assert scene.code == 1
     assert scene.states("--name", "backs off") == {"backs off": "due"}
-    assert scene.tell("retry", "nobody")["error"]["code"] == "subscription-unknown"
+    assert scene.result("retry", "nobody")["error"]["code"] == "subscription-unknown"
     assert "name triggers, or use --dead" in scene.text("retry")
 
 
 @pytest.mark.rule("LOT-38")
 def test_pause_and_resume(scene: Scene) -> None:
-    assert scene.tell("pause", "due", "waits") == {"paused": ["due", "waits"], "refused": {}}
+    assert scene.result("pause", "due", "waits") == {"paused": ["due", "waits"], "refused": {}}
     assert scene.states("--state", "paused") == {"due": "paused", "waits": "paused"}
     assert "1 to process when it is resumed" in scene.text("--name", "due")
     assert scene.text("resume", "due", "--catch-up", "none").strip() == "due is resumed"
     assert scene.states("--name", "due") == {"due": "waiting"}
-    assert scene.tell("resume", "waits")["resumed"] == ["waits"]
+    assert scene.result("resume", "waits")["resumed"] == ["waits"]
 
 
 @pytest.mark.rule("HEAP-17")
 def test_rebuild_makes_the_runners_push_everything_again(scene: Scene) -> None:
     items = [*scene.heap.listed(0, 2**62)]
     scene.heap.remove(items)
-    assert scene.tell("rebuild") == {"rebuilding": True}
-    assert scene.tell()["overview"]["rebuilding"] is True
+    assert scene.result("rebuild") == {"rebuilding": True}
+    assert scene.result()["overview"]["rebuilding"] is True
     scene.scheduler.tick()
-    assert scene.tell()["overview"]["rebuilding"] is False
+    assert scene.result()["overview"]["rebuilding"] is False
     assert {"due", "dead", "runs"} <= {item.name for item in scene.heap.listed(0, 2**62)}
 
 

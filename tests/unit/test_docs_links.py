@@ -13,8 +13,8 @@ LINK = re.compile(r"\]\((?P<target>[^)#\s]*)(?:#(?P<anchor>[^)\s]+))?\)")
 
 def links(page: Path) -> list[tuple[str, str]]:
     """The links of a page that lead to files of the repository, as (target, anchor)."""
-    found = LINK.finditer(CODE.sub("", page.read_text(encoding="utf-8")))
-    return [(link["target"], link["anchor"] or "") for link in found if "://" not in link["target"]]
+    targets = LINK.finditer(CODE.sub("", page.read_text(encoding="utf-8")))
+    return [(link["target"], link["anchor"] or "") for link in targets if "://" not in link["target"]]
 
 
 def anchors(page: Path) -> set[str]:

@@ -20,22 +20,22 @@ def test_the_numbers_of_each_package_have_no_gap() -> None:
 
 
 def test_every_package_has_one_page_with_its_rules() -> None:
-    found = {
+    prefixes = {
         page.name: {rule.split("-")[0] for rule, _ in rules_of(page.read_text())}
         for page in PAGES.glob("*.md")
     }
-    assert found == {name: {prefix} for name, prefix in ROOMS.items()} | {
+    assert prefixes == {name: {prefix} for name, prefix in ROOMS.items()} | {
         "README.md": set(),
         "coverage.md": set(),
     }
 
 
 def test_every_rule_that_a_rule_page_mentions_exists() -> None:
-    known = known_rules()
+    rules = known_rules()
     mentioned = {
         (page.name, rule) for page in PAGES.glob("*.md") for rule in RULE_ID.findall(page.read_text())
     }
-    assert sorted(m for m in mentioned if m[1] not in known) == []
+    assert sorted(m for m in mentioned if m[1] not in rules) == []
 
 
 def test_a_list_item_that_looks_like_a_rule_is_one() -> None:

@@ -16,18 +16,18 @@ Tree = dict[str, "Tree"]
 
 
 def drawn() -> Tree:
-    """The trees in the docstring: a name's depth is the column it stands in."""
+    """Return the trees in the docstring: the column of a name is its depth."""
     roots: Tree = {}
     path: list[tuple[int, Tree]] = []
     for line in (errors.__doc__ or "").splitlines():
-        found = re.match(r"    ([│├└─ ]*)([A-Z]\w+)(?:\(BaseException\))?(?: {2,}\S.*)?$", line)
-        if not found:
+        match = re.match(r"    ([│├└─ ]*)([A-Z]\w+)(?:\(BaseException\))?(?: {2,}\S.*)?$", line)
+        if not match:
             continue
-        while path and path[-1][0] >= found.end(1):
+        while path and path[-1][0] >= match.end(1):
             path.pop()
         siblings = path[-1][1] if path else roots
-        assert found[2] not in siblings, f"{found[2]} is drawn twice"
-        path.append((found.end(1), siblings.setdefault(found[2], {})))
+        assert match[2] not in siblings, f"{match[2]} is drawn twice"
+        path.append((match.end(1), siblings.setdefault(match[2], {})))
     return roots
 
 
@@ -58,7 +58,7 @@ def test_the_drawn_tree_has_the_order_of_the_file() -> None:
 
 @pytest.mark.slow
 def test_no_error_is_defined_anywhere_else() -> None:
-    known = {kind.__name__ for kind in EVERY}
+    names = {kind.__name__ for kind in EVERY}
     strays = [
         f"{path.relative_to(SOURCE)}: {node.name}"
         for path in SOURCE.rglob("*.py")
@@ -66,16 +66,16 @@ def test_no_error_is_defined_anywhere_else() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.ClassDef)
         for base in node.bases
-        if (base.id if isinstance(base, ast.Name) else getattr(base, "attr", "")) in known
+        if (base.id if isinstance(base, ast.Name) else getattr(base, "attr", "")) in names
     ]
     assert strays == []
 
 
 def test_every_class_has_a_unique_code() -> None:
-    codes = [vars(kind).get("code") for kind in EVERY]
-    assert None not in codes
-    assert sorted(codes) == sorted(set(codes))
-    assert [code for code in codes if not re.fullmatch(r"[a-z]+(-[a-z]+)*", code)] == []
+    names = [vars(kind).get("code") for kind in EVERY]
+    assert None not in names
+    assert sorted(names) == sorted(set(names))
+    assert [code for code in names if not re.fullmatch(r"[a-z]+(-[a-z]+)*", code)] == []
 
 
 @pytest.mark.parametrize("kind", LEAVES)

@@ -1,4 +1,4 @@
-"""Gaps, backfills, replays, retries, pauses and corrections as users ask for them; without Spark."""
+"""Gaps, backfills, replays, retries, pauses and corrections through the public API, without Spark."""
 
 import json
 from collections.abc import Iterator
@@ -66,7 +66,7 @@ shop.view("more", "SELECT id FROM totals JOIN odd USING (id)", group="main")
 
 
 class Scene:
-    """A pipeline in a file, and a stage on its store that does what runners would."""
+    """A pipeline in a file, and a stage on its store that acts as a runner."""
 
     def __init__(self, folder: Path) -> None:
         (folder / "shop.py").write_text(FILE)
@@ -83,25 +83,29 @@ class Scene:
             self.stage.subscribe(spec.id, *spec.reads, most_failures=10)
 
     def catch_up(self) -> list[tuple[str, str, str]]:
-        """Run everything that is due, then what was asked for; (arc, lot, how it ended)."""
-        found = []
+        """Run everything that is due, then all requests; return (arc, lot, end) for each lot."""
+        ends = []
         while True:
-            done = [
-                one for spec in self.specs.values() for one in self.stage.drain(spec, self.worker, self.node)
+            outcomes = [
+                outcome
+                for spec in self.specs.values()
+                for outcome in self.stage.drain(spec, self.worker, self.node)
             ]
-            for ask in self.stage.run(arc_requests.startable, self.stage.keys, list(self.specs.values())):
-                spec = next(one for one in self.specs.values() if one.id == ask.arc)
-                done.append(self.worker.make_requested(spec, ask))
-            if not done:
-                return found
-            found += [(one.arc.partition("/")[2], one.lot, one.ended.value) for one in done]
+            for request in self.stage.run(arc_requests.startable, self.stage.keys, list(self.specs.values())):
+                spec = next(spec for spec in self.specs.values() if spec.id == request.arc)
+                outcomes.append(self.worker.make_requested(spec, request))
+            if not outcomes:
+                return ends
+            ends += [
+                (outcome.arc.partition("/")[2], outcome.lot, outcome.ended.value) for outcome in outcomes
+            ]
 
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
-    found = Scene(tmp_path)
-    with found.store, found.shop:
-        yield found
+    scene = Scene(tmp_path)
+    with scene.store, scene.shop:
+        yield scene
 
 
 # --- planning
@@ -109,41 +113,41 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 @pytest.mark.rule("LOT-31")
 def test_a_replay_is_planned_first_and_a_dry_run_changes_nothing(scene: Scene) -> None:
-    made = [scene.stage.append([n]) for n in range(4)]
+    appended = [scene.stage.append([n]) for n in range(4)]
     scene.catch_up()
-    plan = scene.shop.replay("cleaned", first=made[1], last=made[2], dry_run=True)
-    assert [(one.arc, one.lot, one.action) for one in plan.lots] == [
-        ("clean", made[1], LotAction.REMAKE),
-        ("clean", made[2], LotAction.REMAKE),
+    plan = scene.shop.replay("cleaned", first=appended[1], last=appended[2], dry_run=True)
+    assert [(lot.arc, lot.lot, lot.action) for lot in plan.lots] == [
+        ("clean", appended[1], LotAction.REMAKE),
+        ("clean", appended[2], LotAction.REMAKE),
     ]
     assert (plan.arc, plan.at_once, plan.batch) == ("clean", 3, "")
     assert plan.downstream == ("summed", "totals", "more")
     assert scene.catch_up() == []
-    asked = scene.shop.replay("clean", [made[1]], at_once=1)
-    assert asked.batch
-    assert lot_requests.remaining(scene.shop, asked) == 1
-    assert scene.catch_up() == [("clean", made[1], "complete"), ("sum", made[1], "complete")]
-    assert lot_requests.remaining(scene.shop, asked) == 0
+    requested = scene.shop.replay("clean", [appended[1]], at_once=1)
+    assert requested.batch
+    assert lot_requests.remaining(scene.shop, requested) == 1
+    assert scene.catch_up() == [("clean", appended[1], "complete"), ("sum", appended[1], "complete")]
+    assert lot_requests.remaining(scene.shop, requested) == 0
     assert [row.generation for row in scene.stage.rows_of(scene.stage.summed)] == [0, 1, 0, 0]
-    assert "1 remake" in str(asked)
+    assert "1 remake" in str(requested)
 
 
 @pytest.mark.rule("LOT-31")
 def test_a_backfill_makes_missing_lots_and_their_missing_inputs(scene: Scene) -> None:
     stage = scene.stage
-    there, failed, skipped = stage.append([1]), stage.append([7]), stage.append([3])
+    existing, failed, skipped = stage.append([1]), stage.append([7]), stage.append([3])
     stage.parts.failing[7] = 10
     for name in ("clean", "sum"):
         scene.shop.pause(name)
     scene.shop.resume("clean", catch_up="none")
     scene.shop.resume("sum")
-    scene.worker.work(scene.specs["clean"], there)
+    scene.worker.work(scene.specs["clean"], existing)
     scene.worker.work(scene.specs["clean"], failed)
     scene.catch_up()
     stage.parts.failing.clear()
     plan = scene.shop.backfill("summed", dry_run=True)
-    assert [(one.arc, one.lot, one.action.value, one.why) for one in plan.lots] == [
-        ("sum", there, "skip", "it exists"),
+    assert [(lot.arc, lot.lot, lot.action.value, lot.why) for lot in plan.lots] == [
+        ("sum", existing, "skip", "it exists"),
         ("clean", failed, "make", "it is partial"),
         ("sum", failed, "follow", "after clean"),
         ("clean", skipped, "make", "it is absent"),
@@ -151,9 +155,9 @@ def test_a_backfill_makes_missing_lots_and_their_missing_inputs(scene: Scene) ->
     ]
     scene.shop.backfill("summed")
     scene.catch_up()
-    assert stage.table(stage.summed) == {there: [1], failed: [7], skipped: [3]}
+    assert stage.table(stage.summed) == {existing: [1], failed: [7], skipped: [3]}
     assert scene.shop.gaps()
-    assert scene.shop.backfill("summed").requested == []  # nothing is left to be made
+    assert scene.shop.backfill("summed").requested == []  # nothing is left to make
 
 
 @pytest.mark.rule("LOT-31")
@@ -161,15 +165,15 @@ def test_an_empty_range_and_lots_that_no_arc_makes_are_errors(scene: Scene) -> N
     with pytest.raises(NoLots) as empty:
         scene.shop.backfill("cleaned")
     assert "nothing has arrived" in empty.value.hint
-    made = [scene.stage.append([n]) for n in range(2)]
+    appended = [scene.stage.append([n]) for n in range(2)]
     with pytest.raises(NoLots) as outside:
         scene.shop.backfill("cleaned", first="A00000000000000009")
     assert "cleaned has no lots from A00000000000000009" in outside.value.message
-    assert outside.value.hint == f"it has lots from {made[0]} to {made[1]}"
+    assert outside.value.hint == f"it has lots from {appended[0]} to {appended[1]}"
     with pytest.raises(LotUnknown, match="A00000000000000009"):
         scene.shop.replay("cleaned", ["A00000000000000009"])
     with pytest.raises(BadLotId, match="is reversed"):
-        scene.shop.backfill("cleaned", first=made[1], last=made[0])
+        scene.shop.backfill("cleaned", first=appended[1], last=appended[0])
     with pytest.raises(BadLotId):
         scene.shop.backfill("cleaned", first="2023-01-01")
     with pytest.raises(UsageError, match="no arc writes it"):
@@ -181,7 +185,7 @@ def test_an_empty_range_and_lots_that_no_arc_makes_are_errors(scene: Scene) -> N
     with pytest.raises(UsageError, match="at_once=0"):
         scene.shop.backfill("cleaned", at_once=0)
     with pytest.raises(UsageError, match="range"):
-        scene.shop.replay("cleaned", made, first=made[0])
+        scene.shop.replay("cleaned", appended, first=appended[0])
     assert scene.stage.run(arc_requests.pending, scene.stage.keys) == []
 
 
@@ -189,12 +193,12 @@ def test_a_replay_reports_lots_never_made_and_a_blocked_lot_names_the_missing_in
     scene: Scene,
 ) -> None:
     lot = scene.stage.append([1])
-    (one,) = scene.shop.replay("cleaned", [lot], dry_run=True).lots
-    assert (one.action, one.why) == (LotAction.SKIP, "it was never made; use backfill")
+    (planned,) = scene.shop.replay("cleaned", [lot], dry_run=True).lots
+    assert (planned.action, planned.why) == (LotAction.SKIP, "it was never made; use backfill")
     scene.stage.lot_of(scene.stage.clicks, "20230101PT5M000", 1)
-    (one,) = scene.shop.backfill("joined", ["20230101PT5M000"]).lots
-    assert one.action is LotAction.BLOCKED
-    assert one.why == "rates has no lot 20230101PT5M000, and no arc writes it"
+    (planned,) = scene.shop.backfill("joined", ["20230101PT5M000"]).lots
+    assert planned.action is LotAction.BLOCKED
+    assert planned.why == "rates has no lot 20230101PT5M000, and no arc writes it"
 
 
 @pytest.mark.parametrize(
@@ -215,8 +219,8 @@ def test_a_range_can_consist_of_lots_days_or_times(first: Any, last: Any, expect
         with pytest.raises(BadLotId):
             graph.span(unit, first, last)
         return
-    found = graph.span(unit, first, last)
-    assert (found.first, found.last) == expected
+    span = graph.span(unit, first, last)
+    assert (span.first, span.last) == expected
     with pytest.raises(BadLotId):
         graph.span(unit, "yesterday", None)
 
@@ -227,14 +231,14 @@ def test_a_request_that_dies_can_be_repeated_and_nothing_is_made_twice(
     scene: Scene, side: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lot_requests, "PAGE", 2)
-    made = [scene.stage.append([n]) for n in range(5)]
+    appended = [scene.stage.append([n]) for n in range(5)]
     scene.catch_up()
     with crash.armed(f"lot_requests.submit.{side}", visit=2), pytest.raises(crash.Crashed):
-        scene.shop.replay("sum", first=made[0])
-    told: list[tuple[int, int]] = []
-    plan = lot_requests.plan(scene.shop, RequestKind.REPLAY, "sum", first=made[0])
-    lot_requests.submit(scene.shop, plan, lambda done, of: told.append((done, of)))
-    assert told == [(2, 5), (4, 5), (5, 5)]
+        scene.shop.replay("sum", first=appended[0])
+    progress: list[tuple[int, int]] = []
+    plan = lot_requests.plan(scene.shop, RequestKind.REPLAY, "sum", first=appended[0])
+    lot_requests.submit(scene.shop, plan, lambda stored, total: progress.append((stored, total)))
+    assert progress == [(2, 5), (4, 5), (5, 5)]
     scene.catch_up()
     assert [row.generation for row in scene.stage.rows_of(scene.stage.summed)] == [1] * 5
 
@@ -260,10 +264,10 @@ def test_a_retry_requests_failed_lots_and_revives_a_dead_arc(scene: Scene) -> No
         stage.run(runs.fail, stage.triggers, stage.cluster, ticket, backoff_us=0)
     assert stage.row(spec.id).tally.dead
     assert [gap.state.value for gap in scene.shop["cleaned"].gaps().gaps] == ["dead"]
-    assert {one.name for one in status_of(scene.shop).runs if one.dead and one.needs_attention} == {"clean"}
+    assert {run.name for run in status_of(scene.shop).runs if run.dead and run.needs_attention} == {"clean"}
     scene.shop.retry("clean")
     assert not stage.row(spec.id).tally.dead
-    assert [one[2] for one in scene.catch_up()] == ["complete", "complete"]
+    assert [end[2] for end in scene.catch_up()] == ["complete", "complete"]
 
 
 @pytest.mark.rule("LOT-38")
@@ -271,13 +275,13 @@ def test_an_arc_paused_by_its_name_or_table_stops_and_loses_nothing(scene: Scene
     first = scene.stage.append([1])
     scene.catch_up()
     assert scene.shop.pause("cleaned", "sum") == ["cleaned", "sum"]
-    assert {one.name for one in status_of(scene.shop).runs if one.paused} == {"clean", "sum"}
+    assert {run.name for run in status_of(scene.shop).runs if run.paused} == {"clean", "sum"}
     second = scene.stage.append([2])
     assert scene.catch_up() == []
     assert scene.shop.resume("clean") == ["clean"]
-    assert [one[:2] for one in scene.catch_up()] == [("clean", second)]
+    assert [end[:2] for end in scene.catch_up()] == [("clean", second)]
     scene.shop.resume("summed")
-    assert [one[:2] for one in scene.catch_up()] == [("sum", second)]
+    assert [end[:2] for end in scene.catch_up()] == [("sum", second)]
     assert list(scene.stage.table(scene.stage.summed)) == [first, second]
     with pytest.raises(UsageError, match="which nothing runs"):
         scene.shop.pause("orders")
@@ -289,28 +293,28 @@ def test_an_arc_paused_by_its_name_or_table_stops_and_loses_nothing(scene: Scene
 def test_a_disabled_declaration_pauses_once_and_a_manual_pause_stays(
     scene: Scene,
 ) -> None:
-    site, stage = scene.shop.context, scene.stage
+    context, stage = scene.shop.context, scene.stage
     on, off = stage.clean(), stage.clean(enabled=False)
     lot = stage.append([1])
 
     def paused() -> bool:
         return stage.row(on.id).tally.paused
 
-    DeclareArc(spec=off, where="x").apply(site, "n")
+    DeclareArc(spec=off, where="x").apply(context, "n")
     assert paused()
     assert stage.drain(on, scene.worker, scene.node) == []
     scene.shop.resume("clean")
-    DeclareArc(spec=off, where="x").apply(site, "n")
-    assert not paused()  # the declaration said so before, and somebody resumed it since
+    DeclareArc(spec=off, where="x").apply(context, "n")
+    assert not paused()  # the declaration has not changed, and a user resumed it since
     scene.shop.pause("clean")
-    DeclareArc(spec=on, where="x").apply(site, "n")
+    DeclareArc(spec=on, where="x").apply(context, "n")
     assert not paused()
     scene.shop.pause("clean")
-    DeclareArc(spec=on, where="x").apply(site, "n")
+    DeclareArc(spec=on, where="x").apply(context, "n")
     assert paused()
     assert isinstance(stage.row(on.id), Scheduled)
     scene.shop.resume("clean")
-    assert [one.lot for one in stage.drain(on, scene.worker, scene.node)] == [lot]
+    assert [outcome.lot for outcome in stage.drain(on, scene.worker, scene.node)] == [lot]
 
 
 @pytest.mark.rule("LOT-32")
@@ -356,7 +360,7 @@ def test_a_lot_of_a_dataset_can_be_replaced_and_removed(scene: Scene) -> None:
     row = scene.stage.run(lot_rows.current, scene.stage.lots, DatasetId("plain"), lot)
     assert scene.shop.context.manifests.load(row.manifest).comment == "sent twice"
     assert plain.replace(lot, []).position == 4
-    assert [one.state for one in plain.lots()] == ["empty"]
+    assert [lot.state for lot in plain.lots()] == ["empty"]
     assert [event.generation for event in scene.stage.events(DatasetId("plain"))] == [0, 1, 2, 3]
     with pytest.raises(LotUnknown):
         plain.replace("A00000000000000077", [(1,)])
@@ -366,9 +370,9 @@ def test_a_lot_of_a_dataset_can_be_replaced_and_removed(scene: Scene) -> None:
     assert isinstance(keyed, tm.Dataset)
     lot = keyed.upsert([{"id": 1, "n": 1}]).lot
     for refused in (lambda: keyed.replace(lot, [(1, 2)]), lambda: keyed.remove(lot)):
-        with pytest.raises(CorrectionRefused) as told:
+        with pytest.raises(CorrectionRefused) as raised:
             refused()
-        assert told.value.hint == "upsert the corrected rows"
+        assert raised.value.hint == "upsert the corrected rows"
 
 
 # --- the command line
@@ -384,25 +388,25 @@ def test_the_command_line_prints_gaps_as_a_table_or_json_and_exits_with_1(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stage, file = scene.stage, scene.target
-    made = [stage.append([n]) for n in (1, 7, 3, 4)]
+    appended = [stage.append([n]) for n in (1, 7, 3, 4)]
     stage.parts.failing[7] = 10
     scene.catch_up()
     assert main(["gaps", "summed", "-f", file]) == 1
-    said = capsys.readouterr().out
-    assert made[1] in said
-    assert "cleaned (partial)" in said
-    assert "7 is bad" in " ".join(said.split())
-    assert "tidemill retry" in said
-    code, told = run(capsys, "gaps", "-f", file)
+    text = capsys.readouterr().out
+    assert appended[1] in text
+    assert "cleaned (partial)" in text
+    assert "7 is bad" in " ".join(text.split())
+    assert "tidemill retry" in text
+    code, result = run(capsys, "gaps", "-f", file)
     assert code == 1
-    by_name = {table["table"]: table for table in told["tables"]}
+    by_name = {table["table"]: table for table in result["tables"]}
     assert by_name["orders"]["gaps"] == 0
     assert by_name["cleaned"]["counts"]["partial"] == 1
     (gap,) = by_name["summed"]["lots"]
-    assert gap["lot"] == made[1] == by_name["summed"]["earliest_gap"]
+    assert gap["lot"] == appended[1] == by_name["summed"]["earliest_gap"]
     assert (gap["state"], gap["cause"]["table"], gap["cause"]["state"]) == ("absent", "cleaned", "partial")
     stage.parts.failing.clear()
-    assert run(capsys, "retry", "-f", file)[1] == {"requested": [{"arc": "clean", "lot": made[1]}]}
+    assert run(capsys, "retry", "-f", file)[1] == {"requested": [{"arc": "clean", "lot": appended[1]}]}
     scene.catch_up()
     assert main(["gaps", "-f", file]) == 0
     assert run(capsys, "gaps", "-f", file)[1]["ok"] is True
@@ -412,35 +416,35 @@ def test_the_command_line_prints_gaps_as_a_table_or_json_and_exits_with_1(
 @pytest.mark.rule("LOT-31")
 def test_the_command_line_plans_requests_and_pauses(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
     stage, file = scene.stage, scene.target
-    made = [stage.append([n]) for n in range(3)]
+    appended = [stage.append([n]) for n in range(3)]
     scene.catch_up()
-    code, told = run(capsys, "replay", "summed", "--from", made[1], "--dry-run", "-f", file)
-    assert (code, told["dry_run"], told["counts"]["remake"], told["batch"]) == (0, True, 2, "")
+    code, result = run(capsys, "replay", "summed", "--from", appended[1], "--dry-run", "-f", file)
+    assert (code, result["dry_run"], result["counts"]["remake"], result["batch"]) == (0, True, 2, "")
     assert stage.run(arc_requests.pending, stage.keys) == []
-    assert main(["replay", "summed", made[0], "--at-once", "1", "-f", file]) == 0
+    assert main(["replay", "summed", appended[0], "--at-once", "1", "-f", file]) == 0
     assert "runners will make 1 lot, 1 in parallel" in capsys.readouterr().out
-    assert scene.catch_up() == [("sum", made[0], LotEnd.COMPLETE.value)]
+    assert scene.catch_up() == [("sum", appended[0], LotEnd.COMPLETE.value)]
     assert main(["replay", "summed", "-f", file]) == 2
     capsys.readouterr()
-    code, told = run(capsys, "backfill", "summed", "--from", "A00000000000000009", "-f", file)
-    assert (code, told["error"]["code"]) == (1, "no-lots")
+    code, result = run(capsys, "backfill", "summed", "--from", "A00000000000000009", "-f", file)
+    assert (code, result["error"]["code"]) == (1, "no-lots")
     assert main(["backfill", "summed", "-f", file]) == 0
     assert "nothing to make" in capsys.readouterr().out
     assert run(capsys, "pause", "clean", "-f", file) == (0, {"paused": ["clean"]})
     stage.append([9])
     assert scene.catch_up() == []
-    code, told = run(capsys, "resume", "clean", "--catch-up", "none", "-f", file)
-    assert (code, told) == (0, {"resumed": ["clean"]})
+    code, result = run(capsys, "resume", "clean", "--catch-up", "none", "-f", file)
+    assert (code, result) == (0, {"resumed": ["clean"]})
     assert scene.catch_up() == []
-    code, told = run(capsys, "backfill", "cleaned", "-f", file)
-    assert (code, told["counts"]["make"]) == (0, 1)
+    code, result = run(capsys, "backfill", "cleaned", "-f", file)
+    assert (code, result["counts"]["make"]) == (0, 1)
     assert len(scene.catch_up()) == 2
-    code, told = run(capsys, "backfill", "cleaned", "--wait", "-f", file)
-    assert (code, told["remaining"]) == (0, 0)
+    code, result = run(capsys, "backfill", "cleaned", "--wait", "-f", file)
+    assert (code, result["remaining"]) == (0, 0)
 
 
 def test_a_view_that_is_a_function_reads_the_tables_it_names(tmp_path: Path) -> None:
-    """Gaps, backfills and replays follow views to their tables, and a function has no query to ask."""
+    """Gaps, backfills and replays follow views to their tables; a function has no query that names them."""
     pipeline = tm.Pipeline("p", home=tmp_path / "home")
     pipeline.dataset("orders", "id BIGINT, day DATE")
     pipeline.view("days", lambda orders: orders.select("day"), reads="orders", linear=True)

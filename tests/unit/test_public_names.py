@@ -42,5 +42,5 @@ def test_importing_and_connecting_load_no_large_modules() -> None:
         "    assert client.put(1).result() == 1\n"
         f"print(json.dumps([at_import, [name for name in {large[:5]} if name in sys.modules]]))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert json.loads(done.stdout) == [[], []]
+    process = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert json.loads(process.stdout) == [[], []]

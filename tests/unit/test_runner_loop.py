@@ -36,7 +36,7 @@ from tidemill.views.steps.groups import GroupSpec
 NOTHING: Callable[..., Any] = lambda *_: None  # noqa: E731 - the port has the functions
 
 
-class Here:
+class LivePresence:
     """A node that lives as long as the test."""
 
     def __init__(self, stage: ArcStage) -> None:
@@ -56,7 +56,7 @@ class Here:
 
 
 class Parts:
-    """The stage's port, with what a loop asks of durable futures beside."""
+    """The stage's port, with the other methods of `PartFutures` that a loop calls."""
 
     def __init__(self, stage: ArcStage) -> None:
         self.run = stage.parts.run
@@ -69,7 +69,7 @@ class Parts:
 
 
 class LoopStage(ArcStage):
-    """Two arcs, `clean` and `sum`, one behind the other, and loops that run them."""
+    """Two consecutive arcs, `clean` and `sum`, and loops that run them."""
 
     def __init__(self) -> None:
         super().__init__(MemoryStore(clock=SYSTEM, chance=random.Random(7)), scan=False)
@@ -79,11 +79,11 @@ class LoopStage(ArcStage):
 
     def loop(self, kind: type[Loop] = Loop, emit: Callable[[Event], None] | None = None) -> Loop:
         arcs = {spec.id: ArcProgram(spec=spec, function=NOTHING, where="here") for spec in self.specs}
-        here = Here(self)
+        presence = LivePresence(self)
         parts: Any = Parts(self)  # what the loop uses of it
         return kind(
-            self.scope(here.node, clock=SYSTEM, emit=emit or self.told.append),
-            here,
+            self.scope(presence.node, clock=SYSTEM, emit=emit or self.told.append),
+            presence,
             Program(pipeline="shop", datasets={}, arcs=arcs, sources={}, groups={}),
             Engine(parts=parts, compute=self.compute),
             projections=False,
@@ -187,8 +187,8 @@ def test_a_loop_that_watches_survives_a_store_outage() -> None:
     stop.set()
     thread.join(STUCK_S)
     loop.end()
-    told = [one for one in stage.told if isinstance(one, RunFailed)]
-    assert [one.message for one in told] == ["it restarts"] * 3
+    failures = [event for event in stage.told if isinstance(event, RunFailed)]
+    assert [event.message for event in failures] == ["it restarts"] * 3
 
 
 def test_a_loop_that_catches_up_raises_on_a_store_outage() -> None:
@@ -236,7 +236,7 @@ def test_an_interval_that_cannot_be_written_is_retried_while_other_work_continue
     assert stage.rows(stage.summed, lot) == [1, 2, 3]
     assert closer.left == 0
     assert not totals.failures
-    assert [one.name for one in stage.told if isinstance(one, RunFailed)] == ["intervals"] * 2
+    assert [event.name for event in stage.told if isinstance(event, RunFailed)] == ["intervals"] * 2
 
 
 class Troubled:

@@ -1,4 +1,4 @@
-"""Slots, and the presence that a child is given."""
+"""Slots, and the presence that a child is child."""
 
 import random
 from pathlib import Path
@@ -73,40 +73,40 @@ class Given:
 
 @pytest.mark.rule("CLU-4")
 def test_a_given_presence_ends_before_the_lease_unless_it_was_renewed() -> None:
-    given = Given()
-    given.presence.read()
-    assert given.presence.alive()
-    given.clock.advance(10.0)
-    given.beat()
-    given.presence.read()
-    given.clock.advance(11.9)
-    assert given.presence.alive()
-    given.clock.advance(0.2)  # three seconds before the store would give it to somebody else
-    assert not given.presence.alive()
-    given.beat()
-    given.presence.read()
-    assert not given.presence.alive()  # once it was over it stays so
+    child = Given()
+    child.presence.read()
+    assert child.presence.alive()
+    child.clock.advance(10.0)
+    child.beat()
+    child.presence.read()
+    child.clock.advance(11.9)
+    assert child.presence.alive()
+    child.clock.advance(0.2)  # three seconds before the store would give it to another node
+    assert not child.presence.alive()
+    child.beat()
+    child.presence.read()
+    assert not child.presence.alive()  # once lost, it stays lost
 
 
 def test_a_given_presence_is_lost_with_its_epoch() -> None:
-    given = Given()
-    given.presence.read()
-    given.join(given.node)
-    given.presence.read()
-    assert not given.presence.alive()
+    child = Given()
+    child.presence.read()
+    child.join(child.node)
+    child.presence.read()
+    assert not child.presence.alive()
     with pytest.raises(LeaseLost):
-        given.presence.start()
+        child.presence.start()
 
 
 def test_a_given_presence_takes_nothing_new_while_its_node_drains() -> None:
-    given = Given()
-    given.presence.read()
-    assert given.presence.accepts()
-    draining = Node(id="n", epoch=given.node.epoch, draining=True)
-    given.store.run(lambda tx: nodes.beat(tx, given.keys, draining, given.ttl_us))
-    given.presence.read()
-    assert given.presence.alive()
-    assert not given.presence.accepts()
+    child = Given()
+    child.presence.read()
+    assert child.presence.accepts()
+    draining = Node(id="n", epoch=child.node.epoch, draining=True)
+    child.store.run(lambda tx: nodes.beat(tx, child.keys, draining, child.ttl_us))
+    child.presence.read()
+    assert child.presence.alive()
+    assert not child.presence.accepts()
 
 
 def test_begin_again_raises_the_epoch_without_leaving_the_list() -> None:

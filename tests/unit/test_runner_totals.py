@@ -22,6 +22,6 @@ def test_lots_are_counted_and_only_the_newest_errors_are_kept() -> None:
     assert (arc.ended[LotEnd.COMPLETE], arc.rows["clean"]) == (5000, 2 * (5000 + 3 * MOST_ERRORS + 1))
     assert len(arc.errors) == MOST_ERRORS
     assert list(arc.errors)[-1] == f"A{2 * MOST_ERRORS:017}", "the newest is the last"
-    told = report_of("p", totals, 1.0)
-    assert [(one.arc, one.complete, one.partial) for one in told.arcs] == [("a", 5000, 3 * MOST_ERRORS + 1)]
-    assert told.arcs[0].errors[f"A{2 * MOST_ERRORS:017}"] == "again"
+    report = report_of("p", totals, 1.0)
+    assert [(arc.arc, arc.complete, arc.partial) for arc in report.arcs] == [("a", 5000, 3 * MOST_ERRORS + 1)]
+    assert report.arcs[0].errors[f"A{2 * MOST_ERRORS:017}"] == "again"
