@@ -1,4 +1,4 @@
-"""Certify each view once per process, also when several tests create it in a home each."""
+"""Certify each view once per process, even if several tests create it."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 def shared_certificates() -> Iterator[None]:
     """Let plans reuse the certificate of the same query, circuit and tables.
 
-    A certificate depends on these and on Spark alone, so the result is the one that the test would get. Tests
+    A certificate depends only on these and on Spark, so the test would get the same result. Tests
     of certification call `certify` themselves.
     """
     from tidemill.views.certify import certificates
 
     certify = certificates.certify
-    known: dict[tuple[Any, ...], ViewCertificate] = {}
+    certified: dict[tuple[Any, ...], ViewCertificate] = {}
 
     def certify_once(
         spark: "SparkSession",
@@ -35,9 +35,9 @@ def shared_certificates() -> Iterator[None]:
     ) -> "ViewCertificate":
         before = written.fingerprint if written is not None else None
         key = (name, sql, output.fingerprint, before, tuple(sorted(tables.items())), seed)
-        if key not in known:
-            known[key] = certify(spark, name, sql, output, tables, written=written, seed=seed)
-        return known[key]
+        if key not in certified:
+            certified[key] = certify(spark, name, sql, output, tables, written=written, seed=seed)
+        return certified[key]
 
     certificates.certify = certify_once
     try:

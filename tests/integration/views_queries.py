@@ -1,9 +1,9 @@
-"""Queries written by hand: every operator, every pair of operators, and the traps. Spark accepts all of them.
+"""Queries written by hand: every operator, every pair of operators, and difficult cases; Spark accepts them all.
 
-Each has a name that says what it is about. All run over the tables of `views_oracle`.
+The name of a query says what it tests. All queries read the tables of `views_oracle`.
 """
 
-# ruff: noqa: E501  # a query stands on one line beside its name
+# ruff: noqa: E501  # each query is on one line with its name
 
 SINGLE = {
     "project": "SELECT a, b + 1L AS b1, upper(c) AS c FROM t",
@@ -228,7 +228,7 @@ TRAPS = {
     "variables that look like columns": "SELECT id, transform(arr, c0 -> c0 + id) AS p FROM n",
 }
 
-# A query for each operator above each other one, built from pieces; see `pairs`.
+# Parts of queries; `pairs` combines every operator with every other one.
 INNER = {
     "values": "SELECT * FROM VALUES (1, 2, 'x'), (1, 2, 'x'), (NULL, 3, 'y') AS v(a, b, c)",
     "filter": "SELECT a, b, c FROM t WHERE b > 5 OR b IS NULL",
@@ -267,5 +267,5 @@ OUTER = {
 
 
 def pairs() -> dict[str, str]:
-    """Every operator above every other one."""
-    return {f"{above} over {below}": OUTER[above].format(INNER[below]) for above in OUTER for below in INNER}
+    """Return a query for every operator over every other one."""
+    return {f"{outer} over {inner}": OUTER[outer].format(INNER[inner]) for outer in OUTER for inner in INNER}
