@@ -169,12 +169,12 @@ class LostAnswerConformance:
 
     @pytest.mark.rule("STO-12")
     def test_a_create_that_another_writer_won_stays_other_after_losses(self, lossy: Lossy) -> None:
-        theirs, ours = nonce(), nonce()
-        lossy.direct.put_if_absent("k", theirs, theirs)
+        first, second = nonce(), nonce()
+        lossy.direct.put_if_absent("k", first, first)
         lossy.proxy.lose("answer", b"PUT ", times=2)
-        assert lossy.through.put_if_absent("k", ours, ours) is Put.OTHER
+        assert lossy.through.put_if_absent("k", second, second) is Put.OTHER
         assert lossy.proxy.pending == 0
-        assert lossy.direct.get("k")[0] == theirs
+        assert lossy.direct.get("k")[0] == first
 
     @pytest.mark.rule("STO-12")
     def test_a_caller_that_gave_up_can_repeat_the_create(self, lossy: Lossy) -> None:

@@ -110,8 +110,8 @@ class FutureMachine(RuleBasedStateMachine):
 
     # --- the stage
 
-    def run(self, fn: Callable[..., Any], *args: Any, mode: Mode = "serial", **named: Any) -> Any:
-        return self.store.run(lambda tx: fn(tx, self.keys, *args, **named), mode=mode)
+    def run(self, fn: Callable[..., Any], *args: Any, mode: Mode = "serial", **options: Any) -> Any:
+        return self.store.run(lambda tx: fn(tx, self.keys, *args, **options), mode=mode)
 
     def there(self, fn: Callable[..., Any], *args: Any, mode: Mode = "serial", **named: Any) -> Any:
         return self.run(fn, self.cluster, *args, mode=mode, **named)
@@ -128,8 +128,8 @@ class FutureMachine(RuleBasedStateMachine):
 
     def look(self) -> None:
         """Every invariant of what is stored, and of the step that led there."""
-        found = self.store.run(lambda tx: tx.range(*Space(self.keys.cluster).all(), snapshot=True))
-        now = {row.key: row.value for row in found}
+        rows = self.store.run(lambda tx: tx.range(*Space(self.keys.cluster).all(), snapshot=True))
+        now = {row.key: row.value for row in rows}
         changed = [
             (key, now.get(key)) for key in now.keys() | self.rows.keys() if now.get(key) != self.rows.get(key)
         ]
@@ -147,11 +147,11 @@ class FutureMachine(RuleBasedStateMachine):
                 self.look()
             self.look()
         stored = self.mirror.futures
-        assert {one: row.state for one, row in stored.items()} == {
-            one: known.state for one, known in self.model.futures.items()
+        assert {future_id: row.state for future_id, row in stored.items()} == {
+            future_id: expected.state for future_id, expected in self.model.futures.items()
         }
-        for one, known in self.model.futures.items():
-            row, tally = stored[one], stored[one].tally
+        for future_id, expected in self.model.futures.items():
+            row, tally = stored[future_id], stored[future_id].tally
             assert (
                 tally.exceptions,
                 tally.crashes,
@@ -159,15 +159,17 @@ class FutureMachine(RuleBasedStateMachine):
                 tally.strange,
                 tally.reaps,
                 tally.rebuilds,
-            ) == tuple(known.counts.values())
+            ) == tuple(expected.counts.values())
             if isinstance(row, Failed):
-                assert row.kind == known.why
+                assert row.kind == expected.why
             if isinstance(row, Realized):
-                assert (row.result.location.kind, row.result.version) == (known.kind, known.version)
+                assert (row.result.location.kind, row.result.version) == (expected.kind, expected.version)
             if isinstance(row, Claimed):
-                assert row.cancel == known.cancel
-                assert self.holders[one].epoch == row.tally.epoch
-        assert {one for one, row in stored.items() if isinstance(row, Claimed)} == set(self.holders)
+                assert row.cancel == expected.cancel
+                assert self.holders[future_id].epoch == row.tally.epoch
+        assert {future_id for future_id, row in stored.items() if isinstance(row, Claimed)} == set(
+            self.holders
+        )
 
     def known(self, future: bytes) -> Known | None:
         return self.model.futures.get(future)
@@ -175,12 +177,12 @@ class FutureMachine(RuleBasedStateMachine):
     def alive(self, name: str) -> bool:
         return self.store.run(lambda tx: nodes.read(tx, self.cluster, name)) is not None
 
-    def usable(self, got: Claim) -> bool:
+    def usable(self, claim: Claim) -> bool:
         """Does this claim still hold?"""
-        return self.holders.get(got.id) is got and self.alive(got.row.holder)
+        return self.holders.get(claim.id) is claim and self.alive(claim.row.holder)
 
-    def over(self, got: Claim) -> None:
-        self.holders.pop(got.id, None)
+    def over(self, claim: Claim) -> None:
+        self.holders.pop(claim.id, None)
 
     # --- what happens: one rule, so that every run has all of it, in the proportions of life
 
@@ -198,17 +200,19 @@ class FutureMachine(RuleBasedStateMachine):
     def one_claim(self) -> Claim | None:
         """Mostly one that holds; now and then one that is over."""
         held = list(self.holders.values())
-        old = [one for one in self.all_claims[-8:] if self.holders.get(one.id) is not one]
-        found = [*held, *held, *held, *old]
-        return self.dice.one(found) if found else None
+        old = [
+            old_claim for old_claim in self.all_claims[-8:] if self.holders.get(old_claim.id) is not old_claim
+        ]
+        candidates = [*held, *held, *held, *old]
+        return self.dice.one(candidates) if candidates else None
 
     # --- clients
 
     def submit(self) -> None:
         if len(self.model.futures) > 8:
             return
-        there = sorted(self.model.futures)
-        inputs = self.dice.some(there, 3) if there else []
+        existing = sorted(self.model.futures)
+        inputs = self.dice.some(existing, 3) if existing else []
         near = bool(inputs) and self.dice.one((False, True))
         spec = Spec(
             id=new_id(1000 + next(numbers), self.chance),
@@ -224,8 +228,8 @@ class FutureMachine(RuleBasedStateMachine):
             queue=self.dice.one(("", "", "q")),
         )
         self.run(submit.submit, [spec])
-        known = Known(spec.inputs, spec.max_retries, spec.needs.cpu, spec.reconstruct, spec.hard)
-        self.model.add(spec.id, known)
+        expected = Known(spec.inputs, spec.max_retries, spec.needs.cpu, spec.reconstruct, spec.hard)
+        self.model.add(spec.id, expected)
 
     def cancel(self) -> None:
         future = self.one_future()
@@ -241,7 +245,9 @@ class FutureMachine(RuleBasedStateMachine):
 
     def requeue(self) -> None:
         ended = sorted(
-            one for one, known in self.model.futures.items() if known.state in (S.FAILED, S.QUARANTINED)
+            future_id
+            for future_id, expected in self.model.futures.items()
+            if expected.state in (S.FAILED, S.QUARANTINED)
         )
         if not ended:
             return
@@ -253,17 +259,19 @@ class FutureMachine(RuleBasedStateMachine):
                 self.run(requeue.requeue, future)
 
     def realized(self) -> bytes | None:
-        found = sorted(one for one, known in self.model.futures.items() if known.state is S.REALIZED)
-        return self.dice.one(found) if found else None
+        realized = sorted(
+            future_id for future_id, expected in self.model.futures.items() if expected.state is S.REALIZED
+        )
+        return self.dice.one(realized) if realized else None
 
     def lose(self) -> None:
         future = self.realized()
         if future is None:
             return
-        known, old = self.model.futures[future], self.dice.one((0, 0, 1))
-        self.there(results.lose, future, known.version - old, unreachable=True)
-        if not old and known.kind != "inline":
-            self.model.lose(known)
+        expected, old = self.model.futures[future], self.dice.one((0, 0, 1))
+        self.there(results.lose, future, expected.version - old, unreachable=True)
+        if not old and expected.kind != "inline":
+            self.model.lose(expected)
 
     def delete_results(self) -> None:
         future = self.realized()
@@ -286,102 +294,102 @@ class FutureMachine(RuleBasedStateMachine):
             for one, row in self.mirror.futures.items()
             if isinstance(row, Unclaimed) and row.assigned in ("", name)
         }
-        got = self.there(claim.claim, node, lanes, free, limit, mode="take")
-        assert {one.id for one in got} <= set(could)
-        for one in got:
+        claims = self.there(claim.claim, node, lanes, free, limit, mode="take")
+        assert {one.id for one in claims} <= set(could)
+        for one in claims:
             free = free.minus(Needs(cpu=could.pop(one.id)))
             self.model.futures[one.id].state = S.CLAIMED
             self.holders[one.id] = one
-        self.all_claims += got
+        self.all_claims += claims
         assert free.cpu >= 0
-        if len(got) < limit:
+        if len(claims) < limit:
             assert not any(how_many(Needs(cpu=cpu), free) for cpu in could.values())
 
     def realize(self) -> None:
-        got = self.one_claim()
-        spec = self.mirror.specs.get(got.id) if got is not None else None
-        if got is None or spec is None:
+        held = self.one_claim()
+        spec = self.mirror.specs.get(held.id) if held is not None else None
+        if held is None or spec is None:
             return
-        node, kind = self.nodes[got.row.holder], self.dice.one(("inline", "segment", "object"))
+        node, kind = self.nodes[held.row.holder], self.dice.one(("inline", "segment", "object"))
         location = {
             "inline": Location(kind="inline"),
             "segment": Location(kind="segment", name="s", node=node.id, node_epoch=node.epoch),
             "object": Location(kind="object", name=f"o{next(numbers)}"),
         }[kind]
-        done = Completion(got, spec, Result(got.epoch, 0, 1, location, b"x"))
-        if not self.usable(got):
-            self.refused(lambda: self.there(finish.realize, node, done))
-            self.refused(lambda: self.there(finish.realize_many, node, [done], mode="take"))
+        completion = Completion(held, spec, Result(held.epoch, 0, 1, location, b"x"))
+        if not self.usable(held):
+            self.refused(lambda: self.there(finish.realize, node, completion))
+            self.refused(lambda: self.there(finish.realize_many, node, [completion], mode="take"))
             return
         fast = self.dice.one((False, True))
-        made = fast and self.there(finish.realize_many, node, [done], mode="take")[0]
-        if not made:
-            self.there(finish.realize, node, done)
-        self.model.realize(self.model.futures[got.id], kind, got.epoch)
-        self.over(got)
+        written = fast and self.there(finish.realize_many, node, [completion], mode="take")[0]
+        if not written:
+            self.there(finish.realize, node, completion)
+        self.model.realize(self.model.futures[held.id], kind, held.epoch)
+        self.over(held)
 
     def fail(self) -> None:
-        got = self.one_claim()
-        if got is None:
+        held = self.one_claim()
+        if held is None:
             return
-        node = self.nodes[got.row.holder]
+        node = self.nodes[held.row.holder]
         kind = self.dice.one(("exception", "exception", "crash", "crash", "oom", "deserialize"))
         failure = Failure(kind=kind, message="no")
-        if not self.usable(got):
-            self.refused(lambda: self.there(finish.fail, node, got, failure))
+        if not self.usable(held):
+            self.refused(lambda: self.there(finish.fail, node, held, failure))
             return
-        self.there(finish.fail, node, got, failure, jitter=0.0)
-        self.model.fail(self.model.futures[got.id], kind)
-        self.over(got)
+        self.there(finish.fail, node, held, failure, jitter=0.0)
+        self.model.fail(self.model.futures[held.id], kind)
+        self.over(held)
 
     def give_up(self) -> None:
         """Given back by a drain, or ended as its row asks."""
-        got = self.one_claim()
-        if got is None:
+        held = self.one_claim()
+        if held is None:
             return
-        node, asked = self.nodes[got.row.holder], self.dice.one((False, True))
+        node, requested = self.nodes[held.row.holder], self.dice.one((False, True))
 
         def write() -> Any:
-            if asked:
-                return self.there(finish.cancelled, node, got)
-            return self.there(finish.relinquish, node, [got])
+            if requested:
+                return self.there(finish.cancelled, node, held)
+            return self.there(finish.relinquish, node, [held])
 
-        if not self.usable(got):
+        if not self.usable(held):
             self.refused(write)
             return
         write()
-        self.model.give_back(self.model.futures[got.id])
-        self.over(got)
+        self.model.give_back(self.model.futures[held.id])
+        self.over(held)
 
     def block(self) -> None:
         """A task finds inputs missing, reports the loss and parks, in one transaction."""
-        got = self.one_claim()
-        if got is None:
+        held = self.one_claim()
+        if held is None:
             return
-        node, known = self.nodes[got.row.holder], self.model.futures.get(got.id)
-        if not self.usable(got) or known is None:
-            self.refused(lambda: self.there(finish.block, node, got, []))
+        node, expected = self.nodes[held.row.holder], self.model.futures.get(held.id)
+        if not self.usable(held) or expected is None:
+            self.refused(lambda: self.there(finish.block, node, held, []))
             return
         lost = self.dice.one((False, True))
         gone = [
-            one
-            for one in known.inputs
+            upstream
+            for upstream in expected.inputs
             if lost
-            and self.model.futures[one].state is S.REALIZED
-            and self.model.futures[one].kind != "inline"
+            and self.model.futures[upstream].state is S.REALIZED
+            and self.model.futures[upstream].kind != "inline"
         ]
 
         def both(tx: Any) -> None:
-            for one in gone:
-                version = self.model.futures[one].version
-                results.lose(tx, self.keys, self.cluster, one, version, unreachable=True)
-            finish.block(tx, self.keys, self.cluster, node, got, known.inputs)
+            for upstream in gone:
+                version = self.model.futures[upstream].version
+                results.lose(tx, self.keys, self.cluster, upstream, version, unreachable=True)
+            finish.block(tx, self.keys, self.cluster, node, held, expected.inputs)
 
         self.store.run(both)
-        for one in gone:
-            self.model.lose(self.model.futures[one])
-        self.model.give_back(known)
-        self.over(got)
+        for upstream in gone:
+            self.model.lose(self.model.futures[upstream])
+        self.model.give_back(expected)
+        self.over(held)
 
     def refused(self, write: Callable[[], Any]) -> None:
         """A claimant whose claim is over changes nothing."""
@@ -415,44 +423,46 @@ class FutureMachine(RuleBasedStateMachine):
         if not self.alive(name):
             self._reaped(name)
             self.there(reap.reroute_page, name)
-            for one, row in list(self.mirror.futures.items()):
+            for future_id, row in list(self.mirror.futures.items()):
                 if isinstance(row, Unclaimed) and row.assigned == name and row.hard:
-                    known = self.model.futures[one]
-                    known.state, known.why = S.FAILED, "actor"
+                    expected = self.model.futures[future_id]
+                    expected.state, expected.why = S.FAILED, "actor"
 
     def _reaped(self, name: str) -> None:
         page, _ = self.there(reap.reap_page, name)
         held = [one for one in self.holders.values() if one.row.holder == name]
         assert {one for one, _ in page.moved} == {one.id for one in held}
-        for got in held:
-            self.model.reap(self.model.futures[got.id])
-            self.over(got)
+        for lost_claim in held:
+            self.model.reap(self.model.futures[lost_claim.id])
+            self.over(lost_claim)
 
     def strand(self) -> None:
         """Set aside what nobody can run; needs are 32 cpus or fit somewhere."""
         live = [SIZES[name] for name in SIZES if self.alive(name)]
         for lane in self.run(claim.read_lanes):
             self.there(unsatisfiable.strand_page, lane)
-        for one, known in self.model.futures.items():
-            row = self.mirror.futures[one]
+        for future_id, expected in self.model.futures.items():
+            row = self.mirror.futures[future_id]
             in_pool = isinstance(row, Unclaimed) and not row.assigned
-            if in_pool and live and not any(how_many(Needs(cpu=known.cpu), size) for size in live):
-                known.state = S.UNSATISFIABLE
+            if in_pool and live and not any(how_many(Needs(cpu=expected.cpu), size) for size in live):
+                expected.state = S.UNSATISFIABLE
 
     def satisfy(self) -> None:
         live = [SIZES[name] for name in SIZES if self.alive(name)]
         self.there(unsatisfiable.satisfy_page)
-        for known in self.model.futures.values():
-            if known.state is S.UNSATISFIABLE and any(how_many(Needs(cpu=known.cpu), size) for size in live):
-                known.state = S.BLOCKED
+        for expected in self.model.futures.values():
+            if expected.state is S.UNSATISFIABLE and any(
+                how_many(Needs(cpu=expected.cpu), size) for size in live
+            ):
+                expected.state = S.BLOCKED
 
     def sweep(self) -> None:
         if len(self.model.futures) < 6:
             return
         page = self.there(sweep.sweep_page, 0)
-        for one in page.deleted:
-            assert self.model.may_go(one)
-            del self.model.futures[one]
+        for future_id in page.deleted:
+            assert self.model.may_go(future_id)
+            del self.model.futures[future_id]
 
 
 M = FutureMachine

@@ -52,8 +52,8 @@ class Crowd:
     def _all_submitted(self) -> None:
         self.submitted.set()
 
-    def run(self, fn: Callable[..., Any], *args: Any, mode: Mode = "serial", **named: Any) -> Any:
-        return self.store.run(lambda tx: fn(tx, KEYS, *args, **named), mode=mode)
+    def run(self, fn: Callable[..., Any], *args: Any, mode: Mode = "serial", **options: Any) -> Any:
+        return self.store.run(lambda tx: fn(tx, KEYS, *args, **options), mode=mode)
 
     def there(self, fn: Callable[..., Any], *args: Any, mode: Mode = "serial", **named: Any) -> Any:
         return self.run(fn, CLUSTER, *args, mode=mode, **named)
@@ -81,10 +81,10 @@ class Crowd:
 
     def client(self, chance: random.Random, number: int) -> None:
         for _ in range(self.rounds):
-            there = self.ids[-12:]
+            existing = self.ids[-12:]
             specs = []
             for _ in range(chance.choice((1, 3))):
-                inputs = tuple(chance.sample(there, min(len(there), chance.choice((0, 1, 2, 3)))))
+                inputs = tuple(chance.sample(existing, min(len(existing), chance.choice((0, 1, 2, 3)))))
                 near = inputs[0] if inputs and chance.random() < 0.3 else b""
                 future_id = new_id(1_000_000, chance)
                 spec = Spec(
@@ -108,42 +108,42 @@ class Crowd:
         try:
             lanes = self.run(claim.read_lanes)
             claims = self.there(claim.claim, node, lanes, FREE, chance.choice((1, 4)), mode="take")
-            for got in claims:
-                spec = self.store.run(lambda tx, got=got: submit.edges.must_read_spec(tx, KEYS, got.id))
+            for held in claims:
+                spec = self.store.run(lambda tx, held=held: submit.edges.must_read_spec(tx, KEYS, held.id))
                 kind = chance.choice(("inline", "segment"))
                 location = Location(kind=kind, name="s", node=node.id if kind == "segment" else "")
-                done = Completion(got, spec, Result(got.epoch, 0, 1, location, b"x"))
+                completion = Completion(held, spec, Result(held.epoch, 0, 1, location, b"x"))
                 match chance.choice(("fast", "fast", "slow", "fail", "back", "block")):
                     case "fast":
-                        made = self.there(finish.realize_many, node, [done], mode="take")[0]
-                        if made:
-                            self.run(depend.notify, [got.id])
+                        written = self.there(finish.realize_many, node, [completion], mode="take")[0]
+                        if written:
+                            self.run(depend.notify, [held.id])
                         else:
-                            self.there(finish.realize, node, done)
-                        self.realized[got.id, got.epoch] += 1
+                            self.there(finish.realize, node, completion)
+                        self.realized[held.id, held.epoch] += 1
                     case "slow":
-                        self.there(finish.realize, node, done)
-                        self.realized[got.id, got.epoch] += 1
+                        self.there(finish.realize, node, completion)
+                        self.realized[held.id, held.epoch] += 1
                     case "fail":
-                        self.there(finish.fail, node, got, Failure(kind="exception"), jitter=0.0)
+                        self.there(finish.fail, node, held, Failure(kind="exception"), jitter=0.0)
                     case "back":
-                        self.there(finish.relinquish, node, [got])
+                        self.there(finish.relinquish, node, [held])
                     case "block":
-                        self.there(finish.block, node, got, spec.inputs)
+                        self.there(finish.block, node, held, spec.inputs)
         except LeaseLost:  # somebody took the node off the list: it joins again
             node = self.store.run(lambda tx: nodes.join(tx, CLUSTER, node, HOUR_US))
         return node
 
     def chaos(self, chance: random.Random, number: int) -> None:
         while not self.submitted.is_set():
-            one = chance.choice(self.ids[-30:] or [b""])
+            future_id = chance.choice(self.ids[-30:] or [b""])
             match chance.choice(("lose", "lose", "lose", "cancel", "die")):
                 case "lose":
-                    row = self.run(submit.edges.read, one) if one else None
+                    row = self.run(submit.edges.read, future_id) if future_id else None
                     if isinstance(row, Realized):
-                        self.there(results.lose, one, row.result.version, unreachable=True)
-                case "cancel" if one and chance.random() < 0.02:
-                    self.run(cancel.cancel, one)
+                        self.there(results.lose, future_id, row.result.version, unreachable=True)
+                case "cancel" if future_id and chance.random() < 0.02:
+                    self.run(cancel.cancel, future_id)
                 case "die" if chance.random() < 0.1:
                     listed = self.store.run(lambda tx: nodes.read_all(tx, CLUSTER))
                     if listed:

@@ -188,9 +188,9 @@ def test_the_key_of_an_item_can_be_parsed_back() -> None:
 
 
 def test_unknown_objects_among_the_items_are_skipped_and_reported_once() -> None:
-    told: list[Event] = []
+    events: list[Event] = []
     objects = MemoryObjects(SYSTEM)
-    heap = ObjectHeap(objects, emit=told.append)
+    heap = ObjectHeap(objects, emit=events.append)
     item = Item(MINUTE_US, "s", 1)
     heap.push([item])
     strange = [
@@ -207,5 +207,5 @@ def test_unknown_objects_among_the_items_are_skipped_and_reported_once() -> None
     for _ in range(2):
         assert peek(heap, 5 * MINUTE_US, 10).items == [item]
         assert list(heap.listed(0, 100 * MINUTE_US)) == [item]
-    assert sorted(one.key for one in told if isinstance(one, StrangeKey)) == sorted(strange[:-1])
+    assert sorted(event.key for event in events if isinstance(event, StrangeKey)) == sorted(strange[:-1])
     assert all(objects.head(key) for key in strange), "nothing of it was touched"

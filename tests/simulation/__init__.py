@@ -1,17 +1,17 @@
 """Simulate many nodes in one thread, on the memory store, with one fake clock and one seed.
 
-A `World` has machines that start nodes, a store whose calls can fail at three moments, a weather that decides
-when they fail, and rules that check every commit. A scenario builds a world with workloads from a seed.
-`python -m tests.simulation --seed 12345 --trace` replays a seed.
+A `World` has machines that start nodes, a store whose calls can fail at three moments, an injector that
+decides when they fail, and rules that check every commit. A scenario builds a world with workloads from a
+seed. `python -m tests.simulation --seed 12345 --trace` replays a seed.
 """
 
 from collections.abc import Callable
 
 from tests.simulation.cluster.scenario import cluster_world
+from tests.simulation.faults import Fault, Swarm
 from tests.simulation.futures.scenario import futures_world
 from tests.simulation.scheduler import Next, SimNode, Wait
 from tests.simulation.store import Change, RecordedCommit
-from tests.simulation.weather import Fault, Swarm
 from tests.simulation.world import Act, Rule, SimulationReport, Violation, Workload, World
 
 __all__ = [

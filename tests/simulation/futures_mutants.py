@@ -50,10 +50,10 @@ def a_completion_without_the_fence(patch: pytest.MonkeyPatch) -> None:
     def realize_many(
         tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, items: Sequence[Completion]
     ) -> list[bool]:
-        made = []
+        results = []
         for item in items:
             row = edges.read(tx, keys, item.claim.id)
-            made.append(isinstance(row, Claimed))
+            results.append(isinstance(row, Claimed))
             if isinstance(row, Claimed):
                 new = Realized(tally=row.tally, result=item.result, at=tx.now())
                 edges.move(tx, keys, item.spec, row, FutureEdge.REALIZE, new)
@@ -61,7 +61,7 @@ def a_completion_without_the_fence(patch: pytest.MonkeyPatch) -> None:
                     submit.record_copy(tx, keys, item.spec, item.result)
                 if row.tally.dependents:
                     tx.set(keys.cursor[item.claim.id], b"")
-        return made
+        return results
 
     patch.setattr(finish, "realize_many", realize_many)
 
@@ -121,10 +121,10 @@ def a_claim_that_leaves_the_ready_row(patch: pytest.MonkeyPatch) -> None:
     take_lane = claim._take_lane
 
     def leave(tx: Tx, *args: Any) -> list[Row]:
-        taken = take_lane(tx, *args)
-        for row in taken:
+        claims = take_lane(tx, *args)
+        for row in claims:
             tx.set(row.key, row.value)
-        return taken
+        return claims
 
     patch.setattr(claim, "_take_lane", leave)
 
@@ -159,10 +159,10 @@ def dependents_woken_outside_the_transaction(patch: pytest.MonkeyPatch) -> None:
     realize_many = finish.realize_many
 
     def no_cursor(tx: Tx, keys: FutureKeys, *args: Any) -> list[bool]:
-        made = realize_many(tx, keys, *args)
+        results = realize_many(tx, keys, *args)
         for item in args[-1]:
             tx.clear(keys.cursor[item.claim.id])
-        return made
+        return results
 
     def end(
         tx: Tx, keys: FutureKeys, spec: Spec, old: AnyRow, edge: edges.Path, new: AnyRow, failure: Any = None
@@ -181,14 +181,14 @@ def a_submit_that_does_not_mark_its_inputs(patch: pytest.MonkeyPatch) -> None:
     """The upstream does not learn that somebody waits, and wakes nobody."""
     attach = submit.attach
 
-    def forgetful(tx: Tx, keys: FutureKeys, spec: Spec, **named: Any) -> Any:
-        found = attach(tx, keys, spec, **named)
+    def forgetful(tx: Tx, keys: FutureKeys, spec: Spec, **options: Any) -> Any:
+        attached = attach(tx, keys, spec, **options)
         for upstream in spec.inputs:
             row = edges.read(tx, keys, upstream)
             if row is not None:
                 tally = msgspec.structs.replace(row.tally, dependents=False)
                 tx.set(keys.future[upstream], rows.encode(msgspec.structs.replace(row, tally=tally)))
-        return found
+        return attached
 
     patch.setattr(submit, "attach", forgetful)
 
@@ -222,11 +222,11 @@ def a_loss_reported_without_its_version(patch: pytest.MonkeyPatch) -> None:
     lose = results.lose
 
     def any_version(
-        tx: Tx, keys: FutureKeys, cluster: ClusterKeys, future_id: bytes, version: int, **named: Any
+        tx: Tx, keys: FutureKeys, cluster: ClusterKeys, future_id: bytes, version: int, **options: Any
     ) -> AnyRow | None:
         row = edges.read(tx, keys, future_id)
         version = row.result.version if isinstance(row, Realized) else version
-        return lose(tx, keys, cluster, future_id, version, **named)
+        return lose(tx, keys, cluster, future_id, version, **options)
 
     patch.setattr(results, "lose", any_version)
 
@@ -267,9 +267,9 @@ def retries_one_too_many(patch: pytest.MonkeyPatch) -> None:
 
     judge: Callable[..., Any] = retries.decide
 
-    def generous(*args: Any, **named: Any) -> Any:
+    def generous(*args: Any, **options: Any) -> Any:
         spec = msgspec.structs.replace(args[4], max_retries=args[4].max_retries + 1)
-        return judge(*args[:4], spec, *args[5:], **named)
+        return judge(*args[:4], spec, *args[5:], **options)
 
     patch.setattr(retries, "decide", generous)
 

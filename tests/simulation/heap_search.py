@@ -131,10 +131,10 @@ class Search:
 
     # --- running steps
 
-    def tx(self, state: State, fn: Callable[..., T], *args: Any, **named: Any) -> tuple[T, StoredRows]:
+    def tx(self, state: State, fn: Callable[..., T], *args: Any, **options: Any) -> tuple[T, StoredRows]:
         """A transaction: its answer and the rows after it."""
         tx = PlainTx(dict(state.rows), state.now)
-        answer = fn(tx, *args, **named)
+        answer = fn(tx, *args, **options)
         return answer, frozenset(tx.rows.items())
 
     def beginning(self) -> State:
@@ -267,8 +267,8 @@ class Search:
         yield True, state._replace(schedulers=hand(None))  # it dies, or its push is lost
         step, items = held
         if step == "push":
-            done = None if not self.plan.sweeps else ("pushed", items)
-            yield True, state._replace(items=state.items | set(items), schedulers=hand(done))
+            pushed = None if not self.plan.sweeps else ("pushed", items)
+            yield True, state._replace(items=state.items | set(items), schedulers=hand(pushed))
         else:
             _, rows = self.tx(state, heap_sync.clear_debts, KEYS, items)
             yield True, state._replace(rows=rows, schedulers=hand(None))
@@ -305,15 +305,15 @@ class Search:
                 if alive:
                     yield from self._start(state, number, item, put)
             return
-        done = put(state.tickets, None)
+        tickets = put(state.tickets, None)
         if not self.plan.torn_finish:
-            yield True, state._replace(rows=self._finish(state, held), tickets=done)
+            yield True, state._replace(rows=self._finish(state, held), tickets=tickets)
         elif state.torn[number] is None:
             heads, _ = self.tx(state, events.heads, LOTS, self.sources)
             yield True, state._replace(torn=put(state.torn, tuple(heads.items())))
         else:
             rows = self._refused(state, torn_finish, held.ticket, dict(state.torn[number]))
-            yield True, state._replace(rows=rows, tickets=done, torn=put(state.torn, None))
+            yield True, state._replace(rows=rows, tickets=tickets, torn=put(state.torn, None))
 
     def _start(
         self, state: State, number: int, item: Item, put: Callable[[tuple[Any, ...], Any], tuple[Any, ...]]
@@ -334,18 +334,20 @@ class Search:
     def _finish(self, state: State, held: Held) -> StoredRows:
         """A finish is refused, and changes nothing, unless it is that of the row's own run."""
         row = self._row(state)
-        ours = (
+        is_own = (
             isinstance(row, Scheduled)
             and row.run is not None
             and (row.tally.epoch, row.tally.fence) == (held.epoch, held.fence)
         )
         node, _ = self.tx(state, nodes.read, CLUSTER, held.node)
-        others = [one for one in state.tickets if one is not None and one is not held]
+        other_tickets = [ticket for ticket in state.tickets if ticket is not None and ticket is not held]
         rows = self._refused(state, runs.finish, None, held.ticket, dict(held.heads))
         if rows != state.rows:
-            if not (ours and node is not None):
+            if not (is_own and node is not None):
                 raise Broken("HEAP-7: the finish of a run that is over was taken")
-            twins = [one for one in others if (one.epoch, one.fence) == (held.epoch, held.fence)]
+            twins = [
+                ticket for ticket in other_tickets if (ticket.epoch, ticket.fence) == (held.epoch, held.fence)
+            ]
             if twins:
                 raise Broken("HEAP-7: two runs of one subscription under one fence")
         return rows
@@ -360,8 +362,8 @@ class Search:
     # --- looking
 
     def _row_bytes(self, state: State) -> StoredRows:
-        kept = {KEYS.subscription[self.name], KEYS.floor[self.name]}
-        return frozenset(row for row in state.rows if row[0] in kept)
+        keys = {KEYS.subscription[self.name], KEYS.floor[self.name]}
+        return frozenset(row for row in state.rows if row[0] in keys)
 
     def _row(self, state: State) -> Scheduled | Waiting | None:
         raw = next((value for key, value in state.rows if key == self.row_key), None)
@@ -382,14 +384,14 @@ class Search:
     def states_of(self, state: State, ids: tuple[int, ...]) -> dict[int, HeapState]:
         """Which of the twelve each id is in; an id is the epoch that it was born with."""
         row, template = self._row(state), self._template(state)
-        found: dict[int, HeapState] = {}
-        for one, following in zip(ids, (*ids[1:], None), strict=True):
-            here = row.state if row is not None and row.tally.born == one else SubscriptionState.ABSENT
+        states: dict[int, HeapState] = {}
+        for born, following in zip(ids, (*ids[1:], None), strict=True):
+            row_state = row.state if row is not None and row.tally.born == born else SubscriptionState.ABSENT
             on_heap = any(
-                item.epoch >= one and (following is None or item.epoch < following) for item in state.items
+                item.epoch >= born and (following is None or item.epoch < following) for item in state.items
             )
-            found[one] = state_of(here, template=template, on_heap=on_heap)
-        return found
+            states[born] = state_of(row_state, template=template, on_heap=on_heap)
+        return states
 
     def check_move(self, before: State, after: State) -> None:
         """Every id moved along a cell that is allowed; the signal of a scheduled row did not leave."""
@@ -397,9 +399,9 @@ class Search:
             return
         ids = tuple(sorted({1, self.born(before) or 1, self.born(after) or 1}))
         was, is_ = self.states_of(before, ids), self.states_of(after, ids)
-        for one in ids:
-            check(was[one], is_[one], f"id {self.name}/{one}")
-            self.moves_seen.add((was[one], is_[one]))
+        for born in ids:
+            check(was[born], is_[born], f"id {self.name}/{born}")
+            self.moves_seen.add((was[born], is_[born]))
         row = self._row(after)
         if isinstance(row, Scheduled):
             signal = Item(row.next_run, self.name, row.tally.epoch)
@@ -429,32 +431,32 @@ class Search:
         lost = len(self.plan.publications) + 5
         while front:
             state = front.popleft()
-            here = number[state]
+            source = number[state]
             if self.at_rest(state):
-                good.add(here)
+                good.add(source)
             try:
                 for protocol, after in self.moves(state):
                     if after == state:
                         continue
                     if after.left[lost] == self.plan.losses:  # a loss is no move of the protocol
                         self.check_move(state, after)
-                    there = number.get(after)
-                    if there is None:
-                        there = number[after] = len(number)
+                    target = number.get(after)
+                    if target is None:
+                        target = number[after] = len(number)
                         back.append([])
                         front.append(after)
                     if protocol:
-                        back[there].append(here)
+                        back[target].append(source)
             except (Broken, IllegalTransition, AssertionError) as error:
                 return self._found(number, None, f"{error}")
             assert len(number) < most, "more states than a test has time for"
         reached, stack = set(good), list(good)
         while stack:
-            for one in back[stack.pop()]:
-                if one not in reached:
-                    reached.add(one)
-                    stack.append(one)
-        stuck = next((state for state, one in number.items() if one not in reached), None)
+            for predecessor in back[stack.pop()]:
+                if predecessor not in reached:
+                    reached.add(predecessor)
+                    stack.append(predecessor)
+        stuck = next((state for state, predecessor in number.items() if predecessor not in reached), None)
         return self._found(number, stuck, "")
 
     def _found(self, number: dict[State, int], stuck: State | None, broken: str) -> Found:
@@ -469,7 +471,7 @@ def torn_finish(tx: Tx, ticket: Ticket, heads: dict[DatasetId, int]) -> None:
     row = runs.check(tx, KEYS, CLUSTER, ticket)
     progress = tuple(ticket.heads.values())
     tally = msgspec.structs.replace(row.tally, epoch=row.tally.epoch + 1, progress=progress)
-    more = any(heads[one] > position for one, position in zip(heads, progress, strict=True))
+    more = any(heads[dataset] > position for dataset, position in zip(heads, progress, strict=True))
     new = Scheduled(tally, tx.now()) if more else Waiting(tally)
     subscriptions.write(tx, KEYS, ticket.name, row, new)
 

@@ -16,7 +16,7 @@ from tests.simulation import Fault, World
 from tests.simulation.cluster import queue
 from tests.simulation.cluster.queue import CLAIM_PAGE, QueueClaim, QueueKeys
 from tests.simulation.cluster.scenario import cluster_world
-from tests.simulation.weather import draw_swarm
+from tests.simulation.faults import draw_swarm
 from tidemill.cluster import leases, nodes, partitions
 from tidemill.cluster.keeper import Held, Keeper
 from tidemill.cluster.keys import ClusterKeys

@@ -66,16 +66,16 @@ class PlainTx(Tx):
         self.rows[prefix + pack((Versionstamp(len(self.rows), 0),))] = value
 
     def _take(self, lo: bytes, hi: bytes, limit: int) -> list[Row]:
-        taken = self._range(lo, hi, limit, False, False)
-        for row in taken:
+        rows = self._range(lo, hi, limit, False, False)
+        for row in rows:
             del self.rows[row.key]
-        return taken
+        return rows
 
     def _swap_many(self, swaps: Sequence[Swap]) -> list[bool]:
-        done = []
+        results = []
         for swap in swaps:
             holds = self.rows.get(swap.key) == swap.expected
             if holds:
                 self._clear(swap.key) if swap.new is None else self._set(swap.key, swap.new)
-            done.append(holds)
-        return done
+            results.append(holds)
+        return results

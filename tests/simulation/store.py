@@ -128,7 +128,7 @@ class SimStore(MemoryStore):
                 self._changes.append(Change(key, old, value))
 
     def _commit(self, tx: MemoryTx, operation: RetriedCall[T]) -> None:
-        late_us = self._world.weather.late_us()
+        late_us = self._world.faults.late_us()
         if late_us is not None:
             self._commit_later(tx, operation, late_us)
             raise Unknown("the commit is on its way")

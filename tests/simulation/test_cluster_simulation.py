@@ -106,7 +106,7 @@ def test_wall_clocks_that_are_off_by_hours_change_nothing(seed: int) -> None:
     assert report.counts[Fault.JUMP] >= 3
 
     def without_weather(world: World) -> list[object]:
-        return [entry for entry in world.timeline.entries if entry.source != "weather"]
+        return [entry for entry in world.timeline.entries if entry.source != "faults"]
 
     assert without_weather(jumping) == without_weather(right)
 

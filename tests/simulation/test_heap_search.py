@@ -31,14 +31,14 @@ REACHED = {
 
 
 def cells(text: str) -> set[tuple[HeapState, HeapState]]:
-    return {(HeapState(one[:3]), HeapState(one[4:])) for one in text.split()}
+    return {(HeapState(move[:3]), HeapState(move[4:])) for move in text.split()}
 
 
 def searched(plan: Plan) -> Found:
-    found = Search(plan).run()
-    assert found.broken == ""
-    assert found.stuck is None
-    return found
+    result = Search(plan).run()
+    assert result.broken == ""
+    assert result.stuck is None
+    return result
 
 
 @pytest.mark.rule("HEAP-18", "HEAP-2", "HEAP-5")

@@ -1,4 +1,4 @@
-"""A simulated world: machines that start nodes, one store, one weather, workloads, and rules.
+"""A simulated world: machines that start nodes, one store, injected faults, workloads, and rules.
 
 A run has two phases. In the first, faults happen. Then the faults stop, all machines start again, and within
 `patience_s` all work must be finished: this tests liveness. Every rule sees every commit and every action
@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from tests.simulation.faults import MOST_DRIFT, Fault, FaultInjector, Swarm
 from tests.simulation.scheduler import (
     SECOND_US,
     CurrentClock,
@@ -26,7 +27,6 @@ from tests.simulation.scheduler import (
     SimulationScheduler,
 )
 from tests.simulation.store import RecordedCommit, SimStore, Timeline
-from tests.simulation.weather import MOST_DRIFT, Fault, Swarm, Weather
 
 
 class Violation(AssertionError):
@@ -113,9 +113,10 @@ class World:
         self.scheduler.on_crash = self._crashed
         self.scheduler.on_error = self._failed
         self.scheduler.on_continue = self.check_node
-        self.weather = Weather(self, swarm, self.chance_of("weather"))
+        # The names of random sources are part of the seed: a new name would change every run.
+        self.faults = FaultInjector(self, swarm, self.chance_of("weather"))
         self.store = SimStore(
-            self, CurrentClock(self.scheduler), self.chance_of("store"), self.weather, swarm.patience_s
+            self, CurrentClock(self.scheduler), self.chance_of("store"), self.faults, swarm.patience_s
         )
         self.machines = [
             SimulatedMachine(
@@ -126,7 +127,7 @@ class World:
         self.workloads: list[Workload] = []
         self.counts: Counter[str] = Counter()
         self.commits = 0
-        self.cleared_us: int | None = None
+        self.calm_since_us: int | None = None
         self._rules: list[Rule] = []
         self.patience_s = 15 * swarm.ttl_s  # from the last fault to rest; a scenario adds its work
         self._violation: Violation | None = None
@@ -144,7 +145,7 @@ class World:
     @property
     def now_us(self) -> int:
         """The store's time."""
-        return self.weather.now_us()
+        return self.faults.now_us()
 
     @property
     def current_node(self) -> SimNode | None:
@@ -153,7 +154,7 @@ class World:
 
     def quiet_for_s(self) -> float:
         """Return the seconds since the last fault."""
-        return 0.0 if self.cleared_us is None else (self.scheduler.now_us - self.cleared_us) / SECOND_US
+        return 0.0 if self.calm_since_us is None else (self.scheduler.now_us - self.calm_since_us) / SECOND_US
 
     def running(self) -> list[SimNode]:
         return [machine.node for machine in self.machines if machine.node is not None]
@@ -166,7 +167,7 @@ class World:
         """Count a fault, and add it to the timeline."""
         self.counts[fault] += 1
         node = self.current_node
-        self.record(node.name if node is not None else "weather", fault.value.upper(), *detail)
+        self.record(node.name if node is not None else "faults", fault.value.upper(), *detail)
 
     def act(self, key: bytes, epoch: int) -> None:
         """Check an act of the current node that needs the lease under `key`."""
@@ -193,7 +194,7 @@ class World:
             return
         machine.boots += 1
         if machine.boots == 1:
-            machine.off_s = self.weather.wall_error_s()
+            machine.off_s = self.faults.wall_error_s()
             self.counts[Fault.DRIFT] += machine.rate != 1.0
         name = f"n{machine.number}.{machine.boots}"
         chance = self.chance_of(name)
@@ -296,19 +297,19 @@ class World:
         for machine in self.machines:  # the first one starts at once, the others later
             late_us = int(chaos_us * max(0.0, self.chance.uniform(-1.0, 0.6))) if machine.number > 1 else 0
             self.scheduler.spawn("boot", partial(self.boot, machine), late_us)
-        self.scheduler.spawn("weather", self.weather.step, int(self.swarm.timed_mean_s * SECOND_US))
+        self.scheduler.spawn("faults", self.faults.step, int(self.swarm.timed_mean_s * SECOND_US))
         self.scheduler.run_until(chaos_us)
-        self.weather.clear_up()
-        self.record("weather", "clears up")
-        self.cleared_us = self.scheduler.now_us
+        self.faults.stop()
+        self.record("faults", "stop")
+        self.calm_since_us = self.scheduler.now_us
         for machine in self.machines:
             self.boot(machine)
         self.scheduler.spawn("judge", self._check_rest, 1)
-        rest_us = self.cleared_us + int(self.patience_s * SECOND_US)
+        rest_us = self.calm_since_us + int(self.patience_s * SECOND_US)
         self.scheduler.run_until(rest_us, stop=lambda: self._at_rest)
         if not self._at_rest:
             still = "; ".join(still for workload in self.workloads for still in workload.unfinished())
-            raise self.violated(f"not at rest {self.patience_s:g} s after the weather cleared up: {still}")
+            raise self.violated(f"not at rest {self.patience_s:g} s after the last fault: {still}")
         for rule in self._rules:
             self._judge(rule.end, self.store.rows)
 

@@ -1,4 +1,4 @@
-"""The stage of the simulation: what a scheduler, a store under weather and a world promise to scenarios."""
+"""The scheduler, the store with faults and the world of the simulation, which scenarios build on."""
 
 import threading
 from collections.abc import Callable
@@ -189,7 +189,7 @@ def test_clocks_drift_and_jump_by_themselves(world: World) -> None:
     assert slow.monotonic() - before[2] == pytest.approx(2.0)
 
 
-# --- the store under weather --------------------------------------------------------------------------------
+# --- the store with faults --------------------------------------------------------------------------------
 
 
 def add_one(tx: Tx) -> int:
@@ -267,7 +267,7 @@ def test_another_scenario_needs_nothing_but_a_workload_and_a_rule(seed: int) -> 
 
 def test_overlapping_transactions_really_conflict(world: World) -> None:
     """Not by injection: one stops between reading and committing, and the other gets in between."""
-    world.weather._strike = (  # type: ignore[method-assign]
+    world.faults._strike = (  # type: ignore[method-assign]
         lambda node, moment: (
             world.scheduler.block(SECOND_US)
             if moment.startswith("between") and world.store.conflicts == 0 and world.scheduler.depth == 0
@@ -291,7 +291,7 @@ def test_overlapping_transactions_really_conflict(world: World) -> None:
 def test_a_commit_that_was_given_up_for_lost_never_arrives_later(world: World) -> None:
     """Its look-up has fenced it: it comes when the repeated one is long committed, and is refused."""
     late = iter([SECOND_US])
-    world.weather.late_us = lambda: next(late, None)  # type: ignore[method-assign]
+    world.faults.late_us = lambda: next(late, None)  # type: ignore[method-assign]
     node, results = booted(world)[0], list[int]()
     node.spawn("add", lambda: results.append(world.store.run(add_one)))
     world.scheduler.run_until(5 * SECOND_US)
@@ -308,10 +308,10 @@ def test_an_unknown_commit_that_could_not_be_looked_up_may_arrive(world: World) 
     def late_and_then_down() -> int | None:
         late_us = next(late, None)
         if late_us is not None:
-            world.weather._down_until_us = world.scheduler.now_us + 10 * SECOND_US
+            world.faults._down_until_us = world.scheduler.now_us + 10 * SECOND_US
         return late_us
 
-    world.weather.late_us = late_and_then_down  # type: ignore[method-assign]
+    world.faults.late_us = late_and_then_down  # type: ignore[method-assign]
     node, failed = booted(world)[0], list[str]()
 
     def add() -> Next:
@@ -362,5 +362,5 @@ def test_an_error_that_escapes_a_nodes_thread_is_a_violation() -> None:
 def test_work_that_does_not_end_is_a_violation() -> None:
     world, work = counting(5, calm())
     work.unfinished = lambda: ["the last count"]  # type: ignore[method-assign]
-    with pytest.raises(Violation, match="not at rest 15 s after the weather cleared up: the last count"):
+    with pytest.raises(Violation, match="not at rest 15 s after the last fault: the last count"):
         world.run()

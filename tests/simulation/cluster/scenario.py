@@ -10,8 +10,8 @@ from tests.simulation.cluster.history import Beliefs, History
 from tests.simulation.cluster.process import Process
 from tests.simulation.cluster.rules import LeaseRules, NodeRules, PartitionRules
 from tests.simulation.cluster.tasks import ClusterPlan, Holders, draw_plan
+from tests.simulation.faults import Swarm, draw_swarm
 from tests.simulation.scheduler import SECOND_US, SimNode
-from tests.simulation.weather import Swarm, draw_swarm
 from tests.simulation.world import Workload, World
 from tidemill.cluster import config, leases, nodes, partitions
 from tidemill.cluster.keys import ClusterKeys

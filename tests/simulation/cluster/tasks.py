@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tests.simulation.cluster.history import Mark
+from tests.simulation.faults import Swarm
 from tests.simulation.scheduler import Next, SimNode, SimulatedThread
-from tests.simulation.weather import Swarm
 from tidemill.cluster import partitions
 from tidemill.cluster.keeper import Held
 from tidemill.cluster.leases import Busy

@@ -9,7 +9,7 @@ from zlib import crc32
 
 import msgspec
 
-from tests.simulation.weather import Fault, Swarm
+from tests.simulation.faults import Fault, Swarm
 
 
 class PlannedCall(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,12 +4,12 @@ import random
 from collections import Counter
 from functools import partial
 
+from tests.simulation.faults import Fault, Swarm
 from tests.simulation.futures.client import SimulatedClient
 from tests.simulation.futures.plan import FuturesPlan, draw_plan
 from tests.simulation.futures.rules import FutureRules
 from tests.simulation.futures.worker import SimulatedWorker
 from tests.simulation.scheduler import SECOND_US, SimNode
-from tests.simulation.weather import Fault, Swarm
 from tests.simulation.world import Workload, World
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.futures.protocol import rows

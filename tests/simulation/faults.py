@@ -4,8 +4,8 @@ A `Swarm` is the world of one seed: how large and how fast it is, and which faul
 own subset of the kinds of fault and its own rates. A world with every fault at once hides problems that only
 show when, for example, only long pauses happen. Over many seeds every subset is tried.
 
-`Weather` implements the `StoreFaults` port of the memory store and runs one thread. All its choices come from
-one random source, in the order of the events, so the same seed has the same weather.
+`FaultInjector` implements the `StoreFaults` port of the memory store and runs one thread. All its choices
+come from one random source, in the order of the events, so the same seed has the same faults.
 """
 
 import random
@@ -87,7 +87,7 @@ def draw_swarm(chance: random.Random, *, most_machines: int = 6) -> Swarm:
 OVERLAP = 0.4  # the share of transactions that overlap with others, if the store is slow
 
 
-class Weather(StoreFaults):
+class FaultInjector(StoreFaults):
     """Decides which faults happen, and causes them."""
 
     def __init__(self, world: "World", swarm: Swarm, chance: random.Random) -> None:
@@ -238,7 +238,7 @@ class Weather(StoreFaults):
             return 0.0
         return self._chance.choice((-1.0, 1.0)) * self._chance.choice((2.0, 60.0, 3600.0, 36_000.0))
 
-    def clear_up(self) -> None:
+    def stop(self) -> None:
         """Stop all faults; clocks keep their errors."""
         self.calm = True
         self._down_until_us = -1
