@@ -1,4 +1,4 @@
-"""Checks in the pass that writes, on Spark: of sources, of arcs, and of expressions on appends (LOT-33)."""
+"""Checks in the write pass of Spark: of sources, of arcs, and of expressions on appends (LOT-33)."""
 
 import json
 import random
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.rule("LOT-33")
-def test_a_row_is_in_the_lot_or_in_quarantine_whatever_made_it_and_each_is_computed_once(
+def test_each_row_is_computed_once_and_is_in_the_lot_or_in_quarantine(
     spark: "SparkSession", tmp_path: Path
 ) -> None:
-    """`rand` gives other rows each time it is asked: had it been asked twice, some would be lost or twice."""
+    """`rand` returns other rows each time: a second computation would lose or repeat some of them."""
     objects = LocalObjects(tmp_path, SYSTEM, random.Random(1))
     frame = spark.range(1000).selectExpr("id", "id % 4 AS part", "rand() AS luck", "id % 500 AS half")
     checks = [
@@ -40,38 +40,38 @@ def test_a_row_is_in_the_lot_or_in_quarantine_whatever_made_it_and_each_is_compu
         unique("half", on_fail="warn"),
         rows(at_least=10_000, on_fail="warn"),
     ]
-    done = write_checked(
+    checked = write_checked(
         frame,
         Storage(objects),
         LotFolders(rows="good/", bad="bad/", partition_by=("part",)),
         checks,
         table="t",
     )
-    kept = read_objects(spark, Storage(objects), frame.schema, done.rows.objects).collect()
-    out = read_objects(
-        spark, Storage(objects), "record STRING, error STRING, check STRING", done.quarantined.objects
+    good = read_objects(spark, Storage(objects), frame.schema, checked.rows.objects).collect()
+    bad = read_objects(
+        spark, Storage(objects), "record STRING, error STRING, check STRING", checked.quarantined.objects
     ).collect()
-    records = [json.loads(row["record"]) for row in out]
-    assert sorted([row["id"] for row in kept] + [record["id"] for record in records]) == list(range(1000))
-    assert all(row["luck"] < 0.5 for row in kept)
+    records = [json.loads(row["record"]) for row in bad]
+    assert sorted([row["id"] for row in good] + [record["id"] for record in records]) == list(range(1000))
+    assert all(row["luck"] < 0.5 for row in good)
     assert all(
-        (record["luck"] < 0.5) == (row["check"] == "seven") for record, row in zip(records, out, strict=True)
+        (record["luck"] < 0.5) == (row["check"] == "seven") for record, row in zip(records, bad, strict=True)
     )
-    assert {row["check"] for row in out} <= {"luck", "seven", "luck, seven"}
-    assert {item.partition["part"] for item in done.rows.objects} == {"0", "1", "2", "3"}
-    assert done.counts["luck"] + done.counts["seven"] - len(out) == sum(
-        row["check"] == "luck, seven" for row in out
+    assert {row["check"] for row in bad} <= {"luck", "seven", "luck, seven"}
+    assert {item.partition["part"] for item in checked.rows.objects} == {"0", "1", "2", "3"}
+    assert checked.counts["luck"] + checked.counts["seven"] - len(bad) == sum(
+        row["check"] == "luck, seven" for row in bad
     )
-    halves = [row["half"] for row in kept]
-    assert done.counts["unique(half)"] == sum(halves.count(half) > 1 for half in halves)
-    assert done.counts["not_null(part)"] == done.counts["unique(id)"] == 0
-    assert done.counts["rows"] == 10_000 - len(kept)
+    halves = [row["half"] for row in good]
+    assert checked.counts["unique(half)"] == sum(halves.count(half) > 1 for half in halves)
+    assert checked.counts["not_null(part)"] == checked.counts["unique(id)"] == 0
+    assert checked.counts["rows"] == 10_000 - len(good)
     left = {info.key for info in objects.list("")}
-    assert left == {item.uri for item in (*done.rows.objects, *done.quarantined.objects)}
+    assert left == {item.uri for item in (*checked.rows.objects, *checked.quarantined.objects)}
 
 
 @pytest.mark.rule("LOT-33")
-def test_rows_that_are_not_unique_are_all_taken_out_and_a_check_of_columns_that_are_not_there_is_refused(
+def test_all_rows_that_are_not_unique_are_removed_and_a_check_of_missing_columns_is_refused(
     spark: "SparkSession", tmp_path: Path
 ) -> None:
     objects = LocalObjects(tmp_path, SYSTEM, random.Random(1))
@@ -79,9 +79,9 @@ def test_rows_that_are_not_unique_are_all_taken_out_and_a_check_of_columns_that_
         "SELECT * FROM VALUES (1, 'a'), (1, 'b'), (2, NULL), (NULL, 'c'), (NULL, 'd') AS t(id, n)"
     )
     checks = [unique("id", on_fail="drop"), not_null("n", on_fail="drop")]
-    done = write_checked(frame, Storage(objects), LotFolders(rows="good/", bad="bad/"), checks, table="t")
-    assert (done.rows.rows, done.quarantined.rows) == (2, 3)
-    assert done.counts == {"unique(id)": 2, "not_null(n)": 1}
+    checked = write_checked(frame, Storage(objects), LotFolders(rows="good/", bad="bad/"), checks, table="t")
+    assert (checked.rows.rows, checked.quarantined.rows) == (2, 3)
+    assert checked.counts == {"unique(id)": 2, "not_null(n)": 1}
     with pytest.raises(CheckFailed, match=r"few \(expected at most 1 rows; found 5\)"):
         write_checked(
             frame,
@@ -90,13 +90,13 @@ def test_rows_that_are_not_unique_are_all_taken_out_and_a_check_of_columns_that_
             [rows(at_most=1, name="few")],
             table="t",
         )
-    for check, words in [
+    for check, message in [
         (not_null("amount"), "amount, which does not exist"),
         (expect("amount > 0"), "amount"),
         (expect("id"), "does not fit the table"),
         (expect("sum(id) > 0"), "does not fit the table"),
     ]:
-        with pytest.raises(BadCheck, match=words):
+        with pytest.raises(BadCheck, match=message):
             verify(frame, [check])
 
 
@@ -127,9 +127,9 @@ def declared(tmp_path: Path, spark: "SparkSession", *, strict: bool = False) -> 
 
 
 def manifest_checks(shop: tm.Pipeline, table: str) -> list[dict[str, int]]:
-    site = shop.context
-    found = site.store.run(lambda tx: lots.listed(tx, site.keys.lots, DatasetId(table)))
-    return [site.manifests.load(row.manifest).checks for row in found]
+    context = shop.context
+    listed = context.store.run(lambda tx: lots.listed(tx, context.keys.lots, DatasetId(table)))
+    return [context.manifests.load(row.manifest).checks for row in listed]
 
 
 def ids(shop: tm.Pipeline, table: str) -> list[Any]:
@@ -137,7 +137,7 @@ def ids(shop: tm.Pipeline, table: str) -> list[Any]:
 
 
 @pytest.mark.rule("LOT-33")
-def test_a_source_and_an_arc_take_rows_out_or_publish_nothing_and_say_so_in_their_manifests(
+def test_checks_of_a_source_and_an_arc_remove_rows_or_prevent_publishing(
     tmp_path: Path, spark: "SparkSession"
 ) -> None:
     landing = tmp_path / "landing"
@@ -145,11 +145,11 @@ def test_a_source_and_an_arc_take_rows_out_or_publish_nothing_and_say_so_in_thei
     lines = [(1, 5), (2, -1), (3, 200), (4, 13), (5, None)]
     text = "".join(json.dumps({"id": n, "region": "n", "amount": amount}) + "\n" for n, amount in lines)
     (landing / "a.json").write_text(text + "not json\n")
-    told: list[Event] = []
+    events: list[Event] = []
     with declared(tmp_path, spark, strict=True) as shop:
-        report = shop.run(emit=told.append)
+        report = shop.run(emit=events.append)
         assert not report.ok
-        assert ids(shop, "orders") == [1, 2, 3]  # 13 is unlucky, and NULL is not known to be other than 13
+        assert ids(shop, "orders") == [1, 2, 3]  # 13 fails the check, and so does NULL
         assert manifest_checks(shop, "orders") == [
             {"files": 1, "quarantined": 3, "not_null(id)": 0, "unlucky": 2}
         ]
@@ -164,15 +164,15 @@ def test_a_source_and_an_arc_take_rows_out_or_publish_nothing_and_say_so_in_thei
         assert lot.state == "partial"
         assert "positive (1 of 3 rows: not true: amount > 0)" in lot.note
     with declared(tmp_path, spark) as shop, crash.armed("spark.drop.before"), pytest.raises(crash.Crashed):
-        shop.run()  # a mended arc is tried again by itself; this try dies between the two folders
+        shop.run()  # changed code is retried automatically; this attempt crashes between the two folders
     with declared(tmp_path, spark) as shop:
-        report = shop.run(emit=told.append)
+        report = shop.run(emit=events.append)
         assert report.ok, report
         assert ids(shop, "cleaned") == [1, 3]
         assert manifest_checks(shop, "cleaned") == [{"positive": 1, "small": 1, "unique(id)": 0}]
         [out] = shop["cleaned_quarantine"].df().collect()
         assert (json.loads(out["record"])["id"], out["check"]) == (2, "positive")
-        assert [event.checks for event in told if isinstance(event, ChecksFailed)][-1] == {
+        assert [event.checks for event in events if isinstance(event, ChecksFailed)][-1] == {
             "positive": 1,
             "small": 1,
         }

@@ -1,4 +1,4 @@
-"""Compaction on Spark: the same rows in fewer files, under the readers' hands (LOT-37)."""
+"""Compaction with Spark: the same rows in fewer files, while readers read (LOT-37)."""
 
 import json
 import threading
@@ -46,7 +46,7 @@ def odd_rows(spark: "SparkSession", count: int) -> "DataFrame":
 
 
 @pytest.mark.rule("LOT-37")
-def test_small_files_come_together_while_a_reader_reads_and_the_old_ones_go_after_its_grace(
+def test_small_files_are_merged_while_a_reader_reads_and_removed_after_its_grace(
     tmp_path: Path, spark: "SparkSession", capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = tmp_path / "home"
@@ -60,60 +60,62 @@ def test_small_files_come_together_while_a_reader_reads_and_the_old_ones_go_afte
         orders.append(odd_rows(spark, 200).repartition(20))
         orders.append([{"id": 1}])
         begun = orders.df()
-        held = content_digest(begun)
+        digest = content_digest(begun)
         position = orders.position
     assert main(["compact", "orders", "-f", f"{tmp_path / 'shop.py'}:shop", "--json"]) == 0
-    [done] = json.loads(capsys.readouterr().out.splitlines()[-1])["lots"]
-    assert (done["files_before"], done["files"], done["revision"]) == (20, 1, 1)
+    [compacted] = json.loads(capsys.readouterr().out.splitlines()[-1])["lots"]
+    assert (compacted["files_before"], compacted["files"], compacted["revision"]) == (20, 1, 1)
     with scope["shop"] as shop:
         orders = shop["orders"]
         first, second = rows_of(shop, "orders")
         assert (first.files, first.revision, second.files, second.revision) == (1, 1, 1, 0)
         assert orders.position == position
         assert orders.compact() == []
-        assert content_digest(begun) == content_digest(orders.df()) == held
-        site = shop.context
-        cleaner = Cleaner(site.scope, readers_s=0.0)
+        assert content_digest(begun) == content_digest(orders.df()) == digest
+        context = shop.context
+        cleaner = Cleaner(context.scope, readers_s=0.0)
         while cleaner.clean():
             pass
-        assert content_digest(orders.df()) == held
-        data = [info.key for info in site.objects.list("data/")]
-        listed = [item.uri for row in (first, second) for item in site.manifests.lot_objects(row.manifest)]
+        assert content_digest(orders.df()) == digest
+        data = [info.key for info in context.objects.list("data/")]
+        listed = [item.uri for row in (first, second) for item in context.manifests.lot_objects(row.manifest)]
         assert sorted(data) == sorted(listed)
 
 
 @pytest.mark.rule("LOT-37")
-def test_a_runner_compacts_lots_of_many_small_files_by_itself_each_lot_for_itself(
+def test_a_runner_compacts_each_lot_with_many_small_files(
     tmp_path: Path, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop = tm.Pipeline("shop", home=tmp_path / "home", spark=spark)
     orders = shop.dataset("orders", "id BIGINT, name STRING", key="id")
-    told: list[Event] = []
+    events: list[Event] = []
     with shop:
         for n in range(2):
             frame = spark.range(40).selectExpr("id % 30 AS id", f"concat(id, '-', {n}) AS name")
             orders.upsert(frame.repartition(16))
         before = {row["id"]: row["name"] for row in orders.df().collect()}
         assert [row.fragmented for row in rows_of(shop, "orders")] == [True, True]
-        over, tags, rewrite = threading.Event(), list[set[str]](), compaction.rewrite
+        stop, tags, rewrite = threading.Event(), list[set[str]](), compaction.rewrite
 
-        def noted(session: "SparkSession", *rest: Any) -> Rewritten:
+        def recorded(session: "SparkSession", *rest: Any) -> Rewritten:
             tags.append(set(session.sparkContext.getJobTags()))
             return rewrite(session, *rest)
 
-        monkeypatch.setattr(compaction, "rewrite", noted)
+        monkeypatch.setattr(compaction, "rewrite", recorded)
 
-        def tell(event: Event) -> None:
-            told.append(event)
-            if sum(isinstance(one, LotCompacted) for one in told) == 2:
-                over.set()
+        def emit(event: Event) -> None:
+            events.append(event)
+            if sum(isinstance(each, LotCompacted) for each in events) == 2:
+                stop.set()
 
-        report = shop.run(watch=True, emit=tell, stop=over)
+        report = shop.run(watch=True, emit=emit, stop=stop)
         assert report.ok, report
-        assert sum(isinstance(event, LotCompacted) for event in told) == 2
+        assert sum(isinstance(event, LotCompacted) for event in events) == 2
         assert [(row.files, row.revision) for row in rows_of(shop, "orders")] == [(1, 1), (1, 1)]
         attempts = [attempt_in(row.manifest) for row in rows_of(shop, "orders")]
-        assert tags == [{f"tidemill-{one}"} for one in attempts]  # so that they are found, and can be ended
+        assert tags == [
+            {f"tidemill-{attempt}"} for attempt in attempts
+        ]  # the tags by which jobs are cancelled
         assert {row["id"]: row["name"] for row in orders.df().collect()} == before  # in the same order
         clean_up(shop)
         shop.view("names", "SELECT name FROM orders")
@@ -121,7 +123,7 @@ def test_a_runner_compacts_lots_of_many_small_files_by_itself_each_lot_for_itsel
             shop["names"].compact()
 
 
-def test_a_digest_tells_nulls_places_and_nested_values_apart(spark: "SparkSession") -> None:
+def test_a_digest_depends_on_nulls_places_and_nested_values(spark: "SparkSession") -> None:
     def digest(sql: str) -> str:
         return content_digest(spark.sql(f"SELECT * FROM VALUES {sql} AS t(a, b)"))
 

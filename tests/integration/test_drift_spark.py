@@ -1,4 +1,4 @@
-"""Files with other columns than were declared, under each policy; lots of both read together (LOT-34)."""
+"""Files with undeclared columns under each drift policy, and lots of both schemas read together (LOT-34)."""
 
 import io
 import json
@@ -52,27 +52,27 @@ def parquet(**columns: Any) -> bytes:
 
 
 class Files:
-    """Files in a folder, read by themselves: no store."""
+    """Files in a folder, ingested without a store."""
 
     def __init__(self, spark: "SparkSession", folder: Path) -> None:
         self.spark = spark
         self.folder = folder
         self.objects = LocalObjects(folder / "objects", SYSTEM, random.Random(1))
-        self.turn = 0
+        self.number = 0
 
     def read(self, form: Format, drift: Drift, bodies: Mapping[str, bytes], schema: str) -> Ingested:
-        self.turn += 1
+        self.number += 1
         files = []
         for name, body in bodies.items():
-            path = self.folder / f"{self.turn}-{name}"
+            path = self.folder / f"{self.number}-{name}"
             path.write_bytes(body)
             files.append(ForeignFile(str(path), f"file://{path}", len(body)))
-        place = LotFolders(rows=f"rows{self.turn}/", bad=f"bad{self.turn}/")
+        folders = LotFolders(rows=f"rows{self.number}/", bad=f"bad{self.number}/")
         dataset = IngestColumns(schema=schema, drift=drift, table="orders")
         return ingest(
             self.spark,
             Storage(self.objects),
-            place,
+            folders,
             dataset,
             FormatOptions(format=form),
             files,
@@ -83,14 +83,14 @@ class Files:
     def open(self, path: str) -> BinaryIO:
         return Path(path).open("rb")
 
-    def rows(self, done: Ingested) -> dict[int, dict[str, Any]]:
-        """The rows as they are in the files, by id."""
-        found: dict[int, dict[str, Any]] = {}
-        for item in done.rows.objects:
+    def rows(self, ingested: Ingested) -> dict[int, dict[str, Any]]:
+        """Return the rows of the files by id."""
+        rows: dict[int, dict[str, Any]] = {}
+        for item in ingested.rows.objects:
             table = pq.read_table(self.folder / "objects" / item.uri)
-            found |= {row["id"]: row for row in table.to_pylist()}
-        assert len(found) == done.rows.rows
-        return found
+            rows |= {row["id"]: row for row in table.to_pylist()}
+        assert len(rows) == ingested.rows.rows
+        return rows
 
 
 @pytest.fixture(scope="module")
@@ -99,64 +99,64 @@ def files(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> Fi
 
 
 @pytest.mark.rule("LOT-34")
-def test_frozen_columns_stay_what_is_more_is_counted_and_what_does_not_fit_is_set_aside(files: Files) -> None:
-    done = files.read(Format.JSON, Drift.FREEZE, {"a.json": JSON_LINES.encode()}, "id BIGINT, amount INT")
-    assert files.rows(done) == {1: {"id": 1, "amount": 5}, 2: {"id": 2, "amount": 6}}
-    assert (done.quarantined.rows, done.checks, done.schema) == (2, {"unknown_columns": 1}, "")
-    done = files.read(Format.CSV, Drift.FREEZE, {"a.csv": CSV.encode()}, "id BIGINT, amount INT")
-    assert sorted(files.rows(done)) == [1, 2]
-    assert (done.quarantined.rows, done.checks) == (2, {"unknown_columns": 2})
+def test_freeze_counts_undeclared_columns_and_quarantines_values_that_do_not_fit(files: Files) -> None:
+    ingested = files.read(Format.JSON, Drift.FREEZE, {"a.json": JSON_LINES.encode()}, "id BIGINT, amount INT")
+    assert files.rows(ingested) == {1: {"id": 1, "amount": 5}, 2: {"id": 2, "amount": 6}}
+    assert (ingested.quarantined.rows, ingested.checks, ingested.schema) == (2, {"unknown_columns": 1}, "")
+    ingested = files.read(Format.CSV, Drift.FREEZE, {"a.csv": CSV.encode()}, "id BIGINT, amount INT")
+    assert sorted(files.rows(ingested)) == [1, 2]
+    assert (ingested.quarantined.rows, ingested.checks) == (2, {"unknown_columns": 2})
     body = parquet(id=[1, 2, 3], more=["a", "b", "c"])
-    done = files.read(Format.PARQUET, Drift.FREEZE, {"a.parquet": body}, "id BIGINT")
-    assert files.rows(done) == {n: {"id": n} for n in (1, 2, 3)}
-    assert done.checks == {"unknown_columns": 3}
+    ingested = files.read(Format.PARQUET, Drift.FREEZE, {"a.parquet": body}, "id BIGINT")
+    assert files.rows(ingested) == {n: {"id": n} for n in (1, 2, 3)}
+    assert ingested.checks == {"unknown_columns": 3}
 
 
 @pytest.mark.rule("LOT-34")
-def test_evolving_columns_grow_by_what_files_bring_in_the_types_they_bring_it_in(files: Files) -> None:
-    done = files.read(Format.JSON, Drift.EVOLVE, {"a.json": JSON_LINES.encode()}, "id BIGINT, amount INT")
-    assert parse_schema(done.schema) == parse_schema(
+def test_evolve_adds_the_columns_of_files_with_their_types(files: Files) -> None:
+    ingested = files.read(Format.JSON, Drift.EVOLVE, {"a.json": JSON_LINES.encode()}, "id BIGINT, amount INT")
+    assert parse_schema(ingested.schema) == parse_schema(
         "id BIGINT, amount INT, deep STRUCT<x: ARRAY<BIGINT>>, more DOUBLE"
     )
-    assert files.rows(done) == {
+    assert files.rows(ingested) == {
         1: {"id": 1, "amount": 5, "deep": None, "more": None},
         2: {"id": 2, "amount": 6, "deep": {"x": [1, None]}, "more": 2.5},
     }
-    assert (done.quarantined.rows, done.checks) == (2, {})
-    done = files.read(Format.CSV, Drift.EVOLVE, {"a.csv": CSV.encode()}, "id BIGINT, amount INT")
-    assert done.schema == "id bigint, amount int, more string"
-    assert files.rows(done)[2] == {"id": 2, "amount": 6, "more": "2.5"}
+    assert (ingested.quarantined.rows, ingested.checks) == (2, {})
+    ingested = files.read(Format.CSV, Drift.EVOLVE, {"a.csv": CSV.encode()}, "id BIGINT, amount INT")
+    assert ingested.schema == "id bigint, amount int, more string"
+    assert files.rows(ingested)[2] == {"id": 2, "amount": 6, "more": "2.5"}
     bodies = {
         "a.parquet": parquet(id=[1], more=["a"], odd=[1]),
         "b.parquet": parquet(id=[2], odd=["one"], day=pa.array([1], pa.date32())),
         "c.parquet": b"PAR1 broken",
     }
-    done = files.read(Format.PARQUET, Drift.EVOLVE, bodies, "id BIGINT")
-    assert done.schema == "id bigint, more string, day date"  # what two files disagree about is left out
-    assert sorted(files.rows(done)) == [1, 2]
-    assert (done.quarantined.rows, done.checks) == (1, {"unknown_columns": 2})
+    ingested = files.read(Format.PARQUET, Drift.EVOLVE, bodies, "id BIGINT")
+    assert ingested.schema == "id bigint, more string, day date"  # a column with two types is left out
+    assert sorted(files.rows(ingested)) == [1, 2]
+    assert (ingested.quarantined.rows, ingested.checks) == (1, {"unknown_columns": 2})
 
 
 @pytest.mark.rule("LOT-34")
-def test_what_is_rescued_is_json_beside_the_row_and_only_what_is_no_record_is_set_aside(files: Files) -> None:
+def test_rescue_stores_the_rest_as_json_and_quarantines_only_broken_records(files: Files) -> None:
     schema = "id BIGINT, amount INT, _rescued STRING"
-    done = files.read(Format.JSON, Drift.RESCUE, {"a.json": JSON_LINES.encode()}, schema)
-    rows = files.rows(done)
+    ingested = files.read(Format.JSON, Drift.RESCUE, {"a.json": JSON_LINES.encode()}, schema)
+    rows = files.rows(ingested)
     assert (rows[1]["amount"], rows[1]["_rescued"]) == (5, None)
     assert rows[2]["amount"] == 6
     assert json.loads(rows[2]["_rescued"]) == {"more": "2.5", "deep": '{"x":[1,null]}'}
     assert rows[3]["amount"] is None
     assert json.loads(rows[3]["_rescued"]) == {"amount": "many", "more": "3.5"}
-    assert (done.quarantined.rows, done.checks) == (1, {"rescued": 2})
-    done = files.read(Format.CSV, Drift.RESCUE, {"a.csv": CSV.encode()}, schema)
-    rows = files.rows(done)
+    assert (ingested.quarantined.rows, ingested.checks) == (1, {"rescued": 2})
+    ingested = files.read(Format.CSV, Drift.RESCUE, {"a.csv": CSV.encode()}, schema)
+    rows = files.rows(ingested)
     assert rows[1]["_rescued"] is None
     assert json.loads(rows[2]["_rescued"]) == {"more": "2.5"}
     assert json.loads(rows[3]["_rescued"]) == {"amount": "many", "more": "3.5"}
-    assert done.quarantined.rows == 1  # two values for three columns: nobody knows which
+    assert ingested.quarantined.rows == 1  # two values for three columns are ambiguous
     body = parquet(id=[1, 2], more=[None, "b"])
-    done = files.read(Format.PARQUET, Drift.RESCUE, {"a.parquet": body}, "id BIGINT, _rescued STRING")
-    assert {n: row["_rescued"] for n, row in files.rows(done).items()} == {1: None, 2: '{"more":"b"}'}
+    ingested = files.read(Format.PARQUET, Drift.RESCUE, {"a.parquet": body}, "id BIGINT, _rescued STRING")
+    assert {n: row["_rescued"] for n, row in files.rows(ingested).items()} == {1: None, 2: '{"more":"b"}'}
 
 
 @pytest.mark.rule("LOT-34")
@@ -203,13 +203,13 @@ def land(tmp_path: Path, name: str, **line: Any) -> None:
 
 
 @pytest.mark.rule("LOT-34")
-def test_a_column_that_arrives_is_published_with_its_lot_and_a_changed_declaration_is_planned(
+def test_a_new_column_is_published_with_its_lot_and_a_changed_declaration_is_planned(
     tmp_path: Path, spark: "SparkSession"
 ) -> None:
-    told: list[Event] = []
+    events: list[Event] = []
     land(tmp_path, "a.json", id=1)
     with declared(tmp_path, spark, "id INT", "evolve") as shop:
-        assert shop.run(emit=told.append).ok
+        assert shop.run(emit=events.append).ok
     land(tmp_path, "b.json", id=2, city="Bonn")
     with (
         declared(tmp_path, spark, "id INT", "evolve") as shop,
@@ -219,22 +219,24 @@ def test_a_column_that_arrives_is_published_with_its_lot_and_a_changed_declarati
         shop.run()
     with declared(tmp_path, spark, "id INT", "evolve") as shop:
         assert shop["orders"].df().columns == ["id"]  # neither the rows nor their column
-        assert shop.run(emit=told.append).ok
+        assert shop.run(emit=events.append).ok
         assert sorted(map(tuple, shop["orders"].df().collect()), key=str) == [(1, None), (2, "Bonn")]
         assert shop["copies"].df().columns == ["id"]  # it was planned before
-    assert [event.added for event in told if isinstance(event, ColumnsDrifted)] == [("city",)]
+    assert [event.added for event in events if isinstance(event, ColumnsDrifted)] == [("city",)]
     with declared(tmp_path, spark, "id BIGINT, city STRING", "evolve") as shop:
-        status = {one["name"]: one["status"] for one in shop.plan().describe() if one["what"] == "dataset"}
+        status = {
+            item["name"]: item["status"] for item in shop.plan().describe() if item["what"] == "dataset"
+        }
         assert (status["orders"], status["copies"]) == ("changed", "changed")
         land(tmp_path, "c.json", id=2**40, city="Ulm")
         assert shop.run().ok
-        found = {row["id"]: row["city"] for row in shop["orders"].df().collect()}
-        assert found == {1: None, 2: "Bonn", 2**40: "Ulm"}
+        cities = {row["id"]: row["city"] for row in shop["orders"].df().collect()}
+        assert cities == {1: None, 2: "Bonn", 2**40: "Ulm"}
         copies = {row["id"]: row["city"] for row in shop["copies"].df().collect()}
         assert copies == {1: None, 2: None, 2**40: "Ulm"}
-        site = shop.context
-        known = site.store.run(lambda tx: column_history(tx, site.keys.lots, DatasetId("orders")))
-        assert known == ["id int", "id int, city string", "id bigint, city string"]
+        context = shop.context
+        stored = context.store.run(lambda tx: column_history(tx, context.keys.lots, DatasetId("orders")))
+        assert stored == ["id int", "id int, city string", "id bigint, city string"]
     with declared(tmp_path, spark, "id BIGINT", "freeze") as shop:
         plan = shop.plan()
         with pytest.raises(DatasetChanged, match=r"test_drift_spark\.py:\d+: dataset orders@1 is declared"):

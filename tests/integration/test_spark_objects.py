@@ -1,4 +1,4 @@
-"""Lots through Spark: what is written is counted, listed once and read back exactly."""
+"""Lots with Spark: written rows are counted, listed once and read back exactly."""
 
 import datetime
 import decimal
@@ -49,7 +49,7 @@ def keys(objects: Objects) -> list[str]:
 
 
 @pytest.mark.rule("LOT-7", "LOT-17", "LOT-24")
-def test_objects_are_what_the_job_left_in_its_own_folder(
+def test_all_files_in_the_folder_of_a_job_are_its_objects(
     spark: SparkSession, storage: Storage, objects: LocalObjects
 ) -> None:
     written = write(spark.range(1000).withColumn("v", sf.lit("x")), storage, 1)
@@ -138,7 +138,7 @@ def test_large_files_are_split_at_the_target(
 
 
 @pytest.mark.rule("LOT-17")
-def test_files_that_are_not_the_rows_computed_are_refused(
+def test_files_without_all_computed_rows_are_refused(
     spark: SparkSession, storage: Storage, objects: LocalObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = write(spark.range(7), storage, 1).objects[0]
@@ -180,13 +180,13 @@ def test_a_table_is_written_without_spark_and_read_by_it(
     assert (written.rows, len(written.objects)) == (2, 1)
     schema = "id BIGINT, at TIMESTAMP, wall TIMESTAMP_NTZ, amount DECIMAL(10,2), tags ARRAY<STRING>"
     back = read_objects(spark, storage, schema, written.objects)
-    one = back.select("id", sf.col("at").cast("string").alias("at"), "wall", "amount", "tags").first()
-    assert one == Row(1, "2024-02-29 01:02:03.456789", moment, decimal.Decimal("1.50"), ["a", None])
+    first = back.select("id", sf.col("at").cast("string").alias("at"), "wall", "amount", "tags").first()
+    assert first == Row(1, "2024-02-29 01:02:03.456789", moment, decimal.Decimal("1.50"), ["a", None])
     assert write_table(table.slice(0, 0), storage.objects, lot(2)) == Written((), 0)
     numbers = pa.table({"id": list(range(1000))})
-    many = write_table(numbers, storage.objects, lot(3), target_bytes=2000, pack=pack)
-    assert [item.rows for item in many.objects] == [250] * 4
-    back = read_objects(spark, storage, ROWS, many.objects)
+    split = write_table(numbers, storage.objects, lot(3), target_bytes=2000, pack=pack)
+    assert [item.rows for item in split.objects] == [250] * 4
+    back = read_objects(spark, storage, ROWS, split.objects)
     assert sorted(row.id for row in back.collect()) == list(range(1000))
 
 
@@ -194,8 +194,8 @@ def test_a_table_is_written_without_spark_and_read_by_it(
 def test_only_the_listed_objects_are_read(spark: SparkSession, storage: Storage) -> None:
     df = spark.range(30).withColumn("v", (sf.col("id") % 3).cast("string"))
     written = write(df, storage, 1, "v")
-    one = [item for item in written.objects if item.partition["v"] == "1"]
-    assert {row.v for row in read_objects(spark, storage, ROWS, one).collect()} == {"1"}
+    selected = [item for item in written.objects if item.partition["v"] == "1"]
+    assert {row.v for row in read_objects(spark, storage, ROWS, selected).collect()} == {"1"}
     folder = StoredObject(uri=lot(1), type=UriType.PATH)
     with pytest.raises(UsageError, match="not one Parquet file"):
         read_objects(spark, storage, ROWS, [folder])
@@ -216,12 +216,12 @@ def test_rows_carry_the_position_of_their_lot(spark: SparkSession, storage: Stor
         (30, 1),
         (30, 2),
     ]
-    one = read_positioned(spark, storage, ROWS, lots[:1])
-    assert one.collect() == [Row(id=0, v=None, _position=10)]
+    first = read_positioned(spark, storage, ROWS, lots[:1])
+    assert first.collect() == [Row(id=0, v=None, _position=10)]
     assert read_positioned(spark, storage, ROWS, []).columns == ["id", "v", "_position"]
 
 
-def test_what_spark_reports_of_a_file_is_what_storage_expects(spark: SparkSession, storage: Storage) -> None:
+def test_spark_reports_the_path_that_storage_expects(spark: SparkSession, storage: Storage) -> None:
     df = spark.range(1).withColumn("v", sf.lit(HOSTILE))
     (item,) = write(df, storage, 1, "v").objects
     (row,) = read_objects(spark, storage, ROWS, [item]).select("_metadata.file_path").collect()

@@ -1,4 +1,4 @@
-"""Schemas as Spark sees them: our parser agrees with Spark's, and Spark reads what was kept without it."""
+"""Schemas in Spark: our parser agrees with Spark's, and Spark reads files that are written without it."""
 
 import datetime
 import decimal
@@ -39,7 +39,7 @@ BAD = [
 ]
 
 
-def test_our_parser_takes_what_sparks_takes(spark: SparkSession) -> None:
+def test_our_parser_accepts_what_sparks_parser_accepts(spark: SparkSession) -> None:
     for text in GOOD:
         by_spark = StructType.fromDDL(text)
         assert of_spark(by_spark) == parse(text), text
@@ -47,7 +47,7 @@ def test_our_parser_takes_what_sparks_takes(spark: SparkSession) -> None:
     assert analysed(spark, GOOD[0]).fingerprint == parse(GOOD[0]).fingerprint
 
 
-def test_our_parser_refuses_what_sparks_refuses(spark: SparkSession) -> None:
+def test_our_parser_refuses_what_sparks_parser_refuses(spark: SparkSession) -> None:
     for text in BAD:
         with pytest.raises(BadSchema):
             parse(text)
@@ -55,7 +55,7 @@ def test_our_parser_refuses_what_sparks_refuses(spark: SparkSession) -> None:
             analysed(spark, text)
 
 
-def test_rows_kept_without_spark_are_read_by_it_as_declared(spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_reads_rows_written_without_it_as_declared(spark: SparkSession, tmp_path: Path) -> None:
     schema = parse(
         "a BIGINT NOT NULL, b DECIMAL(10,2), c TIMESTAMP, d TIMESTAMP_NTZ, e ARRAY<STRUCT<x: DATE>>,"
         " f MAP<STRING, DOUBLE>, g VARCHAR(3), h BINARY, i INTERVAL DAY TO SECOND, j TIME, k TINYINT,"

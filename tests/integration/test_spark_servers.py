@@ -29,13 +29,13 @@ EXPECTED = {
 
 
 def run(settings: SparkSettings, folder: Path) -> dict[str, Any]:
-    words = [sys.executable, "-m", "tests.integration.spark_child", msgspec.json.encode(settings).decode()]
-    words.append(str(folder))
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=STUCK_S, check=False)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    assert found.pop("version").startswith("4.")
-    return found
+    command = [sys.executable, "-m", "tests.integration.spark_child", msgspec.json.encode(settings).decode()]
+    command.append(str(folder))
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=STUCK_S, check=False)
+    assert process.returncode == 0, process.stderr
+    result: dict[str, Any] = json.loads(process.stdout)
+    assert result.pop("version").startswith("4.")
+    return result
 
 
 @pytest.mark.rule("LOT-17", "LOT-24")

@@ -1,4 +1,4 @@
-"""Sessions: ours, a second one, somebody else's; and what runs under a tag can be ended."""
+"""Sessions that Tidemill opens or adopts, and jobs that are cancelled by tag."""
 
 import os
 import threading
@@ -20,11 +20,11 @@ ZONE = "spark.sql.session.timeZone"
 def test_a_session_counts_groups_and_runs_python(spark: SparkSession) -> None:
     twice = sf.udf(lambda x: 2 * x, "bigint")
     rows = spark.range(10).select((sf.col("id") % 2).alias("odd"), twice("id").alias("t"))
-    got = {row["odd"]: row["s"] for row in rows.groupBy("odd").agg(sf.sum("t").alias("s")).collect()}
-    assert got == {0: 40, 1: 50}
+    sums = {row["odd"]: row["s"] for row in rows.groupBy("odd").agg(sf.sum("t").alias("s")).collect()}
+    assert sums == {0: 40, 1: 50}
 
 
-def test_what_changes_results_is_pinned(spark: SparkSession) -> None:
+def test_settings_that_change_results_are_pinned(spark: SparkSession) -> None:
     assert {name: spark.conf.get(name) for name in PINNED} == PINNED
     with pytest.raises(UsageError, match="timeZone cannot be 'Europe/Berlin'"):
         SparkSettings(conf={ZONE: "Europe/Berlin"})
@@ -53,20 +53,20 @@ def test_settings_name_one_spark() -> None:
         SparkSettings(master="local[2]", remote="sc://127.0.0.1:1")
 
 
-def test_a_session_of_somebody_else_is_set_back_when_the_last_use_ends(spark: SparkSession) -> None:
-    theirs = spark.newSession()
-    theirs.conf.set(ZONE, "Europe/Berlin")
-    theirs.conf.set("spark.sql.ansi.enabled", "false")
-    before = {name: theirs.conf.get(name) for name in PINNED}
-    first = adopt(theirs)
+def test_an_adopted_session_is_restored_when_its_last_use_ends(spark: SparkSession) -> None:
+    adopted = spark.newSession()
+    adopted.conf.set(ZONE, "Europe/Berlin")
+    adopted.conf.set("spark.sql.ansi.enabled", "false")
+    before = {name: adopted.conf.get(name) for name in PINNED}
+    first = adopt(adopted)
     with first as session:
-        assert session is theirs
-        second = adopt(theirs)
+        assert session is adopted
+        second = adopt(adopted)
         second.__enter__()
-        assert {name: theirs.conf.get(name) for name in PINNED} == PINNED
-    assert theirs.conf.get(ZONE) == "UTC"
+        assert {name: adopted.conf.get(name) for name in PINNED} == PINNED
+    assert adopted.conf.get(ZONE) == "UTC"
     second.__exit__(None, None, None)
-    assert {name: theirs.conf.get(name) for name in PINNED} == before
+    assert {name: adopted.conf.get(name) for name in PINNED} == before
 
 
 def test_a_session_that_is_too_old_is_refused_with_the_reason() -> None:
@@ -81,29 +81,29 @@ def test_a_session_that_is_too_old_is_refused_with_the_reason() -> None:
             require(Old(version))  # type: ignore[arg-type]
 
 
-def test_what_runs_under_a_tag_is_ended_by_it_and_nothing_else_is(spark: SparkSession) -> None:
-    ended: dict[str, str] = {}
+def test_a_tag_cancels_its_own_jobs_only(spark: SparkSession) -> None:
+    errors: dict[str, str] = {}
 
     def long_job(tag: str) -> None:
         try:
             with tagged(spark, tag):
                 spark.range(10**14).agg(sf.sum(sf.hash("id"))).collect()
-        except Exception as error:  # noqa: BLE001 - that it ends with one is the point
-            ended[tag] = str(error)
+        except Exception as error:  # noqa: BLE001 - the job is expected to fail
+            errors[tag] = str(error)
 
-    def end(tag: str) -> bool:
+    def cancel(tag: str) -> bool:
         interrupt(spark, tag)
-        return tag in ended
+        return tag in errors
 
     threads = [threading.Thread(target=long_job, args=(tag,), daemon=True) for tag in ("one", "two")]
     for thread in threads:
         thread.start()
     try:
-        assert wait_until(lambda: end("one"), timeout_s=STUCK_S)
-        assert "two" not in ended
+        assert wait_until(lambda: cancel("one"), timeout_s=STUCK_S)
+        assert "two" not in errors
     finally:
-        assert wait_until(lambda: end("two"), timeout_s=STUCK_S)
+        assert wait_until(lambda: cancel("two"), timeout_s=STUCK_S)
     for thread in threads:
         thread.join(STUCK_S)
-    assert "cancel" in ended["one"].lower()
+    assert "cancel" in errors["one"].lower()
     assert spark.range(3).count() == 3

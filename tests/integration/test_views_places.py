@@ -1,4 +1,4 @@
-"""Wherever a step is computed, by a job of Spark's or in the runner, it comes to the same."""
+"""Spark jobs and the runner compute the same step."""
 
 from collections.abc import Iterator
 from decimal import Decimal
@@ -38,7 +38,7 @@ VIEWS = {"sales": SALES, "cheap": CHEAP, "lonely": LONELY, "best": BEST}
 class Shop:
     def __init__(self, home: Path, spark: "SparkSession", *views: str) -> None:
         self.views = {name: VIEWS[name] for name in views or VIEWS}
-        self.told: list[Event] = []
+        self.events: list[Event] = []
         self.spark = spark
         self.pipeline = tm.Pipeline("shop", home=home, spark=spark)
         self.orders = self.pipeline.dataset(
@@ -48,8 +48,8 @@ class Shop:
         for name, sql in self.views.items():
             self.pipeline.view(name, sql)
 
-    def life(self) -> list[Any]:
-        """A load and two steps; what was told of the steps, and the digests of what each changed."""
+    def run_steps(self) -> list[Any]:
+        """Run a load and two steps; return the digests of their changes."""
         rows = [_order(n) for n in range(40)]
         self.customers.upsert([{"id": n, "region": "ab"[n % 2]} for n in range(6)])
         self.orders.append(rows)
@@ -62,24 +62,27 @@ class Shop:
         return self.digests()
 
     def run(self) -> None:
-        report = self.pipeline.run(emit=self.told.append)
+        report = self.pipeline.run(emit=self.events.append)
         assert report.ok, report
 
     @property
     def places(self) -> list[str]:
-        """Where steps were computed, the load among them."""
-        return [str(one.place) for one in self.told if isinstance(one, StepTimed)]
+        """Return where each step was computed, including the load."""
+        return [str(event.place) for event in self.events if isinstance(event, StepTimed)]
 
     def digests(self) -> list[Any]:
-        site = self.pipeline.context
-        steps = site.store.run(lambda tx: commits.rows(tx, site.keys, "shop", "main", 0, 1 << 60))
-        return [sorted((one.view, one.digest, one.content) for one in row.outputs) for row in steps]
+        return [
+            sorted((output.view, output.digest, output.content) for output in row.outputs)
+            for row in self.steps()
+        ]
 
-    def stored(self) -> set[int]:
-        """How many rows each trace has."""
-        site = self.pipeline.context
-        steps = site.store.run(lambda tx: commits.rows(tx, site.keys, "shop", "main", 0, 1 << 60))
-        traces = read_version(site.objects, steps[-1].version).traces
+    def steps(self) -> list[commits.StepRow]:
+        context = self.pipeline.context
+        return context.store.run(lambda tx: commits.rows(tx, context.keys, "shop", "main", 0, 1 << 60))
+
+    def trace_sizes(self) -> set[int]:
+        """Return the numbers of rows of all traces."""
+        traces = read_version(self.pipeline.context.objects, self.steps()[-1].version).traces
         return {sum(run.rows for run in runs) for runs in traces.values()}
 
     def check(self) -> None:
@@ -95,45 +98,47 @@ def _order(n: int) -> dict[str, Any]:
 
 @pytest.fixture
 def shop(tmp_path: Path, spark: "SparkSession", request: pytest.FixtureRequest) -> Iterator[Shop]:
-    """With the views that the test asks for."""
-    made = Shop(tmp_path / "home", spark, *request.param)
-    yield made
-    made.pipeline.close()
+    """A shop with the views of the test's parameter."""
+    shop = Shop(tmp_path / "home", spark, *request.param)
+    yield shop
+    shop.pipeline.close()
 
 
 @pytest.mark.rule("DBSP-20", "DBSP-41")
-def test_every_place_comes_to_the_same_digests(
+def test_every_place_computes_the_same_digests(
     tmp_path: Path, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = {}
+    digests = {}
     monkeypatch.setattr(execution, "threads_for", lambda _: 3)  # each computes a range
     for place in ("spark", "runner"):
         monkeypatch.setenv(SETTING, place)
-        made = Shop(tmp_path / place, spark, "sales", "best")
-        found[place] = made.life()
-        assert set(made.places) == {place}
-        made.check()
-        made.pipeline.close()
-    assert found["spark"] == found["runner"]
-    assert all(step for step in found["spark"])
+        shop = Shop(tmp_path / place, spark, "sales", "best")
+        digests[place] = shop.run_steps()
+        assert set(shop.places) == {place}
+        shop.check()
+        shop.pipeline.close()
+    assert digests["spark"] == digests["runner"]
+    assert all(step for step in digests["spark"])
 
 
 @pytest.mark.rule("DBSP-17")
 @pytest.mark.parametrize("shop", [("best",)], indirect=True)
-def test_what_a_view_leaves_out_of_a_keyed_result_is_not_stored(shop: Shop) -> None:
+def test_rows_that_a_view_drops_from_a_keyed_result_are_not_stored(shop: Shop) -> None:
     shop.orders.append([_order(n) for n in range(40)])
     shop.customers.upsert([{"id": 1, "region": "a"}])
     shop.run()
-    assert 6 in shop.stored(), "two of each of three items, and not all forty places"
+    assert 6 in shop.trace_sizes(), "two of each of three items, and not all forty rows"
 
 
 @pytest.mark.rule("DBSP-41")
 @pytest.mark.parametrize("shop", [("sales",)], indirect=True)
-def test_a_step_that_grows_is_handed_to_spark(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_is_too_large_for_the_runner_moves_to_spark(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(in_process_executor, "MOST_BYTES", 2_000)
     monkeypatch.setenv(SETTING, "runner")
-    shop.life()
-    assert set(shop.places) == {"spark"}, "all of them grew beyond that"
+    shop.run_steps()
+    assert set(shop.places) == {"spark"}, "all steps are larger than that"
     shop.check()
 
 
@@ -152,31 +157,32 @@ def test_files_with_other_columns_are_read_by_spark(shop: Shop, monkeypatch: pyt
 
     monkeypatch.setattr(step_inputs.LotInput, "reader", reader)
     monkeypatch.setenv(SETTING, "spark")
-    shop.life()
+    shop.run_steps()
     shop.check()
     assert {True, False} == set(tried), "Python workers tried first, and refused"
 
 
 @pytest.mark.parametrize("shop", [("cheap", "lonely")], indirect=True)
-def test_what_a_step_wrote_of_views_before_it_grew_is_removed(
+def test_changes_that_an_interrupted_step_wrote_are_removed(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    once = in_process_executor.InProcessExecutor._run
+    original = in_process_executor.InProcessExecutor._run
 
     def run(self: in_process_executor.InProcessExecutor, changes: Any) -> Any:
         if self.plan.job:
             raise in_process_executor.TooLargeInProcess
-        return once(self, changes)
+        return original(self, changes)
 
     monkeypatch.setattr(in_process_executor.InProcessExecutor, "_run", run)
     monkeypatch.setenv(SETTING, "runner")
-    shop.life()
+    shop.run_steps()
     assert set(shop.places) == {"spark"}
     shop.check()
-    site = shop.pipeline.context
-    steps = site.store.run(lambda tx: commits.rows(tx, site.keys, "shop", "main", 0, 1 << 60))
-    reader = ManifestReader(site.objects)
-    listed = {item.uri for row in steps for one in row.outputs for item in reader.objects(one.changes)}
-    there = {info.key for info in site.objects.list("data/") if "name=view%3A" in info.key}
-    assert {key for key in there if "changes" in key} <= listed
-    assert listed <= there
+    objects = shop.pipeline.context.objects
+    reader = ManifestReader(objects)
+    listed = {
+        item.uri for row in shop.steps() for output in row.outputs for item in reader.objects(output.changes)
+    }
+    existing = {info.key for info in objects.list("data/") if "name=view%3A" in info.key}
+    assert {key for key in existing if "changes" in key} <= listed
+    assert listed <= existing

@@ -1,4 +1,4 @@
-"""Compaction: another layout of the same content, without Spark; on Spark in tests/integration."""
+"""Compaction without Spark: the same content in fewer files. Tests with Spark are in tests/integration."""
 
 import io
 import random
@@ -49,7 +49,7 @@ class Layouts:
         self.objects = MemoryObjects(self.clock)
         self.manifests = Manifests(self.objects, self.clock)
         self.chance = random.Random(3)
-        self.told: list[Event] = []
+        self.events: list[Event] = []
         self.store = self.stage.store
         self.store.run(lambda tx: datasets.declare(tx, self.keys.lots, ORDERS))
         self.node = self.join("n1")
@@ -58,13 +58,13 @@ class Layouts:
         return self.stage.node(name, LONG_US)
 
     def scope(self, node: Node | None = None) -> Scope:
-        return self.stage.scope(node, objects=self.objects, chance=self.chance, emit=self.told.append)
+        return self.stage.scope(node, objects=self.objects, chance=self.chance, emit=self.events.append)
 
     def attempt(self) -> str:
         return self.scope().new_attempt()
 
     def publish(self, files: int, *, generation: int = 0, parts: Sequence[str] = ("",)) -> LotRow:
-        """A lot whose rows are in so many files, with ids from 0 on; `parts` are those of its folders."""
+        """Publish a lot with this many files; `parts` are the values of its partition column."""
         publisher = AttemptPublisher(self.scope(self.node))
         target = Target(ORDERS.id, LOT, generation)
         draft = Draft(
@@ -84,10 +84,10 @@ class Layouts:
             )
             for n in range(files)
         ]
-        made = self.manifests.write_part(
+        part = self.manifests.write_part(
             hold, "", [written_of(items, {"positive": 2})], alone=True, fingerprints={}
         )
-        [row] = self.manifests.finish(hold, [made], {})
+        [row] = self.manifests.finish(hold, [part], {})
         publisher.publish(hold, [row])
         return self.row
 
@@ -98,21 +98,21 @@ class Layouts:
         return StoredObject(uri=key, size=info.size, rows=len(ids), etag=info.etag, partition=partition)
 
     def rows(self, items: Sequence[StoredObject]) -> list[int]:
-        found: list[int] = []
+        ids: list[int] = []
         for item in items:
-            found += pq.read_table(io.BytesIO(self.objects.get(item.uri)[0])).column("id").to_pylist()
-        return sorted(found)
+            ids += pq.read_table(io.BytesIO(self.objects.get(item.uri)[0])).column("id").to_pylist()
+        return sorted(ids)
 
     def rewrite(self, dataset: DatasetRow, items: Sequence[StoredObject], prefix: str) -> Rewritten:
         groups: dict[tuple[tuple[str, str | None], ...], list[StoredObject]] = {}
         for item in items:
             groups.setdefault(tuple(item.partition.items()), []).append(item)
-        made = [
-            self.put(f"{prefix}c{n}.parquet", self.rows(group), dict(place))
-            for n, (place, group) in enumerate(groups.items())
+        new = [
+            self.put(f"{prefix}c{n}.parquet", self.rows(group), dict(partition))
+            for n, (partition, group) in enumerate(groups.items())
         ]
-        before, after = (str(self.rows(one)) for one in (items, made))
-        return Rewritten(written=Written(tuple(made), len(self.rows(made))), before=before, after=after)
+        before, after = str(self.rows(items)), str(self.rows(new))
+        return Rewritten(written=Written(tuple(new), len(self.rows(new))), before=before, after=after)
 
     def compactor(self, node: Node | None = None, rewrite=None) -> Compactor:
         return Compactor(
@@ -146,15 +146,15 @@ def written_of(items: Sequence[StoredObject], checks: dict[str, int]) -> SinkWri
 
 
 @pytest.mark.rule("LOT-37")
-def test_a_lot_has_fewer_files_under_the_same_generation_and_nobody_is_told():
+def test_a_compacted_lot_has_fewer_files_the_same_generation_and_no_new_event():
     stage = Layouts()
     before = stage.publish(20)
     old = stage.listed()
     body = stage.manifests.load(before.manifest)
     assert stage.marks() == [LOT]
-    done = stage.compactor().compact(ORDERS.id, LOT)
-    assert isinstance(done, Compacted)
-    assert (done.files_before, done.files, done.revision) == (20, 1, 1)
+    compacted = stage.compactor().compact(ORDERS.id, LOT)
+    assert isinstance(compacted, Compacted)
+    assert (compacted.files_before, compacted.files, compacted.revision) == (20, 1, 1)
     row = stage.row
     assert (row.generation, row.position, row.rows) == (before.generation, before.position, before.rows)
     assert row.size == sum(item.size for item in stage.listed())
@@ -165,17 +165,17 @@ def test_a_lot_has_fewer_files_under_the_same_generation_and_nobody_is_told():
     assert stage.marks() == []
     [event] = stage.store.run(lambda tx: events.read(tx, stage.keys.lots, ORDERS.id, 0, 10))
     assert event.position == before.position
-    assert [type(one) for one in stage.told] == [LotCompacted]
+    assert [type(emitted) for emitted in stage.events] == [LotCompacted]
     shown = layout.projected_manifest_key("orders", "1", LOT, now.state)
     assert stage.objects.get(shown)[0] == stage.objects.get(row.manifest)[0]
-    assert stage.compactor().compact(ORDERS.id, LOT) is None  # one file cannot be fewer
+    assert stage.compactor().compact(ORDERS.id, LOT) is None  # one file cannot become fewer
 
 
 @pytest.mark.rule("LOT-37")
-def test_the_old_files_stay_for_their_readers_grace_and_go_then():
+def test_old_files_are_removed_after_the_grace_period_of_readers():
     stage = Layouts()
     before = stage.publish(20)
-    reader = stage.listed()  # has begun with the old layout
+    reader = stage.listed()  # reads the old layout
     rows = stage.rows(reader)
     stage.compactor().compact(ORDERS.id, LOT)
     for _ in range(3):
@@ -189,24 +189,24 @@ def test_the_old_files_stay_for_their_readers_grace_and_go_then():
     keys = {info.key for info in stage.objects.list("datasets/")}
     assert before.manifest not in keys
     assert stage.row.manifest in keys
-    assert [one.objects for one in stage.told if isinstance(one, LayoutRemoved)] == [21]
+    assert [event.objects for event in stage.events if isinstance(event, LayoutRemoved)] == [21]
     stage.clock.advance(KEEP_S)
     stage.clean()  # the attempts before are swept for the last time
     assert stage.rows(stage.listed()) == rows
 
 
 @pytest.mark.rule("LOT-37")
-def test_files_of_one_partition_come_together_and_those_of_several_do_not():
+def test_only_files_of_the_same_partition_are_merged():
     stage = Layouts()
     stage.publish(20, parts=("a", "b"))
-    done = stage.compactor().compact(ORDERS.id, LOT)
-    assert done is not None
-    assert done.files == 2
+    compacted = stage.compactor().compact(ORDERS.id, LOT)
+    assert compacted is not None
+    assert compacted.files == 2
     assert sorted(str(item.partition["part"]) for item in stage.listed()) == ["a", "b"]
 
 
 @pytest.mark.rule("LOT-37")
-def test_a_lot_whose_files_cannot_be_fewer_is_looked_at_once():
+def test_a_lot_that_cannot_have_fewer_files_is_examined_once():
     stage = Layouts()
     stage.publish(MANY_FILES, parts=[str(n) for n in range(MANY_FILES)])
     assert stage.marks() == [LOT]
@@ -219,7 +219,7 @@ def test_a_lot_whose_files_cannot_be_fewer_is_looked_at_once():
 
 
 @pytest.mark.rule("LOT-37")
-def test_other_content_is_refused_and_the_lot_stays_as_it_is():
+def test_other_content_is_refused_and_the_lot_stays_unchanged():
     stage = Layouts()
     before = stage.publish(20)
 
@@ -231,26 +231,26 @@ def test_other_content_is_refused_and_the_lot_stays_as_it_is():
     assert stage.row == before
     assert not stage.store.run(lambda tx: attempts.open_ids(tx, stage.keys))
 
-    def lying(dataset: DatasetRow, items: Sequence[StoredObject], prefix: str) -> Rewritten:
-        made = stage.rewrite(dataset, items, prefix)
-        return Rewritten(written=made.written, before=made.before, after="40:1:2")
+    def wrong_digest(dataset: DatasetRow, items: Sequence[StoredObject], prefix: str) -> Rewritten:
+        rewritten = stage.rewrite(dataset, items, prefix)
+        return Rewritten(written=rewritten.written, before=rewritten.before, after="40:1:2")
 
     with pytest.raises(WriteMismatch, match="do not have the same rows"):
-        stage.compactor(rewrite=lying).compact(ORDERS.id, LOT)
+        stage.compactor(rewrite=wrong_digest).compact(ORDERS.id, LOT)
     assert stage.row == before
     stage.clean()
     assert stage.data() == {item.uri for item in stage.listed()}
 
 
 @pytest.mark.rule("LOT-37")
-def test_what_was_published_meanwhile_wins_and_of_two_compactions_one_does():
+def test_a_publication_during_a_compaction_wins_and_so_does_the_first_of_two_compactions():
     stage = Layouts()
     stage.publish(20)
 
     def overtaken(dataset: DatasetRow, items: Sequence[StoredObject], prefix: str) -> Rewritten:
-        made = stage.rewrite(dataset, items, prefix)
+        rewritten = stage.rewrite(dataset, items, prefix)
         stage.publish(3, generation=1)
-        return made
+        return rewritten
 
     assert stage.compactor(rewrite=overtaken).compact(ORDERS.id, LOT) is None
     assert (stage.row.generation, stage.row.revision, stage.row.files) == (1, 0, 3)
@@ -258,26 +258,26 @@ def test_what_was_published_meanwhile_wins_and_of_two_compactions_one_does():
     assert not stage.store.run(lambda tx: attempts.open_ids(tx, stage.keys))
     other = stage.compactor(stage.join("n2"))
 
-    def meanwhile(dataset: DatasetRow, items: Sequence[StoredObject], prefix: str) -> Rewritten:
-        assert other.compact(ORDERS.id, LOT) is None  # somebody works on it, and lives
+    def concurrent(dataset: DatasetRow, items: Sequence[StoredObject], prefix: str) -> Rewritten:
+        assert other.compact(ORDERS.id, LOT) is None  # a live compactor works on it
         return stage.rewrite(dataset, items, prefix)
 
-    done = stage.compactor(rewrite=meanwhile).compact(ORDERS.id, LOT)
-    assert done is not None
+    compacted = stage.compactor(rewrite=concurrent).compact(ORDERS.id, LOT)
+    assert compacted is not None
     assert stage.row.revision == 1
 
 
 @pytest.mark.rule("LOT-37")
-def test_a_zombie_swaps_nothing_after_its_attempt_was_given_up():
+def test_a_compactor_that_lost_its_lease_changes_nothing():
     stage = Layouts()
     before = stage.publish(20)
     other = stage.join("n2")
 
     def paused(dataset: DatasetRow, items: Sequence[StoredObject], prefix: str) -> Rewritten:
-        made = stage.rewrite(dataset, items, prefix)
+        rewritten = stage.rewrite(dataset, items, prefix)
         stage.stage.kill(stage.node)
         assert stage.compactor(other).compact(ORDERS.id, LOT) is not None
-        return made
+        return rewritten
 
     with pytest.raises(LeaseLost):
         stage.compactor(rewrite=paused).compact(ORDERS.id, LOT)
@@ -289,21 +289,21 @@ def test_a_zombie_swaps_nothing_after_its_attempt_was_given_up():
 
 @pytest.mark.slow
 @pytest.mark.rule("LOT-37")
-def test_after_a_death_at_any_point_the_lot_is_whole_and_the_next_life_leaves_what_a_calm_one_does():
-    def live(stage: Layouts, node: Node) -> None:
+def test_after_a_crash_at_any_point_the_lot_is_complete_and_the_next_run_finishes():
+    def run(stage: Layouts, node: Node) -> None:
         stage.compactor(node).compact(ORDERS.id, LOT)
         stage.clean(node, readers_s=0.0)
 
-    def seen(stage: Layouts) -> tuple[object, ...]:
+    def state(stage: Layouts) -> tuple[object, ...]:
         row = stage.row
         return row.generation, row.position, row.rows, row.files, row.revision, stage.rows(stage.listed())
 
-    calm = Layouts()
-    calm.publish(20)
+    undisturbed = Layouts()
+    undisturbed.publish(20)
     visits: Counter[str] = Counter()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(crash, "point", lambda name: visits.update([name]))
-        live(calm, calm.node)
+        run(undisturbed, undisturbed.node)
     steps = {name.rpartition(".")[0] for name in visits}
     assert steps >= {
         "publish.compact-open",
@@ -322,20 +322,20 @@ def test_after_a_death_at_any_point_the_lot_is_whole_and_the_next_life_leaves_wh
             stage.publish(20)
             rows = stage.rows(stage.listed())
             with crash.armed(point, visit=visit), pytest.raises(crash.Crashed):
-                live(stage, stage.node)
-            assert stage.rows(stage.listed()) == rows, point  # whole at every moment
+                run(stage, stage.node)
+            assert stage.rows(stage.listed()) == rows, point  # complete at every moment
             stage.stage.kill(stage.node)
             node = stage.join("n2")
             stage.clean(node, readers_s=0.0)
-            live(stage, node)
-            assert seen(stage) == seen(calm), point
+            run(stage, node)
+            assert state(stage) == state(undisturbed), point
             assert stage.data() == {item.uri for item in stage.listed()}, point
             assert not stage.store.run(lambda tx, keys=stage.keys: attempts.open_ids(tx, keys)), point
             left = stage.store.run(lambda tx, keys=stage.keys: lots.retired(tx, keys.lots, LONG_US))
             assert (left, stage.marks()) == ([], []), point
 
 
-def test_the_digest_is_written_down_and_what_was_damaged_since_is_not_spread():
+def test_the_digest_is_stored_and_damaged_files_are_not_compacted():
     stage = Layouts()
     stage.publish(20)
     first = stage.compactor(rewrite=stage.rewrite)
@@ -346,10 +346,10 @@ def test_the_digest_is_written_down_and_what_was_damaged_since_is_not_spread():
     with pytest.raises(WriteMismatch, match="differ from what was published"):
         first.compact(ORDERS.id, LOT)
     stage.store.run(lambda tx: lots.set_digest(tx, stage.keys.lots, row, "other-columns:of other rows"))
-    assert first.compact(ORDERS.id, LOT) is not None  # the schema is another one since
+    assert first.compact(ORDERS.id, LOT) is not None  # the digest of another schema is ignored
 
 
-def test_a_manifest_that_cannot_be_read_keeps_nothing_behind_it_from_being_removed() -> None:
+def test_an_unreadable_manifest_does_not_prevent_the_removal_of_others() -> None:
     stage = Layouts()
     olds = []
     for generation in range(2):
@@ -358,6 +358,6 @@ def test_a_manifest_that_cannot_be_read_keeps_nothing_behind_it_from_being_remov
     stage.objects.put(olds[0].manifest, b"{")
     stage.clean(stage.node, readers_s=0.0)
     left = stage.store.run(lambda tx: lots.retired(tx, stage.keys.lots, LONG_US))
-    assert [one.manifest for one in left] == [olds[0].manifest]
+    assert [row.manifest for row in left] == [olds[0].manifest]
     assert olds[1].manifest not in {info.key for info in stage.objects.list("datasets/")}
     assert stage.rows(stage.listed())

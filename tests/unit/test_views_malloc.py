@@ -1,4 +1,4 @@
-"""What a worker has when it begins: memory that is used again, and no more code than it needs."""
+"""Python workers reuse freed memory, and load only the modules that they need."""
 
 import platform
 import subprocess
@@ -16,8 +16,8 @@ if "limited" in sys.argv:
 assert keep_memory() is ("limited" not in sys.argv)
 rows = pa.array(np.arange(1_000_000)[::-1])
 values = pa.array(np.arange(1_000_000))
-for turn in range(30):
-    if turn == 10:
+for number in range(30):
+    if number == 10:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     values.take(rows)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
@@ -30,8 +30,8 @@ def _faults(*args: str) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only there can it be arranged")
-def test_large_arrays_reuse_memory():
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc supports it")
+def test_large_arrays_reuse_freed_memory():
     assert _faults() < 2_000, "twenty arrays of 8 MB are 40,000 pages"
 
 
@@ -56,7 +56,7 @@ def held():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 most = held()
 release_memory()
-assert held() == most, "nothing large was said to be over"
+assert held() == most, "no large step ended"
 expect_large_steps()
 release_memory()
 print(most - held())
@@ -64,20 +64,20 @@ print(most - held())
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only there can it be arranged")
-def test_threads_reuse_memory_and_return_it_when_steps_are_small():
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc supports it")
+def test_threads_share_freed_memory_and_small_steps_release_it():
     done = subprocess.run([sys.executable, "-c", _THREADS], capture_output=True, text=True, check=True)
-    faults, given_back = map(int, done.stdout.split())
+    faults, released = map(int, done.stdout.split())
     assert faults < 30_000, "sixty arrays of 8 MB are 120,000 pages"
-    assert given_back > 100_000_000
+    assert released > 100_000_000
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only there can it be arranged")
-def test_a_process_with_limited_memory_returns_all_of_it():
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc supports it")
+def test_a_process_with_limited_memory_keeps_nothing():
     _faults("limited")
 
 
-def test_a_worker_does_not_load_the_parser_of_sql():
+def test_a_worker_does_not_load_the_sql_parser():
     code = "import sys, tidemill.views.spark.tasks; sys.exit('sqlglot' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""A view's table through many steps and merges, without Spark: its pieces come to what its steps come to."""
+"""A view's table over many steps and merges, without Spark: its pieces add up to its changes."""
 
 import random
 from collections import Counter
@@ -41,10 +41,10 @@ class Steps:
 
     def __init__(self, seed: int = 1) -> None:
         self.clock = FakeClock()
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         self.objects = MemoryObjects(self.clock)
         self.reader = ManifestReader(self.objects)
-        storage: Any = SimpleNamespace(objects=self.objects)  # what Spark would read is not asked for
+        storage: Any = SimpleNamespace(objects=self.objects)  # Spark reads nothing here
         self.tables = ViewTables(storage, self.reader, self.clock)
         self.table = ""
         self.number = 0
@@ -53,19 +53,19 @@ class Steps:
         self.cut = 0
 
     def step(self, change: Counter[int]) -> None:
-        """Weights by key; everything else of a row follows from its key."""
+        """Run a step with these weights by key; the key determines all other columns of a row."""
         self.number += 1
-        place = ViewAttempt(pipeline="p", view="v", lot=f"S{self.number:05}", attempt=f"t{self.number}")
+        attempt = ViewAttempt(pipeline="p", view="v", lot=f"S{self.number:05}", attempt=f"t{self.number}")
         rows = rows_of(change)
-        prefix = layout.data_prefix(*changes_of("p", "v").parts, place.lot, place.attempt)
+        prefix = layout.data_prefix(*changes_of("p", "v").parts, attempt.lot, attempt.attempt)
         written = write_table(rows, self.objects, prefix)
-        changes = self.tables.record_changes(place, written, SCHEMA, digest(rows, "_h1", "_h2", "_weight"))
+        changes = self.tables.record_changes(attempt, written, SCHEMA, digest(rows, "_h1", "_h2", "_weight"))
         before = {info.key for info in self.objects.list("data/")}
-        made = self.tables.extended(place, self.table, changes, SCHEMA)
+        table = self.tables.extended(attempt, self.table, changes, SCHEMA)
         new = [info for info in self.objects.list("data/") if info.key not in before]
         self.sizes.append(sum(self.rows_in(info.key) for info in new))
-        self.table = made
-        self.cut += bool(self.reader.load(made).within)
+        self.table = table
+        self.cut += bool(self.reader.load(table).within)
         for key, weight in change.items():
             self.truth[key] += weight
             if not self.truth[key]:
@@ -75,23 +75,23 @@ class Steps:
         return int(pa.parquet.read_metadata(pa.BufferReader(self.objects.get(key)[0])).num_rows)
 
     def content(self) -> pa.Table:
-        found = [ARROW.empty_table()]
+        tables = [ARROW.empty_table()]
         for piece in self.tables.pieces(self.table):
             listed = self.reader.load(piece.part).objects
-            found += [read_piece(self.objects, item, piece, ARROW) for item in listed]
-        return netted(pa.concat_tables(found))
+            tables += [read_piece(self.objects, item, piece, ARROW) for item in listed]
+        return netted(pa.concat_tables(tables))
 
     def check(self) -> None:
         table = self.content()
         assert dict(zip(table["k"].to_pylist(), table["_weight"].to_pylist(), strict=True)) == self.truth
-        # As texts: NaN is equal to itself there.
+        # Compared as text, because NaN does not equal itself.
         assert str(table.sort_by("k").to_pylist()) == str(rows_of(self.truth).to_pylist())
         stated = number_of(self.reader.load(self.table).digest)
         assert digest(table, "_h1", "_h2", "_weight") == stated
 
     def change(self, size: int) -> Counter[int]:
-        old = self.chance.sample(sorted(self.truth), min(len(self.truth), size // 2))
-        new = [self.chance.randrange(1 << 40) for _ in range(size - len(old))]
+        old = self.rng.sample(sorted(self.truth), min(len(self.truth), size // 2))
+        new = [self.rng.randrange(1 << 40) for _ in range(size - len(old))]
         return Counter({**dict.fromkeys(new, 1), **{key: -self.truth[key] for key in old}})
 
 
@@ -104,8 +104,8 @@ def rows_of(weights: Counter[int]) -> pa.Table:
         [float("nan") if key % 5 == 0 else key / 3 for key in keys],
         [None if key % 3 == 0 else key for key in keys],
         [[key % 100, None] for key in keys],
-        [(one >> 64) - (1 << 63) for one in hashes],
-        [(one & (2**64 - 1)) - (1 << 63) for one in hashes],
+        [(value >> 64) - (1 << 63) for value in hashes],
+        [(value & (2**64 - 1)) - (1 << 63) for value in hashes],
         [weights[key] for key in keys],
     ]
     return pa.Table.from_arrays(
@@ -125,18 +125,18 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.rule("DBSP-47")
 @pytest.mark.rule("DBSP-42")
-def test_merges_change_nothing_and_rewrite_no_more_than_the_budget(small: None) -> None:
+def test_merges_keep_the_content_and_rewrite_no_more_than_the_budget(small: None) -> None:
     steps = Steps()
     steps.step(steps.change(2_000))
     sizes = [1, 3, 20, 20, 60]
     for number in range(90):
-        steps.step(steps.change(steps.chance.choice(sizes)))
+        steps.step(steps.change(steps.rng.choice(sizes)))
         if number % 15 == 0:
             steps.check()
     steps.check()
-    assert max(steps.sizes) <= 1.3 * 400  # written; what was read is no less
-    assert sum(steps.sizes) > 2_000  # the first run was merged as well, slice by slice
-    assert steps.cut > 5  # of runs that count in a part of hash space only
+    assert max(steps.sizes) <= 1.3 * 400  # rows written; at least as many were read
+    assert sum(steps.sizes) > 2_000  # the first run was merged too, window by window
+    assert steps.cut > 5  # some runs count only in a part of hash space
     assert len(steps.reader.load(steps.table).parts) < 40
     everything = steps.change(0)
     for key in steps.truth:
@@ -197,7 +197,7 @@ def test_a_run_that_differs_from_its_manifest_is_not_merged() -> None:
         st.YearMonthIntervalType(),
     ],
 )
-def test_spark_merges_types_that_kernels_cannot_compare(kind: st.DataType) -> None:
+def test_types_that_arrow_lacks_or_compares_differently_are_left_to_spark(kind: st.DataType) -> None:
     schema = st.StructType([st.StructField("collate", st.LongType()), st.StructField("x", kind)])
     assert arrow_schema(stored_columns(schema)) is None
     assert arrow_schema(stored_columns(st.StructType(schema.fields[:1]))) is not None

@@ -1,4 +1,4 @@
-"""Rows on their way between layers: what is narrowed comes out as it was."""
+"""Rows between layers: compacted rows are restored as they were."""
 
 import datetime as dt
 from decimal import Decimal
@@ -18,14 +18,14 @@ COUNT = 5_000
 
 
 def table(largest: int, *, nulls: bool) -> pa.Table:
-    chance = np.random.default_rng(largest % 1_000)
-    numbers = [int(n) for n in chance.integers(-largest, largest, COUNT)]
+    rng = np.random.default_rng(largest % 1_000)
+    numbers = [int(n) for n in rng.integers(-largest, largest, COUNT)]
     values = [None if nulls and n % 7 == 0 else value for n, value in enumerate(numbers)]
     small = [None if value is None else value % 20_000 for value in values]
     days = [None if value is None else dt.date(1990, 1, 1) + dt.timedelta(days=value) for value in small]
     return pa.table(
         {
-            "_h": pa.array(chance.integers(-(2**63), 2**63 - 1, COUNT)),
+            "_h": pa.array(rng.integers(-(2**63), 2**63 - 1, COUNT)),
             "long": pa.array(values, pa.int64()),
             "int": pa.array(small, pa.int32()),
             "day": pa.array(days, pa.date32()),
@@ -43,21 +43,21 @@ def table(largest: int, *, nulls: bool) -> pa.Table:
 
 
 def layout(rows: pa.Table, names: list[str], key: int | None = None) -> Layout:
-    """Of rows with these columns, of which all are the key; or so many, and the hash is of the rest too."""
+    """Return the layout of these columns: all are the key, or the first `key` of them in a fine trace."""
     columns = pa.schema([rows.schema.field(name) for name in names])
     return Layout(columns, len(names) if key is None else key, fine=key is not None)
 
 
 @pytest.mark.parametrize("largest", [1, 100, 30_000, 2**31 - 1, 2**31 + 1, 2**62])
 @pytest.mark.parametrize("nulls", [False, True])
-def test_narrowed_columns_are_restored_exactly(largest: int, nulls: bool) -> None:
+def test_compacted_rows_are_restored_as_they_were(largest: int, nulls: bool) -> None:
     rows = table(largest, nulls=nulls)
-    for some in (rows, rows.slice(17, 4_500), pa.concat_tables([rows.slice(0, 100), rows.slice(50)])):
-        assert restored(compacted(some)).equals(some)
+    for part in (rows, rows.slice(17, 4_500), pa.concat_tables([rows.slice(0, 100), rows.slice(50)])):
+        assert restored(compacted(part)).equals(part)
     assert compacted(rows).nbytes < rows.nbytes
 
 
-def test_a_packet_is_smaller_on_the_wire_and_restored_exactly() -> None:
+def test_a_compacted_packet_is_smaller_on_the_wire_and_decoded_as_it_was() -> None:
     rows = table(100, nulls=True)
     sizes = []
     for sent in (rows, compacted(rows)):
@@ -67,7 +67,7 @@ def test_a_packet_is_smaller_on_the_wire_and_restored_exactly() -> None:
     assert sizes[1] < 0.7 * sizes[0]
 
 
-def test_rows_that_cannot_be_compacted_are_sent_unchanged() -> None:
+def test_rows_that_cannot_be_compacted_stay_unchanged() -> None:
     texts = pa.table({"t": [f"{n}" for n in range(COUNT)]})
     assert compacted(texts) is texts
 
@@ -82,15 +82,17 @@ TEXTS = (["north", "", "süd", "a\0b", "east" * 30], [None, "north", "south"], [
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary()])
 @pytest.mark.parametrize("texts", TEXTS)
-def test_repeated_texts_are_sent_as_dictionary_numbers(kind: pa.DataType, texts: list[str | None]) -> None:
+def test_strings_that_repeat_become_numbers(kind: pa.DataType, texts: list[str | None]) -> None:
     values = pa.array(texts).cast(kind).take(pa.array(np.arange(COUNT) % len(texts)))
     rows = pa.table({"t": values, "n": pa.array(np.arange(COUNT))})
     small = compacted(rows)
     assert small.schema.field("t").type == pa.int8()
-    for some in (rows, rows.slice(17, 4_500)):
-        assert restored(compacted(some)).equals(some)
-    taken = pa.array(np.arange(COUNT)[::-3])
-    assert restored(small.take(taken)).equals(rows.take(taken)), "of a part of the rows as well"
+    for part in (rows, rows.slice(17, 4_500)):
+        assert restored(compacted(part)).equals(part)
+    selected = pa.array(np.arange(COUNT)[::-3])
+    assert restored(small.take(selected)).equals(rows.take(selected)), (
+        "a selection of the compacted rows is restored too"
+    )
 
 
 @pytest.mark.parametrize("nulls", [False, True])
@@ -98,20 +100,20 @@ def test_repeated_texts_are_sent_as_dictionary_numbers(kind: pa.DataType, texts:
     "key",
     [["long"], ["day", "money"], ["large", "at"], ["real"], ["region", "int"], ["region"], []],
 )
-def test_a_hash_that_follows_from_the_key_is_recomputed(key: list[str], nulls: bool) -> None:
+def test_a_hash_that_is_cheap_to_compute_is_computed_again(key: list[str], nulls: bool) -> None:
     rows = table(2**40, nulls=nulls)
     regions = pa.array(["n", "e", "s", None if nulls else "w"]).take(pa.array(np.arange(COUNT) % 4))
     rows = rows.append_column("region", regions)
     rows = rows.set_column(0, "_h", hash_column(rows, key))
     small = compacted(rows, layout(rows, key))
     assert "_h" not in small.column_names
-    assert "_w" not in small.column_names, "all rows have the same"
+    assert "_w" not in small.column_names, "all rows have the same weight"
     assert restored(small).equals(rows)
-    taken = pa.array(np.arange(COUNT)[5::7])
-    assert restored(small.take(taken)).equals(rows.take(taken))
+    selected = pa.array(np.arange(COUNT)[5::7])
+    assert restored(small.take(selected)).equals(rows.take(selected))
 
 
-def test_the_hash_of_unrepeated_texts_is_sent() -> None:
+def test_a_hash_of_strings_that_do_not_repeat_is_sent() -> None:
     rows = table(2**40, nulls=False)
     rows = rows.set_column(0, "_h", hash_column(rows, ["text"]))
     assert "_h" in compacted(rows, layout(rows, ["text"])).column_names
@@ -120,7 +122,7 @@ def test_the_hash_of_unrepeated_texts_is_sent() -> None:
 
 @pytest.mark.parametrize("nulls", [False, True])
 @pytest.mark.parametrize(("key", "rest"), [(["long"], ["day", "real"]), (["day", "money"], ["large", "int"])])
-def test_a_fine_hash_is_recomputed(key: list[str], rest: list[str], nulls: bool) -> None:
+def test_the_hash_of_a_fine_trace_is_computed_again(key: list[str], rest: list[str], nulls: bool) -> None:
     rows = table(2**40, nulls=nulls)
     columns = [[rows[name].combine_chunks() for name in names] for names in (key, rest)]
     rows = rows.select(["_h", *key, *rest, "_w"]).set_column(0, "_h", pa.array(fine_hashes(*columns, COUNT)))
@@ -129,9 +131,9 @@ def test_a_fine_hash_is_recomputed(key: list[str], rest: list[str], nulls: bool)
     assert restored(small).equals(rows)
 
 
-def test_different_weights_are_sent() -> None:
+def test_weights_that_differ_are_sent() -> None:
     rows = pa.table({"n": pa.array(np.arange(COUNT)), "_w": pa.array(np.where(np.arange(COUNT) % 9, 1, -1))})
     assert "_w" in compacted(rows).column_names
     assert restored(compacted(rows)).equals(rows)
-    alone = pa.table({"_w": pa.array(np.ones(COUNT, np.int64))})
-    assert restored(compacted(alone)).equals(alone), "a table without columns would have no rows"
+    weights = pa.table({"_w": pa.array(np.ones(COUNT, np.int64))})
+    assert restored(compacted(weights)).equals(weights), "a table without columns would have no rows"
