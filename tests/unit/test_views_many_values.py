@@ -1,4 +1,4 @@
-"""Many values of few groups: those that are looked at are few, and the result is the same."""
+"""Many values of few groups: the shortcuts that look at few of them do not change the result."""
 
 from collections import Counter
 from typing import Any
@@ -45,45 +45,45 @@ def test_the_best_of_many_values_are_stored_and_truncation_is_marked(
         for row in ranked.state.to_pylist():
             state[row["k"], row["_v"]] += row["_w"]
         for number in range(len(SIZES)):
-            mine: Counter[int] = Counter()
+            members: Counter[int] = Counter()
             for value, weight in zip(values[group == number], weights[group == number], strict=True):
-                mine[int(value)] += int(weight)
-            best = sorted(mine, reverse=kind is Accumulator.GREATEST)
+                members[int(value)] += int(weight)
+            best = sorted(members, reverse=kind is Accumulator.GREATEST)
             assert ranked.after[number].as_py() == best[0]
-            kept = [value for (k, value) in state if k == number and value is not None]
-            kept.sort(reverse=kind is Accumulator.GREATEST)
-            assert kept == best[: len(kept)], "all up to the worst that is kept"
-            assert [state[number, value] for value in kept] == [mine[value] for value in kept]
-            more = state[number, None] + (1 if refill else 0)  # the mark was there before a refill
-            assert more == (len(best) > len(kept))
-            # a few less than the best where values repeat among those that came; never none
-            assert len(kept) == min(BEST, len(best)) or (len(best) < SIZES[number] and kept)
+            stored = [value for (k, value) in state if k == number and value is not None]
+            stored.sort(reverse=kind is Accumulator.GREATEST)
+            assert stored == best[: len(stored)], "complete up to the worst stored value"
+            assert [state[number, value] for value in stored] == [members[value] for value in stored]
+            marks = state[number, None] + (1 if refill else 0)  # a refill finds the mark already stored
+            assert marks == (len(best) > len(stored))
+            # slightly fewer than BEST if values repeat, but never none
+            assert len(stored) == min(BEST, len(best)) or (len(best) < SIZES[number] and stored)
 
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("kind", [pa.int64(), pa.string(), pa.float64()])
 def test_grouping_neighbours_does_not_change_the_matches(kind: pa.DataType, shared: bool) -> None:
-    """Behind a hash that all keys share as well: then neighbours differ that have the same one."""
+    """Keys may share one hash; then neighbours with an equal hash have different keys."""
     keys = pa.array([None, *range(40)], pa.int64()).cast(kind)
     of_row = np.repeat(np.arange(41), 200)
     if shared:
         of_row = np.random.default_rng(1).permutation(of_row)
-    taken = keys.take(pa.array(of_row))
-    hashes = np.zeros(len(of_row), np.int64) if shared else key_hashes([taken], len(of_row))
-    rows = pa.table({"_h": pa.array(hashes), "k": taken})
+    row_keys = keys.take(pa.array(of_row))
+    hashes = np.zeros(len(of_row), np.int64) if shared else key_hashes([row_keys], len(of_row))
+    rows = pa.table({"_h": pa.array(hashes), "k": row_keys})
     if not shared:
         rows = rows.take(pa.array(np.argsort(hashes, kind="stable")))
-    every = distinct_keys([rows], ["k"])
-    assert sorted(map(str, every["k"].to_pylist())) == sorted(map(str, keys.to_pylist()))
-    some = every.slice(3)
-    wanted = {value: place for place, value in enumerate(some["k"].to_pylist())}
-    found = positions(some, rows, ["k"])
-    assert found.tolist() == [wanted.get(value, -1) for value in rows["k"].to_pylist()]
+    all_keys = distinct_keys([rows], ["k"])
+    assert sorted(map(str, all_keys["k"].to_pylist())) == sorted(map(str, keys.to_pylist()))
+    targets = all_keys.slice(3)
+    places = {value: place for place, value in enumerate(targets["k"].to_pylist())}
+    matches = positions(targets, rows, ["k"])
+    assert matches.tolist() == [places.get(value, -1) for value in rows["k"].to_pylist()]
 
 
 @pytest.mark.parametrize("constant", ["none", "some", "all"])
 def test_many_rows_of_few_groups_are_consolidated_exactly(constant: str) -> None:
-    """More rows than are sorted: sums that all rows have alike are counted, others added."""
+    """Too many rows to sort: constant sums are computed from the count, others are added up."""
     count, groups = 70_000, 300
     chance = np.random.default_rng(3)
     of_row = chance.integers(0, groups, count)
@@ -98,12 +98,12 @@ def test_many_rows_of_few_groups_are_consolidated_exactly(constant: str) -> None
     rows = pa.table(
         [pa.array(key_hashes(keys, count)), *keys, *map(pa.array, sums.values())], layout.schema.names
     )
-    wanted = {name: np.zeros(groups, np.int64) for name in sums}
+    expected = {name: np.zeros(groups, np.int64) for name in sums}
     for name, values in sums.items():
-        np.add.at(wanted[name], of_row, values)
-    found = consolidate(rows, layout)
-    assert found["_h"].to_numpy().tolist() == sorted(found["_h"].to_pylist())
-    places = [0 if text is None else int(text[1:]) + 1 for text in found["t"].to_pylist()]
-    assert sorted(places) == [n for n in range(groups) if any(wanted[name][n] for name in sums)]
+        np.add.at(expected[name], of_row, values)
+    result = consolidate(rows, layout)
+    assert result["_h"].to_numpy().tolist() == sorted(result["_h"].to_pylist())
+    places = [0 if text is None else int(text[1:]) + 1 for text in result["t"].to_pylist()]
+    assert sorted(places) == [n for n in range(groups) if any(expected[name][n] for name in sums)]
     for name in sums:
-        assert found[name].to_pylist() == [int(wanted[name][place]) for place in places]
+        assert result[name].to_pylist() == [int(expected[name][place]) for place in places]

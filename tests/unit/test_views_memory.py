@@ -15,7 +15,7 @@ from tidemill.testing import FakeClock
 from tidemill.views.kernels import key_matching
 from tidemill.views.kernels.key_matching import matching_pairs
 from tidemill.views.trace import bundle as bundles
-from tidemill.views.trace import trace as spines
+from tidemill.views.trace import trace as trace_module
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
 from tidemill.views.trace.consolidation import consolidate
@@ -30,7 +30,7 @@ WIDTH = 10_000
 
 
 def wide_rows(numbers: range) -> pa.Table:
-    """Rows whose hashes are spread over all of hash space."""
+    """Return wide rows, with hashes spread over all of hash space."""
     spread = (np.array(numbers, np.uint64) * np.uint64(0x9E37_79B9_7F4A_7C15)).view(np.int64)
     texts = [f"{n:08}" * (WIDTH // 8) for n in numbers]
     table = pa.table([spread, np.array(numbers), texts, np.ones(len(numbers), np.int64)], schema=WIDE.schema)
@@ -46,7 +46,7 @@ def written(objects: MemoryObjects, rows: pa.Table, key: str = "runs") -> RunEnt
 
 
 def held(cache: Cache) -> int:
-    """The bytes of rows that a cache has hold of."""
+    """Return how many bytes of rows a cache holds in memory."""
     runs: Any = cache._runs.values()
     return sum(
         batch.nbytes for run in runs for batch in (*run.batches.values(), *([run.whole] if run.whole else []))
@@ -81,7 +81,7 @@ def test_a_cache_without_a_folder_drops_what_was_used_longest_ago_and_reads_it_a
     before = cache.fetched_bytes
     trace.lookup(hashes[:1])
     trace.lookup(hashes[:1])
-    assert cache.fetched_bytes - before <= entry.length / 4, "the second time it was there"
+    assert cache.fetched_bytes - before <= entry.length / 4, "the second lookup fetches nothing"
 
 
 def test_a_new_run_does_not_exceed_the_memory_limit(objects: MemoryObjects) -> None:
@@ -121,25 +121,25 @@ assert cache.fetched_bytes > 0, "the whole file was too large to be mapped"
 
 @pytest.mark.slow
 def test_mapped_files_are_limited_if_the_address_space_is(tmp_path: Path) -> None:
-    """In a process of its own, because the limit cannot be raised again."""
-    done = subprocess.run(
+    """Run in a separate process, because the limit cannot be raised again."""
+    process = subprocess.run(
         [sys.executable, "-c", LIMITED, str(tmp_path)],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY, "and this one is not"
+    assert process.returncode == 0, process.stderr[-2000:]
+    assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY, "this process has no limit"
 
 
 def test_a_large_bundle_is_buffered_on_disk(objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = [wide_rows(range(n, n + 50)) for n in range(0, 500, 50)]
+    runs = [wide_rows(range(n, n + 50)) for n in range(0, 500, 50)]
     small, large = Bundle(objects, "small"), Bundle(objects, "large")
-    entries = [small.add(WIDE, rows, *ALL.grains) for rows in whole]
+    entries = [small.add(WIDE, rows, *ALL.grains) for rows in runs]
     size = small.write()
     monkeypatch.setattr(bundles, "BUFFER_BYTES", size // 5)
-    for rows, entry in zip(whole, entries, strict=True):
+    for rows, entry in zip(runs, entries, strict=True):
         assert entry is not None
         assert large.add(WIDE, rows, *ALL.grains) == entry._replace(file="large")
         assert sum(len(memoryview(part)) for part in large._parts) <= size // 5
@@ -152,10 +152,10 @@ def test_a_merge_of_wide_rows_is_split_to_bound_its_memory(
     objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [wide_rows(range(n, 2_000, 20)) for n in range(20)]
-    entries = [written(objects, some, f"runs-{n}") for n, some in enumerate(rows)]
+    entries = [written(objects, part, f"runs-{n}") for n, part in enumerate(rows)]
     trace = Trace("t", WIDE, entries, Cache(objects, None))
     most = 4_000_000
-    monkeypatch.setattr(spines, "_MERGE_BYTES", most)
+    monkeypatch.setattr(trace_module, "_MERGE_BYTES", most)
     sizes: list[int] = []
 
     class Watched(Bundle):
@@ -164,7 +164,7 @@ def test_a_merge_of_wide_rows_is_split_to_bound_its_memory(
             return super().add(layout, table, low, high)
 
     merged = list(trace.merges(Watched(objects, "merged"), 100_000))
-    assert sum(one.entry.rows for one in merged if one.entry) == 2_000
+    assert sum(merge.entry.rows for merge in merged if merge.entry) == 2_000
     assert len(sizes) >= 5
     assert max(sizes) < 1.5 * most, "hashes are spread about evenly"
 
@@ -178,8 +178,10 @@ def test_pairs_are_yielded_in_bounded_numbers_even_for_one_row(
     right = pa.table(
         {"_h": [2] * 30 + [9, 3, 3] + [5] * 11 + [7], "k": [2] * 30 + [9, 3, 4] + [5] * 11 + [7]}
     )
-    given = list(matching_pairs(left, right, ["k"], ["k"]))
-    assert max(len(ones) for ones, _ in given) <= most
-    found = sorted((int(a), int(b)) for ones, others in given for a, b in zip(ones, others, strict=True))
-    keys, theirs = left["k"].to_pylist(), right["k"].to_pylist()
-    assert found == [(a, b) for a in range(5) for b in range(len(theirs)) if keys[a] == theirs[b]]
+    batches = list(matching_pairs(left, right, ["k"], ["k"]))
+    assert max(len(left_rows) for left_rows, _ in batches) <= most
+    pairs = sorted((int(a), int(b)) for batch in batches for a, b in zip(*batch, strict=True))
+    left_keys, right_keys = left["k"].to_pylist(), right["k"].to_pylist()
+    assert pairs == [
+        (a, b) for a in range(5) for b in range(len(right_keys)) if left_keys[a] == right_keys[b]
+    ]
