@@ -170,7 +170,7 @@ def test_a_large_table_is_rewritten_in_windows_within_the_budget() -> None:
             )
         assert rewritten[-1] <= budget + 1 <= 210_000
         assert len({piece.part for piece in table}) < 40 + 14_000_000 / 65_536
-        cut = {(piece.low, piece.high) for piece in table if not piece.whole}
+        cut = {(piece.low, piece.high) for piece in table if not piece.complete}
         assert len(cut) <= 2  # a reader needs one more scan for each
     assert not any(piece.part == "load" for piece in table)
     assert abs(sum(piece.rows for piece in table) - 14_000_000) < 10_000

@@ -82,7 +82,7 @@ def read_positioned(
         pa.table({_PATH: [path for path, _ in paths], POSITION: [position for _, position in paths]})
     )
     columns = [sf.col(quoted(name)) for name in rows.columns]
-    missing = sf.raise_error(sf.concat(sf.lit("no position is known for "), sf.col(_PATH))).cast("bigint")
+    missing = sf.raise_error(sf.concat(sf.lit("no position for the file "), sf.col(_PATH))).cast("bigint")
     return (
         rows.select(*columns, sf.col("_metadata.file_path").alias(_PATH))
         .join(sf.broadcast(table), _PATH, "left")

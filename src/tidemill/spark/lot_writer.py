@@ -53,7 +53,7 @@ def write_frame(
     target_bytes: int = TARGET_BYTES,
     block_bytes: int | None = None,
 ) -> Written:
-    """Compute a frame and write its rows as Parquet; without rows there are no objects.
+    """Compute a frame and write its rows as Parquet; a frame without rows writes no objects.
 
     Args:
         df: the frame.
@@ -162,7 +162,7 @@ def write_table(
     group_rows: int | None = None,
     pack: bool = False,
 ) -> Written:
-    """Write an Arrow table as Parquet for Spark, without Spark; without rows there are no objects.
+    """Write an Arrow table as Parquet without Spark; a table without rows writes no objects.
 
     Writing the same table again under the same prefix writes the same bytes.
 

@@ -118,7 +118,7 @@ def _is_strict(condition: TemporalFilter) -> bool:
 
 
 def _passing_time(spark: "SparkSession", condition: TemporalFilter, value: int, now: int) -> int | None:
-    """Return the first µs when the bound has passed a value; it has not at `now`."""
+    """Return the first µs when the bound has passed a value that is ahead of it at `now`."""
     bound = f"unix_micros(CAST({condition.bound.sql(None, clock_values('at'))} AS TIMESTAMP))"
     passes = f"{bound} {'>' if _is_strict(condition) else '>='} {value}"
     (row,) = spark.sql(f"SELECT {bound} FROM (SELECT {now}L AS at)").collect()

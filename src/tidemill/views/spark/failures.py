@@ -80,7 +80,7 @@ def error_text(error: BaseException) -> str:
 
 
 def _python_error(text: str) -> str:
-    """Return what a Python stack trace raised, and the last line of user code in it."""
+    """Return the exception of a Python stack trace, and the last line of user code in it."""
     lines = [line for line in _LINE.finditer(text) if "pyspark" not in line["file"]]
     raised = _RAISED.findall(text)
     message = raised[-1].rpartition("pyspark.")[2] if raised else " ".join(text.split())

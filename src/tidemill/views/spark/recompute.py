@@ -4,7 +4,7 @@ This works for every query. The old result is not recomputed: the stored rows ar
 for a query that returns other values each time.
 
 The views of a group are recomputed in their order, each from the datasets at the step's positions and the
-tables of the other views at the same step. A view whose inputs did not change is skipped.
+tables of the other views at the same step. A view without changed inputs is skipped.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ def recompute_views(
     batch: StepBatch,
     attempt: str,
     names: Collection[str],
-    done: Sequence[StepOutput] = (),
+    other_outputs: Sequence[StepOutput] = (),
 ) -> list[StepOutput]:
     """Recompute those of these views that have changed inputs; return the outputs of the changed views.
 
@@ -49,12 +49,12 @@ def recompute_views(
         batch: the step.
         attempt: the attempt that writes.
         names: the views to recompute.
-        done: the outputs of the group's other views, which these views may read.
+        other_outputs: the outputs of the group's other views, which these views may read.
     """
     spark = sources.session()
     bases: dict[DatasetId, DataFrame] = {}
-    tables = batch.tables | {output.view: output.table for output in done}
-    changed = {output.view for output in done}
+    tables = batch.tables | {output.view: output.table for output in other_outputs}
+    changed = {output.view for output in other_outputs}
     outputs = []
     for view in batch.spec.views:
         code = sources.code(view.name) if view.name in names else None

@@ -39,7 +39,7 @@ class RowSink:
     """Collects the rows of one view in one range.
 
     Args:
-        identity: the column that equal rows share; empty if they need not be in the same part.
+        identity: the column that equal rows share; empty if equal rows may be in several parts.
         held_bytes: how much memory they may use.
     """
 

@@ -65,7 +65,7 @@ def merge(
     prefix: str,
     spark: "SparkSession | None",
 ) -> MergedTable | None:
-    """Rewrite a window into one run; return None if this needs Spark and there is no session.
+    """Rewrite a window into one run; return None if this needs Spark and `spark` is None.
 
     Args:
         storage: the object storage.
@@ -153,7 +153,7 @@ def _chunk(table: pa.Table, place: int) -> pa.Array:
 def _checked(objects: Objects, leaf: Manifest, piece: TablePiece, arrow: pa.Schema) -> pa.Table:
     """Read the rows of a piece; those of a complete run must have the digest in its manifest."""
     table = pa.concat_tables([read_piece(objects, item, piece, arrow) for item in leaf.objects])
-    if piece.whole and leaf.digest:
+    if piece.complete and leaf.digest:
         actual = digest(table, weighted_rows.HIGH, weighted_rows.LOW, WEIGHT)
         if actual != digests.number_of(leaf.digest):
             raise WriteMismatch(
@@ -176,7 +176,7 @@ def read_piece(objects: Objects, item: StoredObject, piece: TablePiece, arrow: p
         groups = [
             number
             for number in range(file.metadata.num_row_groups)
-            if piece.whole or _may_overlap(file.metadata.row_group(number), low, high)
+            if piece.complete or _may_overlap(file.metadata.row_group(number), low, high)
         ]
         table = file.read_row_groups(groups)
     except (ObjectMissing, OSError) as error:
@@ -193,7 +193,7 @@ def read_piece(objects: Objects, item: StoredObject, piece: TablePiece, arrow: p
         )
     columns = [column.cast(field.type) for column, field in zip(table.columns, arrow, strict=True)]
     table = pa.Table.from_arrays(columns, schema=arrow)
-    if piece.whole:
+    if piece.complete:
         return table
     hashes = column(table, weighted_rows.HIGH)
     return table.filter(pa.array((hashes >= low) & (hashes <= high)))
@@ -230,7 +230,7 @@ def frame_of_pieces(
     cuts: dict[str, list[tuple[int, int]]] = {}
     for piece in pieces:
         bounds = cuts.setdefault(piece.part, [])
-        if not piece.whole:
+        if not piece.complete:
             bounds.append(hash_bounds(piece.low, piece.high))
     scans: dict[tuple[tuple[int, int], ...], list[StoredObject]] = {}
     for part, bounds in cuts.items():

@@ -3,7 +3,7 @@
 The changes of a step are a run, and so is the result of a merge. A piece is a run, limited to some grains of
 hash space. The rows of a table are the sum of its pieces. A merge rewrites a *window* of hash space: it adds
 up the rows of some runs in the window into one new run, and these runs then count only outside the window. So
-each row of each run counts exactly once, whatever the order and extent of merges (DBSP-47).
+each row of each run counts exactly once, for any order and extent of merges (DBSP-47).
 
 - The *tail* consists of runs over all of hash space: changes of steps. Runs of similar size are merged.
 - The *base* is one run, or several runs that follow each other in hash space. When the tail has grown to a
@@ -49,7 +49,7 @@ class TablePiece(NamedTuple):
     low: int
     high: int
     rows: float
-    whole: bool = True  # the complete run: nothing was cut off
+    complete: bool = True  # the complete run: nothing was cut off
     sliced: bool = False  # the run covers only a part of hash space
 
     @property
@@ -63,8 +63,8 @@ class TablePiece(NamedTuple):
         if first > last:
             return None
         rows = self.density * (last - first + 1)
-        whole = self.whole and (first, last) == (self.low, self.high)
-        return TablePiece(self.part, first, last, rows, whole, self.sliced)
+        complete = self.complete and (first, last) == (self.low, self.high)
+        return TablePiece(self.part, first, last, rows, complete, self.sliced)
 
 
 class MergeWindow(NamedTuple):
@@ -110,7 +110,7 @@ def listing(pieces: Iterable[TablePiece]) -> tuple[list[str], list[list[tuple[in
     cuts: dict[str, list[tuple[int, int]]] = {}
     for piece in pieces:
         part_cuts = cuts.setdefault(piece.part, [])
-        if not piece.whole:
+        if not piece.complete:
             part_cuts.append((piece.low, piece.high))
     within = [sorted(part_cuts) for part_cuts in cuts.values()]
     return list(cuts), within if any(within) else []
@@ -152,8 +152,8 @@ def pieces_after_merge(
 def plan_windows(pieces: Sequence[TablePiece], budget_rows: int) -> list[MergeWindow]:
     """Return the windows to rewrite in a step. They depend only on the pieces and the budget."""
     base = [piece for piece in pieces if piece.sliced]
-    unfinished = [piece for piece in pieces if not piece.sliced and not piece.whole]
-    tail = [piece for piece in pieces if not piece.sliced and piece.whole]
+    unfinished = [piece for piece in pieces if not piece.sliced and not piece.complete]
+    tail = [piece for piece in pieces if not piece.sliced and piece.complete]
     if unfinished:  # a rewrite of the base has begun: continue it
         similar = _similar_runs(tail, budget_rows / 2)
         start = min(piece.low for piece in unfinished)
