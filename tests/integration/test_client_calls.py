@@ -144,16 +144,16 @@ def test_submissions_of_many_threads_share_transactions(
     client.submit(tasks.add, 0).result(STUCK_S)
     runs = _counted(client, monkeypatch)
     results: list[int] = []
-    submitter = client._link.submission_writer
-    enter = submitter._write_page
-    first_one = threading.Lock()
+    writer = client._link.submission_writer
+    write_page = writer._write_page
+    first_page = threading.Lock()
 
-    def enter_late(page: list[Any]) -> list[bytes]:
-        if first_one.acquire(blocking=False):
-            wait(lambda: len(submitter._slots) == 15, "all other threads wait for their turn")
-        return enter(page)
+    def write_late(page: list[Any]) -> list[bytes]:
+        if first_page.acquire(blocking=False):
+            wait(lambda: len(writer._queue) == 15, "all other threads wait in the queue")
+        return write_page(page)
 
-    monkeypatch.setattr(submitter, "_write_page", enter_late)
+    monkeypatch.setattr(writer, "_write_page", write_late)
 
     def submit_ten(first: int) -> None:
         futures = [client.submit(tasks.add, first * 10 + n, 0) for n in range(10)]

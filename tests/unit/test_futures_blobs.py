@@ -106,9 +106,9 @@ def test_without_objects_large_ones_are_refused_where_they_are_submitted(store: 
     blobs = Blobs(store, KEYS, SIGNER, None)
     digest = blobs.store_code(b"small")
     assert blobs.load_code(digest) == b"small"
-    with pytest.raises(CannotSerialize, match="this function is 100,000 bytes"):
+    with pytest.raises(CannotSerialize, match="the function has 100,000 bytes"):
         blobs.store_code(bytes(100_000))
-    with pytest.raises(CannotSerialize, match="these arguments are 100,000 bytes") as caught:
+    with pytest.raises(CannotSerialize, match="the arguments have 100,000 bytes") as caught:
         blobs.store_args(ID, bytes(100_000))
     assert "put()" in caught.value.hint
     with pytest.raises(BlobMissing):

@@ -126,7 +126,7 @@ def test_what_is_no_function_is_refused(wrong: Any) -> None:
     with pytest.raises(UsageError, match="not a function") as caught:
         calls.dump_code(wrong)
     assert "submit(function" in caught.value.hint
-    with pytest.raises(CodeNotLoadable, match="no function"):
+    with pytest.raises(CodeNotLoadable, match="not a function"):
         calls.load_code(pickling.pack(pickling.dump(wrong)))
 
 

@@ -32,7 +32,7 @@ def ways(value: object) -> list[Any]:
     return [
         load(dumped.stream, dumped.parts, python=dumped.python),
         unpack(pack(dumped)),
-        layout.load(image, lambda head: None, what="it"),
+        layout.load(image, lambda head: None, subject="it"),
     ]
 
 
@@ -171,8 +171,8 @@ def test_code_by_value_is_for_one_version_of_python() -> None:
     dumped = dump(lambda: 1)
     assert dumped.python == pickling.PYTHON
     with pytest.raises(CodeNotLoadable, match=r"for Python 2\.7") as caught:
-        load(dumped.stream, dumped.parts, python="2.7", what="the function")
-    assert "one version" in caught.value.hint
+        load(dumped.stream, dumped.parts, python="2.7", subject="the function")
+    assert "one Python version" in caught.value.hint
     assert dump([1, decimal.Decimal(1), np.arange(3), int, type(None)]).python == "", (
         "plain values are for any"
     )
@@ -213,7 +213,7 @@ def test_a_handle_outside_arguments_is_a_value_like_any_other() -> None:
 
 def test_arguments_with_handles_are_not_loaded_without_their_results() -> None:
     dumped = dump([Future(1)], handles=True)
-    with pytest.raises(UsageError, match="hold futures"):
+    with pytest.raises(UsageError, match="contain futures"):
         load(dumped.stream, dumped.parts)
 
     def gone(future_id: bytes) -> object:
@@ -246,7 +246,7 @@ def test_a_missing_module_is_named(vanishing: types.ModuleType) -> None:
     content = pack(dump([vanishing.C()]))
     del sys.modules["vanishing"]
     with pytest.raises(CodeNotLoadable, match="an argument needs the module 'vanishing'") as caught:
-        unpack(content, what="an argument")
+        unpack(content, subject="an argument")
     assert caught.value.module == "vanishing"
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 
@@ -256,7 +256,7 @@ def test_a_module_without_the_name_is_told_apart(vanishing: types.ModuleType) ->
     content = pack(dump(vanishing.f))
     del vanishing.f
     with pytest.raises(CodeNotLoadable, match=r"does not have.*f") as caught:
-        unpack(content, what="the function")
+        unpack(content, subject="the function")
     assert caught.value.module == ""
 
 

@@ -24,7 +24,8 @@ from tidemill.errors import (
 )
 from tidemill.futures.protocol.rows import Location, Result
 from tidemill.futures.values import layout, pickling
-from tidemill.futures.values.result_storage import INLINE_BYTES, ResultStorage, size_in_bytes
+from tidemill.futures.values.result_storage import INLINE_BYTES, ResultStorage
+from tidemill.futures.values.segment_writer import LEDGER, QUOTA, ByteCounters
 from tidemill.futures.values.segments import Segments
 from tidemill.futures.values.signatures import ClusterKey, Signer
 from tidemill.objects import Objects, open_objects
@@ -69,7 +70,7 @@ def test_a_result_says_where_it_is_how_large_and_whose(values: ResultStorage, se
     place = large.location
     assert (place.kind, place.node, place.node_epoch) == ("segment", "n", 3)
     assert large.head == b""
-    assert size_in_bytes(large) == segments.used_bytes > LARGE.nbytes
+    assert large.size == segments.used_bytes > LARGE.nbytes
     durable = values.store(LARGE, ID, 9, durable=True)
     assert durable.location == Location("object", f"futures/results/{ID.hex()}/9")
     assert values.store([1, "two"], ID, 7, durable=True) == small, "the row is durable"
@@ -121,7 +122,7 @@ def test_a_client_without_segments_stores_objects(objects: Objects, values: Resu
 
 def test_with_nowhere_to_go_it_is_told_what_to_do(objects: Objects) -> None:
     nowhere = ResultStorage(SIGNER)
-    with pytest.raises(CannotSerialize, match="nowhere to store it") as caught:
+    with pytest.raises(CannotSerialize, match="no storage for it") as caught:
         nowhere.store(LARGE, ID, 0)
     assert "durable" in caught.value.hint
     with pytest.raises(FetchFailed, match="object storage"):
@@ -136,7 +137,7 @@ def test_with_nowhere_to_go_it_is_told_what_to_do(objects: Objects) -> None:
 
 
 def test_a_node_that_is_full_stores_objects_if_there_are_any(segments: Segments, objects: Objects) -> None:
-    segments.set_quota(100_000)
+    ByteCounters(segments.folder / LEDGER).write(QUOTA, 100_000)
     with pytest.raises(SegmentsFull):
         ResultStorage(SIGNER, writer=segments.writer()).store(LARGE, ID, 1)
     full = ResultStorage(SIGNER, writer=segments.writer(), objects=objects)
@@ -158,7 +159,7 @@ def test_a_result_that_is_gone_is_told_from_one_that_cannot_be_reached(
     assert segments.delete(result.location.name)
     with pytest.raises(CopyGone):
         values.load(result, ID)
-    with pytest.raises(FetchFailed, match="serves nothing"):
+    with pytest.raises(FetchFailed, match="does not serve results"):
         values.load(at(result, host="another host"), ID)
 
 
@@ -280,7 +281,7 @@ def test_a_head_that_lies_about_what_follows_is_told() -> None:
     assert head.sizes == (LARGE.nbytes,)
     lying = layout.plan(pickling.Dumped(dumped.stream, (pickling.PicklePart(0, memoryview(bytes(10))),)))
     with pytest.raises(CopyCorrupt):
-        layout.load(memoryview(layout.joined(lying) + b"x"), lambda head: None, what="it")
+        layout.load(memoryview(layout.joined(lying) + b"x"), lambda head: None, subject="it")
 
 
 @pytest.mark.rule("FUT-22")
@@ -292,7 +293,7 @@ def test_a_result_that_this_process_cannot_load_is_told(
         assert values.load(result, ID)[0]() == 1
         with monkeypatch.context() as patch:
             patch.setattr(pickling, "PYTHON", "3.99")
-            with pytest.raises(CodeNotLoadable, match=r"this is 3\.99"):
+            with pytest.raises(CodeNotLoadable, match=r"this is Python 3\.99"):
                 values.load(result, ID)
 
 

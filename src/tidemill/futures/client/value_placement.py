@@ -41,7 +41,7 @@ class ValuePlacement:
         other = "" if durable or task is None else self._another_worker()
         future_id = link.submissions.new_ids(1)[0]
         result = link.values.store(
-            value, future_id, VERSION, durable=durable or not other, what="the value that was put"
+            value, future_id, VERSION, durable=durable or not other, subject="the value passed to put()"
         )
         key = child_key(task, call_digest(_value, (value,), {})) if task is not None else ""
         spec = sign_spec(

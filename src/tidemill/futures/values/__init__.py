@@ -1,1 +1,1 @@
-"""Values as bytes: pickles, signatures, segments in shared memory, objects and transfers between hosts."""
+"""Values as bytes: pickles, signatures, shared memory, objects, and transfers between hosts."""

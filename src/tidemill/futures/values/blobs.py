@@ -1,11 +1,11 @@
-"""Code and arguments where they are kept: in the store while small, as objects when large (FUT-21).
+"""Blobs: stores code and arguments, in the store if they are small, as objects if they are large (FUT-21).
 
-Code is named by its digest, which is keyed with the cluster's key: only who has the key could have made bytes
-that fit the name, so that the name in a signed spec is the code's signature as well. The same function is
-stored once, however often it is submitted; nobody changes it, because its name would be another.
+The name of code is its digest, keyed with the cluster key. Only a holder of the key can create bytes that
+match a name, so the name in a signed spec is also the signature of the code. A function is stored once,
+however often it is submitted. It never changes, because changed code has another name.
 
-Arguments are part of the spec while they are small. Large ones are an object under the future's own id, so
-that they can be deleted with it; the signed spec has their digest.
+Small arguments are part of the spec. Large ones are an object under the id of the future, so that they can be
+deleted with it. The signed spec contains their digest.
 """
 
 import hmac
@@ -23,25 +23,23 @@ from tidemill.objects import Objects, Put
 from tidemill.store import Store, Tx
 
 IN_STORE_BYTES = 48 * 1024
-"""Code up to this size is a value of the store, whose values have at most 64 KiB."""
+"""Code up to this size is stored as a value of the store, which has at most 64 KiB."""
 
 IN_SPEC_BYTES = 16 * 1024
-"""Arguments up to this size are in the spec's row: specs are written many in one transaction."""
+"""Arguments up to this size are stored in the spec's row. One transaction writes many specs."""
 
 _REMEMBERED = 10_000
-_NO_OBJECTS = (
-    "give the client and the workers objects=…, or pass less: put() large values and pass the future"
-)
+_NO_OBJECTS = "use objects=… for the client and the workers, or put() large values once and pass the futures"
 
 
 class Blobs:
     """The blobs of one cluster. Safe to share between threads.
 
     Args:
-        store: where small code is.
-        keys: the cluster's layout.
-        signer: has the cluster's key.
-        objects: where large blobs are; None for a cluster that has none.
+        store: contains small code.
+        keys: the keys of futures.
+        signer: signs with the cluster key.
+        objects: contains large blobs; None if the cluster has no object storage.
     """
 
     def __init__(self, store: Store, keys: FutureKeys, signer: Signer, objects: Objects | None) -> None:
@@ -53,11 +51,11 @@ class Blobs:
         self._lock = threading.Lock()
 
     def digest(self, content: bytes) -> bytes:
-        """The name of code, which nobody can find without the key."""
+        """Return the name of code. It cannot be computed without the key."""
         return self._signer.sign("code", content)
 
     def store_code(self, content: bytes) -> bytes:
-        """Keep code and return its digest; code that we stored before costs nothing."""
+        """Store code and return its digest. Code that this object has stored before is not written again."""
         digest = self.digest(content)
         with self._lock:
             if digest in self._stored:
@@ -66,7 +64,7 @@ class Blobs:
         if len(content) <= IN_STORE_BYTES:
             self._store.run(lambda tx: _set_once(tx, self._keys.code[digest], content))
         else:
-            self._put(_code_name(digest), digest, content, "this function is")
+            self._put(_code_name(digest), digest, content, "the function has")
         with self._lock:
             self._stored[digest] = None
             if len(self._stored) > _REMEMBERED:
@@ -74,12 +72,12 @@ class Blobs:
         return digest
 
     def forget(self, digest: bytes) -> None:
-        """Store this code again when it comes next: somebody found it missing."""
+        """Write this code again the next time, because it was missing."""
         with self._lock:
             self._stored.pop(digest, None)
 
     def load_code(self, digest: bytes) -> bytes:
-        """The code of a digest; `BlobMissing` when there is none, `BadSignature` when it is other code."""
+        """Return the code of a digest. Raise `BlobMissing` if there is none, `BadSignature` if it differs."""
         raw = self._store.run(lambda tx: tx.get(self._keys.code[digest]))
         if raw is None:
             raw = self._object(_code_name(digest), "the code of this future")[SIGNATURE_BYTES:]
@@ -87,20 +85,20 @@ class Blobs:
         return raw
 
     def check_code(self, digest: bytes, content: bytes) -> None:
-        """Return if this is the code of that digest, else raise `BadSignature`."""
+        """Raise `BadSignature` if this is not the code of that digest."""
         if not hmac.compare_digest(self.digest(content), digest):
             raise BadSignature("this code was not signed with this cluster's key")
 
     def store_args(self, future_id: bytes, content: bytes) -> Blob:
-        """Arguments for a spec: the bytes themselves, or the name of an object with them."""
+        """Return arguments for a spec: the bytes, or the digest of an object with them."""
         if len(content) <= IN_SPEC_BYTES:
             return Blob(content, size=len(content))
         digest = self._signer.sign("args", future_id, content)
-        self._put(args_object(future_id, digest), digest, content, "these arguments are")
+        self._put(args_object(future_id, digest), digest, content, "the arguments have")
         return Blob(None, digest, len(content))
 
     def load_args(self, spec: Spec) -> bytes:
-        """The arguments of a spec whose own signature was checked (`check_spec`)."""
+        """Return the arguments of a spec. The caller has checked the spec's signature (`check_spec`)."""
         if spec.args.inline is not None:
             return spec.args.inline
         body = self._object(args_object(spec.id, spec.args.digest), f"the arguments of {spec.name}")
@@ -108,28 +106,30 @@ class Blobs:
         self._signer.check("args", spec.args.digest, spec.id, content)
         return content
 
-    def _put(self, name: str, digest: bytes, content: bytes, what: str) -> None:
-        """Write an object that is a function of its name: whoever was there first has put the same."""
+    def _put(self, name: str, digest: bytes, content: bytes, subject: str) -> None:
+        """Write an object with a name that determines its content: an earlier writer wrote the same."""
         if self._objects is None:
             raise CannotSerialize(
-                f"{what} {len(content):,} bytes, too large for the store, and there is no object storage",
+                f"{subject} {len(content):,} bytes, too many for the store, and there is no object storage",
                 hint=_NO_OBJECTS,
             )
         body = digest + content
         if self._objects.put_if_absent(name, body, digest) is Put.OTHER:
-            self._objects.put(name, body)  # somebody without the key was there, or it was damaged
+            self._objects.put(name, body)  # it was written without the key, or is damaged
 
-    def _object(self, name: str, what: str) -> bytes:
+    def _object(self, name: str, subject: str) -> bytes:
         if self._objects is None:
-            raise BlobMissing(f"{what} is in object storage, and this process has none", hint=_NO_OBJECTS)
+            raise BlobMissing(
+                f"{subject} is in object storage, but this process has no object storage", hint=_NO_OBJECTS
+            )
         try:
             return self._objects.get(name)[0]
         except ObjectMissing:
-            raise BlobMissing(f"{what} is not there: {name} does not exist") from None
+            raise BlobMissing(f"{subject} is missing: the object {name} does not exist") from None
 
 
 class FunctionCache:
-    """The functions that a worker has loaded, by digest; the least recently used ones go first."""
+    """A least-recently-used cache of the functions that a worker has loaded, by digest."""
 
     def __init__(self, blobs: Blobs, limit: int = 256) -> None:
         self._blobs = blobs
@@ -138,16 +138,16 @@ class FunctionCache:
         self._lock = threading.Lock()
 
     def get(self, digest: bytes, content: bytes = b"") -> Callable[..., Any]:
-        """The function of a digest; it is loaded once.
+        """Return the function of a digest. It is loaded once.
 
         Args:
-            digest: from a spec whose signature was checked.
-            content: its code, if the caller has it; checked like any other.
+            digest: from a spec with a checked signature.
+            content: its code, if the caller has it; it is checked too.
         """
         with self._lock:
-            if (known := self._loaded.get(digest)) is not None:
+            if (cached := self._loaded.get(digest)) is not None:
                 self._loaded.move_to_end(digest)
-                return known
+                return cached
         if content:
             self._blobs.check_code(digest, content)
         else:

@@ -1,17 +1,17 @@
-"""The digest of a call: the same for the same call in another process (FUT-62).
+"""The digest of a call. Equal calls have the same digest in every process (FUT-62).
 
-A parent that is tried again submits its children again, from another process; the digest of the call is part
-of the key by which they are recognised. A digest of the pickle would not do: pickle writes equal strings
-differently when they are not the same object, sets in the order of a hash that is new with every process, and
-cloudpickle gives each class of `__main__` a random number. So this pickles once more, into a hash, without
-references between objects and with these few things replaced:
+A retried task submits its children again, from another process. The digest of the call is part of the key
+that identifies them. A digest of the pickle is not enough: pickle writes equal strings differently if they
+are different objects, it writes sets in an order that differs between processes, and cloudpickle adds a
+random number to each class of `__main__`. So this module pickles the call again, into a hash, without
+references between objects, and replaces:
 
-- a function by its module and name, or by what it does: byte code, constants, defaults, the variables and
-  globals it uses (not its file and line, which change without it);
-- a class of no module by its name and its members; sets by their items in order; a handle by its id.
+- a function by its module and name, or by its byte code, constants, defaults, and the variables and globals
+  that it uses (but not its file and line);
+- a class without a module by its name and members; a set by its sorted items; a handle by its id.
 
-Two calls with different digests may still be equal (values whose own pickle has a random part): then a child
-is submitted twice, which costs time and nothing else.
+Equal calls may still have different digests, if the pickle of a value contains something random. Then a child
+is submitted twice, which costs time but does no harm.
 """
 
 import inspect
@@ -32,13 +32,13 @@ DIGEST_BYTES = 32
 def call_digest(
     function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> bytes:
-    """The digest of a call that `dump_code` and `dump_args` have taken; its parts may be anything."""
+    """Return the digest of a call that `dump_code` and `dump_args` accept."""
     call = function, tuple(args), dict(sorted(kwargs.items()))
     try:
         return _digest(call, frozenset())
     except MemoryError:
         raise
-    except Exception:  # noqa: BLE001 - something that only a whole pickle can take: then its digest has to do
+    except Exception:  # noqa: BLE001 - a value that needs a complete pickle: use the digest of that
         dumped = dump(call, handles=True)
         state = blake2b(repr(dumped.inputs).encode() + dumped.stream, digest_size=DIGEST_BYTES)
         for part in dumped.parts:
@@ -47,14 +47,14 @@ def call_digest(
 
 
 def _digest(value: object, above: frozenset[int]) -> bytes:
-    """Of any value. `above` are the functions and classes around it: they may refer to themselves."""
+    """Return the digest of a value. `above` are the functions and classes that contain it."""
     try:
-        return _fed(value, above, fast=True)
-    except (ValueError, RecursionError):  # refers to itself: pickled with references then
-        return _fed(value, above, fast=False)
+        return _pickle_digest(value, above, fast=True)
+    except (ValueError, RecursionError):  # it contains itself: pickle it with references
+        return _pickle_digest(value, above, fast=False)
 
 
-def _fed(value: object, above: frozenset[int], *, fast: bool) -> bytes:
+def _pickle_digest(value: object, above: frozenset[int], *, fast: bool) -> bytes:
     out = _Out()
     pickler = _Pickler(out, above)
     pickler.fast = fast
@@ -90,14 +90,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has no 
 
 
 def names_itself(obj: Any) -> bool:
-    """Whether another process finds the very same under its name."""
+    """Return whether another process finds the same object by its module and name."""
     module = getattr(obj, "__module__", None)
-    found: Any = sys.modules.get(module or "")
-    if found is None or module == "__main__":
+    target: Any = sys.modules.get(module or "")
+    if target is None or module == "__main__":
         return False
     for name in obj.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is obj
+        target = getattr(target, name, None)
+    return target is obj
 
 
 def _of_function(function: types.FunctionType) -> object:
@@ -113,8 +113,11 @@ def _of_function(function: types.FunctionType) -> object:
 
 
 def shape_of(code: types.CodeType) -> object:
-    """What a code does, without its file and line."""
-    constants = [shape_of(one) if isinstance(one, types.CodeType) else one for one in code.co_consts]
+    """Return the parts of a code object that determine what it does, without its file and line."""
+    constants = [
+        shape_of(constant) if isinstance(constant, types.CodeType) else constant
+        for constant in code.co_consts
+    ]
     return (
         code.co_code,
         constants,
@@ -148,13 +151,13 @@ def _of_class(kind: type) -> object:
 
 
 def members_of(kind: type) -> list[tuple[str, object]]:
-    """What a class consists of, without what the interpreter adds."""
+    """Return the members of a class, without those that the interpreter adds."""
     members = [(name, _plain(value)) for name, value in sorted(vars(kind).items()) if name not in _MACHINERY]
     return [pair for pair in members if _picklable(pair[1])]
 
 
 def _plain(member: object) -> object:
-    """A member of a class as something that can be pickled."""
+    """Return a member of a class in a form that can be pickled."""
     if isinstance(member, staticmethod | classmethod):
         return type(member).__name__, member.__func__
     if isinstance(member, property):
@@ -163,11 +166,11 @@ def _plain(member: object) -> object:
 
 
 def _picklable(value: object) -> bool:
-    """Whether it counts: descriptors of the interpreter, caches and the like do not."""
+    """Return whether a member counts. Descriptors of the interpreter and caches do not."""
     if isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType | types.FunctionType):
         return isinstance(value, types.FunctionType)
     try:
         pickle.dumps(value)
-    except Exception:  # noqa: BLE001 - whatever the value's own methods raise
+    except Exception:  # noqa: BLE001 - methods of the value may raise anything
         return isinstance(value, tuple)
     return True

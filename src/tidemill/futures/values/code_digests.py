@@ -1,14 +1,14 @@
-"""The digest of code: another one as soon as what a function does is another (LOT-18, LOT-20).
+"""The digest of code. It changes when the behaviour of a function changes (LOT-18, LOT-20).
 
-A call is known by the name of its function (`digests`): a child is submitted again by the same code. What is
-kept for longer than a process, such as the parts of an arc's lot, must not outlive a change of the code that
-made it, wherever the function stands. So here a function is known by its byte code, constants, defaults, and
-by the values it uses: variables around it, globals of its module, and what it takes from other modules. The
-same goes for functions and classes of these, as far as they are the user's: of the package that the function
-belongs to, or of any file that is not installed. Installed libraries go by their names.
+The digest of a call identifies a function by its name (`call_digests`), because the same code submits a child
+again. But a stored result, such as a part of a lot, must not be reused after its code has changed. So this
+digest covers a function's byte code, constants and defaults, and the values that it uses: enclosing
+variables, globals of its module, and names from other modules. It includes functions and classes among those
+values if they are the user's code: in the function's own package, or in any file that is not installed.
+Installed libraries are identified by name.
 
-A value that no pickle can take (a session, a lock, a pipeline) counts by its type alone. Values whose pickles
-differ from process to process make digests that do: whoever uses such a value runs all again each time.
+A value that cannot be pickled (a session, a lock, a pipeline) counts by its type only. If the pickle of a
+value differs between processes, so does the digest; then everything runs again each time.
 """
 
 import sys
@@ -28,13 +28,13 @@ _PACKAGE = Path(__file__).parents[2]
 
 
 def code_digest(function: Callable[..., object]) -> bytes:
-    """The digest of what a function does."""
+    """Return the digest of a function's behaviour."""
     package = (getattr(function, "__module__", None) or "").partition(".")[0]
     return _Code(package).digest(function, frozenset())
 
 
 class _Code:
-    """Digests, given which code is the user's."""
+    """Computes digests, and decides which code is the user's."""
 
     def __init__(self, package: str) -> None:
         self._package = package
@@ -43,23 +43,23 @@ class _Code:
         self._installed = [Path(path).resolve() for path in installed] + [_PACKAGE]
 
     def digest(self, value: object, above: frozenset[int]) -> bytes:
-        """Of any value. `above` are the functions and classes around it: they may refer to themselves."""
+        """Return the digest of a value. `above` are the functions and classes that contain it."""
         for fast in (True, False):
             state = blake2b(digest_size=DIGEST_BYTES, person=b"tidemill-code")
             pickler = _Pickler(state, self, above)
-            pickler.fast = fast  # without references between objects, unless it refers to itself
+            pickler.fast = fast  # without references between objects, unless the value contains itself
             try:
                 pickler.dump(value)
             except MemoryError:
                 raise
-            except Exception:  # noqa: BLE001, S112 - whatever the value's own methods raise
+            except Exception:  # noqa: BLE001, S112 - methods of the value may raise anything
                 continue
             return state.digest()
         kind = type(value)
         return blake2b(f"{kind.__module__}.{kind.__qualname__}".encode(), digest_size=DIGEST_BYTES).digest()
 
     def is_users(self, module: str | None) -> bool:
-        """Is this module code that the user may change?"""
+        """Return whether this module is the user's code."""
         if not module:
             return False
         if module == "__main__" or (self._package and module.partition(".")[0] == self._package):
@@ -71,9 +71,9 @@ class _Code:
         return not any(path.is_relative_to(folder) for folder in self._installed)
 
     def of_function(self, function: types.FunctionType, above: frozenset[int]) -> object:
-        """What a function is made of."""
+        """Return the parts of a function that its digest covers."""
         code = function.__code__
-        names = sorted({name for one in _codes(code) for name in one.co_names})
+        names = sorted({name for inner in _codes(code) for name in inner.co_names})
         around = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         used = [(name, function.__globals__[name]) for name in names if name in function.__globals__]
         return (
@@ -86,11 +86,11 @@ class _Code:
         )
 
     def _used(self, value: object, names: list[str], above: frozenset[int]) -> object:
-        """A global; of a module of the user's, what the function may take from it."""
+        """Return the digest of a global; for a user's module, of the names that the function may use."""
         if isinstance(value, types.ModuleType) and self.is_users(value.__name__) and id(value) not in above:
             inner = above | {id(value)}
-            taken = [(name, getattr(value, name)) for name in names if name in vars(value)]
-            return value.__name__, [(name, self._used(one, names, inner)) for name, one in taken]
+            members = [(name, getattr(value, name)) for name in names if name in vars(value)]
+            return value.__name__, [(name, self._used(member, names, inner)) for name, member in members]
         return self.digest(value, above)
 
 
@@ -128,15 +128,15 @@ class _Out:
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A code and those inside of it: comprehensions, lambdas, inner functions."""
+    """Yield a code object and those inside it: comprehensions, lambdas, inner functions."""
     yield code
-    for one in code.co_consts:
-        if isinstance(one, types.CodeType):
-            yield from _codes(one)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
 
 
 def _content(cell: types.CellType) -> object:
     try:
         return cell.cell_contents
-    except ValueError:  # assigned later, or never
+    except ValueError:  # not assigned yet
         return None

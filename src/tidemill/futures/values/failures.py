@@ -1,8 +1,8 @@
-"""Exceptions as data: always the type, the message and the traceback as text; the exception itself if it can.
+"""Failures: stores exceptions as text (type, message, traceback) and, if possible, as pickled objects.
 
-An exception is a user's object: its `__str__` may raise, it may not be picklable, or pickle and then not
-unpickle, which is common (`__init__` with other arguments than `args`). None of that may stop a task from
-failing properly, so nothing here raises on account of one (FUT-50).
+An exception is a user's object. Its `__str__` may raise, it may not be picklable, or it may not unpickle,
+which is common (`__init__` with other arguments than `args`). None of this may stop a task from failing
+properly, so the functions here do not raise for such an exception (FUT-50).
 """
 
 import contextlib
@@ -21,14 +21,14 @@ _DOMAIN = "exception"
 def dump_failure(
     error: BaseException, signer: Signer, *, kind: str = "exception", node: str = "", at: int = 0
 ) -> Failure:
-    """What is kept of an exception.
+    """Return the failure record of an exception.
 
     Args:
-        error: what the task raised.
+        error: the exception that the task raised.
         signer: signs the pickled exception.
         kind: one of `rows.KINDS`.
-        node: where it happened.
-        at: when, in store time.
+        node: the node that ran the task.
+        at: the time, by the store's clock.
     """
     pickled = _pickled(error)
     return Failure(
@@ -44,9 +44,9 @@ def dump_failure(
 
 
 def load_exception(failure: Failure, signer: Signer) -> BaseException | None:
-    """The exception itself, with the remote traceback as a note; None when it was or is not to be had.
+    """Return the stored exception, with the remote traceback as a note; None if it cannot be loaded.
 
-    `BadSignature` when it was not signed with our key: then it was not looked into.
+    Raise `BadSignature`, before anything is unpickled, if it was not signed with our key.
     """
     if not failure.pickled:
         return None
@@ -61,7 +61,7 @@ def load_exception(failure: Failure, signer: Signer) -> BaseException | None:
 
 
 def _pickled(error: BaseException) -> bytes:
-    """The exception in one piece; empty unless it can be had back from that."""
+    """Return the pickled exception; empty if it cannot be unpickled again."""
     try:
         content = pickling.pack(pickling.dump(error))
     except (Exception, SystemExit):  # noqa: BLE001 - see the top of this file
@@ -73,7 +73,7 @@ def _pickled(error: BaseException) -> bytes:
 
 def _unpickled(content: bytes) -> BaseException | None:
     try:
-        error = pickling.unpack(content, what="the exception")
+        error = pickling.unpack(content, subject="the exception")
     except (Exception, SystemExit):  # noqa: BLE001 - see the top of this file
         return None
     return error if isinstance(error, BaseException) else None
@@ -103,5 +103,5 @@ def _shortened(text: str, most: int) -> str:
     text = text.encode("utf-8", "backslashreplace").decode()  # a lone surrogate cannot be stored
     if len(text) <= most:
         return text
-    left_out = len(text) - most
-    return f"{text[: most // 2]}\n… {left_out} characters left out …\n{text[-most // 2 :]}"
+    omitted = len(text) - most
+    return f"{text[: most // 2]}\n… {omitted} characters omitted …\n{text[-most // 2 :]}"

@@ -1,14 +1,14 @@
-"""A large value as one run of bytes: what a segment, an object and a transfer between hosts hold.
+"""The byte layout of a large value (its *image*) in a segment, in an object and between hosts.
 
-    64 bytes   magic, format, size of the head, size of the whole, digest of the head
-    head       what follows: sizes, kinds, digests (msgpack)
+    64 bytes   magic, format, size of the head, total size, digest of the head
+    head       sizes, kinds and digests of what follows (msgpack)
     stream     the pickle
-    parts      each at a multiple of 64 bytes, as numpy and Arrow like it
+    parts      each at a multiple of 64 bytes, as numpy and Arrow prefer
 
-Only the head is signed. It holds the digest of the stream, so that nothing is unpickled that was not signed;
-the parts are plain data and get no digest in a segment, which would cost more than copying them. An image
-that leaves this user's account on this machine has one for its parts too: in the head when it goes to object
-storage, over the connection when it goes to another host.
+Only the head is signed. It contains the digest of the stream, so nothing unsigned is unpickled. The parts are
+plain data. In a segment they have no digest, because it would cost more than copying them. An image that
+leaves this user's account on this machine has a digest of its parts too: in the head if it goes to object
+storage, at the end of the transfer if it goes to another host.
 """
 
 import struct
@@ -33,23 +33,23 @@ assert _PREFIX.size == ALIGN
 
 
 class LayoutHead(msgspec.Struct, frozen=True, array_like=True):
-    """What there is behind the head."""
+    """The head: describes the stream and the parts that follow it."""
 
     python: str
     stream: int  # bytes
     digest: bytes  # of the stream
     kinds: tuple[int, ...] = ()
     sizes: tuple[int, ...] = ()  # of the parts
-    body: bytes = b""  # digest of all parts, if they have one
-    label: bytes = b""  # whose it is: two values may have equal streams and differ in their parts alone
+    body: bytes = b""  # digest of all parts; empty for none
+    label: bytes = b""  # the owner: two values may have equal streams and differ only in their parts
 
 
 class ValueLayout(NamedTuple):
-    """An image that is yet to be written: its pieces still are the value's own memory."""
+    """An image that is not written yet. Its pieces are views of the value's memory."""
 
     head: bytes
     total: int
-    pieces: tuple[memoryview, ...]  # joined they are the image, padding included
+    pieces: tuple[memoryview, ...]  # joined, they are the image, including padding
 
 
 _head = msgspec.msgpack.Decoder(LayoutHead)
@@ -57,12 +57,12 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def plan(dumped: Dumped, label: bytes = b"", *, digest_parts: bool = False) -> ValueLayout:
-    """Lay a value out; copies nothing.
+    """Return the layout of a value. Copies nothing.
 
     Args:
         dumped: the value.
-        label: what is signed with the head, so that no image passes for another.
-        digest_parts: whether the head vouches for the parts as well.
+        label: signed with the head, so that an image cannot be used in place of another.
+        digest_parts: whether the head contains a digest of the parts.
     """
     views = [part.view.cast("B") if part.view.nbytes else _ZEROS[:0] for part in dumped.parts]
     head = _encode(
@@ -89,43 +89,43 @@ def plan(dumped: Dumped, label: bytes = b"", *, digest_parts: bool = False) -> V
 
 
 def read_head(view: memoryview) -> bytes:
-    """The head of an image, as bytes of our own: what is checked is what is used."""
+    """Return a copy of an image's head. The caller checks the copy and uses the same copy."""
     if len(view) < ALIGN:
-        raise CopyCorrupt(f"{len(view)} bytes are no image")
+        raise CopyCorrupt(f"the stored value has only {len(view)} bytes and no head")
     magic, form, _, size, total, digest = _PREFIX.unpack_from(view)
     if magic != MAGIC or form != FORMAT:
-        raise CopyCorrupt("this is no image of a value, or one of another release")
+        raise CopyCorrupt("the stored value has an unknown format, perhaps of another release")
     if total != len(view) or size > total - ALIGN:
-        raise CopyCorrupt(f"an image of {total:,} bytes has {len(view):,}")
+        raise CopyCorrupt(f"the stored value has {len(view):,} bytes instead of {total:,}")
     head = bytes(view[ALIGN : ALIGN + size])
     if _digest(head) != digest:
-        raise CopyCorrupt("the head of an image was changed")
+        raise CopyCorrupt("the head of the stored value is damaged")
     return head
 
 
-def load(view: memoryview, check: Callable[[bytes], None], *, what: str) -> Any:
-    """The value of an image, built around it; `CopyCorrupt` if the image is not what was written.
+def load(view: memoryview, check: Callable[[bytes], None], *, subject: str) -> Any:
+    """Load the value of an image. It uses the image's memory. Raise `CopyCorrupt` if the image is damaged.
 
     Args:
-        view: the image, read-only for as long as the value lives.
-        check: returns if its head is signed, else raises; called before anything is unpickled.
-        what: names the value in errors.
+        view: the image, read-only for as long as the value exists.
+        check: raises if the head is not signed; called before anything is unpickled.
+        subject: names the value in errors.
     """
     raw = read_head(view)
     check(raw)
-    head = _head.decode(raw)  # signed, so that it is what a release of ours wrote
-    pieces = _cut(view, len(raw), (head.stream, *head.sizes))
+    head = _head.decode(raw)  # it is signed, so a release of Tidemill wrote it
+    pieces = _split(view, len(raw), (head.stream, *head.sizes))
     stream = bytes(next(pieces))
     if blake2b(stream, digest_size=DIGEST_BYTES).digest() != head.digest:
-        raise CopyCorrupt(f"{what} was changed where it was stored")
+        raise CopyCorrupt(f"{subject} was changed after it was stored")
     parts = [PicklePart(kind, piece) for kind, piece in zip(head.kinds, pieces, strict=True)]
     if head.body and _digest_of([part.view for part in parts]) != head.body:
-        raise CopyCorrupt(f"{what} was changed where it was stored")
-    return pickling.load(stream, parts, python=head.python, what=what)
+        raise CopyCorrupt(f"{subject} was changed after it was stored")
+    return pickling.load(stream, parts, python=head.python, subject=subject)
 
 
 def joined(image: ValueLayout) -> bytearray:
-    """The image in memory: one copy of everything."""
+    """Copy the pieces of an image into one block of memory."""
     out = bytearray(image.total)
     at = 0
     for piece in image.pieces:
@@ -134,7 +134,7 @@ def joined(image: ValueLayout) -> bytearray:
     return out
 
 
-def _cut(view: memoryview, head: int, sizes: tuple[int, ...]) -> Iterator[memoryview]:
+def _split(view: memoryview, head: int, sizes: tuple[int, ...]) -> Iterator[memoryview]:
     at = ALIGN + head
     ends = []
     for size in sizes:
@@ -142,7 +142,7 @@ def _cut(view: memoryview, head: int, sizes: tuple[int, ...]) -> Iterator[memory
         ends.append((at, at + size))
         at += size
     if at != len(view):
-        raise CopyCorrupt(f"an image of {at:,} bytes has {len(view):,}")
+        raise CopyCorrupt(f"the stored value has {len(view):,} bytes instead of {at:,}")
     return (view[low:high] for low, high in ends)
 
 
@@ -151,7 +151,7 @@ def _digest(content: bytes) -> bytes:
 
 
 def _digest_of(views: list[memoryview]) -> bytes:
-    """Of several, without joining them; their sizes are in the head."""
+    """Return the digest of several views without joining them. Their sizes are in the head."""
     state = blake2b(digest_size=DIGEST_BYTES)
     for view in views:
         state.update(view)

@@ -1,8 +1,8 @@
-"""A file mapped into memory, read-only, for as long as anything refers to it.
+"""Maps files into memory, read-only, for as long as anything refers to the mapping.
 
-Python's `mmap` keeps a file descriptor open for each mapping: a thousand results in one process would be
-the end of it. This one calls the kernel itself and keeps none. What is built upon the view keeps the mapping
-alive; the file may be unlinked meanwhile, and its memory is given back with the last view.
+Python's `mmap` keeps a file descriptor open for each mapping, so a thousand results in one process would use
+up the descriptors. This module calls the kernel directly and keeps none open. Objects that use the view keep
+the mapping alive. The file may be unlinked in the meantime; its memory is freed with the last view.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 def map_file(path: Path) -> memoryview:
-    """A read-only view of a whole file. Raises `OSError`."""
+    """Return a read-only view of a whole file. Raise `OSError` on failure."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         return map_descriptor(fd, os.fstat(fd).st_size)
@@ -36,7 +36,7 @@ def map_file(path: Path) -> memoryview:
 
 
 def map_descriptor(fd: int, size: int) -> memoryview:
-    """A read-only view of an open file, which may be closed afterwards. Raises `OSError`."""
+    """Return a read-only view of an open file, which may be closed afterwards. Raise `OSError` on failure."""
     if size == 0:
         return memoryview(b"")
     address = _libc.mmap(None, size, _PROT_READ, _MAP_SHARED, fd, 0)
@@ -45,5 +45,5 @@ def map_descriptor(fd: int, size: int) -> memoryview:
         raise OSError(number, os.strerror(number))
     array = (ctypes.c_ubyte * size).from_address(address)
     ended = weakref.finalize(array, _libc.munmap, address, size)
-    ended.atexit = False  # views may be in use until the very end, and the kernel cleans up then
+    ended.atexit = False  # views may be in use until the process exits, and the kernel cleans up then
     return memoryview(array).cast("B").toreadonly()

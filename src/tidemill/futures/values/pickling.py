@@ -1,16 +1,16 @@
-"""Values as bytes and back: pickle protocol 5, with large buffers beside the stream instead of in it.
+"""Pickling: turns values into bytes and back, with pickle protocol 5 and large buffers outside of the stream.
 
-`dump` gives a *stream* and *parts*. A part is memory that still belongs to the value: a numpy array's data,
-an Arrow buffer, a large `bytes`. Whoever stores the value copies each part once, to where it shall lie, and
-`load` builds the value around views of that place, so that reading an array copies nothing. Such views are
-read-only, whatever the size of the value: a result is shared by everyone who reads it.
+`dump` returns a *stream* and *parts*. A part is memory that belongs to the value: the data of a numpy array,
+an Arrow buffer, a large `bytes`. The caller copies each part once, to its destination. `load` builds the
+value from views of that destination, so reading an array copies nothing. These views are read-only for values
+of any size, because all readers of a result share it.
 
-cloudpickle does the pickling: functions and classes that a module has go by reference, those of `__main__` or
-of no module by value. What holds code by value is marked with the Python version, and no other version loads
-it: byte code of another one may crash the interpreter instead of failing (FUT-22).
+cloudpickle does the pickling. It pickles functions and classes of a module by reference, and those of
+`__main__` or without a module by value. A pickle that contains code by value records the Python version, and
+no other version loads it: byte code of another version may crash the interpreter instead of failing (FUT-22).
 
-A `Handle` inside arguments is left out and its id noted; when the arguments are loaded, the future's result
-stands in its place (FUT-19).
+A `Handle` in arguments is replaced by a reference to its id. When the arguments are loaded, the reference
+becomes the future's result (FUT-19).
 
 Nothing here checks a signature: callers do, before they call `load`.
 """
@@ -29,46 +29,46 @@ from tidemill.errors import CannotSerialize, CodeNotLoadable, TidemillError, Usa
 from tidemill.futures.values import reducers, stored_names
 
 PYTHON = ".".join(platform.python_version_tuple()[:2])
-"""The version whose byte code this interpreter runs."""
+"""The Python version of this interpreter, which determines its byte code."""
 
 PROTOCOL = 5
 VIEW, BYTES, BYTEARRAY = 0, 1, 2
-"""What a part is given back as: a read-only view, or an object of its own."""
+"""What a part becomes when it is loaded: a read-only view, or a copy as bytes or bytearray."""
 
 _BY_VALUE = frozenset({"_make_function", "_make_skeleton_class", "_make_skeleton_enum"})
 _SCALARS = frozenset({type(None), bool, int, float, str})
 
 
 class Handle:
-    """What stands for a future in arguments; the client's `Future` is one."""
+    """The base class of a future's handle in arguments. The client's `Future` derives from it."""
 
     __slots__ = ()
     id: bytes
 
 
 class PicklePart(NamedTuple):
-    """Memory of a value, to be stored beside its stream."""
+    """Memory of a value that is stored outside of its stream."""
 
     kind: int
     view: memoryview
 
 
 class Dumped(NamedTuple):
-    """A value as a stream and its parts; the parts' memory is the value's own."""
+    """A value as a stream and parts. The parts are views of the value's memory."""
 
     stream: bytes
     parts: tuple[PicklePart, ...] = ()
-    inputs: tuple[bytes, ...] = ()  # the ids of the handles that were left out, each once
-    python: str = ""  # the only version that can load it; empty for any
+    inputs: tuple[bytes, ...] = ()  # the ids of the handles that were replaced, without duplicates
+    python: str = ""  # the only Python version that can load it; empty for any
 
     @property
     def size(self) -> int:
-        """Bytes of the stream and the parts."""
+        """The number of bytes in the stream and the parts."""
         return len(self.stream) + sum(part.view.nbytes for part in self.parts)
 
 
 class Packed(msgspec.Struct, frozen=True, array_like=True):
-    """A value in one piece: what is stored in a row or an object of its own."""
+    """A value as one block of bytes, for a row or an object."""
 
     stream: bytes
     python: str = ""
@@ -81,11 +81,11 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def dump(value: object, *, handles: bool = False) -> Dumped:
-    """Pickle a value; whatever pickle or the value's own methods raise comes out as it is.
+    """Pickle a value. Errors of pickle and of the value's methods are raised unchanged.
 
     Args:
-        value: anything that pickle or cloudpickle can take apart.
-        handles: whether a `Handle` stands for its future's result; else it is a value like any other.
+        value: anything that pickle or cloudpickle accepts.
+        handles: whether to replace each `Handle` by its future's result; otherwise it is an ordinary value.
     """
     if type(value) in _SCALARS:
         return Dumped(pickle.dumps(value, PROTOCOL))
@@ -102,32 +102,32 @@ def load(
     *,
     python: str = "",
     resolve: Callable[[bytes], object] | None = None,
-    what: str = "the value",
+    subject: str = "the value",
 ) -> Any:
-    """The value of a stream and its parts; `CodeNotLoadable` when this process cannot make it.
+    """Load the value of a stream and its parts. Raise `CodeNotLoadable` if this process cannot load it.
 
     Args:
-        stream: from `dump`, its signature checked.
-        parts: where the parts lie now; the value keeps what it needs of them alive.
+        stream: from `dump`; the caller has checked its signature.
+        parts: the stored parts; the value keeps those that it uses alive.
         python: from `dump`.
-        resolve: gives the value for a handle's id; what it raises comes out as it is.
-        what: names the value in an error.
+        resolve: returns the value for a handle's id; its errors are raised unchanged.
+        subject: names the value in errors.
     """
     if python and python != PYTHON:
         raise CodeNotLoadable(
-            f"{what} holds code for Python {python}, and this is {PYTHON}",
-            hint="run clients and workers on one version, or put the functions into a module",
+            f"{subject} contains code for Python {python}, but this is Python {PYTHON}",
+            hint="use one Python version on clients and workers, or move the functions into a module",
         )
     token = _resolver.set(resolve)
     try:
-        with loading(what):
-            return stored_names.load(stream, map(_given_back, parts))
+        with loading(subject):
+            return stored_names.load(stream, map(_to_buffer, parts))
     finally:
         _resolver.reset(token)
 
 
 def pack(dumped: Dumped) -> bytes:
-    """A value in one piece; its parts are copied."""
+    """Return a value as one block of bytes. Its parts are copied."""
     if not dumped.parts:
         return _encode(Packed(dumped.stream, dumped.python))
     try:
@@ -141,7 +141,8 @@ def pack(dumped: Dumped) -> bytes:
         )
     except ValueError:  # a length past 32 bits
         raise CannotSerialize(
-            f"{dumped.size:,} bytes are too many for one piece", hint="put() large values and pass the future"
+            f"the value has {dumped.size:,} bytes, too many for one block",
+            hint="put() large values and pass the future",
         ) from None
 
 
@@ -149,43 +150,43 @@ def unpack(
     content: bytes | memoryview,
     *,
     resolve: Callable[[bytes], object] | None = None,
-    what: str = "the value",
+    subject: str = "the value",
 ) -> Any:
-    """The value of `pack`ed bytes whose signature was checked."""
+    """Load the value of `pack`ed bytes. The caller has checked the signature."""
     try:
         packed = _packed.decode(content)
     except msgspec.DecodeError as error:
-        raise CodeNotLoadable(f"{what} was stored by a release that this one cannot read: {error}") from None
+        raise CodeNotLoadable(f"{subject} has a format that this release cannot read: {error}") from None
     parts = [
         PicklePart(kind, memoryview(body)) for kind, body in zip(packed.kinds, packed.bodies, strict=True)
     ]
-    return load(packed.stream, parts, python=packed.python, resolve=resolve, what=what)
+    return load(packed.stream, parts, python=packed.python, resolve=resolve, subject=subject)
 
 
 @contextlib.contextmanager
-def loading(what: str) -> Iterator[None]:
-    """Tell the ways apart in which a pickle cannot be loaded; a lack of memory stays one."""
+def loading(subject: str) -> Iterator[None]:
+    """Turn the errors of loading a pickle into `CodeNotLoadable`, except for `MemoryError`."""
     try:
         yield
     except (TidemillError, MemoryError):
         raise
     except ModuleNotFoundError as error:
-        missing = CodeNotLoadable(f"{what} needs the module {error.name!r}, which is not installed here")
+        missing = CodeNotLoadable(f"{subject} needs the module {error.name!r}, which is not installed here")
         missing.module = error.name or ""
         raise missing from error
     except (ImportError, AttributeError) as error:
         raise CodeNotLoadable(
-            f"{what} needs what a module here does not have: {error}",
+            f"{subject} needs a name that a module here does not have: {error}",
             hint="install the same release of that module on workers and clients",
         ) from error
-    except (Exception, SystemExit) as error:  # a module's top level, __setstate__: anything
+    except (Exception, SystemExit) as error:  # code of a module or __setstate__ may raise anything
         raise CodeNotLoadable(
-            f"{what} cannot be loaded: {type(error).__name__}: {error}",
+            f"{subject} cannot be loaded: {type(error).__name__}: {error}",
             hint="loading runs imports and __setstate__ of its classes: see the cause",
         ) from error
 
 
-def _given_back(part: PicklePart) -> object:
+def _to_buffer(part: PicklePart) -> object:
     if part.kind == BYTES:
         return bytes(part.view)
     if part.kind == BYTEARRAY:
@@ -197,21 +198,21 @@ _resolver: ContextVar[Callable[[bytes], object] | None] = ContextVar("tidemill-r
 
 
 def _result_of(future_id: bytes) -> object:
-    """What a handle in arguments becomes. Pickles name it: see `stored_names` before it moves."""
+    """Return the result for a handle in arguments. Pickles refer to this function: see `stored_names`."""
     resolve = _resolver.get()
     if resolve is None:
         raise UsageError(
-            "these arguments hold futures and can only be loaded by a task",
+            "these arguments contain futures and can be loaded only by a task",
             hint="load them with a resolver",
         )
     return resolve(future_id)
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has no types
-    """cloudpickle with handles and with notes of what it met.
+    """A cloudpickle pickler that replaces handles and records whether it pickled code by value.
 
-    `reducer_override` is asked for objects that are not of pickle's own types only. `persistent_id` would be
-    asked for every number in a list, which makes large lists three times as slow.
+    pickle calls `reducer_override` only for objects that are not of its built-in types. It would call
+    `persistent_id` for every number in a list, which makes large lists three times as slow.
     """
 
     def __init__(self, out: "_Out", *, handles: bool) -> None:
@@ -233,12 +234,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has no 
 
 
 class _Out:
-    """Where the pickler writes: the stream in pieces, and the parts in the order they are met.
+    """The output of the pickler: the stream in pieces, and the parts in order.
 
-    numpy and Arrow hand their memory to `take`. A large `bytes` or `bytearray` has no such hook: pickle
-    writes it as one piece of its own, behind the opcode for "so many bytes follow". That opcode is taken back
-    and replaced by "the next buffer", which pickle itself writes for `take`; so it becomes a part as well, at
-    any depth, and is neither copied into the stream nor hashed with it.
+    numpy and Arrow pass their memory to `take`. A large `bytes` or `bytearray` has no such hook: pickle
+    writes it as a separate piece, after an opcode with its length. This class replaces that opcode by
+    NEXT_BUFFER, which pickle also writes for `take`. So the bytes become a part too, at any depth, and are
+    neither copied into the stream nor hashed with it.
     """
 
     def __init__(self) -> None:
@@ -248,7 +249,7 @@ class _Out:
     def take(self, buffer: pickle.PickleBuffer) -> bool:
         try:
             self.parts.append(PicklePart(VIEW, buffer.raw()))
-        except BufferError:  # not contiguous: pickle says so better than we could
+        except BufferError:  # not contiguous: let pickle raise its own error
             return True
         return False
 
@@ -274,11 +275,11 @@ class _Out:
 
 
 LARGE_BYTES = 64 * 1024
-"""From this size on pickle writes bytes as a piece of their own (its frames are that large)."""
+"""From this size on, pickle writes bytes as a separate piece (the size of its frames)."""
 
 
 def _header(before: bytes, array: bool, size: int) -> int:
-    """How long the opcode at the end of `before` is that announces `size` bytes; 0 if there is none."""
+    """Return the length of the opcode at the end of `before` that announces `size` bytes; 0 for none."""
     long_form = size.to_bytes(8, "little")
     if before.endswith((pickle.BYTEARRAY8 if array else pickle.BINBYTES8) + long_form):
         return 9

@@ -1,12 +1,12 @@
-"""How arrays and Arrow values are taken apart where they do it badly themselves.
+"""Reducers: how to pickle arrays and Arrow values, where their own way is not good enough.
 
-- pickle takes an Arrow slice with all of the memory it was cut from: ten rows of a table of a gigabyte would
-  be a gigabyte. A value that holds much less than its buffers goes through Arrow's own stream format, which
-  writes what the slice holds and no more.
-- numpy copies arrays that are not contiguous into the stream, and so it does with times (their type cannot
-  be exported as a buffer), whose byte order it loses as well. They are given as raw memory and a type.
+- pickle writes an Arrow slice with the whole memory of its table: ten rows of a table of one gigabyte would
+  take a gigabyte. A value that is much smaller than its buffers is written in Arrow's stream format, which
+  contains only the slice.
+- numpy copies arrays that are not contiguous into the stream. It also copies dates and times, because their
+  type cannot be exported as a buffer, and loses their byte order. Both are written as raw memory and a type.
 
-Pickles name the functions that put them together again: see `stored_names` before they move.
+Pickles refer by name to the functions that rebuild these values: see `stored_names` before you move them.
 """
 
 import functools
@@ -18,7 +18,7 @@ SPARE_BYTES = 64 * 1024
 
 
 def reduce(obj: Any) -> Any:
-    """How to pickle such a value; NotImplemented for all others, of whatever kind."""
+    """Return how to pickle an array or an Arrow value; NotImplemented for all other values."""
     module = type(obj).__module__
     if module == "numpy":
         return _reduce_array(obj)
@@ -35,15 +35,15 @@ def _reduce_array(obj: Any) -> Any:
     contiguous = obj.flags.c_contiguous or obj.flags.f_contiguous
     if contiguous and _exported(obj.dtype):
         return NotImplemented
-    whole: Any = obj if contiguous else np.ascontiguousarray(obj)
-    order = "C" if whole.flags.c_contiguous else "F"
-    raw = whole.reshape(-1, order=order).view(np.uint8)
+    array: Any = obj if contiguous else np.ascontiguousarray(obj)
+    order = "C" if array.flags.c_contiguous else "F"
+    raw = array.reshape(-1, order=order).view(np.uint8)
     return _array, (pickle.PickleBuffer(raw), obj.dtype, obj.shape, order)
 
 
 @functools.lru_cache(maxsize=256)
 def _exported(dtype: Any) -> bool:
-    """Whether numpy exports buffers of this type."""
+    """Return whether numpy exports buffers of this type."""
     import numpy as np
 
     sample: Any = np.empty(0, dtype)

@@ -1,12 +1,12 @@
-"""Results: where a value goes, and how it comes back (FUT-28, FUT-29).
+"""Result storage: decides where a result is stored, and loads it (FUT-28, FUT-29).
 
     up to 16 KiB    in the future's row
-    more            a segment of the node: mapped by processes of its host, fetched by others over Flight
-    `durable`       an object
+    more            in a segment of the node: its host maps it, other hosts fetch it over Flight
+    `durable`       in an object
 
-Small ones are durable whatever was asked: the row is. `load` takes what is nearest: a mapping costs
-nothing, so it is tried whenever the result is said to be on this host, and where that fails (a container
-shares its host's id but not its memory) the node is asked.
+Small results are always durable, because the row is. `load` uses the nearest copy. Mapping costs nothing, so
+it is tried first if the result is on this host. If that fails (a container has the host id of its machine,
+but not its memory), the result is fetched from the node.
 """
 
 import contextlib
@@ -34,28 +34,23 @@ from tidemill.futures.values.signatures import Signer
 from tidemill.objects import Objects
 
 INLINE_BYTES = 16 * 1024
-"""Results up to this size are in the row, which every reader reads anyway."""
+"""Results up to this size are stored in the row, which every reader reads anyway."""
 
-_NO_PLACE = "run it on a worker, give objects=… and durable=True, or return less"
-
-
-def size_in_bytes(result: Result) -> int:
-    """What a result takes where it is stored."""
-    return result.size
+_NO_STORAGE = "run it on a worker, use objects=… and durable=True, or return less"
 
 
 class ResultStorage:
     """Stores and loads results for one process. Safe to share between threads.
 
     Args:
-        signer: has the cluster's key.
-        node: our node's id; empty for a client.
-        node_epoch: and its epoch.
-        address: where our node serves segments to other hosts.
-        writer: for segments; None for a process that belongs to no worker.
-        objects: for durable results; None if there is no object storage.
-        fetcher: for results of other hosts; None for a cluster of one host.
-        root: where this host's segments are.
+        signer: signs with the cluster key.
+        node: the id of this node; empty for a client.
+        node_epoch: the epoch of this node.
+        address: the address where this node serves segments to other hosts.
+        writer: writes segments; None for a process that does not belong to a worker.
+        objects: stores durable results; None if there is no object storage.
+        fetcher: fetches results from other hosts; None for a cluster on one host.
+        root: the folder of this host's segments.
     """
 
     def __init__(
@@ -87,34 +82,34 @@ class ResultStorage:
         version: int,
         *,
         durable: bool = False,
-        what: str = "the result",
+        subject: str = "the result",
     ) -> Result:
-        """Put a value where it belongs; it is whole and readable there when this returns.
+        """Store a value. It is complete and readable when this returns.
 
-        Nobody knows of it before the result is in the future's row. `CannotSerialize` if it cannot be
-        pickled, `SegmentsFull` if the node has no room.
+        Other processes do not see it before the result is in the future's row. Raise `CannotSerialize` if it
+        cannot be pickled, `SegmentsFull` if the node has no room.
 
         Args:
-            value: what the task returned.
-            future_id: whose result it is; the signature says so.
-            version: the claim's epoch; no two results of a future have the same one.
-            durable: whether it shall outlive the node.
-            what: names the value in errors.
+            value: the return value of the task.
+            future_id: the future; the signature covers its id.
+            version: the epoch of the claim, which differs for each result of a future.
+            durable: whether the result must outlive the node.
+            subject: names the value in errors.
         """
-        dumped = calls.dump_value(value, what)
+        dumped = calls.dump_value(value, subject)
         if dumped.size <= INLINE_BYTES:
             head = pickling.pack(dumped)
             signature = self._signer.sign("result", future_id, _octets(version), head)
             return Result(version, 0, len(head), Location("inline"), head, signature)
         if durable or self._writer is None:
-            return self._store_object(dumped, future_id, version, what)
+            return self._store_object(dumped, future_id, version, subject)
         image = layout.plan(dumped, future_id + _octets(version))
         try:
             name = self._writer.write(future_id.hex(), version, image)
         except SegmentsFull:
             if self._objects is None:
                 raise
-            return self._store_object(dumped, future_id, version, what)
+            return self._store_object(dumped, future_id, version, subject)
         return Result(
             version,
             0,
@@ -124,28 +119,30 @@ class ResultStorage:
             self._sign(future_id, version, image.total, image.head),
         )
 
-    def load(self, result: Result, future_id: bytes, *, what: str = "the result") -> Any:
-        """The value of a result, from the nearest place.
+    def load(self, result: Result, future_id: bytes, *, subject: str = "the result") -> Any:
+        """Load a result from the nearest copy.
 
-        Raises what tells the caller what to do: `CopyGone` and `CopyCorrupt` (look for another copy),
-        `FetchFailed` (try again), `FetchRefused` and `BadSignature` (wrong key: nothing was unpickled),
-        `CodeNotLoadable` (this process lacks a module).
+        The error says what to do: `CopyGone` and `CopyCorrupt` (use another copy), `FetchFailed` (try again),
+        `FetchRefused` and `BadSignature` (wrong key; nothing was unpickled), `CodeNotLoadable` (this process
+        lacks a module).
         """
         kind = result.location.kind
         if kind == "inline":
             self._signer.check("result", result.signature, future_id, _octets(result.version), result.head)
-            return pickling.unpack(result.head, what=what)
-        return layout.load(self._image(result), lambda head: self._check(result, future_id, head), what=what)
+            return pickling.unpack(result.head, subject=subject)
+        return layout.load(
+            self._image(result), lambda head: self._check(result, future_id, head), subject=subject
+        )
 
     def clone(self, result: Result, future_id: bytes) -> Result:
-        """A copy of a result in a segment of our node (FUT-31); the signature goes with it.
+        """Copy a result into a segment of this node, with its signature (FUT-31).
 
-        What is copied is checked like a value that is loaded, but for the unpickling.
+        The copy is checked like a value that is loaded, but it is not unpickled.
         """
         if result.location.kind == "inline":
             return result
         if self._writer is None:
-            raise UsageError("only a worker's process can hold a copy", hint=_NO_PLACE)
+            raise UsageError("only a process of a worker can store a copy", hint=_NO_STORAGE)
         with self._writer.begin(future_id.hex(), result.version, result.size) as draft:
             view = self._mapped(result)
             if view is not None:
@@ -158,14 +155,14 @@ class ResultStorage:
             return msgspec.structs.replace(result, location=self._here(draft.seal()))
 
     def delete_object(self, result: Result) -> None:
-        """Remove a durable result's object; nothing for others, whose owner is their node."""
+        """Delete the object of a durable result. Other results are deleted by their node."""
         if result.location.kind == "object" and self._objects is not None:
             self._objects.delete(result.location.name)
 
-    def _store_object(self, dumped: pickling.Dumped, future_id: bytes, version: int, what: str) -> Result:
+    def _store_object(self, dumped: pickling.Dumped, future_id: bytes, version: int, subject: str) -> Result:
         if self._objects is None:
             raise CannotSerialize(
-                f"{what} has {dumped.size:,} bytes and there is nowhere to store it", hint=_NO_PLACE
+                f"{subject} has {dumped.size:,} bytes, and there is no storage for it", hint=_NO_STORAGE
             )
         image = layout.plan(dumped, future_id + _octets(version), digest_parts=True)
         name = f"futures/results/{future_id.hex()}/{version}"
@@ -193,14 +190,14 @@ class ResultStorage:
         )
 
     def _image(self, result: Result) -> memoryview:
-        """All bytes of a result that is not in its row, read-only."""
-        place = result.location
-        if place.kind == "object":
-            return self._object(place.name)
-        if place.kind == "freed":
-            raise CopyGone("this result was freed: nobody held it any more")
-        if place.kind != "segment":
-            raise UsageError(f"no value is at {place.kind!r}", hint="only results can be loaded")
+        """Return all bytes of a result that is not in its row, read-only."""
+        location = result.location
+        if location.kind == "object":
+            return self._object(location.name)
+        if location.kind == "freed":
+            raise CopyGone("the result was deleted, because no handle of it was left")
+        if location.kind != "segment":
+            raise UsageError(f"a result of kind {location.kind!r} has no value", hint="load other results")
         if (view := self._mapped(result)) is not None:
             return view
         memory = _memory(result.size)
@@ -215,35 +212,37 @@ class ResultStorage:
         return memory.toreadonly()
 
     def _mapped(self, result: Result) -> memoryview | None:
-        """A view of a segment on this host; None when it has to be fetched."""
-        place = result.location
-        if place.kind != "segment" or place.host != self._host:
+        """Return a view of a segment on this host; None if it must be fetched."""
+        location = result.location
+        if location.kind != "segment" or location.host != self._host:
             return None
         with contextlib.suppress(CopyGone):
-            view = map_segment(place.name, self._root)
+            view = map_segment(location.name, self._root)
             if len(view) != result.size:
-                raise CopyCorrupt(f"{place.name} has {len(view):,} bytes and should have {result.size:,}")
+                raise CopyCorrupt(f"{location.name} has {len(view):,} bytes instead of {result.size:,}")
             return view
-        if not place.address or self._fetcher is None:
-            raise CopyGone(f"the segment {place.name} is not on this host any more")
+        if not location.address or self._fetcher is None:
+            raise CopyGone(f"the segment {location.name} is no longer on this host")
         return None
 
     def _fetch(self, result: Result, write: Any) -> None:
-        place = result.location
-        if self._fetcher is None or not place.address:
+        location = result.location
+        if self._fetcher is None or not location.address:
             raise FetchFailed(
-                f"{place.name} is on another host, and its node serves nothing to others",
+                f"{location.name} is on another host, and its node does not serve results to other hosts",
                 hint="start the workers with an address and a certificate, or use durable=True",
             )
-        self._fetcher.fetch(place, result.size, write)
+        self._fetcher.fetch(location, result.size, write)
 
     def _object(self, name: str) -> memoryview:
         if self._objects is None:
-            raise FetchFailed("the result is in object storage, and this process has none", hint=_NO_PLACE)
+            raise FetchFailed(
+                "the result is in object storage, but this process has no object storage", hint=_NO_STORAGE
+            )
         try:
             return memoryview(self._objects.get(name)[0])
         except ObjectMissing:
-            raise CopyGone(f"the object {name} is gone") from None
+            raise CopyGone(f"the object {name} does not exist") from None
 
 
 def _octets(number: int) -> bytes:
@@ -251,7 +250,7 @@ def _octets(number: int) -> bytes:
 
 
 def _memory(size: int) -> memoryview:
-    """Memory of our own that begins at a page, so that everything in it is aligned; freed with its views."""
+    """Allocate memory that begins at a page, so that all is aligned. It is freed with its views."""
     try:
         return memoryview(mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))[:size]
     except OSError as error:

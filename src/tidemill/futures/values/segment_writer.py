@@ -1,14 +1,13 @@
-"""Writing segments: a draft is allocated, filled and sealed, in any process of a node.
+"""The segment writer: allocates, fills and seals segments, in any process of a node.
 
-A segment is seen by nobody before it is whole: it is written under the name of a draft and then renamed,
-read-only. Its bytes go straight from the value's memory into the file: allocating first and `pwritev` are
-twice as fast as copying into a mapping, whose pages are cleared first, and want of memory is an error here
-instead of a signal there.
+A segment is invisible until it is complete: it is written as a draft and then renamed, read-only. Its bytes
+go directly from the value's memory into the file. Allocating first and then using `pwritev` is twice as fast
+as copying into a mapping, which clears its pages first. And a lack of memory is an error here, not a signal.
 
-The *ledger* counts the node's bytes without a lock, because a process may be stopped or hang at any point
-and must not stop the others with it: each process writes a counter of its own and reads those of all. A
-reservation is counted first and then compared with the quota, so that two at once may both be refused, but
-never both be granted too much.
+The *ledger* counts the node's bytes without a lock, because a process may stop or hang at any point and must
+not block the others. Each process writes its own counter and reads those of all. A reservation is counted
+first and then compared with the quota. So two reservations at the same time may both be refused, but together
+they never exceed the quota.
 """
 
 import contextlib
@@ -30,28 +29,28 @@ LEDGER, SPILL = "ledger", "spill"
 QUOTA, FREED, GONE = "quota", "freed", "gone"
 DRAFT = ".draft"
 
-_NAME = re.compile(r"(?P<what>[0-9a-z-]{1,80})\.(?P<version>[0-9]{1,20})\.(?P<pid>[0-9]{1,10})\.[0-9]{1,20}")
+_NAME = re.compile(r"(?P<owner>[0-9a-z-]{1,80})\.(?P<version>[0-9]{1,20})\.(?P<pid>[0-9]{1,10})\.[0-9]{1,20}")
 _VECTOR = 512  # pieces per system call; the kernel takes 1,024
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
 
 
 def is_name(name: str) -> bool:
-    """Whether a sealed segment can be called so: never a path, never a draft."""
+    """Return whether this is a valid name of a sealed segment, not a path or a draft."""
     return _NAME.fullmatch(name) is not None
 
 
 def pid_of(name: str) -> int:
-    """The process that wrote a segment or a draft; 0 if this is neither."""
-    found = _NAME.fullmatch(name.removesuffix(DRAFT))
-    return int(found["pid"]) if found else 0
+    """Return the id of the process that wrote a segment or a draft; 0 if this is neither."""
+    match = _NAME.fullmatch(name.removesuffix(DRAFT))
+    return int(match["pid"]) if match else 0
 
 
 class ByteCounters:
-    """Counters of the bytes in a node's segments: files of eight bytes, each with one writer."""
+    """The ledger of a node: counters of the bytes in its segments. Each is a file with one writer."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._lock = threading.Lock()  # between threads of this process
+        self._lock = threading.Lock()  # for threads of this process
 
     def read(self, name: str) -> int:
         try:
@@ -70,12 +69,12 @@ class ByteCounters:
         (self._folder / name).unlink(missing_ok=True)
 
     def used(self) -> int:
-        """Bytes reserved by everyone, living or gone, and not freed."""
+        """Return the bytes reserved by all processes, alive or dead, that are not freed."""
         pids = [path.name for path in self._folder.iterdir() if path.name.isdigit()]
         return sum(map(self.read, pids)) + self.read(GONE) - self.read(FREED)
 
     def reserve(self, size: int) -> bool:
-        """Count bytes as ours; False, and nothing counted, if the quota has not that much left."""
+        """Reserve bytes for this process. Return False, without reserving any, if the quota is exceeded."""
         own = str(os.getpid())
         with self._lock:
             before = self.read(own)
@@ -85,15 +84,15 @@ class ByteCounters:
             self.write(own, before)
             return False
 
-    def give_back(self, size: int) -> None:
-        """Take back a reservation of this process."""
+    def release(self, size: int) -> None:
+        """Release a reservation of this process."""
         own = str(os.getpid())
         with self._lock:
             self.write(own, self.read(own) - size)
 
 
 class SegmentDraft:
-    """A segment being written; abandoned unless it is sealed."""
+    """A segment that is being written. It is deleted unless it is sealed."""
 
     def __init__(self, folder: Path, name: str, total: int, ledger: ByteCounters | None) -> None:
         self.name = name
@@ -111,29 +110,29 @@ class SegmentDraft:
             raise
 
     def write(self, pieces: Sequence[memoryview]) -> None:
-        """Append these; more than was announced is refused."""
+        """Append these pieces. Raise `CopyCorrupt` if they exceed the announced size."""
         if self._at + sum(map(len, pieces)) > self.total:
-            raise CopyCorrupt(f"more than the {self.total:,} bytes that were announced")
-        for some in _batches(pieces):
-            self._write_all(some)
+            raise CopyCorrupt(f"the value has more than the announced {self.total:,} bytes")
+        for batch in _batches(pieces):
+            self._write_all(batch)
 
     def _write_all(self, pieces: list[memoryview]) -> None:
         while pieces:
-            done = os.pwritev(self._fd, pieces, self._at)
-            self._at += done
-            while pieces and done >= len(pieces[0]):
-                done -= len(pieces.pop(0))
-            if done:
-                pieces[0] = pieces[0][done:]
+            written = os.pwritev(self._fd, pieces, self._at)
+            self._at += written
+            while pieces and written >= len(pieces[0]):
+                written -= len(pieces.pop(0))
+            if written:
+                pieces[0] = pieces[0][written:]
 
     def view(self) -> memoryview:
-        """What was written so far, read-only."""
+        """Return a read-only view of the draft."""
         return map_descriptor(self._fd, self.total)
 
     def seal(self) -> str:
-        """Make it a segment, read-only from now on; returns its name. Refused unless it is whole."""
+        """Turn the draft into a read-only segment and return its name. Raise if it is incomplete."""
         if self._at != self.total:
-            raise CopyCorrupt(f"{self._at:,} of {self.total:,} bytes came")
+            raise CopyCorrupt(f"only {self._at:,} of {self.total:,} bytes were written")
         os.fchmod(self._fd, 0o400)
         crash.point("segments.before_seal")
         self._path.rename(self._final)
@@ -143,7 +142,7 @@ class SegmentDraft:
         return self.name
 
     def abandon(self) -> None:
-        """Remove it, as if it had never been."""
+        """Delete the draft and release its reservation. Does nothing after `seal`."""
         if not self._open:
             return
         self._open = False
@@ -151,7 +150,7 @@ class SegmentDraft:
             self._path.unlink()
         os.close(self._fd)
         if self._ledger is not None:
-            self._ledger.give_back(self.total)
+            self._ledger.release(self.total)
 
     def __enter__(self) -> "SegmentDraft":
         return self
@@ -167,15 +166,15 @@ class SegmentDraft:
 
 def _batches(pieces: Sequence[memoryview]) -> Iterator[list[memoryview]]:
     rest = iter(pieces)
-    while some := list(itertools.islice(rest, _VECTOR)):
-        yield some
+    while batch := list(itertools.islice(rest, _VECTOR)):
+        yield batch
 
 
 class SegmentWriter:
     """Writes segments into a node's folder, from any of its processes. Safe to share between threads.
 
     Args:
-        folder: the node's, from `Segments.folder`.
+        folder: the node's folder, from `Segments.folder`.
     """
 
     _numbers = itertools.count(1)
@@ -188,17 +187,17 @@ class SegmentWriter:
     def boot(self) -> str:
         return self.folder.name
 
-    def begin(self, what: str, version: int, total: int) -> SegmentDraft:
-        """A draft with room for `total` bytes: in memory, or on disk when memory is spent.
+    def begin(self, owner: str, version: int, total: int) -> SegmentDraft:
+        """Start a draft of `total` bytes: in memory, or on disk if memory is full.
 
-        `SegmentsFull` when there is no room in either.
+        Raise `SegmentsFull` if neither has room.
         """
-        name = f"{what}.{version}.{os.getpid()}.{next(self._numbers)}"
+        name = f"{owner}.{version}.{os.getpid()}.{next(self._numbers)}"
         try:
             return self._in_memory(name, total) or self._on_disk(name, total)
         except FileNotFoundError:
             raise SegmentsFull(
-                f"the folder {self.folder} is gone", hint="its node has ended, and this process should too"
+                f"the folder {self.folder} is gone: its node has ended", hint="end this process"
             ) from None
 
     def _in_memory(self, name: str, total: int) -> SegmentDraft | None:
@@ -214,7 +213,7 @@ class SegmentWriter:
     def _on_disk(self, name: str, total: int) -> SegmentDraft:
         spill = self.folder / SPILL
         if not spill.is_dir():
-            raise SegmentsFull(f"no room for {total:,} bytes: {self._ledger.used():,} are in use")
+            raise SegmentsFull(f"no room for {total:,} bytes: {self._ledger.used():,} bytes are in use")
         try:
             return SegmentDraft(spill, name, total, None)
         except OSError as error:
@@ -222,8 +221,8 @@ class SegmentWriter:
                 raise SegmentsFull(f"no room for {total:,} bytes in memory or on disk") from None
             raise
 
-    def write(self, what: str, version: int, image: ValueLayout) -> str:
-        """Write and seal a whole image; returns the segment's name."""
-        with self.begin(what, version, image.total) as draft:
+    def write(self, owner: str, version: int, image: ValueLayout) -> str:
+        """Write and seal a complete image. Return the segment's name."""
+        with self.begin(owner, version, image.total) as draft:
             draft.write(image.pieces)
             return draft.seal()

@@ -1,18 +1,18 @@
-"""The node's shared memory: results that other processes of this host map instead of copying (FUT-29).
+"""Segments: results in a node's shared memory, which other processes of its host can map (FUT-29).
 
-A segment is a file in /dev/shm (elsewhere a folder for temporary files). Those of one supervisor lie in a
-folder named by its boot id:
+A segment is a file in /dev/shm, or in a folder for temporary files if there is no /dev/shm. The segments of
+one supervisor are in a folder with its boot id:
 
-    <root>/<boot>/lock              held (flock) by the supervisor for as long as it lives
-    <root>/<boot>/ledger/…          how much is in use, see `drafts`
+    <root>/<boot>/lock              the supervisor holds its flock while it lives
+    <root>/<boot>/ledger/…          how many bytes are in use, see `segment_writer`
     <root>/<boot>/<name>            a sealed segment, mode 0400
-    <root>/<boot>/<name>.draft      one that is being written
-    <root>/<boot>/spill             a link to a folder like this on disk, for what memory has no room for
+    <root>/<boot>/<name>.draft      a segment that is being written
+    <root>/<boot>/spill             a link to a similar folder on disk, used if memory is full
 
-They belong to the supervisor and not to the child that wrote them: a child may end, its results stay. Only
-the supervisor unlinks them; who has one mapped keeps it. The kernel drops the flock with the supervisor,
-however it dies, so a folder whose lock is free has no owner and the next start on this host removes it.
-Python's own shared memory is unlinked with its maker and is not used.
+Segments belong to the supervisor, not to the child that wrote them, so they stay when the child ends. Only
+the supervisor unlinks them; a process that has mapped one keeps it. The kernel releases the flock when the
+supervisor dies. So a folder with a free lock has no owner, and the next start on this host removes it.
+Python's `shared_memory` is not used, because it is unlinked when its creator ends.
 """
 
 import contextlib
@@ -45,24 +45,24 @@ _BOOT = re.compile(r"[0-9A-Za-z_-]{1,64}")
 _FOLDER = re.compile(r"[0-9A-Za-z_-]{1,64}|\.[0-9A-Za-z_-]{1,64}\.[0-9]{1,2}")
 _HOST = Path("/proc/sys/kernel/random/boot_id")
 
-_held: set[int] = set()
-"""Descriptors of locks of this process. A fork would share them, and a child would outlive its supervisor."""
+_own_locks: set[int] = set()
+"""Descriptors of this process's locks. A forked child closes them: it could outlive its supervisor."""
 
 
 def _after_fork() -> None:
-    for fd in _held:
+    for fd in _own_locks:
         with contextlib.suppress(OSError):
             os.close(fd)
-    _held.clear()
+    _own_locks.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)
 
 
 def host_id() -> str:
-    """This machine since it was started: processes with the same one can map each other's segments.
+    """Return the boot id of this machine. Processes with the same id can map each other's segments.
 
-    Containers on one machine share it without sharing memory, so a mapping that fails proves nothing.
+    Containers on one machine share the id but not the memory, so a mapping may still fail.
     """
     try:
         return _HOST.read_text().strip()
@@ -71,36 +71,36 @@ def host_id() -> str:
 
 
 def default_root() -> Path:
-    """Where this user's segments are on this host."""
+    """Return the folder of this user's segments on this host."""
     base = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
     return base / f"tidemill-{os.geteuid()}"
 
 
 def map_segment(name: str, root: Path | None = None) -> memoryview:
-    """A read-only view of a segment of this host; `CopyGone` if there is none (here).
+    """Return a read-only view of a segment on this host. Raise `CopyGone` if it is not here.
 
     Args:
         name: as in a `Location`: boot id and segment.
-        root: where the segments of this host are.
+        root: the folder of this host's segments.
     """
     boot, _, file = name.partition("/")
     if not _BOOT.fullmatch(boot) or not is_name(file):
-        raise CopyGone(f"no segment has the name {name!a:.200}")
-    folder = (root or default_root()) / boot
-    for place in (folder, folder / SPILL):
+        raise CopyGone(f"{name!a:.200} is not the name of a segment")
+    main = (root or default_root()) / boot
+    for folder in (main, main / SPILL):
         with contextlib.suppress(FileNotFoundError, PermissionError):
-            return map_file(place / file)
-    raise CopyGone(f"the segment {name} is not on this host any more")
+            return map_file(folder / file)
+    raise CopyGone(f"the segment {name} is no longer on this host")
 
 
 class Segments:
-    """The segments of one supervisor, from its start to its end. Not for several threads at once.
+    """The segments of one supervisor, from its start to its end. Not safe for several threads at once.
 
     Args of `open`:
-        boot: the node's id, which is new with every start (FUT-37).
-        quota_bytes: what its segments may take of the memory.
-        root: where segments are on this host; every process of the host must say the same.
-        spill: a folder on disk for what is more; without it, more is refused.
+        boot: the id of the node, which is new with every start (FUT-37).
+        quota_bytes: how much memory its segments may use.
+        root: the folder of segments on this host; it must be the same for every process of the host.
+        spill: a folder on disk to use if memory is full; without it, more is refused.
     """
 
     def __init__(self, folder: Path, lock: int, spill: Path | None, spill_lock: int | None) -> None:
@@ -109,20 +109,22 @@ class Segments:
         self._spill = spill
         self._ledger = ByteCounters(folder / LEDGER)
         self._kept: set[str] = set()
-        self._freed: dict[int, int] = {}  # bytes, by the living process that wrote them
-        self._orphans: set[str] = set()  # segments in memory whose process is gone
+        self._freed: dict[int, int] = {}  # bytes, by the live process that wrote them
+        self._orphans: set[str] = set()  # segments in memory that a dead process wrote
         self._pid = os.getpid()
 
     @classmethod
     def open(
         cls, boot: str, *, quota_bytes: int, root: Path | None = None, spill: Path | None = None
     ) -> "Segments":
-        """Remove what dead supervisors of this host left, then make a folder of our own."""
+        """Create a folder for this supervisor, and remove those of dead supervisors on this host."""
         if not _BOOT.fullmatch(boot):
-            raise UsageError(f"not a boot id: {boot!a:.100}", hint="letters, digits, '-' and '_', at most 64")
+            raise UsageError(
+                f"invalid boot id: {boot!a:.100}", hint="use at most 64 letters, digits, '-' and '_'"
+            )
         root = root or default_root()
-        folder, lock = _claim(root, boot)
-        disk, disk_lock = _claim(spill, boot) if spill is not None else (None, None)
+        folder, lock = _create_folder(root, boot)
+        disk, disk_lock = _create_folder(spill, boot) if spill is not None else (None, None)
         segments = cls(folder, lock, disk, disk_lock)
         (folder / LEDGER).mkdir(mode=0o700)
         segments._ledger.write(QUOTA, quota_bytes)
@@ -139,48 +141,44 @@ class Segments:
 
     @property
     def used_bytes(self) -> int:
-        """What the segments take of the memory; what was spilled to disk does not count."""
+        """How much memory the segments use, without those on disk."""
         return self._ledger.used()
 
-    def set_quota(self, quota_bytes: int) -> None:
-        """Allow more or less from now on; what is there stays."""
-        self._ledger.write(QUOTA, quota_bytes)
-
     def writer(self) -> SegmentWriter:
-        """Writes segments here; another process makes its own, from `folder`."""
+        """Return a writer for this folder. Other processes create their own, from `folder`."""
         return SegmentWriter(self.folder)
 
     def names(self) -> set[str]:
-        """The sealed segments."""
-        return {name for place in self._places() for name in _names(place) if is_name(name)}
+        """Return the names of the sealed segments."""
+        return {name for folder in self._folders() for name in _names(folder) if is_name(name)}
 
     def map(self, name: str) -> memoryview:
-        """A read-only view of one of ours, by its name as in a `Location`; `CopyGone` if it is not there."""
+        """Return a read-only view of a segment by its name. Raise `CopyGone` if there is none."""
         boot, _, _ = name.partition("/")
         if boot != self.boot:
-            raise CopyGone(f"{name} is of an earlier start of this node or of another node")
+            raise CopyGone(f"the segment {name} belongs to an earlier start of this node, or to another node")
         return map_segment(name, self.folder.parent)
 
     def keep(self, name: str) -> None:
-        """A child told us of this segment: it stays when the child ends."""
+        """Keep a segment that a child has reported after the child ends."""
         self._kept.add(self._file(name))
 
     def delete(self, name: str) -> bool:
-        """Unlink a segment; who has it mapped keeps it. False when it is not there."""
+        """Unlink a segment. Processes that have mapped it keep it. Return False if it does not exist."""
         file = self._file(name)
         self._kept.discard(file)
-        for place in self._places():
+        for folder in self._folders():
             try:
-                size = (place / file).stat().st_size
-                (place / file).unlink()
+                size = (folder / file).stat().st_size
+                (folder / file).unlink()
             except FileNotFoundError:
                 continue
-            if place == self.folder:
-                self._freed_now(file, size)
+            if folder == self.folder:
+                self._count_freed(file, size)
             return True
         return False
 
-    def _freed_now(self, file: str, size: int) -> None:
+    def _count_freed(self, file: str, size: int) -> None:
         if file in self._orphans:
             self._orphans.discard(file)
             self._ledger.write(GONE, self._ledger.read(GONE) - size)
@@ -190,23 +188,23 @@ class Segments:
             self._ledger.write(FREED, self._ledger.read(FREED) + size)
 
     def child_gone(self, pid: int) -> int:
-        """Remove what a dead child left: drafts, and segments that it told nobody of. Returns how many.
+        """Remove the drafts and unreported segments of a dead child. Return how many.
 
-        What stays is counted anew from what is really there, as it may have died between reserving and
-        writing, and its counter goes: the next child may have the same number. What is counted meanwhile is
-        too much and never too little.
+        The remaining segments are counted again from the files, because the child may have died between
+        reserving and writing. Its counter is removed, because the next child may have the same process id.
+        In the meantime, the count is too high but never too low.
         """
         removed = 0
         left = 0
-        for place in self._places():
-            for name in _names(place):
+        for folder in self._folders():
+            for name in _names(folder):
                 if pid_of(name) != pid or name in self._orphans:
                     continue
                 if name not in self._kept:
-                    (place / name).unlink(missing_ok=True)
+                    (folder / name).unlink(missing_ok=True)
                     removed += 1
-                elif place == self.folder:
-                    left += (place / name).stat().st_size
+                elif folder == self.folder:
+                    left += (folder / name).stat().st_size
                     self._orphans.add(name)
         self._ledger.write(GONE, self._ledger.read(GONE) + left)
         self._ledger.write(FREED, self._ledger.read(FREED) - self._freed.pop(pid, 0))
@@ -214,14 +212,14 @@ class Segments:
         return removed
 
     def close(self) -> None:
-        """Remove everything: the end of this node. In a forked child it does nothing."""
+        """Remove all segments at the end of this node. Does nothing in a forked child."""
         if os.getpid() != self._pid:
             return
-        for place in self._places():
-            _remove(place)
+        for folder in self._folders():
+            _remove(folder)
         while self._locks:
             fd = self._locks.pop()
-            _held.discard(fd)
+            _own_locks.discard(fd)
             os.close(fd)
 
     def __enter__(self) -> "Segments":
@@ -230,21 +228,21 @@ class Segments:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _places(self) -> list[Path]:
+    def _folders(self) -> list[Path]:
         return [self.folder] if self._spill is None else [self.folder, self._spill]
 
     def _file(self, name: str) -> str:
         file = name.removeprefix(self.boot + "/")
         if not is_name(file):
-            raise CopyGone(f"{name!a:.200} is no segment of this node")
+            raise CopyGone(f"{name!a:.200} is not a segment of this node")
         return file
 
 
 def sweep(root: Path) -> int:
-    """Remove the folders whose supervisor is dead; returns how many. Safe beside living ones.
+    """Remove the folders of dead supervisors. Return how many. Safe while others are alive.
 
-    A folder gets its name together with its lock (`_claim`), so one without a lock has been removed, up to
-    what a process of its dead supervisor was still writing.
+    A folder gets its name when it has its lock (`_create_folder`). So a folder without a lock was removed,
+    except for files that a process of its dead supervisor wrote later.
     """
     swept = 0
     for name in _names(root):
@@ -255,7 +253,7 @@ def sweep(root: Path) -> int:
             try:
                 fd = _lock(folder, os.O_RDWR)
             except BlockingIOError:
-                continue  # it lives
+                continue  # its supervisor is alive
             except FileNotFoundError:
                 _empty(folder)
                 with contextlib.suppress(OSError):
@@ -269,13 +267,13 @@ def sweep(root: Path) -> int:
     return swept
 
 
-def _claim(root: Path, boot: str) -> tuple[Path, int]:
-    """Make a folder and hold its lock.
+def _create_folder(root: Path, boot: str) -> tuple[Path, int]:
+    """Create a folder and hold its lock.
 
-    It is made under a name of its own and renamed with the lock held. A sweep that comes upon it before that
-    may take it for a dead one: then we begin again under the next name.
+    The folder gets a temporary name first, and is renamed while the lock is held. A sweep that finds it
+    before that may remove it. Then this function tries the next name.
     """
-    _own_folder(root)
+    _create_root(root)
     for number in range(100):
         draft = root / f".{boot}.{number}"
         try:
@@ -289,17 +287,17 @@ def _claim(root: Path, boot: str) -> tuple[Path, int]:
             _remove(draft)
             os.close(fd)
             break
-        _held.add(fd)
+        _own_locks.add(fd)
         return root / boot, fd
-    raise UsageError(f"{root / boot} is in use", hint="a boot id is new with every start: draw another one")
+    raise UsageError(f"{root / boot} is in use", hint="use a new boot id for every start")
 
 
 def _lock(folder: Path, flags: int) -> int:
-    """The descriptor of a folder's lock, held by us; `BlockingIOError` if somebody else holds it."""
+    """Lock a folder and return the descriptor. Raise `BlockingIOError` if another process holds the lock."""
     fd = os.open(folder / LOCK, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(fd).st_nlink == 0:  # who held it before us has removed it
+        if os.fstat(fd).st_nlink == 0:  # the previous holder has removed it
             raise FileNotFoundError(folder / LOCK)
     except BaseException:
         os.close(fd)
@@ -308,15 +306,15 @@ def _lock(folder: Path, flags: int) -> int:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder whose lock we hold; the lock goes last, so that a crash half-way is swept again."""
+    """Remove a folder that we have locked, its lock last, so that a sweep finishes after a crash."""
     _empty(folder)
     (folder / LOCK).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # a process of the dead supervisor is still writing: swept next time
+    with contextlib.suppress(OSError):  # a process of the dead supervisor still writes: removed next time
         folder.rmdir()
 
 
 def _empty(folder: Path) -> None:
-    """Remove what is in a folder but for its lock."""
+    """Remove everything in a folder except its lock."""
     for name in _names(folder):
         path = folder / name
         if name == LOCK:
@@ -334,12 +332,12 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
-def _own_folder(root: Path) -> None:
-    """Make the root, or make sure that it is ours: others can write to the folder it lies in."""
+def _create_root(root: Path) -> None:
+    """Create the root, or check that only this user can use it: others can write to its parent folder."""
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = root.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+    status = root.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise UsageError(
-            f"{root} is not a folder of this user alone",
-            hint="remove it if it is not in use, or let the segments lie elsewhere",
+            f"other users can access {root}, or it is not a folder",
+            hint="remove it if it is not in use, or use another folder for segments",
         )

@@ -1,16 +1,15 @@
-"""The cluster key, and what is signed with it (FUT-59).
+"""The cluster key, and the signatures made with it (FUT-59).
 
-Whoever can write to the store or the objects could otherwise make every worker run what they like: a pickle
-is a program. So nothing is unpickled before its signature was checked, neither code nor arguments, results
-or exceptions; and signing needs the cluster key, which is in neither of the two.
+A pickle is a program. Without signatures, anyone who can write to the store or the objects could make every
+worker run their code. So nothing is unpickled before its signature is checked: neither code nor arguments,
+results or exceptions. Signing needs the cluster key, which is neither in the store nor in the objects.
 
-A signature is keyed BLAKE2b over a domain and length-prefixed parts: what was signed as one thing never
-passes for another, and no two lists of parts are signed alike. A result is bound to its future and the
-version, so that a genuine one cannot be put under another future. The key is never shown: not in a repr, a
-log, an error or a pickle.
+A signature is keyed BLAKE2b over a domain and length-prefixed parts. So a signature is valid only for one
+kind of thing, and no two lists of parts have the same signature. A result is bound to its future and version,
+so it cannot be moved to another future. The key never appears in a repr, a log, an error or a pickle.
 
-Not protected: whoever holds the key, or this user's account on this machine, is the cluster. An old spec
-can be written back by someone who may write to the store; it runs again what was submitted once.
+Signatures do not protect against anyone who has the key, or this user's account on this machine. Someone who
+can write to the store can also write an old spec again; then a call that was submitted once runs again.
 """
 
 import contextlib
@@ -46,18 +45,18 @@ class ClusterKey:
 
     def __init__(self, secret: bytes) -> None:
         if len(secret) < KEY_BYTES:
-            raise ClusterKeyUnsafe(f"a cluster key has at least {KEY_BYTES} bytes, this one {len(secret)}")
-        # BLAKE2b takes at most 64 bytes of key; a longer secret keeps all of its chance
+            raise ClusterKeyUnsafe(f"the cluster key has {len(secret)} bytes; it needs at least {KEY_BYTES}")
+        # BLAKE2b accepts at most 64 bytes of key; hashing a longer secret keeps its entropy
         self._secret = secret if len(secret) <= 64 else blake2b(secret).digest()
 
     @classmethod
     def new(cls) -> "ClusterKey":
-        """A new key, from the operating system's source: never from a seed, or it could be guessed."""
+        """Create a key from the operating system's random source. A seeded source could be guessed."""
         return cls(random.SystemRandom().randbytes(KEY_BYTES))
 
     @property
     def secret(self) -> bytes:
-        """The key itself: for a pipe to a process of ours and for the key file, and nowhere else."""
+        """The key itself. Use it only for a pipe to a child process and for the key file."""
         return self._secret
 
     def __repr__(self) -> str:
@@ -65,31 +64,32 @@ class ClusterKey:
 
     def __reduce__(self) -> NoReturn:
         raise UsageError(
-            "the cluster key cannot be pickled", hint="give the other process its file or environment"
+            "the cluster key cannot be pickled",
+            hint="pass the key file or the environment variable to the other process",
         )
 
 
 def home_key(home: Path) -> ClusterKey:
-    """The key of a home: read, or made with it (mode 0600).
+    """Read the key of a home, or create it (mode 0600).
 
-    Safe with any number of first callers: the file is written under another name and linked, so that it
-    appears whole, once, and everyone reads the same key.
+    Several processes may call this at the same time: the file is written under another name and then linked.
+    So it appears once and complete, and all processes read the same key.
     """
     path = home / FILE_NAME
     for _ in range(2):
         try:
             return read_key(path)
         except ClusterKeyMissing:
-            _make(path)
+            _create(path)
     return read_key(path)
 
 
 def given_key(environ: Mapping[str, str], *, file: Path | None = None) -> ClusterKey:
-    """The key for a store that is not a home: from a file, or from the environment.
+    """Read the key for a store without a home, from a file or from the environment.
 
     Args:
-        environ: `os.environ`; `TIDEMILL_CLUSTER_KEY` holds the key, `TIDEMILL_CLUSTER_KEY_FILE` its file.
-        file: the key's file; goes before the environment.
+        environ: `os.environ`; `TIDEMILL_CLUSTER_KEY` has the key, `TIDEMILL_CLUSTER_KEY_FILE` its file.
+        file: the key's file; it takes precedence over the environment.
     """
     if file is not None:
         return read_key(file)
@@ -97,11 +97,11 @@ def given_key(environ: Mapping[str, str], *, file: Path | None = None) -> Cluste
         return _parsed(text.encode(errors="replace"), f"the environment's {ENVIRONMENT}")
     if name := environ.get(ENVIRONMENT_FILE, "").strip():
         return read_key(Path(name))
-    raise ClusterKeyMissing("this store needs a cluster key and none was given")
+    raise ClusterKeyMissing("this store needs a cluster key, but none was provided")
 
 
 def read_key(path: Path) -> ClusterKey:
-    """The key in a file that nobody but its owner can read; `ClusterKeyUnsafe` otherwise."""
+    """Read the key from a file. Raise `ClusterKeyUnsafe` if other users can read the file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -109,15 +109,16 @@ def read_key(path: Path) -> ClusterKey:
     except OSError as error:
         raise ClusterKeyUnsafe(f"the cluster key at {path} cannot be read: {error.strerror}") from None
     try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
             raise ClusterKeyUnsafe(f"the cluster key at {path} is not a file")
-        if found.st_mode & 0o077:
+        if status.st_mode & 0o077:
+            mode = f"{stat.S_IMODE(status.st_mode):04o}"
             raise ClusterKeyUnsafe(
-                f"others can read the cluster key at {path}: its mode is {stat.S_IMODE(found.st_mode):04o}",
-                hint=f"if nobody has read it: chmod 600 {path}; else make a new key",
+                f"other users can read the cluster key at {path}: its mode is {mode}",
+                hint=f"run chmod 600 {path}; if another user may have read the key, create a new one",
             )
-        if found.st_uid not in (os.geteuid(), 0):
+        if status.st_uid not in (os.geteuid(), 0):
             raise ClusterKeyUnsafe(f"the cluster key at {path} belongs to another user")
         return _parsed(os.read(fd, _MOST_FILE_BYTES), f"the file {path}")
     finally:
@@ -127,11 +128,11 @@ def read_key(path: Path) -> ClusterKey:
 def _parsed(text: bytes, where: str) -> ClusterKey:
     text = text.strip()
     if not _HEX.fullmatch(text):
-        raise ClusterKeyUnsafe(f"{where} holds no cluster key")  # what it holds instead may be a secret too
+        raise ClusterKeyUnsafe(f"{where} does not contain a cluster key")  # its content may be another secret
     return ClusterKey(bytes.fromhex(text.decode()))
 
 
-def _make(path: Path) -> None:
+def _create(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}-{random.SystemRandom().getrandbits(64):016x}")
     fd = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
@@ -140,7 +141,7 @@ def _make(path: Path) -> None:
             file.write(ClusterKey.new().secret.hex().encode() + b"\n")
             file.flush()
             os.fsync(fd)
-        with contextlib.suppress(FileExistsError):  # somebody was quicker: theirs is the key
+        with contextlib.suppress(FileExistsError):  # another process was faster: use its key
             path.hardlink_to(draft)
     finally:
         draft.unlink(missing_ok=True)
@@ -172,14 +173,14 @@ class Signer:
         return "<Signer>"
 
     def __reduce__(self) -> NoReturn:
-        raise UsageError("a signer cannot be pickled", hint="make one from the key of that process")
+        raise UsageError("a signer cannot be pickled", hint="create one in the other process from its key")
 
     @property
     def key(self) -> ClusterKey:
         return self._key
 
     def sign(self, domain: str, *parts: bytes | memoryview) -> bytes:
-        """The signature of these parts as a thing of this domain."""
+        """Return the signature of these parts in this domain."""
         name = domain.encode()
         state = blake2b(key=self._key.secret, digest_size=SIGNATURE_BYTES, person=b"tidemill-1")
         state.update(len(name).to_bytes(8, "big") + name + len(parts).to_bytes(8, "big"))
@@ -190,7 +191,7 @@ class Signer:
         return state.digest()
 
     def check(self, domain: str, signature: bytes, *parts: bytes | memoryview) -> None:
-        """Return if the signature is genuine, else raise `BadSignature`; in constant time."""
+        """Raise `BadSignature` if the signature is not valid. Takes constant time."""
         if not hmac.compare_digest(self.sign(domain, *parts), signature):
             raise BadSignature(f"this {domain} was not signed with this cluster's key")
 
@@ -199,7 +200,7 @@ _signed = msgspec.msgpack.Encoder().encode
 
 
 def _spec_parts(spec: Spec) -> bytes:
-    """What decides what runs. Named one by one: a release that adds a field still signs the same."""
+    """Return the signed fields of a spec. They are listed, so that a new field does not change signatures."""
     args = spec.args
     return _signed(
         (
@@ -217,10 +218,10 @@ def _spec_parts(spec: Spec) -> bytes:
 
 
 def sign_spec(signer: Signer, spec: Spec) -> Spec:
-    """The spec with its signature: the last thing done to it before it is submitted."""
+    """Return the spec with its signature. Call this last, before the spec is submitted."""
     return msgspec.structs.replace(spec, signature=signer.sign("spec", _spec_parts(spec)))
 
 
 def check_spec(signer: Signer, spec: Spec) -> None:
-    """Return if whoever submitted this had the key, else raise `BadSignature`."""
+    """Raise `BadSignature` if the spec was not signed with the key."""
     signer.check("spec", spec.signature, _spec_parts(spec))

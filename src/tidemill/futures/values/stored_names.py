@@ -1,9 +1,9 @@
-"""Modules and names in stored pickles that have moved since the pickle was written.
+"""Names in stored pickles: where modules, functions and classes are now that have moved since.
 
 A pickle refers to a function or class by module and name. Stored futures, arguments, results and exceptions
-keep those names. Code that such a pickle may refer to needs an entry here when it moves or is renamed: the
-name as stored, and where it is now. New pickles contain the new name. An entry stays as long as a stored
-future may contain the old name.
+contain such names. If you move or rename code that a pickle may refer to, add an entry here: the stored name,
+and the current one. New pickles contain the new name. Keep an entry as long as a stored future may contain
+the old name.
 """
 
 import io
@@ -23,24 +23,24 @@ MODULES: dict[str, str] = {
     "tidemill.futures.states": "tidemill.futures.protocol.states",
     "tidemill.runner.making": "tidemill.runner.part_maker",
 }
-"""Stored module -> the module that has its names now."""
+"""Stored module -> current module."""
 
 NAMES: dict[tuple[str, str], tuple[str, str]] = {}
-"""Stored (module, name) -> (module, name) now, for a single function or class that moved or was renamed."""
+"""Stored (module, name) -> current (module, name), for a single function or class."""
 
 
 def current_name(module: str, name: str) -> tuple[str, str]:
-    """Where a function or class is now that a pickle calls `module`, `name`."""
+    """Return the current module and name of a function or class in a pickle."""
     return NAMES.get((module, name), (MODULES.get(module, module), name))
 
 
 class StoredUnpickler(pickle.Unpickler):
-    """Loads a pickle, and finds functions and classes that have moved since it was written."""
+    """Loads pickles that refer to functions and classes by earlier names."""
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         return super().find_class(*current_name(module_name, global_name))
 
 
 def load(stream: bytes | memoryview, buffers: Iterable[object]) -> Any:
-    """The value of a pickle. The caller has checked its signature."""
+    """Load a pickle. The caller has checked its signature."""
     return StoredUnpickler(io.BytesIO(stream), buffers=buffers).load()

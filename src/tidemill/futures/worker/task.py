@@ -114,7 +114,7 @@ class TaskRunner:
         tries = 0
         while True:
             try:
-                return self.site.values.load(result, future_id, what="an input")
+                return self.site.values.load(result, future_id, subject="an input")
             except (CopyGone, CopyCorrupt, FetchFailed):
                 tries += 1
                 if tries >= FETCH_TRIES:
@@ -126,7 +126,7 @@ class TaskRunner:
             self.actors[spec.id] = value
             return Result(task.epoch, 0, 0, Location("actor", node=self.site.hello.node))
         return self.site.values.store(
-            value, spec.id, task.epoch, durable=spec.durable, what=f"the result of {spec.name}"
+            value, spec.id, task.epoch, durable=spec.durable, subject=f"the result of {spec.name}"
         )
 
 
