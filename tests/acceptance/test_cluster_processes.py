@@ -1,8 +1,8 @@
-"""Real processes: nodes that are killed, paused, misled by their clocks, and whose store goes away.
+"""Real processes: nodes that are killed, paused, have wrong clocks, or lose their store.
 
-Every test ends with the judgement of what the nodes wrote (`tidemill.testing.work.violations`): nothing under
-an old epoch, every unit of every partition once. Tests wait for what they need to see, never for a time; the
-long limits are for machines that are busy with other things.
+Every test ends with a check of what the nodes wrote (`tidemill.testing.work.violations`): nothing under an
+old epoch, every unit of every partition once. Tests wait for conditions, never for a time; the long limits
+are for busy machines.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What futures should be: a plain dictionary that knows nothing of rows, indices, pages or transactions.
+"""A model of futures: a plain dictionary without rows, indices, pages or transactions.
 
 Consequences for dependents happen here at once (`settle`); in the store they may take several transactions,
 so the two are compared when the store's cursors are drained.
@@ -15,8 +15,8 @@ BROKEN = {S.FAILED, S.CANCELLED, S.QUARANTINED}
 
 
 @dataclass
-class Known:
-    """One future."""
+class ExpectedFuture:
+    """The expected state of one future."""
 
     inputs: tuple[bytes, ...]
     max_retries: int
@@ -34,116 +34,123 @@ class Known:
 
 
 class Model:
-    """All of them."""
+    """The expected state of all futures."""
 
     def __init__(self) -> None:
-        self.futures: dict[bytes, Known] = {}
+        self.futures: dict[bytes, ExpectedFuture] = {}
 
-    def add(self, future_id: bytes, known: Known) -> None:
-        self.futures[future_id] = known
-        known.state = S.BLOCKED
+    def add(self, future_id: bytes, future: ExpectedFuture) -> None:
+        self.futures[future_id] = future
+        future.state = S.BLOCKED
         self.settle()
 
-    def _broken(self, known: Known) -> bool:
-        return any(self.futures[one].state in BROKEN if one in self.futures else True for one in known.inputs)
+    def _broken(self, future: ExpectedFuture) -> bool:
+        return any(
+            self.futures[upstream].state in BROKEN if upstream in self.futures else True
+            for upstream in future.inputs
+        )
 
-    def _served(self, known: Known) -> bool:
-        return all(self.futures[one].state is S.REALIZED for one in known.inputs if one in self.futures)
+    def _served(self, future: ExpectedFuture) -> bool:
+        return all(
+            self.futures[upstream].state is S.REALIZED
+            for upstream in future.inputs
+            if upstream in self.futures
+        )
 
     def settle(self) -> None:
-        """Bring every future in step with its inputs."""
-        while any(self._settle(known) for known in self.futures.values()):
+        """Update every future from its inputs."""
+        while any(self._settle(future) for future in self.futures.values()):
             pass
 
-    def _settle(self, known: Known) -> bool:
-        before = known.state, known.why
-        if known.state in (S.BLOCKED, S.UNCLAIMED, S.UNSATISFIABLE) and self._broken(known):
-            known.state, known.why = S.FAILED, "upstream"
-        elif known.state is S.FAILED and known.why == "upstream" and not self._broken(known):
-            known.state, known.why = S.BLOCKED, ""
-        elif known.state is S.BLOCKED and self._served(known):
-            known.state = S.UNCLAIMED
-        elif known.state is S.UNCLAIMED and not self._served(known):
-            known.state = S.BLOCKED
-        return (known.state, known.why) != before
+    def _settle(self, future: ExpectedFuture) -> bool:
+        before = future.state, future.why
+        if future.state in (S.BLOCKED, S.UNCLAIMED, S.UNSATISFIABLE) and self._broken(future):
+            future.state, future.why = S.FAILED, "upstream"
+        elif future.state is S.FAILED and future.why == "upstream" and not self._broken(future):
+            future.state, future.why = S.BLOCKED, ""
+        elif future.state is S.BLOCKED and self._served(future):
+            future.state = S.UNCLAIMED
+        elif future.state is S.UNCLAIMED and not self._served(future):
+            future.state = S.BLOCKED
+        return (future.state, future.why) != before
 
-    def _again(self, known: Known) -> None:
-        known.cancel = ""
-        known.state = S.BLOCKED
+    def _again(self, future: ExpectedFuture) -> None:
+        future.cancel = ""
+        future.state = S.BLOCKED
 
-    def _end_if_marked(self, known: Known) -> bool:
-        if known.cancel == "deadline":
-            known.state, known.why = S.FAILED, "deadline"
-        elif known.cancel:
-            known.state = S.CANCELLED
-        return bool(known.cancel)
+    def _end_if_marked(self, future: ExpectedFuture) -> bool:
+        if future.cancel == "deadline":
+            future.state, future.why = S.FAILED, "deadline"
+        elif future.cancel:
+            future.state = S.CANCELLED
+        return bool(future.cancel)
 
     # --- what happens to a claimed one
 
-    def realize(self, known: Known, kind: str, version: int) -> None:
-        known.state, known.kind, known.version, known.cancel = S.REALIZED, kind, version, ""
+    def realize(self, future: ExpectedFuture, kind: str, version: int) -> None:
+        future.state, future.kind, future.version, future.cancel = S.REALIZED, kind, version, ""
 
-    def give_back(self, known: Known) -> None:
-        if not self._end_if_marked(known):
-            self._again(known)
+    def give_back(self, future: ExpectedFuture) -> None:
+        if not self._end_if_marked(future):
+            self._again(future)
 
-    def reap(self, known: Known) -> None:
-        if self._end_if_marked(known):
+    def reap(self, future: ExpectedFuture) -> None:
+        if self._end_if_marked(future):
             return
-        if known.hard:
-            known.state, known.why = S.FAILED, "actor"
+        if future.hard:
+            future.state, future.why = S.FAILED, "actor"
             return
-        known.counts["reap"] += 1
-        if known.counts["reap"] >= MOST_REAPS:
-            known.state = S.QUARANTINED
+        future.counts["reap"] += 1
+        if future.counts["reap"] >= MOST_REAPS:
+            future.state = S.QUARANTINED
         else:
-            self._again(known)
+            self._again(future)
 
-    def fail(self, known: Known, kind: str) -> None:
-        if self._end_if_marked(known):
+    def fail(self, future: ExpectedFuture, kind: str) -> None:
+        if self._end_if_marked(future):
             return
-        known.counts[kind] += 1
+        future.counts[kind] += 1
         most = {
-            "exception": known.max_retries + 1,
+            "exception": future.max_retries + 1,
             "crash": MOST_CRASHES,
             "oom": MOST_OOMS,
             "deserialize": MOST_STRANGE,
         }[kind]
-        if known.counts[kind] < most:
-            self._again(known)
+        if future.counts[kind] < most:
+            self._again(future)
         elif kind == "crash":
-            known.state = S.QUARANTINED
+            future.state = S.QUARANTINED
         else:
-            known.state, known.why = S.FAILED, kind
+            future.state, future.why = S.FAILED, kind
 
     # --- what happens to others
 
-    def lose(self, known: Known) -> None:
-        known.counts["lost"] += 1
-        if not known.reconstruct or known.counts["lost"] > MOST_REBUILDS or self._broken(known):
-            known.state, known.why = S.FAILED, "lost"
+    def lose(self, future: ExpectedFuture) -> None:
+        future.counts["lost"] += 1
+        if not future.reconstruct or future.counts["lost"] > MOST_REBUILDS or self._broken(future):
+            future.state, future.why = S.FAILED, "lost"
         else:
-            self._again(known)
+            self._again(future)
 
-    def cancel(self, known: Known, why: str) -> None:
-        if known.state is S.CLAIMED:
-            known.cancel = known.cancel or why
-        elif known.state not in ENDED:
-            known.cancel = why
-            self._end_if_marked(known)
+    def cancel(self, future: ExpectedFuture, why: str) -> None:
+        if future.state is S.CLAIMED:
+            future.cancel = future.cancel or why
+        elif future.state not in ENDED:
+            future.cancel = why
+            self._end_if_marked(future)
 
-    def requeue(self, known: Known) -> bool:
+    def requeue(self, future: ExpectedFuture) -> bool:
         """False when an input is broken: then it is refused."""
-        if self._broken(known):
+        if self._broken(future):
             return False
-        known.counts = dict.fromkeys(known.counts, 0)
-        self._again(known)
+        future.counts = dict.fromkeys(future.counts, 0)
+        self._again(future)
         return True
 
     def may_go(self, future_id: bytes) -> bool:
         """May the sweep delete it? Not while a live descendant could need it (FUT-61)."""
-        known = self.futures[future_id]
-        if known.state not in ENDED:
+        future = self.futures[future_id]
+        if future.state not in ENDED:
             return False
         for other in self.futures.values():
             if future_id not in other.inputs or other.state in (S.FAILED, S.CANCELLED):

@@ -28,7 +28,7 @@ the connection stays open and nothing ever comes, until the client's patience en
 
 
 class LossyProxy:
-    """Forwards connections to one server, and loses what `lose` says."""
+    """Forwards connections to one server, and drops the messages that `lose` names."""
 
     def __init__(self, host: str, port: int) -> None:
         self._server = host, port
@@ -57,12 +57,12 @@ class LossyProxy:
 
     @property
     def pending(self) -> int:
-        """How many losses are still to happen."""
+        """The number of losses that have not happened yet."""
         with self._lock:
             return len(self._losses)
 
     def lose(self, loss: Loss, start: bytes, *, times: int = 1, passing: int = 0) -> None:
-        """Lose the next requests that begin with `start`, or their answers.
+        """Lose the next requests that begin with `start`, or their responses.
 
         A client may send requests ahead of need, in threads. Count requests instead of calling `lose` between
         two of them: `passing` requests are forwarded before the first loss.
@@ -96,7 +96,7 @@ class LossyProxy:
 
 
 class _Link:
-    """One connection: two threads that carry bytes, until one side ends or a loss is due."""
+    """One connection: two threads copy bytes until one side ends or a loss is due."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class _Link:
 
 
 class Lossy(NamedTuple):
-    """One storage three times: through a proxy that loses things, patiently or not, and directly."""
+    """One storage, opened three times: through the lossy proxy, with a short timeout, and directly."""
 
     through: Objects
     impatient: Objects
@@ -143,7 +143,7 @@ class Lossy(NamedTuple):
 
 
 class LostAnswerConformance:
-    """Needs a fixture `lossy`. A request of `impatient` gives up after a few seconds without an answer."""
+    """A subclass defines the fixture `lossy`. `impatient` gives up after a few seconds without a response."""
 
     @pytest.fixture
     def lossy(self) -> Lossy:

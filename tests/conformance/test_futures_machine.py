@@ -1,4 +1,4 @@
-"""Random lives of futures on every store, against a model; every invariant is scanned after every step."""
+"""Random operations on futures, on every store, compared with a model; each step checks all invariants."""
 
 import itertools
 import random
@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from tests.conformance.futures_model import Known, Model, S
+from tests.conformance.futures_model import ExpectedFuture, Model, S
 from tests.futures_invariants import judge
 from tests.futures_mirror import Mirror
 from tests.servers.postgres import PostgresServer
@@ -65,7 +65,7 @@ HOUR_US = 3600 * 1_000_000
 
 
 class Drawn:
-    """What Hypothesis chooses: it replays a life and shrinks it."""
+    """Choices of Hypothesis, which can replay and shrink a run."""
 
     def __init__(self, data: st.DataObject) -> None:
         self.data = data
@@ -78,7 +78,7 @@ class Drawn:
 
 
 class Thrown:
-    """What a seed chooses: for a store whose clock is not ours, where no life can be replayed."""
+    """Choices of a seed, for a store with its own clock, where no run can be replayed."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -91,7 +91,7 @@ class Thrown:
 
 
 class FutureMachine(RuleBasedStateMachine):
-    """Clients, three nodes that come and go, and a leader, one transaction at a time."""
+    """Clients, three nodes that join and leave, and a leader, one transaction at a time."""
 
     store: Store  # set by the test
     dice: Drawn | Thrown
@@ -127,7 +127,7 @@ class FutureMachine(RuleBasedStateMachine):
         self.nodes[name] = self.store.run(lambda tx: nodes.join(tx, self.cluster, node, HOUR_US))
 
     def look(self) -> None:
-        """Every invariant of what is stored, and of the step that led there."""
+        """Check every invariant of the rows, and of the last step."""
         rows = self.store.run(lambda tx: tx.range(*Space(self.keys.cluster).all(), snapshot=True))
         now = {row.key: row.value for row in rows}
         changed = [
@@ -171,20 +171,20 @@ class FutureMachine(RuleBasedStateMachine):
             self.holders
         )
 
-    def known(self, future: bytes) -> Known | None:
+    def known(self, future: bytes) -> ExpectedFuture | None:
         return self.model.futures.get(future)
 
     def alive(self, name: str) -> bool:
         return self.store.run(lambda tx: nodes.read(tx, self.cluster, name)) is not None
 
     def usable(self, claim: Claim) -> bool:
-        """Does this claim still hold?"""
+        """Return whether this claim still holds."""
         return self.holders.get(claim.id) is claim and self.alive(claim.row.holder)
 
     def over(self, claim: Claim) -> None:
         self.holders.pop(claim.id, None)
 
-    # --- what happens: one rule, so that every run has all of it, in the proportions of life
+    # --- operations: one rule, so that every run has all of them, in realistic proportions
 
     @rule(data=st.data())
     def step(self, data: st.DataObject) -> None:
@@ -198,7 +198,7 @@ class FutureMachine(RuleBasedStateMachine):
         return self.dice.one(sorted(self.model.futures)) if self.model.futures else None
 
     def one_claim(self) -> Claim | None:
-        """Mostly one that holds; now and then one that is over."""
+        """Return a claim: mostly one that holds, sometimes one that is over."""
         held = list(self.holders.values())
         old = [
             old_claim for old_claim in self.all_claims[-8:] if self.holders.get(old_claim.id) is not old_claim
@@ -228,7 +228,7 @@ class FutureMachine(RuleBasedStateMachine):
             queue=self.dice.one(("", "", "q")),
         )
         self.run(submit.submit, [spec])
-        expected = Known(spec.inputs, spec.max_retries, spec.needs.cpu, spec.reconstruct, spec.hard)
+        expected = ExpectedFuture(spec.inputs, spec.max_retries, spec.needs.cpu, spec.reconstruct, spec.hard)
         self.model.add(spec.id, expected)
 
     def cancel(self) -> None:
@@ -343,7 +343,7 @@ class FutureMachine(RuleBasedStateMachine):
         self.over(held)
 
     def give_up(self) -> None:
-        """Given back by a drain, or ended as its row asks."""
+        """Give a claim back, as a drain does, or end it as its row requests."""
         held = self.one_claim()
         if held is None:
             return
@@ -362,7 +362,7 @@ class FutureMachine(RuleBasedStateMachine):
         self.over(held)
 
     def block(self) -> None:
-        """A task finds inputs missing, reports the loss and parks, in one transaction."""
+        """Report missing inputs and block the task, in one transaction."""
         held = self.one_claim()
         if held is None:
             return
@@ -392,7 +392,7 @@ class FutureMachine(RuleBasedStateMachine):
         self.over(held)
 
     def refused(self, write: Callable[[], Any]) -> None:
-        """A claimant whose claim is over changes nothing."""
+        """Check that a claimant changes nothing after its claim is over."""
         try:
             answer = write()
         except LeaseLost:
@@ -412,7 +412,7 @@ class FutureMachine(RuleBasedStateMachine):
         self.store.run(lambda tx: nodes.leave(tx, self.cluster, self.nodes[name]))
 
     def come_back(self) -> None:
-        """A node that was lost joins under a later epoch: what it held before is not its own any more."""
+        """Let a lost node join under a later epoch: its earlier claims are over."""
         name = self.one_node()
         if not self.alive(name):
             self.join(name)
@@ -430,14 +430,14 @@ class FutureMachine(RuleBasedStateMachine):
 
     def _reaped(self, name: str) -> None:
         page, _ = self.there(reap.reap_page, name)
-        held = [one for one in self.holders.values() if one.row.holder == name]
-        assert {one for one, _ in page.moved} == {one.id for one in held}
+        held = [claim for claim in self.holders.values() if claim.row.holder == name]
+        assert {future_id for future_id, _ in page.moved} == {claim.id for claim in held}
         for lost_claim in held:
             self.model.reap(self.model.futures[lost_claim.id])
             self.over(lost_claim)
 
     def strand(self) -> None:
-        """Set aside what nobody can run; needs are 32 cpus or fit somewhere."""
+        """Set aside futures that no node can run: needs are 32 cpus, or fit some node."""
         live = [SIZES[name] for name in SIZES if self.alive(name)]
         for lane in self.run(claim.read_lanes):
             self.there(unsatisfiable.strand_page, lane)
@@ -494,7 +494,7 @@ def lives_of_futures(store: Store, examples: int, steps: int) -> None:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attempts follow each other at once: the store's time cannot be moved on every backend."""
+    """Retry without pauses: not every backend lets a test advance the store's time."""
     monkeypatch.setattr(retries, "FIRST_PAUSE_US", 0)
 
 
@@ -532,7 +532,7 @@ def test_random_futures_on_postgresql(postgres: Store) -> None:
                 life.act()
                 life.in_step_with_the_model()
             except Exception as error:
-                error.add_note(f"in step {step} of the life with seed {seed}")
+                error.add_note(f"in step {step} of the run with seed {seed}")
                 raise
 
 

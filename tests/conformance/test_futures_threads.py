@@ -1,7 +1,7 @@
 """Futures under real concurrency: threads that submit, claim, finish, lose, cancel and reap at the same time.
 
-What the machine cannot show: transactions that overlap on a real backend, with its own locks and conflicts.
-Every future ends, each as it must, and no invariant is broken while they run or afterwards.
+Transactions overlap on a real backend, with its locks and conflicts, which the state machine cannot show.
+Every future ends as expected, and no invariant is broken during the run or afterwards.
 """
 
 import random
@@ -37,7 +37,7 @@ HOUR_US = 3600 * 1_000_000
 
 
 class Crowd:
-    """Threads on one store, each with a random source of its own."""
+    """Threads on one store, each with its own random source."""
 
     def __init__(self, store: Store, seed: int, rounds: int) -> None:
         self.store = store
@@ -130,7 +130,7 @@ class Crowd:
                         self.there(finish.relinquish, node, [held])
                     case "block":
                         self.there(finish.block, node, held, spec.inputs)
-        except LeaseLost:  # somebody took the node off the list: it joins again
+        except LeaseLost:  # the node was removed from the list: it joins again
             node = self.store.run(lambda tx: nodes.join(tx, CLUSTER, node, HOUR_US))
         return node
 
@@ -171,7 +171,7 @@ class Crowd:
         self.run(depend.notify_pending)
 
     def finish(self) -> Mirror:
-        """Go on in one thread until everything has ended."""
+        """Continue in one thread until all futures have ended."""
         chance = random.Random(self.seed)
         node = self.store.run(lambda tx: nodes.join(tx, CLUSTER, Node(id="last", epoch=0), HOUR_US))
         for name in ("w2", "w3"):
@@ -187,7 +187,7 @@ class Crowd:
             mirror.apply(
                 [(key, now.get(key)) for key in now.keys() | before.keys() if now.get(key) != before.get(key)]
             )
-            mirror.steps.clear()  # several transactions lie between two looks
+            mirror.steps.clear()  # several transactions happen between two checks
             before = now
             wrong = judge(mirror)
             assert wrong == [], wrong

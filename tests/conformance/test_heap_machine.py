@@ -1,4 +1,4 @@
-"""Random lives of subscriptions on a real SQLite store and both heaps; every move is in the table."""
+"""Random operations on subscriptions, on a SQLite store and both heaps; every move is in the table."""
 
 import itertools
 import os
@@ -64,17 +64,19 @@ _stores = itertools.count()
 
 
 def machine(store: Store, heap: Heap, clock: FakeClock) -> type[RuleBasedStateMachine]:  # noqa: C901 - rules
-    """The machine on a store and a heap; each life is a cluster of its own."""
+    """Return the machine for a store and a heap; each run uses a new cluster."""
 
     class Life(RuleBasedStateMachine):
         def __init__(self) -> None:
             super().__init__()
             cluster = f"c{next(_stores)}"
-            hour = 3_600 * SECOND_US  # each life begins with one, so that the same steps are the same life
+            hour = (
+                3_600 * SECOND_US
+            )  # each run starts with the same one, so that the same steps give the same run
             clock.advance((hour - store.run(lambda tx: tx.now()) % hour) / SECOND_US)
             self.keys, self.lots, self.cluster = TriggerKeys(cluster), LotKeys(cluster), ClusterKeys(cluster)
             real = StoreHeap(store, self.keys) if isinstance(heap, StoreHeap) else heap
-            for item in (*real.listed(0, 2**62), *real.parked()):  # of the life before
+            for item in (*real.listed(0, 2**62), *real.parked()):  # of the last run
                 real.remove([item])
             self.observer = HeapObserver(store, self.keys, real)
             self.store, self.heap = self.observer.store, self.observer.heap
@@ -170,7 +172,7 @@ def machine(store: Store, heap: Heap, clock: FakeClock) -> type[RuleBasedStateMa
 
         @rule()
         def die(self) -> None:
-            """The node goes; what it ran may still try to finish."""
+            """End the node; its runs may still try to finish."""
             self.run(nodes.leave, self.cluster, self.node)
             self.join()
 
@@ -200,7 +202,7 @@ def machine(store: Store, heap: Heap, clock: FakeClock) -> type[RuleBasedStateMa
             return Dying(point)
 
         def teardown(self) -> None:
-            """Without another write or death all comes to rest, and nothing is left."""
+            """Without further writes and crashes all work finishes, and nothing is left."""
             for name in NAMES:
                 if self.run(subscriptions.read, self.keys, name) is not None:
                     self.run(subscriptions.resume, self.keys, self.lots, name)
@@ -243,7 +245,7 @@ def machine(store: Store, heap: Heap, clock: FakeClock) -> type[RuleBasedStateMa
 
 
 class Dying:
-    """Whoever does this dies at a crash point, if it comes there."""
+    """Crashes at a crash point, if it is reached."""
 
     def __init__(self, point: str | None) -> None:
         self._armed = None if point is None else crash.armed(point)
@@ -262,7 +264,7 @@ class Dying:
 @pytest.mark.parametrize("kind", ["store", "objects"])
 def test_every_move_is_in_the_table_and_in_the_end_all_is_processed(kind: str) -> None:
     clock = FakeClock()
-    # in memory if there is such a place: thousands of commits, of which none has to survive the machine
+    # in memory if possible: thousands of commits that need not survive the machine
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with (
         tempfile.TemporaryDirectory(dir=shared, prefix="tidemill-") as folder,

@@ -1,1 +1,1 @@
-"""Stand-ins for what cannot run here. Each says what it does not prove."""
+"""Doubles of servers that cannot run here. Each says what it does not prove."""

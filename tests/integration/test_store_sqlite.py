@@ -1,4 +1,4 @@
-"""What is SQLite's own: group commit, snapshots for readers, its clock, its guards, its watches.
+"""The SQLite store: group commit, snapshots for readers, the clock, guards and watches.
 
 Threads wait for each other by events and locks; nothing here sleeps.
 """

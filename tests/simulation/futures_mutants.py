@@ -1,7 +1,7 @@
-"""The futures room with one thing wrong: each mutant is a mistake that somebody could make.
+"""Mutants of futures: each one is a plausible mistake in one function.
 
-A mutant patches the real functions for as long as its context lasts. The simulation must catch every one of
-them; what it cannot catch here it would not catch in us either.
+A mutant patches the real function while its context is open. The simulation must catch every mutant: it would
+not notice a missed one in the real code either.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -45,7 +45,7 @@ def mutated(name: str) -> Iterator[None]:
 
 @mutant
 def a_completion_without_the_fence(patch: pytest.MonkeyPatch) -> None:
-    """Whoever has a result writes it, whatever became of its claim and its lease."""
+    """A result is written even if the claim or the lease is over."""
 
     def realize_many(
         tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, items: Sequence[Completion]
@@ -68,7 +68,7 @@ def a_completion_without_the_fence(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def rounds_that_do_not_check_the_lease(patch: pytest.MonkeyPatch) -> None:
-    """They trust the node's own belief, and the rows of their claims."""
+    """Rounds trust the node's own belief, and the rows of their claims."""
     check = nodes.check
 
     def lenient(tx: Tx, keys: ClusterKeys, node: Node, *, lock: bool = False) -> Node:
@@ -80,7 +80,7 @@ def rounds_that_do_not_check_the_lease(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def a_failure_without_the_fence(patch: pytest.MonkeyPatch) -> None:
-    """The verdict of an attempt that is over is written over whatever runs now."""
+    """The outcome of an old attempt overwrites the current one."""
 
     def ours(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, claim: Claim) -> Claimed:
         row = edges.read(tx, keys, claim.id)
@@ -105,7 +105,7 @@ def a_reap_without_the_next_epoch(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def a_reaper_that_takes_from_the_living(patch: pytest.MonkeyPatch) -> None:
-    """A node whose beat is late is taken for dead before its lease has run out."""
+    """A node that renews late counts as dead before its lease expires."""
     patch.setattr(
         reap, "_has_lease", lambda node, now_us: node is not None and node.expires_at > now_us + 4_000_000
     )
@@ -155,7 +155,7 @@ def a_worker_that_does_not_look_for_claims_it_does_not_know_of(patch: pytest.Mon
 
 @mutant
 def dependents_woken_outside_the_transaction(patch: pytest.MonkeyPatch) -> None:
-    """No cursor: whoever realised tells them afterwards, and the wake-up may be lost."""
+    """Without a cursor, dependents are notified afterwards, and the wakeup may be lost."""
     realize_many = finish.realize_many
 
     def no_cursor(tx: Tx, keys: FutureKeys, *args: Any) -> list[bool]:
@@ -178,7 +178,7 @@ def dependents_woken_outside_the_transaction(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def a_submit_that_does_not_mark_its_inputs(patch: pytest.MonkeyPatch) -> None:
-    """The upstream does not learn that somebody waits, and wakes nobody."""
+    """The upstream future does not know its dependents, and wakes none."""
     attach = submit.attach
 
     def forgetful(tx: Tx, keys: FutureKeys, spec: Spec, **options: Any) -> Any:
@@ -195,7 +195,7 @@ def a_submit_that_does_not_mark_its_inputs(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def an_input_counted_twice(patch: pytest.MonkeyPatch) -> None:
-    """Served, and not marked as served: the next page counts it again."""
+    """A served input is not marked, so the next page counts it again."""
 
     def tell(
         tx: Tx,
@@ -275,7 +275,7 @@ def retries_one_too_many(patch: pytest.MonkeyPatch) -> None:
 
 
 class _With:
-    """A module with some of its names replaced, for one of those who use it."""
+    """A module with some names replaced, for one of its users."""
 
     def __init__(self, module: Any, **replaced: Any) -> None:
         self.__dict__.update({**vars(module), **replaced})

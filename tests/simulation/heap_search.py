@@ -46,22 +46,22 @@ TEMPLATE = Template(name="t", reads="raw_*", writes="clean_{name}")
 
 @dataclass(frozen=True)
 class Plan:
-    """What may happen in a search, and how often."""
+    """Which events a search includes, and how often."""
 
     sources: tuple[str, ...] = ("d",)
     terms: dict[str, Any] = field(default_factory=dict)
     publications: tuple[int, ...] = (2,)  # of each source
     schedulers: int = 1
     runners: int = 1
-    kills: int = 0  # of the first runner, whose finish still arrives
+    kills: int = 0  # of the first runner; its finish still arrives
     deletes: int = 0
-    attaches: int = 0  # by hand, in two phases; else it is there from the beginning
-    added: int = 0  # how often the template is declared; it is the only subscriber then
+    attaches: int = 0  # in two phases; else the subscription exists from the start
+    added: int = 0  # how often the template is declared; then it is the only subscriber
     removed: int = 0
     losses: int = 0  # of the whole heap
     ticks: int = 0  # of time
     prunes: bool = True
-    # what an ablation leaves out or does in the wrong order
+    # what an ablation omits or does in the wrong order
     sweeps: bool = True
     torn_finish: bool = False
     guarded: bool = True
@@ -69,7 +69,7 @@ class Plan:
 
 
 class State(NamedTuple):
-    """Everything there is."""
+    """The whole state: rows, items, time, and what each process holds."""
 
     rows: StoredRows
     items: frozenset[Item]
@@ -83,7 +83,7 @@ class State(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A ticket as something that can be compared and hashed."""
+    """A ticket in a form that can be compared and hashed."""
 
     name: str
     epoch: int
@@ -104,21 +104,21 @@ class Held(NamedTuple):
         return Ticket(self.name, self.epoch, self.fence, node, dict(self.progress), dict(self.heads))
 
 
-class Found(NamedTuple):
-    """What a search found."""
+class SearchResult(NamedTuple):
+    """The result of a search."""
 
     states: int
     moves: frozenset[tuple[HeapState, HeapState]]
-    stuck: State | None  # from which no rest is reached
-    broken: str  # a move or an invariant, in words
+    stuck: State | None  # from which the final state cannot be reached
+    broken: str  # a forbidden move or a broken invariant
 
 
 class Broken(Exception):
-    """The table or an invariant does not hold."""
+    """A move is not in the table, or an invariant is broken."""
 
 
 class Search:
-    """All states of one plan."""
+    """Explores all states of one plan."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -132,7 +132,7 @@ class Search:
     # --- running steps
 
     def tx(self, state: State, fn: Callable[..., T], *args: Any, **options: Any) -> tuple[T, StoredRows]:
-        """A transaction: its answer and the rows after it."""
+        """Run a transaction; return its result and the rows after it."""
         tx = PlainTx(dict(state.rows), state.now)
         answer = fn(tx, *args, **options)
         return answer, frozenset(tx.rows.items())
@@ -188,7 +188,7 @@ class Search:
             yield True, state._replace(rows=rows)
 
     def _environment(self, state: State) -> Iterator[tuple[bool, State]]:
-        """Writes, deaths, users, and time: what the protocol cannot count on."""
+        """Yield writes, crashes, user actions and time: events that the protocol does not control."""
         plan, at = self.plan, len(self.plan.publications)
         kill, delete, _, add, remove, loss = range(at, at + 6)
 
@@ -219,7 +219,7 @@ class Search:
         if state.left[loss] and state.items:
             yield False, state._replace(items=frozenset(), left=spend(loss))
         if state.now < plan.ticks:
-            yield True, state._replace(now=state.now + 1)  # time passes whatever anybody does
+            yield True, state._replace(now=state.now + 1)  # time passes independently
 
     def _attaching(self, state: State) -> Iterator[tuple[bool, State]]:
         left = len(self.plan.publications) + 2
@@ -232,7 +232,7 @@ class Search:
                 budget = (*state.left[:left], state.left[left] - 1, *state.left[left + 1 :])
                 yield False, state._replace(rows=rows, left=budget, attacher=("push", item))
             row = self._row(state)
-            if row is not None and not row.tally.ready:  # nobody is at it any more: its grace is over
+            if row is not None and not row.tally.ready:  # its creator is gone: the grace is over
                 _, rows = self.tx(state._replace(now=state.now + 10), attach.collect, KEYS, 1)
                 yield True, state._replace(rows=rows)
             return
@@ -260,7 +260,7 @@ class Search:
                 missing = tuple(item for item in late[0] if item not in state.items)
                 if missing and not items:
                     yield True, state._replace(schedulers=hand(("push", missing)))
-            elif items:  # each is pushed once, by whoever scheduled it, and never again
+            elif items:  # each is pushed once, by the process that scheduled it, and never again
                 _, rows = self.tx(state._replace(rows=rows), heap_sync.clear_debts, KEYS, items)
                 yield True, state._replace(rows=rows, schedulers=hand(("push", tuple(items))))
             return
@@ -275,7 +275,7 @@ class Search:
 
     def _pruning(self, state: State) -> Iterator[tuple[bool, State]]:
         if state.pruner is None:
-            if self.plan.rows_first:  # the wrong order: what it knows of the row is older than the listing
+            if self.plan.rows_first:  # the wrong order: the row was read before the listing
                 yield True, state._replace(pruner=("rows", self._row_bytes(state)))
             elif state.items:
                 yield True, state._replace(pruner=("listed", tuple(sorted(state.items))))
@@ -332,7 +332,7 @@ class Search:
         yield True, state._replace(rows=rows, tickets=put(state.tickets, Held.of(ticket)))
 
     def _finish(self, state: State, held: Held) -> StoredRows:
-        """A finish is refused, and changes nothing, unless it is that of the row's own run."""
+        """Check that a finish is refused, and changes nothing, unless it belongs to the row's current run."""
         row = self._row(state)
         is_own = (
             isinstance(row, Scheduled)
@@ -359,7 +359,7 @@ class Search:
         except LeaseLost:
             return state.rows
 
-    # --- looking
+    # --- checking
 
     def _row_bytes(self, state: State) -> StoredRows:
         keys = {KEYS.subscription[self.name], KEYS.floor[self.name]}
@@ -382,7 +382,7 @@ class Search:
         return None if row is None else row.tally.born
 
     def states_of(self, state: State, ids: tuple[int, ...]) -> dict[int, HeapState]:
-        """Which of the twelve each id is in; an id is the epoch that it was born with."""
+        """Return the state of each id; an id is the epoch in which the subscription was created."""
         row, template = self._row(state), self._template(state)
         states: dict[int, HeapState] = {}
         for born, following in zip(ids, (*ids[1:], None), strict=True):
@@ -394,7 +394,7 @@ class Search:
         return states
 
     def check_move(self, before: State, after: State) -> None:
-        """Every id moved along a cell that is allowed; the signal of a scheduled row did not leave."""
+        """Check that every move is allowed, and that the item of a scheduled row did not leave the heap."""
         if before.rows is after.rows and before.items is after.items:
             return
         ids = tuple(sorted({1, self.born(before) or 1, self.born(after) or 1}))
@@ -409,24 +409,24 @@ class Search:
                 raise Broken(f"INV4: {signal} left the heap")
 
     def at_rest(self, state: State) -> bool:
-        """All that was published is seen, nothing is in hand, and no item is left."""
+        """Return whether all publications are processed, no process holds anything, and no item is left."""
         hands = [*state.schedulers, state.pruner, state.attacher, *state.tickets]
         if (state.items and self.plan.prunes) or any(hand is not None for hand in hands):
             return False
         row = self._row(state)
         if isinstance(row, Scheduled) and row.next_run > self.plan.ticks > 0:
-            return True  # it goes on behind the end of the searched time
+            return True  # it continues after the end of the search
         heads, _ = self.tx(state, events.heads, LOTS, self.sources)
-        if row is None:  # nobody wants it, or nothing was published for its template
+        if row is None:  # it has no subscriber, or nothing was published for its template
             return not self._template(state) or not any(heads.values())
         return isinstance(row, Waiting) and row.tally.seen == heads
 
     # --- searching
 
-    def run(self, most: int = 200_000) -> Found:
+    def run(self, most: int = 200_000) -> SearchResult:
         first = self.beginning()
         number = {first: 0}
-        back: list[list[int]] = [[]]  # who leads here by a step of the protocol
+        back: list[list[int]] = [[]]  # the predecessors by a step of the protocol
         front, good = deque([first]), set[int]()
         lost = len(self.plan.publications) + 5
         while front:
@@ -438,7 +438,7 @@ class Search:
                 for protocol, after in self.moves(state):
                     if after == state:
                         continue
-                    if after.left[lost] == self.plan.losses:  # a loss is no move of the protocol
+                    if after.left[lost] == self.plan.losses:  # a loss is not a step of the protocol
                         self.check_move(state, after)
                     target = number.get(after)
                     if target is None:
@@ -459,15 +459,15 @@ class Search:
         stuck = next((state for state, predecessor in number.items() if predecessor not in reached), None)
         return self._found(number, stuck, "")
 
-    def _found(self, number: dict[State, int], stuck: State | None, broken: str) -> Found:
-        return Found(len(number), frozenset(self.moves_seen), stuck, broken)
+    def _found(self, number: dict[State, int], stuck: State | None, broken: str) -> SearchResult:
+        return SearchResult(len(number), frozenset(self.moves_seen), stuck, broken)
 
 
-# --- what the ablations do instead
+# --- the ablations
 
 
 def torn_finish(tx: Tx, ticket: Ticket, heads: dict[DatasetId, int]) -> None:
-    """What HEAP-8 forbids: what is next is decided by heads that were read in an earlier transaction."""
+    """Decide the next state by heads of an earlier transaction, which HEAP-8 forbids."""
     row = runs.check(tx, KEYS, CLUSTER, ticket)
     progress = tuple(ticket.heads.values())
     tally = msgspec.structs.replace(row.tally, epoch=row.tally.epoch + 1, progress=progress)
@@ -479,7 +479,7 @@ def torn_finish(tx: Tx, ticket: Ticket, heads: dict[DatasetId, int]) -> None:
 def unguarded_start(
     tx: Tx, keys: TriggerKeys, lots_: LotKeys, cluster: ClusterKeys, node: Node, name: str, epoch: int
 ) -> Ticket | None:
-    """What HEAP-7 forbids: a start that looks neither at the time, nor at a lease, and raises no fence."""
+    """Start without a check of time and lease, and without a fence, which HEAP-7 forbids."""
     row = subscriptions.read(tx, keys, name)
     if not isinstance(row, Scheduled) or row.tally.epoch != epoch:
         return None
@@ -491,4 +491,4 @@ def unguarded_start(
     return Ticket(name, epoch, tally.fence, node, tally.seen, heads)
 
 
-__all__ = ["Found", "Plan", "Search"]
+__all__ = ["Plan", "Search", "SearchResult"]

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.heap_table import HeapState, allowed
-from tests.simulation.heap_search import Found, Plan, Search
+from tests.simulation.heap_search import Plan, Search, SearchResult
 
 COMES_AND_GOES = (
     "A_1>D_1 B_1>E_1 B_2>E_2 C_1>F_1 C_2>F_2 D_1>A_1 D_1>D_2 D_2>A_2 D_2>D_1 E_1>B_1 E_2>B_2 F_1>C_1 F_2>C_2"
@@ -34,7 +34,7 @@ def cells(text: str) -> set[tuple[HeapState, HeapState]]:
     return {(HeapState(move[:3]), HeapState(move[4:])) for move in text.split()}
 
 
-def searched(plan: Plan) -> Found:
+def searched(plan: Plan) -> SearchResult:
     result = Search(plan).run()
     assert result.broken == ""
     assert result.stuck is None

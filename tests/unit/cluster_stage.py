@@ -1,7 +1,7 @@
-"""A stage for tests of the cluster room: members on one memory store and one fake clock, in one thread.
+"""A test environment for the cluster: members on one memory store and one fake clock, in one thread.
 
-`play` calls every member when its own last answer says it is due, and moves the time to the next one: what a
-thread per member would do, without the threads and without the waiting.
+`play` ticks every member when it is due, and advances the time to the next one. That is what one thread per
+member would do, without threads and waiting.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Configuration in the store, and a cluster that comes up again from nothing else."""
+"""Configuration in the store, from which a cluster can start again."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Leaving in good order: nothing new, what has not begun goes back, the rest ends within the grace."""
+"""Draining: a node takes nothing new, hands back what has not begun, and finishes the rest in its grace."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""What the simulation found in the cluster room, each as small as it gets."""
+"""Bugs that the simulation found in the cluster, each as a minimal test."""
 
 import pytest
 

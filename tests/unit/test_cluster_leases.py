@@ -1,4 +1,4 @@
-"""Leases and their keeper: who may act now, and what proves it later."""
+"""Leases and their keeper: acquiring, renewing, deadlines and fences."""
 
 import random
 import threading

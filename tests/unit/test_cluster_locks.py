@@ -1,4 +1,4 @@
-"""A lock and a semaphore for whoever shares a store."""
+"""Locks and semaphores of processes that share a store."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""The node list: who is there, with what, and until when."""
+"""The node list: joining, renewing, leaving and cleaning."""
 
 import msgspec
 import pytest

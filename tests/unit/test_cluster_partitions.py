@@ -1,4 +1,4 @@
-"""Partitions: made by the leader, taken by the nodes themselves, each write fenced by its epoch."""
+"""Partitions: created by the leader, taken by nodes, with every write fenced by the epoch."""
 
 import itertools
 import threading

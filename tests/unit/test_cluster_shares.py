@@ -1,4 +1,4 @@
-"""Which partition a node takes next: the pure choice, by table and by property."""
+"""The choice of the next partition of a node, tested by cases and by properties."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Every (state, edge) of the room's tables; and every (state, step) of the rows that follow them."""
+"""Every (state, edge) of the cluster's tables, and every (state, step) of their rows."""
 
 import itertools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The probe against storage that is wrong in one way each."""
+"""The probe, on storages that each have one fault."""
 
 import random
 import threading

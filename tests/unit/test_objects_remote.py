@@ -1,4 +1,4 @@
-"""What is asked of a provider, and what its refusals mean, by an HTTP server that answers what it is told."""
+"""Requests to a provider, and the meaning of its errors; an HTTP server returns prepared responses."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""URLs of object storage: what they say, and that they never say their secrets (STO-14)."""
+"""URLs of object storage: how they are parsed, and that they never show their secrets (STO-14)."""
 
 import pickle
 import random

@@ -1,7 +1,7 @@
 """The FoundationDB backend, as far as it can be tested without a cluster: keys, and our side of the binding.
 
-The laws run here over a double of the documented binding. That the double is right is what only
-tests/conformance/test_store_foundationdb.py can show, where a cluster answers.
+The conformance tests run here with a double of the documented binding. Only
+tests/conformance/test_store_foundationdb.py, with a real cluster, can show that the double is right.
 """
 
 from collections.abc import Iterator

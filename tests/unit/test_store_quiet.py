@@ -1,4 +1,4 @@
-"""Writes that are no news: the rows change, and nobody who watches their keys is woken for it (STO-8)."""
+"""Quiet writes: the rows change, and the watches of their keys do not fire (STO-8)."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Where a SQLite store may live: judged from text, without a disk."""
+"""Where a SQLite store may be: decided from the text of mountinfo, without a disk."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The judge of the acceptance tests and the demo must be able to find something wrong."""
+"""The check of the acceptance tests and the demo must find planted errors."""
 
 import msgspec
 import pytest

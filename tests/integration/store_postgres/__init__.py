@@ -1,1 +1,1 @@
-"""What is PostgreSQL's own; the contract that all stores share is in tests/conformance."""
+"""Tests of the PostgreSQL store; those that all stores share are in tests/conformance."""

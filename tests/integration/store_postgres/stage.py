@@ -1,4 +1,4 @@
-"""Words that the tests of this folder share."""
+"""Functions that the tests of this folder share."""
 
 import threading
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""NOTIFY and LISTEN, lost and found, and what the side thread cleans up."""
+"""NOTIFY and LISTEN, lost connections, and the cleaning by the notifier's thread."""
 
 import pytest
 
