@@ -148,7 +148,7 @@ class ChainBuilder:
         if isinstance(origin, int):
             types = tuple(map(self._arrow, self._types[below]))
             origin, expressions = (
-                ChainInput(self._graph.spilled(origin, expressions, types), len(types)),
+                ChainInput(self._graph.spill(origin, expressions, types), len(types)),
                 RowExpressions(),
             )
         return origin, expressions.explode(step)
@@ -160,7 +160,7 @@ class ChainBuilder:
     def _source(self, op: ops.InputTable) -> int | ChainInput:
         kind = self._kinds[op.table]
         if kind not in {"rows", "changes", "keyed"}:
-            raise NoKernel(f"no kernel reads {op.table}, which is of kind {kind}")
+            raise NoKernel(f"no kernel reads {op.table}: it is {kind}")
         if kind == "rows":
             return ChainInput(op.table, op.width)
         if op not in self._numbers:

@@ -35,7 +35,7 @@ class ChainGraph:
         jobs = self._jobs()
         self._unshare_across_jobs(jobs)
         self._spill_across_jobs(jobs)
-        layers = self._layers(jobs)
+        layers = self._layers()
         operators = tuple(
             PlacedOperator(
                 number, name, operator, jobs[number], layers[number], borrowed=self._borrowed(number)
@@ -96,16 +96,18 @@ class ChainGraph:
         """Add the query of a keyed operator."""
         self._queries.append(query)
 
-    def spill(self, origin: int, expressions: RowExpressions) -> str:
-        """Write the selected columns of an operator for a later job; return the name of its input."""
-        width = len(self.operator(origin).out) - 1
-        places = expressions.plain(width)
-        assert places is not None
-        types = tuple(self.operator(origin).out.field(place).type for place in places)
-        return self.spilled(origin, expressions, types)
+    def spill(
+        self, origin: int, expressions: RowExpressions, types: tuple[pa.DataType, ...] | None = None
+    ) -> str:
+        """Write the rows of an operator for a later job; return the name of the input they become.
 
-    def spilled(self, origin: int, expressions: RowExpressions, types: tuple[pa.DataType, ...]) -> str:
-        """Write the rows of an operator for a later job, with columns of these types; return its input."""
+        - types: the types after the row expressions; None if these only select columns.
+        """
+        if types is None:
+            out = self.operator(origin).out
+            places = expressions.plain(len(out) - 1)
+            assert places is not None
+            types = tuple(out.field(place).type for place in places)
         name = f"spill:{len(self._operators)}"
         number = self.add(name, SpillSink(name, tuple(f"c{i}" for i in range(len(types))), types, local=True))
         self.connect(origin, number, 0, expressions)
@@ -177,11 +179,11 @@ class ChainGraph:
         for place, (origin, target, side, expressions) in enumerate(list(self._edges)):
             if isinstance(origin, int) and jobs[origin] < jobs[target]:
                 types = self.operator(target).takes(side)
-                name = self.spilled(origin, expressions, types)
+                name = self.spill(origin, expressions, types)
                 jobs[len(self._operators) - 1] = jobs[origin]
                 self._edges[place] = (ChainInput(name, len(types)), target, side, RowExpressions())
 
-    def _layers(self, jobs: Mapping[int, int]) -> dict[int, int]:
+    def _layers(self) -> dict[int, int]:
         """Return the layer of every operator within its job."""
         layers: dict[int, int] = {}
 
@@ -193,8 +195,8 @@ class ChainGraph:
                     for origin, target, _, _ in self._edges
                     if target == number
                 ]
-                stays = isinstance(operator, OutputSink) and operator.local
-                layers[number] = max(below, default=0) + (0 if stays else 1)
+                local = isinstance(operator, OutputSink) and operator.local
+                layers[number] = max(below, default=0) + (0 if local else 1)
             return layers[number]
 
         for number in range(len(self._operators)):

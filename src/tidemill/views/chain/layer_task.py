@@ -30,7 +30,7 @@ from tidemill.views.trace.version import TraceChanges, TraceVersion
 
 
 class Packet(NamedTuple):
-    """Rows sent to an operator in a range; the tag says what the operator uses them for."""
+    """Rows sent to an operator in a range; the operator uses the tag to distinguish kinds of rows."""
 
     range: int
     operator: int

@@ -102,11 +102,11 @@ def _cache(paths: TaskPaths) -> Cache:
     key = (paths.shown, paths.cache)
     if key not in _caches:
         objects = open_place(paths.objects, clock=SystemClock())
-        place = cache_folder(paths.cache)
+        folder = cache_folder(paths.cache)
         _caches[key] = (
             Cache(objects, None)
-            if place is None
-            else Cache(objects, place.folder, limit_bytes=place.limit_bytes)
+            if folder is None
+            else Cache(objects, folder.folder, limit_bytes=folder.limit_bytes)
         )
     return _caches[key]
 
