@@ -51,7 +51,7 @@ class BadRecords:
     Args:
         spark: the session.
         schema: the columns of the dataset.
-        reading: how to read the files.
+        format_options: how to read the files.
         records: reads them.
         key: the key columns of the dataset.
     """
@@ -60,13 +60,13 @@ class BadRecords:
         self,
         spark: "SparkSession",
         schema: "StructType",
-        reading: FormatOptions,
+        format_options: FormatOptions,
         records: RecordReader,
         key: Sequence[str],
     ) -> None:
         self._spark = spark
         self._schema = schema
-        self._reading = reading
+        self._format_options = format_options
         self._records = records
         self._key = tuple(key)
 
@@ -112,7 +112,7 @@ class BadRecords:
         """
         from pyspark.sql import functions as sf
 
-        if self._reading.by_lines:
+        if self._format_options.by_lines:
             counted = self._records.lines(group.files, truncated=truncated)
         else:
             records = self._unpruned(self._records.read(group, truncated=truncated))
@@ -121,9 +121,9 @@ class BadRecords:
         blocks = self._blocks(counted, group.files)
         located = counted.join(sf.broadcast(blocks), [FILE, BLOCK])
         located = located.withColumn("line", sf.col(_ID) + sf.col("shift"))
-        if not self._reading.by_lines:
+        if not self._format_options.by_lines:
             bad = located.where(BAD)
-        elif self._reading.format is Format.CSV:
+        elif self._format_options.format is Format.CSV:
             # Whether a line is bad depends on its text alone. So the bad lines are those with the text of a
             # bad record, except for the header.
             records = self._unpruned(self._records.structured(group, truncated=truncated))
@@ -137,7 +137,7 @@ class BadRecords:
             sf.col("file"),
             sf.col("line"),
             sf.make_valid_utf8(TEXT).alias("record"),
-            error_of(sf.col(TEXT), schema, self._reading).alias("error"),
+            error_of(sf.col(TEXT), schema, self._format_options).alias("error"),
         )
 
     def _blocks(self, counted: "DataFrame", files: Sequence[ForeignFile]) -> "DataFrame":

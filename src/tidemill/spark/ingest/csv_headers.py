@@ -50,7 +50,7 @@ def without(group: FileGroup, file: ForeignFile) -> FileGroup:
 def grouped(
     files: Sequence[ForeignFile],
     schema: "StructType",
-    reading: FormatOptions,
+    format_options: FormatOptions,
     open_file: Callable[[str], BinaryIO],
     refused: dict[str, str],
 ) -> list[FileGroup]:
@@ -64,7 +64,7 @@ def grouped(
             continue
         if line is None:
             continue
-        by_names.setdefault(tuple(split(line, reading)), []).append(file)
+        by_names.setdefault(tuple(split(line, format_options)), []).append(file)
     groups = []
     for names, same_header in by_names.items():
         header, fault = _matched(names, schema)
@@ -100,22 +100,22 @@ def _decompressed(raw: BinaryIO, compression: str) -> BinaryIO:
     return raw
 
 
-def split(line: str, reading: FormatOptions) -> list[str]:
+def split(line: str, format_options: FormatOptions) -> list[str]:
     """Split a header into its names."""
-    if len(reading.separator) > 1:
-        names = line.split(reading.separator)
-    elif reading.quote:
-        same = reading.escape == reading.quote
+    if len(format_options.separator) > 1:
+        names = line.split(format_options.separator)
+    elif format_options.quote:
+        same = format_options.escape == format_options.quote
         names = next(
             csv.reader(
                 [line],
-                delimiter=reading.separator,
-                quotechar=reading.quote,
-                escapechar=None if same else reading.escape,
+                delimiter=format_options.separator,
+                quotechar=format_options.quote,
+                escapechar=None if same else format_options.escape,
             )
         )
     else:
-        names = next(csv.reader([line], delimiter=reading.separator, quoting=csv.QUOTE_NONE))
+        names = next(csv.reader([line], delimiter=format_options.separator, quoting=csv.QUOTE_NONE))
     return [name.strip() for name in names]
 
 

@@ -84,7 +84,7 @@ def ingest(
     storage: Storage,
     folders: LotFolders,
     dataset: IngestColumns,
-    reading: FormatOptions,
+    format_options: FormatOptions,
     files: Sequence[ForeignFile],
     *,
     options: Mapping[str, str],
@@ -97,7 +97,7 @@ def ingest(
         storage: the object storage of lots.
         folders: where to write.
         dataset: the columns of the rows.
-        reading: how to read the files.
+        format_options: how to read the files.
         files: the files.
         options: options that Spark needs to reach the files.
         open_file: opens a file by its path.
@@ -105,13 +105,17 @@ def ingest(
 
     def find_undeclared(declared: Schema) -> list[schemas.Column]:
         columns = schemas.to_spark(declared)
-        return undeclared_columns.find(spark, columns, reading, files, options=options, open_file=open_file)
+        return undeclared_columns.find(
+            spark, columns, format_options, files, options=options, open_file=open_file
+        )
 
-    columns = _resolve_columns(schemas.analysed(spark, dataset.schema), dataset, reading, find_undeclared)
+    columns = _resolve_columns(
+        schemas.analysed(spark, dataset.schema), dataset, format_options, find_undeclared
+    )
     ingestion = Ingestion(
         spark,
         schemas.to_spark(columns.stored),
-        reading,
+        format_options,
         options=options,
         open_file=open_file,
         kind=dataset.kind,
@@ -141,21 +145,21 @@ class _Columns(NamedTuple):
 def _resolve_columns(
     declared: Schema,
     dataset: IngestColumns,
-    reading: FormatOptions,
+    format_options: FormatOptions,
     find_undeclared: Callable[[Schema], Sequence[schemas.Column]],
 ) -> _Columns:
     """Apply the dataset's drift policy to the columns of the files."""
     if dataset.drift is Drift.RESCUE:
         declared = Schema(tuple(column for column in declared.columns if column.name != drift.RESCUED))
         # Lines and CSV records are rescued one by one, without reading undeclared columns.
-        by_record = reading.format is Format.CSV or reading.by_lines
+        by_record = format_options.format is Format.CSV or format_options.by_lines
         columns = _Columns(declared, declared, () if by_record else find_undeclared(declared))
     elif dataset.drift is Drift.EVOLVE:
         columns = _Columns(declared, drift.added(declared, find_undeclared(declared)))
     else:
         columns = _Columns(declared, declared)
     types = [str(column.type) for column in columns.stored.columns]
-    if reading.format is Format.TEXT and types != ["string"]:
+    if format_options.format is Format.TEXT and types != ["string"]:
         raise BadSource(
             f"lines of text do not fit the columns {', '.join(columns.stored.names)}",
             hint="declare one column of type STRING",
@@ -194,7 +198,7 @@ class Ingestion:
     Args:
         spark: the session.
         schema: the columns of the dataset.
-        reading: how to read the files.
+        format_options: how to read the files.
         options: options that Spark needs to reach the files.
         open_file: opens a file by its path, to read headers and the rest of a truncated file.
         kind: the kind of the dataset; records are appended, or upserted if it has a key.
@@ -207,7 +211,7 @@ class Ingestion:
         self,
         spark: "SparkSession",
         schema: "StructType",
-        reading: FormatOptions,
+        format_options: FormatOptions,
         *,
         options: Mapping[str, str],
         open_file: Callable[[str], BinaryIO],
@@ -218,13 +222,13 @@ class Ingestion:
     ) -> None:
         self._spark = spark
         self._schema = schema
-        self._reading = reading
+        self._format_options = format_options
         self._open = open_file
         self._kind = kind
         self._key = tuple(key)
         self._rescues = rescues
         self._records = RecordReader(
-            spark, schema, reading, options=options, kind=kind, rescues=rescues, undeclared=undeclared
+            spark, schema, format_options, options=options, kind=kind, rescues=rescues, undeclared=undeclared
         )
 
     def run(self, files: Sequence[ForeignFile], write_rows: Write, write_bad: Write) -> Ingested:
@@ -259,7 +263,7 @@ class Ingestion:
         checks = {name: count for name, count in drifted.items() if count}
         if not faults.total:
             return Ingested(rows=written, checks=checks)
-        finder = BadRecords(self._spark, self._schema, self._reading, self._records, self._key)
+        finder = BadRecords(self._spark, self._schema, self._format_options, self._records, self._key)
         quarantined = write_bad(finder.find(groups, faults), "records/")
         if quarantined.rows != faults.total:
             raise SourceMiscounted(
@@ -269,7 +273,7 @@ class Ingestion:
 
     def _unknown_in_parquet(self, files: Sequence[ForeignFile]) -> int:
         """Count the rows of Parquet files with columns that are left out."""
-        if self._reading.format is not Format.PARQUET or self._rescues:
+        if self._format_options.format is not Format.PARQUET or self._rescues:
             return 0
         return undeclared_columns.count_in_parquet(files, self._schema, self._open)
 
@@ -277,14 +281,14 @@ class Ingestion:
 
     def _inspected(self, files: Sequence[ForeignFile], refused: dict[str, str]) -> list[FileGroup]:
         """Group files that are read in the same way; refuse those that visibly cannot be read."""
-        reading = self._reading
-        if reading.format is Format.PARQUET:
+        format_options = self._format_options
+        if format_options.format is Format.PARQUET:
             for file in files:
                 fault = foreign_files.parquet_fault(file.size, lambda path=file.path: self._open(path))  # type: ignore[misc]
                 if fault:
                     refused[file.path] = fault
-        elif reading.format is Format.CSV and reading.header:
-            return csv_headers.grouped(files, self._schema, reading, self._open, refused)
+        elif format_options.format is Format.CSV and format_options.header:
+            return csv_headers.grouped(files, self._schema, format_options, self._open, refused)
         return [FileGroup(None, tuple(file for file in files if file.path not in refused))]
 
     def _set_aside(
@@ -303,10 +307,14 @@ class Ingestion:
         again = self._error_of(file)
         if again is None:
             raise error  # it can be read on its own: retry
-        salvaged = foreign_files.salvage_gzip(file.path, self._open) if self._reading.by_lines else None
+        salvaged = (
+            foreign_files.salvage_gzip(file.path, self._open) if self._format_options.by_lines else None
+        )
         if salvaged is not None and salvaged.lines and salvaged.lines == self._count_lines(file):
             truncated[file.path] = salvaged
-            groups.append(FileGroup(_header_of(file, self._schema, self._reading, self._open), (file,)))
+            groups.append(
+                FileGroup(_header_of(file, self._schema, self._format_options, self._open), (file,))
+            )
         else:
             refused[file.path] = foreign_files.reason(again)
 
@@ -316,7 +324,7 @@ class Ingestion:
 
     def _error_of(self, file: ForeignFile) -> Exception | None:
         """Read one file; return the error, or None."""
-        header = _header_of(file, self._schema, self._reading, self._open)
+        header = _header_of(file, self._schema, self._format_options, self._open)
         try:
             frame = self._records.read(FileGroup(header, (file,)), truncated=False)
             frame.write.format("noop").mode("overwrite").save()
@@ -359,9 +367,12 @@ class Ingestion:
 
 
 def _header_of(
-    file: ForeignFile, schema: "StructType", reading: FormatOptions, open_file: Callable[[str], BinaryIO]
+    file: ForeignFile,
+    schema: "StructType",
+    format_options: FormatOptions,
+    open_file: Callable[[str], BinaryIO],
 ) -> CsvHeader | None:
-    if reading.format is not Format.CSV or not reading.header:
+    if format_options.format is not Format.CSV or not format_options.header:
         return None
-    groups = csv_headers.grouped([file], schema, reading, open_file, {})
+    groups = csv_headers.grouped([file], schema, format_options, open_file, {})
     return groups[0].header if groups else None

@@ -19,29 +19,29 @@ _AFTER_BRACE: Final = r"\}\s*[^\s,\]\}]"
 """Outside of strings, a closing brace is followed by , ] } or nothing."""
 
 
-def json_options(reading: FormatOptions) -> dict[str, str]:
+def json_options(format_options: FormatOptions) -> dict[str, str]:
     """Return the options of Spark's JSON reader, and of `from_json`."""
-    return {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT, **_time_formats(reading)}
+    return {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT, **_time_formats(format_options)}
 
 
-def csv_options(reading: FormatOptions) -> dict[str, str]:
+def csv_options(format_options: FormatOptions) -> dict[str, str]:
     """Return the options of Spark's CSV reader, and of `from_csv`."""
     return {
         "mode": "PERMISSIVE",
         "columnNameOfCorruptRecord": CORRUPT,
         "columnPruning": "false",
-        "header": "true" if reading.header else "false",
-        "sep": reading.separator,
-        "quote": reading.quote,
-        "escape": reading.escape,
-        "nullValue": reading.null,
-        "multiLine": "true" if reading.multiline else "false",
-        **_time_formats(reading),
+        "header": "true" if format_options.header else "false",
+        "sep": format_options.separator,
+        "quote": format_options.quote,
+        "escape": format_options.escape,
+        "nullValue": format_options.null,
+        "multiLine": "true" if format_options.multiline else "false",
+        **_time_formats(format_options),
     }
 
 
-def _time_formats(reading: FormatOptions) -> dict[str, str]:
-    formats = {"dateFormat": reading.date_format, "timestampFormat": reading.timestamp_format}
+def _time_formats(format_options: FormatOptions) -> dict[str, str]:
+    formats = {"dateFormat": format_options.date_format, "timestampFormat": format_options.timestamp_format}
     return {name: value for name, value in formats.items() if value}
 
 
@@ -59,14 +59,14 @@ def has_trailing_text(text: "Column") -> "Column":
     return ~sf.endswith(sf.rtrim(text), sf.lit("}")) | trailing
 
 
-def error_of(text: "Column", schema: "StructType", reading: FormatOptions) -> "Column":
+def error_of(text: "Column", schema: "StructType", format_options: FormatOptions) -> "Column":
     """Return the reason why a bad record is bad, for people."""
     from pyspark.sql import functions as sf
 
-    if reading.format is Format.TEXT:
+    if format_options.format is Format.TEXT:
         return sf.lit("it is not UTF-8")
-    if reading.format is Format.CSV:
-        parsed = sf.from_csv(text, _ddl(schema, set()), csv_options(reading))
+    if format_options.format is Format.CSV:
+        parsed = sf.from_csv(text, _ddl(schema, set()), csv_options(format_options))
         reasons = [(parsed.getField(CORRUPT).isNotNull(), sf.lit(f"it does not have {len(schema)} columns"))]
     else:
         reasons = [
@@ -75,20 +75,20 @@ def error_of(text: "Column", schema: "StructType", reading: FormatOptions) -> "C
             (~sf.startswith(sf.ltrim(text), sf.lit("{")), sf.lit("it is not a JSON object")),
             (has_trailing_text(text), sf.lit("there is text after the object")),
         ]
-    otherwise = sf.concat(sf.lit("these columns do not fit: "), _misfits(text, schema, reading))
+    otherwise = sf.concat(sf.lit("these columns do not fit: "), _misfits(text, schema, format_options))
     return reduce(lambda rest, case: sf.when(case[0], case[1]).otherwise(rest), reversed(reasons), otherwise)
 
 
-def _misfits(text: "Column", schema: "StructType", reading: FormatOptions) -> "Column":
+def _misfits(text: "Column", schema: "StructType", format_options: FormatOptions) -> "Column":
     from pyspark.sql import functions as sf
 
     misfits = []
     for field in schema.fields[:_MOST_COLUMNS]:
-        if reading.format is Format.CSV:
-            parsed = sf.from_csv(text, _ddl(schema, {field.name}), csv_options(reading))
+        if format_options.format is Format.CSV:
+            parsed = sf.from_csv(text, _ddl(schema, {field.name}), csv_options(format_options))
         else:
             columns = f"{quoted(field.name)} {field.dataType.simpleString()}, {CORRUPT} STRING"
-            parsed = sf.from_json(text, columns, json_options(reading))
+            parsed = sf.from_json(text, columns, json_options(format_options))
         label = f"{field.name} {field.dataType.simpleString().upper()}"
         misfits.append(sf.when(parsed.getField(CORRUPT).isNotNull(), sf.lit(label)))
     return sf.concat_ws(", ", *misfits)

@@ -51,7 +51,7 @@ class RecordReader:
     Args:
         spark: the session.
         schema: the columns of the dataset.
-        reading: how to read the files.
+        format_options: how to read the files.
         options: options that Spark needs to reach the files.
         kind: the kind of the dataset.
         rescues: whether the dataset keeps what does not fit.
@@ -62,7 +62,7 @@ class RecordReader:
         self,
         spark: "SparkSession",
         schema: "StructType",
-        reading: FormatOptions,
+        format_options: FormatOptions,
         *,
         options: Mapping[str, str],
         kind: Kind,
@@ -71,7 +71,7 @@ class RecordReader:
     ) -> None:
         self._spark = spark
         self._schema = schema
-        self._reading = reading
+        self._format_options = format_options
         self._options = dict(options)
         self._kind = kind
         self._rescues = rescues
@@ -79,7 +79,7 @@ class RecordReader:
 
     def read(self, group: FileGroup, *, truncated: bool) -> "DataFrame":
         """Read the records of some files."""
-        if self._reading.by_lines and self._reading.format is not Format.CSV:
+        if self._format_options.by_lines and self._format_options.format is not Format.CSV:
             return self.parse(self.lines(group.files, truncated=truncated)).drop(BLOCK)
         return self.structured(group, truncated=truncated)
 
@@ -96,10 +96,10 @@ class RecordReader:
         from pyspark.sql import functions as sf
 
         text = sf.col(TEXT)
-        if self._reading.format is Format.TEXT:
+        if self._format_options.format is Format.TEXT:
             parsed = sf.struct(text.alias(self._schema.names[0]))
             return lines.withColumns({PARSED: parsed, BAD: ~sf.is_valid_utf8(text), **_no_drift()})
-        parsed = sf.from_json(text, _with_corrupt(self._schema), json_options(self._reading))
+        parsed = sf.from_json(text, _with_corrupt(self._schema), json_options(self._format_options))
         corrupt = sf.col(PARSED).isNull() | sf.col(f"{PARSED}.{CORRUPT}").isNotNull()
         frame = lines.where(sf.trim(text) != "").withColumn(PARSED, parsed)
         broken = has_trailing_text(text) | ~sf.is_valid_utf8(text)
@@ -116,20 +116,20 @@ class RecordReader:
         """Read records with Spark's own reader of the format."""
         from pyspark.sql import functions as sf
 
-        reading = self._reading
+        format_options = self._format_options
         reader, uris = self._reader(truncated=truncated), [file.read_uri for file in group.files]
         columns: list[Column]
-        if reading.format is Format.PARQUET:
+        if format_options.format is Format.PARQUET:
             frame = reader.schema(self._with_undeclared(self._schema)).parquet(*uris)
             columns = [sf.col(quoted(name)) for name in self._schema.names]
             text: Column = sf.lit(None).cast("string")
         else:
             schema = self._schema if group.header is None else group.header.schema
             reader = reader.schema(_with_corrupt(self._with_undeclared(schema)))
-            if reading.format is Format.CSV:
-                frame = reader.options(**csv_options(reading)).csv(uris)
+            if format_options.format is Format.CSV:
+                frame = reader.options(**csv_options(format_options)).csv(uris)
             else:
-                frame = reader.options(**json_options(reading), multiLine="true").json(uris)
+                frame = reader.options(**json_options(format_options), multiLine="true").json(uris)
             present = set(schema.names)
             columns = [
                 sf.col(quoted(field.name))
@@ -138,10 +138,10 @@ class RecordReader:
                 for field in self._schema.fields
             ]
             text = sf.col(CORRUPT)
-        places = [record_order.place(reading.format).alias(PLACE)] if self._kind is Kind.KEYED else []
+        places = [record_order.place(format_options.format).alias(PLACE)] if self._kind is Kind.KEYED else []
         bad, rescued = text.isNotNull(), rescued_columns(self._undeclared)
-        if self._rescues and reading.format is Format.CSV:
-            rescued, bad = rescued_csv(group.header or CsvHeader(self._schema), text, reading)
+        if self._rescues and format_options.format is Format.CSV:
+            rescued, bad = rescued_csv(group.header or CsvHeader(self._schema), text, format_options)
         unknown = bool(group.header and group.header.unknown) and not self._rescues
         return frame.select(
             *places,
@@ -164,7 +164,9 @@ class RecordReader:
         """Read lines of text."""
         from pyspark.sql import functions as sf
 
-        places = [record_order.place(self._reading.format).alias(PLACE)] if self._kind is Kind.KEYED else []
+        places = (
+            [record_order.place(self._format_options.format).alias(PLACE)] if self._kind is Kind.KEYED else []
+        )
         return (
             self._reader(truncated=truncated)
             .text([file.read_uri for file in files])

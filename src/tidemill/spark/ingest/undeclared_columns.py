@@ -33,7 +33,7 @@ Open = Callable[[str], BinaryIO]
 def find(
     spark: "SparkSession",
     schema: "StructType",
-    reading: FormatOptions,
+    format_options: FormatOptions,
     files: Sequence[ForeignFile],
     *,
     options: Mapping[str, str],
@@ -45,15 +45,15 @@ def find(
     of CSV are texts. A column that two Parquet files have with different types is left out.
     """
     declared = {name.casefold() for name in schema.names}
-    match reading.format:
-        case Format.CSV if reading.header:
-            names = _header_names(files, schema, reading, open_file)
+    match format_options.format:
+        case Format.CSV if format_options.header:
+            names = _header_names(files, schema, format_options, open_file)
             columns = [Column(name, Simple("string")) for name in names]
         case Format.PARQUET:
             columns = _agreed(_footer(file, open_file) for file in files)
         case Format.JSON if files:
-            reader = spark.read.options(**options, **json_options(reading), ignoreCorruptFiles="true")
-            if not reading.by_lines:
+            reader = spark.read.options(**options, **json_options(format_options), ignoreCorruptFiles="true")
+            if not format_options.by_lines:
                 reader = reader.option("multiLine", "true")
             inferred = of_spark(reader.json([file.read_uri for file in files]).schema)
             columns = [
@@ -71,9 +71,9 @@ def find(
 
 
 def _header_names(
-    files: Sequence[ForeignFile], schema: "StructType", reading: FormatOptions, open_file: Open
+    files: Sequence[ForeignFile], schema: "StructType", format_options: FormatOptions, open_file: Open
 ) -> list[str]:
-    groups = csv_headers.grouped(files, schema, reading, open_file, {})
+    groups = csv_headers.grouped(files, schema, format_options, open_file, {})
     return [name for group in groups if group.header for name in group.header.unknown.values()]
 
 
@@ -167,7 +167,7 @@ def rescued_json(text: "Expression", parsed: "Expression", schema: "StructType")
 
 
 def rescued_csv(
-    header: CsvHeader, text: "Expression", reading: FormatOptions
+    header: CsvHeader, text: "Expression", format_options: FormatOptions
 ) -> "tuple[Expression, Expression]":
     """Return what the row of a record lacks, as JSON, and whether the record is bad as a whole.
 
@@ -176,7 +176,7 @@ def rescued_csv(
     from pyspark.sql import functions as sf
 
     texts = ", ".join(f"{quoted(name)} STRING" for name in header.schema.names)
-    options = {**csv_options(reading), "header": "false"}
+    options = {**csv_options(format_options), "header": "false"}
     raw = sf.from_csv(text, f"{texts}, {CORRUPT} STRING", options)
     pairs = []
     for field in header.schema.fields:
