@@ -53,7 +53,7 @@ def missing_sources(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> tuple[Dat
 
 
 def is_over(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str, row: AnyLot | None) -> bool:
-    """Tell whether a lot may be made although a source has not closed it. `row` is the arc's newest row of
+    """Return whether a lot may be made although a source has not closed it. `row` is the arc's newest row of
     it.
 
     A lot that began this way before may: late data is added to it, and a broken-off attempt resumes.
@@ -67,7 +67,7 @@ def is_over(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str, row: AnyLot | None) 
 
 
 def _has_begun(row: AnyLot | None) -> bool:
-    """Tell whether a lot was made or given up, so that it does not wait."""
+    """Return whether a lot was made or given up, so that it does not wait."""
     return row is not None and not (isinstance(row, MissingLot) and not row.skipped)
 
 

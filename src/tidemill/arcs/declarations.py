@@ -89,7 +89,7 @@ class ArcSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_barrier(self) -> bool:
-        """Tell whether its lots wait until several sources have closed them."""
+        """Return whether its lots wait until several sources have closed them."""
         return len(self.reads) > 1
 
     @property

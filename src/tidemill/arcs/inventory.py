@@ -132,7 +132,7 @@ class Inventory:
         return self._published[table]
 
     def has_lot(self, table: DatasetId, lot: str) -> bool:
-        """Tell whether a lot was published: complete, empty or removed."""
+        """Return whether a lot was published: complete, empty or removed."""
         return lot in self.published(table)
 
     def _pages(self, table: DatasetId) -> Iterator[Sequence[lots.LotBrief]]:

@@ -158,13 +158,13 @@ def _retries(tx: Tx, keys: ArcKeys, arc: str) -> list[LotRequest]:
 
 
 def paused(tx: Tx, keys: ArcKeys, arc: str) -> bool:
-    """Tell whether this arc is paused. Then none of its lots begins, and its requests stay."""
+    """Return whether this arc is paused. Then none of its lots begins, and its requests stay."""
     row = subscriptions.read(tx, keys.publish.triggers, arc)
     return row is not None and row.tally.paused
 
 
 def parked(tx: Tx, keys: ArcKeys, arc: str) -> bool:
-    """Tell whether this arc does not run by itself: it is paused, dead, or no longer declared."""
+    """Return whether this arc does not run by itself: it is paused, dead, or no longer declared."""
     row = subscriptions.read(tx, keys.publish.triggers, arc)
     return row is None or row.tally.parked
 

@@ -99,7 +99,7 @@ def due_generation(
 
 
 def is_outdated(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> bool:
-    """Tell whether a lot is being made, or was made, from generations of its inputs that are not current.
+    """Return whether a lot is being made, or was made, from generations of its inputs that are not current.
 
     A lot that has not begun is not outdated: it will begin with the current inputs.
     """

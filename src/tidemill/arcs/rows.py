@@ -114,18 +114,18 @@ def decode_holder(raw: bytes) -> Holder:
 
 
 def is_held(tx: Tx, keys: ArcKeys, row: RunningLot) -> bool:
-    """Tell whether the node that works on the lot still has the epoch in which it began."""
+    """Return whether the node that works on the lot still has the epoch in which it began."""
     return is_alive(tx, keys, row.node, row.node_epoch)
 
 
 def is_alive(tx: Tx, keys: ArcKeys, node: str, epoch: int) -> bool:
-    """Tell whether this epoch of a node lasts."""
+    """Return whether this epoch of a node lasts."""
     entry = nodes.read(tx, keys.publish.cluster, node)
     return entry is not None and entry.epoch == epoch and entry.expires_at > tx.now()
 
 
 def belongs_to(row: RunningLot, node: Node) -> bool:
-    """Tell whether the row names this node in this epoch."""
+    """Return whether the row names this node in this epoch."""
     return (row.node, row.node_epoch) == (node.id, node.epoch)
 
 

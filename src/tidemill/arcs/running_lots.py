@@ -26,7 +26,7 @@ class RunningLots(msgspec.Struct, frozen=True, kw_only=True):
     awaited: bool = False
 
     def has_room(self, most: int, batch: str = "", at_once: int = 0) -> bool:
-        """Tell whether one more lot may begin. A batch leaves room for one lot of the subscription."""
+        """Return whether one more lot may begin. A batch leaves room for one lot of the subscription."""
         bulk = sum(self.batches.values())
         if not batch:
             return self.live + bulk < most

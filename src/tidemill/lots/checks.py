@@ -9,8 +9,8 @@
 to the quarantine table. `fail`, the default, refuses to publish the lot. The lot's manifest records the
 counts under the name of the check.
 
-Checks apply to inserted rows only: deletions and retractions pass. Every keyed dataset has one more check,
-which nobody declares: each write, upsert or deletion, must have a key (LOT-40).
+Checks apply to inserted rows only: deletions and retractions pass. Every keyed dataset has one check
+without a declaration: each write, upsert or deletion, must have a key (LOT-40).
 """
 
 from collections.abc import Sequence
@@ -63,12 +63,12 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_per_row(self) -> bool:
-        """Tell whether each row can be checked without the others."""
+        """Return whether each row can be checked without the others."""
         return self.kind in ("not_null", "expect")
 
     @property
     def needs_whole_lot(self) -> bool:
-        """Tell whether the check needs all rows of a lot, so that parts cannot be checked separately."""
+        """Return whether the check needs all rows of a lot, so that parts cannot be checked separately."""
         return not self.is_per_row
 
     @property
@@ -180,7 +180,7 @@ def validate(checks: Sequence[Check]) -> tuple[Check, ...]:
 
 
 def can_drop(checks: Sequence[Check]) -> bool:
-    """Tell whether any of the checks can move rows to the quarantine table."""
+    """Return whether any of the checks can move rows to the quarantine table."""
     return any(check.on_fail is OnFail.DROP for check in checks)
 
 

@@ -34,7 +34,7 @@ class LotRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fragmented(self) -> bool:
-        """Tell whether the lot has many small files, so that compaction may help."""
+        """Return whether the lot has many small files, so that compaction may help."""
         return self.files >= MANY_FILES and self.size < self.files * SMALL_BYTES
 
 

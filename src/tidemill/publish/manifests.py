@@ -352,7 +352,7 @@ def _all_data(target: Target, attempt: str) -> StoredObject:
 
 
 def _is_in(key: str, start: str) -> bool:
-    """Tell whether a key is in the folder of an attempt, its holders or parts; not of a longer id."""
+    """Return whether a key is in the folder of an attempt, its holders or parts; not of a longer id."""
     return key.startswith(start) and key[len(start) : len(start) + 1] in ("/", ".")
 
 

@@ -382,7 +382,7 @@ def parts_of(kind: Type) -> tuple[Type, ...]:
 
 
 def holds_map(kind: Type) -> bool:
-    """Tell whether the type is a map or contains one."""
+    """Return whether the type is a map or contains one."""
     return isinstance(kind, Map) or any(map(holds_map, parts_of(kind)))
 
 
@@ -405,14 +405,14 @@ def why_not_native(kind: Type) -> str:
 
 
 def is_compared_by_spark_only(kind: Type) -> bool:
-    """Tell whether only Spark can compare values of this type: texts with a collation, and maps."""
+    """Return whether only Spark can compare values of this type: texts with a collation, and maps."""
     if isinstance(kind, Simple):
         return " collate " in kind.name.lower()
     return isinstance(kind, Map) or any(map(is_compared_by_spark_only, parts_of(kind)))
 
 
 def is_wider(old: Type, new: Type) -> bool:
-    """Tell whether Spark reads files of the old type as the new one without loss; False for equal types.
+    """Return whether Spark reads files of the old type as the new one without loss; False for equal types.
 
     >>> is_wider(Simple("int"), Simple("decimal(12,2)")), is_wider(Simple("int"), Simple("int"))
     (True, False)

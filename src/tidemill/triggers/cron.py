@@ -92,7 +92,7 @@ class Cron(NamedTuple):
         )
 
     def on(self, day: date) -> bool:
-        """Tell whether the schedule has times on this day."""
+        """Return whether the schedule has times on this day."""
         if day.month not in self.months:
             return False
         by_day, by_weekday = day.day in self.days, day.isoweekday() % 7 in self.weekdays

@@ -35,7 +35,7 @@ Next: TypeAlias = Now | At | Nothing
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     """When a subscription with unseen positions may run.
 
-    - gate: run when this source has something new, whatever the others have.
+    - gate: run when this source has something new, even if the others have nothing.
     - barrier: run when every source has something new.
     - grace_us: how long a barrier waits for the other sources; None for no limit.
     - debounce_us, max_wait_us: wait until nothing new has arrived for this long, but at most so long in all.

@@ -54,7 +54,7 @@ class Heap(ABC):
 
     @abstractmethod
     def has(self, item: Item) -> bool:
-        """Tell whether an item is on the heap."""
+        """Return whether an item is on the heap."""
 
     @abstractmethod
     def remove(self, items: Sequence[Item]) -> None:

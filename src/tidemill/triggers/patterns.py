@@ -56,7 +56,7 @@ class Pattern(NamedTuple):
         return self.prefix + part + self.suffix
 
     def meets(self, other: "Pattern") -> bool:
-        """Tell whether some name matches both patterns.
+        """Return whether some name matches both patterns.
 
         >>> Pattern("raw_", "").meets(Pattern("", "_x"))
         True

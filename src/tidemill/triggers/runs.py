@@ -85,7 +85,7 @@ def start(
 
 
 def startable(row: Scheduled, epoch: int, now: int) -> bool:
-    """Tell whether a run can start (HEAP-7)."""
+    """Return whether a run can start (HEAP-7)."""
     return (
         row.tally.epoch == epoch
         and row.run is None
@@ -96,7 +96,7 @@ def startable(row: Scheduled, epoch: int, now: int) -> bool:
 
 
 def _skips(row: Scheduled, heads: Mapping[DatasetId, int]) -> bool:
-    """Tell whether the barrier skips: its grace period is over, and a source has nothing new."""
+    """Return whether the barrier skips: its grace period is over, and a source has nothing new."""
     terms = row.tally.terms
     if not terms.barrier or terms.after_grace is not AfterGrace.SKIP:
         return False

@@ -63,7 +63,7 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def parked(self) -> bool:
-        """Tell whether it does not run, whatever is published."""
+        """Return whether new data does not start it: it is paused or dead."""
         return self.paused or self.dead
 
 

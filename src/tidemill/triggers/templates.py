@@ -63,7 +63,7 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"{self.name}[{dataset.name}]"
 
     def matches(self, dataset: DatasetId) -> bool:
-        """Tell whether this dataset has a child. A quarantine table matches only a pattern that ends like
+        """Return whether this dataset has a child. A quarantine table matches only a pattern that ends like
         one.
         """
         pattern = self.pattern
