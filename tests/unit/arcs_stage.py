@@ -69,9 +69,9 @@ class LocalParts:
 
     def run(self, tasks: Sequence[PartTask]) -> Iterator[PartEnd]:
         for task in tasks:
-            known = None if self.memory is None else self.memory.get(task.key)
-            if known is not None:
-                yield msgspec.structs.replace(known, task=task, reused=True)
+            result = None if self.memory is None else self.memory.get(task.key)
+            if result is not None:
+                yield msgspec.structs.replace(result, task=task, reused=True)
                 continue
             end = self._run(task)
             if isinstance(end, PartDone) and self.memory is not None:
@@ -82,11 +82,11 @@ class LocalParts:
         self.ran.append((task.attempt, task.part))
         place = PartClaim(f"{self.name}{next(self._ids):032x}", 1)
         numbers = self._read(task)
-        made = self.code[task.code](numbers)
+        groups = self.code[task.code](numbers)
         writes = []
         for sink in task.sinks:
-            for group in sorted({n % 3 for n in made[sink.dataset.name]}):
-                rows = [n for n in made[sink.dataset.name] if n % 3 == group]
+            for group in sorted({n % 3 for n in groups[sink.dataset.name]}):
+                rows = [n for n in groups[sink.dataset.name] if n % 3 == group]
                 writes.append((sink, str(group), rows))
         stored: dict[DatasetId, list[StoredObject]] = {sink.dataset: [] for sink in task.sinks}
         for sink, group, rows in writes[:-1]:
@@ -99,8 +99,8 @@ class LocalParts:
         for sink, group, rows in writes[-1:]:
             stored[sink.dataset].append(self._write(task, place, sink, group, rows))
         written = [
-            SinkWritten(dataset=dataset, objects=tuple(found), rows=sum(one.rows or 0 for one in found))
-            for dataset, found in stored.items()
+            SinkWritten(dataset=dataset, objects=tuple(items), rows=sum(item.rows or 0 for item in items))
+            for dataset, items in stored.items()
         ]
         return PartDone(task=task, written=tuple(written))
 
@@ -128,8 +128,8 @@ class LocalParts:
     def _read(self, task: PartTask) -> list[int]:
         return [
             number
-            for one in task.inputs
-            for item in one.objects
+            for source in task.inputs
+            for item in source.objects
             for number in json.loads(self.objects.get(item.uri)[0])
         ]
 
@@ -204,17 +204,17 @@ class ArcStage(Stage):
 
     def drain(self, spec: ArcSpec, worker: ArcWork, node: Node) -> list[LotOutcome]:
         """Run an arc's subscription until there is nothing more for it."""
-        found: list[LotOutcome] = []
+        outcomes: list[LotOutcome] = []
         while True:
             self.page_all()
-            due = [one for one in self.due() if one.name == spec.id]
+            due = [run for run in self.due() if run.name == spec.id]
             if not due:
-                return found
+                return outcomes
             if due[0].running:
                 assert self.look(spec.id)
             ticket = self.start(node, spec.id)
             assert ticket is not None
-            found += worker.run(spec, ticket)
+            outcomes += worker.run(spec, ticket)
 
     # --- data
 
@@ -256,10 +256,10 @@ class ArcStage(Stage):
         if row is None:
             return None
         items = self.manifests.lot_objects(row.manifest)
-        found = [number for item in items for number in json.loads(self.objects.get(item.uri)[0])]
-        assert len(found) == row.rows == sum(item.rows or 0 for item in items)
+        numbers = [number for item in items for number in json.loads(self.objects.get(item.uri)[0])]
+        assert len(numbers) == row.rows == sum(item.rows or 0 for item in items)
         assert sum(item.size for item in items) == row.size
-        return sorted(found)
+        return sorted(numbers)
 
     def table(self, dataset: DatasetId) -> dict[str, list[int] | None]:
         return {event.lot: self.rows(dataset, event.lot) for event in self.events(dataset)}
@@ -274,11 +274,11 @@ class ArcStage(Stage):
             for dataset in self.tables
             for event in self.events(dataset)
         ]
-        found = unlisted(self.objects, self.manifests, roots)
-        found += self.run(attempts.open_ids, self.keys.publish)
-        found += [one.draft.id for one in self.run(attempts.to_sweep, self.keys.publish)]
-        found += [repr(row) for row in self.store.run(lambda tx: tx.range(*self.keys.running.all()))]
-        return found
+        leftovers = unlisted(self.objects, self.manifests, roots)
+        leftovers += self.run(attempts.open_ids, self.keys.publish)
+        leftovers += [attempt.draft.id for attempt in self.run(attempts.to_sweep, self.keys.publish)]
+        leftovers += [repr(row) for row in self.store.run(lambda tx: tx.range(*self.keys.running.all()))]
+        return leftovers
 
 
 def lapse(stage: ArcStage) -> None:

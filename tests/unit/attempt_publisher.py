@@ -30,9 +30,9 @@ class AttemptPublisher(Publisher):
                 ),
             )
 
-    def adopt(self, seen: Open, inputs: Sequence[InputLot], code: str) -> Hold | None:
+    def adopt(self, expected: Open, inputs: Sequence[InputLot], code: str) -> Hold | None:
         """Continue an attempt that another node, or an earlier life of this one, left open."""
         return self._scope.step(
             "publish.adopt",
-            lambda tx: attempts.adopt(tx, self._keys, self._scope.node, seen, inputs, code),
+            lambda tx: attempts.adopt(tx, self._keys, self._scope.node, expected, inputs, code),
         )

@@ -88,5 +88,5 @@ class LifeStage(ArcStage):
         """Everything that was asked for, one after the other."""
         found: list[LotOutcome] = []
         while page := self.run(lot_requests.startable, self.keys, [spec]):
-            found += [worker.make_requested(spec, one) for one in page]
+            found += [worker.make_requested(spec, request) for request in page]
         return found

@@ -53,11 +53,11 @@ class Stage:
         self.scan = scan
         self.writes = 0  # of the last transaction
 
-    def run(self, fn: Callable[..., T], *args: Any, **named: Any) -> T:
+    def run(self, fn: Callable[..., T], *args: Any, **options: Any) -> T:
         """`fn(tx, …)` in one transaction, then every invariant."""
 
         def counted(tx: Tx) -> tuple[T, int]:
-            return fn(tx, *args, **named), tx.writes
+            return fn(tx, *args, **options), tx.writes
 
         answer, self.writes = self.store.run(counted)
         if self.scan:
@@ -160,10 +160,10 @@ def check_subscriptions(tx: Tx, keys: TriggerKeys, lots_keys: LotKeys) -> None:
     expected = {}
     for row in tx.range(*keys.subscription.all(), snapshot=True):
         name = str(keys.subscription.unpack(row.key)[0])
-        found = subscriptions.decode(row.value)
-        if isinstance(found, Scheduled):
-            expected[keys.due[found.look_at, name]] = (found.tally.epoch, found.run is not None)
-        for source, position in found.tally.seen.items():
+        decoded = subscriptions.decode(row.value)
+        if isinstance(decoded, Scheduled):
+            expected[keys.due[decoded.look_at, name]] = (decoded.tally.epoch, decoded.run is not None)
+        for source, position in decoded.tally.seen.items():
             assert position <= events.head(tx, lots_keys, source)
             assert tx.get(keys.subscriber[(*source.parts, name)]) == b""
     index = {row.key: row.value for row in tx.range(*keys.due.all(), snapshot=True)}
@@ -179,12 +179,12 @@ def new_lot(dataset: DatasetId, lot: str, generation: int = 0, **fields: Any) ->
 
 def check_lots(tx: Tx, keys: LotKeys) -> None:
     """No event without its lot's row, no row without its event, positions without gaps, heads at the last."""
-    found: dict[DatasetId, dict[int, tuple[str, int]]] = {}
+    events_by_dataset: dict[DatasetId, dict[int, tuple[str, int]]] = {}
     for row in tx.range(*keys.event.all(), snapshot=True):
         name, version, position = keys.event.unpack(row.key)
         event = msgspec.msgpack.decode(row.value, type=events.LotEvent)
         assert event.position == position
-        found.setdefault(DatasetId(str(name), str(version)), {})[event.position] = (
+        events_by_dataset.setdefault(DatasetId(str(name), str(version)), {})[event.position] = (
             event.lot,
             event.generation,
         )
@@ -195,8 +195,8 @@ def check_lots(tx: Tx, keys: LotKeys) -> None:
             positions = rows.setdefault(lot.dataset, {})
             assert lot.position not in positions
             positions[lot.position] = (lot.lot, lot.generation)
-    assert found == rows
-    for dataset, positions in found.items():
+    assert events_by_dataset == rows
+    for dataset, positions in events_by_dataset.items():
         assert sorted(positions) == list(range(1, len(positions) + 1))
         assert len(set(positions.values())) == len(positions)
         assert events.head(tx, keys, dataset) == len(positions)

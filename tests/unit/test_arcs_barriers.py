@@ -22,12 +22,14 @@ def test_a_lot_waits_until_every_source_has_closed_the_interval_and_does_not_spi
     stage.subscribe(spec.id, *spec.reads)
     for number, lot in enumerate(LOTS[:3]):
         stage.lot_of(stage.clicks, lot, number)
-    assert [one.ended for one in stage.drain(spec, worker, node)] == [LotEnd.WAITING] * 3
+    assert [outcome.ended for outcome in stage.drain(spec, worker, node)] == [LotEnd.WAITING] * 3
     assert isinstance(stage.row(spec.id), Waiting)  # woken by what it waits for, and by nothing else
     assert stage.run(lot_status.listed, stage.keys, spec.id) == []  # neither missing nor partial
     assert stage.parts.ran == []
     stage.lot_of(stage.rates, LOTS[1], 100)
-    assert [(one.lot, one.ended) for one in stage.drain(spec, worker, node)] == [(LOTS[1], LotEnd.COMPLETE)]
+    assert [(outcome.lot, outcome.ended) for outcome in stage.drain(spec, worker, node)] == [
+        (LOTS[1], LotEnd.COMPLETE)
+    ]
     assert stage.rows(stage.joined, LOTS[1]) == [1, 100]
     stage.lot_of(stage.rates, LOTS[0], 200)
     stage.lot_of(stage.rates, LOTS[2])
@@ -67,8 +69,10 @@ def test_a_correction_of_one_source_makes_that_lot_again_and_does_not_wait_for_t
         stage.lot_of(stage.rates, lot, 2)
     stage.drain(spec, worker, node)
     stage.lot_of(stage.rates, LOTS[0], 20, generation=1)
-    again = [one for one in stage.drain(spec, worker, node) if one.ended is not LotEnd.DONE]
-    assert [(one.lot, one.ended, one.generation) for one in again] == [(LOTS[0], LotEnd.COMPLETE, 1)]
+    again = [outcome for outcome in stage.drain(spec, worker, node) if outcome.ended is not LotEnd.DONE]
+    assert [(outcome.lot, outcome.ended, outcome.generation) for outcome in again] == [
+        (LOTS[0], LotEnd.COMPLETE, 1)
+    ]
     assert stage.rows(stage.joined, LOTS[0]) == [1, 20]
     assert stage.rows(stage.joined, LOTS[1]) == [1, 2]
 
@@ -84,6 +88,6 @@ def test_a_backfill_of_a_lot_that_waits_is_withdrawn_and_comes_with_its_last_sou
     assert worker.make_requested(spec, ask).ended is LotEnd.WAITING
     assert stage.work_off(spec, worker) == []
     stage.lot_of(stage.rates, LOTS[0], 2)
-    assert [one.ended for one in stage.drain(spec, worker, node)] == [LotEnd.COMPLETE]
+    assert [outcome.ended for outcome in stage.drain(spec, worker, node)] == [LotEnd.COMPLETE]
     # of no source at all: somebody named a lot that nobody has
     assert worker.work(spec, LOTS[4]).ended is LotEnd.MISSING

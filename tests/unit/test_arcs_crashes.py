@@ -85,18 +85,18 @@ class Scene:
     def _round(self, node: Node, worker: ArcWork) -> bool:
         """Everything that is to be done now; False when there was nothing."""
         stage = self.stage
-        done = [outcome for spec in self.arcs.values() for outcome in stage.drain(spec, worker, node)]
+        outcomes = [outcome for spec in self.arcs.values() for outcome in stage.drain(spec, worker, node)]
         left = stage.run(lot_status.stale, stage.keys)[0]
-        done += [worker.work(self.arcs[one.arc], one.lot) for one in left]
+        outcomes += [worker.work(self.arcs[status.arc], status.lot) for status in left]
         for arc in self.arcs:
             for trouble in stage.run(lot_status.failed, stage.keys, arc):
                 self.mend()
                 stage.run(lot_requests.request_retry, stage.keys, arc, trouble.lot)
-        done += [
+        outcomes += [
             worker.make_requested(self.arcs[ask.arc], ask)
             for ask in stage.run(lot_requests.pending, stage.keys)
         ]
-        return bool(done)
+        return bool(outcomes)
 
     def mend(self) -> None:
         """What somebody does before they ask for a retry."""
@@ -114,10 +114,10 @@ class Scene:
         assert stage.orphans() == []
         tables = [stage.cleaned, stage.odd, stage.summed]
         return {
-            "tables": [stage.table(one) for one in tables],
+            "tables": [stage.table(table) for table in tables],
             "events": [
-                [(event.position, event.lot, event.generation, event.state) for event in stage.events(one)]
-                for one in tables
+                [(event.position, event.lot, event.generation, event.state) for event in stage.events(table)]
+                for table in tables
             ],
             "names": sorted(
                 re.sub("part=(...)-[^/]+", r"part=\1", re.sub("attempt=[^/]+", "attempt=T", key))
@@ -127,14 +127,14 @@ class Scene:
             "manifests": [
                 [
                     (root.state, root.inputs, len(root.parts), root.schema_fingerprint)
-                    for root in (stage.manifests.load(row.manifest) for row in stage.rows_of(one))
+                    for root in (stage.manifests.load(row.manifest) for row in stage.rows_of(table))
                 ]
-                for one in tables
+                for table in tables
             ],
             "arcs": [
                 [
-                    (one.lot, one.generation, one.state)
-                    for one in stage.run(lot_status.listed, stage.keys, arc)
+                    (status.lot, status.generation, status.state)
+                    for status in stage.run(lot_status.listed, stage.keys, arc)
                 ]
                 for arc in self.arcs
             ],
@@ -152,12 +152,12 @@ def calm() -> dict[str, object]:
 
 def visits() -> dict[str, int]:
     """How often an undisturbed life passes each point."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     with pytest.MonkeyPatch.context() as patch:
         scene = Scene()
-        patch.setattr(crash, "point", lambda name: found.update([name]))
+        patch.setattr(crash, "point", lambda name: counts.update([name]))
         scene.live("n")
-    return dict(found)
+    return dict(counts)
 
 
 VISITS = visits()
@@ -297,10 +297,10 @@ def test_a_crash_at_a_step_that_is_taken_when_others_were_in_the_way(step, side,
         scene.live("n")
     scene.live("m")
     scene.live("m")  # what stood in the way is gone by now
-    seen = scene.seen()
-    assert seen["tables"] == calm["tables"]  # in another order, maybe
-    assert seen["names"] == calm["names"]
-    assert seen["progress"] == calm["progress"]
+    state = scene.seen()
+    assert state["tables"] == calm["tables"]  # in another order, maybe
+    assert state["names"] == calm["names"]
+    assert state["progress"] == calm["progress"]
 
 
 @pytest.mark.parametrize("side", ["before", "after"])
@@ -317,7 +317,7 @@ def test_a_run_without_lots_and_a_retry_that_nobody_needs_may_be_repeated(side):
         worker.run(spec, nothing)
     if side == "before":
         assert worker.run(spec, nothing) == []
-    assert [one.ended for one in stage.drain(spec, worker, node)] == [LotEnd.COMPLETE]
+    assert [outcome.ended for outcome in stage.drain(spec, worker, node)] == [LotEnd.COMPLETE]
     ask = lot_requests.LotRequest(arc=spec.id, lot=lot, generation=0, at=0)
     with crash.armed(f"arcs.withdraw.{side}"), pytest.raises(crash.Crashed):
         worker.make_requested(spec, ask)

@@ -64,22 +64,22 @@ def test_each_gap_has_its_class_and_its_cause_is_looked_for_upstream():
     stage.subscribe(sum_.id, stage.cleaned)
 
     assert gaps(stage, stage.orders, *specs).gaps == ()
-    found = gaps(stage, stage.cleaned, *specs)
-    assert (found.expected, found.complete, found.empty) == (8, 2, 1)
-    assert told(found) == {
+    coverage = gaps(stage, stage.cleaned, *specs)
+    assert (coverage.expected, coverage.complete, coverage.empty) == (8, 2, 1)
+    assert told(coverage) == {
         lots["partial"]: ("partial", "cleaned", "partial"),
         lots["missing"]: ("missing", "cleaned", "missing"),
         lots["running"]: ("running", "cleaned", "running"),
         lots["lost"]: ("running", "cleaned", "running"),
         lots["absent"]: ("absent", "cleaned", "absent"),
     }
-    why = {gap.lot: gap.cause.why for gap in found.gaps}
+    why = {gap.lot: gap.cause.why for gap in coverage.gaps}
     assert "2 is bad" in why[lots["partial"]]
     assert manifest in why[lots["missing"]]
     assert why[lots["running"]] == "on alive"
     assert "gone is gone" in why[lots["lost"]]
     assert why[lots["absent"]] == "arc clean is scheduled"
-    assert found.counts == {"absent": 1, "running": 2, "partial": 1, "missing": 1, "dead": 0}
+    assert coverage.counts == {"absent": 1, "running": 2, "partial": 1, "missing": 1, "dead": 0}
 
     # below: what its input lacks is absent here, and the cause is told where it began
     below = gaps(stage, stage.summed, *specs)
@@ -92,9 +92,9 @@ def test_each_gap_has_its_class_and_its_cause_is_looked_for_upstream():
         lots["absent"]: ("absent", "cleaned", "absent"),
     }
     assert gaps(stage, stage.summed, *specs).gaps[0].cause.arc == "clean"
-    one = gaps(stage, stage.summed, *specs, span=Span(lots["missing"], lots["running"]))
-    assert [gap.lot for gap in one.gaps] == [lots["missing"], lots["running"]]
-    assert one.expected == 2
+    narrow = gaps(stage, stage.summed, *specs, span=Span(lots["missing"], lots["running"]))
+    assert [gap.lot for gap in narrow.gaps] == [lots["missing"], lots["running"]]
+    assert narrow.expected == 2
 
 
 @pytest.mark.rule("LOT-32")
@@ -109,8 +109,8 @@ def test_several_attempts_at_one_lot_hide_no_gap_and_a_failed_replay_is_none():
     worker.work(spec, second)
     stage.parts.failing[1] = 1
     assert worker.work(spec, first, replay=True).ended is LotEnd.PARTIAL
-    found = gaps(stage, stage.cleaned, spec)
-    assert (found.expected, found.complete, found.gaps) == (2, 2, ())
+    coverage = gaps(stage, stage.cleaned, spec)
+    assert (coverage.expected, coverage.complete, coverage.gaps) == (2, 2, ())
 
 
 @pytest.mark.rule("LOT-32")
@@ -153,9 +153,9 @@ def test_intervals_are_expected_from_the_first_on_that_was_opened_until_the_last
     assert gaps(stage, stage.clicks, spec).gaps == ()
     # a source that has not closed what another one has
     stage.lot_of(stage.rates, lots[0], 1)
-    found = gaps(stage, stage.joined, spec, span=Span(lots[0], lots[1]))
-    assert told(found)[lots[1]] == ("absent", "rates", "absent")
-    assert told(found)[lots[0]] == ("absent", "joined", "absent")
+    coverage = gaps(stage, stage.joined, spec, span=Span(lots[0], lots[1]))
+    assert told(coverage)[lots[1]] == ("absent", "rates", "absent")
+    assert told(coverage)[lots[0]] == ("absent", "joined", "absent")
     # what was taken back on purpose is not missed
     stage.add(stage.clicks, lots[2], 1, state=LotState.REMOVED)
     after = gaps(stage, stage.clicks, spec)
@@ -169,12 +169,12 @@ def test_ids_of_a_range_are_spelled_as_each_lot_spells_itself():
         ("P1D", "20221230", "20230102"),
     ):
         assert Unit.parse(unit) == LotId.parse(first).unit
-        one, found = LotId.parse(first), []
-        while one <= LotId.parse(last):
-            found.append(str(one))
-            one = one.next()
-        assert list(ids.texts_between(LotId.parse(first), LotId.parse(last))) == found
-        assert found == sorted(found)
+        lot, texts = LotId.parse(first), []
+        while lot <= LotId.parse(last):
+            texts.append(str(lot))
+            lot = lot.next()
+        assert list(ids.texts_between(LotId.parse(first), LotId.parse(last))) == texts
+        assert texts == sorted(texts)
 
 
 class CountingStore:
@@ -199,8 +199,8 @@ def test_a_report_reads_in_large_pages_and_never_a_transaction_per_lot(monkeypat
     monkeypatch.setattr(inventory_module, "PAGE", 50)
     monkeypatch.setattr(gaps_module, "PAGE", 50)
     counting = CountingStore(stage.store)
-    found = Gaps(Inventory(counting, stage.keys, [spec])).of(stage.cleaned)  # type: ignore[arg-type]
-    assert (found.expected, found.complete, len(found.gaps)) == (200, 100, 100)
+    coverage = Gaps(Inventory(counting, stage.keys, [spec])).of(stage.cleaned)  # type: ignore[arg-type]
+    assert (coverage.expected, coverage.complete, len(coverage.gaps)) == (200, 100, 100)
     assert counting.runs < 20
 
 

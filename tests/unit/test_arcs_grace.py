@@ -39,31 +39,31 @@ class GraceStage(LifeStage):
     def everything(self, worker: ArcWork | None = None, node: Node | None = None) -> list[LotOutcome]:
         """What a runner's turns do until there is nothing more to do at this moment."""
         worker, node = worker or self.hands, node or self.me
-        done: list[LotOutcome] = []
+        outcomes: list[LotOutcome] = []
         while True:
-            found = self.drain(self.spec, worker, node)
-            found += [worker.work(self.spec, one.lot) for one in worker.left()]
-            found += [worker.end_grace(self.spec, lot) for lot in self.over()]
-            found += self.work_off(self.spec, worker)
-            if not found:
-                return done
-            done += found
+            round_outcomes = self.drain(self.spec, worker, node)
+            round_outcomes += [worker.work(self.spec, status.lot) for status in worker.left()]
+            round_outcomes += [worker.end_grace(self.spec, lot) for lot in self.over()]
+            round_outcomes += self.work_off(self.spec, worker)
+            if not round_outcomes:
+                return outcomes
+            outcomes += round_outcomes
 
     def over(self) -> list[str]:
         return self.run(barriers.expired, self.keys, self.spec)
 
     def waiting(self) -> dict[str, str]:
         """Lots that wait, with the words for it."""
-        found = self.run(barriers.awaited_lots, self.keys, self.spec)
+        awaited = self.run(barriers.awaited_lots, self.keys, self.spec)
         now = self.store.run(lambda tx: tx.now())
-        return {one.lot: barriers.explain(one, self.spec, now) for one in found}
+        return {lot.lot: barriers.explain(lot, self.spec, now) for lot in awaited}
 
     def made(self) -> dict[str, int]:
         return {row.lot: row.generation for row in self.rows_of(self.joined)}
 
 
 def ends(outcomes: list[LotOutcome]) -> list[tuple[str, LotEnd]]:
-    return [(one.lot, one.ended) for one in outcomes]
+    return [(outcome.lot, outcome.ended) for outcome in outcomes]
 
 
 @pytest.mark.rule("LOT-28")
@@ -88,7 +88,7 @@ def test_after_its_grace_a_lot_is_made_of_what_is_there_and_what_comes_late_make
     assert stage.made() == {LOTS[0]: 1}
     assert stage.rows(stage.joined, LOTS[0]) == [1, 7]
     row = stage.standing(stage.spec, LOTS[0]).row
-    assert [one.dataset for one in row.inputs] == ["clicks", "rates"]
+    assert [source.dataset for source in row.inputs] == ["clicks", "rates"]
 
     # one whose sources are all there in time is made at once, and once
     stage.lot_of(stage.rates, LOTS[1], 8)
@@ -121,7 +121,7 @@ def test_a_lot_that_is_skipped_is_missing_and_made_only_when_somebody_asks_for_i
     # too late, and corrected besides: it stays skipped
     stage.lot_of(stage.rates, LOTS[0], 5)
     stage.lot_of(stage.clicks, LOTS[0], 3, generation=1)
-    assert {one.ended for one in stage.everything()} == {LotEnd.DONE}
+    assert {outcome.ended for outcome in stage.everything()} == {LotEnd.DONE}
     assert stage.made() == {LOTS[1]: 0}
     assert stage.enter(stage.spec, LOTS[0], RequestKind.BACKFILL) is not None
     assert ends(stage.everything()) == [(LOTS[0], LotEnd.COMPLETE)]
@@ -221,14 +221,14 @@ def test_after_a_death_at_any_step_of_a_grace_the_next_life_ends_as_an_undisturb
 
     with crash.recorded() as points:
         calm = scene()
-    made = [1, 5] if then is AfterGrace.PARTIAL else None
+    made_rows = [1, 5] if then is AfterGrace.PARTIAL else None
     state = ArcState.COMPLETE if then is AfterGrace.PARTIAL else ArcState.MISSING
-    assert calm == (made, state, {}, [])
-    assert {"arcs.wait.after", "arcs.begin.after" if made else "arcs.skip.after"} <= points
+    assert calm == (made_rows, state, {}, [])
+    assert {"arcs.wait.after", "arcs.begin.after" if made_rows else "arcs.skip.after"} <= points
     for point in sorted(points):
         for visit in (1, 2):
-            found = scene(point, visit)
-            assert found == calm or (found[0] == [1, 5] and not made), (point, visit, found)
+            end = scene(point, visit)
+            assert end == calm or (end[0] == [1, 5] and not made_rows), (point, visit, end)
 
 
 def test_two_that_find_a_grace_over_make_one_generation_and_a_paused_arc_none():
@@ -242,7 +242,7 @@ def test_two_that_find_a_grace_over_make_one_generation_and_a_paused_arc_none():
     first = stage.hands.end_grace(stage.spec, LOTS[0])
     assert (first.ended, answers[0].ended) == (LotEnd.COMPLETE, LotEnd.ELSEWHERE)
     assert stage.hands.end_grace(stage.spec, LOTS[0]).ended is LotEnd.DONE
-    assert [one.generation for one in stage.events(stage.joined)] == [0]
+    assert [event.generation for event in stage.events(stage.joined)] == [0]
     assert stage.run(rows.newest, stage.keys, stage.spec.id, LOTS[0])[0] == 0
 
 

@@ -24,11 +24,11 @@ def test_a_replay_is_the_next_generation_and_readers_have_the_one_before_until_i
     before = stage.keys_under("data/name=cleaned/")
     ask = stage.enter(spec, lot, RequestKind.REPLAY)
     assert (ask.generation, ask.options.kind) == (1, RequestKind.REPLAY)
-    seen = []
-    stage.parts.between = lambda task: seen.append(stage.rows(stage.cleaned, lot))
-    done = worker.make_requested(stage.clean(code="v2"), ask)
-    assert (done.ended, done.generation) == (LotEnd.COMPLETE, 1)
-    assert seen == [[1, 2, 3]]  # while it ran, what was there stayed
+    during = []
+    stage.parts.between = lambda task: during.append(stage.rows(stage.cleaned, lot))
+    outcome = worker.make_requested(stage.clean(code="v2"), ask)
+    assert (outcome.ended, outcome.generation) == (LotEnd.COMPLETE, 1)
+    assert during == [[1, 2, 3]]  # while it ran, what was there stayed
     assert stage.rows(stage.cleaned, lot) == [10, 20, 30]
     stage.cleaner(stage.living("c"), keep_s=0).clean()
     assert set(before) <= set(stage.keys_under("data/name=cleaned/"))  # whoever pinned it still finds it
@@ -48,12 +48,12 @@ def test_what_each_kind_asks_for_follows_from_how_the_arc_stands_with_the_lot():
         "missing": (0, MissingLot(error="", at=0, tries=1)),
         "complete": (2, CompleteLot(attempt="a", inputs=(), at=0, tries=1)),
     }
-    found = {
+    generations = {
         (kind.value, name): lot_requests.requested_generation(row, kind)
         for kind in RequestKind
         for name, row in rows.items()
     }
-    assert {place: generation for place, generation in found.items() if generation is not None} == {
+    assert {place: generation for place, generation in generations.items() if generation is not None} == {
         ("retry", "partial"): 1,
         ("retry", "missing"): 0,
         ("backfill", "none"): 0,
@@ -72,18 +72,18 @@ def test_what_each_kind_asks_for_follows_from_how_the_arc_stands_with_the_lot():
 def test_a_replay_that_two_runners_have_read_is_made_once():
     stage = LifeStage()
     spec = stage.clean()
-    one, other = stage.worker(stage.living("a")), stage.worker(stage.living("b"))
+    first, other = stage.worker(stage.living("a")), stage.worker(stage.living("b"))
     lot = stage.append([1])
-    one.work(spec, lot)
+    first.work(spec, lot)
     ask = stage.enter(spec, lot, RequestKind.REPLAY)
     assert stage.enter(spec, lot, RequestKind.REPLAY, "another") == ask  # asking twice is asking once
-    assert one.make_requested(spec, ask).ended is LotEnd.COMPLETE
+    assert first.make_requested(spec, ask).ended is LotEnd.COMPLETE
     assert other.make_requested(spec, ask).ended is LotEnd.DONE  # the row it has read is gone
     assert [event.generation for event in stage.events(stage.cleaned)] == [0, 1]
     # one that an input's new generation overtook is not made on top of it
     ask = stage.enter(spec, lot, RequestKind.REPLAY)
     stage.correct(lot, 1, [5])
-    assert one.work(spec, lot).generation == 2
+    assert first.work(spec, lot).generation == 2
     assert other.make_requested(spec, ask).ended is LotEnd.DONE
     assert [event.generation for event in stage.events(stage.cleaned)] == [0, 1, 2]
 
@@ -99,8 +99,8 @@ def test_a_replay_whose_input_cannot_be_read_is_told_and_the_lot_stays_what_it_w
     stage.objects.delete(manifest)
     failed = worker.make_requested(spec, stage.enter(spec, lot, RequestKind.REPLAY))
     assert (failed.ended, failed.generation) == (LotEnd.MISSING, 1)
-    standing = stage.standing(spec, lot)
-    assert (standing.state, standing.generation, standing.replaying) == (ArcState.COMPLETE, 0, True)
+    status = stage.standing(spec, lot)
+    assert (status.state, status.generation, status.replaying) == (ArcState.COMPLETE, 0, True)
     assert stage.rows(stage.cleaned, lot) == [1]
     assert stage.run(lot_requests.pending, stage.keys) == []
     stage.objects.put(manifest, body)
@@ -111,14 +111,14 @@ def test_a_replay_whose_input_cannot_be_read_is_told_and_the_lot_stays_what_it_w
 def test_a_batch_has_no_more_lots_under_way_than_was_asked_for_and_leaves_a_place_to_what_arrives():
     stage = LifeStage()
     spec = stage.clean(max_concurrent=4)
-    made = [stage.append([n]) for n in range(6)]
+    lots = [stage.append([n]) for n in range(6)]
     first = stage.worker(stage.living("a"))
-    for lot in made:
+    for lot in lots:
         first.work(spec, lot)
-    for lot in made:
+    for lot in lots:
         stage.enter(spec, lot, RequestKind.REPLAY, "batch", at_once=2)
     page = stage.run(lot_requests.startable, stage.keys, [spec])
-    assert [one.lot for one in page] == made[:2]
+    assert [request.lot for request in page] == lots[:2]
     late = stage.run(lot_requests.pending, stage.keys)[2]
     most: list[dict[str, int]] = []
 
@@ -134,7 +134,7 @@ def test_a_batch_has_no_more_lots_under_way_than_was_asked_for_and_leaves_a_plac
     stage.parts.between = look
     assert first.make_requested(spec, page[0]).ended is LotEnd.COMPLETE
     assert most == [{"batch": 1}, {"batch": 2}]
-    assert [one.ended for one in stage.work_off(spec, first)] == [LotEnd.COMPLETE] * 4
+    assert [outcome.ended for outcome in stage.work_off(spec, first)] == [LotEnd.COMPLETE] * 4
     assert [row.generation for row in stage.rows_of(stage.cleaned)] == [1] * 6
 
 
@@ -170,8 +170,8 @@ def test_what_arrives_goes_before_a_backfill_of_an_arc_that_takes_one_lot_at_a_t
     stage.page_all()
     worker = stage.worker(node)
     assert stage.run(lot_requests.startable, stage.keys, [spec]) == []
-    assert [one.lot for one in stage.drain(spec, worker, node)] == [new]
-    assert [one.lot for one in stage.work_off(spec, worker)] == old
+    assert [outcome.lot for outcome in stage.drain(spec, worker, node)] == [new]
+    assert [outcome.lot for outcome in stage.work_off(spec, worker)] == old
     assert stage.table(stage.cleaned) == {new: [10], old[0]: [0], old[1]: [1], old[2]: [2]}
 
 
@@ -187,7 +187,7 @@ def test_a_run_that_finds_no_room_waits_and_never_counts_as_failed():
         new = stage.append([2])
         for _ in range(5):
             stage.page_all()
-            assert [one.ended for one in run_once(stage, spec, node)] == [LotEnd.FULL]
+            assert [outcome.ended for outcome in run_once(stage, spec, node)] == [LotEnd.FULL]
             stage.clock.advance(2)
         assert stage.rows(stage.cleaned, new) is None
 
@@ -195,7 +195,7 @@ def test_a_run_that_finds_no_room_waits_and_never_counts_as_failed():
     assert stage.worker(stage.living("other")).make_requested(spec, ask).ended is LotEnd.COMPLETE
     row = stage.row(spec.id)
     assert (row.tally.failures, row.tally.dead) == (0, False)
-    assert [one.ended for one in stage.drain(spec, stage.worker(node), node)] == [LotEnd.COMPLETE]
+    assert [outcome.ended for outcome in stage.drain(spec, stage.worker(node), node)] == [LotEnd.COMPLETE]
 
 
 def run_once(stage: LifeStage, spec, node) -> list[LotOutcome]:
@@ -219,8 +219,8 @@ def test_nothing_of_a_paused_arc_is_begun_and_what_was_asked_for_or_published_wa
     assert stage.run(lot_requests.startable, stage.keys, [spec]) == []
     assert stage.run(lot_requests.paused, stage.keys, spec.id)
     stage.run(subscriptions.resume, stage.triggers, stage.lots, spec.id)
-    assert [one.lot for one in stage.drain(spec, worker, node)] == [second]
-    assert [(one.lot, one.generation) for one in stage.work_off(spec, worker)] == [(first, 1)]
+    assert [outcome.lot for outcome in stage.drain(spec, worker, node)] == [second]
+    assert [(outcome.lot, outcome.generation) for outcome in stage.work_off(spec, worker)] == [(first, 1)]
 
 
 def test_the_batch_of_a_lot_stays_with_it_when_another_node_takes_it_over():
@@ -243,13 +243,13 @@ def test_the_batch_of_a_lot_stays_with_it_when_another_node_takes_it_over():
     assert stage.run(lot_requests.remaining, stage.keys, spec.id, "batch") == {"waiting": 0, "running": 1}
     stage.clock.advance(20)
     heir = stage.worker(stage.living("heir"))
-    assert [one.lot for one in heir.left()] == [lot]
-    stage.parts.between = lambda task: seen.append(
+    assert [status.lot for status in heir.left()] == [lot]
+    stage.parts.between = lambda task: running.append(
         stage.run(running_lots.running_lots, stage.keys, spec.id).batches
     )
-    seen: list[dict[str, int]] = []
+    running: list[dict[str, int]] = []
     assert heir.work(spec, lot).generation == 1
-    assert seen == [{"batch": 1}]
+    assert running == [{"batch": 1}]
     assert stage.run(lot_requests.remaining, stage.keys, spec.id, "batch") == {"waiting": 0, "running": 0}
 
 
@@ -272,13 +272,13 @@ def test_a_retry_does_not_wait_behind_a_large_batch(monkeypatch):
     monkeypatch.setattr(lot_requests, "PAGE", 3)
     stage = LifeStage()
     spec, worker = stage.clean(), stage.worker(stage.living())
-    made = [stage.append([n]) for n in range(6)]
+    lots = [stage.append([n]) for n in range(6)]
     stage.parts.failing[5] = 1
-    for lot in made:
+    for lot in lots:
         worker.work(spec, lot)
-    for lot in made[:5]:
+    for lot in lots[:5]:
         stage.enter(spec, lot, RequestKind.REPLAY, at_once=1)
-    retry = stage.ask(spec, made[5])
+    retry = stage.ask(spec, lots[5])
     assert stage.run(lot_requests.startable, stage.keys, [spec]) == [retry]
     assert worker.make_requested(spec, retry).ended is LotEnd.COMPLETE
-    assert [one.lot for one in stage.work_off(spec, worker)] == made[:5]
+    assert [outcome.lot for outcome in stage.work_off(spec, worker)] == lots[:5]

@@ -24,11 +24,11 @@ def sequence_of(count: int) -> LotSequence:
 @pytest.mark.rule("LOT-27")
 def test_lots_end_in_order_whichever_is_made_first_and_the_last_one_ends_the_run() -> None:
     sequence, ended = sequence_of(4), []
-    made = [threading.Event() for _ in range(4)]
+    computed = [threading.Event() for _ in range(4)]
 
     def work(number: int) -> None:
         with sequence.turn(number) as turn:
-            made[number].wait(STUCK_S)
+            computed[number].wait(STUCK_S)
             ending = turn.wait()
             ended.append((number, None if ending is None else ending.target))
 
@@ -36,7 +36,7 @@ def test_lots_end_in_order_whichever_is_made_first_and_the_last_one_ends_the_run
         for number in range(4):
             pool.submit(work, number)
         for number in (3, 1, 2, 0):
-            made[number].set()
+            computed[number].set()
     assert ended == [(0, None), (1, None), (2, None), (3, {SOURCE: 14})]
 
 

@@ -42,16 +42,18 @@ def test_pages_of_any_size_give_each_lot_as_it_stands(seed: int) -> None:
     }
     arc = filled(stage, lots)
     each = [stage.run(lot_status.status, stage.keys, arc, lot) for lot in lots]
-    for one, rows in zip(each, lots.values(), strict=True):
+    for status, rows in zip(each, lots.values(), strict=True):
         replaying = rows[-1] is not DONE and len(rows) > 1
         last = len(rows) - 1 - replaying
-        assert (one.generation, one.row, one.replaying) == (last, rows[last], replaying)
+        assert (status.generation, status.row, status.replaying) == (last, rows[last], replaying)
     for size in (1, 2, 7, 20, 100):
-        found: list[lot_status.LotStatus] = []
-        while page := stage.run(lot_status.listed, stage.keys, arc, found[-1].lot if found else "", size):
-            assert len(page) == min(size, len(lots) - len(found))
-            found += page
-        assert found == each
+        statuses: list[lot_status.LotStatus] = []
+        while page := stage.run(
+            lot_status.listed, stage.keys, arc, statuses[-1].lot if statuses else "", size
+        ):
+            assert len(page) == min(size, len(lots) - len(statuses))
+            statuses += page
+        assert statuses == each
 
 
 def test_the_lots_of_an_arc_are_read_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

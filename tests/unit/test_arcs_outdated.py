@@ -19,8 +19,8 @@ def test_a_correction_that_comes_while_a_retry_runs_is_not_passed_over(same_node
     second = worker if same_node else stage.worker(other)
     lot = stage.append([1, 2])
     stage.parts.failing[1] = 1
-    assert [one.ended for one in stage.drain(spec, worker, node)] == [LotEnd.PARTIAL]
-    asked = stage.ask(spec, lot)
+    assert [outcome.ended for outcome in stage.drain(spec, worker, node)] == [LotEnd.PARTIAL]
+    request = stage.ask(spec, lot)
 
     def corrected(_: PartTask) -> None:
         stage.correct(lot, 1, [7])
@@ -28,11 +28,11 @@ def test_a_correction_that_comes_while_a_retry_runs_is_not_passed_over(same_node
         stage.page_all()
         ticket = stage.start(node if same_node else other, spec.id)
         assert ticket is not None
-        found = second.run(spec, ticket)
-        assert LotEnd.COMPLETE not in [one.ended for one in found if one.lot == lot]
+        outcomes = second.run(spec, ticket)
+        assert LotEnd.COMPLETE not in [outcome.ended for outcome in outcomes if outcome.lot == lot]
 
     stage.parts.between = corrected
-    assert worker.make_requested(spec, asked).ended is LotEnd.COMPLETE
+    assert worker.make_requested(spec, request).ended is LotEnd.COMPLETE
     stage.clock.advance(2)
     stage.drain(spec, worker, node)
     assert stage.rows(stage.cleaned, lot) == [7]

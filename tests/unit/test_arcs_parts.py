@@ -31,9 +31,9 @@ def test_objects_of_one_partition_stay_together_and_parts_are_of_about_equal_siz
         for day, size in zip("abcdef", (50, 40, 30, 20, 10, 10), strict=True)
         for n in "01"
     ]
-    found = split([part_input(ORDERS, objects)], 2)
-    assert [part.size for part in found] == [160, 160]
-    days = [{one.partition["day"] for one in part.inputs[0].objects} for part in found]
+    parts = split([part_input(ORDERS, objects)], 2)
+    assert [part.size for part in parts] == [160, 160]
+    days = [{item.partition["day"] for item in part.inputs[0].objects} for part in parts]
     assert days[0] | days[1] == set("abcdef")
     assert not days[0] & days[1]
 
@@ -49,20 +49,22 @@ def test_objects_of_one_partition_stay_together_and_parts_are_of_about_equal_siz
 )
 def test_every_object_is_in_one_part_whoever_splits_and_no_part_is_empty(rows, most, chance):
     objects = [item(f"o{n}", size, day=day) for n, (day, size) in enumerate(rows)]
-    found = split([part_input(ORDERS, objects)], most)
+    parts = split([part_input(ORDERS, objects)], most)
     shuffled = list(objects)
     chance.shuffle(shuffled)
-    assert split([part_input(ORDERS, shuffled)], most) == found
-    placed = [one.uri for part in found for one in part.inputs[0].objects]
-    assert sorted(placed) == sorted(one.uri for one in objects)
+    assert split([part_input(ORDERS, shuffled)], most) == parts
+    placed = [item.uri for part in parts for item in part.inputs[0].objects]
+    assert sorted(placed) == sorted(item.uri for item in objects)
     days = {day for day, _ in rows}
-    assert len(found) == min(most, len(days))
-    assert len({part.name for part in found}) == len(found)
+    assert len(parts) == min(most, len(days))
+    assert len({part.name for part in parts}) == len(parts)
     for day in days:
-        assert sum(any(one.partition["day"] == day for one in part.inputs[0].objects) for part in found) == 1
+        assert (
+            sum(any(item.partition["day"] == day for item in part.inputs[0].objects) for part in parts) == 1
+        )
     largest = max(sum(size for other, size in rows if other == day) for day in days)
-    sizes = [part.size for part in found]
-    assert max(sizes) <= sum(sizes) / len(found) + largest
+    sizes = [part.size for part in parts]
+    assert max(sizes) <= sum(sizes) / len(parts) + largest
 
 
 def test_a_lot_without_partitions_is_one_part_and_so_are_several_inputs():
@@ -81,7 +83,7 @@ def test_a_part_is_the_same_work_only_if_everything_that_decides_its_result_is_e
     (part,) = split([part_input(ORDERS, [item("a", 1)])], 8)
     (moved,) = split([part_input(ORDERS, [item("b", 1)])], 8)  # another layout of the same generation
     base = (SPEC, LOT, 0, (INPUT,), part.name)
-    others = [
+    variants = [
         (msgspec.structs.replace(SPEC, name="other"), LOT, 0, (INPUT,), part.name),
         (msgspec.structs.replace(SPEC, pipeline="other"), LOT, 0, (INPUT,), part.name),
         (SPEC, "A00000000000000002", 0, (INPUT,), part.name),
@@ -92,7 +94,7 @@ def test_a_part_is_the_same_work_only_if_everything_that_decides_its_result_is_e
         (SPEC, LOT, 0, (INPUT,), moved.name),
     ]
     assert part_key(*base) == part_key(*base)
-    assert len({part_key(*one) for one in [base, *others]}) == len(others) + 1
+    assert len({part_key(*arguments) for arguments in [base, *variants]}) == len(variants) + 1
     (task,) = parts.tasks(SPEC, LOT, 0, (INPUT,), (part,))
     assert (task.key, task.code, task.sinks, task.inputs) == (part_key(*base), "v1", SPEC.sinks, part.inputs)
 

@@ -30,10 +30,10 @@ def test_a_retry_runs_only_the_parts_that_failed_and_then_what_they_left_is_remo
     assert len(first.failed) == 1
     assert "3 is bad" in first.error
     assert stage.rows(stage.cleaned, lot) is None
-    standing = stage.standing(spec, lot)
-    assert isinstance(standing.row, PartialLot)
-    assert standing.row.failed == first.failed
-    assert stage.run(lot_status.failed, stage.keys, spec.id)[0].row == standing.row
+    status = stage.standing(spec, lot)
+    assert isinstance(status.row, PartialLot)
+    assert status.row.failed == first.failed
+    assert stage.run(lot_status.failed, stage.keys, spec.id)[0].row == status.row
 
     # nothing of it is touched while a retry may reuse it, whatever the time
     before = stage.keys_under("data/")
@@ -48,10 +48,10 @@ def test_a_retry_runs_only_the_parts_that_failed_and_then_what_they_left_is_remo
     assert stage.run(lot_requests.pending, stage.keys) == [ask] == [stage.ask(spec, lot)]
     ran = len(stage.parts.ran)
     stage.parts.memory = None  # not even the port has to remember: finished parts have their manifests
-    done = stage.worker(stage.living("b")).make_requested(spec, ask)
-    assert done.ended is LotEnd.COMPLETE
+    outcome = stage.worker(stage.living("b")).make_requested(spec, ask)
+    assert outcome.ended is LotEnd.COMPLETE
     assert stage.parts.ran[ran:] == [(first.attempt, first.failed[0])]
-    assert done.attempt == first.attempt
+    assert outcome.attempt == first.attempt
     assert stage.run(lot_requests.pending, stage.keys) == []
     assert stage.rows(stage.cleaned, lot) == [1, 2, 3, 4, 5, 6]
     assert stage.run(lot_status.failed, stage.keys, spec.id) == []
@@ -99,7 +99,7 @@ def test_a_retry_after_an_input_was_published_again_reuses_nothing():
     assert second.attempt != first.attempt
     assert stage.rows(stage.cleaned, lot) == [9]
     root = stage.manifests.load(stage.rows_of(stage.cleaned)[0].manifest)
-    assert [one.generation for one in root.inputs] == [1]
+    assert [source.generation for source in root.inputs] == [1]
 
 
 @pytest.mark.rule("LOT-12")
@@ -111,16 +111,16 @@ def test_a_failed_replay_is_no_gap_the_lot_stays_what_it_was():
     stage.parts.failing[3] = 1
     failed = worker.work(spec, lot, replay=True)
     assert (failed.ended, failed.generation) == (LotEnd.PARTIAL, 1)
-    standing = stage.standing(spec, lot)
-    assert (standing.state, standing.generation, standing.replaying) == (ArcState.COMPLETE, 0, True)
+    status = stage.standing(spec, lot)
+    assert (status.state, status.generation, status.replaying) == (ArcState.COMPLETE, 0, True)
     assert stage.rows(stage.cleaned, lot) == [1, 3]
     (trouble,) = stage.run(lot_status.failed, stage.keys, spec.id)
     assert (trouble.state, trouble.generation, trouble.replaying) == (ArcState.PARTIAL, 1, True)
-    done = worker.make_requested(spec, stage.ask(spec, lot))
-    assert (done.ended, done.generation) == (LotEnd.COMPLETE, 1)
-    standing = stage.standing(spec, lot)
-    assert (standing.state, standing.generation, standing.replaying) == (ArcState.COMPLETE, 1, False)
-    assert stage.run(lot_status.listed, stage.keys, spec.id) == [standing]
+    outcome = worker.make_requested(spec, stage.ask(spec, lot))
+    assert (outcome.ended, outcome.generation) == (LotEnd.COMPLETE, 1)
+    status = stage.standing(spec, lot)
+    assert (status.state, status.generation, status.replaying) == (ArcState.COMPLETE, 1, False)
+    assert stage.run(lot_status.listed, stage.keys, spec.id) == [status]
 
 
 @pytest.mark.rule("LOT-11")
@@ -201,9 +201,9 @@ def test_an_attempt_whose_objects_do_not_verify_is_abandoned_and_made_anew():
         body, _ = stage.objects.get(key)
         stage.objects.delete(key) if damage == "gone" else stage.objects.put(key, body[: len(body) // 2])
         worker = stage.worker(stage.living("b"))
-        done = worker.work(spec, lot)
-        assert done.ended is LotEnd.COMPLETE
-        assert done.attempt != first.attempt
+        outcome = worker.work(spec, lot)
+        assert outcome.ended is LotEnd.COMPLETE
+        assert outcome.attempt != first.attempt
         assert isinstance(stage.run(attempts.read, stage.keys.publish, first.attempt), Abandoned)
         assert stage.rows(stage.cleaned, lot) == [1, 2, 3, 4]
         stage.cleaner(stage.living("c"), keep_s=0).clean()
@@ -232,27 +232,27 @@ def test_a_retry_that_ended_in_an_error_is_found_by_its_own_node_and_by_others_w
     stage.parts.failing[3] = 1
     worker, other = stage.worker(node), stage.worker(stage.living("m"))
     worker.work(spec, lot)
-    seen = []
+    left_lots = []
 
     def break_off(task) -> None:
-        seen.append((worker.left(), other.left()))  # it is at work on it
+        left_lots.append((worker.left(), other.left()))  # it is at work on it
         unavailable(task)
 
     stage.parts.between = break_off
     ask = stage.ask(spec, lot)
     with pytest.raises(ObjectUnavailable):
         worker.make_requested(spec, ask)
-    assert seen == [([], [])]
-    assert [(one.arc, one.lot) for one in worker.left()] == [(spec.id, lot)]
+    assert left_lots == [([], [])]
+    assert [(status.arc, status.lot) for status in worker.left()] == [(spec.id, lot)]
     assert other.left() == []
     lapse(stage)
-    assert [one.lot for one in other.left()] == [lot]
+    assert [status.lot for status in other.left()] == [lot]
     assert other.work(spec, lot).ended is LotEnd.COMPLETE
     assert other.left() == []
 
 
 def ended(outcomes) -> list[LotEnd]:
-    return [one.ended for one in outcomes]
+    return [outcome.ended for outcome in outcomes]
 
 
 def unavailable(task) -> None:

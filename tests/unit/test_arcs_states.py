@@ -41,17 +41,17 @@ EVERY = list(chain.from_iterable(combinations(PartState, n) for n in range(len(P
 @pytest.mark.rule("LOT-8")
 @pytest.mark.parametrize("states", EVERY, ids=lambda states: "+".join(states) or "none")
 def test_a_lot_is_what_its_manifests_are_over_every_combination(states):
-    found = rollup(states)
+    rolled_up = rollup(states)
     if P.PARTIAL in states:
-        assert found is S.PARTIAL
+        assert rolled_up is S.PARTIAL
     elif all(state in (P.COMPLETE, P.EMPTY) for state in states):
-        assert found is S.COMPLETE
+        assert rolled_up is S.COMPLETE
     elif not any(state in (P.COMPLETE, P.EMPTY) for state in states):
-        assert found is S.MISSING
+        assert rolled_up is S.MISSING
     else:
-        assert found is S.PARTIAL
-    assert rollup([*states, *states]) is found  # how many of each does not matter
-    assert rollup(reversed(states)) is found
+        assert rolled_up is S.PARTIAL
+    assert rollup([*states, *states]) is rolled_up  # how many of each does not matter
+    assert rollup(reversed(states)) is rolled_up
 
 
 def test_no_state_of_a_manifest_is_forgotten():

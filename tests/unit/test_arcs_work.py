@@ -28,14 +28,14 @@ def test_one_run_takes_several_lots_with_a_state_each_and_publishes_every_sink_o
     stage = ArcStage()
     spec, node = stage.clean(), stage.living()
     stage.subscribe(spec.id, stage.orders)
-    made = [stage.append([1, 2, 3], [4, 5], [6]), stage.append([7]), stage.append([8], [10])]
+    lots = [stage.append([1, 2, 3], [4, 5], [6]), stage.append([7]), stage.append([8], [10])]
     stage.parts.failing[7] = 1
     outcomes = stage.drain(spec, stage.worker(node), node)
     assert ended(outcomes) == [LotEnd.COMPLETE, LotEnd.PARTIAL, LotEnd.COMPLETE]
     assert stage.row(spec.id).tally.fence == 1  # one run
-    assert [stage.standing(spec, lot).state for lot in made] == ["complete", "partial", "complete"]
-    assert stage.table(stage.cleaned) == {made[0]: [1, 2, 3, 4, 5, 6], made[2]: [8, 10]}
-    assert stage.table(stage.odd) == {made[0]: [1, 3, 5], made[2]: []}
+    assert [stage.standing(spec, lot).state for lot in lots] == ["complete", "partial", "complete"]
+    assert stage.table(stage.cleaned) == {lots[0]: [1, 2, 3, 4, 5, 6], lots[2]: [8, 10]}
+    assert stage.table(stage.odd) == {lots[0]: [1, 3, 5], lots[2]: []}
     assert [event.state for event in stage.events(stage.odd)] == [LotState.COMPLETE, LotState.EMPTY]
     for name in ("cleaned", "odd"):
         assert [outcome.attempt for outcome in outcomes if outcome.rows] == [
@@ -64,10 +64,10 @@ def test_a_lot_has_a_manifest_for_each_part_and_sink_and_the_intent_comes_first(
     outcome = stage.worker(node).work(spec, lot)
     assert [intent.state for intent in intents] == [ManifestState.PARTIAL] * 2
     for intent, sink in zip(intents, spec.sinks, strict=True):
-        (named,) = intent.objects
+        (prefix,) = intent.objects
         written = stage.keys_under(f"data/name={sink.dataset.name}/")
         assert written
-        assert all(key.startswith(named.uri) for key in written)
+        assert all(key.startswith(prefix.uri) for key in written)
     row = stage.rows_of(stage.odd)[0]
     root = stage.manifests.load(row.manifest)
     leaves = stage.manifests.leaves(row.manifest)
@@ -91,9 +91,9 @@ def test_a_lot_of_one_part_is_that_parts_manifest_and_an_empty_one_needs_no_part
     assert (outcome.ended, outcome.parts) == (LotEnd.COMPLETE, 0)
     assert [row.state for row in stage.rows_of(stage.cleaned)] == [LotState.COMPLETE, LotState.EMPTY]
     assert len(stage.parts.ran) == 1
-    once = stage.append()
-    assert worker.work(msgspec.structs.replace(spec, on_empty="run"), once).parts == 1
-    assert stage.rows(stage.cleaned, once) == []
+    empty = stage.append()
+    assert worker.work(msgspec.structs.replace(spec, on_empty="run"), empty).parts == 1
+    assert stage.rows(stage.cleaned, empty) == []
     stage.cleaner(stage.living("c"), keep_s=0).clean()
     assert stage.orphans() == []
 
@@ -126,22 +126,22 @@ def test_a_running_lot_is_run_by_nobody_else_until_its_nodes_lease_is_over():
     spec = stage.clean(max_concurrent=5)
     first, second = stage.node("first", 10 * SECOND_US), stage.living("second")
     lot = stage.append([1, 2])
-    seen = []
+    outcomes = []
 
     def other(task) -> None:
-        seen.append(stage.worker(second).work(spec, lot).ended)
-        seen.append(slow.work(spec, lot).ended)  # another thread of the same node
+        outcomes.append(stage.worker(second).work(spec, lot).ended)
+        outcomes.append(slow.work(spec, lot).ended)  # another thread of the same node
         assert stage.run(lot_status.stale, stage.keys)[0] == []
         stage.clock.advance(11)
         (left,) = stage.run(lot_status.stale, stage.keys)[0]
         assert (left.arc, left.lot, left.state) == (spec.id, lot, ArcState.RUNNING)
-        seen.append(stage.worker(second).work(spec, lot).ended)
+        outcomes.append(stage.worker(second).work(spec, lot).ended)
 
     slow = stage.worker(first)
     stage.parts.between = other
     with pytest.raises(LeaseLost):
         slow.work(spec, lot)
-    assert seen == [LotEnd.ELSEWHERE, LotEnd.ELSEWHERE, LotEnd.COMPLETE]
+    assert outcomes == [LotEnd.ELSEWHERE, LotEnd.ELSEWHERE, LotEnd.COMPLETE]
     assert len(stage.events(stage.cleaned)) == 1
     row = stage.standing(spec, lot).row
     assert isinstance(row, CompleteLot)
@@ -153,24 +153,24 @@ def test_no_more_lots_are_worked_on_at_once_than_the_arc_may_on_all_nodes_togeth
     stage = ArcStage()
     spec = stage.clean(max_concurrent=2)
     lots = [stage.append([n]) for n in range(4)]
-    one, two = (stage.worker(stage.living(name)) for name in ("one", "two"))
-    seen = []
+    first, second = (stage.worker(stage.living(name)) for name in ("one", "two"))
+    ends = []
 
     def deeper(task) -> None:
         """While the first lot is worked on, the other node begins a second one, and no third is begun."""
 
         def deepest(task) -> None:
-            seen.append(one.work(spec, lots[2]).ended)
-            seen.append(two.work(spec, lots[3]).ended)
-            seen.append(one.work(stage.sum(reads=(stage.orders,)), lots[0]).ended)  # another arc
+            ends.append(first.work(spec, lots[2]).ended)
+            ends.append(second.work(spec, lots[3]).ended)
+            ends.append(first.work(stage.sum(reads=(stage.orders,)), lots[0]).ended)  # another arc
 
         stage.parts.between = deepest
-        seen.append(two.work(spec, lots[1]).ended)
+        ends.append(second.work(spec, lots[1]).ended)
 
     stage.parts.between = deeper
-    assert one.work(spec, lots[0]).ended is LotEnd.COMPLETE
-    assert seen == [LotEnd.FULL, LotEnd.FULL, LotEnd.COMPLETE, LotEnd.COMPLETE]
-    assert one.work(spec, lots[2]).ended is LotEnd.COMPLETE
+    assert first.work(spec, lots[0]).ended is LotEnd.COMPLETE
+    assert ends == [LotEnd.FULL, LotEnd.FULL, LotEnd.COMPLETE, LotEnd.COMPLETE]
+    assert first.work(spec, lots[2]).ended is LotEnd.COMPLETE
 
 
 def test_a_node_that_is_gone_does_not_count_for_the_limit():
@@ -313,7 +313,7 @@ def test_begin_fail_and_renew_move_the_row_along_its_states():
 
 
 def ended(outcomes) -> list[LotEnd]:
-    return [one.ended for one in outcomes]
+    return [outcome.ended for outcome in outcomes]
 
 
 class Died(BaseException):

@@ -38,10 +38,10 @@ def test_a_part_that_goes_on_after_its_successor_published_shares_no_folder_with
 
     def successor(task) -> None:
         """While the part is before its last write, its node's time runs out and another node publishes."""
-        mine = set(stage.keys_under("data/"))
+        own_keys = set(stage.keys_under("data/"))
         lapse(stage)
         assert stage.worker(stage.living("second")).work(spec, lot).ended is LotEnd.COMPLETE
-        by_others.update(set(stage.keys_under("data/")) - mine)
+        by_others.update(set(stage.keys_under("data/")) - own_keys)
         stage.cleaner(stage.living("cleaner")).clean()  # once, before the zombie goes on
 
     stage.parts.between = successor
@@ -134,7 +134,7 @@ def test_of_two_adopters_of_one_attempt_one_publishes_and_the_other_changes_noth
     stage.parts.between = second
     with pytest.raises((LeaseLost, AttemptEnded)):
         stage.worker(stage.node("first", 10 * SECOND_US)).work(spec, lot)
-    assert [one.ended for one in outcomes] == [LotEnd.COMPLETE]
+    assert [outcome.ended for outcome in outcomes] == [LotEnd.COMPLETE]
     (event,) = stage.events(stage.cleaned)
     assert (
         event.attempt == outcomes[0].attempt == stage.parts.ran[0][0]
@@ -163,8 +163,8 @@ def test_two_cleaners_and_an_adopter_at_the_same_attempt():
     stage.parts.between = abandoned_meanwhile
     with pytest.raises((LeaseLost, AttemptEnded)):
         stage.worker(stage.node("slow")).work(spec, lot)
-    done = stage.worker(stage.living("next")).work(spec, lot)
-    assert done.ended is LotEnd.COMPLETE
+    outcome = stage.worker(stage.living("next")).work(spec, lot)
+    assert outcome.ended is LotEnd.COMPLETE
     assert stage.rows(stage.cleaned, lot) == [1, 2, 3, 4]
 
 

@@ -84,7 +84,7 @@ class Scene:
         stage = self.stage
         worker = stage.worker(node, projections=self.projections)
         done = [outcome for spec in self.specs.values() for outcome in stage.drain(spec, worker, node)]
-        done += [worker.work(self.specs[one.arc], one.lot) for one in worker.left()]
+        done += [worker.work(self.specs[status.arc], status.lot) for status in worker.left()]
         for ask in stage.run(lot_requests.startable, stage.keys, list(self.specs.values())):
             done.append(worker.make_requested(self.specs[ask.arc], ask))
             self.look()
@@ -101,14 +101,14 @@ class Scene:
         assert stage.orphans() == []
         tables = (stage.orders, stage.cleaned, stage.odd, stage.summed)
         return {
-            "rows": [stage.table(one) for one in tables],
+            "rows": [stage.table(table) for table in tables],
             "generations": [
-                sorted((row.lot, row.generation) for row in stage.rows_of(one)) for one in tables
+                sorted((row.lot, row.generation) for row in stage.rows_of(table)) for table in tables
             ],
             "arcs": [
                 [
-                    (one.lot, one.generation, one.state)
-                    for one in stage.run(lot_status.listed, stage.keys, arc)
+                    (status.lot, status.generation, status.state)
+                    for status in stage.run(lot_status.listed, stage.keys, arc)
                 ]
                 for arc in self.specs
             ],

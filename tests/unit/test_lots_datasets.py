@@ -21,7 +21,7 @@ def test_an_equal_declaration_is_a_no_op_and_blanks_in_a_schema_mean_nothing():
 
 
 @pytest.mark.parametrize(
-    ("new", "said"),
+    ("new", "message"),
     [
         (DatasetRow(name="orders", schema=ORDERS.schema), "lots was PT5M, now one per append"),
         (DatasetRow(name="orders", schema="id INT", unit=FIVE_MINUTES), "schema was 'id BIGINT, day DATE'"),
@@ -42,10 +42,10 @@ def test_an_equal_declaration_is_a_no_op_and_blanks_in_a_schema_mean_nothing():
         ),
     ],
 )
-def test_a_different_declaration_is_refused_with_what_changed(new, said):
+def test_a_different_declaration_is_refused_with_what_changed(new, message):
     stage = Stage()
     stage.run(datasets.declare, stage.lots, ORDERS)
-    with pytest.raises(DatasetChanged, match=said):
+    with pytest.raises(DatasetChanged, match=message):
         stage.run(datasets.declare, stage.lots, new)
     assert stage.run(datasets.read, stage.lots, ORDERS.id).unit == FIVE_MINUTES
 
@@ -54,9 +54,9 @@ def test_another_version_is_another_dataset():
     stage = Stage()
     stage.run(datasets.declare, stage.lots, ORDERS)
     stage.run(datasets.declare, stage.lots, DatasetRow(name="orders", version="2", schema="id INT"))
-    names = [one.id for one in stage.run(datasets.listed, stage.lots)]
+    names = [row.id for row in stage.run(datasets.listed, stage.lots)]
     assert names == [DatasetId("orders", "1"), DatasetId("orders", "2")]
-    assert [one.id for one in stage.run(datasets.listed, stage.lots, names[0])] == names[1:]
+    assert [row.id for row in stage.run(datasets.listed, stage.lots, names[0])] == names[1:]
 
 
 @pytest.mark.parametrize(

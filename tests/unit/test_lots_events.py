@@ -25,14 +25,14 @@ def test_events_are_read_by_position_and_an_empty_lot_is_one_too():
     assert stage.add(orders, L1) == 1  # positions follow publication, not the lots' times
     assert stage.add(orders, L0, state=LotState.EMPTY) == 2
     assert stage.add(other, L0) == 1
-    found = stage.events(orders)
-    assert [(one.position, one.lot, one.state) for one in found] == [
+    events_read = stage.events(orders)
+    assert [(event.position, event.lot, event.state) for event in events_read] == [
         (1, L1, LotState.COMPLETE),
         (2, L0, LotState.EMPTY),
     ]
-    assert stage.events(orders, after=1) == found[1:]
+    assert stage.events(orders, after=1) == events_read[1:]
     assert stage.events(orders, after=2) == []
-    assert stage.events(orders, limit=1) == found[:1]
+    assert stage.events(orders, limit=1) == events_read[:1]
 
 
 def test_publishing_a_lot_is_three_rows_and_four_when_it_replaces_one():
@@ -111,18 +111,18 @@ def test_a_new_layout_of_the_same_content_is_no_event():
     stage = Stage()
     orders = stage.dataset(unit=FIVE_MINUTES)
     stage.add(orders, L0, digest="d")
-    seen = stage.run(lots.current, stage.lots, orders, L0)
-    new = msgspec.structs.replace(seen, manifest="compacted", size=5, files=1)
-    row = stage.run(lots.revise, stage.lots, seen, new)
+    current = stage.run(lots.current, stage.lots, orders, L0)
+    new = msgspec.structs.replace(current, manifest="compacted", size=5, files=1)
+    row = stage.run(lots.revise, stage.lots, current, new)
     assert (row.manifest, row.revision, row.size, row.files) == ("compacted", 1, 5, 1)
     assert stage.run(lots.current, stage.lots, orders, L0) == row
     assert len(stage.events(orders)) == 1
-    for stale, digest in ((seen, "d"), (row, "other"), (msgspec.structs.replace(row, digest=""), "")):
+    for stale, digest in ((current, "d"), (row, "other"), (msgspec.structs.replace(row, digest=""), "")):
         again = msgspec.structs.replace(stale, manifest="again", digest=digest)
         with pytest.raises(LotConflict):
             stage.run(lots.revise, stage.lots, stale, again)
     [old] = stage.run(lots.retired, stage.lots, 10**15)
-    assert (old.manifest, old.revision) == (seen.manifest, 0)
+    assert (old.manifest, old.revision) == (current.manifest, 0)
 
 
 @pytest.mark.rule("LOT-5")
@@ -141,18 +141,20 @@ def test_positions_have_no_gaps_under_concurrent_publishers_and_readers_skip_not
                 lot = f"A{number * 1000 + turn + 1:017}"
 
                 def both(tx, targets=targets, lot=lot):
-                    return [lots.add(tx, stage.lots, new_lot(one, lot)) for one in sorted(targets)]
+                    return [lots.add(tx, stage.lots, new_lot(target, lot)) for target in sorted(targets)]
 
                 positions += store.run(both)
             return positions
 
         def reader() -> list[int]:
-            seen: list[int] = []
+            positions: list[int] = []
             for _ in range(200):
-                seen += [event.position for event in stage.events(sinks[0], after=len(seen), limit=3)]
-                assert seen == list(range(1, len(seen) + 1))
-            return seen
+                positions += [
+                    event.position for event in stage.events(sinks[0], after=len(positions), limit=3)
+                ]
+                assert positions == list(range(1, len(positions) + 1))
+            return positions
 
         together(*(lambda n=n: publisher(n) for n in range(4)), reader)
         stage.check()
-        assert sum(len(stage.events(one)) for one in sinks) == 4 * each * 2
+        assert sum(len(stage.events(sink)) for sink in sinks) == 4 * each * 2

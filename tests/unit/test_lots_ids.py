@@ -35,8 +35,8 @@ def test_every_id_round_trips(unit, moment):
 @pytest.mark.rule("LOT-3")
 @given(UNITS, MOMENTS, MOMENTS)
 def test_within_one_unit_names_sort_as_intervals_do(unit, a, b):
-    one, other = unit.at(a), unit.at(b)
-    assert (str(one) < str(other)) == (one.start < other.start) == (one < other)
+    first, other = unit.at(a), unit.at(b)
+    assert (str(first) < str(other)) == (first.start < other.start) == (first < other)
 
 
 @pytest.mark.rule("LOT-2")

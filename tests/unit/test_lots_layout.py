@@ -46,9 +46,9 @@ def example(**changes):
 
 @pytest.mark.rule("LOT-25")
 def test_a_manifest_carries_everything_and_round_trips():
-    one = example(comment="hand made")
-    assert manifest.decode(manifest.encode(one)) == one
-    assert (one.rows, one.size) == (3, 10)
+    manifest_ = example(comment="hand made")
+    assert manifest.decode(manifest.encode(manifest_)) == manifest_
+    assert (manifest_.rows, manifest_.size) == (3, 10)
     described = manifest.schema()["$defs"]["Manifest"]["properties"]
     for field in (
         "state",
@@ -122,10 +122,10 @@ def test_two_attempts_never_share_a_folder_or_a_manifest(a, b):
 
 @given(NAMES, NAMES, NAMES)
 def test_names_round_trip_through_a_key(dataset, version, attempt):
-    found = layout.parse_key(
+    segments = layout.parse_key(
         layout.manifest_key(dataset, version, "20230101", ManifestState.EMPTY, 0, attempt)
     )
-    assert (found["name"], found["version"], found["attempt"]) == (dataset, version, attempt)
+    assert (segments["name"], segments["version"], segments["attempt"]) == (dataset, version, attempt)
 
 
 @pytest.mark.parametrize("name", HOSTILE)

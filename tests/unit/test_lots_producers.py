@@ -17,9 +17,9 @@ def append(stage: Stage, producer: str, seq: int, digest: str, position: int = 1
     """What a door does: find the receipt of the first time, or record this one."""
 
     def both(tx):
-        known = producers.find(tx, stage.lots, ORDERS, Identity(producer, seq, digest))
-        if known is not None:
-            return known
+        earlier = producers.find(tx, stage.lots, ORDERS, Identity(producer, seq, digest))
+        if earlier is not None:
+            return earlier
         receipt = Receipt(dataset=ORDERS, lot=f"A{position:017}", position=position, visible_at=7)
         producers.record(tx, stage.lots, Identity(producer, seq, digest), receipt)
         return receipt
@@ -56,14 +56,14 @@ def test_of_two_that_race_for_a_number_the_second_is_refused():
 @given(st.lists(st.tuples(st.integers(0, 6), st.sampled_from("xy")), max_size=25))
 def test_every_history_of_appends_is_as_the_rule_says(history):
     stage = Stage(scan=False)
-    taken: dict[int, tuple[str, Receipt]] = {}
+    receipts: dict[int, tuple[str, Receipt]] = {}
     for position, (seq, digest) in enumerate(history, 1):
-        known = taken.get(seq)
-        if known and known[0] == digest:
-            assert append(stage, "p", seq, digest, position) == known[1]
-        elif known or any(seq < other for other in taken):
+        earlier = receipts.get(seq)
+        if earlier and earlier[0] == digest:
+            assert append(stage, "p", seq, digest, position) == earlier[1]
+        elif earlier or any(seq < other for other in receipts):
             with pytest.raises(ProducerConflict):
                 append(stage, "p", seq, digest, position)
         else:
-            taken[seq] = (digest, append(stage, "p", seq, digest, position))
-            assert taken[seq][1].position == position
+            receipts[seq] = (digest, append(stage, "p", seq, digest, position))
+            assert receipts[seq][1].position == position

@@ -30,22 +30,22 @@ def put(stage: Stage, dataset: DatasetId, uri: str, **fields) -> staging.Receipt
 def close_one(stage: Stage, dataset: DatasetId, lot: LotId, page: int = 500) -> list[str]:
     """What a closer does without the publication; the uris the lot holds."""
     stage.run(staging.seal, stage.lots, dataset, lot)
-    held: list[str] = []
+    uris: list[str] = []
     after = None
     while True:
         rows = stage.run(staging.page, stage.lots, dataset, lot, after, page)
-        held += [row.append.uri for row in rows]
+        uris += [row.append.uri for row in rows]
         if len(rows) < page:
             break
         after = rows[-1].key
     stage.run(staging.close, stage.lots, dataset, lot)
-    return held
+    return uris
 
 
 def close_due(stage: Stage) -> list[tuple[str, list[str]]]:
     closed = []
-    while found := stage.run(staging.due, stage.lots):
-        for dataset, lot in found:
+    while due := stage.run(staging.due, stage.lots):
+        for dataset, lot in due:
             closed.append((str(lot), close_one(stage, dataset, lot)))
     return closed
 
@@ -146,12 +146,12 @@ def test_a_repeated_append_is_staged_once_also_after_its_interval_closed():
 def test_no_step_of_closing_grows_with_the_appends():
     stage = Stage(scan=False)
     orders = stage.dataset(unit=FIVE_MINUTES)
-    many = 1_200
-    for n in range(many):
+    count = 1_200
+    for n in range(count):
         lot = LotId.parse(put(stage, orders, f"u{n}").lot)
         assert stage.writes <= 3
     stage.clock.advance(FIVE_S)
-    assert close_one(stage, orders, lot, page=100) == [f"u{n}" for n in range(many)]
+    assert close_one(stage, orders, lot, page=100) == [f"u{n}" for n in range(count)]
     assert stage.writes == 4
     pages = 0
     while stage.run(staging.sweep, stage.lots):
@@ -171,19 +171,19 @@ def test_every_append_lands_in_exactly_one_lot(steps):
     stage.run(staging.begin, stage.lots, orders)
     closed: list[tuple[str, list[str]]] = []
     promised: dict[str, str] = {}
-    for number, one in enumerate(steps):
-        found = stage.run(staging.due, stage.lots)
-        if one == "append":
+    for number, action in enumerate(steps):
+        due = stage.run(staging.due, stage.lots)
+        if action == "append":
             promised[f"u{number}"] = put(stage, orders, f"u{number}").lot
-        elif one == "tick":
+        elif action == "tick":
             stage.clock.advance(FIVE_S * 0.7)
-        elif one == "back":
+        elif action == "back":
             stage.clock.wall_s -= FIVE_S
-        elif one == "seal" and found:
-            stage.run(staging.seal, stage.lots, *found[0])
-        elif one == "close" and found:
-            closed.append((str(found[0][1]), close_one(stage, *found[0], page=2)))
-        elif one == "sweep":
+        elif action == "seal" and due:
+            stage.run(staging.seal, stage.lots, *due[0])
+        elif action == "close" and due:
+            closed.append((str(due[0][1]), close_one(stage, *due[0], page=2)))
+        elif action == "sweep":
             stage.run(staging.sweep, stage.lots, 1)
     stage.clock.advance(timedelta(days=1).total_seconds() / 4)
     closed += close_due(stage)
@@ -222,12 +222,12 @@ def test_appends_that_race_with_the_closing_land_in_exactly_one_lot(backend, tmp
         first = LotId.parse(stage.run(staging.begin, stage.lots, orders).lot)
 
         def producer(number: int) -> list[tuple[str, str]]:
-            mine = []
+            receipts = []
             for n in range(30):
                 append = Staged(uri=f"{number}-{n}", digest="")
-                receipt = store.run(lambda tx, one=append: staging.stage(tx, stage.lots, orders, one))
-                mine.append((append.uri, receipt.lot))
-            return mine
+                receipt = store.run(lambda tx, append=append: staging.stage(tx, stage.lots, orders, append))
+                receipts.append((append.uri, receipt.lot))
+            return receipts
 
         def closer() -> list[tuple[str, str]]:
             while True:
@@ -236,8 +236,8 @@ def test_appends_that_race_with_the_closing_land_in_exactly_one_lot(backend, tmp
                 except IntervalConflict:
                     continue  # this time the clock said that it is not over
 
-        *promised, held = together(lambda: producer(1), lambda: producer(2), closer)
-        promised = [one for mine in promised for one in mine]
+        *promised, stored = together(lambda: producer(1), lambda: producer(2), closer)
+        promised = [receipt for receipts in promised for receipt in receipts]
         clock.advance(2 * FIVE_S + 10)  # within an interval, where all agree again
-        held += [(uri, lot) for lot, uris in close_due(stage) for uri in uris]
-        assert sorted(held) == sorted(promised)
+        stored += [(uri, lot) for lot, uris in close_due(stage) for uri in uris]
+        assert sorted(stored) == sorted(promised)

@@ -36,8 +36,8 @@ def row_of(stage: Stage, attempt: str = "t1") -> attempts.AnyAttempt:
     return stage.run(attempts.read, KEYS, attempt)
 
 
-def adopt(stage: Stage, node: Node, seen: Open, inputs=(INPUT,), code="c0de") -> Hold | None:
-    return stage.run(attempts.adopt, KEYS, node, seen, inputs, code)
+def adopt(stage: Stage, node: Node, expected: Open, inputs=(INPUT,), code="c0de") -> Hold | None:
+    return stage.run(attempts.adopt, KEYS, node, expected, inputs, code)
 
 
 def test_every_state_has_the_edges_of_the_table_and_no_others():
@@ -93,13 +93,13 @@ def test_of_two_adopters_one_wins_and_the_one_before_is_refused():
     stage = Stage()
     dead = stage.node("dead", 10 * SECOND_US)
     zombie = opened(stage, dead)
-    seen = row_of(stage)
-    one, other = stage.node("one", 99 * SECOND_US), stage.node("other", 99 * SECOND_US)
-    assert adopt(stage, one, seen) is None  # its node is alive
+    expected = row_of(stage)
+    first, other = stage.node("one", 99 * SECOND_US), stage.node("other", 99 * SECOND_US)
+    assert adopt(stage, first, expected) is None  # its node is alive
     stage.clock.advance(11)
-    hold = adopt(stage, one, seen)
+    hold = adopt(stage, first, expected)
     assert hold is not None
-    assert adopt(stage, other, seen) is None
+    assert adopt(stage, other, expected) is None
     assert adopt(stage, other, row_of(stage)) is None  # the adopter is alive
     stage.run(attempts.check, KEYS, hold)
     back = stage.node("dead")
@@ -137,7 +137,7 @@ def test_an_abandoned_attempt_never_comes_back_and_is_listed_for_removal_until_f
     stage = Stage()
     node = stage.node("n", 1000 * SECOND_US)
     hold = opened(stage, node)
-    seen = row_of(stage)
+    expected = row_of(stage)
     names = [f"p{n}" for n in range(5)]
     stage.run(attempts.list_parts, KEYS, hold, 0, names, last=True)
     with pytest.raises(UsageError):
@@ -146,7 +146,7 @@ def test_an_abandoned_attempt_never_comes_back_and_is_listed_for_removal_until_f
     assert isinstance(gone, Abandoned)
     assert stage.run(attempts.to_sweep, KEYS) == [gone]
     assert stage.run(attempts.open_ids, KEYS) == []
-    assert adopt(stage, node, seen) is None
+    assert adopt(stage, node, expected) is None
     for again in (attempts.abandon, attempts.check):
         with pytest.raises(AttemptEnded):
             stage.run(again, KEYS, hold, *(("",) if again is attempts.abandon else ()))
@@ -211,13 +211,14 @@ def test_a_draft_that_would_not_fit_its_row_in_the_end_is_refused_at_the_beginni
     targets = tuple(Target(DatasetId(f"{'x' * 60}{n:03}"), DRAFT.lot) for n in range(100))
     hold = opened(stage, node, targets=targets, inputs=(INPUT,) * 300)
     keys = [
-        layout.manifest_key(*one.dataset.parts, one.lot, "complete", 0, "t1.1", root=True) for one in targets
+        layout.manifest_key(*target.dataset.parts, target.lot, "complete", 0, "t1.1", root=True)
+        for target in targets
     ]
     assert sum(map(len, keys)) > 15_000
-    done = stage.run(attempts.end_published, KEYS, hold, range(1, 101), keys)
-    assert done.manifest_keys == tuple(keys)
-    assert sum(map(len, done.manifests)) < 8_000
-    assert row_of(stage) == done
+    published = stage.run(attempts.end_published, KEYS, hold, range(1, 101), keys)
+    assert published.manifest_keys == tuple(keys)
+    assert sum(map(len, published.manifests)) < 8_000
+    assert row_of(stage) == published
 
 
 def test_opening_adopts_the_same_work_and_gives_up_other_work_that_nobody_does():
@@ -229,9 +230,9 @@ def test_opening_adopts_the_same_work_and_gives_up_other_work_that_nobody_does()
     again = msgspec.structs.replace(DRAFT, id="t2")
     assert stage.run(open_or_adopt, KEYS, other, again, ["p", "q"]) is None  # somebody works on it
     assert stage.run(open_or_adopt, KEYS, other, msgspec.structs.replace(again, code="x"), ["p"]) is None
-    mine = stage.run(open_or_adopt, KEYS, node, again, ["p", "q"])
-    assert (mine.adopted, mine.hold.draft.id, mine.hold.epoch) == (True, "t1", 2)
-    stage.run(attempts.park, KEYS, mine.hold)
+    opened_again = stage.run(open_or_adopt, KEYS, node, again, ["p", "q"])
+    assert (opened_again.adopted, opened_again.hold.draft.id, opened_again.hold.epoch) == (True, "t1", 2)
+    stage.run(attempts.park, KEYS, opened_again.hold)
     for number, (changes, parts) in enumerate(
         [
             ({"code": "x"}, ["p", "q"]),

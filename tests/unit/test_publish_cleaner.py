@@ -18,8 +18,8 @@ LOT = "A00000000000000001"
 
 def next_sweep_at(stage: ArcStage) -> int | None:
     """When the next ended attempt is to be looked after (store time, µs); None when there is none."""
-    found = stage.store.run(lambda tx: tx.range(*stage.keys.publish.sweep.all(), limit=1))
-    return stage.keys.publish.sweep.unpack(found[0].key)[0] if found else None
+    page = stage.store.run(lambda tx: tx.range(*stage.keys.publish.sweep.all(), limit=1))
+    return stage.keys.publish.sweep.unpack(page[0].key)[0] if page else None
 
 
 def opened(stage: ArcStage, node, attempt: str = "t" * ATTEMPT_LETTERS, lot: str = LOT) -> Hold:
@@ -107,7 +107,7 @@ def test_one_whose_application_is_gone_is_swept_once_and_what_else_it_had_is_let
     cleaner.clean()
     assert dropped.count(attempt) == 1
     assert next_sweep_at(stage) is not None
-    gone.update(one.draft.id for one in all_ended(stage))
+    gone.update(attempt.draft.id for attempt in all_ended(stage))
     stage.clock.advance(FIRST_AGAIN_S)
     assert not cleaner.clean()
     assert dropped.count(attempt) == 2
@@ -137,11 +137,13 @@ def test_of_a_published_attempt_only_what_its_manifests_do_not_list_is_removed()
     stage.parts.failing[3] = 2
     worker.work(spec, lot)
     worker.work(spec, lot)
-    done = worker.work(spec, lot)
+    outcome = worker.work(spec, lot)
     second = worker.work(spec, other)
     before = stage.keys_under("")
-    stage.objects.put(f"{data_start(Target(stage.odd, lot), done.attempt)}.zombie.9/late.json", b"[]")
-    near = f"{data_start(Target(stage.odd, lot), done.attempt)}0/of-another.json"  # an id that begins alike
+    stage.objects.put(f"{data_start(Target(stage.odd, lot), outcome.attempt)}.zombie.9/late.json", b"[]")
+    near = (
+        f"{data_start(Target(stage.odd, lot), outcome.attempt)}0/of-another.json"  # an id that begins alike
+    )
     stage.objects.put(near, b"[]")
     cleaner = stage.cleaner(node)
     cleaner.clean()
@@ -150,10 +152,10 @@ def test_of_a_published_attempt_only_what_its_manifests_do_not_list_is_removed()
     stage.objects.delete(near)
     removed = set(before) - after
     assert removed
-    assert all("/state=partial/" in key or done.attempt in key for key in removed)
+    assert all("/state=partial/" in key or outcome.attempt in key for key in removed)
     assert stage.rows(stage.cleaned, lot) == [1, 2, 3, 4]
     assert stage.rows(stage.cleaned, other) == [5]
-    assert {second.attempt, done.attempt} == {event.attempt for event in stage.events(stage.cleaned)}
+    assert {second.attempt, outcome.attempt} == {event.attempt for event in stage.events(stage.cleaned)}
     stage.clock.advance(KEEP_S)
     cleaner.clean()
     assert stage.orphans() == []
@@ -211,10 +213,10 @@ def test_many_open_attempts_are_looked_at_page_by_page_round_after_round():
 
 def test_ids_of_attempts_have_one_length_and_sort_as_time_does():
     stage = ArcStage()
-    found = []
+    ids = []
     for _ in range(50):
-        found.append(stage.scope().new_attempt())
+        ids.append(stage.scope().new_attempt())
         stage.clock.advance(0.01)
-    assert {len(one) for one in found} == {ATTEMPT_LETTERS}
-    assert sorted(found) == found
+    assert {len(attempt) for attempt in ids} == {ATTEMPT_LETTERS}
+    assert sorted(ids) == ids
     assert len({stage.scope().new_attempt() for _ in range(100)}) == 100

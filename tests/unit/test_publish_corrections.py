@@ -53,24 +53,26 @@ def test_a_corrected_lot_is_made_again_by_its_dependents_and_nothing_else_is():
         stage.subscribe(spec.id, *spec.reads)
     node = stage.living()
     worker = stage.worker(node)
-    made = [stage.append([1, 2]), stage.append([3, 4]), stage.append([5])]
+    lots = [stage.append([1, 2]), stage.append([3, 4]), stage.append([5])]
     for spec in specs:
         stage.drain(spec, worker, node)
     ran = len(stage.parts.ran)
-    assert replace(stage, made[1], 30) == 4
-    again = [one for spec in specs for one in stage.drain(spec, worker, node)]
-    assert [(one.arc.partition("/")[2], one.lot, one.ended, one.generation) for one in again] == [
-        ("clean", made[1], LotEnd.COMPLETE, 1),
-        ("sum", made[1], LotEnd.COMPLETE, 1),
-        ("other", made[1], LotEnd.COMPLETE, 1),
+    assert replace(stage, lots[1], 30) == 4
+    again = [outcome for spec in specs for outcome in stage.drain(spec, worker, node)]
+    assert [
+        (outcome.arc.partition("/")[2], outcome.lot, outcome.ended, outcome.generation) for outcome in again
+    ] == [
+        ("clean", lots[1], LotEnd.COMPLETE, 1),
+        ("sum", lots[1], LotEnd.COMPLETE, 1),
+        ("other", lots[1], LotEnd.COMPLETE, 1),
     ]
     assert len(stage.parts.ran) == ran + 2  # of an empty lot nothing is run
-    assert stage.table(stage.cleaned) == {made[0]: [1, 2], made[1]: [30], made[2]: [5]}
-    assert stage.rows(stage.odd, made[1]) == []
-    assert stage.rows(stage.summed, made[1]) == [30]
+    assert stage.table(stage.cleaned) == {lots[0]: [1, 2], lots[1]: [30], lots[2]: [5]}
+    assert stage.rows(stage.odd, lots[1]) == []
+    assert stage.rows(stage.summed, lots[1]) == [30]
     # which generations it was made from is in its manifest
-    row = next(row for row in stage.rows_of(stage.summed) if row.lot == made[1])
-    assert [(one.dataset, one.generation) for one in stage.manifests.load(row.manifest).inputs] == [
+    row = next(row for row in stage.rows_of(stage.summed) if row.lot == lots[1])
+    assert [(source.dataset, source.generation) for source in stage.manifests.load(row.manifest).inputs] == [
         ("cleaned", 1)
     ]
 
@@ -129,9 +131,9 @@ def test_what_cannot_be_corrected_is_refused_before_anything_is_written():
         begun(stage, by, stage.orders, "20230101PT5M000")
     stage.run(staging.begin, stage.lots, stage.clicks)
     turn = stage.run(staging.read, stage.lots, stage.clicks).lot
-    with pytest.raises(LotUnknown) as told:
+    with pytest.raises(LotUnknown) as caught:
         begun(stage, by, stage.clicks, turn)
-    assert "not closed" in told.value.hint
+    assert "not closed" in caught.value.hint
     assert stage.orphans() == []
 
 
@@ -147,4 +149,4 @@ def test_late_data_joins_the_interval_that_is_open_and_leaves_closed_lots_as_the
     late = stage.run(staging.stage, stage.lots, stage.clicks, Staged(uri="b", digest="d", rows=1))
     assert late.lot == str(lot.next())  # rows of yesterday too: a lot is when they arrived
     page = stage.run(staging.page, stage.lots, stage.clicks, lot)
-    assert [one.append.uri for one in page] == ["a"]
+    assert [row.append.uri for row in page] == ["a"]

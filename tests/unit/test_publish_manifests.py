@@ -51,11 +51,11 @@ class Bench:
 def test_counts_and_checks_of_the_parts_add_up_to_those_of_the_lot():
     bench = Bench()
     stage, (cleaned, odd) = bench.stage, bench.targets
-    made = [
+    parts = [
         bench.made("p", bench.written(cleaned, "a", 2, bad=1, late=2), bench.written(odd, "a")),
         bench.made("q", bench.written(cleaned, "b", 3, bad=4)),  # nothing for the other sink
     ]
-    rows = stage.manifests.finish(bench.hold, made, {stage.cleaned: "f"})
+    rows = stage.manifests.finish(bench.hold, parts, {stage.cleaned: "f"})
     assert [(row.dataset, row.state, row.rows, row.size) for row in rows] == [
         (stage.cleaned, "complete", 5, 12),
         (stage.odd, "complete", 2, 6),
@@ -64,7 +64,7 @@ def test_counts_and_checks_of_the_parts_add_up_to_those_of_the_lot():
     assert (root.checks, root.schema_fingerprint, root.part) == ({"bad": 5, "late": 2}, "f", "")
     assert [leaf.part for leaf in stage.manifests.leaves(rows[0].manifest)] == ["p", "q"]
     assert len(stage.manifests.lot_objects(rows[0].manifest)) == 2
-    assert made[1].states == (ManifestState.COMPLETE, ManifestState.EMPTY)
+    assert parts[1].states == (ManifestState.COMPLETE, ManifestState.EMPTY)
 
 
 def test_what_a_part_says_it_wrote_must_lie_in_its_own_attempt():
@@ -92,9 +92,9 @@ def test_an_adopter_takes_over_parts_that_one_holder_made_for_every_sink_and_ver
     second = msgspec.structs.replace(bench.hold, epoch=2)
     again = bench.made("p", bench.written(cleaned, "c"), bench.written(odd, "c"), hold=second)
     adopter = msgspec.structs.replace(bench.hold, epoch=3)
-    found = manifests.finished_parts(adopter, ["p", "q", "r"])
-    assert found == {"p": again}  # of two holders that made it, the later one
-    assert found["p"] != first
+    parts = manifests.finished_parts(adopter, ["p", "q", "r"])
+    assert parts == {"p": again}  # of two holders that made it, the later one
+    assert parts["p"] != first
     assert manifests.finished_parts(adopter, ["q", "r"]) == {}
     item = again.sinks[0].manifest.objects[0]
     bench.stage.objects.put(item.uri, b"[1]")
@@ -105,10 +105,10 @@ def test_an_adopter_takes_over_parts_that_one_holder_made_for_every_sink_and_ver
 def test_the_only_part_of_a_lot_is_found_under_the_lots_own_name():
     bench = Bench()
     (cleaned, odd) = bench.targets
-    made = bench.made("p", bench.written(cleaned), bench.written(odd), alone=True)
-    assert "/part=" not in made.sinks[0].key
+    part = bench.made("p", bench.written(cleaned), bench.written(odd), alone=True)
+    assert "/part=" not in part.sinks[0].key
     adopter = msgspec.structs.replace(bench.hold, epoch=2)
-    assert bench.stage.manifests.finished_parts(adopter, ["p"]) == {"p": made}
+    assert bench.stage.manifests.finished_parts(adopter, ["p"]) == {"p": part}
     assert bench.stage.manifests.finished_parts(adopter, ["p", "q"]) == {}  # split otherwise then
 
 
@@ -117,11 +117,11 @@ def test_a_part_is_never_reused_from_another_attempt():
     """Its objects may be deleted at any moment: the key of a task names its attempt as well."""
     bench = Bench()
     other = msgspec.structs.replace(bench.hold, draft=msgspec.structs.replace(bench.hold.draft, id="s" * 26))
-    (mine,), (theirs,) = (tasks_of(hold, [bench.task()]) for hold in (bench.hold, other))
-    assert mine.key != theirs.key
-    assert (mine.attempt, theirs.attempt) == ("t" * 26, "s" * 26)
+    (own_task,), (other_task,) = (tasks_of(hold, [bench.task()]) for hold in (bench.hold, other))
+    assert own_task.key != other_task.key
+    assert (own_task.attempt, other_task.attempt) == ("t" * 26, "s" * 26)
     later = msgspec.structs.replace(bench.hold, epoch=2)
-    assert tasks_of(later, [bench.task()]) == [mine]  # an adopted one is the same
+    assert tasks_of(later, [bench.task()]) == [own_task]  # an adopted one is the same
 
 
 def test_a_port_that_ends_early_is_no_success():
@@ -140,7 +140,7 @@ def test_a_port_that_ends_early_is_no_success():
 def test_the_attempt_is_read_from_names_whoever_held_it():
     bench = Bench()
     (cleaned, odd) = bench.targets
-    made = bench.made("p=1/x", bench.written(cleaned), bench.written(odd))
-    assert {attempt_in(sink.key) for sink in made.sinks} == {"t" * 26}
+    part = bench.made("p=1/x", bench.written(cleaned), bench.written(odd))
+    assert {attempt_in(sink.key) for sink in part.sinks} == {"t" * 26}
     adopter = msgspec.structs.replace(bench.hold, epoch=2)
-    assert bench.stage.manifests.finished_parts(adopter, ["p=1/x", "y"]) == {"p=1/x": made}
+    assert bench.stage.manifests.finished_parts(adopter, ["p=1/x", "y"]) == {"p=1/x": part}

@@ -28,13 +28,13 @@ def projections(stage: ArcStage) -> Projections:
 def test_an_arcs_state_is_one_name_for_each_lot_while_it_runs_and_after(stage, projections):
     spec, worker = stage.clean(), stage.worker(stage.living(), projections=projections)
     lots = [stage.append([1, 2], [3]), stage.append([5])]
-    seen = []
-    stage.parts.between = lambda task: seen.append([key for key in shown(stage) if key.endswith(".arc")])
+    during = []
+    stage.parts.between = lambda task: during.append([key for key in shown(stage) if key.endswith(".arc")])
     stage.parts.failing[5] = 1
     for lot in lots:
         worker.work(spec, lot)
     names = [layout.arc_key("shop", "1", "clean", lot, "complete") for lot in lots]
-    assert seen[0] == [names[0].replace("complete", "running")]
+    assert during[0] == [names[0].replace("complete", "running")]
     assert [key for key in shown(stage) if key.endswith(".arc")] == [
         names[0],
         names[1].replace("complete", "partial"),

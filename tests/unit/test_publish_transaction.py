@@ -71,9 +71,9 @@ def test_all_sinks_are_published_in_one_transaction_with_the_rooms_own_move_and_
         assert positions == {Target(a, LOT): 1, Target(b, LOT): 1}
         tx.set(own, b"complete")
 
-    done = stage.run(publish, KEYS, hold, rows_for(hold), move=move, ending=Ending(ticket, ticket.heads))
-    assert isinstance(done, Published)
-    assert done.positions == (1, 1)
+    published = stage.run(publish, KEYS, hold, rows_for(hold), move=move, ending=Ending(ticket, ticket.heads))
+    assert isinstance(published, Published)
+    assert published.positions == (1, 1)
     assert [event.attempt for sink in (a, b) for event in stage.events(sink)] == ["t", "t"]
     assert stage.store.run(lambda tx: tx.get(own)) == b"complete"
     assert isinstance(stage.row("arc"), Waiting)
@@ -140,22 +140,22 @@ def test_zombies_publish_nothing():
 @pytest.mark.rule("LOT-43")
 def test_no_transaction_grows_with_files_appends_parts_or_subscribers():
     sizes = []
-    for many in (1, 800):
+    for size in (1, 800):
         stage = Stage(scan=False)
         sink, node = stage.dataset("sink", unit=FIVE_MINUTES), stage.node("n")
         terms = Terms(sources=(sink,))
-        for first in range(0, many, 100):
-            stage.run(subscribe_all, [f"s{n}" for n in range(first, min(many, first + 100))], terms)
+        for first in range(0, size, 100):
+            stage.run(subscribe_all, [f"s{n}" for n in range(first, min(size, first + 100))], terms)
         lot = stage.run(staging.begin, stage.lots, sink).lot
-        for n in range(many):
+        for n in range(size):
             stage.run(staging.stage, stage.lots, sink, Staged(uri=f"{n}", digest="", rows=10**9))
         stage.clock.advance(300)
         node = stage.node("n")
         scope = CountingScope(**vars(stage.scope(node)))
         closer = IntervalCloser(scope)
         hold = closer.seal(sink, LotId.parse(lot), "t")
-        AttemptPublisher(scope).list_parts(hold, [f"p{n}" for n in range(many)])
-        closer.commit(hold, new_lot(sink, lot, attempt="t", rows=many * 10**9, size=many * 10**12))
+        AttemptPublisher(scope).list_parts(hold, [f"p{n}" for n in range(size)])
+        closer.commit(hold, new_lot(sink, lot, attempt="t", rows=size * 10**9, size=size * 10**12))
         sizes.append([(name, writes) for name, writes in scope.writes if name != "publish.parts"])
         closer.sweep()
         while stage.page():
@@ -193,7 +193,7 @@ def test_a_repeated_append_gets_its_receipt_and_the_slower_of_two_tries_is_aband
     stage.clock.advance(5)
     assert publisher.commit_append(first, rows_for(first)[0], append) == receipt
     assert publisher.begin_append(orders, "t3", append) == receipt
-    assert [one.draft.id for one in left_over(stage)] == ["t1"]
+    assert [attempt.draft.id for attempt in left_over(stage)] == ["t1"]
     with pytest.raises(ProducerConflict):
         publisher.begin_append(orders, "t4", Identity("till", 1, "other"))
     assert len(stage.events(orders)) == 1
@@ -211,8 +211,8 @@ def test_of_two_closers_of_an_interval_one_publishes_it():
     assert not left_over(stage), "what is staged is not given up"
     stage.clock.advance(300)
     closer = IntervalCloser(scope)
-    one, other = (closer.seal(orders, lot, name) for name in ("t1", "t2"))
-    assert closer.commit(one, rows_for(one)[0]) == 1
+    first, other = (closer.seal(orders, lot, name) for name in ("t1", "t2"))
+    assert closer.commit(first, rows_for(first)[0]) == 1
     with pytest.raises((LotConflict, IntervalConflict)):
         closer.commit(other, rows_for(other)[0])
     closer.sweep()
@@ -224,8 +224,8 @@ def test_of_two_closers_of_an_interval_one_publishes_it():
 
 
 def left_over(stage: Stage) -> list[Abandoned]:
-    found = stage.run(attempts.to_sweep, KEYS)
-    return [one for one in found if isinstance(one, Abandoned)]
+    ended = stage.run(attempts.to_sweep, KEYS)
+    return [attempt for attempt in ended if isinstance(attempt, Abandoned)]
 
 
 def test_an_optional_sink_may_be_left_out_and_no_other():
@@ -238,10 +238,10 @@ def test_an_optional_sink_may_be_left_out_and_no_other():
     for rows in ([both[0]], [], [*both, new_lot(stage.dataset("other"), LOT, attempt="t1")]):
         with pytest.raises(UsageError):
             publisher.publish(hold, rows)
-    seen = []
-    done = publisher.publish(hold, [both[1]], move=lambda tx, positions: seen.append(dict(positions)))
-    assert seen == [{targets[1]: 1}]
-    assert (done.positions, done.manifests) == ((0, 1), ("", both[1].manifest))
+    moves = []
+    published = publisher.publish(hold, [both[1]], move=lambda tx, positions: moves.append(dict(positions)))
+    assert moves == [{targets[1]: 1}]
+    assert (published.positions, published.manifests) == ((0, 1), ("", both[1].manifest))
     assert stage.events(bad) == []
     second = "A00000000000000002"
     hold = publisher.open(
@@ -308,8 +308,8 @@ class Scene:
         if turn.lot == str(self.lot):
             stage.clock.wall_s += 300 if stage.run(staging.due, KEYS.lots) == [] else 0
             hold = closer.seal(self.timed, self.lot, self.id())
-            held = stage.run(staging.page, KEYS.lots, self.timed, self.lot)
-            closer.commit(hold, msgspec.structs.replace(rows_for(hold)[0], rows=len(held)))
+            staged = stage.run(staging.page, KEYS.lots, self.timed, self.lot)
+            closer.commit(hold, msgspec.structs.replace(rows_for(hold)[0], rows=len(staged)))
         closer.sweep()
         for attempt in stage.run(attempts.open_ids, KEYS):
             publisher.abandon_lost(attempt, 0)
@@ -323,10 +323,12 @@ class Scene:
         ticket = stage.start(node, due.name)
         (event,) = stage.events(self.source, ticket.progress[self.source])
         inputs = (stage.input_lot(self.source, event.lot),)
-        found = [
-            one for one in stage.run(attempts.attempts_at, KEYS, "arc", event.lot, 0) if isinstance(one, Open)
+        open_attempts = [
+            attempt
+            for attempt in stage.run(attempts.attempts_at, KEYS, "arc", event.lot, 0)
+            if isinstance(attempt, Open)
         ]
-        hold = publisher.adopt(found[0], inputs, "code") if found else None
+        hold = publisher.adopt(open_attempts[0], inputs, "code") if open_attempts else None
         if hold is None:
             targets = tuple(Target(sink, event.lot) for sink in self.sinks)
             draft = Draft(
@@ -347,8 +349,10 @@ class Scene:
         tables = [self.source, *self.sinks, self.timed]
         left = [stage.run(attempts.open_ids, KEYS), left_over(stage)]
         return {
-            "events": [[(e.position, e.generation, e.state) for e in stage.events(one)] for one in tables],
-            "rows": [[row.rows for row in stage.rows_of(one)] for one in tables],
+            "events": [
+                [(e.position, e.generation, e.state) for e in stage.events(table)] for table in tables
+            ],
+            "rows": [[row.rows for row in stage.rows_of(table)] for table in tables],
             "arc": [stage.row("arc").tally.progress, stage.row("arc").state],
             "left": left,
             "staged": stage.store.run(lambda tx: tx.range(*KEYS.lots.staged.all())),
@@ -380,16 +384,16 @@ def test_after_a_crash_at_any_point_the_next_life_ends_as_an_undisturbed_one(poi
     calm = Scene()
     calm.live()
     scene = Scene()
-    points = [one for one in (first, point) if one]
-    for one in points:
-        with crash.armed(one):
+    points = [name for name in (first, point) if name]
+    for name in points:
+        with crash.armed(name):
             try:
                 scene.live()
             except crash.Crashed:
                 scene.stage.check()  # at no moment an event without its lot, or a lot without its event
             else:  # a life that had no such step to do: nothing to adopt, or all of it was done before
-                assert one == point
-                assert first or "adopt" in one
+                assert name == point
+                assert first or "adopt" in name
     scene.live()
     assert scene.told() == calm.told()
 
@@ -415,12 +419,12 @@ def test_of_two_adopters_and_a_cleaner_that_race_one_wins(backend, tmp_path):
             lot = f"A{turn + 1:017}"
             opened(stage, dead, f"t{turn}", Target(sink, lot))
             stage.kill(dead)
-            seen = stage.run(attempts.read, KEYS, f"t{turn}")
+            expected = stage.run(attempts.read, KEYS, f"t{turn}")
 
-            def adopter(name: str, seen=seen) -> str:
+            def adopter(name: str, expected=expected) -> str:
                 node = stage.node(name)
                 publisher = AttemptPublisher(stage.scope(node))
-                hold = publisher.adopt(seen, (), "")
+                hold = publisher.adopt(expected, (), "")
                 if hold is None:
                     return ""
                 try:
@@ -434,7 +438,7 @@ def test_of_two_adopters_and_a_cleaner_that_race_one_wins(backend, tmp_path):
                 return "cleaner" if publisher.abandon_lost(f"t{turn}", 0) else ""
 
             won = together(lambda: adopter("one"), lambda: adopter("other"), cleaner)
-            assert len([one for one in won if one]) == 1
+            assert len([winner for winner in won if winner]) == 1
             state = stage.run(attempts.read, KEYS, f"t{turn}").state
             assert (state.value == "abandoned") == ("cleaner" in won)
             assert (lot in {event.lot for event in stage.events(sink)}) == ("cleaner" not in won)

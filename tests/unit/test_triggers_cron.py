@@ -139,7 +139,7 @@ def test_times_that_nobody_was_there_for_are_made_up_for_by_policy(policy: Catch
     stage.clock.advance(86_400 + 50)
     assert stage.work() == (["s"] if written else [])
     assert stage.row("s").tally.progress == (written,)
-    missed = sum(one.left_out for one in stage.told if isinstance(one, CronMissed))
+    missed = sum(event.left_out for event in stage.told if isinstance(event, CronMissed))
     assert missed == 288 - written
     stage.clock.advance(51)
     assert stage.work() == ["s"]

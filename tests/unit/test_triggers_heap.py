@@ -206,7 +206,7 @@ def test_an_attaching_that_dies_is_not_started_and_is_collected_or_comes_to_its_
     assert stage.attach("again", orders).tally.ready
     stage.clock.advance(301)
     stage.tend()
-    assert [one.names for one in stage.told if isinstance(one, UnreadyCollected)] == [["left"]]
+    assert [event.names for event in stage.told if isinstance(event, UnreadyCollected)] == [["left"]]
     assert stage.work() == ["again"]
     assert stage.run(subscriptions.read, stage.triggers, "left") is None
     stage.clock.advance(60)
@@ -557,7 +557,7 @@ def test_an_item_is_pruned_when_its_row_is_gone_or_waits_or_has_a_newer_one(stag
     assert stage.items() == sorted(
         [("newer", stage.row("newer").tally.epoch), ("runs", stage.row("runs").tally.epoch)]
     )
-    assert sum(one.count for one in stage.told if isinstance(one, ItemsPruned)) == 3
+    assert sum(event.count for event in stage.told if isinstance(event, ItemsPruned)) == 3
 
 
 def test_an_item_of_somebody_elses_is_told_and_left_alone(stage: HeapStage) -> None:
@@ -566,7 +566,7 @@ def test_an_item_of_somebody_elses_is_told_and_left_alone(stage: HeapStage) -> N
     stage.observer._real.push([Item(0, "never was", 1), Item(0, "s", 99)])
     stage.clock.advance(20)
     stage.work()
-    strange = {one.key for one in stage.told if isinstance(one, StrangeKey)}
+    strange = {event.key for event in stage.told if isinstance(event, StrangeKey)}
     assert strange == {"never was under epoch 1", "s under epoch 99"}
     assert ("never was", 1) in stage.items()
     stage.publish(orders)
@@ -593,7 +593,7 @@ def test_a_heap_that_was_lost_is_rebuilt_from_the_rows(how: str) -> None:
     else:
         stage.clock.advance(31)  # they are overdue: the sweep looks whether they are there
     assert stage.work() == names
-    again = [one for one in stage.told if isinstance(one, ItemsPushed) and one.again]
+    again = [event for event in stage.told if isinstance(event, ItemsPushed) and event.again]
     assert bool(again) == (how == "sweep")
 
 

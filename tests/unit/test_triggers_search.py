@@ -157,7 +157,7 @@ def ended(world: World, ticket: Ticket) -> None:
         and (row.tally.epoch, row.tally.fence) == (ticket.epoch, ticket.fence)
     )
     alive = any(
-        one.id == ticket.node.id for one in world.store.run(lambda tx: nodes.read_all(tx, world.cluster))
+        node.id == ticket.node.id for node in world.store.run(lambda tx: nodes.read_all(tx, world.cluster))
     )
     was_refused = refused(lambda: world.finish(ticket))
     assert was_refused == (not (ours and alive))

@@ -77,7 +77,7 @@ def test_a_new_subscription_is_scheduled_if_there_is_something_already():
         subscriptions.subscribe, stage.triggers, stage.lots, "seen", Terms(sources=(orders,)), {orders: 1}
     )
     assert isinstance(seen, Waiting)
-    assert [one.name for one in stage.due()] == ["early"]
+    assert [due.name for due in stage.due()] == ["early"]
 
 
 def test_subscribing_again_is_a_no_op_and_other_sources_are_refused():
@@ -159,7 +159,7 @@ def test_a_paused_runners_finish_is_refused_after_its_successor_began():
     stage.subscribe("s", orders)
     zombie = stage.start(node, "s")
     stage.clock.advance(20)
-    assert [one.running for one in stage.due()] == [True]
+    assert [due.running for due in stage.due()] == [True]
     assert stage.look("s")
     successor_node, back = stage.node("m"), stage.node("n")  # the paused one has joined again
     successor = stage.start(successor_node, "s")
@@ -203,7 +203,7 @@ def test_the_run_of_a_live_node_is_looked_at_again_when_its_entry_would_run_out(
     stage.clock.advance(10)
     stage.store.run(lambda tx: nodes.beat(tx, stage.cluster, node, 15 * SECOND_US))
     stage.clock.advance(6)
-    assert [one.running for one in stage.due()] == [True]
+    assert [due.running for due in stage.due()] == [True]
     assert not stage.look("s")
     assert stage.due() == []
     assert next_look_at(stage) == first + 10 * SECOND_US
@@ -266,7 +266,7 @@ def test_a_barrier_waits_for_its_other_source_and_its_grace_wakes_it_by_time():
     assert stage.row("hasty") == hasty
     stage.publish(b)
     stage.page_all()
-    assert {one.name for one in stage.due()} == {"patient", "hasty"}
+    assert {due.name for due in stage.due()} == {"patient", "hasty"}
     assert stage.row("hasty").tally.epoch == hasty.tally.epoch + 1  # one epoch has one time
     row = stage.finish(stage.start(node, "hasty"), {a: 1, b: 1})
     assert (row.held, row.next_run) == (True, begun + 90 * SECOND_US)
