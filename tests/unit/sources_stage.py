@@ -79,13 +79,13 @@ class PlainParts:
                     bad.append([item.uri, number, line])
         written = []
         for sink, rows in zip(task.sinks, (good, bad), strict=True):
-            made = []
+            written_objects = []
             if rows:
                 info = self.objects.put(
                     place.data_prefix(task, sink) + "part-0.parquet", json.dumps(rows).encode()
                 )
-                made = [StoredObject(uri=info.key, size=info.size, rows=len(rows), etag=info.etag)]
-            written.append(SinkWritten(dataset=sink.dataset, objects=tuple(made), rows=len(rows)))
+                written_objects = [StoredObject(uri=info.key, size=info.size, rows=len(rows), etag=info.etag)]
+            written.append(SinkWritten(dataset=sink.dataset, objects=tuple(written_objects), rows=len(rows)))
         return tuple(written)
 
 
@@ -123,7 +123,7 @@ class SourceStage:
         """A file of JSON lines, as old as the hills unless told."""
         target = self.root / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(body if body is not None else "".join(f'{{"id":{one}}}\n' for one in ids))
+        target.write_text(body if body is not None else "".join(f'{{"id":{number}}}\n' for number in ids))
         at = OLD_S if age_s is None else self.clock.wall() - age_s
         os.utime(target, (at, at))
 
@@ -161,11 +161,11 @@ class SourceStage:
         """All rows of all lots, by position."""
         manifests = Manifests(self.objects, self.clock)
         rows = sorted(self.stage.rows_of(dataset), key=lambda row: row.position)
-        found = []
+        records = []
         for row in rows:
             for item in manifests.lot_objects(row.manifest):
-                found += json.loads(self.objects.get(item.uri)[0])
-        return found
+                records += json.loads(self.objects.get(item.uri)[0])
+        return records
 
     def taken(self) -> dict[str, TakenFile]:
         return dict(self.store.run(lambda tx: taken_page(tx, self.keys, SOURCE, limit=100_000)))

@@ -30,8 +30,8 @@ def declared() -> tm.Pipeline:
 @pytest.mark.rule("HEAP-12")
 def test_children_follow_from_names_across_templates_and_foreign_tables() -> None:
     shop = declared()
-    found = templates.children_of(shop, ["raw_c", "raw_c_quarantine", "other"])
-    assert list(found) == [
+    children = templates.children_of(shop, ["raw_c", "raw_c_quarantine", "other"])
+    assert list(children) == [
         "clean[raw_a]",
         "clean[raw_b]",
         "clean[raw_c]",
@@ -39,10 +39,10 @@ def test_children_follow_from_names_across_templates_and_foreign_tables() -> Non
         "total[clean_b]",
         "total[clean_c]",
     ]
-    child = found["clean[raw_c]"]
+    child = children["clean[raw_c]"]
     assert (child.reads, child.template) == (("raw_c", "rates"), "clean")
     assert [sink.name for sink in child.sinks] == ["clean_c", "odd_c"]
-    assert not templates.foreign_tables(shop, {}, found)
+    assert not templates.foreign_tables(shop, {}, children)
 
 
 def test_a_stored_template_lists_its_other_tables_and_its_schedule() -> None:
@@ -65,10 +65,10 @@ def test_two_children_never_write_one_table() -> None:
 
 
 def test_a_program_creates_a_child_once_and_none_for_foreign_names() -> None:
-    made: list[str] = []
+    created: list[str] = []
 
     def make(name: str) -> TemplateArc | None:
-        made.append(name)
+        created.append(name)
         if name.endswith("[gone]"):
             return None
         return TemplateArc(ArcProgram(spec=None, function=print, where="here"))  # type: ignore[arg-type]
@@ -79,10 +79,10 @@ def test_a_program_creates_a_child_once_and_none_for_foreign_names() -> None:
     for name in ("arc:shop/clean", "arc:shop/cleaner[raw_a]", "arc:other/clean[raw_a]", "clean[raw_a"):
         assert not program.knows(name)
         assert program.arc(name) is None
-    assert made == []
+    assert created == []
     first = program.arc("arc:shop/clean[raw_a]")
     assert first is not None
     assert program.arc("arc:shop/clean[raw_a]") is first
     assert program.arc("arc:shop/clean[gone]") is None
-    assert made == ["arc:shop/clean[raw_a]", "arc:shop/clean[gone]"]
+    assert created == ["arc:shop/clean[raw_a]", "arc:shop/clean[gone]"]
     assert list(program.all_arcs()) == ["arc:shop/clean[raw_a]"]

@@ -8,9 +8,9 @@ from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.pace import seconds, terms_of
 
 
-@pytest.mark.parametrize("said", [90, 90.0, "PT90S", "PT1M30S", timedelta(minutes=1.5)])
-def test_a_duration_has_several_forms(said: object) -> None:
-    assert seconds("cadence", said) == 90.0
+@pytest.mark.parametrize("value", [90, 90.0, "PT90S", "PT1M30S", timedelta(minutes=1.5)])
+def test_a_duration_has_several_forms(value: object) -> None:
+    assert seconds("cadence", value) == 90.0
 
 
 @pytest.mark.rule("HEAP-1", "HEAP-14")
@@ -26,10 +26,10 @@ def test_an_arc_has_the_pace_that_was_declared() -> None:
     assert (terms.cadence_us, terms.debounce_us, terms.max_wait_us) == (300_000_000, 2_000_000, 30_000_000)
 
 
-@pytest.mark.parametrize("said", [0, -1, "PT", "5 minutes", "P1M", 10**9])
-def test_an_invalid_pace_is_refused_with_the_line(said: object) -> None:
+@pytest.mark.parametrize("value", [0, -1, "PT", "5 minutes", "P1M", 10**9])
+def test_an_invalid_pace_is_refused_with_the_line(value: object) -> None:
     with pytest.raises(DeclarationError, match=r"test_pipeline_pace\.py:\d+: cadence="):
-        tm.Pace(cadence=said)
+        tm.Pace(cadence=value)
 
 
 def test_max_wait_needs_debounce() -> None:

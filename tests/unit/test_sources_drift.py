@@ -56,12 +56,12 @@ class Drifts:
 def drifts(tmp_path: Path) -> Drifts:
     stage = SourceStage(tmp_path / "in")
     stage.spec = msgspec.structs.replace(stage.spec, drift=Drift.EVOLVE)
-    found = Drifts(stage, DriftingParts(stage.root, stage.objects, stage.chance))
+    drifts = Drifts(stage, DriftingParts(stage.root, stage.objects, stage.chance))
     lots = stage.keys.publish.lots
     stage.store.run(lambda tx: tx.clear(lots.dataset[ORDERS.parts]))
-    found.declare("id BIGINT")
+    drifts.declare("id BIGINT")
     stage.put("a.json", 1)
-    return found
+    return drifts
 
 
 @pytest.mark.rule("LOT-34")

@@ -106,12 +106,12 @@ class Stage(PushStage):
         self.bad_id = quarantine_of(self.dataset.id)
         bad = DatasetRow(name=self.bad_id.name, schema=QUARANTINE_SCHEMA)
         self.store.run(lambda tx: datasets.declare(tx, self.keys.publish.lots, bad))
-        self.held = self.lease("n0")
+        self.lease = self.acquire("n0")
 
-    def lease(self, name: str) -> Held:
-        held = self.keeper(name).acquire(self.keys.fetch_lease(SOURCE))
-        assert isinstance(held, Held)
-        return held
+    def acquire(self, name: str) -> Held:
+        lease = self.keeper(name).acquire(self.keys.fetch_lease(SOURCE))
+        assert isinstance(lease, Held)
+        return lease
 
     def target(self, **options: Any) -> SourceTarget:
         return super().target(**{"quarantine": self.bad_id, **options})
@@ -126,12 +126,12 @@ class Stage(PushStage):
     def quarantined(self) -> list[dict[str, Any]]:
         manifests = Manifests(self.objects, SYSTEM)
         items = [
-            one for row in self.stage.rows_of(self.bad_id) for one in manifests.lot_objects(row.manifest)
+            item for row in self.stage.rows_of(self.bad_id) for item in manifests.lot_objects(row.manifest)
         ]
-        found: list[dict[str, Any]] = []
+        records: list[dict[str, Any]] = []
         for item in items:
-            found += pq.read_table(io.BytesIO(self.objects.get(item.uri)[0])).to_pylist()
-        return found
+            records += pq.read_table(io.BytesIO(self.objects.get(item.uri)[0])).to_pylist()
+        return records
 
 
 def convert(rows: Any) -> pa.Table:
@@ -142,7 +142,7 @@ def convert(rows: Any) -> pa.Table:
 
 
 def orders(*ids: Any) -> list[dict[str, Any]]:
-    return [{"id": one, "name": f"n{one}"} for one in ids]
+    return [{"id": number, "name": f"n{number}"} for number in ids]
 
 
 @pytest.mark.rule("LOT-35", "CLU-22")
@@ -150,20 +150,20 @@ def test_each_version_of_a_response_becomes_one_lot_by_etag_or_content(web: Web)
     stage = Stage()
     poller = stage.poller(web.url)
     web.says(orders(1, 2), ETag='"a"')
-    assert poller.poll(stage.held.fence).rows == 2
+    assert poller.poll(stage.lease.fence).rows == 2
     assert "if-none-match" not in web.asked[-1]
     web.says(b"", status=304)
-    assert not poller.poll(stage.held.fence).lot
+    assert not poller.poll(stage.lease.fence).lot
     assert web.asked[-1]["if-none-match"] == '"a"'
     web.says(orders(1, 2), ETag='"b"')
-    assert not poller.poll(stage.held.fence).lot, "another name for the same content"
+    assert not poller.poll(stage.lease.fence).lot, "another name for the same content"
     web.says(orders(1, 2))
-    assert not poller.poll(stage.held.fence).lot, "no name at all"
+    assert not poller.poll(stage.lease.fence).lot, "no name at all"
     packed = gzip.compress(b'{"id":3,"name":"n3"}\n{"id":"x"}\n')
     web.says(packed, NDJSON, Content_Encoding="gzip", Last_Modified="Mon, 02 Jan 2006 15:04:05 GMT")
-    assert poller.poll(stage.held.fence)[1:] == (1, 1)
+    assert poller.poll(stage.lease.fence)[1:] == (1, 1)
     web.says({"id": 4, "name": "n4"}, "application/hal+json")
-    assert poller.poll(stage.held.fence).rows == 1, "one object"
+    assert poller.poll(stage.lease.fence).rows == 1, "one object"
     assert web.asked[-1]["if-modified-since"] == "Mon, 02 Jan 2006 15:04:05 GMT"
     assert stage.ids() == [1, 2, 3, 4]
     (bad,) = stage.quarantined()
@@ -190,24 +190,24 @@ def test_added_lines_are_taken_once_and_an_incomplete_line_waits(web: Web) -> No
 
     web.reply = ranged
     log = b'{"id":1,"name":"n1"}\n{"id":2,'
-    assert poller.poll(stage.held.fence).rows == 1
-    assert not poller.poll(stage.held.fence).lot
+    assert poller.poll(stage.lease.fence).rows == 1
+    assert not poller.poll(stage.lease.fence).lot
     log += b'"name":"n2"}\n'
-    assert poller.poll(stage.held.fence).rows == 1
-    assert not poller.poll(stage.held.fence).lot, "416 at its end: nothing is new"
+    assert poller.poll(stage.lease.fence).rows == 1
+    assert not poller.poll(stage.lease.fence).lot, "416 at its end: nothing is new"
     assert stage.ids() == [1, 2]
     web.says(log + b'{"id":3,"name":"n3"}\n', NDJSON)
-    assert poller.poll(stage.held.fence).rows == 1, "a server that knows no ranges"
+    assert poller.poll(stage.lease.fence).rows == 1, "a server that knows no ranges"
     web.says(log[:10], NDJSON)
     with pytest.raises(CheckpointGone, match="63 bytes, and now has 10"):
-        poller.poll(stage.held.fence)
+        poller.poll(stage.lease.fence)
     again = stage.poller(web.url, follow="lines", on_gone="restart")
-    assert not again.poll(stage.held.fence).lot
-    assert [(one.before, one.after) for one in stage.told if isinstance(one, CheckpointSkipped)] == [
+    assert not again.poll(stage.lease.fence).lot
+    assert [(event.before, event.after) for event in stage.told if isinstance(event, CheckpointSkipped)] == [
         ("63", "0")
     ]
     web.says(b'{"id":9,"name":"n9"}\n', NDJSON)
-    assert again.poll(stage.held.fence).rows == 1
+    assert again.poll(stage.lease.fence).rows == 1
     assert stage.ids() == [1, 2, 3, 9]
 
 
@@ -265,15 +265,15 @@ LIES: dict[str, tuple[Reply, str]] = {
 @pytest.mark.parametrize("lie", LIES)
 def test_a_target_that_hangs_or_responds_wrongly_is_reported_and_nothing_is_lost(web: Web, lie: str) -> None:
     stage = Stage()
-    web.reply, said = LIES[lie]
+    web.reply, message = LIES[lie]
     slow = {"timeout_s": 0.4} if lie in ("hangs", "drips") else {}
     poller = stage.poller(web.url, body_bytes=100_000, **slow)
-    with pytest.raises((PollRefused, SourceUnavailable), match=said):
-        poller.poll(stage.held.fence)
+    with pytest.raises((PollRefused, SourceUnavailable), match=message):
+        poller.poll(stage.lease.fence)
     assert stage.ids() == []
     web.says(orders(1))
     patient = stage.poller(web.url, body_bytes=100_000)
-    assert patient.poll(stage.held.fence).rows == 1
+    assert patient.poll(stage.lease.fence).rows == 1
     assert stage.ids() == [1]
 
 
@@ -284,7 +284,7 @@ def test_headers_are_not_sent_to_another_host(web: Web) -> None:
     thread.start()
     other.says(orders(1))
     web.reply = _raw(b"HTTP/1.1 302 Go\r\nLocation: " + other.url.encode() + b"\r\n\r\n")
-    stage.poller(web.url, headers={"Authorization": "Bearer s"}).poll(stage.held.fence)
+    stage.poller(web.url, headers={"Authorization": "Bearer s"}).poll(stage.lease.fence)
     assert web.asked[0]["authorization"] == "Bearer s"
     assert "authorization" not in other.asked[0]
     other.server.shutdown()
@@ -297,10 +297,10 @@ def test_a_node_that_lost_the_lease_publishes_nothing(web: Web) -> None:
     stage = Stage()
     web.says(orders(1))
     old = stage.poller(web.url)
-    stage.keeper("n0").release(stage.held)
-    new = stage.lease("n1")
+    stage.keeper("n0").release(stage.lease)
+    new = stage.acquire("n1")
     with pytest.raises(LeaseLost):
-        old.poll(stage.held.fence)
+        old.poll(stage.lease.fence)
     assert stage.poller(web.url, publisher=stage.publisher("n1")).poll(new.fence).rows == 1
     assert stage.ids() == [1]
 
@@ -310,13 +310,13 @@ def test_each_response_is_in_exactly_one_lot_after_a_kill_at_any_point(web: Web)
     web.says(orders(1, 2))
     with crash.recorded() as points:
         stage = Stage()
-        stage.poller(web.url).poll(stage.held.fence)
+        stage.poller(web.url).poll(stage.lease.fence)
     assert {"sources.fetch.before", "sources.fetch.after"} < points
     for point in sorted(points):
         stage = Stage()
         with crash.armed(point), pytest.raises(Crashed):
-            stage.poller(web.url).poll(stage.held.fence)
-        stage.poller(web.url, publisher=stage.publisher("n1")).poll(stage.held.fence)
+            stage.poller(web.url).poll(stage.lease.fence)
+        stage.poller(web.url, publisher=stage.publisher("n1")).poll(stage.lease.fence)
         assert stage.ids() == [1, 2], point
 
 
@@ -325,10 +325,10 @@ def test_checks_quarantine_rows_or_refuse_a_batch(web: Web) -> None:
     web.says([{"id": 1, "name": "n1"}, {"id": 2}])
     strict = stage.poller(web.url, publisher=stage.publisher(checks=(not_null("name"),)))
     with pytest.raises(CheckFailed):
-        strict.poll(stage.held.fence)
+        strict.poll(stage.lease.fence)
     assert stage.ids() == []
     drops = stage.publisher(checks=(not_null("name", on_fail="drop"),))
-    assert stage.poller(web.url, publisher=drops).poll(stage.held.fence)[1:] == (1, 1)
+    assert stage.poller(web.url, publisher=drops).poll(stage.lease.fence)[1:] == (1, 1)
     assert [row["check"] for row in stage.quarantined()] == ["not_null(name)"]
 
 
@@ -341,9 +341,9 @@ def test_bad_records_are_quarantined_and_the_others_keep_their_order() -> None:
         calls.append(len(rows))
         return convert(rows)
 
-    found = parse([SourceRecord("t", number, text) for number, text in enumerate(texts)], counted)
-    assert found.rows.column("id").to_pylist() == [n for n in range(1000) if n not in (17, 500, 999)]
-    assert found.bad.column("line").to_pylist() == [17, 500, 999]
+    records = parse([SourceRecord("t", number, text) for number, text in enumerate(texts)], counted)
+    assert records.rows.column("id").to_pylist() == [n for n in range(1000) if n not in (17, 500, 999)]
+    assert records.bad.column("line").to_pylist() == [17, 500, 999]
     assert len(calls) < 30
     keyed = parse([SourceRecord("t", 1, b'{"name": "x"}'), SourceRecord("t", 2, None)], convert, ("id",))
     assert keyed.bad.column("error").to_pylist() == [

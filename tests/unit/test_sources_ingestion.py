@@ -54,23 +54,25 @@ def test_a_file_is_acknowledged_in_the_transaction_that_publishes_its_lot(stage:
     stage.put("a.json", 1)
     work = stage.ingestion()
     work.discover()
-    seen = []
+    states = []
     for point in ("publish.commit.before", "publish.commit.after"):
         with crash.armed(point), pytest.raises(Crashed):
             work.ingest()
         row = stage.store.run(lambda tx: windows.read(tx, stage.keys, SOURCE, 1))
         assert row is not None
-        seen.append((row.state.value, len(stage.stage.events(ORDERS))))
-        work = stage.ingestion()  # a new life of the node
-    assert seen == [("held", 0), ("published", 1)]
+        states.append((row.state.value, len(stage.stage.events(ORDERS))))
+        work = stage.ingestion()  # the node starts again
+    assert states == [("held", 0), ("published", 1)]
 
 
 def test_ingestion_emits_events(stage: SourceStage) -> None:
     stage.put("a.json", body='{"id":1}\n{"id":2}\nnonsense\n')
     stage.run()
-    (found,), (taken,), (published,) = map(stage.heard, (FilesDiscovered, WindowTaken, WindowPublished))
-    assert (found.files, found.windows, found.size) == (1, 1, 27)
-    assert (taken.window, taken.node, taken.files, taken.over) == (1, "n1", 1, False)
+    (discovered,) = stage.heard(FilesDiscovered)
+    (window,) = stage.heard(WindowTaken)
+    (published,) = stage.heard(WindowPublished)
+    assert (discovered.files, discovered.windows, discovered.size) == (1, 1, 27)
+    assert (window.window, window.node, window.files, window.over) == (1, "n1", 1, False)
     assert (published.lot, published.position, published.rows) == ("A00000000000000001", 1, 2)
     (quarantined,) = stage.heard(RecordsQuarantined)
     assert (quarantined.dataset, quarantined.records) == ("orders_quarantine", 1)
@@ -192,12 +194,12 @@ def test_a_remembered_page_is_read_again_after_a_while(stage: SourceStage) -> No
 
 
 def test_windows_are_bounded_by_files_bytes_and_rows(tmp_path: Path) -> None:
-    few = SourceStage(tmp_path / "few", max_files=3)
+    few_files = SourceStage(tmp_path / "few", max_files=3)
     for number in range(8):
-        few.put(f"{number}.json", number)
-    looked = few.ingestion().discover()
-    assert looked is not None
-    assert len(looked.windows) == 3
+        few_files.put(f"{number}.json", number)
+    discovery = few_files.ingestion().discover()
+    assert discovery is not None
+    assert len(discovery.windows) == 3
     small = SourceStage(tmp_path / "small", max_bytes=25)
     for number in range(4):
         small.put(f"{number}.json", 1)
@@ -303,15 +305,15 @@ def test_the_windows_of_a_dead_node_are_taken_over_with_their_attempts(stage: So
     work.discover()
     with crash.armed("publish.part-manifest.after"), pytest.raises(Crashed):
         work.ingest()
-    (held,) = stage.open_windows()
-    assert isinstance(held, HeldWindow)
+    (window,) = stage.open_windows()
+    assert isinstance(window, HeldWindow)
     other = stage.ingestion("other")
     assert other.ingest() == 0  # its node is alive
     stage.stage.kill(dead)
     assert other.ingest() == 1
-    taken = stage.heard(WindowTaken)
-    assert [(event.node, event.over) for event in taken] == [("dead", False), ("other", True)]
-    assert taken[0].attempt == taken[1].attempt
+    events = stage.heard(WindowTaken)
+    assert [(event.node, event.over) for event in events] == [("dead", False), ("other", True)]
+    assert events[0].attempt == events[1].attempt
     assert ids(stage.published()) == [1]
 
 
@@ -346,9 +348,9 @@ def test_two_nodes_do_not_list_at_the_same_time(stage: SourceStage) -> None:
     stage.put("a.json", 1)
     keepers = [Keeper(stage.store, name, clock=stage.clock, chance=stage.chance) for name in ("n1", "n2")]
     works = [stage.ingestion(keeper.holder, keeper=keeper) for keeper in keepers]
-    held = keepers[0].acquire(stage.keys.discovery_lease(SOURCE))
+    lease = keepers[0].acquire(stage.keys.discovery_lease(SOURCE))
     assert works[1].discover() is None
-    keepers[0].release(held)  # type: ignore[arg-type]
+    keepers[0].release(lease)  # type: ignore[arg-type]
     looked = works[1].discover()
     assert looked is not None
     assert looked.taken == 1
@@ -359,10 +361,10 @@ def test_a_node_that_lost_the_lease_takes_nothing(stage: SourceStage) -> None:
     stage.put("a.json", 1)
     keeper = Keeper(stage.store, "n1", clock=stage.clock, chance=stage.chance)
     work = stage.ingestion("n1", keeper=keeper)
-    held = keeper.acquire(stage.keys.discovery_lease(SOURCE))
+    lease = keeper.acquire(stage.keys.discovery_lease(SOURCE))
     stage.clock.advance(60)
     with pytest.raises(LeaseLost):
-        work._discovery.discover(fence=held.fence)  # type: ignore[union-attr]
+        work._discovery.discover(fence=lease.fence)  # type: ignore[union-attr]
     assert stage.taken() == {}
 
 

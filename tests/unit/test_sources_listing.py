@@ -13,7 +13,7 @@ from tidemill.testing.fake_clock import FakeClock
 def listed(root: Path, pattern: str = "**/*.json", **kind: str) -> tuple[list[str], list[tuple[str, str]]]:
     skipped: list[tuple[str, str]] = []
     listing = FolderListing(root, PathPattern(pattern))
-    return [file.path for file in listing.files(lambda *told: skipped.append(told), **kind)], skipped
+    return [file.path for file in listing.files(lambda *skip: skipped.append(skip), **kind)], skipped
 
 
 def make(root: Path, *paths: str) -> None:
@@ -68,8 +68,8 @@ def test_unusual_names_are_listed_unchanged(tmp_path: Path) -> None:
 def test_unusable_names_are_reported(tmp_path: Path) -> None:
     make(tmp_path, "fine.json", "/".join(["d" * 200] * 5) + "/long.json", "new\nline.json")
     (tmp_path / os.fsdecode(b"bad\xff.json")).write_text("{}")
-    found, skipped = listed(tmp_path)
-    assert found == ["fine.json"]
+    paths, skipped = listed(tmp_path)
+    assert paths == ["fine.json"]
     assert len(skipped) == 3
     assert any("UTF-8" in why for _, why in skipped)
 
@@ -82,21 +82,21 @@ def test_links_to_files_are_followed_and_links_to_folders_are_not(tmp_path: Path
     (root / "gone.json").symlink_to(tmp_path / "nothing.json")
     (root / "loop").symlink_to(root)
     os.mkfifo(root / "pipe.json")
-    found, skipped = listed(root)
-    assert found == ["link.json", "real.json"]
+    paths, skipped = listed(root)
+    assert paths == ["link.json", "real.json"]
     assert skipped == [("loop", "a link to a folder is not followed")]
 
 
 def test_files_deleted_during_the_listing_are_skipped(tmp_path: Path) -> None:
     make(tmp_path, "a.json", "b/x.json", "c.json", "d/x.json")
-    found = []
+    paths = []
     for file in FolderListing(tmp_path, PathPattern("**/*.json")).files(lambda *_: None):
-        found.append(file.path)
+        paths.append(file.path)
         for gone in ("c.json", "d/x.json"):
             (tmp_path / gone).unlink(missing_ok=True)
         if (tmp_path / "d").exists():
             (tmp_path / "d").rmdir()
-    assert found == ["a.json", "b/x.json"]
+    assert paths == ["a.json", "b/x.json"]
 
 
 def test_a_missing_folder_is_empty_and_a_file_instead_of_it_is_an_error(tmp_path: Path) -> None:

@@ -45,21 +45,21 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(st.integers(0, 5000), st.integers(1, 64))
-def test_shards_cover_every_path_once_and_have_about_equal_size(count: int, wanted: int) -> None:
+def test_shards_cover_every_path_once_and_have_about_equal_size(count: int, shards: int) -> None:
     paths = [f"{number:06}" for number in range(count)]
-    found, counted = listing_shards.cut(iter(paths), wanted)
+    cut_shards, counted = listing_shards.cut(iter(paths), shards)
     assert counted == count
-    assert (found[0].after, found[-1].until) == ("", None)
-    assert all(one.until == other.after for one, other in itertools.pairwise(found))
-    sizes = [sum(1 for path in paths if _within(path, one)) for one in found]
+    assert (cut_shards[0].after, cut_shards[-1].until) == ("", None)
+    assert all(shard.until == following.after for shard, following in itertools.pairwise(cut_shards))
+    sizes = [sum(1 for path in paths if _within(path, shard)) for shard in cut_shards]
     assert sum(sizes) == count
-    assert len(found) <= min(wanted, count // listing_shards.LEAST_FILES + 1)
-    if len(found) > 1:
-        assert max(sizes) <= 1.5 * count / len(found)
+    assert len(cut_shards) <= min(shards, count // listing_shards.LEAST_FILES + 1)
+    if len(cut_shards) > 1:
+        assert max(sizes) <= 1.5 * count / len(cut_shards)
 
 
-def _within(path: str, one: ListingShard) -> bool:
-    return path > one.after and (one.until is None or path <= one.until)
+def _within(path: str, shard: ListingShard) -> bool:
+    return path > shard.after and (shard.until is None or path <= shard.until)
 
 
 @pytest.mark.rule("CLU-21")
@@ -140,10 +140,10 @@ def test_a_node_that_joins_takes_the_shards_that_are_left(tmp_path: Path) -> Non
     assert sharded is not None
     sharded._scope = dataclasses.replace(sharded._scope, emit=join)
     looked.append(first.discover())
-    assert all(one is not None and one.complete for one in looked)
+    assert all(result is not None and result.complete for result in looked)
     listed = {event.shard: event.holder.partition(".")[0] for event in stage.heard(ListingShardDone)}
     assert sorted(listed.values()) == ["first", "joiner", "joiner", "joiner"]
-    assert sum(one.taken for one in looked if one) == 600
+    assert sum(result.taken for result in looked if result) == 600
 
 
 @pytest.mark.rule("CLU-21")
@@ -171,9 +171,9 @@ def test_a_node_that_lost_its_shard_takes_nothing_from_it(tmp_path: Path) -> Non
     sharded._cut(None)
     genuine = sharded._discovery.discover
 
-    def slow(**named):  # type: ignore[no-untyped-def]
+    def slow(**options):  # type: ignore[no-untyped-def]
         stage.clock.advance(16)
-        return genuine(**named)
+        return genuine(**options)
 
     sharded._discovery.discover = slow  # type: ignore[method-assign]
     with pytest.raises(LeaseLost):
@@ -187,8 +187,8 @@ def test_a_long_listing_keeps_its_shard(tmp_path: Path) -> None:
     listing = stage.source.listing()
     genuine = listing.files
 
-    def slow(skip, **named):  # type: ignore[no-untyped-def]
-        for number, file in enumerate(genuine(skip, **named)):
+    def slow(skip, **options):  # type: ignore[no-untyped-def]
+        for number, file in enumerate(genuine(skip, **options)):
             if number % 100 == 99:
                 stage.clock.advance(6)
             yield file

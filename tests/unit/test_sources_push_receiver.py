@@ -85,9 +85,9 @@ def test_an_unanswered_request_is_sent_again_and_taken_once(stage: PushStage, st
 @pytest.mark.rule("CLU-19")
 def test_a_receiver_without_its_lease_publishes_nothing_and_refuses(stage: PushStage) -> None:
     keeper = stage.keeper("old", ttl_s=15)
-    held = keeper.acquire(stage.keys.push_lease(SOURCE))
-    assert isinstance(held, Held)
-    receiver = stage.receiver(held)
+    lease = keeper.acquire(stage.keys.push_lease(SOURCE))
+    assert isinstance(lease, Held)
+    receiver = stage.receiver(lease)
     assert receiver.submit(table(1)).result(STUCK_S).position == 1
     stage.stage.clock.advance(16)
     with pytest.raises(SourceUnavailable):
@@ -100,12 +100,12 @@ def test_a_receiver_without_its_lease_publishes_nothing_and_refuses(stage: PushS
 
 def test_requests_beyond_the_queue_limit_are_refused(stage: PushStage) -> None:
     receiver = stage.receiver(start=False, waiting_bytes=100)
-    kept = receiver.submit(table(*range(50)))  # larger than what may wait, but nothing does
+    large = receiver.submit(table(*range(50)))  # larger than what may wait, but nothing does
     with pytest.raises(PushBusy) as busy:
         receiver.submit(table(1))
     assert busy.value.hint
     receiver.start()
-    kept.result(STUCK_S)
+    large.result(STUCK_S)
     receiver.submit(table(100)).result(STUCK_S)
     receiver.close()
     assert len(stage.ids()) == 51
@@ -136,10 +136,10 @@ def test_closing_publishes_the_waiting_requests(stage: PushStage) -> None:
 
 
 def test_one_request_sent_to_two_nodes_is_taken_once(stage: PushStage) -> None:
-    """Both have looked before either has published: the second finds out in its transaction."""
-    one, two = stage.receiver(), stage.receiver()
+    """Both nodes read before either publishes: the transaction of the second one detects this."""
+    receivers = [stage.receiver(), stage.receiver()]
     both = threading.Barrier(2)
-    for receiver in (one, two):
+    for receiver in receivers:
         firsts = iter([True])
 
         def together(genuine=receiver._begin, firsts=firsts):  # type: ignore[no-untyped-def]
@@ -149,12 +149,12 @@ def test_one_request_sent_to_two_nodes_is_taken_once(stage: PushStage) -> None:
 
         receiver._begin = together  # type: ignore[method-assign]
     identity = Identity("till", 1, "d")
-    answers: list[Future[Receipt]] = [one.submit(table(1), identity), two.submit(table(1), identity)]
+    answers: list[Future[Receipt]] = [receiver.submit(table(1), identity) for receiver in receivers]
     first, second = (answer.result(STUCK_S) for answer in answers)
     assert first == second
     assert stage.ids() == [1]
-    one.close()
-    two.close()
+    for receiver in receivers:
+        receiver.close()
     assert stage.store.run(lambda tx: attempts.open_ids(tx, stage.keys.publish)) == []
 
 

@@ -87,20 +87,20 @@ def test_a_batch_is_converted_with_all_columns_that_it_adds():
 @pytest.mark.rule("LOT-33")
 def test_expressions_are_evaluated_by_spark_counted_and_quarantine_rows():
     table = pa.table({"id": [1, -2, None, 4], "name": ["a", "b", "c", None]})
-    asked: list[list[str]] = []
+    requests: list[list[str]] = []
 
     def evaluate(rows: pa.Table, expressions: list[str]) -> list[pa.Array]:
-        asked.append(expressions)
-        return [pa.array([one is not None and one > 0 for one in rows.column("id").to_pylist()])]
+        requests.append(expressions)
+        return [pa.array([value is not None and value > 0 for value in rows.column("id").to_pylist()])]
 
     checks = [expect("id > 0", name="positive", on_fail="drop"), not_null("name", on_fail="warn")]
     found = check_table(table, checks, evaluate=evaluate)
-    assert asked == [["id > 0"]]
+    assert requests == [["id > 0"]]
     assert found.counts == {"positive": 2, "not_null(name)": 1}
     assert found.rows.column("id").to_pylist() == [1, 4]
     assert [row["check"] for row in found.quarantined.to_pylist()] == ["positive", "positive"]
     assert check_table(table.slice(0, 0), checks, evaluate=evaluate).counts["positive"] == 0
-    assert len(asked) == 1
+    assert len(requests) == 1
 
 
 @pytest.mark.rule("LOT-34")
