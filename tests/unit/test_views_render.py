@@ -5,7 +5,7 @@ import pytest
 from tests.unit.views_stage import output
 from tidemill.views.circuit import interpreter
 from tidemill.views.circuit.circuit import walk
-from tidemill.views.circuit.expr import ClockValue, Expr, binary, call, column, joined, text
+from tidemill.views.circuit.expr import ClockValue, Expr, binary, call, column, merge_parts, text
 from tidemill.views.circuit.interpreter import interpret
 from tidemill.views.circuit.operators import SparkColumn
 from tidemill.views.circuit.render import Renderer, quoted
@@ -121,6 +121,6 @@ def test_combined_expressions_have_the_parentheses_they_need() -> None:
         == "f(c0 + 1, (c0 + 1))"
     )
     assert total.renumbered(lambda i: i + 5).columns == {5}
-    assert joined(["a", "b", 1, "", "c"]) == ("ab", 1, "c")
+    assert merge_parts(["a", "b", 1, "", "c"]) == ("ab", 1, "c")
     assert Expr((3,)).column == 3
     assert total.column is None

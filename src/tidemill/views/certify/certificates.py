@@ -131,7 +131,7 @@ def certify(
         seed: the seed of the generated rows.
     """
     kind = equality_of(output)
-    if _unsteady(output):
+    if _is_nondeterministic(output):
         return ViewCertificate(
             equal=True, kind="none", why="not deterministic, so there is nothing to compare"
         )
@@ -165,7 +165,7 @@ def _columns(ddl: str) -> list[str]:
     return list(schema.parse(ddl).names)
 
 
-def _unsteady(output: ViewOutput) -> bool:
+def _is_nondeterministic(output: ViewOutput) -> bool:
     return not all(placed.deterministic for placed in rungs(output).values())
 
 

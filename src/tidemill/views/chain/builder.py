@@ -19,7 +19,7 @@ from tidemill.views.chain.source_sharing import SharedSource, side_key, source_k
 from tidemill.views.chain.stateful_operator import StatefulOperator
 from tidemill.views.circuit import operators as ops
 from tidemill.views.circuit.circuit import Circuit, walk
-from tidemill.views.circuit.expr import Expr, call, column, joined
+from tidemill.views.circuit.expr import Expr, call, column, merge_parts
 from tidemill.views.circuit.ids import expressions_of
 from tidemill.views.circuit.operators import Operator
 from tidemill.views.circuit.row_properties import append_only
@@ -418,7 +418,7 @@ def _cast(expr: Expr, current: str, target: str) -> Expr:
     """Cast an expression; a column that has the type already stays as it is."""
     if expr.column is not None and current == target:
         return expr
-    return Expr(joined(("CAST(", *expr.parts, f" AS {target})")), expr.calls | {"cast"})
+    return Expr(merge_parts(("CAST(", *expr.parts, f" AS {target})")), expr.calls | {"cast"})
 
 
 def _coalesced(place: int, other: int | None) -> Expr:

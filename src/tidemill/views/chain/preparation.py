@@ -10,8 +10,8 @@ The result is the same. An operator that no kernel computes raises `NoKernel`; t
 from dataclasses import replace
 
 from tidemill.views.aggregates.registry import Argument, aggregate
-from tidemill.views.circuit.circuit import replaced
-from tidemill.views.circuit.expr import Expr, binary, call, column, joined, text
+from tidemill.views.circuit.circuit import map_operators
+from tidemill.views.circuit.expr import Expr, binary, call, column, merge_parts, text
 from tidemill.views.circuit.operators import (
     Aggregate,
     AggregateCall,
@@ -32,7 +32,7 @@ class NoKernel(Exception):
 
 def prepared(output: ViewOutput) -> ViewOutput:
     """Rewrite a view so that its stateful operators read plain columns."""
-    rewritten = replaced(output, _prepared)
+    rewritten = map_operators(output, _prepared)
     assert isinstance(rewritten, ViewOutput)
     return rewritten
 
@@ -140,7 +140,7 @@ def _templated(template: str, argument: Expr) -> Expr:
     if template == "{}":
         return argument
     before, _, after = template.partition("{}")
-    return Expr(joined((before, *argument.parts, after)), argument.calls)
+    return Expr(merge_parts((before, *argument.parts, after)), argument.calls)
 
 
 def _is_nullable(argument: Expr) -> bool:
@@ -152,7 +152,7 @@ def _is_nullable(argument: Expr) -> bool:
 
 
 def _not_null(expr: Expr) -> Expr:
-    return Expr(joined((*expr.enclosed().parts, " IS NOT NULL")), expr.calls)
+    return Expr(merge_parts((*expr.parenthesized().parts, " IS NOT NULL")), expr.calls)
 
 
 def _and(first: Expr | None, second: Expr) -> Expr:
@@ -161,4 +161,4 @@ def _and(first: Expr | None, second: Expr) -> Expr:
 
 def _when(condition: Expr, value: Expr) -> Expr:
     parts = ("CASE WHEN ", *condition.parts, " THEN ", *value.parts, " END")
-    return Expr(joined(parts), condition.calls | value.calls)
+    return Expr(merge_parts(parts), condition.calls | value.calls)

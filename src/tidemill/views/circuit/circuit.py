@@ -48,7 +48,7 @@ class Circuit:
 
         def output_of(name: str) -> ViewOutput:
             if name not in linked:
-                changed = replaced(self.outputs[name], replace_input)
+                changed = map_operators(self.outputs[name], replace_input)
                 assert isinstance(changed, ViewOutput)
                 linked[name] = changed
             return linked[name]
@@ -77,7 +77,7 @@ def walk(*roots: Operator) -> Iterator[Operator]:
             stack += [(child, False) for child in reversed(operator.inputs)]
 
 
-def replaced(root: Operator, change: Callable[[Operator], Operator]) -> Operator:
+def map_operators(root: Operator, change: Callable[[Operator], Operator]) -> Operator:
     """Apply `change` to every operator, inputs first; a shared operator is changed once."""
     new_operators: dict[Operator, Operator] = {}
     for operator in walk(root):

@@ -79,24 +79,24 @@ class Expr:
             if isinstance(part, int):
                 value = values(part)
                 calls |= value.calls
-                parts += value.parts if alone else value.enclosed().parts
+                parts += value.parts if alone else value.parenthesized().parts
             else:
                 parts.append(part)
-        return Expr(joined(parts), frozenset(calls))
+        return Expr(merge_parts(parts), frozenset(calls))
 
-    def enclosed(self) -> "Expr":
+    def parenthesized(self) -> "Expr":
         """Return the expression in parentheses; a column, a name, a number or a simple string needs none."""
         if len(self.parts) == 1:
             only = self.parts[0]
             if not isinstance(only, str) or ATOM.fullmatch(only):
                 return self
-        return Expr(joined(("(", *self.parts, ")")), self.calls)
+        return Expr(merge_parts(("(", *self.parts, ")")), self.calls)
 
     def __str__(self) -> str:
         return self.sql()
 
 
-def joined(parts: Iterable[Part]) -> tuple[Part, ...]:
+def merge_parts(parts: Iterable[Part]) -> tuple[Part, ...]:
     """Merge adjacent texts, so that equal expressions have equal parts."""
     merged: list[Part] = []
     for part in parts:
@@ -127,10 +127,10 @@ def call(name: str, *arguments: Expr) -> Expr:
             parts.append(", ")
         parts += argument.parts
         calls |= argument.calls
-    return Expr(joined([*parts, ")"]), frozenset(calls))
+    return Expr(merge_parts([*parts, ")"]), frozenset(calls))
 
 
 def binary(left: Expr, operator: str, right: Expr) -> Expr:
     """Return two expressions with an operator between them."""
-    parts = (*left.enclosed().parts, f" {operator} ", *right.enclosed().parts)
-    return Expr(joined(parts), left.calls | right.calls)
+    parts = (*left.parenthesized().parts, f" {operator} ", *right.parenthesized().parts)
+    return Expr(merge_parts(parts), left.calls | right.calls)

@@ -135,19 +135,19 @@ class ViewFunctions:
     def __init__(self, declared: Iterable[UserFunction] = ()) -> None:
         self.declared: Mapping[str, UserFunction] = {f.name.lower(): f for f in declared}
 
-    def known(self, name: str) -> bool:
+    def is_known(self, name: str) -> bool:
         return name in self.declared or name in AGGREGATES or name in KNOWN
 
-    def aggregate(self, name: str) -> bool:
+    def is_aggregate(self, name: str) -> bool:
         declared = self.declared.get(name)
         return declared.aggregate if declared else name in AGGREGATES
 
-    def random(self, name: str) -> bool:
+    def is_random(self, name: str) -> bool:
         """Return whether it may return different values for the same input."""
         declared = self.declared.get(name)
         return not declared.deterministic if declared else name in RANDOM or name in SESSION
 
-    def total(self, name: str) -> bool:
+    def is_total(self, name: str) -> bool:
         """Return whether it raises no error for any value."""
         return name not in self.declared and name in TOTAL
 

@@ -76,11 +76,13 @@ class Renderer:
         return f"SELECT * FROM VALUES {', '.join(rows)} AS v({', '.join(_columns(op.width))})"
 
     def filter(self, op: Filter, inputs: Sequence[str]) -> str:
-        conditions = " AND ".join(self.text(condition.enclosed()) for condition in op.conditions)
+        conditions = " AND ".join(self.text(condition.parenthesized()) for condition in op.conditions)
         return f"SELECT {_list(_columns(op.width))} FROM {inputs[0]} WHERE {conditions}"
 
     def temporal(self, op: TemporalFilter, inputs: Sequence[str]) -> str:
-        condition = f"{self.text(op.value.enclosed())} {op.comparison} {self.text(op.bound.enclosed())}"
+        condition = (
+            f"{self.text(op.value.parenthesized())} {op.comparison} {self.text(op.bound.parenthesized())}"
+        )
         return f"SELECT {_list(_columns(op.width))} FROM {inputs[0]} WHERE {condition}"
 
     def project(self, op: Project, inputs: Sequence[str]) -> str:
@@ -108,7 +110,7 @@ class Renderer:
         if not op.left_only:
             names += [f"r.c{i} AS c{width + i}" for i in range(op.right.width)]
         on = [self._equal(key) for key in op.keys]
-        on += [self.text(part.enclosed(), lambda i: _side(i, width)) for part in op.residual]
+        on += [self.text(part.parenthesized(), lambda i: _side(i, width)) for part in op.residual]
         if op.null_aware:
             on.append(f"coalesce({' AND '.join(self._equal(key) for key in op.null_aware)}, true)")
         tables = f"{inputs[0]} AS l {JOINS[op.join]} {inputs[1]} AS r"
@@ -117,8 +119,8 @@ class Renderer:
         return f"SELECT {_list(names)} FROM {tables}"
 
     def _equal(self, key: JoinKey) -> str:
-        left = self.text(key.left.enclosed(), "l.c{}".format)
-        right = self.text(key.right.enclosed(), "r.c{}".format)
+        left = self.text(key.left.parenthesized(), "l.c{}".format)
+        right = self.text(key.right.parenthesized(), "r.c{}".format)
         return f"({left} {'<=>' if key.null_safe else '='} {right})"
 
     def set_operation(self, op: SetOp, inputs: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tidemill.views.circuit.circuit import replaced, walk
+from tidemill.views.circuit.circuit import map_operators, walk
 from tidemill.views.circuit.expr import Expr
 from tidemill.views.circuit.functions import ViewFunctions
 from tidemill.views.circuit.join_order import inner_joins
@@ -174,7 +174,7 @@ def fuse(root: ViewOutput, functions: ViewFunctions) -> ViewOutput:
             return Filter(op.input.input, tuple(conditions))
         return op
 
-    fused = replaced(root, change)
+    fused = map_operators(root, change)
     assert isinstance(fused, ViewOutput)
     return fused
 
@@ -186,7 +186,7 @@ def drop_distinct(root: ViewOutput) -> ViewOutput:
     def change(op: Operator) -> Operator:
         return op.input if isinstance(op, Distinct) and keys.get(op.input) else op
 
-    rewritten = replaced(root, change)
+    rewritten = map_operators(root, change)
     assert isinstance(rewritten, ViewOutput)
     return rewritten
 

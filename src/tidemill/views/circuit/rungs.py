@@ -88,7 +88,7 @@ def _rung_of(op: Operator, functions: ViewFunctions, grows: Mapping[Operator, bo
 
 def _random(op: Operator, functions: ViewFunctions) -> list[str]:
     calls = set(op.calls) if isinstance(op, Opaque) else {n for e in expressions_of(op) for n in e.calls}
-    return sorted(name for name in calls if functions.random(name) or name in RANDOM)
+    return sorted(name for name in calls if functions.is_random(name) or name in RANDOM)
 
 
 def _clock(op: Operator) -> bool:

@@ -23,7 +23,7 @@ from dataclasses import replace
 from tidemill.schemas.type_table import row_of
 from tidemill.views.aggregates.registry import TieBreak, aggregate
 from tidemill.views.circuit.circuit import walk
-from tidemill.views.circuit.expr import Expr, Part, joined
+from tidemill.views.circuit.expr import Expr, Part, merge_parts
 from tidemill.views.circuit.interpreter import split_list, struct_fields
 from tidemill.views.circuit.operators import (
     Aggregate,
@@ -121,7 +121,7 @@ def hash_of(types: Sequence[str]) -> tuple[Expr, Expr]:
     parts: list[Part] = []
     for position, kind in enumerate(types):
         parts += [", isnull(", position, "), ", *hashable((position,), kind)]
-    first, second = (Expr(joined([f"xxhash64({salt}", *parts, ")"]), _FUNCTIONS) for salt in SALTS)
+    first, second = (Expr(merge_parts([f"xxhash64({salt}", *parts, ")"]), _FUNCTIONS) for salt in SALTS)
     return first, second
 
 
@@ -147,7 +147,7 @@ def hashable(value: tuple[Part, ...], kind: str, depth: int = 0) -> tuple[Part, 
             parts += _flagged((*value, f".{quoted(name)}"), of_field, depth + 1)
         return ("named_struct(", *parts, ")")
     before, _, after = row_of(kind).hashed.partition("{}")
-    return joined((before, *value, after)) if before else value
+    return merge_parts((before, *value, after)) if before else value
 
 
 def _flagged(value: tuple[Part, ...], kind: str, depth: int) -> tuple[Part, ...]:
@@ -189,7 +189,9 @@ def _call(call: AggregateCall, hashes: tuple[Expr, Expr]) -> AggregateCall:
         return call
     value = call.arguments[0]
     filters = [] if call.filter is None else [call.filter]
-    row = Expr(joined(("named_struct('h', ", *hashes[0].parts, ", 'i', ", *hashes[1].parts, ")")), _FUNCTIONS)
+    row = Expr(
+        merge_parts(("named_struct('h', ", *hashes[0].parts, ", 'i', ", *hashes[1].parts, ")")), _FUNCTIONS
+    )
     parts: tuple[Part, ...]
     ties = _ties(call)
     if ties in {TieBreak.FIRST, TieBreak.LAST}:
@@ -199,7 +201,7 @@ def _call(call: AggregateCall, hashes: tuple[Expr, Expr]) -> AggregateCall:
     elif ties is TieBreak.BY:
         key = call.arguments[1]
         pair: tuple[Part, ...] = ("named_struct('k', ", *key.parts, ", 'r', ", *row.parts, ")")
-        filters.append(Expr(joined((*key.enclosed().parts, " IS NOT NULL")), key.calls))
+        filters.append(Expr(merge_parts((*key.parenthesized().parts, " IS NOT NULL")), key.calls))
         parts = (f"{call.name}(", *value.parts, ", ", *pair, ")")
         calls = {call.name}
     elif ties is TieBreak.MODE:
@@ -215,19 +217,19 @@ def _call(call: AggregateCall, hashes: tuple[Expr, Expr]) -> AggregateCall:
     else:
         pair = ("named_struct('r', ", *row.parts, ", 'v', ", *value.parts, ")")
         order = ("(l, r) -> CASE WHEN l.r < r.r THEN -1 WHEN l.r > r.r THEN 1 ELSE 0 END",)
-        filters.append(Expr(joined((*value.enclosed().parts, " IS NOT NULL")), value.calls))
+        filters.append(Expr(merge_parts((*value.parenthesized().parts, " IS NOT NULL")), value.calls))
         inner = (f"{call.name}(", *pair, ")", *_filter(filters))
         parts = ("transform(array_sort(", *inner, ", ", *order, "), i -> i.v)")
         filters, calls = [], {call.name}
     used = frozenset(calls).union(_FUNCTIONS, *(expr.calls for expr in (*call.arguments, *filters)))
-    expr = Expr(joined((*parts, *_filter(filters))), used)
+    expr = Expr(merge_parts((*parts, *_filter(filters))), used)
     return replace(call, value=expr, plain=False)
 
 
 def _filter(filters: Sequence[Expr]) -> tuple[Part, ...]:
     parts: list[Part] = []
     for condition in filters:
-        parts += [" AND " if parts else " FILTER (WHERE ", *condition.enclosed().parts]
+        parts += [" AND " if parts else " FILTER (WHERE ", *condition.parenthesized().parts]
     return (*parts, ")") if parts else ()
 
 

@@ -31,12 +31,12 @@ UNITS = words("""
 
 def is_deterministic(expr: Expr, functions: ViewFunctions) -> bool:
     """Return whether it is deterministic: no rand(), no clock, only user functions declared deterministic."""
-    return not expr.reads_clock and not any(functions.random(name) for name in expr.calls)
+    return not expr.reads_clock and not any(functions.is_random(name) for name in expr.calls)
 
 
 def is_total(expr: Expr, functions: ViewFunctions) -> bool:
     """Return whether it is deterministic and raises no error on any row."""
-    if not is_deterministic(expr, functions) or not all(functions.total(name) for name in expr.calls):
+    if not is_deterministic(expr, functions) or not all(functions.is_total(name) for name in expr.calls):
         return False
     tokens = TOKEN.findall(expr.sql(lambda _: COLUMN))
     for index, token in enumerate(tokens):

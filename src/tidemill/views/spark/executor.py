@@ -136,7 +136,7 @@ def _query_text(query: KeyedQuery, inner: str) -> str:
     text = f"SELECT {', '.join(selected)} FROM ({inner})"  # noqa: S608  # the view's own query
     for step in query.expressions.steps:
         if isinstance(step, FilterStep):
-            conditions = " AND ".join(condition.enclosed().sql() for condition in step.conditions)
+            conditions = " AND ".join(condition.parenthesized().sql() for condition in step.conditions)
             text = f"SELECT * FROM ({text}) WHERE {conditions}"  # noqa: S608
         else:
             assert isinstance(step, SelectStep), "a query does not explode rows"

@@ -134,4 +134,4 @@ def _identity(edge: Edge, plan: StepPlan, types_of: TypesOf) -> "Column":
 
 
 def _all(conditions: Sequence[Expr], column: Callable[[int], str]) -> str:
-    return " AND ".join(condition.enclosed().sql(column) for condition in conditions)
+    return " AND ".join(condition.parenthesized().sql(column) for condition in conditions)

@@ -96,7 +96,7 @@ def join_keys(
 def _key(condition: Condition, is_left: Callable[[int], bool], functions: ViewFunctions) -> JoinKey | None:
     if (
         condition.sides is None
-        or any(functions.random(name) for name in condition.expr.calls)
+        or any(functions.is_random(name) for name in condition.expr.calls)
         or condition.expr.reads_clock
     ):
         return None
@@ -159,12 +159,12 @@ def _sides(
 
 
 def _value(stage: SelectStage, expr: Expr) -> bool:
-    deterministic = not any(stage.context.functions.random(name) for name in expr.calls)
+    deterministic = not any(stage.context.functions.is_random(name) for name in expr.calls)
     return bool(expr.columns) and not expr.reads_clock and deterministic
 
 
 def _bound(stage: SelectStage, expr: Expr) -> bool:
-    return not expr.columns and not any(stage.context.functions.random(name) for name in expr.calls)
+    return not expr.columns and not any(stage.context.functions.is_random(name) for name in expr.calls)
 
 
 # --- bounds that grow with the clock ------------------------------------------------------------------------

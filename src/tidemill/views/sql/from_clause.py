@@ -65,7 +65,7 @@ class FromClause:
         """Return the rows before WHERE."""
         clause = select.args.get("from_")
         if clause is None:
-            rows = FromRows(LiteralRows(((),)), NameScope(exact=self.context.case_sensitive))
+            rows = FromRows(LiteralRows(((),)), NameScope(case_sensitive=self.context.case_sensitive))
         else:
             rows = self._list(clause.this, select.args.get("joins") or [])
         for lateral in select.args.get("laterals") or []:
@@ -237,7 +237,7 @@ class FromClause:
                 other_columns.append(
                     NamedColumn(named_column.qualifier, named_column.name, named_column.index, shown=False)
                 )
-        return FromRows(operator, NameScope((*key_columns, *other_columns), joined.scope.exact))
+        return FromRows(operator, NameScope((*key_columns, *other_columns), joined.scope.case_sensitive))
 
     def _using_column(self, part: FromRows, name: str, join: exp.Join) -> NamedColumn:
         matches, _ = part.scope.resolve([name])
@@ -277,7 +277,8 @@ class FromClause:
         width = rows.operator.width
         operator = Generate(rows.operator, expr, len(column_names), outer)
         scope = NameScope(
-            tuple(NamedColumn(qualifier, name, i) for i, name in enumerate(column_names)), rows.scope.exact
+            tuple(NamedColumn(qualifier, name, i) for i, name in enumerate(column_names)),
+            rows.scope.case_sensitive,
         )
         return FromRows(operator, rows.scope.combined_with(scope, width))
 

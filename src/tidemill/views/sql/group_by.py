@@ -27,7 +27,7 @@ def bare_call(node: exp.Expr) -> exp.Expr:
 def is_aggregate(context: QueryContext, node: exp.Expr) -> bool:
     """Return whether the node is the call of an aggregate, including its FILTER and similar clauses."""
     name = called_function(context.query, bare_call(node))
-    return name is not None and context.functions.aggregate(name)
+    return name is not None and context.functions.is_aggregate(name)
 
 
 def aggregates(context: QueryContext, node: exp.Expr) -> Iterator[exp.Expr]:

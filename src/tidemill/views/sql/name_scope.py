@@ -1,7 +1,7 @@
 """Name scope: the columns of a FROM clause by qualifier and name, with their positions in an operator."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from tidemill.views.circuit.operators import Operator
 
@@ -29,23 +29,23 @@ class NameScope:
     """The columns that expressions can name, in the order of `SELECT *`."""
 
     columns: tuple[NamedColumn, ...] = ()
-    exact: bool = field(default=False)
+    case_sensitive: bool = False
 
     @staticmethod
-    def of(relation: Relation, qualifier: str | None, exact: bool = False) -> "NameScope":
+    def of(relation: Relation, qualifier: str | None, case_sensitive: bool = False) -> "NameScope":
         return NameScope(
-            tuple(NamedColumn(qualifier, name, i) for i, name in enumerate(relation.names)), exact
+            tuple(NamedColumn(qualifier, name, i) for i, name in enumerate(relation.names)), case_sensitive
         )
 
     def combined_with(self, other: "NameScope", width: int) -> "NameScope":
         """Append the columns of another scope; their positions start at `width`."""
         moved = tuple(replace(column, index=column.index + width) for column in other.columns)
-        return NameScope(self.columns + moved, self.exact)
+        return NameScope(self.columns + moved, self.case_sensitive)
 
     def same_name(self, name: str | None, other: str) -> bool:
         if name is None:
             return False
-        return name == other if self.exact else name.lower() == other.lower()
+        return name == other if self.case_sensitive else name.lower() == other.lower()
 
     def resolve(self, parts: Sequence[str]) -> tuple[list[NamedColumn], int]:
         """Find the columns that a dotted name can mean, and how many of its parts name the column.

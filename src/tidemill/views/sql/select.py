@@ -167,7 +167,7 @@ class SelectBlock:
         elif group is not None:
             keys.add(group)
         for key in keys.groups:
-            if any(self.context.functions.random(name) for name in key.calls):
+            if any(self.context.functions.is_random(name) for name in key.calls):
                 raise NotDecomposed("GROUP BY a value that is not deterministic")
         calls = list(dict.fromkeys(aggregate_call(rows, node) for node in aggregate_nodes))
         stage = GroupedStage(rows, keys, calls)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sqlglot import exp
 from sqlglot.tokenizer_core import Token, TokenType
 
-from tidemill.views.circuit.expr import Expr, Part, joined
+from tidemill.views.circuit.expr import Expr, Part, merge_parts
 from tidemill.views.circuit.functions import words
 from tidemill.views.sql.parser import ParsedQuery
 
@@ -64,7 +64,7 @@ def copy_text(query: ParsedQuery, start: int, end: int, replacements: Sequence[T
             alone = replacement.bare or (replacement.start <= start and replacement.end >= end)
             parts += [
                 _space(last, "c", gap),
-                *(replacement.expr if alone else replacement.expr.enclosed()).parts,
+                *(replacement.expr if alone else replacement.expr.parenthesized()).parts,
             ]
             calls |= replacement.expr.calls
             while index < len(tokens) and tokens[index].start <= replacement.end:
@@ -83,7 +83,7 @@ def copy_text(query: ParsedQuery, start: int, end: int, replacements: Sequence[T
         # A number with a suffix (1L) is several tokens with the same position.
         while index < len(tokens) and tokens[index].start == token.start:
             index += 1
-    return Expr(joined(parts), frozenset(calls))
+    return Expr(merge_parts(parts), frozenset(calls))
 
 
 def call_of(token: Token, before: Token | None, following: Token | None) -> str | None:

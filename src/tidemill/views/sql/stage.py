@@ -16,7 +16,7 @@ from sqlglot import exp
 from sqlglot.tokenizer_core import TokenType
 
 from tidemill.errors import NameUnknown
-from tidemill.views.circuit.expr import ClockValue, Expr, column, joined
+from tidemill.views.circuit.expr import ClockValue, Expr, column, merge_parts
 from tidemill.views.circuit.functions import CLOCK, GENERATORS, GROUPING, NAME_SENSITIVE, WINDOW_ONLY
 from tidemill.views.circuit.operators import Operator
 from tidemill.views.circuit.render import quoted
@@ -71,7 +71,7 @@ class SelectStage:
             self._collect(node, replacements)
         expr = copy_text(self.context.query, start, end, replacements)
         for name in sorted(expr.calls):
-            if not self.context.functions.known(name):
+            if not self.context.functions.is_known(name):
                 raise NotDecomposed(f"the function {name} is unknown; declare it with the view")
         if not correlated and any(position < 0 for position in expr.columns):
             raise NotDecomposed("a column of the outer query in an unsupported place of a subquery")
@@ -82,13 +82,13 @@ class SelectStage:
 
         Without the number their operators would be equal and therefore shared. The first call gets no number.
         """
-        random = self.context.functions.random
+        random = self.context.functions.is_random
         if not any(random(name) for name in expr.calls):
             return expr
         before = sum(
             1 for token in self.context.query.tokens if token.start < start and random(token.text.lower())
         )
-        return Expr(joined((*expr.parts, f" /* {before + 1} */")), expr.calls) if before else expr
+        return Expr(merge_parts((*expr.parts, f" /* {before + 1} */")), expr.calls) if before else expr
 
     def _collect(self, node: exp.Expr, replacements: list[TextReplacement]) -> None:
         replacement = self.replacement(node)
@@ -127,13 +127,13 @@ class SelectStage:
             self._function(node.this)
         name = called_function(self.context.query, node)
         if name is None or name in self.context.functions.declared:
-            if name and self.context.functions.aggregate(name):
+            if name and self.context.functions.is_aggregate(name):
                 raise NotDecomposed(f"the aggregate {name} in an unsupported place")
             return None
         if name in TIMES:
             return self._replace(node, Expr((TIMES[name],), frozenset({name})))
         if name == "unix_timestamp" and len(self.context.query.tokens_of(node)) == 3:  # without an argument
-            parts = joined(("unix_timestamp(", ClockValue.TIMESTAMP, ")"))
+            parts = merge_parts(("unix_timestamp(", ClockValue.TIMESTAMP, ")"))
             return self._replace(node, Expr(parts, frozenset({name, "now"})))
         if name in CLOCK or name in NAME_SENSITIVE:
             raise NotDecomposed(f"the function {name}")
@@ -141,7 +141,7 @@ class SelectStage:
             name in GENERATORS
             or name in WINDOW_ONLY
             or name in GROUPING
-            or self.context.functions.aggregate(name)
+            or self.context.functions.is_aggregate(name)
         ):
             raise NotDecomposed(f"{name} in an unsupported place")
         return None
@@ -209,7 +209,7 @@ class SelectStage:
             raise NotDecomposed(f"{name} is the name of several columns of the select list")
         if not exprs:
             return None
-        if any(self.context.functions.random(function) for function in exprs[0].calls):
+        if any(self.context.functions.is_random(function) for function in exprs[0].calls):
             raise NotDecomposed(f"{name} is the name of a value that is not deterministic")
         return exprs[0]
 
@@ -236,7 +236,7 @@ class SelectStage:
         if node is self.root or not complete or not argument or parent is None:
             return expr
         if called_function(self.context.query, parent) == "struct":
-            return Expr(joined((*expr.enclosed().parts, f" AS {quoted(name)}")), expr.calls)
+            return Expr(merge_parts((*expr.parenthesized().parts, f" AS {quoted(name)}")), expr.calls)
         return expr
 
     def _star(self, node: exp.Expr) -> TextReplacement | None:
@@ -256,7 +256,7 @@ class SelectStage:
             if name == "struct":
                 parts.append(f" AS {quoted(named_column.name or f'col{index + 1}')}")
         start, end = self.context.query.span(node)
-        return TextReplacement(start, end, Expr(joined(parts)), bare=True)
+        return TextReplacement(start, end, Expr(merge_parts(parts)), bare=True)
 
     def conjuncts(self, node: exp.Expr) -> Iterator[exp.Expr]:
         """Yield the conditions of a conjunction."""
