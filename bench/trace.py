@@ -100,20 +100,20 @@ class View:
             0, "_h", pa.array(mixed(numbers.astype(np.int64), rows["day"].cast(pa.int32()).to_numpy()))
         )
 
-    def spine(self, name: str, layout: Layout) -> Trace:
+    def trace(self, name: str, layout: Layout) -> Trace:
         return Trace.of(self.version, name, layout, self.cache, ALL, self.version.step)
 
     def groups(self) -> dict[str, Trace]:
-        return {name: self.spine(f"groups.{name}", layout) for name, layout in AGGREGATE.layouts.items()}
+        return {name: self.trace(f"groups.{name}", layout) for name, layout in AGGREGATE.layouts.items()}
 
     def load(self) -> None:
         customers, days, cents = self.orders[0]
         ones = np.ones(len(customers), np.int64)
         bundle = Bundle(self.objects, "runs/load", self.cache)
-        kept = [self.spine("orders", ORDERS).extend(self.order_table(self.orders[0], ones), bundle)]
+        changes = [self.trace("orders", ORDERS).extend(self.order_table(self.orders[0], ones), bundle)]
         everyone = np.arange(len(self.region_of))
         table = self.customer_table(everyone, self.region_of, np.ones(len(everyone), np.int64))
-        kept.append(self.spine("customers", CUSTOMERS).extend(table, bundle))
+        changes.append(self.trace("customers", CUSTOMERS).extend(table, bundle))
         parts = []
         for low in range(0, len(customers), 1_000_000):
             part = slice(low, low + 1_000_000)
@@ -123,19 +123,21 @@ class View:
                 REGIONS[regions],
                 pa.array(days[part].astype(np.int32)).cast(pa.date32()),
             ]
-            named = [*map(pa.array, arrays), money(cents[part]), pa.array(ones[part])]
-            parts.append(AGGREGATE.accumulate(pa.table(named, names=["_h", "region", "day", "amount", "_w"])))
+            columns = [*map(pa.array, arrays), money(cents[part]), pa.array(ones[part])]
+            parts.append(
+                AGGREGATE.accumulate(pa.table(columns, names=["_h", "region", "day", "amount", "_w"]))
+            )
         groups = self.groups()
         for name, table in AGGREGATE.step(parts, groups).traces.items():
-            kept.append(groups[name].extend(table, bundle))
-        self.commit(bundle, kept)
+            changes.append(groups[name].extend(table, bundle))
+        self.commit(bundle, changes)
 
     def change(self, count: int) -> tuple[pa.Table, pa.Table]:
         gone = count // 10
         old = self.orders[0]
         fresh = self.drawn(count - gone)
-        taken = slice(len(old[0]) - gone, len(old[0]))
-        rows = tuple(np.concatenate([new, before[taken]]) for new, before in zip(fresh, old, strict=True))
+        last_rows = slice(len(old[0]) - gone, len(old[0]))
+        rows = tuple(np.concatenate([new, before[last_rows]]) for new, before in zip(fresh, old, strict=True))
         self.orders[0] = (old[0][: -gone or None], old[1][: -gone or None], old[2][: -gone or None])
         weights = np.concatenate([np.ones(count - gone, np.int64), -np.ones(gone, np.int64)])
         moving = self.chance.choice(len(self.region_of), max(2, count // 500), replace=False)
@@ -150,9 +152,13 @@ class View:
         times = [time.perf_counter()]
         began = time.process_time()
         bundle = Bundle(self.objects, f"runs/{self.version.step:08d}", self.cache)
-        mine, theirs, groups = self.spine("orders", ORDERS), self.spine("customers", CUSTOMERS), self.groups()
+        order_trace, customer_trace, groups = (
+            self.trace("orders", ORDERS),
+            self.trace("customers", CUSTOMERS),
+            self.groups(),
+        )
         left, right = JOIN.consolidate_side(orders, ORDERS), JOIN.consolidate_side(customers, CUSTOMERS)
-        joined = JOIN.step(left, right, mine, theirs)
+        joined = JOIN.step(left, right, order_trace, customer_trace)
         rows = pa.concat_tables([JOIN.schema.empty_table(), *joined]).combine_chunks()
         times.append(time.perf_counter())
         paused = time.process_time()
@@ -162,10 +168,13 @@ class View:
         result = AGGREGATE.step([AGGREGATE.accumulate(hashed)], groups)
         assert result.pending is None
         times.append(time.perf_counter())
-        kept = [mine.extend(left, bundle, settled=True), theirs.extend(right, bundle, settled=True)]
-        kept += [groups[name].extend(table, bundle) for name, table in result.traces.items()]
+        changes = [
+            order_trace.extend(left, bundle, settled=True),
+            customer_trace.extend(right, bundle, settled=True),
+        ]
+        changes += [groups[name].extend(table, bundle) for name, table in result.traces.items()]
         times.append(time.perf_counter())
-        self.commit(bundle, kept)
+        self.commit(bundle, changes)
         times.append(time.perf_counter())
         join, _, aggregate, extend, commit = (1e3 * float(spent) for spent in np.diff(times))
         total = join + aggregate + extend + commit
@@ -179,10 +188,9 @@ class View:
             "cpu": cpu,
         }
 
-    def commit(self, bundle: Bundle, kept: list[TraceChanges]) -> None:
+    def commit(self, bundle: Bundle, changes: list[TraceChanges]) -> None:
         self.bytes += bundle.write()
-        added = [each for one in kept for each in one.added]
-        merged = [each for one in kept for each in one.merged]
+        added, merged = TraceChanges.combine(changes)
         self.version = self.version.apply(self.version.step + 1, added, merged).version
         write_version(self.objects, f"versions/{self.version.step:08d}", self.version)
 
@@ -198,9 +206,11 @@ def measured(rows: int, steps: int, report: Report) -> dict[str, Any]:
         }
         report.say(f"{rows} rows are loaded: {answer}")
         for size in SIZES:
-            found = [view.step(*view.change(size)) for _ in range(steps + 5)][5:]
-            medians = {part: round(statistics.median(each[part] for each in found), 2) for part in found[0]}
-            worst = max(each["cpu"] for each in found) / medians["cpu"]
+            figures = [view.step(*view.change(size)) for _ in range(steps + 5)][5:]
+            medians = {
+                part: round(statistics.median(each[part] for each in figures), 2) for part in figures[0]
+            }
+            worst = max(each["cpu"] for each in figures) / medians["cpu"]
             answer[str(size)] = {**medians, "worst_over_median": round(worst, 2)}
             report.say(f"{rows} rows, steps of {size}: {answer[str(size)]}")
         answer["entries"] = sum(map(len, view.version.traces.values()))

@@ -7,8 +7,9 @@ never change, so they are read from object storage once and cached.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import msgspec
 
@@ -24,6 +25,8 @@ PAGE = 500
 LOTS = 100
 CACHED_MANIFESTS = 4096
 READERS = 8
+
+T = TypeVar("T")
 
 
 class LotSlice(msgspec.Struct, frozen=True):
@@ -69,11 +72,8 @@ class ManifestReader:
         return loaded
 
     def load_all(self, keys: Sequence[str]) -> list[Manifest]:
-        """Return several manifests, in the order of the keys; many are fetched in parallel."""
-        if len(keys) < READERS:
-            return [self.load(key) for key in keys]
-        with ThreadPoolExecutor(READERS, thread_name_prefix="manifests") as pool:
-            return list(pool.map(self.load, keys))
+        """Return several manifests, in the order of the keys."""
+        return _read_all(self.load, keys)
 
     def leaves(self, key: str) -> list[Manifest]:
         """Return the manifests that list objects: the parts of a root, otherwise the manifest itself."""
@@ -150,16 +150,19 @@ class InputReader:
 
     def _slices(self, rows: Sequence[LotRow]) -> list[LotSlice]:
         complete = [row for row in rows if row.state is LotState.COMPLETE]
-        keys = [row.manifest for row in complete]
-        if len(keys) < READERS:
-            listed = [self.manifests.objects(key) for key in keys]
-        else:
-            with ThreadPoolExecutor(READERS, thread_name_prefix="manifests") as pool:
-                listed = list(pool.map(self.manifests.objects, keys))
+        listed = _read_all(self.manifests.objects, [row.manifest for row in complete])
         return [
             LotSlice(row.position, row.lot, row.generation, objects)
             for row, objects in zip(complete, listed, strict=True)
         ]
+
+
+def _read_all(read: Callable[[str], T], keys: Sequence[str]) -> list[T]:
+    """Read each key, in order; many keys are read in parallel."""
+    if len(keys) < READERS:
+        return [read(key) for key in keys]
+    with ThreadPoolExecutor(READERS, thread_name_prefix="manifests") as pool:
+        return list(pool.map(read, keys))
 
 
 def _newest(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: str, position: int) -> LotRow | None:
