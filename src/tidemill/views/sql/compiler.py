@@ -106,7 +106,7 @@ def _break_ties(
 ) -> ViewOutput:
     """Add the hash of the row as the last key of every order that may leave ties.
 
-    The hash depends on the column types, so Spark is asked for them if there is such an order.
+    The hash depends on the column types, so Spark provides them if there is such an order.
     """
     if not depends_on_ties(output):
         return output
