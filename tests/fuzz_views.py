@@ -176,13 +176,13 @@ class Comparison:
                 Case(
                     name,
                     texts[name],
-                    kernels.holding(name),
+                    kernels.maintained(name),
                     equality_of(outputs[name]),
                     interpret(written[name]),
                 )
             )
             for name in outputs
-            if name in kernels.found.views
+            if name in kernels.group.views
         ]
 
 

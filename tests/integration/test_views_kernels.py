@@ -57,9 +57,9 @@ def judged(
     outputs = {n: rewrite(views_oracle.compiled(spark, known, sql).output) for n, sql in texts.items()}
     kernels = Kernels(spark, folder, ddl, outputs, **options)
     cases = [
-        Case(name, sql, kernels.holding(name), equality_of(outputs[name]))
+        Case(name, sql, kernels.maintained(name), equality_of(outputs[name]))
         for name, sql in texts.items()
-        if name in kernels.found.views and views_oracle.is_one_query(sql)
+        if name in kernels.group.views and views_oracle.is_one_query(sql)
     ]
     verdict = Judge(spark, ddl, batch=60, precomputed=PlannedQueries(spark)).run(cases, steps)
     assert verdict, str(verdict)
@@ -73,17 +73,17 @@ def judged(
 def test_queries_written_by_hand_are_equal_to_spark_on_kernels_after_every_step(
     spark: Any, hand: tuple[dict[str, QueryTable], list[Step]], tmp_path: Path
 ) -> None:
-    known = dict.fromkeys(views_oracle.TABLES, "changes")
-    kernels, count = judged(spark, tmp_path, views_oracle.TABLES, hand[0], HAND, hand[1][:2], kinds=known)
+    kinds = dict.fromkeys(views_oracle.TABLES, "changes")
+    kernels, count = judged(spark, tmp_path, views_oracle.TABLES, hand[0], HAND, hand[1][:2], kinds=kinds)
     assert count > 140
-    kinds = {type(one.operator).__name__ for one in kernels.chain.operators}
-    assert kinds >= {
-        "JoinStation",
-        "AggregateStation",
-        "SetStation",
-        "GatherStation",
-        "ReplaceStation",
-        "OutputStation",
+    operators = {type(placed.operator).__name__ for placed in kernels.chain.operators}
+    assert operators >= {
+        "StatefulJoin",
+        "StatefulAggregate",
+        "StatefulSet",
+        "GatherRows",
+        "ReplaceRows",
+        "OutputSink",
     }
 
 
@@ -98,47 +98,48 @@ def test_generated_queries_are_equal_to_spark_on_kernels_in_seven_ranges(spark: 
 
 
 def is_shallow(output: Operator) -> bool:
-    """Whether a step of it is at most two jobs: no keyed operator behind another one."""
-    found = rungs(output)
+    """Return whether its step has at most two jobs: no keyed operator reads another one."""
+    rung_of = rungs(output)
 
     def keyed(op: Operator) -> int:
-        return (found[op].rung is Rung.KEYED) + max(map(keyed, op.inputs), default=0)
+        return (rung_of[op].rung is Rung.KEYED) + max(map(keyed, op.inputs), default=0)
 
-    return keyed(output) < 2 and all(placed.rung is not Rung.FULL for placed in found.values())
+    return keyed(output) < 2 and all(placed.rung is not Rung.FULL for placed in rung_of.values())
 
 
 @pytest.mark.rule("DBSP-1", "DBSP-46")
 def test_some_queries_are_equal_to_spark_as_jobs(
     spark: Any, hand: tuple[dict[str, QueryTable], list[Step]], tmp_path: Path
 ) -> None:
-    """A load and a step, both for all of them in the same few jobs; what they hold then is compared."""
+    """Run a load and a step for all of them in the same few jobs, and compare the contents."""
     texts = [item for item in list(HAND.items())[::3] if views_oracle.is_one_query(item[1])]
     compiled = {n: rewrite(views_oracle.compiled(spark, hand[0], sql).output) for n, sql in texts}
-    some = dict([(n, one) for n, one in compiled.items() if is_shallow(one)][: AS_JOBS + 4])
+    some = dict([(n, output) for n, output in compiled.items() if is_shallow(output)][: AS_JOBS + 4])
     kinds = dict.fromkeys(views_oracle.TABLES, "changes")
     kernels = Kernels(spark, tmp_path, views_oracle.TABLES, some, kinds=kinds, job=True)
-    assert len(kernels.found.views) >= AS_JOBS
+    assert len(kernels.group.views) >= AS_JOBS
     assert kernels.chain.jobs == 2, "some have a query between two jobs"
-    assert any(one.borrowed for one in kernels.chain.operators), "some joins read what a source remembers"
+    assert any(placed.borrowed for placed in kernels.chain.operators), "some joins read the trace of a source"
     (first, then) = hand[1][:2]
-    told = [*kernels.step(first), *kernels.step(then)]
-    shared = [one for one in kernels.chain.operators if len(kernels.chain.leaving(one.number)) > 1]
+    reports = [*kernels.step(first), *kernels.step(then)]
+    operators = kernels.chain.operators
+    shared = [placed for placed in operators if len(kernels.chain.leaving(placed.number)) > 1]
     assert shared, "some have several consumers"
     bundles = [info.key for info in kernels.objects.list("state/") if info.key.endswith(".runs")]
-    assert len(bundles) == sum(one.changes != TraceChanges() for one in told), "and no kernel ran twice"
+    assert len(bundles) == sum(report.changes != TraceChanges() for report in reports), "no kernel ran twice"
     both = Step({n: [*first.inserts[n], *then.inserts[n]] for n in first.inserts}, then.deletes)
     cases = [
-        Case(name, sql, MaintainedView(partial(_held, kernels, name)), equality_of(some[name]))
+        Case(name, sql, MaintainedView(partial(_content, kernels, name)), equality_of(some[name]))
         for name, sql in texts
-        if name in kernels.found.views
+        if name in kernels.group.views
     ]
     verdict = Judge(spark, views_oracle.TABLES, batch=200).run(cases, [both])
     assert verdict, str(verdict)
     assert verdict.compared == len(cases) >= AS_JOBS
-    assert kernels.loads == 1, "the second one was a step"
+    assert kernels.loads == 1, "the second run was a step"
 
 
-def _held(kernels: Kernels, view: str, _: Step) -> "DataFrame":
+def _content(kernels: Kernels, view: str, _: Step) -> "DataFrame":
     return kernels.frame(view)
 
 

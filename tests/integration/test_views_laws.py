@@ -101,7 +101,7 @@ def loaded(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
             outputs,
             kinds=dict.fromkeys(TABLES, "changes"),
         )
-        assert kernels.found.views == set(QUERIES), kernels.found.reasons
+        assert kernels.group.views == set(QUERIES), kernels.group.reasons
         kernels.step(BASE)
     return kernels
 
@@ -149,7 +149,7 @@ def test_steps_permuted_merged_or_split_leave_the_same_tables_and_state(
 ) -> None:
     one, other = taken[1], loaded.fork(request.node.callspec.id, 2)
     assert content([digests(other.step(step)) for step in steps]) == content(taken[0])
-    assert {view: other.held[view] for view in QUERIES} == {view: one.held[view] for view in QUERIES}
+    assert {view: other.contents[view] for view in QUERIES} == {view: one.contents[view] for view in QUERIES}
     assert settled(other) == settled(one)
 
 
@@ -160,7 +160,7 @@ def test_a_change_and_its_inverse_leave_no_residue(loaded: Kernels) -> None:
     assert set(there) == set(QUERIES)
     assert content([there, back]) == {}
     assert settled(other) == settled(loaded)
-    assert other.held == loaded.held
+    assert other.contents == loaded.contents
 
 
 def settled(kernels: Kernels) -> dict[str, Any]:

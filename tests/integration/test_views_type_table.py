@@ -183,7 +183,7 @@ def test_every_cell_of_the_table_of_types_equals_spark_after_every_step(spark: A
         kernels = Kernels(spark, tmp_path, DDL, outputs)
         cases = []
         for (view, output), (name, sql) in zip(outputs.items(), queries.items(), strict=True):
-            actual = kernels.holding(view) if view in kernels.found.views else interpret(output)
+            actual = kernels.maintained(view) if view in kernels.group.views else interpret(output)
             cases.append(Case(name, sql, actual, equality_of(output)))
         verdict = Judge(spark, DDL, batch=100).run(cases, steps())
     assert verdict, str(verdict)

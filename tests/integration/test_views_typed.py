@@ -34,7 +34,7 @@ class TypedQueries:
         self.oracles = {name: interpret(output) for name, output in written.items()}
         for name, output in written.items():
             assert not depends_on_ties(output) or "xxhash64(" in self.oracles[name], self.queries[name]
-        self.with_chain = self.kernels.found.views
+        self.with_chain = self.kernels.group.views
 
     def case(self, name: str, actual: str | MaintainedView) -> Case:
         equality = equality_of(self.outputs[name])
@@ -75,7 +75,7 @@ def test_many_queries_with_each_type_equal_spark_after_every_step(
 ) -> None:
     seeds = range(part * len(COLUMNS), (part + 1) * len(COLUMNS))
     typed, steps = TypedQueries(spark, tmp_path, seeds), views_typed.steps(part)
-    cases = [typed.case(name, typed.kernels.holding(name)) for name in typed.with_chain]
+    cases = [typed.case(name, typed.kernels.maintained(name)) for name in typed.with_chain]
     cases += typed.circuits(list(typed.queries))
     with views_oracle.stage(spark, {}, DDL):
         verdict = Judge(spark, DDL).run(cases, steps)

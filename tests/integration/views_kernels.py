@@ -45,16 +45,16 @@ WEIGHT = "_weight"
 
 
 class Kernels:
-    """The views of a chain, with what they hold.
+    """The views of a chain with their current content.
 
     Args:
-        spark: for types and expressions.
-        folder: where state is.
+        spark: the session, for types and row expressions.
+        folder: the folder of the state.
         tables: the columns of the tables.
         outputs: the circuits of views.
-        kinds: how the rows of tables come; "rows" where nothing is said.
-        count: how many ranges.
-        job: compute steps as Spark jobs.
+        kinds: the kinds of the tables' rows; "rows" by default.
+        count: the number of ranges.
+        job: whether to compute steps as Spark jobs.
     """
 
     def __init__(
@@ -72,24 +72,24 @@ class Kernels:
         self.objects = LocalObjects(folder, SYSTEM, random.Random(1))
         self.columns = {name: schema.parse(text) for name, text in tables.items()}
         frames = {name: spark.createDataFrame([], str(text)) for name, text in self.columns.items()}
-        known = dict.fromkeys(tables, "rows") | dict(kinds or {})
-        self.found: GroupChain = group_chain(spark, outputs, frames, known, "kernels")
+        table_kinds = dict.fromkeys(tables, "rows") | dict(kinds or {})
+        self.group: GroupChain = group_chain(spark, outputs, frames, table_kinds, "kernels")
         self.count = count
         self.runs_jobs = job
         self.version, self.key, self.number = TraceVersion(), "", 0
         self.base: dict[str, list[tuple[Any, int]]] = {name: [] for name in tables}
-        self.held: dict[str, pa.Table] = {}
+        self.contents: dict[str, pa.Table] = {}
         self.loads = 0
         self.attempt = "0"
         self._last: Step | None = None
 
     @property
     def chain(self) -> Chain:
-        assert self.found.chain is not None
-        return self.found.chain
+        assert self.group.chain is not None
+        return self.group.chain
 
-    def holding(self, view: str) -> MaintainedView:
-        """For a case of the judge; all cases of a step share one computation."""
+    def maintained(self, view: str) -> MaintainedView:
+        """Return a view for a case of the judge; all cases of a step share one computation."""
 
         def after(step: Step) -> DataFrame:
             if step is not self._last:
@@ -100,30 +100,30 @@ class Kernels:
         return MaintainedView(after)
 
     def fork(self, attempt: str, count: int) -> "Kernels":
-        """The same state in the same files, which goes on by itself from here, in so many ranges."""
+        """Return a copy with the same state, which continues independently in so many ranges."""
         other = copy.copy(self)
         other.attempt, other.count = attempt, count
         other.base = {name: list(rows) for name, rows in self.base.items()}
-        other.held = dict(self.held)
+        other.contents = dict(self.contents)
         return other
 
     def state(self) -> dict[str, Counter[str]]:
-        """All rows of all traces with their sums, as text."""
-        cache, found = Cache(self.objects, None), {}
-        for one in self.chain.operators:
-            for name, trace in one.traces.items():
-                layout = one.operator.layouts[name]
-                spine = Trace.of(self.version, trace, layout, cache, ALL, self.version.step)
-                found[trace] = Counter(repr(row) for table in spine.scan() for row in table.to_pylist())
-        return found
+        """Return all rows of all traces with their weights, as text."""
+        cache, state = Cache(self.objects, None), {}
+        for placed in self.chain.operators:
+            for name, trace_id in placed.traces.items():
+                layout = placed.operator.layouts[name]
+                trace = Trace.of(self.version, trace_id, layout, cache, ALL, self.version.step)
+                state[trace_id] = Counter(repr(row) for table in trace.scan() for row in table.to_pylist())
+        return state
 
     def frame(self, view: str) -> DataFrame:
-        """What a view holds."""
-        held = self.held[view]
-        weights = held[WEIGHT].to_numpy()
-        assert (weights > 0).all(), f"{view} holds rows fewer than no times"
-        rows = held.drop_columns([WEIGHT]).take(pa.array(np.repeat(np.arange(len(weights)), weights)))
-        kind = struct_of(rows.column_names, self.found.types[view])
+        """Return the content of a view."""
+        content = self.contents[view]
+        weights = content[WEIGHT].to_numpy()
+        assert (weights > 0).all(), f"{view} has rows with a negative count"
+        rows = content.drop_columns([WEIGHT]).take(pa.array(np.repeat(np.arange(len(weights)), weights)))
+        kind = struct_of(rows.column_names, self.group.types[view])
         return (
             self.spark.createDataFrame(rows, kind) if rows.num_rows else self.spark.createDataFrame([], kind)
         )
@@ -131,7 +131,7 @@ class Kernels:
     # --- steps
 
     def step(self, step: Step) -> list[TaskReport]:
-        """Go one step on; what tasks told."""
+        """Run a step; return the reports of its tasks."""
         changes = {
             name: [
                 *((row, 1) for row in step.inserts.get(name, ())),
@@ -142,47 +142,50 @@ class Kernels:
         for name, rows in changes.items():
             self.base[name] += rows
         self.number += 1
-        every = frozenset(one.number for one in self.chain.operators)
-        told: list[TaskReport] = []
-        lost, kept = every, TraceChanges()
+        every = frozenset(range(len(self.chain.operators)))
+        reports: list[TaskReport] = []
+        lost, trace_changes = every, TraceChanges()
         if self.number > 1:
             plan = StepPlan(self.chain, every, ranges(self.count))
-            ran = self._run(plan, changes, "step")
-            told, kept = ran.reports, ran.changes
-            lost = self.chain.above({int(number) for one in told for number in one.exhausted})
-            self._take(told, {view for view, one in self.chain.outputs.items() if one.number not in lost})
-        rebuilt = {name for one in self.chain.operators if one.number in lost for name in one.traces.values()}
+            executor = self._run(plan, changes, "step")
+            reports, trace_changes = executor.reports, executor.changes
+            lost = self.chain.above({int(number) for report in reports for number in report.exhausted})
+            current = {view for view, sink in self.chain.outputs.items() if sink.number not in lost}
+            self._apply(reports, current)
+        rebuilt = {trace for number in lost for trace in self.chain.operators[number].traces.values()}
         if lost:
             self.loads += 1
             plan = StepPlan(
                 self.chain, self.chain.below(lost), ranges(self.count + 1), first=True, stored=lost
             )
-            ran = self._run(plan, self.base, "load")
-            loaded, again = ran.reports, ran.changes
-            kept = TraceChanges.combine(
+            executor = self._run(plan, self.base, "load")
+            loaded = executor.reports
+            trace_changes = TraceChanges.combine(
                 [
                     TraceChanges(
-                        tuple(one for one in kept.added if one.trace not in rebuilt),
-                        tuple(one for one in kept.merged if one.trace not in rebuilt),
+                        tuple(run for run in trace_changes.added if run.trace not in rebuilt),
+                        tuple(runs for runs in trace_changes.merged if runs.trace not in rebuilt),
                     ),
-                    again,
+                    executor.changes,
                 ]
             )
-            views = {view for view, one in self.chain.outputs.items() if one.number in lost}
-            self.held = {view: table for view, table in self.held.items() if view not in views}
-            self._take(loaded, views)
-            told = [*told, *loaded]
-        outcome = self.version.apply(self.number, kept.added, kept.merged, rebuilt=rebuilt)
+            views = {view for view, sink in self.chain.outputs.items() if sink.number in lost}
+            self.contents = {view: table for view, table in self.contents.items() if view not in views}
+            self._apply(loaded, views)
+            reports = [*reports, *loaded]
+        outcome = self.version.apply(self.number, trace_changes.added, trace_changes.merged, rebuilt=rebuilt)
         self.version, self.key = outcome.version, f"state/{self.number:06}/{self.attempt}/version"
         write_version(self.objects, self.key, self.version)
-        return told
+        return reports
 
-    def _run(self, plan: StepPlan, changes: Mapping[str, list[tuple[Any, int]]], what: str) -> ChainExecutor:
+    def _run(
+        self, plan: StepPlan, changes: Mapping[str, list[tuple[Any, int]]], purpose: str
+    ) -> ChainExecutor:
         folders = tuple(
-            (view, f"views/{self.number:06}/{self.attempt}/{what}/{view}/")
+            (view, f"views/{self.number:06}/{self.attempt}/{purpose}/{view}/")
             for view in sorted(self.chain.outputs)
         )
-        prefix = f"state/{self.number:06}/{self.attempt}/{what}/"
+        prefix = f"state/{self.number:06}/{self.attempt}/{purpose}/"
         paths = TaskPaths(place_of(self.objects), self.key, prefix, folders, "off")
         frames: dict[str, StepInput] = {
             name: FrameInput(self._frame(name, rows))
@@ -195,21 +198,22 @@ class Kernels:
         return kind(self.spark, Storage(self.objects), plan, paths, self._types_of).run(frames)
 
     def _frame(self, table: str, rows: list[tuple[Any, int]]) -> DataFrame:
-        given = TableContents({table: f"{self.columns[table]}, _w BIGINT"})
-        given.apply(Step({table: [{**row, "_w": weight} for row, weight in rows]}))
+        contents = TableContents({table: f"{self.columns[table]}, _w BIGINT"})
+        contents.apply(Step({table: [{**row, "_w": weight} for row, weight in rows]}))
         names = [f"c{i}" for i in range(len(self.columns[table].columns))]
-        return given.frame(self.spark, table).toDF(*names, "_w")
+        return contents.frame(self.spark, table).toDF(*names, "_w")
 
     def _constant(self, operator: Operator) -> DataFrame:
-        chosen = [*(f"c{i}" for i in range(operator.width)), "1L AS _w"]
-        return self.spark.sql(f"SELECT {', '.join(chosen)} FROM ({Renderer().sql(operator, [])})")
+        columns = [*(f"c{i}" for i in range(operator.width)), "1L AS _w"]
+        return self.spark.sql(f"SELECT {', '.join(columns)} FROM ({Renderer().sql(operator, [])})")
 
     def _types_of(self, number: int) -> Any:
         operator = self.chain.operators[number].operator
         assert isinstance(operator, OutputSink)
-        return [each.dataType for each in struct_of(operator.names, self.found.types[operator.view]).fields]
+        return [each.dataType for each in struct_of(operator.names, self.group.types[operator.view]).fields]
 
-    def _take(self, told: list[TaskReport], views: set[str]) -> None:
+    def _apply(self, reports: list[TaskReport], views: set[str]) -> None:
+        """Add the written changes to the contents of these views."""
         for view in views:
             operator = self.chain.outputs[view].operator
             assert isinstance(operator, OutputSink)
@@ -219,20 +223,20 @@ class Kernels:
                     pa.field(WEIGHT, pa.int64()),
                 ]
             )
-            parts = [self.held.get(view, kind.empty_table())]
-            for written, key, *_ in (file for one in told for file in one.files):
+            parts = [self.contents.get(view, kind.empty_table())]
+            for written, key, *_ in (file for report in reports for file in report.files):
                 if written == view:
                     body = pq.read_table(pa.BufferReader(self.objects.get(key)[0]))
                     names = [name for name in body.column_names if name not in {"_h1", "_h2"}]
                     parts.append(body.select(names).rename_columns(kind.names).cast(kind))
-            self.held[view] = net_rows(
+            self.contents[view] = net_rows(
                 pa.concat_tables(parts).rename_columns([*kind.names[:-1], "_w"])
             ).rename_columns(kind.names)
 
 
-def digests(told: Iterable[TaskReport]) -> dict[str, int]:
-    """The digest of what tasks wrote for each view that changed."""
-    found: dict[str, list[int]] = {}
-    for view, _, _, _, digest in (file for one in told for file in one.files):
-        found.setdefault(view, []).append(int(digest, 16))
-    return {view: total for view, many in found.items() if (total := total_digest(many))}
+def digests(reports: Iterable[TaskReport]) -> dict[str, int]:
+    """Return the digest of the written changes of each view that changed."""
+    by_view: dict[str, list[int]] = {}
+    for view, _, _, _, digest in (file for report in reports for file in report.files):
+        by_view.setdefault(view, []).append(int(digest, 16))
+    return {view: total for view, parts in by_view.items() if (total := total_digest(parts))}
