@@ -18,7 +18,7 @@ def describe(a: Any, b: Any = 2, *more: Any, c: Any = 3, **rest: Any) -> tuple[A
 
 def waits_for_file(path: str) -> str:
     """Return when the file is there."""
-    task = task_context.current()
+    task = task_context.current_task()
     assert task is not None
     while not Path(path).exists():
         task.check()
@@ -28,7 +28,7 @@ def waits_for_file(path: str) -> str:
 
 def alone(folder: str) -> int:
     """How many of these run at this moment, this one included."""
-    task = task_context.current()
+    task = task_context.current_task()
     assert task is not None
     mine = Path(folder) / f"running-{task.id.hex()}"
     mine.touch()
@@ -70,7 +70,7 @@ def takes(future_id: bytes) -> bool:
 
 
 def node_of_task() -> str:
-    task = task_context.current()
+    task = task_context.current_task()
     assert task is not None
     return task.site.hello.node
 

@@ -78,7 +78,7 @@ def returns_a_lock() -> object:
 def waits_for(folder: str, name: str) -> str:
     """Say that we began, then wait until a file is there."""
     note(folder, f"began {name}")
-    task = task_context.current()
+    task = task_context.current_task()
     assert task is not None
     while not (Path(folder) / name).exists():
         task.wait_cancelled(0.01)
@@ -96,7 +96,7 @@ def hangs(folder: str) -> str:
 def makes_progress(folder: str, steps: int) -> str:
     """Take a step when its file is there, and tell of it."""
     note(folder, "began")
-    task = task_context.current()
+    task = task_context.current_task()
     assert task is not None
     for step in range(steps):
         while not (Path(folder) / f"go {step}").exists():
@@ -109,7 +109,7 @@ def makes_progress(folder: str, steps: int) -> str:
 def listens(folder: str) -> str:
     """Run until asked to end."""
     note(folder, "began")
-    task = task_context.current()
+    task = task_context.current_task()
     assert task is not None
     while not task.wait_cancelled(0.05):
         pass
@@ -209,7 +209,7 @@ def parent_of(value: bytes) -> int:
 
 
 def _executed(log: str) -> None:
-    task = task_context.current()
+    task = task_context.current_task()
     assert task is not None
     fd = os.open(Path(log) / str(os.getpid()), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.write(fd, f"{task.id.hex()} {task.epoch}\n".encode())
@@ -244,7 +244,7 @@ def starts_a_process(folder: str) -> None:
 
 def adds_under_lock(folder: str, times: int) -> None:
     """Count in a file, which goes wrong unless one does it at a time."""
-    task = task_context.current()
+    task = task_context.current_task()
     assert task is not None
     path = Path(folder) / "count"
     for _ in range(times):
@@ -257,7 +257,7 @@ def adds_under_lock(folder: str, times: int) -> None:
 
 def takes_permits(permits: int) -> list[bool]:
     """Take one permit more than there are, without waiting for the last."""
-    task = task_context.current()
+    task = task_context.current_task()
     assert task is not None
     semaphore = task.semaphore("seats", permits)
     held = [semaphore.acquire(timeout_s=10.0 if n < permits else 0.05) for n in range(permits + 1)]
@@ -268,7 +268,7 @@ def takes_permits(permits: int) -> list[bool]:
 
 
 def tells(folder: str, text: str) -> str:
-    task = task_context.current()
+    task = task_context.current_task()
     assert task is not None
     while not (Path(folder) / "go").exists():
         task.status(text)

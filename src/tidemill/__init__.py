@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from tidemill.futures.client.client import Client, connect
     from tidemill.futures.client.future import Future
     from tidemill.futures.client.gather import as_completed, gather
+    from tidemill.futures.worker.task_context import current_task
     from tidemill.lots.checks import Check, expect, not_null, rows, unique
     from tidemill.lots.producers import Receipt
     from tidemill.pipeline.explanation import Explanation
@@ -115,6 +116,7 @@ __all__ = [
     "as_completed",
     "bucket",
     "connect",
+    "current_task",
     "errors",
     "expect",
     "folder",
@@ -139,6 +141,7 @@ _MODULES = {
     "futures.client.client": "Client connect",
     "futures.client.future": "Future",
     "futures.client.gather": "as_completed gather",
+    "futures.worker.task_context": "current_task",
     "lots.checks": "Check expect not_null rows unique",
     "lots.producers": "Receipt",
     "pipeline.explanation": "Explanation",

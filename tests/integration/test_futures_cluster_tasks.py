@@ -8,7 +8,7 @@ import pytest
 import tidemill as tm
 from tidemill.errors import FutureCancelled
 from tidemill.futures.protocol.rows import decode_failure
-from tidemill.futures.worker.task_context import current
+from tidemill.futures.worker.task_context import current_task
 from tidemill.testing.threads import STUCK_S
 
 
@@ -19,7 +19,7 @@ def client(tmp_path_factory):
 
 
 def count_under_a_lock(path, times):
-    task = current()
+    task = current_task()
     assert task is not None
     for _ in range(times):
         with task.lock("counter").holding(STUCK_S) as held:
@@ -31,7 +31,7 @@ def count_under_a_lock(path, times):
 
 
 def hold_a_permit(folder, number):
-    task = current()
+    task = current_task()
     assert task is not None
     with task.semaphore("door", 1).holding(STUCK_S):
         mine = folder / f"{number}"
@@ -80,7 +80,7 @@ def test_execute_is_submit_a_handle_with_done_failure_and_cancel(client, tmp_pat
     assert isinstance(bad.exception(STUCK_S), LookupError)
 
     def wait():
-        task = current()
+        task = current_task()
         assert task is not None
         task.wait_cancelled(STUCK_S)
         task.check()

@@ -1,4 +1,4 @@
-"""Partitions whose work is a future: made as far as workers are idle, judged by the future's own state."""
+"""Partition tasks: created while workers are idle, with the state of their futures."""
 
 import pytest
 
@@ -15,8 +15,8 @@ from tidemill.futures.protocol.partition_tasks import (
     WorkFinder,
     create,
     failure_of,
+    list_tasks,
     remove_done,
-    standing,
 )
 from tidemill.futures.protocol.rows import Failure
 from tidemill.futures.protocol.states import FutureState
@@ -36,11 +36,11 @@ def lead(stage: Stage, name: str = "leader") -> Tenure:
 
 
 def tasks(stage: Stage):
-    return {task.id: task for task in stage.here(standing, GROUP)}
+    return {task.id: task for task in stage.here(list_tasks, GROUP)}
 
 
 class Files:
-    """Outstanding work: each file once, however often it is looked for."""
+    """Outstanding work: each file once, however often it is found."""
 
     def __init__(self, stage: Stage, count: int) -> None:
         self.left = {f"file-{number:03}": stage.spec(f"take {number}") for number in range(count)}
@@ -72,32 +72,33 @@ def test_a_partition_is_outstanding_in_progress_failed_quarantined_or_done_and_c
     for round_ in range(3):
         stage.clock.advance(5)
         worker = stage.beat(worker)
-        for one in stage.claim(worker):
-            name = stage.spec_of(one.id).name
+        for claim in stage.claim(worker):
+            name = stage.spec_of(claim.id).name
             assert tasks(stage)[name].state is PartitionTaskState.IN_PROGRESS
             assert tasks(stage)[name].holder == worker.id
             if name == "good":
-                stage.realize(worker, one)
+                stage.realize(worker, claim)
             else:
                 kind = "exception" if name == "bad" else "crash"
-                stage.there(finish.fail, worker, one, Failure(kind=kind, message=f"no {round_}"), jitter=0.0)
-    found = tasks(stage)
-    assert found["good"].state is PartitionTaskState.DONE
-    assert (found["bad"].state, found["bad"].attempts) == (PartitionTaskState.FAILED, 2)
-    assert (found["poison"].state, found["poison"].attempts) == (PartitionTaskState.QUARANTINED, 3)
-    failure = stage.here(failure_of, found["bad"])
+                failure = Failure(kind=kind, message=f"no {round_}")
+                stage.there(finish.fail, worker, claim, failure, jitter=0.0)
+    ended = tasks(stage)
+    assert ended["good"].state is PartitionTaskState.DONE
+    assert (ended["bad"].state, ended["bad"].attempts) == (PartitionTaskState.FAILED, 2)
+    assert (ended["poison"].state, ended["poison"].attempts) == (PartitionTaskState.QUARANTINED, 3)
+    failure = stage.here(failure_of, ended["bad"])
     assert failure is not None
     assert (failure.node, failure.message) == (worker.id, "no 1")
 
 
 @pytest.mark.rule("CLU-12")
-def test_no_more_is_made_than_idle_workers_can_take_and_what_is_done_is_removed(stage):
+def test_partitions_are_created_for_idle_slots_only_and_removed_when_completed(stage):
     worker = stage.worker("w")
     worker = stage.beat(worker, slots=3)
     files = Files(stage, 8)
-    duty = WorkFinder(stage.keys, stage.cluster, GROUP, files.find, settled=files.keep)
+    duty = WorkFinder(stage.keys, stage.cluster, GROUP, files.find, on_done=files.keep)
     tenure = lead(stage)
-    seen = []
+    names = []
     for _ in range(6):
         duty(tenure)
         assert (
@@ -107,18 +108,18 @@ def test_no_more_is_made_than_idle_workers_can_take_and_what_is_done_is_removed(
             )
             <= 3
         )
-        for one in stage.claim(worker):
-            seen.append(stage.spec_of(one.id).name)
-            stage.realize(worker, one)
+        for claim in stage.claim(worker):
+            names.append(stage.spec_of(claim.id).name)
+            stage.realize(worker, claim)
     duty(tenure)
-    assert sorted(seen) == sorted(f"take {number}" for number in range(8))
+    assert sorted(names) == sorted(f"take {number}" for number in range(8))
     assert sorted(files.settled) == [f"file-{number:03}" for number in range(8)]
     assert tasks(stage) == {}
     assert max(files.asked) == 3
 
 
 @pytest.mark.rule("CLU-12")
-def test_without_workers_or_with_busy_ones_nothing_is_looked_for(stage):
+def test_no_work_is_searched_without_idle_workers(stage):
     files = Files(stage, 4)
     duty = WorkFinder(stage.keys, stage.cluster, GROUP, files.find)
     tenure = lead(stage)
@@ -132,7 +133,7 @@ def test_without_workers_or_with_busy_ones_nothing_is_looked_for(stage):
 
 
 @pytest.mark.rule("CLU-12")
-def test_a_deposed_leader_makes_and_removes_nothing(stage):
+def test_a_former_leader_creates_and_removes_nothing(stage):
     stage.beat(stage.worker("w"), slots=2)
     files = Files(stage, 4)
     old = lead(stage)
@@ -144,34 +145,34 @@ def test_a_deposed_leader_makes_and_removes_nothing(stage):
 
 
 @pytest.mark.rule("CLU-16")
-def test_the_map_names_the_node_list_it_was_made_for(stage):
+def test_the_map_records_the_version_of_the_node_list(stage):
     stage.worker("w")
     stage.there(create, GROUP, {"a": stage.spec()}, 7)
-    made = stage.store.run(lambda tx: partitions.map_of(tx, stage.cluster, GROUP))
-    assert made is not None
-    assert (made.node_version, made.leader_epoch) == (
+    partition_map = stage.store.run(lambda tx: partitions.map_of(tx, stage.cluster, GROUP))
+    assert partition_map is not None
+    assert (partition_map.node_version, partition_map.leader_epoch) == (
         stage.store.run(lambda tx: nodes.version(tx, stage.cluster)),
         7,
     )
 
 
-def test_an_id_makes_one_partition_and_one_future_however_often_it_is_found(stage):
+def test_an_id_has_one_partition_and_one_future_however_often_it_is_found(stage):
     assert stage.there(create, GROUP, {"a": stage.spec("first")}, 1) == ["a"]
     assert stage.there(create, GROUP, {"a": stage.spec("second")}, 1) == []
     assert stage.spec_of(tasks(stage)["a"].future).name == "first"
 
 
-def test_a_partition_that_went_on_is_not_removed_and_its_future_stays_pinned(stage):
+def test_an_open_partition_is_not_removed_and_its_future_stays_pinned(stage):
     worker = stage.worker("w")
     stage.there(create, GROUP, {"a": stage.spec()}, 1)
-    (one,) = stage.claim(worker)
-    stage.realize(worker, one)
-    seen = list(tasks(stage).values())
-    assert stage.here(remove_done, seen) == ["a"]
+    (claim,) = stage.claim(worker)
+    stage.realize(worker, claim)
+    completed = list(tasks(stage).values())
+    assert stage.here(remove_done, completed) == ["a"]
     stage.there(create, GROUP, {"b": stage.spec()}, 1)
-    open_one = tasks(stage)["b"]
-    assert stage.here(remove_done, [open_one]) == []
-    assert stage.store.run(lambda tx: tx.get(stage.keys.pin[open_one.future, "partition"])) == b""
+    open_task = tasks(stage)["b"]
+    assert stage.here(remove_done, [open_task]) == []
+    assert stage.store.run(lambda tx: tx.get(stage.keys.pin[open_task.future, "partition"])) == b""
 
 
 @pytest.mark.rule("CLU-15")
@@ -181,10 +182,10 @@ def test_a_cancelled_or_deleted_task_is_a_failed_partition(stage):
     assert tasks(stage)["a"].state is PartitionTaskState.FAILED
 
 
-def test_more_than_a_page_is_made_in_several_transactions(stage):
+def test_more_than_a_page_is_created_in_several_transactions(stage):
     stage.beat(stage.worker("w"), slots=3 * PAGE)
     files = Files(stage, 2 * PAGE + 1)
     WorkFinder(stage.keys, stage.cluster, GROUP, files.find)(lead(stage))
-    found = stage.here(standing, GROUP, limit=1_000)
-    assert len(found) == 2 * PAGE + 1
-    assert [task.id for task in stage.here(standing, GROUP, after=found[-2].id)] == [found[-1].id]
+    created = stage.here(list_tasks, GROUP, limit=1_000)
+    assert len(created) == 2 * PAGE + 1
+    assert [task.id for task in stage.here(list_tasks, GROUP, after=created[-2].id)] == [created[-1].id]

@@ -83,7 +83,7 @@ def connect(
     'a value'
     """
     whole("workers", workers, 0, 1_000)
-    task = task_context.current()
+    task = task_context.current_task()
     if task is not None and home is None and store is None:
         return _task_client(task)
     place = ClusterAddress.of(home=home, store=store, objects=objects, cluster=cluster, key_file=key_file)
@@ -465,7 +465,7 @@ def _task_client(task: task_context.TaskContext) -> Client:
 
 def client_of(place: ClusterAddress) -> Client:
     """Return this process's client for a cluster: an open one, that of its task, or a new one."""
-    task = task_context.current()
+    task = task_context.current_task()
     client = _open.get(place.identity)
     if client is not None and not client.closed:
         return client

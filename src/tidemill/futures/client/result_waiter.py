@@ -99,7 +99,7 @@ class ResultWaiter:
         once, when all have ended or one has failed.
         """
         completions = self._link.completions
-        task = task_context.current()
+        task = task_context.current_task()
         if task is None:
             for page in completions.ended(ids, deadline.left_s):
                 yield from page

@@ -102,7 +102,7 @@ class SubmissionFactory:
         future_id = future_id or self.new_ids(1)[0]
         content, inputs = calls.dump_args(args, kwargs)
         key, parent = options.key, b""
-        task = task_context.current()
+        task = task_context.current_task()
         if task is not None:
             parent = task.id
             if not key:

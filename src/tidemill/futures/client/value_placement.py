@@ -37,7 +37,7 @@ class ValuePlacement:
 
     def put(self, client: "Client", value: object, *, durable: bool) -> bytes:
         """Store a value as a realized future. Return its id, which an earlier attempt may have created."""
-        link, task = self._link, task_context.current()
+        link, task = self._link, task_context.current_task()
         other = "" if durable or task is None else self._another_worker()
         future_id = link.submissions.new_ids(1)[0]
         result = link.values.store(
@@ -77,7 +77,7 @@ class ValuePlacement:
 
     def take_ownership(self, future: "Future[Any]") -> bool:
         """Copy a result to the worker of this task, and delete every other copy."""
-        task = task_context.current()
+        task = task_context.current_task()
         if task is None:
             raise UsageError(
                 "take_ownership() works only inside a task: only a worker can own a result",
@@ -144,6 +144,6 @@ def clone_here(future_id: bytes) -> bool:
     """Copy a result to the worker that runs this. `clone` submits it; stored futures refer to it by name."""
     from tidemill.futures.client.client import connect
 
-    task = task_context.current()
+    task = task_context.current_task()
     assert task is not None
     return connect().placement.clone_here(task, future_id)

@@ -1,13 +1,17 @@
-"""Partitions whose work is a future: created by the leader, run by any worker (CLU-12, CLU-15).
+"""Partition tasks: partitions that the leader creates and any worker runs as futures (CLU-12, CLU-15).
 
-The leader finds pieces of work, such as files of a bucket, and creates a partition for each: a row (group,
-id) that names a durable future. The partition's lease is the claim on that future. Its attempts and its end
-are those of the future; `PartitionTaskState` gives them names. The row pins the future, so that it is not
-swept before the partition is removed.
+`WorkFinder` is a duty for applications that run their own cluster members. Pass it with the other duties:
 
-A round creates no more partitions than the idle slots of the live workers can take. Further work stays where
-it was found instead of filling the store. A round also removes completed partitions. Both are fenced
-transactions of the leader: a deposed leader creates nothing. An id that has a row is not created again.
+    Member(context, node, duties={**future_duties(keys, cluster), "list files": WorkFinder(...)})
+
+The leader finds pieces of work, such as the files of a bucket, and creates a partition for each: a row
+(group, id) with the id of a durable future. The claim on that future is the partition's lease. The future's
+state and attempts are those of the partition; `PartitionTaskState` names them. The row pins the future, so
+that it is not swept before the partition is removed.
+
+A round creates at most as many partitions as the live workers have idle slots. Further work stays where it
+was found and does not fill the store. A round also removes completed partitions. Both are fenced transactions
+of the leader, so a former leader creates nothing. An id that has a row is not created again.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +34,7 @@ PIN = "partition"
 
 
 class PartitionTaskState(StrEnum):
-    """What a partition's future means for the partition (CLU-15)."""
+    """The states of a partition, derived from its future (CLU-15)."""
 
     OUTSTANDING = "outstanding"
     IN_PROGRESS = "in progress"
@@ -54,14 +58,14 @@ OPEN = frozenset({PartitionTaskState.OUTSTANDING, PartitionTaskState.IN_PROGRESS
 
 
 class PartitionTask(msgspec.Struct, frozen=True, kw_only=True):
-    """A partition as it stands now."""
+    """A partition and its current state."""
 
     group: str
     id: str
     future: bytes
     state: PartitionTaskState
     holder: str = ""
-    attempts: int = 0  # exceptions, crashes, out-of-memories and dead nodes so far
+    attempts: int = 0  # failed attempts so far: exceptions, crashes, out-of-memory errors, dead nodes
 
 
 def create(
@@ -72,38 +76,38 @@ def create(
     tasks: Mapping[str, Spec],
     leader_epoch: int,
 ) -> list[str]:
-    """Make the partitions that are not there yet, each with its future; at most `PAGE` at once.
+    """Create the partitions that do not exist yet, each with its future; at most `PAGE` at once.
 
-    The group's map names the node list they were made for (CLU-16). Returns the ids that are new.
+    The group's map records the version of the node list (CLU-16). Return the ids of the new partitions.
     """
-    made = []
+    created = []
     for part_id, spec in tasks.items():
         key = keys.task[group, part_id]
         if tx.get(key) is None:
             future = submit.submit_one(tx, keys, spec)
             tx.set(key, future)
             tx.set(keys.pin[future, PIN], b"")
-            made.append(part_id)
-    made_from = partitions.PartitionMap(nodes.version(tx, cluster), leader_epoch, len(made))
-    tx.set(cluster.map[group], msgspec.msgpack.encode(made_from))
-    return made
+            created.append(part_id)
+    partition_map = partitions.PartitionMap(nodes.version(tx, cluster), leader_epoch, len(created))
+    tx.set(cluster.map[group], msgspec.msgpack.encode(partition_map))
+    return created
 
 
-def standing(
+def list_tasks(
     tx: Tx, keys: FutureKeys, group: str, *, after: str = "", limit: int = 200
 ) -> list[PartitionTask]:
-    """The partitions of a group by id, as they stand; `after` the last id of the page before."""
+    """Return a page of a group's partitions, ordered by id. `after` is the last id of the previous page."""
     lo, hi = keys.task.under(group)
-    found = tx.range(keys.task[group, after] + b"\x00" if after else lo, hi, limit=limit)
-    ids = [row.value for row in found]
+    page = tx.range(keys.task[group, after] + b"\x00" if after else lo, hi, limit=limit)
+    ids = [row.value for row in page]
     return [
         _task(group, str(keys.task.unpack(row.key)[1]), row.value, state)
-        for row, state in zip(found, edges.read_many(tx, keys, ids), strict=True)
+        for row, state in zip(page, edges.read_many(tx, keys, ids), strict=True)
     ]
 
 
 def _task(group: str, part_id: str, future: bytes, row: AnyRow | None) -> PartitionTask:
-    if row is None:  # somebody deleted the future: what became of it is not known
+    if row is None:  # the future was deleted, so its outcome is unknown
         return PartitionTask(group=group, id=part_id, future=future, state=PartitionTaskState.FAILED)
     tally = row.tally
     return PartitionTask(
@@ -117,16 +121,16 @@ def _task(group: str, part_id: str, future: bytes, row: AnyRow | None) -> Partit
 
 
 def idle_slots(tx: Tx, cluster: ClusterKeys, open_tasks: int) -> int:
-    """How many more tasks the live workers can take: back-pressure on whoever finds work."""
+    """Return how many more tasks the live workers can run. This is the back-pressure on finding work."""
     live = nodes.alive(nodes.read_all(tx, cluster), tx.now())
     slots = sum(node.slots for node in live if node.kind == "worker" and not node.draining)
     return max(0, slots - open_tasks)
 
 
-def remove_done(tx: Tx, keys: FutureKeys, done: list[PartitionTask]) -> list[str]:
-    """Drop completed partitions, if they still are; failed and quarantined ones stay for people to see."""
+def remove_done(tx: Tx, keys: FutureKeys, tasks: list[PartitionTask]) -> list[str]:
+    """Remove partitions that are still completed. Failed and quarantined ones stay visible."""
     removed = []
-    for task, row in zip(done, edges.read_many(tx, keys, [task.future for task in done]), strict=True):
+    for task, row in zip(tasks, edges.read_many(tx, keys, [task.future for task in tasks]), strict=True):
         if row is not None and STATE_OF[row.state] is PartitionTaskState.DONE:
             tx.clear(keys.task[task.group, task.id])
             tx.clear(keys.pin[task.future, PIN])
@@ -134,67 +138,76 @@ def remove_done(tx: Tx, keys: FutureKeys, done: list[PartitionTask]) -> list[str
     return removed
 
 
-Find = Callable[[int], Mapping[str, Spec]]
-"""Up to so many pieces of outstanding work, each under an id of its own that never means anything else."""
+FindWork = Callable[[int], Mapping[str, Spec]]
+"""Returns up to this many pieces of outstanding work, each under an id that is never reused."""
 
-Settled = Callable[[Tx, list[PartitionTask]], None]
-"""Called in the transaction that removes completed partitions, to keep what must outlive them."""
+OnDone = Callable[[Tx, list[PartitionTask]], None]
+"""Called in the transaction that removes completed partitions, to store what must outlive them."""
 
 
 class WorkFinder:
-    """A leader's duty: find work, make partitions of it as far as workers are idle, remove what is done."""
+    """A leader's duty: find work, create partitions while workers are idle, remove completed partitions.
+
+    Args:
+        keys: the keys of futures.
+        cluster: the keys of nodes.
+        group: the name of the partitions' group.
+        find: finds outstanding work.
+        on_done: called with completed partitions before they are removed.
+        every_s: how long to wait between two rounds.
+    """
 
     def __init__(
         self,
         keys: FutureKeys,
         cluster: ClusterKeys,
         group: str,
-        find: Find,
+        find: FindWork,
         *,
-        settled: Settled | None = None,
+        on_done: OnDone | None = None,
         every_s: float = 1.0,
     ) -> None:
         self.keys = keys
         self.cluster = cluster
         self.group = group
         self.find = find
-        self.settled = settled
+        self.on_done = on_done
         self.every_s = every_s
 
     def __call__(self, tenure: Tenure) -> float:
-        """One round."""
-        open_tasks = self._settle(tenure)
+        """Run one round. Return the seconds until the next."""
+        open_tasks = self._remove_completed(tenure)
         idle = tenure.run(lambda tx: idle_slots(tx, self.cluster, open_tasks))
         if idle:
-            found = list(self.find(idle).items())[:idle]
-            for at in range(0, len(found), PAGE):
-                page = dict(found[at : at + PAGE])
+            work = list(self.find(idle).items())[:idle]
+            for at in range(0, len(work), PAGE):
+                page = dict(work[at : at + PAGE])
                 tenure.run(partial(self._create, page=page, epoch=tenure.epoch))
         return self.every_s
 
     def _create(self, tx: Tx, page: Mapping[str, Spec], epoch: int) -> list[str]:
         return create(tx, self.keys, self.cluster, self.group, page, epoch)
 
-    def _settle(self, tenure: Tenure) -> int:
-        """Remove what is done, in pages; how many are still open."""
+    def _remove_completed(self, tenure: Tenure) -> int:
+        """Remove completed partitions, page by page. Return how many are still open."""
         open_tasks, after = 0, ""
         while True:
-            page = tenure.run(partial(standing, keys=self.keys, group=self.group, after=after, limit=PAGE))
+            page = tenure.run(partial(list_tasks, keys=self.keys, group=self.group, after=after, limit=PAGE))
             if not page:
                 return open_tasks
             open_tasks += sum(task.state in OPEN for task in page)
-            done = [task for task in page if task.state is PartitionTaskState.DONE]
-            if done:
-                tenure.run(partial(self._remove, done=done))
+            completed = [task for task in page if task.state is PartitionTaskState.DONE]
+            if completed:
+                tenure.run(partial(self._remove, completed=completed))
             after = page[-1].id
 
-    def _remove(self, tx: Tx, done: list[PartitionTask]) -> None:
-        removed = set(remove_done(tx, self.keys, done))
-        if self.settled is not None:
-            self.settled(tx, [task for task in done if task.id in removed])
+    def _remove(self, tx: Tx, completed: list[PartitionTask]) -> None:
+        removed = set(remove_done(tx, self.keys, completed))
+        if self.on_done is not None:
+            self.on_done(tx, [task for task in completed if task.id in removed])
 
 
 def failure_of(tx: Tx, keys: FutureKeys, task: PartitionTask) -> rows.Failure | None:
-    """Why the task's latest attempt failed, and on which node: kept after a later success (CLU-24)."""
+    """Return the failure of the task's latest failed attempt. It is kept after a later success (CLU-24)."""
     raw = tx.get(keys.error[task.future])
     return None if raw is None else rows.decode_failure(raw)

@@ -1,6 +1,6 @@
 """The context of a running task: what it is, where it runs, and how it reports to its supervisor (CLU-23).
 
-`current()` returns the context of the task that runs in this process, or None outside of tasks. With it, a
+`current_task()` returns the context of the task that runs in this process, or None outside of tasks. With it, a
 task checks whether it was cancelled, reports progress, sets a status, and takes cluster-wide locks and
 semaphores. It also announces that it waits for other futures, so that others can use its slot (FUT-41).
 """
@@ -194,7 +194,7 @@ class TaskContext:
     # --- locks of the cluster
 
     def lock(self, name: str) -> "Lock":
-        """Return a lock that the whole cluster shares: `with current().lock("name").holding(): ...`."""
+        """Return a lock that the whole cluster shares: `with current_task().lock("name").holding(): ...`."""
         from tidemill.cluster.keys import ClusterKeys
         from tidemill.cluster.locks import Lock
 
@@ -245,10 +245,10 @@ class TaskContext:
 _current: TaskContext | None = None
 
 
-def current() -> TaskContext | None:
+def current_task() -> TaskContext | None:
     """Return the context of the task that runs in this process, or None outside of tasks.
 
-    >>> current() is None
+    >>> current_task() is None
     True
     """
     return _current
