@@ -1,7 +1,7 @@
 """The context of a running task: what it is, where it runs, and how it reports to its supervisor (CLU-23).
 
-`current_task()` returns the context of the task that runs in this process, or None outside of tasks. With it, a
-task checks whether it was cancelled, reports progress, sets a status, and takes cluster-wide locks and
+`current_task()` returns the context of the task that runs in this process, or None outside of tasks. With it,
+a task checks whether it was cancelled, reports progress, sets a status, and takes cluster-wide locks and
 semaphores. It also announces that it waits for other futures, so that others can use its slot (FUT-41).
 """
 
