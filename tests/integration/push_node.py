@@ -13,7 +13,7 @@ import threading
 from tests.unit.push_stage import SOURCE, TOKEN, convert
 from tidemill.clock import SYSTEM
 from tidemill.cluster import nodes
-from tidemill.cluster.keeper import Held, Keeper
+from tidemill.cluster.keeper import HeldLease, Keeper
 from tidemill.cluster.leases import LeaseTiming
 from tidemill.cluster.nodes import Node
 from tidemill.lots import datasets
@@ -43,7 +43,7 @@ def main(url: str, folder: str, name: str) -> None:
         scope = Scope(store=store, cluster="c", objects=objects, node=node, chance=chance)
         target = SourceTarget(pipeline="shop", dataset=dataset, schema=dataset.schema, where="here")
 
-        def make(held: Held) -> PushServer:
+        def make(held: HeldLease) -> PushServer:
             receiver = PushReceiver(target, scope, fence=held.fence)
             receiver.start()
             return PushServer({"orders": PushEndpoint(receiver, convert)}, token=TOKEN)

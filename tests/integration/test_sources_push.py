@@ -13,7 +13,7 @@ import pytest
 
 from tests.unit.push_stage import SCHEMA, SOURCE, TOKEN, PushStage, address, lines, post, table
 from tidemill import crash
-from tidemill.cluster.keeper import Held
+from tidemill.cluster.keeper import HeldLease
 from tidemill.errors import BadSource
 from tidemill.sources.http_push import PushHost
 from tidemill.sources.push_server import PushServer
@@ -173,7 +173,7 @@ def test_one_node_receives_and_another_when_it_is_gone() -> None:
     for name in ("one", "two"):
         keeper = stage.keeper(name, ttl_s=15)
 
-        def make(held: Held) -> PushServer:
+        def make(held: HeldLease) -> PushServer:
             return stage.server(stage.receiver(held))
 
         hosts.append(PushHost(SOURCE, stage.scope(stage.node(name)), keeper, make=make))

@@ -18,7 +18,7 @@ from tests.simulation.cluster.queue import CLAIM_PAGE, QueueClaim, QueueKeys
 from tests.simulation.cluster.scenario import cluster_world
 from tests.simulation.faults import draw_swarm
 from tidemill.cluster import leases, nodes, partitions
-from tidemill.cluster.keeper import Held, Keeper
+from tidemill.cluster.keeper import HeldLease, Keeper
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.leader import Tenure
 from tidemill.cluster.leases import Lease
@@ -146,7 +146,7 @@ def the_deadline_from_after_the_answer(patch: pytest.MonkeyPatch) -> None:
 def a_holder_without_a_deadline(patch: pytest.MonkeyPatch) -> None:
     """The holder has no deadline: it acts until a renewal reports that the lease is lost."""
 
-    def alive(held: HeldPartition | Held) -> bool:
+    def alive(held: HeldPartition | HeldLease) -> bool:
         return not held.lost
 
     patch.setattr(HeldPartition, "alive", alive)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from tests.unit.lots_stage import Stage
 from tidemill.clock import SYSTEM, Clock
 from tidemill.cluster import nodes
-from tidemill.cluster.keeper import Held, Keeper
+from tidemill.cluster.keeper import HeldLease, Keeper
 from tidemill.cluster.leases import LeaseTiming
 from tidemill.cluster.nodes import Node
 from tidemill.errors import PushRefused
@@ -92,11 +92,11 @@ class PushStage:
     def keeper(self, name: str = "n", ttl_s: float = 3600) -> Keeper:
         return Keeper(self.store, name, clock=self.stage.clock, chance=self.chance, timing=LeaseTiming(ttl_s))
 
-    def receiver(self, held: Held | None = None, *, start: bool = True, **limits: Any) -> PushReceiver:
+    def receiver(self, held: HeldLease | None = None, *, start: bool = True, **limits: Any) -> PushReceiver:
         name = f"n{self.chance.getrandbits(60)}"
         if held is None:
             got = self.keeper(name).acquire(self.keys.push_lease(f"{SOURCE} {name}"))
-            assert isinstance(got, Held)
+            assert isinstance(got, HeldLease)
             held = got
         receiver = PushReceiver(
             self.target(),

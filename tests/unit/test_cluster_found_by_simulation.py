@@ -5,7 +5,7 @@ import pytest
 from tests.unit.cluster_stage import GROUP, RecordingHost, Stage, is_lost
 from tidemill.cluster import nodes, partitions
 from tidemill.cluster.events import PartitionLost
-from tidemill.cluster.keeper import Held, Keeper
+from tidemill.cluster.keeper import HeldLease, Keeper
 from tidemill.cluster.leases import LeaseTiming
 from tidemill.cluster.partitions import Partition, PartitionMap
 from tidemill.cluster.states import MemberState
@@ -209,7 +209,7 @@ def test_a_partition_whose_time_was_seen_to_be_over_is_not_revived_by_a_renewal_
 def test_a_lock_whose_time_was_seen_to_be_over_is_not_revived_by_a_renewal_on_its_way(stage: Stage) -> None:
     keeper = Keeper(stage.store, "n1", clock=stage.clock, chance=stage.chance, timing=LeaseTiming(15.0))
     held = keeper.acquire(stage.keys.lease["x"])
-    assert isinstance(held, Held)
+    assert isinstance(held, HeldLease)
     stage.clock.advance(3.0)
 
     def slow_answer() -> None:

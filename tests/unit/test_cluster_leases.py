@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.unit.cluster_stage import Stage, is_lost
 from tidemill.cluster import leases
-from tidemill.cluster.keeper import Held, Keeper
+from tidemill.cluster.keeper import HeldLease, Keeper
 from tidemill.cluster.leases import Busy, Lease, LeaseTiming
 from tidemill.cluster.member import random_id
 from tidemill.errors import LeaseLost, StoreUnavailable
@@ -31,8 +31,8 @@ def keeper(stage: Stage, holder: str = "ann", clock: FakeClock | ShiftedClock | 
     )
 
 
-def held(answer: Held | Busy) -> Held:
-    assert isinstance(answer, Held)
+def held(answer: HeldLease | Busy) -> HeldLease:
+    assert isinstance(answer, HeldLease)
     return answer
 
 
@@ -167,10 +167,10 @@ def test_a_fenced_write_conflicts_with_a_change_of_hands_that_overtakes_it() -> 
 @pytest.mark.rule("CLU-2")
 def test_two_that_acquire_at_once_do_not_both_get_it(stage: Stage) -> None:
     ann, bob = keeper(stage, "ann"), keeper(stage, "bob")
-    answers: list[Held | Busy] = []
+    answers: list[HeldLease | Busy] = []
     stage.trouble.interlude = lambda: answers.append(bob.acquire(key(stage)))
     answers.append(ann.acquire(key(stage)))
-    assert [type(answer) for answer in answers] == [Held, Busy]
+    assert [type(answer) for answer in answers] == [HeldLease, Busy]
     assert stored(stage).holder == "bob"
 
 
@@ -313,7 +313,7 @@ def test_a_keeper_that_holds_one_key_again_does_not_drop_it_for_the_old_hold(sta
     ann = keeper(stage)
     first = held(ann.acquire(key(stage)))
     stage.clock.advance(3.0)
-    second: list[Held] = []
+    second: list[HeldLease] = []
 
     def other_thread() -> None:
         assert ann.release(first)
@@ -375,4 +375,4 @@ def test_of_many_threads_that_want_a_lease_one_gets_it() -> None:
     stage.store.faults = None
     keepers = [keeper(stage, f"n{number}") for number in range(8)]
     answers = together(*(lambda keeper=keeper: keeper.acquire(key(stage)) for keeper in keepers))
-    assert sum(isinstance(answer, Held) for answer in answers) == 1
+    assert sum(isinstance(answer, HeldLease) for answer in answers) == 1

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from tests.unit.cluster_stage import Stage, is_lost
-from tidemill.cluster.keeper import Held, Keeper
+from tidemill.cluster.keeper import HeldLease, Keeper
 from tidemill.cluster.leases import Busy, LeaseTiming
 from tidemill.cluster.locks import Lock, Semaphore
 from tidemill.errors import LeaseLost, LockTimeout, UsageError
@@ -28,8 +28,8 @@ def lock(stage: Stage, holder: str, name: str = "l") -> Lock:
     return Lock(keeper(stage, holder), stage.keys, name)
 
 
-def held(answer: Held | Busy | None) -> Held:
-    assert isinstance(answer, Held)
+def held(answer: HeldLease | Busy | None) -> HeldLease:
+    assert isinstance(answer, HeldLease)
     return answer
 
 
@@ -65,7 +65,7 @@ def test_writes_under_a_lock_are_fenced(stage: Stage) -> None:
 def test_a_semaphore_has_as_many_holders_as_permits(stage: Stage) -> None:
     permits = [Semaphore(keeper(stage, f"h{n}"), stage.keys, "s", 3) for n in range(5)]
     answers = [each.acquire_nowait() for each in permits]
-    assert [isinstance(answer, Held) for answer in answers] == [True, True, True, False, False]
+    assert [isinstance(answer, HeldLease) for answer in answers] == [True, True, True, False, False]
     assert permits[1].release(held(answers[1])) is True
     held(permits[4].acquire_nowait())
     assert isinstance(permits[3].acquire_nowait(), Busy)

@@ -17,7 +17,7 @@ from tests.acceptance.test_pipeline_kills import LATER, POINTS
 from tests.crash_points import points
 from tests.unit.test_triggers_heap import DAY_US, HeapStage
 from tidemill import crash
-from tidemill.cluster.keeper import Held, Keeper
+from tidemill.cluster.keeper import HeldLease, Keeper
 from tidemill.lots import events
 from tidemill.lots.keys import DatasetId
 from tidemill.sources import source_lease
@@ -176,5 +176,7 @@ def test_a_node_that_dies_where_it_ends_the_lease_of_its_last_life_gets_it_the_n
             continue
         with crash.armed(f"sources.lapse.{side}"), pytest.raises(crash.Crashed):
             source_lease.acquire(Keeper(store, "node", clock=clock, chance=chance), b"key")
-    assert isinstance(source_lease.acquire(Keeper(store, "node", clock=clock, chance=chance), b"key"), Held)
+    assert isinstance(
+        source_lease.acquire(Keeper(store, "node", clock=clock, chance=chance), b"key"), HeldLease
+    )
     assert source_lease.acquire(Keeper(store, "other", clock=clock, chance=chance), b"key") is None

@@ -4,7 +4,7 @@ import pytest
 
 from tests.unit.futures_stage import Stage
 from tidemill.cluster import leases, nodes, partitions
-from tidemill.cluster.keeper import Held
+from tidemill.cluster.keeper import HeldLease
 from tidemill.cluster.leader import Tenure
 from tidemill.errors import NotLeader
 from tidemill.futures.protocol import cancel, finish
@@ -32,7 +32,9 @@ def stage() -> Stage:
 def lead(stage: Stage, name: str = "leader") -> Tenure:
     lease = stage.store.run(lambda tx: leases.acquire(tx, stage.cluster.leader, name, 15_000_000))
     assert isinstance(lease, leases.Lease)
-    return Tenure(stage.store, Held(stage.cluster.leader, lease, stage.clock.monotonic() + 12, stage.clock))
+    return Tenure(
+        stage.store, HeldLease(stage.cluster.leader, lease, stage.clock.monotonic() + 12, stage.clock)
+    )
 
 
 def tasks(stage: Stage):

@@ -16,7 +16,7 @@ import pytest
 from tests.unit.push_stage import SCHEMA, SOURCE, PushStage
 from tidemill import crash
 from tidemill.clock import SYSTEM
-from tidemill.cluster.keeper import Held
+from tidemill.cluster.keeper import HeldLease
 from tidemill.crash import Crashed
 from tidemill.errors import (
     AppendRefused,
@@ -108,9 +108,9 @@ class Stage(PushStage):
         self.store.run(lambda tx: datasets.declare(tx, self.keys.publish.lots, bad))
         self.lease = self.acquire("n0")
 
-    def acquire(self, name: str) -> Held:
+    def acquire(self, name: str) -> HeldLease:
         lease = self.keeper(name).acquire(self.keys.fetch_lease(SOURCE))
-        assert isinstance(lease, Held)
+        assert isinstance(lease, HeldLease)
         return lease
 
     def target(self, **options: Any) -> SourceTarget:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.unit.push_stage import SOURCE, PushStage, table
 from tidemill import crash
-from tidemill.cluster.keeper import Held
+from tidemill.cluster.keeper import HeldLease
 from tidemill.errors import BadSource, ProducerConflict, PushBusy, PushRefused, SourceUnavailable
 from tidemill.lots.datasets import Kind
 from tidemill.lots.ids import Unit
@@ -86,7 +86,7 @@ def test_an_unanswered_request_is_sent_again_and_taken_once(stage: PushStage, st
 def test_a_receiver_without_its_lease_publishes_nothing_and_refuses(stage: PushStage) -> None:
     keeper = stage.keeper("old", ttl_s=15)
     lease = keeper.acquire(stage.keys.push_lease(SOURCE))
-    assert isinstance(lease, Held)
+    assert isinstance(lease, HeldLease)
     receiver = stage.receiver(lease)
     assert receiver.submit(table(1)).result(STUCK_S).position == 1
     stage.stage.clock.advance(16)

@@ -17,7 +17,7 @@ from tidemill.errors import LeaseLost, StoreError
 from tidemill.store import Store, Tx
 
 
-class Held:
+class HeldLease:
     """A lease that we hold. Call `check()` before every act that needs it; it raises after the deadline."""
 
     def __init__(self, key: bytes, lease: Lease, deadline: float, clock: Clock) -> None:
@@ -64,19 +64,19 @@ class Keeper:
         self.clock = clock
         self.chance = chance
         self.timing = timing
-        self._held: dict[bytes, Held] = {}
+        self._held: dict[bytes, HeldLease] = {}
         self._due = 0.0
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def acquire(self, key: bytes) -> Held | Busy:
+    def acquire(self, key: bytes) -> HeldLease | Busy:
         """Try once. The keeper renews the lease from then on."""
         sent = self.clock.monotonic()
         lease = self.store.run(lambda tx: leases.acquire(tx, key, self.holder, self.timing.ttl_us))
         if isinstance(lease, Busy):
             return lease
-        held = Held(key, lease, self.deadline(sent), self.clock)
+        held = HeldLease(key, lease, self.deadline(sent), self.clock)
         with self._lock:
             if not self._held:
                 self._due = sent + self.timing.every_s
@@ -87,7 +87,7 @@ class Keeper:
         """Return until when a holder may act that sent its request at `sent` (CLU-4)."""
         return self.timing.deadline(sent)
 
-    def release(self, held: Held, also: Callable[[Tx], None] | None = None) -> bool:
+    def release(self, held: HeldLease, also: Callable[[Tx], None] | None = None) -> bool:
         """Release the lease, with what `also` writes; return whether it was still ours."""
         held.lost = True
         self._forget(held)
@@ -100,7 +100,7 @@ class Keeper:
 
         return self.store.run(give_back)
 
-    def _forget(self, held: Held) -> None:
+    def _forget(self, held: HeldLease) -> None:
         with self._lock:  # another thread may hold the same key by now, under a later epoch
             if self._held.get(held.key) is held:
                 del self._held[held.key]
@@ -120,7 +120,7 @@ class Keeper:
                 self._forget(held)
         return max(0.0, self._due - self.clock.monotonic()) if self._held else self.timing.every_s
 
-    def _renew(self, running: list[Held]) -> bool:
+    def _renew(self, running: list[HeldLease]) -> bool:
         """Extend the leases in one write; return False if the store did not answer."""
 
         def renew_all(tx: Tx) -> list[Lease | None]:

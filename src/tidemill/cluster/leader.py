@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from tidemill.cluster.events import DutyFailed, LeaderElected, LeaderLost
-from tidemill.cluster.keeper import Held, Keeper
+from tidemill.cluster.keeper import HeldLease, Keeper
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.leases import Busy
 from tidemill.errors import LeaseLost, NotLeader, StoreError, TidemillError
@@ -26,7 +26,7 @@ T = TypeVar("T")
 class Tenure:
     """One leader's time in office: its epoch, and the only way to act as leader."""
 
-    def __init__(self, store: Store, held: Held) -> None:
+    def __init__(self, store: Store, held: HeldLease) -> None:
         self.store = store
         self.held = held
 
@@ -115,7 +115,7 @@ class Election:
         else:
             self._begin(answer)
 
-    def _begin(self, held: Held) -> None:
+    def _begin(self, held: HeldLease) -> None:
         self.tenure = Tenure(self.keeper.store, held)
         self._due = dict.fromkeys(self.duties, self.clock.monotonic())
         self.emit(LeaderElected(node=self.keeper.holder, epoch=held.epoch))

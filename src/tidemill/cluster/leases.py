@@ -60,7 +60,7 @@ DEFAULT_TIMING = LeaseTiming()
 
 
 class Lease(msgspec.Struct, frozen=True, array_like=True):
-    """What is stored under a lease's key; `expires_at` is store time in microseconds, 0 when released."""
+    """The row of a lease; `expires_at` is store time in microseconds, 0 when released."""
 
     holder: str
     epoch: int

@@ -8,7 +8,7 @@ release; no process polls a held lock (CLU-5). The `Keeper` that is passed in re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tidemill.cluster.keeper import Held, Keeper
+from tidemill.cluster.keeper import HeldLease, Keeper
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.leases import Busy
 from tidemill.errors import LockTimeout, UsageError
@@ -24,25 +24,25 @@ class Semaphore:
         self.name = name
         self._keys = [keys.lease["semaphore", name, number] for number in range(permits)]
 
-    def acquire_nowait(self) -> Held | Busy:
+    def acquire_nowait(self) -> HeldLease | Busy:
         """Try every permit once, beginning with a random one, so that waiters do not compete for the same."""
         start = self.keeper.chance.randrange(len(self._keys))
         wait_s = float("inf")
         for key in self._keys[start:] + self._keys[:start]:
             answer = self.keeper.acquire(key)
-            if isinstance(answer, Held):
+            if isinstance(answer, HeldLease):
                 return answer
             wait_s = min(wait_s, answer.wait_s)
         return Busy(wait_s)
 
-    def acquire(self, timeout_s: float | None = None) -> Held | None:
+    def acquire(self, timeout_s: float | None = None) -> HeldLease | None:
         """Wait for a permit; return None when the time is over."""
         clock = self.keeper.clock
         end = None if timeout_s is None else clock.monotonic() + timeout_s
         with self.keeper.store.watch(self._keys) as watch:
             while True:
                 answer = self.acquire_nowait()
-                if isinstance(answer, Held):
+                if isinstance(answer, HeldLease):
                     return answer
                 wait_s = answer.wait_s + self.keeper.chance.random() * self.keeper.timing.retry_s
                 if end is not None:
@@ -52,12 +52,12 @@ class Semaphore:
                     wait_s = min(wait_s, left)
                 watch.wait(wait_s)
 
-    def release(self, held: Held) -> bool:
+    def release(self, held: HeldLease) -> bool:
         """Release a permit; return False if it had expired."""
         return self.keeper.release(held)
 
     @contextmanager
-    def holding(self, timeout_s: float | None = None) -> Iterator[Held]:
+    def holding(self, timeout_s: float | None = None) -> Iterator[HeldLease]:
         """Hold it in a `with` statement; raise `LockTimeout` if it is not free in time."""
         held = self.acquire(timeout_s)
         if held is None:

@@ -57,7 +57,7 @@ class Member:
         context: the cluster, its store, clock and timing.
         node: our entry; a new id if omitted.
         duties: what this node does while it leads, by name.
-        busy: says whether a drain must wait for other work of this process.
+        busy: returns whether a drain must wait for other work of this process.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""The keys of objects: which names are valid, on every backend alike.
+"""The keys of objects: which names are valid on every backend.
 
 A key is a list of names joined by `/`. A key may contain what local files, S3, GCS and Azure all distinguish
 and return unchanged. So a key that works on one works on all, and none leads out of its root:
 
-- no empty name (hence no `/` at either end and no `//`), no `.` and no `..`;
+- no empty name (so no `/` at either end and no `//`), no `.` and no `..`;
 - no control character, no lone surrogate, and no backslash (some servers treat it as `/`);
 - at most 255 bytes per name (file systems) and 900 in all (S3 has 1,024, the rest is for the root's prefix).
 

@@ -130,7 +130,7 @@ class LocalObjects(Objects):
 
     def _replace(self, new: NewFile, target: Path, old: os.stat_result | None) -> None:
         if old is not None and new.stat().st_mtime_ns <= old.st_mtime_ns:
-            new.stamp(old.st_mtime_ns + 1)  # another writer replaced it meanwhile
+            new.stamp(old.st_mtime_ns + 1)  # another writer has replaced it
         crash.point("objects.local.before_rename")
         self._into(target, lambda: new.path.replace(target))
         crash.point("objects.local.after_rename")
@@ -245,7 +245,7 @@ class LocalObjects(Objects):
     # --- reading
 
     def _get(self, key: str) -> tuple[bytes, ObjectInfo]:
-        # bytes and status come from one file, even if another one takes its name meanwhile
+        # bytes and status come from one file, even if another one takes its name
         with self._reading(key) as (fd, status), os.fdopen(os.dup(fd), "rb") as file:
             return file.read(), _info(key, status)
 

@@ -1,4 +1,4 @@
-"""The port of object storage: named, immutable bodies. Data is here; the store says which of it counts.
+"""The port of object storage: named, immutable bodies. The store decides which of them are current.
 
 Contract, the same on every backend (`tidemill.testing.objects_conformance` is its executable form):
 
@@ -51,7 +51,7 @@ class Put(enum.Enum):
 
 
 class ObjectInfo(NamedTuple):
-    """What a storage knows about one object.
+    """The metadata of one object.
 
     `etag` is opaque and changes with the bytes. `modified_at` (seconds since 1970) is the storage's time. In
     the result of a put it is this machine's time, because providers do not return it. Do not judge leases by
@@ -186,7 +186,7 @@ class Objects(ABC):
         return self._get_ranges(key, ranges) if ranges else []
 
     def head(self, key: str) -> ObjectInfo:
-        """Read what is known about an object, without its body; `ObjectMissing` if there is none."""
+        """Read the metadata of an object; `ObjectMissing` if there is none."""
         check_key(key)
         return self._head(key)
 

@@ -179,7 +179,7 @@ class RemoteObjects(Objects):
         return out
 
     def _spans(self, key: str, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
-        """Read spans (start, end) in order, up to the end of the object, which the first request tells.
+        """Read spans (start, end) in order, up to the end of the object, which the first request returns.
 
         obstore fetches several spans in parallel, and panics at one that begins after the end.
         """

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, cast
 from urllib.parse import urlsplit
 
-from tidemill.cluster.keeper import Held
+from tidemill.cluster.keeper import HeldLease
 from tidemill.errors import BadSource
 from tidemill.sources import batch_publisher, source_lease
 from tidemill.sources.batch_publisher import BatchPublisher
@@ -139,7 +139,7 @@ class PollArrival:
         self._poller = HttpPoller(source, publisher)
         self._lock = threading.Lock()
         self._closed = False
-        self._lease: Held | None = None
+        self._lease: HeldLease | None = None
         self._due = 0.0
 
     def poll(self) -> PollResult:

@@ -10,7 +10,7 @@ from typing import ClassVar
 import msgspec
 
 from tidemill.cluster import leases
-from tidemill.cluster.keeper import Held, Keeper
+from tidemill.cluster.keeper import HeldLease, Keeper
 from tidemill.errors import BadSource
 from tidemill.scope import Scope
 from tidemill.sources import source_lease
@@ -161,7 +161,7 @@ class PushArrival:
             self._closed = True
             self._host.close()
 
-    def _server(self, lease: Held) -> PushServer:
+    def _server(self, lease: HeldLease) -> PushServer:
         source, dataset = self._source, self._target.dataset
         receiver = PushReceiver(
             self._target, self._runtime.scope, fence=lease.fence, evaluate=self._runtime.evaluate
@@ -193,14 +193,14 @@ class PushHost:
     """
 
     def __init__(
-        self, source: str, scope: Scope, keeper: Keeper, *, make: Callable[[Held], PushServer]
+        self, source: str, scope: Scope, keeper: Keeper, *, make: Callable[[HeldLease], PushServer]
     ) -> None:
         self._source = source
         self._scope = scope
         self._keys = SourceKeys(scope.cluster)
         self._keeper = keeper
         self._make = make
-        self._lease: Held | None = None
+        self._lease: HeldLease | None = None
         self._server: PushServer | None = None
 
     @property
@@ -231,7 +231,7 @@ class PushHost:
         if lease is not None:
             self._keeper.release(lease)
 
-    def _start(self, lease: Held) -> None:
+    def _start(self, lease: HeldLease) -> None:
         try:
             server = self._make(lease)
         except BaseException:

@@ -2,24 +2,24 @@
 
 from tidemill import crash
 from tidemill.cluster import leases
-from tidemill.cluster.keeper import Held, Keeper
+from tidemill.cluster.keeper import HeldLease, Keeper
 from tidemill.store import Tx
 
 
-def acquire(keeper: Keeper, key: bytes) -> Held | None:
+def acquire(keeper: Keeper, key: bytes) -> HeldLease | None:
     """Acquire the lease; None if another node holds it.
 
     A lease that an earlier process of this node still holds is released first. No other node has our name,
     and the caller does not hold the lease yet. If the earlier process still runs, its next write is refused.
     """
     lease = keeper.acquire(key)
-    if isinstance(lease, Held):
+    if isinstance(lease, HeldLease):
         return lease
     crash.point("sources.lapse.before")
     lapsed = keeper.store.run(lambda tx: _lapse(tx, key, keeper.holder))
     crash.point("sources.lapse.after")
     again = keeper.acquire(key) if lapsed else None
-    return again if isinstance(again, Held) else None
+    return again if isinstance(again, HeldLease) else None
 
 
 def _lapse(tx: Tx, key: bytes, node: str) -> bool:

@@ -127,8 +127,8 @@ class PartitionHost:
                 member.holdings.hand_back(held)
                 return False
             plan = self.store.run(self.work.plan)
-            done = self.store.run(lambda tx: self.work.write_unit(tx, held.part, member.id))
-            if plan is not None and done >= plan.units:
+            count = self.store.run(lambda tx: self.work.write_unit(tx, held.part, member.id))
+            if plan is not None and count >= plan.units:
                 member.holdings.complete(held, lambda tx: self.work.write_end(tx, held.part, member.id))
                 return False
         except StoreError as error:

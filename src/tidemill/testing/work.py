@@ -99,12 +99,12 @@ class PartitionWork:
         row = partitions.read(tx, self.keys, part.group, part.id)
         partitions.check(tx, self.keys, part)
         plan = self.plan(tx)
-        done = self.progress(tx, part.id)
-        if plan is None or done >= plan.units:
-            return done
-        tx.set(self._progress[part.id], msgspec.msgpack.encode(done + 1))
-        self._append(tx, part, node, row, unit=done)
-        return done + 1
+        completed = self.progress(tx, part.id)
+        if plan is None or completed >= plan.units:
+            return completed
+        tx.set(self._progress[part.id], msgspec.msgpack.encode(completed + 1))
+        self._append(tx, part, node, row, unit=completed)
+        return completed + 1
 
     def write_end(self, tx: Tx, part: Partition, node: str) -> None:
         """Append the end after the last unit, in the fenced transaction that completes the partition."""

@@ -14,7 +14,7 @@ from tests.simulation.cluster.history import Mark
 from tests.simulation.faults import Swarm
 from tests.simulation.scheduler import Next, SimNode, SimulatedThread
 from tidemill.cluster import partitions
-from tidemill.cluster.keeper import Held
+from tidemill.cluster.keeper import HeldLease
 from tidemill.cluster.leases import Busy
 from tidemill.errors import CommitUnknown, LeaseLost, StoreError
 from tidemill.store import Space, Tx
@@ -93,9 +93,9 @@ class Holders:
 
     def __init__(self, world: "World") -> None:
         self._world = world
-        self._held: dict[str, list[tuple[SimNode, Held]]] = {}
+        self._held: dict[str, list[tuple[SimNode, HeldLease]]] = {}
 
-    def entered(self, gate: Gate, node: SimNode, new_permit: Held) -> None:
+    def entered(self, gate: Gate, node: SimNode, new_permit: HeldLease) -> None:
         """Note that a node got a permit."""
         holders = [
             (holder, permit)
@@ -160,7 +160,7 @@ class SimTask:
         self.ended = False
         self._process = process
         self._world = process.world
-        self.permit: Held | None = None
+        self.permit: HeldLease | None = None
         self._done = 0
         self._over = False  # it has written everything, or gives up: only the end is left
         self._progress = Space(process.keys.cluster, "progress")[self.subject]
@@ -254,7 +254,7 @@ class SimTask:
         patient = self._process.node.chance.random() < 0.15 and self._world.scheduler.depth == 0
         if patient:  # some wait inside the call
             permit = semaphore.acquire(self._process.ttl_s / 3)
-            answer: Held | Busy = permit if permit is not None else Busy(self._process.ttl_s / 10)
+            answer: HeldLease | Busy = permit if permit is not None else Busy(self._process.ttl_s / 10)
         else:
             answer = semaphore.acquire_nowait()
         if isinstance(answer, Busy):
