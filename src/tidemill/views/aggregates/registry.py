@@ -5,7 +5,7 @@ ties and certification.
 
 An entry with a `kernel` is *native*: groups keep an accumulator, and a step updates it from the change alone.
 An entry without one is *keyed*: Spark recomputes the groups that changed. To make an aggregate native, give
-its entry a kernel. If no `Accumulator` fits, add one in `tidemill.views.kernels.group_by`.
+its entry a kernel. If no `Accumulator` fits, add one, and compute it in `tidemill.views.kernels.group_by`.
 
     accumulator   kept for each group and column            raw columns of a group
     COUNT         the number of rows or values              the number

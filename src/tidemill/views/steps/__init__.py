@@ -1,1 +1,1 @@
-"""The protocol of steps: which input belongs to a step, and that a step is committed once. No Spark here."""
+"""The protocol of steps: assign input to steps, and commit each step exactly once. No Spark here."""

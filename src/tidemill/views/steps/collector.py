@@ -1,15 +1,15 @@
 """Collection: remove the files of views that no list names any more, and no others (DBSP-37).
 
 A step does not delete what it replaces: merged run files, table manifests and version files of earlier steps.
-Table manifests and version files are called *lists* here, because they list the files to keep. The
-collector scans the folders of a pipeline's views, page by page:
+Table manifests and version files are called *lists* here, because they list the files to keep. The collector
+scans the folders of a pipeline's views, page by page:
 
 1. List objects.
 2. Read the attempts that the object names contain.
 3. Read which lists are current, in one transaction, and then these lists.
 4. Delete the objects of ended attempts that no list names.
 
-This order makes it safe. An attempt is stored before its first object, so every listed object belongs to a
+This order makes it safe. An attempt is stored before its first object, so every object of step 1 belongs to a
 known attempt, which is open (and left alone) or ended. The lists of a step name only objects of its own
 attempt and objects that the lists before it named. So if an ended attempt wrote an object and the current
 list does not name it, no later list will.

@@ -1,1 +1,1 @@
-"""Traces: what operators remember, as sorted immutable run files listed by a version file. No Spark here."""
+"""Traces: the stored state of operators, in immutable run files that a version file lists. No Spark here."""
