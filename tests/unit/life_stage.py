@@ -74,8 +74,8 @@ class LifeStage(ArcStage):
             key = PartClaim("a", 1).data_prefix(task, sink) + "0.json"
             info = self.objects.put(key, json.dumps(list(rows)).encode())
             stored = (StoredObject(uri=info.key, size=info.size, rows=len(rows), format="json"),)
-        found = SinkWritten(dataset=target.dataset, objects=stored, rows=len(rows))
-        part = self.manifests.write_part(hold, "", [found], alone=True, fingerprints={})
+        sink_written = SinkWritten(dataset=target.dataset, objects=stored, rows=len(rows))
+        part = self.manifests.write_part(hold, "", [sink_written], alone=True, fingerprints={})
         (row,) = self.manifests.finish(hold, [part], {})
         return row
 
@@ -86,7 +86,7 @@ class LifeStage(ArcStage):
 
     def work_off(self, spec: ArcSpec, worker: ArcWork) -> list[LotOutcome]:
         """Everything that was asked for, one after the other."""
-        found: list[LotOutcome] = []
+        outcomes: list[LotOutcome] = []
         while page := self.run(lot_requests.startable, self.keys, [spec]):
-            found += [worker.make_requested(spec, request) for request in page]
-        return found
+            outcomes += [worker.make_requested(spec, request) for request in page]
+        return outcomes

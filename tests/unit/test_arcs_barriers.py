@@ -40,7 +40,7 @@ def test_a_lot_waits_until_every_source_has_closed_the_interval_and_does_not_spi
 
 @pytest.mark.rule("LOT-28")
 @pytest.mark.parametrize("seed", range(12))
-def test_in_whatever_order_sources_close_their_intervals_each_lot_is_made_once_and_none_is_left(seed):
+def test_each_lot_is_made_once_in_any_order_of_closing_sources(seed):
     chance = random.Random(seed)
     stage = LifeStage(scan=False)
     spec, node = stage.join(), stage.living()
@@ -77,7 +77,7 @@ def test_a_correction_of_one_source_makes_that_lot_again_and_does_not_wait_for_t
     assert stage.rows(stage.joined, LOTS[1]) == [1, 2]
 
 
-def test_a_backfill_of_a_lot_that_waits_is_withdrawn_and_comes_with_its_last_source():
+def test_a_backfill_of_a_waiting_lot_is_withdrawn_and_the_lot_is_made_with_its_last_source():
     stage = LifeStage()
     spec, node = stage.join(), stage.living()
     worker = stage.worker(node)

@@ -164,7 +164,7 @@ VISITS = visits()
 CASES = sorted({(name, visit) for name, count in VISITS.items() for visit in (1, count // 2 + 1, count)})
 
 
-def test_the_undisturbed_life_comes_to_its_end(calm):
+def test_a_scene_without_crashes_finishes(calm):
     lots = [f"A{n:017}" for n in (1, 3, 2, 4)]  # what failed comes after what did not
     cleaned, odd, summed = calm["tables"]
     assert cleaned == dict(zip(lots, [[1, 2, 3, 4, 5], [], [6, 7, 8], [9, 11]], strict=True))
@@ -193,7 +193,7 @@ def test_every_durable_step_has_a_crash_point_before_and_after_it():
 @pytest.mark.rule("LOT-9")
 @pytest.mark.parametrize("successor", ["same", "other"])
 @pytest.mark.parametrize(("point", "visit"), CASES)
-def test_after_a_crash_at_any_point_the_next_life_ends_as_an_undisturbed_one(point, visit, successor, calm):
+def test_after_a_crash_at_any_point_the_next_process_reaches_the_same_end(point, visit, successor, calm):
     scene = Scene(forgetful=visit == 1)
     with crash.armed(point, visit=visit), pytest.raises(crash.Crashed):
         scene.live("n")
@@ -235,7 +235,7 @@ PAUSES = [case for case in CASES if not case[0].startswith("publish.forget")]
 @pytest.mark.rule("LOT-20")
 @pytest.mark.rule("LOT-19")
 @pytest.mark.parametrize(("point", "visit"), PAUSES)
-def test_a_life_that_is_paused_at_any_point_and_goes_on_after_another_did_everything_changes_nothing(
+def test_a_process_paused_at_any_point_changes_nothing_after_another_did_the_work(
     point, visit, calm, monkeypatch
 ):
     """A zombie at every durable step: it has lost its lease, does not know it, and goes on writing."""
@@ -304,7 +304,7 @@ def test_a_crash_at_a_step_that_is_taken_when_others_were_in_the_way(step, side,
 
 
 @pytest.mark.parametrize("side", ["before", "after"])
-def test_a_run_without_lots_and_a_retry_that_nobody_needs_may_be_repeated(side):
+def test_a_run_without_lots_and_an_unneeded_retry_can_be_repeated(side):
     stage = ArcStage()
     spec, node = stage.clean(), stage.living()
     stage.subscribe(spec.id, stage.orders)

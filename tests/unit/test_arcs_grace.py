@@ -67,7 +67,7 @@ def ends(outcomes: list[LotOutcome]) -> list[tuple[str, LotEnd]]:
 
 
 @pytest.mark.rule("LOT-28")
-def test_after_its_grace_a_lot_is_made_of_what_is_there_and_what_comes_late_makes_its_next_generation():
+def test_after_its_grace_a_lot_is_made_without_a_source_and_late_data_makes_its_next_generation():
     stage = GraceStage(AfterGrace.PARTIAL)
     stage.lot_of(stage.clicks, LOTS[0], 1)
     assert ends(stage.everything()) == [(LOTS[0], LotEnd.WAITING)]
@@ -101,7 +101,7 @@ def test_after_its_grace_a_lot_is_made_of_what_is_there_and_what_comes_late_make
 
 @pytest.mark.slow
 @pytest.mark.rule("LOT-28")
-def test_a_lot_that_is_skipped_is_missing_and_made_only_when_somebody_asks_for_it():
+def test_a_skipped_lot_is_missing_and_made_only_on_request():
     stage = GraceStage(AfterGrace.SKIP)
     stage.lot_of(stage.clicks, LOTS[0], 1)
     stage.lot_of(stage.clicks, LOTS[1], 2)
@@ -146,7 +146,7 @@ def test_with_wait_nothing_follows_however_long_it_takes():
 
 
 @pytest.mark.rule("LOT-28")
-def test_a_grace_counts_from_the_first_source_even_if_nobody_looked_and_another_grace_holds_at_once():
+def test_a_grace_counts_from_the_first_source_and_a_changed_grace_applies_at_once():
     stage = GraceStage(AfterGrace.PARTIAL)
     stage.lot_of(stage.clicks, LOTS[0], 1)
     stage.clock.advance(GRACE_S + 5)  # the runner was away
@@ -165,7 +165,7 @@ def test_a_grace_counts_from_the_first_source_even_if_nobody_looked_and_another_
 
 @pytest.mark.rule("LOT-28")
 @pytest.mark.rule("LOT-30")
-def test_of_three_sources_each_that_comes_late_makes_a_generation_and_a_failed_one_can_be_retried():
+def test_each_late_source_of_three_makes_a_generation_and_a_failed_one_can_be_retried():
     stage = GraceStage(AfterGrace.PARTIAL)
     fees = stage.dataset("fees", unit=FIVE_MINUTES)
     stage.spec = stage.graced(
@@ -194,7 +194,7 @@ def test_of_three_sources_each_that_comes_late_makes_a_generation_and_a_failed_o
 @pytest.mark.slow
 @pytest.mark.rule("LOT-28")
 @pytest.mark.parametrize("then", [AfterGrace.PARTIAL, AfterGrace.SKIP])
-def test_after_a_death_at_any_step_of_a_grace_the_next_life_ends_as_an_undisturbed_one(then):
+def test_after_a_crash_at_any_step_of_a_grace_the_next_process_reaches_the_same_end(then):
     def scene(point: str = "", visit: int = 1) -> tuple[object, ...]:
         stage = GraceStage(then)
         stage.lot_of(stage.clicks, LOTS[0], 1)

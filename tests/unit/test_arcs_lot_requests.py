@@ -39,7 +39,7 @@ def test_a_replay_is_the_next_generation_and_readers_have_the_one_before_until_i
 
 
 @pytest.mark.rule("LOT-31")
-def test_what_each_kind_asks_for_follows_from_how_the_arc_stands_with_the_lot():
+def test_the_requested_generation_follows_from_the_kind_and_the_state_of_the_lot():
     run = RunningLot(attempt="a", node="n", node_epoch=1, since=0)
     rows = {
         "none": None,
@@ -89,7 +89,7 @@ def test_a_replay_that_two_runners_have_read_is_made_once():
 
 
 @pytest.mark.rule("LOT-31")
-def test_a_replay_whose_input_cannot_be_read_is_told_and_the_lot_stays_what_it_was():
+def test_a_replay_with_an_unreadable_input_is_reported_and_the_lot_stays_as_it_was():
     stage = LifeStage()
     spec, worker = stage.clean(), stage.worker(stage.living())
     lot = stage.append([1])
@@ -108,7 +108,7 @@ def test_a_replay_whose_input_cannot_be_read_is_told_and_the_lot_stays_what_it_w
 
 
 @pytest.mark.rule("LOT-31")
-def test_a_batch_has_no_more_lots_under_way_than_was_asked_for_and_leaves_a_place_to_what_arrives():
+def test_a_batch_runs_at_most_its_limit_of_lots_and_leaves_room_for_new_lots():
     stage = LifeStage()
     spec = stage.clean(max_concurrent=4)
     lots = [stage.append([n]) for n in range(6)]
@@ -150,14 +150,14 @@ def test_a_batch_has_no_more_lots_under_way_than_was_asked_for_and_leaves_a_plac
         (RunningLots(live=2), False, False),
     ],
 )
-def test_of_two_places_one_is_left_to_what_arrives_as_long_as_something_has(crowd, live, bulk):
+def test_a_batch_leaves_room_for_one_lot_while_the_subscription_has_something_to_run(crowd, live, bulk):
     assert crowd.has_room(2) is live
     assert crowd.has_room(2, "batch", 5) is bulk
     assert crowd.with_one_more("").live == crowd.live + 1
     assert crowd.with_one_more("x").batches["x"] == crowd.batches.get("x", 0) + 1
 
 
-def test_what_arrives_goes_before_a_backfill_of_an_arc_that_takes_one_lot_at_a_time():
+def test_new_lots_go_before_a_backfill_of_an_arc_that_makes_one_lot_at_a_time():
     stage = LifeStage()
     spec, node = stage.clean(), stage.living()
     old = [stage.append([n]) for n in range(3)]
@@ -205,7 +205,7 @@ def run_once(stage: LifeStage, spec, node) -> list[LotOutcome]:
 
 
 @pytest.mark.rule("LOT-38")
-def test_nothing_of_a_paused_arc_is_begun_and_what_was_asked_for_or_published_waits_for_it():
+def test_a_paused_arc_begins_nothing_and_its_requests_and_new_lots_wait():
     stage = LifeStage()
     spec, node = stage.clean(), stage.living()
     worker = stage.worker(node)
@@ -268,7 +268,7 @@ def test_a_run_that_waits_for_its_cadence_keeps_no_place_and_one_that_is_due_soo
     assert stage.run(lot_requests.startable, stage.keys, [spec]) == []
 
 
-def test_a_retry_does_not_wait_behind_a_large_batch(monkeypatch):
+def test_a_retry_does_not_wait_for_a_large_batch(monkeypatch):
     monkeypatch.setattr(lot_requests, "PAGE", 3)
     stage = LifeStage()
     spec, worker = stage.clean(), stage.worker(stage.living())

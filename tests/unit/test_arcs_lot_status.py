@@ -34,7 +34,7 @@ def filled(stage: ArcStage, lots: dict[str, list[AnyLot]]) -> str:
 
 @pytest.mark.rule("LOT-12")
 @pytest.mark.parametrize("seed", range(6))
-def test_pages_of_any_size_give_each_lot_as_it_stands(seed: int) -> None:
+def test_pages_of_any_size_give_the_state_of_each_lot(seed: int) -> None:
     chance, stage = random.Random(seed), ArcStage()
     lots = {
         f"A{number:03}": [DONE] * chance.choice((0, 0, 1, 4)) + [chance.choice((DONE, *OTHERS))]

@@ -10,7 +10,7 @@ from tidemill.triggers import wakes
 
 @pytest.mark.rule("LOT-30")
 @pytest.mark.parametrize("same_node", [True, False])
-def test_a_correction_that_comes_while_a_retry_runs_is_not_passed_over(same_node: bool) -> None:
+def test_a_correction_during_a_retry_is_not_lost(same_node: bool) -> None:
     stage = ArcStage()
     spec = stage.clean(max_concurrent=4)
     stage.subscribe(spec.id, stage.orders)

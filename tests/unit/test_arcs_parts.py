@@ -47,7 +47,7 @@ def test_objects_of_one_partition_stay_together_and_parts_are_of_about_equal_siz
     st.integers(1, 6),
     st.randoms(use_true_random=False),
 )
-def test_every_object_is_in_one_part_whoever_splits_and_no_part_is_empty(rows, most, chance):
+def test_every_object_is_in_one_part_and_no_part_is_empty(rows, most, chance):
     objects = [item(f"o{n}", size, day=day) for n, (day, size) in enumerate(rows)]
     parts = split([part_input(ORDERS, objects)], most)
     shuffled = list(objects)

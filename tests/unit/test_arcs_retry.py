@@ -20,7 +20,7 @@ from tidemill.triggers.subscriptions import Waiting
 @pytest.mark.rule("LOT-18")
 @pytest.mark.rule("LOT-11")
 @pytest.mark.rule("LOT-19")
-def test_a_retry_runs_only_the_parts_that_failed_and_then_what_they_left_is_removed():
+def test_a_retry_runs_only_failed_parts_and_then_their_leftovers_are_removed():
     stage = ArcStage()
     spec = stage.clean()
     lot = stage.append([1, 2], [3, 4], [5, 6])
@@ -66,7 +66,7 @@ def test_a_retry_runs_only_the_parts_that_failed_and_then_what_they_left_is_remo
 
 
 @pytest.mark.rule("LOT-18")
-def test_a_retry_with_other_code_reuses_nothing_and_abandons_what_was_there():
+def test_a_retry_with_other_code_reuses_nothing_and_abandons_the_old_attempt():
     stage = ArcStage()
     spec, node = stage.clean(), stage.living()
     lot = stage.append([1, 2], [3, 4])
@@ -103,7 +103,7 @@ def test_a_retry_after_an_input_was_published_again_reuses_nothing():
 
 
 @pytest.mark.rule("LOT-12")
-def test_a_failed_replay_is_no_gap_the_lot_stays_what_it_was():
+def test_a_failed_replay_is_not_a_gap_and_the_lot_stays_as_it_was():
     stage = ArcStage()
     spec, worker = stage.clean(), stage.worker(stage.living())
     lot = stage.append([1, 3])
@@ -187,7 +187,7 @@ def test_a_lot_whose_input_cannot_be_read_is_missing_and_a_run_passes_it():
 
 
 @pytest.mark.rule("LOT-20")
-def test_an_attempt_whose_objects_do_not_verify_is_abandoned_and_made_anew():
+def test_an_attempt_with_damaged_objects_is_abandoned_and_a_new_one_is_made():
     for damage in ("gone", "cut", "manifest"):
         stage = ArcStage()
         spec = stage.clean()
@@ -210,7 +210,7 @@ def test_an_attempt_whose_objects_do_not_verify_is_abandoned_and_made_anew():
         assert stage.orphans() == []
 
 
-def test_what_is_nobodys_fault_leaves_the_lot_running_and_the_same_node_goes_on():
+def test_an_error_not_caused_by_the_lot_leaves_it_running_and_the_same_node_continues():
     stage = ArcStage()
     spec, node = stage.clean(), stage.living()
     lot = stage.append([1, 2], [3, 4])

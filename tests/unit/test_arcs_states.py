@@ -40,7 +40,7 @@ EVERY = list(chain.from_iterable(combinations(PartState, n) for n in range(len(P
 @pytest.mark.rule("LOT-13")
 @pytest.mark.rule("LOT-8")
 @pytest.mark.parametrize("states", EVERY, ids=lambda states: "+".join(states) or "none")
-def test_a_lot_is_what_its_manifests_are_over_every_combination(states):
+def test_the_state_of_a_lot_follows_from_every_combination_of_manifest_states(states):
     rolled_up = rollup(states)
     if P.PARTIAL in states:
         assert rolled_up is S.PARTIAL

@@ -100,7 +100,7 @@ def test_a_lot_of_one_part_is_that_parts_manifest_and_an_empty_one_needs_no_part
 
 @pytest.mark.rule("LOT-10")
 @pytest.mark.rule("LOT-14")
-def test_a_complete_lot_is_not_processed_again_until_an_input_is_new_or_a_replay_is_asked_for():
+def test_a_complete_lot_is_made_again_only_for_a_new_input_or_a_replay():
     stage = ArcStage()
     spec, node = stage.clean(), stage.living()
     lot = stage.append([1])
@@ -121,7 +121,7 @@ def test_a_complete_lot_is_not_processed_again_until_an_input_is_new_or_a_replay
 
 
 @pytest.mark.rule("LOT-9")
-def test_a_running_lot_is_run_by_nobody_else_until_its_nodes_lease_is_over():
+def test_no_other_node_runs_a_running_lot_until_the_lease_of_its_node_is_over():
     stage = ArcStage()
     spec = stage.clean(max_concurrent=5)
     first, second = stage.node("first", 10 * SECOND_US), stage.living("second")
@@ -187,7 +187,7 @@ def test_a_node_that_is_gone_does_not_count_for_the_limit():
     assert worker.work(spec, lots[0]).ended is LotEnd.COMPLETE
 
 
-def test_a_run_that_finds_the_arc_full_ends_where_it_is_and_comes_back_later():
+def test_a_run_that_finds_no_room_ends_early_and_starts_again_later():
     stage = ArcStage()
     spec, node = stage.clean(), stage.living()
     stage.subscribe(spec.id, stage.orders)
@@ -211,7 +211,7 @@ def test_a_run_that_finds_the_arc_full_ends_where_it_is_and_comes_back_later():
     assert isinstance(stage.row(spec.id), Waiting)
 
 
-def test_a_run_takes_so_many_lots_at_most_and_keeps_what_it_did_when_the_arc_is_full():
+def test_a_run_takes_a_limited_number_of_lots_and_keeps_its_progress_when_there_is_no_room():
     stage = ArcStage()
     spec, node = stage.clean(), stage.living()
     stage.subscribe(spec.id, stage.orders)
@@ -236,7 +236,7 @@ def test_a_run_takes_so_many_lots_at_most_and_keeps_what_it_did_when_the_arc_is_
     assert len(stage.events(stage.cleaned)) == 5
 
 
-def test_a_sink_that_somebody_else_publishes_leaves_the_lot_partial_and_says_why():
+def test_a_lot_is_partial_with_a_reason_if_another_arc_publishes_its_sink():
     stage = ArcStage()
     spec, worker = stage.clean(), stage.worker(stage.living())
     lot = stage.append([1])
@@ -247,7 +247,7 @@ def test_a_sink_that_somebody_else_publishes_leaves_the_lot_partial_and_says_why
     assert stage.events(stage.cleaned) == []
 
 
-def test_what_people_want_to_see_is_told():
+def test_the_steps_of_a_lot_are_reported_as_events():
     stage = ArcStage()
     spec, worker = stage.clean(), stage.worker(stage.living())
     lot = stage.append([1, 2], [3, 4])

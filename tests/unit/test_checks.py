@@ -27,11 +27,11 @@ def rows_of(pipeline: tm.Pipeline, dataset: DatasetId) -> list[dict[str, Any]]:
     import pyarrow.parquet as pq
 
     site = pipeline.context
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for row in site.store.run(lambda tx: lots.listed(tx, site.keys.lots, dataset)):
         for item in site.manifests.lot_objects(row.manifest):
-            found += pq.read_table(io.BytesIO(site.objects.get(item.uri)[0])).to_pylist()
-    return found
+            rows += pq.read_table(io.BytesIO(site.objects.get(item.uri)[0])).to_pylist()
+    return rows
 
 
 def counted(pipeline: tm.Pipeline, lot: str) -> dict[str, int]:

@@ -34,8 +34,8 @@ def test_a_declaration_that_evolves_gains_columns_and_wider_types_each_as_a_revi
     stage = Stage()
     for schema in ("id INT", "id INT, name STRING", "id BIGINT", "id BIGINT, name STRING, at DATE"):
         stage.run(datasets.declare, stage.lots, orders(schema), evolved)
-    known = stage.run(datasets.read, stage.lots, DatasetId("orders"))
-    assert (known.schema, known.revision) == ("id bigint, name string, at date", 3)
+    stored = stage.run(datasets.read, stage.lots, DatasetId("orders"))
+    assert (stored.schema, stored.revision) == ("id bigint, name string, at date", 3)
     assert stage.run(column_history, stage.lots, DatasetId("orders")) == [
         "id int",
         "id int, name string",
@@ -43,7 +43,7 @@ def test_a_declaration_that_evolves_gains_columns_and_wider_types_each_as_a_revi
         "id bigint, name string, at date",
     ]
     # A process that has not seen the new ones declares less, or something narrower: nothing changes.
-    assert stage.run(datasets.declare, stage.lots, orders("id INT"), evolved) == known
+    assert stage.run(datasets.declare, stage.lots, orders("id INT"), evolved) == stored
     assert stage.writes == 0
     for schema, words in [
         ("id STRING", "id was bigint and cannot become string"),
@@ -55,7 +55,7 @@ def test_a_declaration_that_evolves_gains_columns_and_wider_types_each_as_a_revi
     keyed = orders("id INT", kind=datasets.Kind.KEYED, key=("id",), deletes=True)
     with pytest.raises(DatasetChanged, match="key was none, now id"):
         stage.run(datasets.declare, stage.lots, keyed, evolved)
-    assert stage.run(datasets.read, stage.lots, DatasetId("orders")) == known
+    assert stage.run(datasets.read, stage.lots, DatasetId("orders")) == stored
 
 
 @pytest.mark.rule("LOT-34")
@@ -95,8 +95,8 @@ def test_types_become_wider_where_every_value_stays_what_it_is(old: str, new: st
 
 
 def test_columns_that_were_found_are_added_unless_nobody_could_use_their_names():
-    found = [Column(name, Simple("string")) for name in ("new", "ID", "_ours", "NEW", "a b")]
-    assert added(parse("id INT"), found).names == ("id", "new", "a b")
+    columns = [Column(name, Simple("string")) for name in ("new", "ID", "_ours", "NEW", "a b")]
+    assert added(parse("id INT"), columns).names == ("id", "new", "a b")
     both, problems = merged(parse("id INT NOT NULL"), parse("id INT, x STRING NOT NULL"))
     assert (str(both), problems) == ("id int NOT NULL, x string", [])
 
@@ -108,10 +108,10 @@ def test_an_append_under_a_wider_declaration_evolves_its_dataset_and_rescue_has_
             table = shop.dataset("orders", schema, drift="evolve")
             table.append([{"id": 1}])
             site = shop.context
-            known = site.store.run(
+            stored = site.store.run(
                 lambda tx, site=site: datasets.read(tx, site.keys.lots, DatasetId("orders"))
             )
-    assert (known.schema, known.revision) == ("id bigint, name string", 1)
+    assert (stored.schema, stored.revision) == ("id bigint, name string", 1)
     with tm.Pipeline("other", home=tmp_path / "home2") as shop:
         table = shop.dataset("orders", "id INT", drift="rescue")
         assert table.schema == "id int, _rescued string"

@@ -27,7 +27,7 @@ def keyed(tmp_path: Path, **options: Any) -> tuple[tm.Pipeline, tm.Dataset]:
 
 @pytest.mark.rule("LOT-40")
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"order_by": "at"}, "order_by=at but no key"),
         ({"order_by": "at", "deletes": True}, "order_by=at but no key"),
@@ -37,9 +37,9 @@ def keyed(tmp_path: Path, **options: Any) -> tuple[tm.Pipeline, tm.Dataset]:
     ],
 )
 def test_an_order_that_cannot_be_meant_is_refused_at_its_line(
-    tmp_path: Path, options: dict[str, Any], said: str
+    tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(DeclarationError, match=rf"{Path(__file__).name}:\d+: .*{said}"):
+    with pytest.raises(DeclarationError, match=rf"{Path(__file__).name}:\d+: .*{message}"):
         keyed(tmp_path, **options)
 
 
@@ -59,9 +59,12 @@ def test_the_order_of_a_table_cannot_change(tmp_path: Path) -> None:
     pipeline, orders = keyed(tmp_path, key="id", order_by="at")
     with pipeline:
         orders.upsert([{"id": 1}])
-    for options, said in (({}, "order_by was at, now none"), ({"order_by": ["n"]}, "order_by was at, now n")):
+    for options, message in (
+        ({}, "order_by was at, now none"),
+        ({"order_by": ["n"]}, "order_by was at, now n"),
+    ):
         pipeline, orders = keyed(tmp_path, key="id", **options)
-        with pipeline, pytest.raises(DatasetChanged, match=said):
+        with pipeline, pytest.raises(DatasetChanged, match=message):
             orders.upsert([{"id": 2}])
 
 
@@ -78,9 +81,9 @@ def test_upserts_and_deletions_without_a_key_go_to_quarantine_and_the_others_thr
             (1, "delete", 0),
         ]
         out = rows_of(pipeline, BAD)
-        assert [(one["check"], one["error"]) for one in out] == [("key", "NULL in the key id, place")] * 3
-        kept = [json.loads(one["record"]) for one in out]
-        assert [(one["id"], one["place"], one["n"], one["_op"]) for one in kept] == [
+        assert [(row["check"], row["error"]) for row in out] == [("key", "NULL in the key id, place")] * 3
+        records = [json.loads(row["record"]) for row in out]
+        assert [(row["id"], row["place"], row["n"], row["_op"]) for row in records] == [
             (None, "a", 2, "upsert"),
             (2, None, 3, "upsert"),
             (None, None, None, "delete"),

@@ -76,20 +76,22 @@ def test_unpacking_reverses_packing(key: tuple[Part, ...]) -> None:
 @example((((), None),), (((None,),),))
 @example((-256,), (-255,))
 @example((-0.0,), (0.0,))
-def test_bytes_sort_as_the_tuples_do(one: tuple[Part, ...], two: tuple[Part, ...]) -> None:
-    assert (pack(one) < pack(two)) == (order(one) < order(two))
-    assert (pack(one) == pack(two)) == (order(one) == order(two))
+def test_bytes_sort_as_the_tuples_do(first: tuple[Part, ...], second: tuple[Part, ...]) -> None:
+    assert (pack(first) < pack(second)) == (order(first) < order(second))
+    assert (pack(first) == pack(second)) == (order(first) == order(second))
 
 
 @pytest.mark.rule("STO-1")
 @given(tuples, parts, parts)
-def test_a_common_beginning_does_not_change_the_order(begin: tuple[Part, ...], one: Part, two: Part) -> None:
-    assert (pack((*begin, one)) < pack((*begin, two))) == (rank(one) < rank(two))
+def test_a_common_beginning_does_not_change_the_order(
+    begin: tuple[Part, ...], first: Part, second: Part
+) -> None:
+    assert (pack((*begin, first)) < pack((*begin, second))) == (rank(first) < rank(second))
 
 
 @given(tuples, tuples)
-def test_a_longer_tuple_packs_to_a_continuation(one: tuple[Part, ...], two: tuple[Part, ...]) -> None:
-    assert pack((*one, *two)) == pack(one) + pack(two)
+def test_a_longer_tuple_packs_to_a_continuation(first: tuple[Part, ...], second: tuple[Part, ...]) -> None:
+    assert pack((*first, *second)) == pack(first) + pack(second)
 
 
 def test_integers_of_every_size_keep_their_order() -> None:

@@ -83,12 +83,12 @@ class Scene:
     def _round(self, node: Node) -> bool:
         stage = self.stage
         worker = stage.worker(node, projections=self.projections)
-        done = [outcome for spec in self.specs.values() for outcome in stage.drain(spec, worker, node)]
-        done += [worker.work(self.specs[status.arc], status.lot) for status in worker.left()]
+        outcomes = [outcome for spec in self.specs.values() for outcome in stage.drain(spec, worker, node)]
+        outcomes += [worker.work(self.specs[status.arc], status.lot) for status in worker.left()]
         for ask in stage.run(lot_requests.startable, stage.keys, list(self.specs.values())):
-            done.append(worker.make_requested(self.specs[ask.arc], ask))
+            outcomes.append(worker.make_requested(self.specs[ask.arc], ask))
             self.look()
-        return bool(done)
+        return bool(outcomes)
 
     def look(self) -> None:
         """What readers may see at any moment: of each lot what it was, or what it is to be."""
@@ -125,12 +125,12 @@ def calm() -> dict[str, object]:
 
 
 def visits() -> Counter[str]:
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     with pytest.MonkeyPatch.context() as patch:
         scene = Scene()
-        patch.setattr(crash, "point", lambda name: found.update([name]))
+        patch.setattr(crash, "point", lambda name: counts.update([name]))
         scene.live("n")
-    return found
+    return counts
 
 
 VISITS = visits()

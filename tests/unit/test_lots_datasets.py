@@ -42,7 +42,7 @@ def test_an_equal_declaration_is_a_no_op_and_blanks_in_a_schema_mean_nothing():
         ),
     ],
 )
-def test_a_different_declaration_is_refused_with_what_changed(new, message):
+def test_a_different_declaration_is_refused_with_the_differences(new, message):
     stage = Stage()
     stage.run(datasets.declare, stage.lots, ORDERS)
     with pytest.raises(DatasetChanged, match=message):
@@ -73,7 +73,7 @@ def test_a_declaration_that_contradicts_itself_is_refused(fields):
         DatasetRow(name="orders", **fields)
 
 
-def test_names_nothing_can_have_and_datasets_nobody_declared_are_refused():
+def test_invalid_names_and_undeclared_datasets_are_refused():
     with pytest.raises(BadName):
         DatasetRow(name="")
     stage = Stage()

@@ -76,7 +76,7 @@ def test_fields_of_a_later_release_are_ignored_and_a_later_format_is_refused():
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b"\xff\xfe", b'{"state": "blue"}'])
-def test_what_is_not_a_manifest_is_refused_with_its_name(body):
+def test_an_object_that_is_not_a_manifest_is_refused_with_its_name(body):
     with pytest.raises(ManifestUnreadable, match=r"lots/x\.json"):
         manifest.decode(body, "lots/x.json")
 

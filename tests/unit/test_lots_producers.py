@@ -54,7 +54,7 @@ def test_of_two_that_race_for_a_number_the_second_is_refused():
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.sampled_from("xy")), max_size=25))
-def test_every_history_of_appends_is_as_the_rule_says(history):
+def test_every_history_of_appends_follows_the_rule(history):
     stage = Stage(scan=False)
     receipts: dict[int, tuple[str, Receipt]] = {}
     for position, (seq, digest) in enumerate(history, 1):

@@ -108,7 +108,7 @@ def test_an_append_to_a_sealed_interval_lands_in_the_next_one_even_if_the_clock_
     assert put(stage, orders, "c").lot == str(first.next())
 
 
-def test_sealing_twice_is_sealing_once_and_what_is_not_sealed_is_neither_read_nor_closed():
+def test_sealing_can_be_repeated_and_an_open_interval_is_neither_read_nor_closed():
     stage = Stage()
     orders = stage.dataset(unit=FIVE_MINUTES)
     lot = LotId.parse(put(stage, orders, "a").lot)

@@ -51,7 +51,7 @@ def test_every_state_has_the_edges_of_the_table_and_no_others():
     assert all(not ATTEMPT[state] for state in (AttemptState.PUBLISHED, AttemptState.ABANDONED))
 
 
-def test_an_attempt_says_what_it_is_to_become_before_anything_is_written():
+def test_an_attempt_names_its_targets_before_anything_is_written():
     stage = Stage()
     hold = opened(stage, stage.node("n"))
     row = row_of(stage)
@@ -71,7 +71,7 @@ def test_an_attempt_says_what_it_is_to_become_before_anything_is_written():
         row_of(stage, "t2")
 
 
-def test_the_list_of_parts_is_stored_in_pages_and_a_broken_list_is_written_anew():
+def test_the_list_of_parts_is_stored_in_pages_and_an_incomplete_list_is_written_again():
     stage = Stage()
     hold = opened(stage, stage.node("n"))
     names = [f"day={n}" for n in range(PARTS_PAGE + 5)]
@@ -110,7 +110,7 @@ def test_of_two_adopters_one_wins_and_the_one_before_is_refused():
             stage.run(attempts.abandon, KEYS, late, "")
 
 
-def test_a_node_goes_on_with_what_its_own_earlier_run_left_and_that_run_is_refused():
+def test_a_node_adopts_the_attempt_of_its_earlier_start_which_is_then_refused():
     stage = Stage()
     node = stage.node("n")
     first = opened(stage, node)
@@ -133,7 +133,7 @@ def test_an_attempt_with_other_inputs_or_other_code_is_not_adopted(inputs, code)
     assert adopt(stage, stage.node("m"), row_of(stage), inputs, code) is None
 
 
-def test_an_abandoned_attempt_never_comes_back_and_is_listed_for_removal_until_forgotten():
+def test_an_abandoned_attempt_cannot_be_published_and_is_swept_until_its_rows_are_deleted():
     stage = Stage()
     node = stage.node("n", 1000 * SECOND_US)
     hold = opened(stage, node)
@@ -161,7 +161,7 @@ def test_an_abandoned_attempt_never_comes_back_and_is_listed_for_removal_until_f
     assert left == []
 
 
-def test_the_cleaner_abandons_what_a_dead_node_left_after_a_grace_and_nothing_else():
+def test_the_cleaner_abandons_only_attempts_of_dead_nodes_after_a_grace():
     stage = Stage()
     node = stage.node("n", 30 * SECOND_US)
     hold = opened(stage, node)
@@ -181,7 +181,7 @@ def test_the_cleaner_abandons_what_a_dead_node_left_after_a_grace_and_nothing_el
             stage.run(attempts.check, KEYS, late)  # their nodes' entries are over
 
 
-def test_a_parked_attempt_is_held_by_nobody_and_left_alone_until_it_is_adopted_or_given_up():
+def test_a_parked_attempt_has_no_holder_and_stays_until_it_is_adopted_or_abandoned():
     stage = Stage()
     node, other = stage.node("n", 10**12), stage.node("m", 10**12)
     hold = opened(stage, node)
@@ -221,7 +221,7 @@ def test_a_draft_that_would_not_fit_its_row_in_the_end_is_refused_at_the_beginni
     assert row_of(stage) == published
 
 
-def test_opening_adopts_the_same_work_and_gives_up_other_work_that_nobody_does():
+def test_opening_adopts_equal_work_and_abandons_other_work_of_dead_nodes():
     stage = Stage()
     node, other = stage.node("n", 10**12), stage.node("m", 10**12)
     first = stage.run(open_or_adopt, KEYS, node, DRAFT, ["p", "q"])

@@ -93,7 +93,7 @@ def test_an_abandoned_attempt_is_swept_again_until_a_day_has_passed_and_then_for
 
 @pytest.mark.rule("LOT-19")
 @pytest.mark.parametrize("kind", ["abandoned", "published"])
-def test_one_whose_application_is_gone_is_swept_once_and_what_else_it_had_is_let_go(kind):
+def test_an_attempt_whose_application_is_gone_is_swept_once_and_its_other_data_is_dropped(kind):
     stage = ArcStage()
     node = stage.living("n")
     gone, dropped = set(), []
@@ -129,7 +129,7 @@ def all_ended(stage: ArcStage) -> list:
 
 
 @pytest.mark.rule("LOT-19")
-def test_of_a_published_attempt_only_what_its_manifests_do_not_list_is_removed():
+def test_only_unlisted_objects_of_a_published_attempt_are_removed():
     stage = ArcStage()
     spec, node = stage.clean(), stage.living("n")
     lot, other = stage.append([1, 2], [3, 4]), stage.append([5])
@@ -162,7 +162,7 @@ def test_of_a_published_attempt_only_what_its_manifests_do_not_list_is_removed()
     assert stage.rows(stage.odd, lot) == [1, 3]
 
 
-def test_what_a_published_attempt_has_is_kept_when_its_manifest_cannot_be_read():
+def test_a_published_attempt_keeps_its_objects_if_its_manifest_is_unreadable():
     stage = ArcStage()
     node = stage.living("n")
     lot = stage.append([1, 2], [3, 4])

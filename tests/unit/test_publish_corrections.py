@@ -78,7 +78,7 @@ def test_a_corrected_lot_is_made_again_by_its_dependents_and_nothing_else_is():
 
 
 @pytest.mark.rule("LOT-30")
-def test_a_lot_that_is_taken_back_is_empty_downstream_and_can_be_given_rows_again():
+def test_a_removed_lot_is_empty_downstream_and_can_get_rows_again():
     stage = LifeStage()
     spec, node = stage.clean(), stage.living()
     stage.subscribe(spec.id, stage.orders)
@@ -118,7 +118,7 @@ def test_of_two_that_correct_a_lot_at_once_the_second_is_refused_and_leaves_noth
     assert stage.orphans() == []
 
 
-def test_what_cannot_be_corrected_is_refused_before_anything_is_written():
+def test_an_impossible_correction_is_refused_before_anything_is_written():
     stage = LifeStage()
     by = publisher(stage)
     keyed = stage.dataset("keyed", kind=Kind.KEYED, key=("id",), deletes=True)

@@ -67,7 +67,7 @@ def test_counts_and_checks_of_the_parts_add_up_to_those_of_the_lot():
     assert parts[1].states == (ManifestState.COMPLETE, ManifestState.EMPTY)
 
 
-def test_what_a_part_says_it_wrote_must_lie_in_its_own_attempt():
+def test_a_part_must_write_into_the_folder_of_its_attempt():
     bench = Bench()
     (cleaned, odd) = bench.targets
     good = bench.written(cleaned)
@@ -137,7 +137,7 @@ def test_a_port_that_ends_early_is_no_success():
         work.assemble(bench.hold, [bench.task()])
 
 
-def test_the_attempt_is_read_from_names_whoever_held_it():
+def test_the_attempt_is_read_from_names_of_any_holder():
     bench = Bench()
     (cleaned, odd) = bench.targets
     part = bench.made("p=1/x", bench.written(cleaned), bench.written(odd))

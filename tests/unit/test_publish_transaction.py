@@ -115,7 +115,7 @@ def test_if_anything_is_refused_nothing_is_published(fault):
     assert everything(stage) == before
 
 
-def test_zombies_publish_nothing():
+def test_stale_holders_publish_nothing():
     stage = Stage()
     sink = stage.dataset("sink")
     node, other = stage.node("n"), stage.node("m")
@@ -379,7 +379,7 @@ def test_every_durable_step_has_a_crash_point_before_and_after_it():
 
 @pytest.mark.parametrize("first", ["", "publish.commit.before"])
 @pytest.mark.parametrize("point", POINTS)
-def test_after_a_crash_at_any_point_the_next_life_ends_as_an_undisturbed_one(point, first):
+def test_after_a_crash_at_any_point_the_next_process_reaches_the_same_end(point, first):
     """Also after a second crash, when the first one left an attempt to go on with."""
     calm = Scene()
     calm.live()
@@ -398,7 +398,7 @@ def test_after_a_crash_at_any_point_the_next_life_ends_as_an_undisturbed_one(poi
     assert scene.told() == calm.told()
 
 
-def test_a_crash_between_parts_and_commit_is_gone_on_with_and_not_begun_anew():
+def test_after_a_crash_between_parts_and_commit_the_attempt_is_resumed():
     scene = Scene()
     with crash.armed("publish.commit.before"), pytest.raises(crash.Crashed):
         scene.live()

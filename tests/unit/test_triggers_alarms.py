@@ -16,7 +16,7 @@ SOURCE = DatasetId("views:shop/g", "alarm")
 
 @pytest.mark.rule("DBSP-22")
 @pytest.mark.parametrize("kind", ["store", "objects"])
-def test_an_alarm_wakes_once_at_its_time_and_may_be_set_anew(kind: str) -> None:
+def test_an_alarm_wakes_once_at_its_time_and_can_be_set_again(kind: str) -> None:
     stage = HeapStage(kind)
     stage.run(alarms.declare, stage.lots, SOURCE)
     stage.attach("s", SOURCE)
@@ -44,8 +44,8 @@ def test_an_alarm_wakes_once_at_its_time_and_may_be_set_anew(kind: str) -> None:
 def test_a_group_has_a_step_at_its_alarm_and_the_step_sets_the_next_one() -> None:
     stage = StepStage()
     orders = stage.dataset()
-    mine = alarm_of(P, "g")
-    stage.declare(spec("g", orders, mine), spec("other", orders))
+    alarm = alarm_of(P, "g")
+    stage.declare(spec("g", orders, alarm), spec("other", orders))
     node = stage.node("n", DAY_US * 100)
     begin = stage.store.run(lambda tx: tx.wall())
     left = [begin + 50_000_000, begin + 90_000_000, None]
@@ -56,24 +56,24 @@ def test_a_group_has_a_step_at_its_alarm_and_the_step_sets_the_next_one() -> Non
 
     def ring() -> list[DatasetId]:
         due = stage.run(alarms.due, stage.triggers)
-        return [one for one in due if stage.run(alarms.fire, stage.triggers, stage.lots, one)]
+        return [source for source in due if stage.run(alarms.fire, stage.triggers, stage.lots, source)]
 
     assert stage.step(node, "g", compute=compute) is not None
     stage.settle(node, "other")
     assert ring() == []
     stage.clock.advance(55)
-    assert ring() == [mine]
+    assert ring() == [alarm]
     stage.publish(orders)
     assert stage.step(node, "g", compute=compute) is not None
     (batch, _) = stage.computed[-1]
-    assert batch.moved == {orders, mine}, "what was published meanwhile is in the same step"
+    assert batch.moved == {orders, alarm}, "what was published meanwhile is in the same step"
     assert batch.now >= begin + 50_000_000
     stage.settle(node, "other")
     passed = len(stage.computed)
     stage.clock.advance(55)
-    assert ring() == [mine]
+    assert ring() == [alarm]
     assert stage.step(node, "g", compute=compute) is not None
-    assert stage.computed[-1][0].moved == {mine}
+    assert stage.computed[-1][0].moved == {alarm}
     stage.settle(node, "g", "other")
     assert len(stage.computed) == passed + 1, "nobody else has anything to compute for it"
     stage.clock.advance(10**6)

@@ -46,9 +46,9 @@ def test_a_peek_costs_one_list_for_each_thousand_that_are_due_and_no_get() -> No
     heap.push(due)
     heap.push([Item((100 + n % 900) * MINUTE_US, f"t{n:05}", 1) for n in range(3_000)])
     objects.asked.clear()
-    found = peek(heap, 50 * MINUTE_US, 10_000)
-    assert len(found.items) == 4_500
-    assert found.next_at == 100 * MINUTE_US
+    peeked = peek(heap, 50 * MINUTE_US, 10_000)
+    assert len(peeked.items) == 4_500
+    assert peeked.next_at == 100 * MINUTE_US
     assert objects.asked == {"list": 5}
     objects.asked.clear()
     assert len(peek(heap, 50 * MINUTE_US, 4_000).items) == 4_000

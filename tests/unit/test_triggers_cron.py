@@ -20,11 +20,11 @@ UTC_ZONE = ZoneInfo("UTC")
 
 
 def times(text: str, after: str, number: int, zone: ZoneInfo = UTC_ZONE) -> list[str]:
-    cron, moment, found = Cron.parse(text), datetime.fromisoformat(after).astimezone(UTC), []
+    cron, moment, moments = Cron.parse(text), datetime.fromisoformat(after).astimezone(UTC), []
     for _ in range(number):
         moment = next_after(cron, zone, moment)
-        found.append(moment.astimezone(zone).strftime("%Y-%m-%d %H:%M"))
-    return found
+        moments.append(moment.astimezone(zone).strftime("%Y-%m-%d %H:%M"))
+    return moments
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_the_next_times_of_an_expression(text: str, expected: list[str]) -> None
     assert times(text, "2026-01-31T10:00:00+00:00", 2) == expected
 
 
-def test_when_clocks_are_set_a_daily_time_comes_once_and_hours_go_by_hours() -> None:
+def test_when_clocks_change_a_daily_time_occurs_once_and_hourly_times_follow_elapsed_hours() -> None:
     # forward on 2026-03-29 at 02:00, back on 2026-10-25 at 03:00
     assert times("30 2 * * *", "2026-03-28T12:00:00+00:00", 2, MADRID) == [
         "2026-03-29 03:30",
@@ -57,11 +57,11 @@ def test_when_clocks_are_set_a_daily_time_comes_once_and_hours_go_by_hours() -> 
         "2026-10-26 02:30",
     ]
     for begin in ("2026-03-28T23:30:00+00:00", "2026-10-24T22:30:00+00:00"):
-        moment, found = datetime.fromisoformat(begin), []
+        moment, moments = datetime.fromisoformat(begin), []
         for _ in range(6):
             moment = next_after(Cron.parse("0 * * * *"), MADRID, moment)
-            found.append(moment)
-        assert {b - a for a, b in pairwise(found)} == {timedelta(hours=1)}
+            moments.append(moment)
+        assert {b - a for a, b in pairwise(moments)} == {timedelta(hours=1)}
 
 
 @pytest.mark.parametrize(
@@ -85,13 +85,13 @@ def test_when_clocks_are_set_a_daily_time_comes_once_and_hours_go_by_hours() -> 
         "² * * * *",
     ],
 )
-def test_what_is_no_expression_is_refused_with_a_hint(text: str) -> None:
+def test_an_invalid_expression_is_refused_with_a_hint(text: str) -> None:
     with pytest.raises(BadSchedule) as caught:
         Cron.parse(text)
     assert caught.value.hint
 
 
-def test_a_day_that_never_comes_and_a_zone_that_is_nowhere_are_refused() -> None:
+def test_an_impossible_day_and_an_unknown_zone_are_refused() -> None:
     with pytest.raises(BadSchedule, match="no time"):
         times("0 0 30 2 *", "2026-01-31T10:00:00+00:00", 1)
     for name in ("Europe/Atlantis", "", "../etc/passwd", "/"):
@@ -131,7 +131,7 @@ def test_a_schedule_is_a_source_like_any_other(kind: str) -> None:
 
 @pytest.mark.rule("HEAP-15")
 @pytest.mark.parametrize(("policy", "written"), [(CatchUp.ALL, 288), (CatchUp.LATEST, 1), (CatchUp.NONE, 0)])
-def test_times_that_nobody_was_there_for_are_made_up_for_by_policy(policy: CatchUp, written: int) -> None:
+def test_missed_times_are_handled_by_policy(policy: CatchUp, written: int) -> None:
     stage = HeapStage("store")
     declared(stage, policy)
     stage.attach("s", source("tick"))

@@ -25,7 +25,7 @@ def gated(*tables: DatasetId, **more: object) -> Terms:
     return Terms(sources=(*tables, TICK), gate=TICK, **more)  # type: ignore[arg-type]
 
 
-def subscribe(stage: HeapStage, terms: Terms, **named: object) -> subscriptions.AnyRow:
+def subscribe(stage: HeapStage, terms: Terms, **options: object) -> subscriptions.AnyRow:
     return stage.run(
         subscriptions.subscribe,
         stage.triggers,
@@ -33,13 +33,13 @@ def subscribe(stage: HeapStage, terms: Terms, **named: object) -> subscriptions.
         "s",
         terms,
         creation=subscriptions.SCHEDULED,
-        **named,
+        **options,
     )
 
 
 @pytest.mark.rule("HEAP-16")
 @pytest.mark.parametrize("kind", ["store", "objects"])
-def test_what_is_published_waits_for_the_gate_and_an_empty_tick_is_used_up(kind: str) -> None:
+def test_new_data_waits_for_the_gate_and_an_empty_tick_is_used_up(kind: str) -> None:
     stage = stage_with_a_tick(kind)
     orders = stage.dataset()
     subscribe(stage, gated(orders))
@@ -66,7 +66,7 @@ def test_what_is_published_waits_for_the_gate_and_an_empty_tick_is_used_up(kind:
 
 
 @pytest.mark.rule("HEAP-8")
-def test_a_run_that_ended_before_all_was_seen_that_was_there_goes_on_without_another_tick() -> None:
+def test_a_run_that_did_not_process_everything_continues_without_another_tick() -> None:
     stage = stage_with_a_tick()
     orders = stage.dataset()
     subscribe(stage, gated(orders))
@@ -87,7 +87,7 @@ def test_a_run_that_ended_before_all_was_seen_that_was_there_goes_on_without_ano
     assert row.tally.progress == (6, 1)
 
 
-def test_another_gate_changes_nothing_of_what_was_seen_nor_of_flags_nor_of_the_cadence() -> None:
+def test_another_gate_keeps_progress_flags_and_cadence() -> None:
     stage = stage_with_a_tick()
     orders, rates = stage.dataset(), stage.dataset("rates")
     subscribe(stage, Terms(sources=(orders,), cadence_us=60_000_000))
@@ -135,7 +135,7 @@ def test_a_run_of_the_one_before_finishes_nothing_of_the_one_with_another_gate()
 
 @pytest.mark.rule("HEAP-15")
 @pytest.mark.parametrize(("policy", "ran"), [(CatchUp.ALL, 3), (CatchUp.LATEST, 1), (CatchUp.NONE, 0)])
-def test_what_came_in_a_pause_is_seen_by_policy_when_its_gate_opens(policy: CatchUp, ran: int) -> None:
+def test_data_of_a_pause_is_processed_by_policy_when_the_gate_opens(policy: CatchUp, ran: int) -> None:
     stage = stage_with_a_tick()
     orders = stage.dataset()
     subscribe(stage, gated(orders, catch_up=policy))
@@ -161,14 +161,14 @@ def test_a_gate_is_one_of_the_sources_and_goes_with_no_barrier_and_no_debounce()
 @pytest.mark.rule("HEAP-12")
 def test_children_of_a_template_share_its_schedule_are_born_paused_if_it_is_and_go_with_it() -> None:
     stage = stage_with_a_tick()
-    one = stage.dataset("raw_a")
+    raw = stage.dataset("raw_a")
     stage.dataset("raw_a_quarantine")
     template = Template(name="t", reads="raw_*", writes="x_{name}", also=("y_{name}",), paused=True)
     stage.declare(template)
     stage.tend()
     assert stage.store.run(lambda tx: list(templates.children(tx, stage.triggers, "t"))) == ["t[raw_a]"]
     assert stage.row("t[raw_a]").tally.paused
-    stage.publish(one)
+    stage.publish(raw)
     assert stage.work() == []
     awake = msgspec.structs.replace(template, paused=False, terms=Terms(sources=(TICK,), gate=TICK))
     stage.declare(awake)

@@ -50,8 +50,8 @@ DAY_US = 86_400 * SECOND_US
 class HeapStage(Stage):
     """A stage with a heap, whose every step is held against the table."""
 
-    def __init__(self, kind: str = "store", **named: Any) -> None:
-        super().__init__(**named)
+    def __init__(self, kind: str = "store", **options: Any) -> None:
+        super().__init__(**options)
         self.told: list[Event] = []
         self.objects = MemoryObjects(self.clock)
         real: Heap = StoreHeap(self.store, self.triggers)
@@ -63,8 +63,8 @@ class HeapStage(Stage):
         self.due_query = DueQuery(self.scope(), self.heap)
         self.runner = self.node("runner", 1000 * DAY_US)
 
-    def new_scheduler(self, **named: Any) -> Scheduler:
-        return Scheduler(self.scope(emit=self.told.append), self.heap, **named)
+    def new_scheduler(self, **options: Any) -> Scheduler:
+        return Scheduler(self.scope(emit=self.told.append), self.heap, **options)
 
     def attach(self, name: str, *sources: DatasetId, **terms: Any) -> Any:
         return attach.attach(
@@ -80,18 +80,18 @@ class HeapStage(Stage):
 
     def begin(self) -> list[runs.Ticket]:
         """Start all that can be started."""
-        found = [self.start(self.runner, due.name, due.epoch) for due in self.due_query.due().due]
-        return [ticket for ticket in found if ticket is not None]
+        tickets = [self.start(self.runner, due.name, due.epoch) for due in self.due_query.due().due]
+        return [ticket for ticket in tickets if ticket is not None]
 
     def work(self) -> list[str]:
         """Tend, and run all that can be run; their names."""
         self.tend()
-        done = []
+        names = []
         for ticket in self.begin():
             self.finish(ticket)
-            done.append(ticket.name)
+            names.append(ticket.name)
         self.tend()
-        return sorted(done)
+        return sorted(names)
 
     def items(self) -> list[tuple[str, int]]:
         return sorted(item.id for item in (*self.heap.listed(0, NEVER), *self.heap.parked()))
@@ -160,7 +160,7 @@ def test_every_amendment_has_a_reason_and_changes_its_cell() -> None:
 
 
 @pytest.mark.rule("HEAP-6", "HEAP-4")
-def test_what_is_allowed_goes_along_one_axis_and_the_rest_is_refused() -> None:
+def test_allowed_moves_change_one_axis_and_all_others_are_refused() -> None:
     for before in HeapState:
         for after in HeapState:
             axes = (before.value[2] != after.value[2]) + (before.value[0] != after.value[0])
@@ -177,7 +177,7 @@ def test_what_is_allowed_goes_along_one_axis_and_the_rest_is_refused() -> None:
 
 
 @pytest.mark.rule("HEAP-13", "HEAP-11")
-def test_attaching_pushes_before_it_is_ready_and_what_has_nothing_to_do_goes_to_rest(
+def test_attaching_pushes_before_ready_and_a_run_without_data_waits(
     stage: HeapStage,
 ) -> None:
     orders = stage.dataset()
@@ -192,7 +192,7 @@ def test_attaching_pushes_before_it_is_ready_and_what_has_nothing_to_do_goes_to_
 
 @pytest.mark.rule("HEAP-13")
 @pytest.mark.parametrize("point", ["attach.row.after", "attach.push.after"])
-def test_an_attaching_that_dies_is_not_started_and_is_collected_or_comes_to_its_end(
+def test_an_interrupted_attach_is_not_started_and_is_deleted_or_completed(
     stage: HeapStage, point: str
 ) -> None:
     orders = stage.dataset()
@@ -215,7 +215,7 @@ def test_an_attaching_that_dies_is_not_started_and_is_collected_or_comes_to_its_
 
 
 @pytest.mark.rule("HEAP-11")
-def test_an_id_is_used_once_although_its_name_comes_again(stage: HeapStage) -> None:
+def test_an_id_is_used_once_even_if_its_name_is_reused(stage: HeapStage) -> None:
     orders = stage.dataset()
     first = stage.attach("s", orders)
     assert stage.run(subscriptions.remove, stage.triggers, "s")
@@ -402,7 +402,7 @@ def test_those_that_are_dead_or_stuck_are_left_out_before_the_limit_counts(stage
 @pytest.mark.parametrize(
     ("policy", "progress"), [(CatchUp.ALL, 0), (CatchUp.LATEST, 3), (CatchUp.NONE, None)]
 )
-def test_a_paused_one_loses_no_wake_up_and_catches_up_as_its_policy_says(
+def test_a_paused_subscription_loses_no_wake_up_and_catches_up_by_policy(
     stage: HeapStage, policy: CatchUp, progress: int | None
 ) -> None:
     orders = stage.dataset()
@@ -433,7 +433,7 @@ def test_a_paused_one_loses_no_wake_up_and_catches_up_as_its_policy_says(
 
 
 @pytest.mark.rule("LOT-38")
-def test_a_run_that_is_under_way_when_it_is_paused_comes_to_its_end(stage: HeapStage) -> None:
+def test_a_running_subscription_finishes_its_run_when_it_is_paused(stage: HeapStage) -> None:
     orders = stage.dataset()
     stage.attach("s", orders)
     stage.publish(orders)
@@ -453,7 +453,7 @@ def test_a_run_that_is_under_way_when_it_is_paused_comes_to_its_end(stage: HeapS
 
 @pytest.mark.rule("LOT-28")
 @pytest.mark.parametrize("policy", list(AfterGrace))
-def test_after_its_grace_a_barrier_waits_or_runs_on_what_is_there_or_skips_it(
+def test_after_its_grace_a_barrier_waits_runs_without_a_source_or_skips(
     stage: HeapStage, policy: AfterGrace
 ) -> None:
     a, b = stage.dataset("a"), stage.dataset("b")
@@ -560,7 +560,7 @@ def test_an_item_is_pruned_when_its_row_is_gone_or_waits_or_has_a_newer_one(stag
     assert sum(event.count for event in stage.told if isinstance(event, ItemsPruned)) == 3
 
 
-def test_an_item_of_somebody_elses_is_told_and_left_alone(stage: HeapStage) -> None:
+def test_an_unknown_item_is_reported_and_ignored(stage: HeapStage) -> None:
     orders = stage.dataset()
     stage.attach("s", orders)
     stage.observer._real.push([Item(0, "never was", 1), Item(0, "s", 99)])
@@ -611,7 +611,7 @@ def test_runners_agree_on_one_heap_until_it_is_rebuilt() -> None:
         ObjectHeap(stage.objects, shards=0)
 
 
-def test_the_usual_heap_lies_in_the_bucket_where_there_is_one_and_else_in_the_store(tmp_path: Path) -> None:
+def test_the_default_heap_is_in_the_bucket_if_there_is_one_else_in_the_store(tmp_path: Path) -> None:
     stage = HeapStage("store")
     bucket = open_objects("s3://key:secret@bucket/root?region=x", clock=stage.clock, probe=False)
     folder = open_objects(str(tmp_path), clock=stage.clock)
@@ -622,12 +622,12 @@ def test_the_usual_heap_lies_in_the_bucket_where_there_is_one_and_else_in_the_st
 
 @pytest.mark.slow
 @pytest.mark.rule("HEAP-20", "HEAP-2")
-def test_five_thousand_subscribers_all_run_although_tenders_are_killed_in_the_middle_of_the_fan_out() -> None:
+def test_five_thousand_subscribers_all_run_although_schedulers_are_killed_during_the_fan_out() -> None:
     stage = Stage(scan=False)
     heap = StoreHeap(stage.store, stage.triggers)
-    orders, node, many = stage.dataset(), stage.node("n", 1000 * DAY_US), 5_000
-    names = [f"s{n:05}" for n in range(many)]
-    for first in range(0, many, 200):
+    orders, node, count = stage.dataset(), stage.node("n", 1000 * DAY_US), 5_000
+    names = [f"s{n:05}" for n in range(count)]
+    for first in range(0, count, 200):
         stage.run(
             lambda tx, page: [
                 subscriptions.subscribe(tx, stage.triggers, stage.lots, name, Terms(sources=(orders,)))
@@ -657,13 +657,13 @@ def test_five_thousand_subscribers_all_run_although_tenders_are_killed_in_the_mi
 
 
 def _run_all(tx: Tx, stage: Stage, node: Any, page: list[runs.Due]) -> list[str]:
-    done = []
+    names = []
     for due in page:
         ticket = runs.start(tx, stage.triggers, stage.lots, stage.cluster, node, due.name, due.epoch)
         if ticket is not None:
             runs.finish(tx, stage.triggers, stage.lots, stage.cluster, ticket, ticket.heads)
-            done.append(due.name)
-    return done
+            names.append(due.name)
+    return names
 
 
 def test_a_wall_clock_that_jumps_back_changes_nothing(stage: HeapStage) -> None:
@@ -734,12 +734,12 @@ def test_children_take_over_other_terms_and_another_pattern_is_refused(stage: He
 
 
 def test_templates_of_a_hundred_sources_fit_their_transactions(stage: HeapStage) -> None:
-    many = tuple(stage.dataset(f"x{n}") for n in range(99))
+    others = tuple(stage.dataset(f"x{n}") for n in range(99))
     stage.observer = HeapObserver(stage.store, stage.triggers, stage.heap)
     for n in range(12):
         stage.run(datasets.declare, stage.lots, DatasetRow(name=f"raw_{n}", schema="id BIGINT"))
     stage.scan = False
-    stage.declare(Template(name="t", reads="raw_*", terms=Terms(sources=many)))
+    stage.declare(Template(name="t", reads="raw_*", terms=Terms(sources=others)))
     stage.tend()
     rows = stage.store.run(lambda tx: tx.range(*stage.triggers.subscription.all()))
     assert len(rows) == 12
@@ -759,7 +759,7 @@ def test_templates_of_a_hundred_sources_fit_their_transactions(stage: HeapStage)
         ("raw_*", "clean_{other}", "separate target for each"),
     ],
 )
-def test_a_template_that_would_read_what_it_writes_or_is_no_pattern_is_refused(
+def test_a_template_that_reads_its_output_or_has_no_pattern_is_refused(
     stage: HeapStage, reads: str, writes: str, words: str
 ) -> None:
     with pytest.raises(BadTemplate, match=words) as caught:
@@ -784,7 +784,7 @@ def test_a_pattern_that_matches_everything_or_nothing_is_fine_without_a_target(s
     assert stage.work() == ["all[a]", "all[b]"]
 
 
-def test_a_pattern_matches_what_lies_between_its_ends() -> None:
+def test_a_pattern_matches_the_text_between_its_ends() -> None:
     assert Pattern.parse("raw_*").match("raw_") is None
     assert Pattern.parse("a*a").match("aa") is None
     assert Pattern.parse("a*a").match("aba") == "b"

@@ -19,19 +19,19 @@ from tidemill.triggers.subscriptions import Scheduled, Waiting
 @pytest.mark.rule("HEAP-11")
 @pytest.mark.parametrize("number", range(1, 7))
 def test_each_invariant_is_asserted_or_refused_under_its_number(number: int) -> None:
-    found = []
+    numbers = []
     for path in Path(inspect.getfile(triggers)).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            told = (
+            checks = (
                 node.msg
                 if isinstance(node, ast.Assert)
                 else node.exc
                 if isinstance(node, ast.Raise)
                 else None
             )
-            if told is not None and f"INV{number}" in ast.unparse(told):
-                found.append(path.name)
-    assert found, f"nothing asserts INV{number}"
+            if checks is not None and f"INV{number}" in ast.unparse(checks):
+                numbers.append(path.name)
+    assert numbers, f"nothing asserts INV{number}"
 
 
 @pytest.mark.rule("HEAP-11")

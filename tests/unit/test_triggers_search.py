@@ -38,9 +38,9 @@ class Held(NamedTuple):
 
     @staticmethod
     def of(ticket: Ticket) -> "Held":
-        seen, head = ticket.progress[SOURCE], ticket.heads[SOURCE]
+        position, head = ticket.progress[SOURCE], ticket.heads[SOURCE]
         node = msgspec.structs.replace(ticket.node, total=None, free=None)
-        return Held(ticket.name, ticket.epoch, ticket.fence, node, seen, head)
+        return Held(ticket.name, ticket.epoch, ticket.fence, node, position, head)
 
     @property
     def ticket(self) -> Ticket:
@@ -105,8 +105,8 @@ def moves(state: State, runners: list[nodes.Node], *, torn: bool) -> Iterator[St
         yield after(lambda world: world.kill(runners[0]), killed=True)
     for number, runner in enumerate(runners):
         alive = number == 1 or not state.killed
-        held = state.tickets[number]
-        ticket = None if held is None else held.ticket
+        holder = state.tickets[number]
+        ticket = None if holder is None else holder.ticket
         if ticket is None and alive:
             for due in World(state).due():
                 world = World(state)
@@ -117,9 +117,9 @@ def moves(state: State, runners: list[nodes.Node], *, torn: bool) -> Iterator[St
                         rows=world.rows(), tickets=put(state.tickets, number, Held.of(begun))
                     )
         elif ticket is not None:
-            done = put(state.tickets, number, None)
+            tickets = put(state.tickets, number, None)
             if not torn:
-                yield after(lambda world, ticket=ticket: ended(world, ticket), tickets=done)
+                yield after(lambda world, ticket=ticket: ended(world, ticket), tickets=tickets)
             elif state.torn[number] is None:
                 world = World(state)
                 head = world.store.run(lambda tx, keys=world.lots: events.head(tx, keys, SOURCE))
@@ -130,7 +130,7 @@ def moves(state: State, runners: list[nodes.Node], *, torn: bool) -> Iterator[St
                     lambda world, ticket=ticket, head=head: refused(
                         lambda: world.run(torn_finish, world, ticket, head)
                     ),
-                    tickets=done,
+                    tickets=tickets,
                     torn=cleared,
                 )
 
@@ -151,7 +151,7 @@ def ended(world: World, ticket: Ticket) -> None:
     """A finish: refused, and nothing changed, unless the run is the one in the row."""
     before = world.rows()
     row = world.row(ticket.name)
-    ours = (
+    expected = (
         isinstance(row, Scheduled)
         and row.run is not None
         and (row.tally.epoch, row.tally.fence) == (ticket.epoch, ticket.fence)
@@ -160,7 +160,7 @@ def ended(world: World, ticket: Ticket) -> None:
         node.id == ticket.node.id for node in world.store.run(lambda tx: nodes.read_all(tx, world.cluster))
     )
     was_refused = refused(lambda: world.finish(ticket))
-    assert was_refused == (not (ours and alive))
+    assert was_refused == (not (expected and alive))
     if was_refused:
         assert world.rows() == before
 
@@ -168,25 +168,25 @@ def ended(world: World, ticket: Ticket) -> None:
 def search(*, torn: bool = False) -> tuple[int, State | None]:
     """How many states there are, and one at rest in which something was not seen, if there is one."""
     first, runners = beginning()
-    known, front = {first}, [first]
+    states, front = {first}, [first]
     while front:
         state = front.pop()
-        found = set(moves(state, runners, torn=torn)) - {state}
-        if not found:  # at rest: nothing that anybody can do changes anything
+        new_states = set(moves(state, runners, torn=torn)) - {state}
+        if not new_states:  # at rest: nothing that anybody can do changes anything
             world = World(state)
             world.check()
             assert state.publications == 0
             if any(world.row(name).tally.progress != (2,) for name in NAMES):
-                return len(known), state
-        front += found - known
-        known |= found
-    return len(known), None
+                return len(states), state
+        front += new_states - states
+        states |= new_states
+    return len(states), None
 
 
 @pytest.mark.slow
 @pytest.mark.rule("HEAP-2")
 @pytest.mark.rule("HEAP-20")
-def test_in_whatever_order_everything_that_was_published_is_seen_when_all_is_quiet():
+def test_everything_published_is_seen_in_the_end_in_any_order_of_steps():
     states, lost = search()
     assert states > 500
     assert lost is None

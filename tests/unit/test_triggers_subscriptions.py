@@ -63,7 +63,7 @@ def test_every_state_has_the_edges_of_the_table_and_no_others():
         ),
     ],
 )
-def test_what_is_next_follows_from_heads_and_progress(heads, progress, closed, terms, expected):
+def test_the_next_run_follows_from_heads_and_progress(heads, progress, closed, terms, expected):
     assert next_due(heads, progress, closed, 100, Conditions(**terms)) == expected
 
 
@@ -73,10 +73,10 @@ def test_a_new_subscription_is_scheduled_if_there_is_something_already():
     stage.publish(orders)
     assert isinstance(stage.subscribe("early", orders), Scheduled)
     assert isinstance(stage.subscribe("later", quiet), Waiting)
-    seen = stage.run(
+    row = stage.run(
         subscriptions.subscribe, stage.triggers, stage.lots, "seen", Terms(sources=(orders,)), {orders: 1}
     )
-    assert isinstance(seen, Waiting)
+    assert isinstance(row, Waiting)
     assert [due.name for due in stage.due()] == ["early"]
 
 
@@ -104,7 +104,7 @@ def test_subscribing_again_is_a_no_op_and_other_sources_are_refused():
 
 
 @pytest.mark.rule("HEAP-7")
-def test_a_start_needs_the_epoch_the_time_and_that_nobody_runs_it():
+def test_a_start_needs_the_epoch_the_time_and_no_current_run():
     stage = Stage()
     orders = stage.dataset()
     node, other = stage.node("n"), stage.node("m")
@@ -229,7 +229,7 @@ def test_a_failed_run_is_tried_again_after_its_backoff_and_no_sooner_than_its_ca
     assert stage.finish(stage.start(node, "s")).tally.failures == 0
 
 
-def test_progress_neither_falls_nor_goes_beyond_what_was_published():
+def test_progress_neither_falls_nor_passes_the_head():
     stage = Stage()
     orders = stage.dataset()
     node = stage.node("n")
@@ -276,12 +276,12 @@ def test_a_barrier_waits_for_its_other_source_and_its_grace_wakes_it_by_time():
 
 @pytest.mark.rule("HEAP-20")
 @pytest.mark.rule("HEAP-2")
-def test_five_thousand_subscribers_all_run_although_their_tender_is_killed_in_the_middle():
+def test_five_thousand_subscribers_all_run_although_their_scheduler_is_killed():
     stage = Stage(scan=False)
-    orders, node, many = stage.dataset(), stage.node("n"), 5_000
-    names = [f"s{n:05}" for n in range(many)]
+    orders, node, count = stage.dataset(), stage.node("n"), 5_000
+    names = [f"s{n:05}" for n in range(count)]
     terms = Terms(sources=(orders,))
-    for first in range(0, many, 250):
+    for first in range(0, count, 250):
         stage.run(
             lambda tx, page: [
                 subscriptions.subscribe(tx, stage.triggers, stage.lots, name, terms) for name in page
@@ -306,21 +306,21 @@ def test_five_thousand_subscribers_all_run_although_their_tender_is_killed_in_th
         pages += 1
         if pages == 25:
             stage.publish(orders)  # while the cursor is in the middle
-    assert pages > 2 * many // wakes.PAGE
+    assert pages > 2 * count // wakes.PAGE
     ran = set()
 
     def run_page(tx: Tx) -> list[str]:
-        done = []
+        finished = []
         for due in runs.due_page(tx, stage.triggers, b"", 100)[0]:
             ticket = runs.start(tx, stage.triggers, stage.lots, stage.cluster, node, due.name, due.epoch)
             assert ticket is not None
             runs.finish(tx, stage.triggers, stage.lots, stage.cluster, ticket, ticket.heads)
-            done.append(due.name)
-        return done
+            finished.append(due.name)
+        return finished
 
-    while done := stage.run(run_page):
-        assert not ran & set(done)
-        ran |= set(done)
+    while finished := stage.run(run_page):
+        assert not ran & set(finished)
+        ran |= set(finished)
     assert ran == set(names)
     stage.check()
     assert all(isinstance(stage.row(name), Waiting) for name in names[::100])

@@ -29,7 +29,7 @@ def clean_for_a_day(stage: ArcStage) -> None:
 @pytest.mark.rule("LOT-17")
 @pytest.mark.rule("LOT-19")
 @pytest.mark.parametrize("forgetful", [False, True])
-def test_a_part_that_goes_on_after_its_successor_published_shares_no_folder_with_it(forgetful):
+def test_a_stale_part_shares_no_folder_with_its_successor(forgetful):
     stage = ArcStage()
     spec = stage.clean(max_concurrent=2)
     stage.parts.memory = None if forgetful else {}

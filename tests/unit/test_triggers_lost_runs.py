@@ -14,27 +14,27 @@ def again(stage: Stage, node: Node) -> Node:
     return stage.store.run(lambda tx: nodes.join(tx, stage.cluster, node, TTL_US))
 
 
-def lapse(stage: Stage, node: Node, **named: int) -> list[str]:
-    ended, after = stage.run(runs.end_earlier_runs, stage.triggers, stage.cluster, node, **named)
+def lapse(stage: Stage, node: Node, **options: int) -> list[str]:
+    ended, after = stage.run(runs.end_earlier_runs, stage.triggers, stage.cluster, node, **options)
     while after:
         more, after = stage.run(
-            runs.end_earlier_runs, stage.triggers, stage.cluster, node, after=after, **named
+            runs.end_earlier_runs, stage.triggers, stage.cluster, node, after=after, **options
         )
         ended += more
     return ended
 
 
 @pytest.mark.rule("HEAP-7")
-def test_runs_of_an_earlier_life_end_at_once_and_others_go_on() -> None:
+def test_runs_of_an_earlier_start_end_at_once_and_others_continue() -> None:
     stage = Stage()
     orders = stage.dataset()
     stage.publish(orders)
     for name in ("mine", "others", "resting"):
         stage.subscribe(name, orders)
     me, other = stage.node("runner-0"), stage.node("runner-1")
-    mine, theirs = stage.start(me, "mine"), stage.start(other, "others")
-    assert mine is not None
-    assert theirs is not None
+    own_ticket, other_ticket = stage.start(me, "mine"), stage.start(other, "others")
+    assert own_ticket is not None
+    assert other_ticket is not None
     new = again(stage, me)
     assert lapse(stage, new) == ["mine"]
     assert lapse(stage, new) == []
@@ -42,12 +42,12 @@ def test_runs_of_an_earlier_life_end_at_once_and_others_go_on() -> None:
     assert isinstance(row, Scheduled)
     assert row.run is None
     with pytest.raises(LeaseLost):
-        stage.finish(mine)
+        stage.finish(own_ticket)
     second = stage.start(new, "mine")
     assert second is not None
-    assert second.fence == mine.fence + 1
+    assert second.fence == own_ticket.fence + 1
     assert lapse(stage, new) == []  # of this life
-    stage.finish(theirs)
+    stage.finish(other_ticket)
     stage.finish(second)
 
 
@@ -63,7 +63,7 @@ def test_many_runs_lapse_page_by_page() -> None:
     assert sorted(lapse(stage, again(stage, me), limit=2)) == names
 
 
-def test_a_life_that_is_over_lapses_nothing() -> None:
+def test_a_node_that_lost_its_lease_ends_no_runs() -> None:
     stage = Stage()
     old = stage.node("runner-0")
     again(stage, old)
