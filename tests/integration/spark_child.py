@@ -1,7 +1,7 @@
-"""A process that writes and reads lots on the Spark it is told of: `python -m … SETTINGS FOLDER`.
+"""A process that writes and reads lots with another Spark: `python -m … SETTINGS FOLDER`.
 
-A client of Spark Connect, or the driver of a cluster, must be a process of its own beside the tests' session.
-It says on stdout, as JSON, what it found.
+A client of Spark Connect or the driver of a cluster cannot share a process with the tests' session. The
+process writes its results to stdout as JSON.
 """
 
 import sys
@@ -26,9 +26,9 @@ COLUMNS = "id BIGINT, v STRING"
 
 
 def interrupted(spark: SparkSession, started: Path) -> bool:
-    """Whether another thread can end what runs under a tag.
+    """Return whether another thread can cancel the jobs of a tag.
 
-    It is told to once the job has surely begun: Spark Connect forgets an interruption that comes in between.
+    It cancels only after the job has begun: Spark Connect forgets an earlier interruption.
     """
     ended = threading.Event()
     mark = sf.udf(lambda x: started.touch() or x, "bigint")
@@ -37,7 +37,7 @@ def interrupted(spark: SparkSession, started: Path) -> bool:
         try:
             with tagged(spark, "attempt-1"):
                 spark.range(10**14).select(mark("id").alias("x")).agg(sf.sum("x")).collect()
-        except Exception:  # noqa: BLE001 - that it ends with one is the point
+        except Exception:  # noqa: BLE001 - the job is expected to fail
             ended.set()
 
     threading.Thread(target=long_job, daemon=True).start()
@@ -58,7 +58,7 @@ def main(settings: SparkSettings, folder: str) -> dict[str, object]:
         second = write_frame(df.where("v <> '1'"), storage, "data/lot=2/attempt=a.c.1/", partition_by=["v"])
     positioned = read_positioned(spark, storage, COLUMNS, [(1, first.objects), (2, second.objects)])
     sums = positioned.groupBy("_position", "v").agg(sf.sum("id").alias("s")).collect()
-    found: dict[str, object] = {
+    results: dict[str, object] = {
         "version": str(spark.version),
         "zone": spark.sql("SELECT current_timezone()").collect()[0][0],
         "rows": [first.rows, second.rows],
@@ -72,11 +72,11 @@ def main(settings: SparkSettings, folder: str) -> dict[str, object]:
         with read_errors(storage):
             read_objects(spark, storage, COLUMNS, first.objects).collect()
     except ObjectUnreadable as error:
-        found["named"] = error.key == victim
+        results["named"] = error.key == victim
     spark.stop()
-    return found
+    return results
 
 
 if __name__ == "__main__":
-    said = main(msgspec.json.decode(sys.argv[1], type=SparkSettings), sys.argv[2])
-    sys.stdout.write(msgspec.json.encode(said).decode())
+    results = main(msgspec.json.decode(sys.argv[1], type=SparkSettings), sys.argv[2])
+    sys.stdout.write(msgspec.json.encode(results).decode())

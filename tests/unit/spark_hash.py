@@ -101,13 +101,13 @@ def hashes(table: pa.Table, names: Iterable[str], salt: int | None = None) -> pa
     start = SEED if salt is None else of_long(salt, SEED)
     columns = [table[name].to_pylist() for name in names]
     kinds = [table.schema.field(name).type for name in names]
-    found = []
+    values = []
     for row in zip(*columns, strict=True) if names else [()] * table.num_rows:
         h = start
         for value, kind in zip(row, kinds, strict=True):
             h = of_int(int(value is None), of_value(value, kind, h))
-        found.append(signed(h))
-    return pa.array(np.array(found, np.int64))
+        values.append(signed(h))
+    return pa.array(np.array(values, np.int64))
 
 
 def hashed(table: pa.Table, names: Iterable[str], mask: int = M) -> pa.Table:
