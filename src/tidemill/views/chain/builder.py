@@ -113,7 +113,7 @@ class ChainBuilder:
             return [(self._source(op), RowExpressions())]
         if isinstance(op, ops.LiteralRows):
             name = f"values:{self._ids[op]}"
-            self._graph.constant(name, op)
+            self._graph.add_constant(name, op)
             return [(ChainInput(name, op.width), RowExpressions())]
         if isinstance(op, ops.Filter):
             self._no_clock(op.conditions)
@@ -348,7 +348,7 @@ class ChainBuilder:
             for gather, child in zip(gathers, op.inputs, strict=True)
         ]
         table = f"result:{target}"
-        self._graph.query(KeyedQuery(table, op, tuple(key), tuple(reads)))
+        self._graph.add_query(KeyedQuery(table, op, tuple(key), tuple(reads)))
         self._graph.connect(ChainInput(table, op.width + len(key)), target, 0, RowExpressions())
         return target
 

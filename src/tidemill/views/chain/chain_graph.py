@@ -88,11 +88,11 @@ class ChainGraph:
         """Return an operator by its number."""
         return self._operators[number][1]
 
-    def constant(self, name: str, op: Operator) -> None:
+    def add_constant(self, name: str, op: Operator) -> None:
         """Add an input with the same rows in every step."""
         self._constants[name] = op
 
-    def query(self, query: KeyedQuery) -> None:
+    def add_query(self, query: KeyedQuery) -> None:
         """Add the query of a keyed operator."""
         self._queries.append(query)
 
