@@ -1,7 +1,7 @@
 """A stage for tests of sources without Spark: a real folder, one store, objects in memory or on disk.
 
-Tasks are run in this process: files of JSON lines are read by Python and kept as an object per sink, so that
-what was read, by which attempt, can be told from the objects that are published.
+Tasks run in this process: Python reads files of JSON lines and writes one object per sink. So the published
+objects show what was read, and by which attempt.
 """
 
 import json
@@ -120,7 +120,7 @@ class SourceStage:
         self.store.run(lambda tx: datasets.declare(tx, self.keys.publish.lots, QUARANTINE))
 
     def put(self, path: str, *ids: int, body: str | None = None, age_s: float | None = None) -> None:
-        """A file of JSON lines, as old as the hills unless told."""
+        """Write a file of JSON lines, with an old time by default."""
         target = self.root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(body if body is not None else "".join(f'{{"id":{number}}}\n' for number in ids))
@@ -155,7 +155,7 @@ class SourceStage:
         ingestion.ingest()
         return ingestion
 
-    # --- what there is
+    # --- what is stored
 
     def published(self, dataset: DatasetId = ORDERS) -> list[Any]:
         """All rows of all lots, by position."""

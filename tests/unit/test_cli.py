@@ -1,4 +1,4 @@
-"""The command line's conventions: exit codes, words for people, objects for programs."""
+"""The conventions of the command line: exit codes, text for people, JSON for programs."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""`tidemill triggers` on a store: what is due, waiting, paused, dead, and why; and what changes it."""
+"""`tidemill triggers` on a store: list triggers with their states, retry, pause, resume, rebuild."""
 
 import json
 from pathlib import Path

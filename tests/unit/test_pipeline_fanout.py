@@ -1,4 +1,4 @@
-"""Which children templates have, by the declarations alone: no store and no Spark is asked."""
+"""The arcs of templates, derived from the declarations alone, without store and Spark."""
 
 import pytest
 

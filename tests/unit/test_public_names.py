@@ -1,4 +1,4 @@
-"""What `import tidemill` offers, and what it costs."""
+"""The public names of `tidemill`, and the cost of importing it."""
 
 import json
 import subprocess

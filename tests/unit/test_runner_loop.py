@@ -287,7 +287,7 @@ def test_compaction_ends_after_the_current_lot_when_a_run_ends(monkeypatch: pyte
 
 
 class NoSpark:
-    """What a step asks of a session, beside computing."""
+    """The parts of a session that a step uses apart from computing."""
 
     def __init__(self) -> None:
         self.sparkContext = self

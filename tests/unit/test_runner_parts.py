@@ -54,7 +54,7 @@ def test_a_worker_cannot_use_a_resource_name_of_runners() -> None:
 
 
 class Given:
-    """A node that somebody else keeps."""
+    """A node whose lease another process renews."""
 
     def __init__(self, ttl_s: float = 15.0) -> None:
         self.clock = FakeClock()

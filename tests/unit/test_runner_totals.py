@@ -1,4 +1,4 @@
-"""What a loop counts of its work does not grow with it."""
+"""The size of a run's totals does not depend on the number of lots."""
 
 from tidemill.arcs.work import LotEnd, LotOutcome
 from tidemill.lots.keys import DatasetId

@@ -19,7 +19,7 @@ from tidemill.spark.drift import effective, evolved
 
 
 class DriftingParts(PlainParts):
-    """As the plain ones; what they wrote has a column more, unless it is known already."""
+    """Like `PlainParts`, but the written rows have one more column, unless it exists already."""
 
     def run(self, tasks: Sequence[PartTask]) -> Iterator[PartEnd]:
         for end in super().run(tasks):
@@ -78,7 +78,7 @@ def test_after_a_crash_the_column_and_its_lot_exist_both_or_neither(drifts: Drif
     assert bool(drifts.stage.stage.rows_of(ORDERS)) is published
     ran = len(drifts.parts.ran)
     drifts.ingestion().ingest()
-    if point.startswith("publish.commit"):  # what was made is adopted, with its column
+    if point.startswith("publish.commit"):  # the attempt is adopted, with its column
         assert len(drifts.parts.ran) == ran
     assert (drifts.dataset.schema, drifts.dataset.revision) == ("id bigint, city string", 1)
     assert len(drifts.stage.stage.rows_of(ORDERS)) == 1

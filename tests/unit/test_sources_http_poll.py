@@ -1,4 +1,4 @@
-"""Asking a web address for what is new: a real server that tells the truth, lies, drips or hangs."""
+"""Polling a web address: a real server that responds correctly, wrongly, slowly or never."""
 
 import gzip
 import io
@@ -44,7 +44,7 @@ Reply = Callable[[BaseHTTPRequestHandler], None]
 
 
 class Web:
-    """A server whose answer a test decides."""
+    """A server with a response that the test sets."""
 
     def __init__(self) -> None:
         self.asked: list[dict[str, str]] = []
@@ -78,8 +78,8 @@ def reply_of(body: Any, kind: str = JSON, status: int = 200, **headers: str) -> 
 
     def reply(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(status)
-        told = {"Content-Type": kind, "Content-Length": str(len(raw))}
-        for name, value in {**told, **{k.replace("_", "-"): v for k, v in headers.items()}}.items():
+        standard = {"Content-Type": kind, "Content-Length": str(len(raw))}
+        for name, value in {**standard, **{k.replace("_", "-"): v for k, v in headers.items()}}.items():
             handler.send_header(name, value)
         handler.end_headers()
         handler.wfile.write(raw)
@@ -99,7 +99,7 @@ def web() -> Iterator[Web]:
 
 
 class Stage(PushStage):
-    """One dataset, its quarantine, and nodes that ask for it."""
+    """One dataset, its quarantine, and nodes that poll."""
 
     def __init__(self, **declared: Any) -> None:
         super().__init__(**declared)
@@ -180,9 +180,9 @@ def test_added_lines_are_taken_once_and_an_incomplete_line_waits(web: Web) -> No
     def ranged(handler: BaseHTTPRequestHandler) -> None:
         first = int(handler.headers.get("Range", "bytes=0-")[6:-1])
         status, body = (206, log[first:]) if first < len(log) else (416, b"")
-        told = f"bytes {first}-{len(log) - 1}/{len(log)}" if status == 206 else f"bytes */{len(log)}"
+        content_range = f"bytes {first}-{len(log) - 1}/{len(log)}" if status == 206 else f"bytes */{len(log)}"
         handler.send_response(status)
-        for name, value in (("Content-Range", told), ("Content-Length", str(len(body)))):
+        for name, value in (("Content-Range", content_range), ("Content-Length", str(len(body)))):
             handler.send_header(name, value)
         handler.send_header("Content-Type", NDJSON)
         handler.end_headers()

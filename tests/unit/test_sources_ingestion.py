@@ -1,4 +1,4 @@
-"""From files to lots: each file in exactly one, whoever lists, works and dies."""
+"""From files to lots: each file is in exactly one lot, no matter which nodes list, work and die."""
 
 import itertools
 import os
@@ -144,7 +144,7 @@ def test_a_file_that_changed_after_it_was_taken_is_reported_once(stage: SourceSt
     work = stage.run()
     stage.put("a.json", 1, 2)
     work.discover()
-    stage.run("another")  # which tells nobody what was told
+    stage.run("another")  # another node does not report it again
     assert [(event.path, event.taken) for event in stage.heard(FileChanged)] == [("a.json", False)]
     assert ids(stage.published()) == [1]
     stage.put("a.json", 1, 2, 3)
@@ -183,7 +183,7 @@ def test_a_file_without_read_permission_waits_and_is_reported_once(
 
 
 def test_a_remembered_page_is_read_again_after_a_while(stage: SourceStage) -> None:
-    """A row that went away behind our back: nothing but time can tell."""
+    """If a row is deleted elsewhere, the node notices it only after a while."""
     stage.put("a.json", 1)
     work = stage.run()
     work.discover()  # nothing was new
@@ -203,7 +203,7 @@ def test_windows_are_bounded_by_files_bytes_and_rows(tmp_path: Path) -> None:
     small = SourceStage(tmp_path / "small", max_bytes=25)
     for number in range(4):
         small.put(f"{number}.json", 1)
-    small.put("large.json", *range(20))  # larger than any window: one of its own
+    small.put("large.json", *range(20))  # larger than any window: it gets its own
     assert [window.about.files for window in small.open_windows()] == []
     small.run()
     assert len(small.stage.events(ORDERS)) == 3
@@ -281,9 +281,9 @@ def test_a_window_that_cannot_be_read_waits_and_is_retried(stage: SourceStage) -
     (failed,) = stage.open_windows()
     assert isinstance(failed, FailedWindow)
     assert (failed.kind, failed.message) == ("OSError", "Spark is away")
-    (told,) = stage.heard(WindowFailed)
-    assert told.wait_s == 30
-    stage.put("b.json", 2)  # does not wait behind it
+    (event,) = stage.heard(WindowFailed)
+    assert event.wait_s == 30
+    stage.put("b.json", 2)  # does not wait for the failed window
     broken = False
     work.discover()
     work.ingest()
@@ -381,7 +381,7 @@ def test_windows_for_a_dataset_with_a_key_are_published_in_order(stage: SourceSt
     for number in range(3):
         stage.put(f"{number}.json", number)
         work.discover()
-    assert work.ingest_window(2) is False  # it is not in turn
+    assert work.ingest_window(2) is False  # an earlier window comes first
     assert work.ingest() == 0
     broken = False
     stage.clock.advance(60)
@@ -395,9 +395,9 @@ def test_windows_for_a_dataset_with_a_key_are_published_in_order(stage: SourceSt
 def _points(tmp_path: Path) -> list[str]:
     stage = SourceStage(tmp_path / "probe")
     stage.put("a.json", body='{"id":1}\nnonsense\n')
-    with crash.recorded() as seen:
+    with crash.recorded() as points:
         stage.run()
-    return sorted(point for point in seen if point.startswith(("sources.", "publish.")))
+    return sorted(point for point in points if point.startswith(("sources.", "publish.")))
 
 
 @pytest.mark.rule("LOT-20")

@@ -64,7 +64,7 @@ def _within(path: str, shard: ListingShard) -> bool:
 
 @pytest.mark.rule("CLU-21")
 def test_nodes_share_a_listing_and_every_file_is_taken_once(tmp_path: Path) -> None:
-    """One is killed, one is stopped and goes on when the others are done, one joins late."""
+    """One node is killed, one is stopped and continues when the others have finished, one joins late."""
     clock = FakeClock()
     store = MemoryStore(clock=clock, chance=random.Random(1))
     stage = SourceStage(tmp_path / "in", store, settle_s=0, listing_shards=8, max_files=10)
@@ -230,14 +230,14 @@ def test_a_shard_listed_recently_is_skipped(tmp_path: Path) -> None:
 @pytest.mark.rule("CLU-22")
 def test_a_crash_in_a_shared_listing_loses_and_doubles_nothing(tmp_path: Path) -> None:
     steps = [
-        f"sources.{one}.{when}"
-        for one in ("cut-shards", "take-shard", "finish-shard")
+        f"sources.{step}.{when}"
+        for step in ("cut-shards", "take-shard", "finish-shard")
         for when in ("before", "after")
     ]
     for number, point in enumerate(steps):
         stage = SourceStage(tmp_path / f"s{number}", settle_s=0, listing_shards=3, max_files=2)
-        for one in range(6):
-            stage.put(f"{one}.json", one)
+        for file_number in range(6):
+            stage.put(f"{file_number}.json", file_number)
         with crash.armed(point), pytest.raises(Crashed):
             stage.run()
         stage.clock.advance(60)

@@ -1,4 +1,4 @@
-"""What is pushed: answered when it is durable, each numbered request once."""
+"""Pushed rows: a request is answered when it is durable, and each number is taken once."""
 
 import threading
 from concurrent.futures import Future

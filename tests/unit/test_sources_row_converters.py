@@ -1,4 +1,4 @@
-"""Rows that come in no files, made to fit a table that lets them drift (LOT-34), without Spark."""
+"""Rows that come in no files, convert_rows to fit a table that lets them drift (LOT-34), without Spark."""
 
 import json
 from typing import Any
@@ -21,22 +21,22 @@ def dataset(drift: Drift) -> DatasetRow:
     return effective(DatasetRow(name="orders", schema=DDL, drift=drift))
 
 
-def made(drift: Drift, rows: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = converter(dataset(drift))(rows).to_pylist()
-    return found
+def convert_rows(drift: Drift, rows: Any) -> list[dict[str, Any]]:
+    converted: list[dict[str, Any]] = converter(dataset(drift))(rows).to_pylist()
+    return converted
 
 
 @pytest.mark.rule("LOT-34")
 def test_values_that_do_not_fit_are_rescued_as_text_and_the_rest_of_the_row_stays():
     rows = [{"id": 1, "name": "a"}, {"id": "x", "name": "b", "more": [1, 2]}, {"id": 3, "extra": None}]
-    assert made(Drift.RESCUE, rows) == [
+    assert convert_rows(Drift.RESCUE, rows) == [
         {"id": 1, "name": "a", "_rescued": None},
         {"id": None, "name": "b", "_rescued": json.dumps({"more": "[1, 2]", "id": "x"})},
         {"id": 3, "name": None, "_rescued": None},
     ]
     arrow = pa.table({"id": [1, 2], "other": [None, 2.5]})
-    assert [row["_rescued"] for row in made(Drift.RESCUE, arrow)] == [None, '{"other": "2.5"}']
-    assert made(Drift.RESCUE, []) == []
+    assert [row["_rescued"] for row in convert_rows(Drift.RESCUE, arrow)] == [None, '{"other": "2.5"}']
+    assert convert_rows(Drift.RESCUE, []) == []
 
 
 @pytest.mark.rule("LOT-34")
@@ -57,12 +57,12 @@ def test_new_names_become_columns_with_a_type_that_fits_all_values():
     assert grown.convert([{"id": 3, "mixed": 7}], columns).column("mixed").to_pylist() == ["7"]
     with pytest.raises(AppendRefused, match="column n"):
         grown.convert([{"id": 3, "n": "seven"}], columns)
-    # names that nobody could use are no columns, and nothing of such a record is lost
+    # unusable names do not become columns, and such a record is refused, not truncated
     odd = [{"id": 4, "_weight": 1}, {"id": 5, "ID": 1}]
     assert grown.columns(odd, DDL) == DDL
-    for one in odd:
+    for record in odd:
         with pytest.raises(AppendRefused, match="has the unknown column"):
-            grown.convert([one], DDL)
+            grown.convert([record], DDL)
     arrow = pa.table({"id": [1], "when": pa.array([0], pa.timestamp("us", "UTC"))})
     assert grown.columns(arrow, DDL) == f"{DDL}, when timestamp"
 
@@ -94,11 +94,11 @@ def test_expressions_are_evaluated_by_spark_counted_and_quarantine_rows():
         return [pa.array([value is not None and value > 0 for value in rows.column("id").to_pylist()])]
 
     checks = [expect("id > 0", name="positive", on_fail="drop"), not_null("name", on_fail="warn")]
-    found = check_table(table, checks, evaluate=evaluate)
+    checked = check_table(table, checks, evaluate=evaluate)
     assert requests == [["id > 0"]]
-    assert found.counts == {"positive": 2, "not_null(name)": 1}
-    assert found.rows.column("id").to_pylist() == [1, 4]
-    assert [row["check"] for row in found.quarantined.to_pylist()] == ["positive", "positive"]
+    assert checked.counts == {"positive": 2, "not_null(name)": 1}
+    assert checked.rows.column("id").to_pylist() == [1, 4]
+    assert [row["check"] for row in checked.quarantined.to_pylist()] == ["positive", "positive"]
     assert check_table(table.slice(0, 0), checks, evaluate=evaluate).counts["positive"] == 0
     assert len(requests) == 1
 
