@@ -49,7 +49,8 @@ Function = Callable[[list[int]], dict[str, list[int]]]
 
 
 class LocalParts:
-    """Runs parts here. `code` maps an arc's code digest to its function: numbers to numbers by sink.
+    """Runs parts in this thread. `code` maps an arc's code digest to its function: numbers to numbers by
+    sink.
 
     - failing: fails a part that reads one of these numbers, so often.
     - memory: results by key, shared by the lives of a stage; None: every part is run again.
@@ -219,7 +220,9 @@ class ArcStage(Stage):
     # --- data
 
     def append(self, *groups: Sequence[int], dataset: DatasetId | None = None) -> str:
-        """One lot of numbers: an object for each group, which is its partition if there are several."""
+        """Append one lot of numbers: an object for each group, which is its partition if there are
+        several.
+        """
         dataset = dataset or self.orders
         publisher = Publisher(self.scope(self.living("producer")))
         hold = publisher.begin_append(dataset, self.scope().new_attempt(), None)
@@ -245,13 +248,13 @@ class ArcStage(Stage):
         return publisher.commit_append(hold, row, None).lot
 
     def correct(self, lot: str, generation: int, *groups: Sequence[int]) -> None:
-        """Another generation of a lot of the input."""
+        """Publish another generation of an input lot."""
         other = self.append(*groups)
         row = next(row for row in self.rows_of(self.orders) if row.lot == other)
         self.add(self.orders, lot, generation, manifest=row.manifest, rows=row.rows, size=row.size)
 
     def rows(self, dataset: DatasetId, lot: str) -> list[int] | None:
-        """A lot's numbers as a reader finds them: by the store, then by its manifest."""
+        """Read a lot's numbers like a reader: the row in the store, then the manifest."""
         row = self.store.run(lambda tx: lots.current(tx, self.lots, dataset, lot))
         if row is None:
             return None
@@ -268,7 +271,9 @@ class ArcStage(Stage):
         return [info.key for info in self.objects.list(prefix)]
 
     def orphans(self) -> list[str]:
-        """Data that no published manifest lists, manifests of no published lot, and rows of ended work."""
+        """List data without a published manifest, manifests without a published lot, and rows of ended
+        work.
+        """
         roots = [
             self.run(lots.resolve, self.lots, dataset, event.lot, event.generation).manifest
             for dataset in self.tables
@@ -282,7 +287,7 @@ class ArcStage(Stage):
 
 
 def lapse(stage: ArcStage) -> None:
-    """Until every node with the usual ttl is gone."""
+    """Let time pass until every node with the default ttl is gone."""
     stage.clock.advance(20)
 
 

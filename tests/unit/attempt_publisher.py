@@ -1,4 +1,4 @@
-"""A publisher that also opens and adopts attempts by themselves.
+"""A publisher that also opens and adopts single attempts.
 
 The product opens them together with the row of an arc's lot or of a source's window, in one transaction.
 """
@@ -31,7 +31,7 @@ class AttemptPublisher(Publisher):
             )
 
     def adopt(self, expected: Open, inputs: Sequence[InputLot], code: str) -> Hold | None:
-        """Continue an attempt that another node, or an earlier life of this one, left open."""
+        """Continue an attempt that another node, or an earlier start of this one, left open."""
         return self._scope.step(
             "publish.adopt",
             lambda tx: attempts.adopt(tx, self._keys, self._scope.node, expected, inputs, code),

@@ -1,4 +1,4 @@
-"""A stage for the life of lots: intervals that are published one by one, and an arc over two tables."""
+"""A stage for tests of lots over time: intervals published one by one, and an arc over two tables."""
 
 import json
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class LifeStage(ArcStage):
         return ArcSpec(**values)
 
     def lot_of(self, dataset: DatasetId, lot: str, *rows: int, generation: int = 0) -> int:
-        """Publish one generation of a lot, with a manifest and data; its position."""
+        """Publish one generation of a lot, with manifest and data; return its position."""
         publisher = AttemptPublisher(self.scope(self.living("writer")))
         target = Target(dataset, lot, generation)
         draft = Draft(
@@ -55,7 +55,7 @@ class LifeStage(ArcStage):
         return publisher.publish(hold, [self.written(hold, rows)]).positions[0]
 
     def written(self, hold: Hold, rows: Sequence[int]) -> lot_rows.LotRow:
-        """The row of an attempt whose data and manifest are written."""
+        """Write data and manifest of an attempt; return the row to publish."""
         (target,) = hold.draft.targets
         sink = PartSink(dataset=target.dataset)
         task = PartTask(
@@ -85,7 +85,7 @@ class LifeStage(ArcStage):
         return self.run(lot_requests.request, self.keys, spec.id, lot, RequestOptions(kind, batch, at_once))
 
     def work_off(self, spec: ArcSpec, worker: ArcWork) -> list[LotOutcome]:
-        """Everything that was asked for, one after the other."""
+        """Make all requested lots, one after the other."""
         outcomes: list[LotOutcome] = []
         while page := self.run(lot_requests.startable, self.keys, [spec]):
             outcomes += [worker.make_requested(spec, request) for request in page]

@@ -40,7 +40,7 @@ FIVE_MINUTES = Unit.parse("PT5M")
 
 
 class Stage:
-    """One store, one time."""
+    """One store and one fake clock."""
 
     def __init__(self, store: Store | None = None, *, scan: bool = True) -> None:
         self.clock = FakeClock()
@@ -54,7 +54,7 @@ class Stage:
         self.writes = 0  # of the last transaction
 
     def run(self, fn: Callable[..., T], *args: Any, **options: Any) -> T:
-        """`fn(tx, …)` in one transaction, then every invariant."""
+        """Run `fn(tx, …)` in one transaction, then check every invariant."""
 
         def counted(tx: Tx) -> tuple[T, int]:
             return fn(tx, *args, **options), tx.writes
@@ -119,7 +119,7 @@ class Stage:
         return self.store.run(lambda tx: subscriptions.must_read(tx, self.triggers, name))
 
     def publish(self, dataset: DatasetId) -> int:
-        """One more append, as a publication leaves it."""
+        """Publish one more append."""
 
         def both(tx: Tx) -> int:
             position = lots.add(
@@ -156,7 +156,7 @@ class Stage:
 
 
 def check_subscriptions(tx: Tx, keys: TriggerKeys, lots_keys: LotKeys) -> None:
-    """One place in the index for each scheduled one, none for the others; no progress beyond a head."""
+    """Check: one index entry for each scheduled row, none for others; no progress beyond a head."""
     expected = {}
     for row in tx.range(*keys.subscription.all(), snapshot=True):
         name = str(keys.subscription.unpack(row.key)[0])
@@ -178,7 +178,9 @@ def new_lot(dataset: DatasetId, lot: str, generation: int = 0, **fields: Any) ->
 
 
 def check_lots(tx: Tx, keys: LotKeys) -> None:
-    """No event without its lot's row, no row without its event, positions without gaps, heads at the last."""
+    """Check: every event has its lot's row and vice versa, positions have no gaps, heads are the last
+    position.
+    """
     events_by_dataset: dict[DatasetId, dict[int, tuple[str, int]]] = {}
     for row in tx.range(*keys.event.all(), snapshot=True):
         name, version, position = keys.event.unpack(row.key)

@@ -1,4 +1,4 @@
-"""The crash matrix of publication and arcs: a process dies at any durable step, and nobody can tell later.
+"""The crash matrix of publication and arcs: a crash at any durable step does not change the end result.
 
 A scene is a pipeline of two chained arcs with parts and two sinks, over lots of which one is empty, one has a
 part that fails until somebody mends it, and one cannot be read until somebody restores it; and what a dead

@@ -1,4 +1,4 @@
-"""Gaps: what should be there and is not, classified, and walked upstream to where it began."""
+"""Gaps: expected lots that are missing, classified, and followed upstream to their cause."""
 
 import pytest
 

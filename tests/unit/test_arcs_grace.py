@@ -1,4 +1,4 @@
-"""A barrier's grace: how long a lot waits for its last source, and what follows then (LOT-28)."""
+"""The grace period of a barrier: how long a lot waits for its last source, and what happens then (LOT-28)."""
 
 from typing import Any
 

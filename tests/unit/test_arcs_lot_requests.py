@@ -1,4 +1,4 @@
-"""Retries, replays and backfills: one queue, worked off by anybody, throttled, each lot once."""
+"""Retries, replays and backfills: one queue with limits, for any runner, each lot once."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How arcs stand with lots, for reports: the same however it is read, and in few reads."""
+"""The state of arcs' lots in reports: pages and single reads agree, and need few reads."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""An input is corrected while its lot is being made from what it was before, outside of the subscription."""
+"""An input is corrected while a request makes its lot from the earlier generation."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How a lot is split, and when two parts are the same work."""
+"""How a lot is split, and when two parts do the same work."""
 
 import msgspec
 import pytest

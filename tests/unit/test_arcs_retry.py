@@ -1,4 +1,4 @@
-"""What fails is kept, told and tried again: only that, and by anybody."""
+"""Failed parts are reported and retried, by any node; completed parts are kept."""
 
 import pytest
 

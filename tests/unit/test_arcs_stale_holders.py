@@ -1,4 +1,4 @@
-"""Those who do not know that they are over: they write beside, and change nothing."""
+"""Stale holders: what they write after losing their lease changes nothing."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Declarations of datasets: equal ones are one, different ones say what changed."""
+"""Declarations of datasets: an equal one changes nothing, a different one is refused with the differences."""
 
 import pytest
 

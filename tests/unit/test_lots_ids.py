@@ -1,4 +1,4 @@
-"""Lot ids: one spelling each, sorted as time is."""
+"""Lot ids: each has one spelling, and they sort by time."""
 
 from datetime import UTC, datetime, timedelta, timezone
 

@@ -1,4 +1,4 @@
-"""Appends that are repeated are one append."""
+"""A repeated append is published once."""
 
 import pytest
 from hypothesis import given

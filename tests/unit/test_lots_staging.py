@@ -1,4 +1,4 @@
-"""Intervals: an append is durable at once, lands in exactly one lot, and intervals close in order."""
+"""Intervals: an append is durable at once and in exactly one lot, and intervals close in order."""
 
 import random
 from datetime import timedelta

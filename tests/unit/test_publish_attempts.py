@@ -1,4 +1,4 @@
-"""Attempts: open until they are the lot or never will be; adopted by one, refused to zombies."""
+"""Attempts: open until published or abandoned, adopted by one node, fenced against stale holders."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""The cleaner: what no manifest lists goes, what one lists stays, and open attempts are not touched."""
+"""The cleaner: removes objects that no manifest lists, keeps the others, and never touches open attempts."""
 
 import pytest
 

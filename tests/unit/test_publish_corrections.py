@@ -1,4 +1,4 @@
-"""Corrections: a lot is replaced or taken back, and only what was made from it is made again."""
+"""Corrections: a lot is replaced or removed, and only its dependents are made again."""
 
 import pytest
 

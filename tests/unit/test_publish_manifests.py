@@ -1,4 +1,4 @@
-"""Manifests of attempts: what is refused, and what an adopter takes over."""
+"""Manifests of attempts: what they refuse, and which parts an adopting node reuses."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""The one transaction: all sinks, events, wake-ups and the run's end, or nothing of it."""
+"""The publication transaction: all sinks, events, wake-ups and the end of the run, or nothing."""
 
 from dataclasses import dataclass, field
 from itertools import count

@@ -1,4 +1,4 @@
-"""Alarms: a source moves when its time comes, and a group of views has a step of it."""
+"""Alarms: a source advances at its time, which gives its view group a step."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What looking at the heap costs: requests on object storage, time in a store of many."""
+"""The cost of heap queries: requests to object storage, and reads of a large store."""
 
 from collections import Counter
 

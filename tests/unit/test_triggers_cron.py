@@ -1,4 +1,4 @@
-"""Cron expressions, and schedules as one more writer."""
+"""Cron expressions, and schedules as sources."""
 
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Gates: a subscription that runs when its schedule says so, for all that has come by then (HEAP-16)."""
+"""Gates: a subscription runs at the times of its schedule, and processes all new data then (HEAP-16)."""
 
 import msgspec
 import pytest

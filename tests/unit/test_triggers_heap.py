@@ -1,4 +1,4 @@
-"""Cadence, debounce, barriers, flags, templates and the scheduler's steps, each for itself, on one store."""
+"""Cadence, debounce, barriers, flags, templates and the scheduler's steps, one by one, on one store."""
 
 import random
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""INV1 to INV6 are asserted in the code under their numbers, and what breaks one is stopped."""
+"""INV1 to INV6 are asserted in the code under their numbers, and a violation raises an error."""
 
 import ast
 import inspect

@@ -1,4 +1,4 @@
-"""A new life of a node ends the runs that its earlier lives left."""
+"""A node that starts again ends the runs of its earlier starts."""
 
 import pytest
 

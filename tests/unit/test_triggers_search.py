@@ -1,4 +1,5 @@
-"""Every order of publications, waking, runs, deaths and zombies: no wake-up is lost, and nothing is stuck.
+"""Every order of publications, wake-ups, runs, crashes and stale runners: no wake-up is lost, nothing is
+stuck.
 
 All steps are transactions, so an interleaving is an order of them. The search walks through every state that
 two subscriptions, two runners and two publications can reach, one of the runners being killed at any moment

@@ -1,4 +1,6 @@
-"""Subscriptions: scheduled when there is something they have not seen, run under a fence, never too often."""
+"""Subscriptions: scheduled when a source has something new, run under a fence, and limited by their
+cadence.
+"""
 
 import msgspec
 import pytest
