@@ -112,9 +112,9 @@ class Ordered(Scene):
         shown = {one.lot: one for one in pipeline["doubled"].lots()}
         passed, made = sorted(shown)
         if shown[passed].state != "complete":
-            pipeline.backfill("doubled", [passed], at_once=1)
+            pipeline.backfill("doubled", [passed], parallel=1)
         if shown[made].generation == 0:
-            pipeline.replay("doubled", [made], at_once=1)
+            pipeline.replay("doubled", [made], parallel=1)
         super().act(pipeline)
 
 

@@ -74,7 +74,7 @@ def test_corrections_replays_and_pauses_reach_tables_and_views_and_nothing_else_
     # other code, and a replay of what was made before: what was asked for while it was paused is not lost
     with declare(tmp_path / "home", spark, 3) as shop:
         shop.resume("scale")
-        plan = shop.replay("scaled", first=first, last=third, at_once=2)
+        plan = shop.replay("scaled", first=first, last=third, parallel=2)
         assert [lot.action.value for lot in plan.lots] == ["remake"] * 3
         report = shop.run()
         assert [(one.arc, one.complete) for one in report.arcs] == [("scale", 4)]

@@ -70,7 +70,7 @@ def test_an_actor_whose_process_dies_fails_its_calls_and_all_later_ones(client: 
 def test_an_actor_dies_with_its_worker_and_is_not_made_again(tmp_path: Path) -> None:
     home = tmp_path / "home"
     with connect(home=home) as client, WorkerProcess(home) as second, Look(home) as look:
-        with WorkerProcess(home, "--name", "first") as first:
+        with WorkerProcess(home, "--resource", "first") as first:
             first.ready()
             counter = client.actor(tasks.Counter, resources=["first"])
             assert counter.add(1).result(STUCK_S) == 1

@@ -30,7 +30,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def two(home: Path) -> Iterator[Two]:
     with (
         WorkerProcess(home, "--ram", "150MB", slots=1) as small,
-        WorkerProcess(home, "--ram", "400MB", "--name", "camera", slots=1) as large,
+        WorkerProcess(home, "--ram", "400MB", "--resource", "camera", slots=1) as large,
     ):
         yield Two(small.ready(), large.ready())
 

@@ -80,9 +80,9 @@ class LifeStage(ArcStage):
         return row
 
     def enter(
-        self, spec: ArcSpec, lot: str, kind: RequestKind, batch: str = "b", at_once: int = 0
+        self, spec: ArcSpec, lot: str, kind: RequestKind, batch: str = "b", parallel: int = 0
     ) -> LotRequest | None:
-        return self.run(lot_requests.request, self.keys, spec.id, lot, RequestOptions(kind, batch, at_once))
+        return self.run(lot_requests.request, self.keys, spec.id, lot, RequestOptions(kind, batch, parallel))
 
     def work_off(self, spec: ArcSpec, worker: ArcWork) -> list[LotOutcome]:
         """Make all requested lots, one after the other."""

@@ -116,7 +116,7 @@ def test_a_batch_runs_at_most_its_limit_of_lots_and_leaves_room_for_new_lots():
     for lot in lots:
         first.work(spec, lot)
     for lot in lots:
-        stage.enter(spec, lot, RequestKind.REPLAY, "batch", at_once=2)
+        stage.enter(spec, lot, RequestKind.REPLAY, "batch", parallel=2)
     page = stage.run(lot_requests.startable, stage.keys, [spec])
     assert [request.lot for request in page] == lots[:2]
     late = stage.run(lot_requests.pending, stage.keys)[2]
@@ -277,7 +277,7 @@ def test_a_retry_does_not_wait_for_a_large_batch(monkeypatch):
     for lot in lots:
         worker.work(spec, lot)
     for lot in lots[:5]:
-        stage.enter(spec, lot, RequestKind.REPLAY, at_once=1)
+        stage.enter(spec, lot, RequestKind.REPLAY, parallel=1)
     retry = stage.ask(spec, lots[5])
     assert stage.run(lot_requests.startable, stage.keys, [spec]) == [retry]
     assert worker.make_requested(spec, retry).ended is LotEnd.COMPLETE

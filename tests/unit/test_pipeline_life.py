@@ -120,10 +120,10 @@ def test_a_replay_is_planned_first_and_a_dry_run_changes_nothing(scene: Scene) -
         ("clean", appended[1], LotAction.REMAKE),
         ("clean", appended[2], LotAction.REMAKE),
     ]
-    assert (plan.arc, plan.at_once, plan.batch) == ("clean", 3, "")
+    assert (plan.arc, plan.parallel, plan.batch) == ("clean", 3, "")
     assert plan.downstream == ("summed", "totals", "more")
     assert scene.catch_up() == []
-    requested = scene.shop.replay("clean", [appended[1]], at_once=1)
+    requested = scene.shop.replay("clean", [appended[1]], parallel=1)
     assert requested.batch
     assert lot_requests.remaining(scene.shop, requested) == 1
     assert scene.catch_up() == [("clean", appended[1], "complete"), ("sum", appended[1], "complete")]
@@ -182,8 +182,8 @@ def test_an_empty_range_and_lots_that_no_arc_makes_are_errors(scene: Scene) -> N
         scene.shop.backfill("totals")
     with pytest.raises(UsageError, match="no arc or table"):
         scene.shop.backfill("nothing")
-    with pytest.raises(UsageError, match="at_once=0"):
-        scene.shop.backfill("cleaned", at_once=0)
+    with pytest.raises(UsageError, match="parallel=0"):
+        scene.shop.backfill("cleaned", parallel=0)
     with pytest.raises(UsageError, match="range"):
         scene.shop.replay("cleaned", appended, first=appended[0])
     assert scene.stage.run(arc_requests.pending, scene.stage.keys) == []
@@ -421,7 +421,7 @@ def test_the_command_line_plans_requests_and_pauses(scene: Scene, capsys: pytest
     code, result = run(capsys, "replay", "summed", "--from", appended[1], "--dry-run", "-f", file)
     assert (code, result["dry_run"], result["counts"]["remake"], result["batch"]) == (0, True, 2, "")
     assert stage.run(arc_requests.pending, stage.keys) == []
-    assert main(["replay", "summed", appended[0], "--at-once", "1", "-f", file]) == 0
+    assert main(["replay", "summed", appended[0], "--parallel", "1", "-f", file]) == 0
     assert "runners will make 1 lot, 1 in parallel" in capsys.readouterr().out
     assert scene.catch_up() == [("sum", appended[0], LotEnd.COMPLETE.value)]
     assert main(["replay", "summed", "-f", file]) == 2

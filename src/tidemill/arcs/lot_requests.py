@@ -42,11 +42,11 @@ class RequestKind(StrEnum):
 
 
 class RequestOptions(msgspec.Struct, frozen=True, array_like=True):
-    """The kind of a request, its batch, and how many lots of the batch may run at once (0: any)."""
+    """The kind of a request, its batch, and how many lots of the batch may run in parallel (0: any)."""
 
     kind: RequestKind = RequestKind.RETRY
     batch: str = ""
-    at_once: int = 0
+    parallel: int = 0
 
 
 class LotRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,7 +173,7 @@ def fitting(page: Sequence[LotRequest], spec: ArcSpec, running: RunningLots) -> 
     """Return the requests of a page that may begin now, in addition to the running lots."""
     fit = []
     for requested in page:
-        if running.has_room(spec.max_concurrent, requested.options.batch, requested.options.at_once):
+        if running.has_room(spec.max_concurrent, requested.options.batch, requested.options.parallel):
             fit.append(requested)
             running = running.with_one_more(requested.options.batch)
     return fit

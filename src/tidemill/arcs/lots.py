@@ -48,13 +48,13 @@ class MakeOptions(msgspec.Struct, frozen=True):
 
     - replay: make it again although it is complete.
     - generation: the requested generation; its request must still exist. None without a request.
-    - batch, at_once: the batch of the request, and how many of its lots may run at the same time.
+    - batch, parallel: the batch of the request, and how many of its lots may run at the same time.
     """
 
     replay: bool = False
     generation: int | None = None
     batch: str = ""
-    at_once: int = 0
+    parallel: int = 0
 
 
 DEFAULT = MakeOptions()
@@ -149,7 +149,7 @@ def begin(
     ):
         return BeginRefused.RUNNING
     running = running_lots.running_lots(tx, keys, spec.id, except_=(lot, generation))
-    if not running.has_room(spec.max_concurrent, options.batch, options.at_once):
+    if not running.has_room(spec.max_concurrent, options.batch, options.parallel):
         return BeginRefused.FULL
     draft = Draft(
         id=attempt,

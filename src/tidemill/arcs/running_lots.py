@@ -25,12 +25,12 @@ class RunningLots(msgspec.Struct, frozen=True, kw_only=True):
     batches: dict[str, int] = {}
     awaited: bool = False
 
-    def has_room(self, most: int, batch: str = "", at_once: int = 0) -> bool:
+    def has_room(self, most: int, batch: str = "", parallel: int = 0) -> bool:
         """Return whether one more lot may begin. A batch leaves room for one lot of the subscription."""
         bulk = sum(self.batches.values())
         if not batch:
             return self.live + bulk < most
-        if at_once and self.batches.get(batch, 0) >= at_once:
+        if parallel and self.batches.get(batch, 0) >= parallel:
             return False
         return bulk + max(self.live, int(self.awaited)) < most
 

@@ -167,7 +167,7 @@ class ArcWork:
             replay=request.options.kind is RequestKind.REPLAY,
             generation=request.generation,
             batch=request.options.batch,
-            at_once=request.options.at_once,
+            parallel=request.options.parallel,
         )
         outcome = self._make(spec, request.lot, LotTurn(), options)
         if outcome.ended in (LotEnd.DONE, LotEnd.WAITING):

@@ -37,7 +37,7 @@ def request_options(command: F) -> F:
         click.option("--wait", is_flag=True, help="Wait until runners have made all lots."),
         click.option("--dry-run", is_flag=True, help="Show the plan, and change nothing."),
         click.option(
-            "--at-once",
+            "--parallel",
             type=click.IntRange(1),
             metavar="N",
             help="How many lots to make in parallel. Default: the limit of the arc.",
@@ -85,14 +85,16 @@ def _request(
     file: str | None,
     first: str | None,
     last: str | None,
-    at_once: int | None,
+    parallel: int | None,
     dry_run: bool,
     wait: bool,
 ) -> int:
     if not lots and first is None and last is None and kind is RequestKind.REPLAY:
         raise click.UsageError("name lots, or a range: --from LOT --to LOT")
     with find(file) as pipeline:
-        plan = lot_requests.plan(pipeline, kind, table, lots or None, first=first, last=last, at_once=at_once)
+        plan = lot_requests.plan(
+            pipeline, kind, table, lots or None, first=first, last=last, parallel=parallel
+        )
         remaining = None
         if not dry_run:
             with _progress(output, "requesting lots") as report:
@@ -104,7 +106,7 @@ def _request(
             "kind": plan.kind,
             "arc": plan.arc,
             "dry_run": dry_run,
-            "at_once": plan.at_once,
+            "parallel": plan.parallel,
             "batch": plan.batch,
             "counts": plan.counts,
             "downstream": plan.downstream,
@@ -149,7 +151,7 @@ def _show(output: CommandOutput, plan: LotRequestPlan, *, dry_run: bool) -> None
         return
     lots = f"{requested:,} lot{'s' if requested > 1 else ''}"
     sentence = f"runners would make {lots}" if dry_run else f"runners will make {lots}"
-    output.people.print(Text(f"{sentence}, {plan.at_once} in parallel"))
+    output.people.print(Text(f"{sentence}, {plan.parallel} in parallel"))
     if plan.downstream:
         output.people.print(Text(f"downstream: {', '.join(plan.downstream)}", style="dim"))
 

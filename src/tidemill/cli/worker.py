@@ -154,7 +154,13 @@ capacity_options = grouped(
     click.option("--cpu", type=click.FloatRange(0), default=0.0, help="CPUs for tasks; all by default."),
     click.option("--ram", type=SIZE, default=0, help="Memory for tasks, e.g. 4GB; all by default."),
     click.option("--gpu", type=click.FloatRange(0), default=0.0, help="GPUs for tasks; none by default."),
-    click.option("--name", "named", multiple=True, help="A named resource that tasks may require."),
+    click.option(
+        "--resource",
+        "named",
+        multiple=True,
+        metavar="NAME",
+        help="A named resource that this worker offers to tasks; may be repeated.",
+    ),
     click.option(
         "--results", "results_bytes", type=SIZE, default=0, help="Memory for results; half by default."
     ),

@@ -66,17 +66,17 @@ class LotRequestPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     >>> from tidemill.arcs.lot_requests import RequestKind
     >>> lots = (PlannedLot("clean", "20260131PT1H014", LotAction.MAKE),)
-    >>> print(LotRequestPlan(kind=RequestKind.BACKFILL, arc="clean", lots=lots, at_once=4, downstream=()))
+    >>> print(LotRequestPlan(kind=RequestKind.BACKFILL, arc="clean", lots=lots, parallel=4, downstream=()))
     backfill of clean: 1 make, 4 in parallel
 
-    - at_once: how many lots run in parallel.
+    - parallel: how many lots run in parallel.
     - downstream: the tables and views that follow.
     """
 
     kind: RequestKind
     arc: str
     lots: tuple[PlannedLot, ...]
-    at_once: int
+    parallel: int
     downstream: tuple[str, ...]
     batch: str = ""
 
@@ -99,7 +99,7 @@ class LotRequestPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         counts = ", ".join(f"{count} {action}" for action, count in self.counts.items() if count)
-        return f"{self.kind.value} of {self.arc}: {counts or 'nothing'}, {self.at_once} in parallel"
+        return f"{self.kind.value} of {self.arc}: {counts or 'nothing'}, {self.parallel} in parallel"
 
 
 def plan(
@@ -110,17 +110,17 @@ def plan(
     *,
     first: Bound = None,
     last: Bound = None,
-    at_once: int | None = None,
+    parallel: int | None = None,
 ) -> LotRequestPlan:
     """Plan a backfill or a replay.
 
     - name: an arc, or a table that an arc writes.
     - lots: the lots; or None for all from `first` to `last`, both included and both optional.
-    - at_once: how many lots run in parallel; by default as many as the arc allows.
+    - parallel: how many lots run in parallel; by default as many as the arc allows.
     """
     arc = graph.maker(pipeline, name)
-    if at_once is not None and at_once < 1:
-        raise UsageError(f"at_once={at_once}", hint="must be 1 or more")
+    if parallel is not None and parallel < 1:
+        raise UsageError(f"parallel={parallel}", hint="must be 1 or more")
     table = name if name not in pipeline.all_arcs() else arc.sinks[0].name
     unit = graph.unit_of(pipeline, table)
     if lots is not None:
@@ -135,7 +135,7 @@ def plan(
         kind=kind,
         arc=arc.name,
         lots=tuple(planned),
-        at_once=at_once or arc.max_concurrent,
+        parallel=parallel or arc.max_concurrent,
         downstream=tuple(graph.downstream(pipeline, arc.name)),
     )
 
@@ -227,7 +227,7 @@ def submit(pipeline: "Pipeline", planned: LotRequestPlan, report: Report = ignor
     """
     context = pipeline.context
     keys, batch = ArcKeys(context.place.cluster), context.scope.new_attempt()
-    options = RequestOptions(planned.kind, batch, planned.at_once)
+    options = RequestOptions(planned.kind, batch, planned.parallel)
     requested = planned.requested
     for first in range(0, len(requested), PAGE):
         page = requested[first : first + PAGE]

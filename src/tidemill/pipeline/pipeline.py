@@ -217,7 +217,7 @@ class Pipeline(Registry):
         *,
         first: "Bound" = None,
         last: "Bound" = None,
-        at_once: int | None = None,
+        parallel: int | None = None,
         dry_run: bool = False,
     ) -> "LotRequestPlan":
         """Request missing lots; the next run makes them.
@@ -229,10 +229,10 @@ class Pipeline(Registry):
             lots: the lots; by default all from `first` to `last`.
             first: a lot, a day or a time; by default the first lot.
             last: a lot, a day or a time, included; by default the last lot.
-            at_once: how many lots run in parallel; by default as many as the arc allows.
+            parallel: how many lots run in parallel; by default as many as the arc allows.
             dry_run: return the plan, and change nothing.
         """
-        return self._request("backfill", table, lots, first, last, at_once, dry_run)
+        return self._request("backfill", table, lots, first, last, parallel, dry_run)
 
     def replay(
         self,
@@ -241,7 +241,7 @@ class Pipeline(Registry):
         *,
         first: "Bound" = None,
         last: "Bound" = None,
-        at_once: int | None = None,
+        parallel: int | None = None,
         dry_run: bool = False,
     ) -> "LotRequestPlan":
         """Request existing lots to be made again, for example after a bug fix; the next run makes them.
@@ -249,7 +249,7 @@ class Pipeline(Registry):
         Each result is the next generation of its lot. Readers see the old generation until it is published.
         Tables and views downstream follow. Arguments as for `backfill`.
         """
-        return self._request("replay", table, lots, first, last, at_once, dry_run)
+        return self._request("replay", table, lots, first, last, parallel, dry_run)
 
     def _request(
         self,
@@ -258,14 +258,16 @@ class Pipeline(Registry):
         lots: Iterable[str] | None,
         first: "Bound",
         last: "Bound",
-        at_once: int | None,
+        parallel: int | None,
         dry_run: bool,
     ) -> "LotRequestPlan":
         from tidemill.arcs.lot_requests import RequestKind
         from tidemill.pipeline import lot_requests
 
         name = self._name_of(table)
-        plan = lot_requests.plan(self, RequestKind(kind), name, lots, first=first, last=last, at_once=at_once)
+        plan = lot_requests.plan(
+            self, RequestKind(kind), name, lots, first=first, last=last, parallel=parallel
+        )
         return plan if dry_run else lot_requests.submit(self, plan)
 
     def retry(self, table: Readable | None = None, lots: Sequence[str] = ()) -> list[tuple[str, str]]:

@@ -387,7 +387,7 @@ class Client:
             resources: names of resources that tasks may require.
             results_ram: how much of the ram results may use; by default, half.
         """
-        options = [f"--name={name}" for name in Options.of({"resources": resources}).needs.named]
+        options = [f"--resource={name}" for name in Options.of({"resources": resources}).needs.named]
         options += [f"--cpu={number('cpu', cpu)}"] if cpu else []
         options += [f"--ram={amount_of_bytes('ram', ram)}"] if ram else []
         options += [f"--gpu={number('gpu', gpu)}"] if gpu else []
