@@ -3,6 +3,10 @@
 Other packages call these methods instead of the store, so the list of crash points `publish.*` is the list of
 durable steps.
 
+An **append** has its own attempt: begin, write objects and manifest, commit. In a dataset without intervals
+the append then is a lot. In a dataset with intervals it is staged: it is durable, and becomes visible when
+its interval closes (`tidemill.publish.intervals`).
+
 A **correction** replaces or removes a published lot (LOT-30). It is the lot's next generation: readers see
 the previous one until it is published, and a reader that pinned the previous one still finds it afterwards.
 Its event makes all dependents process that lot again. Of two corrections at the same time, the second is
@@ -15,21 +19,24 @@ refused. The old layout stays for readers that started with it; the cleaner remo
 
 from collections.abc import Sequence
 
+from tidemill.cluster.nodes import Node
 from tidemill.errors import CorrectionRefused, LotUnknown
-from tidemill.lots import datasets, lots, staging
+from tidemill.lots import datasets, lots, producers, staging
 from tidemill.lots.datasets import Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
 from tidemill.lots.manifest import InputLot
 from tidemill.lots.producers import Identity, Receipt
+from tidemill.lots.staging import Staged
 from tidemill.lots.states import LotState
-from tidemill.publish import appends, attempts
+from tidemill.publish import attempts
 from tidemill.publish.adoption import open_or_adopt
 from tidemill.publish.attempts import Abandoned, Draft, Hold, Published, Target
 from tidemill.publish.keys import PublishKeys
 from tidemill.publish.transaction import Ending, Move, publish
 from tidemill.scope import Scope
 from tidemill.store import Tx
+from tidemill.triggers import wakes
 
 
 class Publisher:
@@ -72,7 +79,7 @@ class Publisher:
         """Open the attempt of an append, or return the receipt of the same append."""
         return self._scope.step(
             "publish.append-open",
-            lambda tx: appends.begin(tx, self._keys, self._scope.node, dataset, attempt, append, quarantine),
+            lambda tx: _begin_append(tx, self._keys, self._scope.node, dataset, attempt, append, quarantine),
         )
 
     def commit_append(
@@ -83,7 +90,7 @@ class Publisher:
         """
         return self._scope.step(
             "publish.append-commit",
-            lambda tx: appends.commit(tx, self._keys, hold, row, append, *quarantined),
+            lambda tx: _commit_append(tx, self._keys, hold, row, append, *quarantined),
         )
 
     # --- corrections
@@ -170,3 +177,88 @@ class Publisher:
             return row
 
         return self._scope.step("publish.compact-commit", commit)
+
+
+def _begin_append(
+    tx: Tx,
+    keys: PublishKeys,
+    node: Node,
+    dataset: DatasetId,
+    attempt: str,
+    append: Identity | None,
+    quarantine: DatasetId | None = None,
+) -> Hold | Receipt:
+    """Open the attempt of an append, or return the receipt if the same append was published before.
+
+    The append is the dataset's next lot, or part of the open interval; a later interval may be open when it
+    is committed.
+
+    - quarantine: the dataset for rows that checks drop. Its lot has the same id. If the append waits for its
+      interval, it is the quarantine's next lot, because dropped rows do not wait.
+    """
+    receipt = None if append is None else producers.find(tx, keys.lots, dataset, append)
+    if receipt is not None:
+        return receipt
+    has_intervals = datasets.read(tx, keys.lots, dataset).unit is not None
+    if has_intervals:
+        lot = staging.begin(tx, keys.lots, dataset).lot
+    else:
+        lot = str(lots.next_append(tx, keys.lots, dataset))
+    targets = [Target(dataset, lot)]
+    if quarantine is not None:
+        quarantine_lot = str(lots.next_append(tx, keys.lots, quarantine)) if has_intervals else lot
+        targets.append(Target(quarantine, quarantine_lot, optional=True))
+    draft = Draft(
+        id=attempt,
+        author=f"append {dataset}",
+        lot=lot,
+        targets=tuple(targets),
+        code="" if append is None else append.digest,
+    )
+    return attempts.begin(tx, keys, node, draft)
+
+
+def _commit_append(
+    tx: Tx, keys: PublishKeys, hold: Hold, row: LotRow, append: Identity | None, *quarantined: LotRow
+) -> Receipt:
+    """Publish or stage an append, and store its receipt.
+
+    If the same append is published twice at the same time, the second is abandoned and gets the first
+    receipt.
+
+    - quarantined: the lot of the quarantine table, if checks dropped rows; it is published at once.
+    """
+    earlier = None if append is None else producers.find(tx, keys.lots, row.dataset, append)
+    if earlier is not None:
+        attempts.abandon(tx, keys, hold, "the same append was published by another attempt")
+        return earlier
+    if datasets.read(tx, keys.lots, row.dataset).unit is not None:
+        return _stage_append(tx, keys, hold, row, append, *quarantined)
+
+    position = publish(tx, keys, hold, [row, *quarantined]).positions[0]
+    receipt = Receipt(dataset=row.dataset, lot=row.lot, position=position, visible_at=tx.wall())
+    if append is not None:
+        producers.record(tx, keys.lots, append, receipt)
+    return receipt
+
+
+def _stage_append(
+    tx: Tx, keys: PublishKeys, hold: Hold, row: LotRow, append: Identity | None, *quarantined: LotRow
+) -> Receipt:
+    attempts.check(tx, keys, hold)
+    published = {lot.dataset: (lots.add(tx, keys.lots, lot), lot.manifest) for lot in quarantined}
+    for dataset in published:
+        wakes.wake(tx, keys.triggers, dataset)
+    ends = [published.get(target.dataset, (0, "")) for target in hold.draft.targets[1:]]
+    positions = [0, *(position for position, _ in ends)]
+    manifests = [row.manifest, *(manifest for _, manifest in ends)]
+    attempts.end_published(tx, keys, hold, positions, manifests)
+    staged = Staged(
+        uri=row.manifest,
+        digest="" if append is None else append.digest,
+        rows=row.rows,
+        size=row.size,
+        producer="" if append is None else append.producer,
+        seq=None if append is None else append.seq,
+    )
+    return staging.stage(tx, keys.lots, row.dataset, staged)
