@@ -75,7 +75,7 @@ def submit(client: tm.Client, home: Path, folder: Path) -> dict[str, tm.Future[A
     made["lost actor's call"] = actor.add(2)
     for future in list(made.values()):
         future.exception(timeout=120.0)
-    client.pin(*made.values(), who="tests")
+    client.pin(*made.values(), owner="tests")
     made["unsatisfiable"] = client.submit(tasks.add, 1, resources="crane", on_unsatisfiable="wait")
     made["cancelled"] = client.submit(tasks.add, 1, resources="crane", on_unsatisfiable="wait")
     made["cancelled"].cancel()

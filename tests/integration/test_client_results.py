@@ -186,7 +186,7 @@ def test_a_result_goes_with_its_last_handle(client: Client, look: Look) -> None:
     assert file.exists()
     assert second.result(STUCK_S) == tasks.large(SIZE)
     probe = Future(client, second.id)  # not counted
-    client.handles.count([second.id], ours=True)
+    client.handles.count([second.id], own=True)
     del second
     gc.collect()
     client.handles.tick()

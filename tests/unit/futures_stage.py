@@ -139,9 +139,9 @@ class Stage:
         return self.here(submit.submit, [spec])[0]
 
     def row(self, future_id: bytes) -> AnyRow:
-        found = self.store.run(lambda tx: edges.read(tx, self.keys, future_id))
-        assert found is not None
-        return found
+        row = self.store.run(lambda tx: edges.read(tx, self.keys, future_id))
+        assert row is not None
+        return row
 
     def spec_of(self, future_id: bytes) -> Spec:
         return self.store.run(lambda tx: edges.must_read_spec(tx, self.keys, future_id))
@@ -157,14 +157,14 @@ class Stage:
         return self.there(claim.claim, node, self.lanes(), free, limit, mode="take")
 
     def claim_one(self, node: Node, future_id: bytes | None = None) -> Claim:
-        """The next claim, or the one of this future; the others are given back."""
-        found = self.claim(node, 1 if future_id is None else 100)
-        wanted = [one for one in found if future_id in (None, one.id)]
-        assert wanted, f"nothing to claim for {node.id}"
-        others = [one for one in found if one is not wanted[0]]
-        if others:
-            self.there(finish.relinquish, node, others)
-        return wanted[0]
+        """Claim the next future, or this one; return the other claims."""
+        claims = self.claim(node, 1 if future_id is None else 100)
+        matching = [claimed for claimed in claims if future_id in (None, claimed.id)]
+        assert matching, f"nothing to claim for {node.id}"
+        rest = [claimed for claimed in claims if claimed is not matching[0]]
+        if rest:
+            self.there(finish.relinquish, node, rest)
+        return matching[0]
 
     def result(self, claim: Claim, node: Node, *, kind: str = "inline", size: int = 3) -> Result:
         location = (
@@ -184,7 +184,7 @@ class Stage:
         return self.there(finish.realize, node, self.done(claim, node, kind=kind))
 
     def realize_fast(self, node: Node, *claims: Claim, kind: str = "inline") -> list[bool]:
-        items = [self.done(one, node, kind=kind) for one in claims]
+        items = [self.done(claimed, node, kind=kind) for claimed in claims]
         return self.there(finish.realize_many, node, items, mode="take")
 
     def make(self, node: Node, future_id: bytes, *, kind: str = "inline") -> Realized:

@@ -35,12 +35,12 @@ def test_calls_are_bound_to_the_actors_node_in_the_order_they_were_made(stage: S
     actor = create(stage, home)
     made = [call(stage, actor) for _ in range(5)]
     assert stage.claim(other) == []
-    rows = [stage.row(one) for one in made]
+    rows = [stage.row(future_id) for future_id in made]
     assert all(isinstance(row, Unclaimed) and row.hard and row.assigned == "home" for row in rows)
-    assert [stage.spec_of(one).ordinal for one in made] == [1, 2, 3, 4, 5]
+    assert [stage.spec_of(future_id).ordinal for future_id in made] == [1, 2, 3, 4, 5]
     found = stage.here(actors.calls, actor, 2)
-    assert [(one.ordinal, one.id) for one in found] == list(enumerate(made, start=1))[1:]
-    assert {one.id for one in stage.claim(home)} == set(made)
+    assert [(item.ordinal, item.id) for item in found] == list(enumerate(made, start=1))[1:]
+    assert {claimed.id for claimed in stage.claim(home)} == set(made)
 
 
 @pytest.mark.rule("FUT-47")
@@ -64,7 +64,7 @@ def test_the_node_can_see_that_the_call_it_waits_for_will_not_come(stage: Stage)
     actor = create(stage, home)
     missing = stage.submit()
     first, second = call(stage, actor, missing), call(stage, actor)
-    assert {one.id for one in stage.claim(home, free=Capacity())} >= {second}
+    assert {claimed.id for claimed in stage.claim(home, free=Capacity())} >= {second}
     stage.here(cancel.cancel, first)
     (gone, next_) = stage.here(actors.calls, actor, 1)
     assert isinstance(gone.row, Cancelled)
@@ -83,8 +83,8 @@ def test_when_the_node_dies_every_call_that_has_not_ended_fails_with_a_typed_err
     stage.round("reap futures")
     stage.round("notify dependents")
     assert isinstance(stage.row(done), Realized)
-    for one in (running, waiting, blocked, actor):
-        row = stage.row(one)
+    for future_id in (running, waiting, blocked, actor):
+        row = stage.row(future_id)
         assert isinstance(row, Failed)
         assert row.kind == "actor"
     assert not any(
@@ -98,7 +98,7 @@ def test_an_actor_whose_process_died_on_a_live_node_takes_its_calls_with_it(stag
     actor = create(stage, home)
     running, waiting = call(stage, actor), call(stage, actor)
     behind = stage.submit(waiting)
-    got = stage.claim_one(home, running)
+    claimed = stage.claim_one(home, running)
     assert stage.here(actors.died, actor, DEATH)
     assert not stage.here(actors.died, actor, DEATH)
     stage.drain()
@@ -109,7 +109,7 @@ def test_an_actor_whose_process_died_on_a_live_node_takes_its_calls_with_it(stag
     assert isinstance(row, Failed)
     assert row.kind == "upstream"
     with pytest.raises(BaseException, match="is over"):
-        stage.realize(home, got)
+        stage.realize(home, claimed)
     assert stage.claim(home) == []
 
 
@@ -134,11 +134,11 @@ def test_calls_to_an_actor_that_was_never_born_fail_as_its_calls(stage: Stage) -
     early = call(stage, actor)
     stage.fail(home, stage.claim_one(home, actor), message="no such model")
     late = call(stage, actor)
-    for one in (early, late):
-        row = stage.row(one)
+    for future_id in (early, late):
+        row = stage.row(future_id)
         assert isinstance(row, Failed)
         assert row.kind == "actor"
-        failure = stage.failure(one)
+        failure = stage.failure(future_id)
         assert failure is not None
         assert failure.message == "no such model"
 
@@ -148,18 +148,18 @@ def test_neither_an_actor_nor_its_calls_are_ever_computed_again_by_themselves(st
     home = stage.worker("home")
     actor = create(stage, home)
     assert not stage.spec_of(actor).reconstruct
-    one = call(stage, actor)
-    stage.make(home, one, kind="segment")
-    assert not stage.spec_of(one).reconstruct
+    future_id = call(stage, actor)
+    stage.make(home, future_id, kind="segment")
+    assert not stage.spec_of(future_id).reconstruct
     assert isinstance(stage.lose(actor), Realized)  # an actor is not a result that can be lost
-    lost = stage.lose(one)
+    lost = stage.lose(future_id)
     assert isinstance(lost, Failed)
     assert lost.kind == "lost"
     stage.here(actors.died, actor, DEATH)
     with pytest.raises(UsageError):
         stage.here(requeue.requeue, actor)
     with pytest.raises(UsageError):
-        stage.here(requeue.requeue, one)
+        stage.here(requeue.requeue, future_id)
 
 
 def test_a_creation_that_a_dead_node_had_begun_goes_on_elsewhere(stage: Stage) -> None:
@@ -182,16 +182,16 @@ def test_a_node_that_lost_its_lease_and_came_back_has_lost_its_actors(stage: Sta
     again = stage.worker("home")
     alive = create(stage, again)
     stage.round("reap futures")
-    states = [stage.store.run(lambda tx, one=one: actors.read(tx, stage.keys, one)) for one in (actor, alive)]
-    assert [one.state for one in states if one] == [ActorState.DEAD, ActorState.ALIVE]
+    actor_rows = [stage.here(actors.read, actor_id) for actor_id in (actor, alive)]
+    assert [row.state for row in actor_rows if row] == [ActorState.DEAD, ActorState.ALIVE]
 
 
 def test_the_fast_way_leaves_the_birth_of_an_actor_to_the_slow_one(stage: Stage) -> None:
     home = stage.worker("home")
     actor = create(stage)
-    got = stage.claim_one(home, actor)
-    assert stage.realize_fast(home, got, kind="actor") == [False]
-    stage.realize(home, got, kind="actor")
+    claimed = stage.claim_one(home, actor)
+    assert stage.realize_fast(home, claimed, kind="actor") == [False]
+    stage.realize(home, claimed, kind="actor")
 
 
 def test_a_call_with_a_known_key_takes_no_second_place(stage: Stage) -> None:
@@ -213,8 +213,8 @@ def test_a_failed_call_leaves_the_actor_and_the_calls_behind_it_alone(stage: Sta
 def test_what_is_swept_leaves_no_calls_behind(stage: Stage) -> None:
     home = stage.worker("home")
     actor = create(stage, home)
-    one = call(stage, actor)
-    stage.make(home, one)
+    future_id = call(stage, actor)
+    stage.make(home, future_id)
     stage.clock.advance(2 * 24 * 3600)
     stage.round("sweep futures")
     assert isinstance(stage.row(actor), Realized)  # its home may be gone, but nobody has said so yet

@@ -34,8 +34,8 @@ def test_what_nobody_works_on_is_cancelled_at_once(stage: Stage) -> None:
     row = stage.row(aside)
     new = Unsatisfiable(tally=row.tally, since=1)
     stage.here(edges.move, stage.spec_of(aside), row, FutureEdge.STRAND, new)
-    for one in (free, blocked, aside):
-        assert isinstance(stage.here(cancel.cancel, one), Cancelled)
+    for future_id in (free, blocked, aside):
+        assert isinstance(stage.here(cancel.cancel, future_id), Cancelled)
     assert free not in stage.ready_ids()
 
 
@@ -44,14 +44,14 @@ def test_what_runs_is_marked_its_node_is_told_and_says_when_it_has_ended(stage: 
     worker = stage.worker("w")
     future = stage.submit()
     behind = stage.submit(future)
-    got = stage.claim_one(worker)
+    claimed = stage.claim_one(worker)
     marked = stage.here(cancel.cancel, future)
     assert isinstance(marked, Claimed)
     assert marked.cancel == "cancelled"
-    assert stage.here(inbox.take, "w", mode="take") == [inbox.EndTask(future, got.epoch, "cancelled")]
+    assert stage.here(inbox.take, "w", mode="take") == [inbox.EndTask(future, claimed.epoch, "cancelled")]
     stage.here(cancel.cancel, future)
     assert stage.here(inbox.take, "w", mode="take") == []  # once is enough
-    assert isinstance(stage.there(finish.cancelled, worker, got), Cancelled)
+    assert isinstance(stage.there(finish.cancelled, worker, claimed), Cancelled)
     assert isinstance(stage.row(behind), Failed)
 
 
@@ -60,14 +60,14 @@ def test_what_runs_is_marked_its_node_is_told_and_says_when_it_has_ended(stage: 
 def test_a_marked_claim_never_goes_back_to_the_pool(stage: Stage, end: str) -> None:
     worker = stage.worker("w")
     future = stage.submit(max_retries=5)
-    got = stage.claim_one(worker)
+    claimed = stage.claim_one(worker)
     stage.here(cancel.cancel, future)
     if end == "fail":
-        stage.fail(worker, got)
+        stage.fail(worker, claimed)
     elif end == "relinquish":
-        stage.there(finish.relinquish, worker, [got])
+        stage.there(finish.relinquish, worker, [claimed])
     else:
-        stage.there(finish.block, worker, got, [stage.submit()])
+        stage.there(finish.block, worker, claimed, [stage.submit()])
     assert isinstance(stage.row(future), Cancelled)
 
 
@@ -87,10 +87,10 @@ def test_what_has_ended_stays_as_it_is(stage: Stage) -> None:
 def test_a_stale_command_only_gives_the_claim_back(stage: Stage) -> None:
     worker = stage.worker("w")
     future = stage.submit()
-    got = stage.claim_one(worker)
-    assert isinstance(stage.there(finish.cancelled, worker, got), Unclaimed)
+    claimed = stage.claim_one(worker)
+    assert isinstance(stage.there(finish.cancelled, worker, claimed), Unclaimed)
     with pytest.raises(LeaseLost):
-        stage.there(finish.cancelled, worker, got)
+        stage.there(finish.cancelled, worker, claimed)
     assert isinstance(stage.row(future), Unclaimed)
 
 
@@ -116,11 +116,11 @@ class TestDeadlines:
     def test_what_runs_at_its_deadline_is_ended_and_fails(self, stage: Stage) -> None:
         worker = stage.worker("w")
         future = stage.submit(deadline_at=deadline(stage, 5), max_retries=5)
-        got = stage.claim_one(worker)
+        claimed = stage.claim_one(worker)
         stage.clock.advance(6)
         stage.round("end futures by deadline")
-        assert stage.here(inbox.take, "w", mode="take") == [inbox.EndTask(future, got.epoch, "deadline")]
-        stage.there(finish.cancelled, worker, got, Failure(kind="x", traceback="where it was"))
+        assert stage.here(inbox.take, "w", mode="take") == [inbox.EndTask(future, claimed.epoch, "deadline")]
+        stage.there(finish.cancelled, worker, claimed, Failure(kind="x", traceback="where it was"))
         row = stage.row(future)
         assert isinstance(row, Failed)
         assert row.kind == "deadline"
@@ -142,10 +142,10 @@ class TestDeadlines:
         ids = [stage.submit(deadline_at=deadline(stage, 1 + number / 100)) for number in range(130)]
         stage.clock.advance(10)
         page = stage.here(cancel.deadline_page)
-        assert [one for one, _ in page.moved] == ids[: cancel.PAGE]
+        assert [future_id for future_id, _ in page.moved] == ids[: cancel.PAGE]
         assert page.more
         stage.round("end futures by deadline")
-        assert all(isinstance(stage.row(one), Failed) for one in ids)
+        assert all(isinstance(stage.row(future_id), Failed) for future_id in ids)
         stage.check()
 
     def test_what_is_requeued_after_its_deadline_has_none_any_more(self, stage: Stage) -> None:

@@ -22,11 +22,11 @@ def stage() -> Stage:
 def test_a_claim_names_its_holder_and_the_holder_points_to_it(stage: Stage) -> None:
     worker = stage.worker("w")
     future = stage.submit()
-    (got,) = stage.claim(worker)
+    (claimed,) = stage.claim(worker)
     row = stage.row(future)
     assert isinstance(row, Claimed)
     assert (row.holder, row.node_epoch, row.tally.epoch) == ("w", worker.epoch, 1)
-    assert got.raw == stage.all_rows()[stage.keys.future[future]]
+    assert claimed.raw == stage.all_rows()[stage.keys.future[future]]
     assert stage.keys.own["w", future] in stage.all_rows()
     assert stage.ready_ids() == []
 
@@ -63,8 +63,8 @@ def test_the_oldest_goes_first_within_a_priority_across_classes(stage: Stage) ->
         order.append(stage.submit(needs=needs))
     stage.beat(worker)
     taken = []
-    while got := stage.claim(worker, 3):
-        taken += [one.id for one in got]
+    while claimed := stage.claim(worker, 3):
+        taken += [one.id for one in claimed]
     assert [set(taken[n : n + 3]) for n in range(0, 12, 3)] == [
         set(order[n : n + 3]) for n in range(0, 12, 3)
     ]
@@ -103,13 +103,13 @@ def test_each_resource_alone_can_rule_a_future_out(stage: Stage, needs: Needs, f
     worker = stage.worker("w")
     future = stage.submit(needs=needs)
     assert stage.claim(worker, 10, free) == []
-    assert [one.id for one in stage.claim(worker, 10, BIG)] == [future]
+    assert [claimed.id for claimed in stage.claim(worker, 10, BIG)] == [future]
 
 
 def test_of_a_class_that_is_too_large_its_small_members_are_taken(stage: Stage) -> None:
     worker = stage.worker("w")
     small, large = stage.submit(needs=Needs(cpu=2.1)), stage.submit(needs=Needs(cpu=4.0))
-    assert [one.id for one in stage.claim(worker, 10, Capacity(cpu=3.0))] == [small]
+    assert [claimed.id for claimed in stage.claim(worker, 10, Capacity(cpu=3.0))] == [small]
     assert isinstance(stage.row(large), Unclaimed)
 
 
@@ -137,9 +137,9 @@ def test_a_claim_that_is_given_back_stands_in_the_index_again(stage: Stage) -> N
     worker = stage.worker("w")
     future = stage.submit()
     before = stage.ready_ids()
-    got = stage.claim_one(worker)
+    claimed = stage.claim_one(worker)
     assert stage.ready_ids() == []
-    (row,) = stage.there(finish.relinquish, worker, [got])
+    (row,) = stage.there(finish.relinquish, worker, [claimed])
     assert isinstance(row, Unclaimed)
     assert row.tally.epoch == 2
     assert stage.ready_ids() == before == [future]
@@ -196,16 +196,16 @@ def test_what_is_not_ripe_is_left_alone(stage: Stage) -> None:
     stage.fail(worker, stage.claim_one(worker))
     assert stage.claim(worker) == []
     stage.clock.advance(1)
-    assert [one.id for one in stage.claim(worker)] == [future]
+    assert [claimed.id for claimed in stage.claim(worker)] == [future]
 
 
 def test_particular_futures_can_be_claimed_if_they_are_free_and_fit(stage: Stage) -> None:
     worker, other = stage.worker("w"), stage.worker("other")
     ids = [stage.submit(needs=ONE) for _ in range(4)]
     stage.claim_one(other, ids[0])
-    specs = [stage.spec_of(one) for one in ids]
-    got = stage.there(claim.claim_these, worker, specs, Capacity(cpu=2.0), mode="take")
-    assert [one.id for one in got] == ids[1:3]
+    specs = [stage.spec_of(future_id) for future_id in ids]
+    claimed = stage.there(claim.claim_these, worker, specs, Capacity(cpu=2.0), mode="take")
+    assert [one.id for one in claimed] == ids[1:3]
 
 
 class TestLimits:
@@ -213,15 +213,15 @@ class TestLimits:
 
     @pytest.mark.rule("FUT-57")
     def test_no_more_run_at_once_than_the_queue_allows(self, stage: Stage) -> None:
-        one, two = stage.worker("a"), stage.worker("b")
+        first, second = stage.worker("a"), stage.worker("b")
         stage.here(limits.set_limit, "api", running=3)
         for _ in range(10):
             stage.submit(queue="api")
-        claims = stage.claim(one, 2)
-        assert len(stage.claim(two)) == 1
-        assert stage.claim(two) == []
-        assert all(stage.realize_fast(one, *claims))
-        assert len(stage.claim(two)) == 2
+        claims = stage.claim(first, 2)
+        assert len(stage.claim(second)) == 1
+        assert stage.claim(second) == []
+        assert all(stage.realize_fast(first, *claims))
+        assert len(stage.claim(second)) == 2
         assert len(stage.ready_ids()) == 5
 
     @pytest.mark.rule("FUT-57")
@@ -244,7 +244,7 @@ class TestLimits:
         stage.here(limits.set_limit, "api", running=1)
         other = stage.submit()
         stage.submit(queue="api")
-        got = next(one for one in stage.claim(worker) if one.id != other)
+        got = next(claimed for claimed in stage.claim(worker) if claimed.id != other)
         match end:
             case "realize":
                 stage.realize(worker, got)
@@ -286,12 +286,12 @@ class TestLimits:
         for _ in range(3):
             stage.submit(queue="api")
         free = stage.submit()
-        assert free in {one.id for one in stage.claim(worker)}
+        assert free in {claimed.id for claimed in stage.claim(worker)}
 
 
 def test_a_claim_remembers_the_very_bytes_it_wrote(stage: Stage) -> None:
     worker = stage.worker("w")
     stage.submit()
-    got = stage.claim_one(worker)
-    assert msgspec.msgpack.decode(got.raw)[0] == 2
-    assert got.epoch == 1
+    claimed = stage.claim_one(worker)
+    assert msgspec.msgpack.decode(claimed.raw)[0] == 2
+    assert claimed.epoch == 1

@@ -29,12 +29,12 @@ def stage() -> Stage:
 @pytest.mark.rule("FUT-15")
 def test_the_last_missing_input_unblocks(stage: Stage) -> None:
     worker = stage.worker("w")
-    one, two = stage.submit(), stage.submit()
-    behind = stage.submit(one, two)
-    stage.make(worker, one)
+    first, second = stage.submit(), stage.submit()
+    behind = stage.submit(first, second)
+    stage.make(worker, first)
     assert isinstance(stage.row(behind), Blocked)
     assert behind not in stage.ready_ids()
-    stage.make(worker, two)
+    stage.make(worker, second)
     assert isinstance(stage.row(behind), Unclaimed)
     assert behind in stage.ready_ids()
 
@@ -42,15 +42,15 @@ def test_the_last_missing_input_unblocks(stage: Stage) -> None:
 @pytest.mark.rule("FUT-15")
 def test_a_future_whose_input_is_lost_goes_back_to_blocked(stage: Stage) -> None:
     worker = stage.worker("w")
-    one, two = stage.submit(), stage.submit()
-    waiting, ready = stage.submit(one, two), stage.submit(one)
-    stage.make(worker, one, kind="segment")
+    first, second = stage.submit(), stage.submit()
+    waiting, ready = stage.submit(first, second), stage.submit(first)
+    stage.make(worker, first, kind="segment")
     assert isinstance(stage.row(ready), Unclaimed)
-    stage.lose(one)
+    stage.lose(first)
     assert stage.row(waiting) == Blocked(waits_on=2)
     assert stage.row(ready) == Blocked(waits_on=1)
-    stage.make(worker, one)
-    stage.make(worker, two)
+    stage.make(worker, first)
+    stage.make(worker, second)
     assert isinstance(stage.row(waiting), Unclaimed)
     assert isinstance(stage.row(ready), Unclaimed)
 
@@ -60,10 +60,10 @@ def test_one_that_runs_keeps_its_claim_when_its_input_is_lost(stage: Stage) -> N
     data = stage.submit()
     stage.make(worker, data, kind="segment")
     use = stage.submit(data)
-    got = stage.claim_one(worker, use)
+    claimed = stage.claim_one(worker, use)
     stage.lose(data)
     assert isinstance(stage.row(use), Claimed)
-    stage.realize(worker, got)
+    stage.realize(worker, claimed)
 
 
 @pytest.mark.rule("FUT-46")
@@ -97,8 +97,8 @@ def test_a_requeued_future_brings_back_what_failed_because_of_it(stage: Stage) -
     stage.drain()
     assert isinstance(stage.row(third), Blocked)
     assert isinstance(stage.row(both), Failed)  # its other input is still broken
-    for one in (first, second, third):
-        stage.make(worker, one)
+    for future_id in (first, second, third):
+        stage.make(worker, future_id)
 
 
 def test_the_row_changes_its_mind_while_its_dependents_are_being_told(stage: Stage) -> None:
@@ -118,8 +118,8 @@ def test_the_row_changes_its_mind_while_its_dependents_are_being_told(stage: Sta
     stage.lose(data)
     stage.drain()
     assert {type(stage.row(spec.id)) for spec in behind} == {Blocked}
-    got = stage.claim_one(worker, data)
-    stage.realize_fast(worker, got, kind="segment")
+    claimed = stage.claim_one(worker, data)
+    stage.realize_fast(worker, claimed, kind="segment")
     stage.here(depend.notify_page, data)
     stage.here(cancel.cancel, behind[-1].id)
     stage.drain()
@@ -146,14 +146,14 @@ def test_a_fan_out_of_any_size_is_told_in_bounded_transactions(count: int, end: 
     data = stage.submit()
     for page in submit.pages([stage.spec(inputs=(data,)) for _ in range(count)]):
         stage.here(submit.submit, page)
-    got = stage.claim_one(worker, data)
+    claimed = stage.claim_one(worker, data)
     stage.writes.clear()
     stage.bytes_written.clear()
     if end == "fail":
         failure = Failure(kind="exception", message="x" * 4_000, traceback="t" * 30_000)
-        stage.there(finish.fail, worker, got, failure)
+        stage.there(finish.fail, worker, claimed, failure)
     else:
-        stage.realize(worker, got, kind="segment")
+        stage.realize(worker, claimed, kind="segment")
     if end == "lose":
         stage.drain()
         stage.lose(data)
@@ -164,7 +164,7 @@ def test_a_fan_out_of_any_size_is_told_in_bounded_transactions(count: int, end: 
     assert pages >= count / depend.PAGE / 2
     expected = {"realize": Unclaimed, "fail": Failed, "lose": Blocked}[end]
     stage.check()
-    states = [type(row) for one, row in stage.mirror.futures.items() if one != data]
+    states = [type(row) for future_id, row in stage.mirror.futures.items() if future_id != data]
     assert len(states) == count
     assert set(states) == {expected}
     stage.store.close()
@@ -190,8 +190,8 @@ def test_a_submit_that_saw_the_old_state_is_not_forgotten(stage: Stage) -> None:
     worker = stage.worker("w")
     data = stage.submit()
     stage.submit(data)
-    got = stage.claim_one(worker)
-    done = stage.done(got, worker)
+    claimed = stage.claim_one(worker)
+    done = stage.done(claimed, worker)
     late = stage.spec(inputs=(data,))
     tries = []
 
@@ -240,12 +240,12 @@ def test_a_claim_that_is_given_back_after_its_input_was_lost_waits_for_it(stage:
     data = stage.submit()
     stage.make(other, data, kind="segment")
     use = stage.submit(data, max_retries=3)
-    got = stage.claim_one(worker, use)
+    claimed = stage.claim_one(worker, use)
     stage.lose(data)
     if how == "relinquish":
-        stage.there(finish.relinquish, worker, [got])
+        stage.there(finish.relinquish, worker, [claimed])
     elif how == "retry":
-        stage.fail(worker, got)
+        stage.fail(worker, claimed)
     else:
         stage.kill(worker, alive=[other])
         stage.round("reap futures")
@@ -261,13 +261,13 @@ def test_a_claim_that_is_given_back_after_its_input_failed_for_good_fails(stage:
     data = stage.submit(reconstruct=False)
     stage.make(other, data, kind="segment")
     use = stage.submit(data, max_retries=3)
-    got = stage.claim_one(worker, use)
+    claimed = stage.claim_one(worker, use)
     stage.lose(data)
     assert isinstance(stage.row(use), Claimed)
     if how == "relinquish":
-        stage.there(finish.relinquish, worker, [got])
+        stage.there(finish.relinquish, worker, [claimed])
     elif how == "retry":
-        stage.fail(worker, got)
+        stage.fail(worker, claimed)
     else:
         stage.kill(worker, alive=[other])
         stage.round("reap futures")

@@ -22,11 +22,11 @@ def stage() -> Stage:
 def test_a_realised_future_names_its_latest_result(stage: Stage) -> None:
     worker = stage.worker("w")
     future = stage.submit()
-    got = stage.claim_one(worker)
-    stage.realize(worker, got)
+    claimed = stage.claim_one(worker)
+    stage.realize(worker, claimed)
     row = stage.row(future)
     assert isinstance(row, Realized)
-    assert row.result.version == got.epoch
+    assert row.result.version == claimed.epoch
     assert row.result.head == b"value"
     assert row.result.at == row.at > 0
 
@@ -38,7 +38,7 @@ def test_many_are_realised_in_one_transaction(stage: Stage, kind: str) -> None:
     ids = [stage.submit(owner="client") for _ in range(100)]
     claims = stage.claim(worker)
     assert stage.realize_fast(worker, *claims, kind=kind) == [True] * 100
-    assert all(isinstance(stage.row(one), Realized) for one in ids)
+    assert all(isinstance(stage.row(future_id), Realized) for future_id in ids)
     held = [key for key in stage.all_rows() if key.startswith(stage.keys.hold.prefix)]
     assert len(held) == (0 if kind == "inline" else 100)
 
@@ -50,7 +50,7 @@ def test_the_fast_way_leaves_to_the_slow_one_what_was_rewritten_since_the_claim(
     claims = stage.claim(worker)
     behind = stage.submit(depended)
     stage.here(cancel.cancel, cancelled)
-    answers = dict(zip([one.id for one in claims], stage.realize_fast(worker, *claims), strict=True))
+    answers = dict(zip([claimed.id for claimed in claims], stage.realize_fast(worker, *claims), strict=True))
     assert answers == {depended: False, cancelled: False, plain: True}
     for one in claims:
         if not answers[one.id]:
@@ -74,30 +74,30 @@ class TestFence:
     """FUT-13, FUT-55: whoever lost the claim is refused, whatever it believes."""
 
     @staticmethod
-    def write(stage: Stage, how: str, worker: nodes.Node, got: finish.Claim) -> object:
+    def write(stage: Stage, how: str, worker: nodes.Node, claimed: finish.Claim) -> object:
         match how:
             case "realize_many":
-                return stage.realize_fast(worker, got)
+                return stage.realize_fast(worker, claimed)
             case "realize":
-                return stage.realize(worker, got)
+                return stage.realize(worker, claimed)
             case "fail":
-                return stage.fail(worker, got)
+                return stage.fail(worker, claimed)
             case "block":
-                return stage.there(finish.block, worker, got, [])
+                return stage.there(finish.block, worker, claimed, [])
             case "cancelled":
-                return stage.there(finish.cancelled, worker, got)
-        return stage.there(finish.relinquish, worker, [got])
+                return stage.there(finish.cancelled, worker, claimed)
+        return stage.there(finish.relinquish, worker, [claimed])
 
     @pytest.mark.rule("FUT-13", "FUT-55")
     @pytest.mark.parametrize("how", ["realize_many", "realize", "fail", "block", "cancelled", "relinquish"])
     def test_after_its_lease_expired_a_node_writes_nothing(self, stage: Stage, how: str) -> None:
         worker = stage.worker("w")
         stage.submit()
-        got = stage.claim_one(worker)
+        claimed = stage.claim_one(worker)
         stage.kill(worker)
         before = stage.all_rows()
         with pytest.raises(LeaseLost):
-            self.write(stage, how, worker, got)
+            self.write(stage, how, worker, claimed)
         assert stage.all_rows() == before
 
     @pytest.mark.rule("FUT-13", "FUT-55")
@@ -107,17 +107,17 @@ class TestFence:
     ) -> None:
         worker = stage.worker("w")
         future = stage.submit()
-        got = stage.claim_one(worker)
+        claimed = stage.claim_one(worker)
         stage.kill(worker)
         stage.there(reap.reap_page, "w")
         again = stage.worker("w")
         assert again.epoch == worker.epoch + 1
         before = stage.all_rows()
         if how in ("realize_many", "relinquish"):
-            assert self.write(stage, how, again, got) in ([False], [None])
+            assert self.write(stage, how, again, claimed) in ([False], [None])
         else:
             with pytest.raises(LeaseLost):
-                self.write(stage, how, again, got)
+                self.write(stage, how, again, claimed)
         assert stage.all_rows() == before
         assert isinstance(stage.row(future), Unclaimed)
 
@@ -144,9 +144,9 @@ class TestFence:
         def grown() -> None:
             seen.append(stage.row(future).tally.epoch)
 
-        got = stage.claim_one(worker)
+        claimed = stage.claim_one(worker)
         grown()
-        stage.there(finish.relinquish, worker, [got])
+        stage.there(finish.relinquish, worker, [claimed])
         grown()
         stage.fail(worker, stage.claim_one(worker))
         grown()
@@ -173,7 +173,7 @@ def test_a_commit_whose_answer_is_lost_is_neither_lost_nor_made_twice() -> None:
     ids = [stage.submit() for _ in range(3)]
     trouble.hide_commits = 1
     claims = stage.claim(worker)
-    assert [one.epoch for one in claims] == [1, 1, 1]
+    assert [claimed.epoch for claimed in claims] == [1, 1, 1]
     trouble.hide_commits = 1
     assert stage.realize_fast(worker, *claims[:2]) == [True, True]
     trouble.hide_commits = 1
@@ -201,7 +201,7 @@ class TestBlock:
         stage.kill(holder, alive=[worker])
         stage.lose(data)
         assert isinstance(stage.there(finish.block, worker, got, [data]), Blocked)
-        assert {one.id for one in stage.claim(worker)} == {data}  # the one worker does the upstream work
+        assert {claimed.id for claimed in stage.claim(worker)} == {data}
         assert stage.row(use).tally.exceptions == 0
 
     def test_when_all_is_there_by_now_it_goes_straight_back(self, stage: Stage) -> None:
@@ -218,20 +218,20 @@ class TestBlock:
         data = stage.here(submit.submit, [spec])[0]
         stage.make(worker, data, kind="segment")
         use = stage.submit(data)
-        got = stage.claim_one(worker, use)
+        claimed = stage.claim_one(worker, use)
         stage.lose(data)
-        row = stage.there(finish.block, worker, got, [data])
+        row = stage.there(finish.block, worker, claimed, [data])
         assert isinstance(row, Failed)
         assert row.kind == "upstream"
 
     def test_a_parked_task_runs_again_when_what_it_awaits_has_ended_well_or_badly(self, stage: Stage) -> None:
         worker = stage.worker("w")
         parent = stage.submit()
-        got = stage.claim_one(worker)
+        claimed = stage.claim_one(worker)
         good, bad = stage.submit(parent=parent), stage.submit(parent=parent)
-        parked = stage.there(finish.block, worker, got, [good, bad])
+        parked = stage.there(finish.block, worker, claimed, [good, bad])
         assert parked == Blocked(
-            tally=msgspec.structs.replace(got.row.tally, epoch=2), waits_on=2, extra=(good, bad)
+            tally=msgspec.structs.replace(claimed.row.tally, epoch=2), waits_on=2, extra=(good, bad)
         )
         stage.make(worker, good)
         assert isinstance(stage.row(parent), Blocked)
@@ -253,11 +253,11 @@ class TestBlock:
     def test_parking_gives_the_claim_up(self, stage: Stage) -> None:
         worker = stage.worker("w")
         parent = stage.submit()
-        got = stage.claim_one(worker)
+        claimed = stage.claim_one(worker)
         child = stage.submit()
-        stage.there(finish.block, worker, got, [child])
+        stage.there(finish.block, worker, claimed, [child])
         with pytest.raises(LeaseLost):
-            stage.realize(worker, got)
+            stage.realize(worker, claimed)
         assert not isinstance(stage.row(parent), Claimed)
 
 
@@ -274,12 +274,13 @@ def test_giving_back_counts_as_no_attempt(stage: Stage) -> None:
 def test_a_claim_ends_without_a_result_in_the_ways_that_are_written_down_and_no_other(stage: Stage) -> None:
     worker = stage.worker("w", address="here:1")
     futures = [stage.submit() for _ in range(3)]
-    drained, restarted, reaped = (stage.claim_one(worker, one) for one in futures)
+    drained, restarted, reaped = (stage.claim_one(worker, future_id) for future_id in futures)
     stage.there(finish.relinquish, worker, [drained])
     successor = stage.worker("w2", address="here:1")
-    assert {one for one, _ in stage.there(reap.reclaim, successor).moved} == {restarted.id, reaped.id}
+    released = stage.there(reap.reclaim, successor).moved
+    assert {future_id for future_id, _ in released} == {restarted.id, reaped.id}
     again = stage.claim_one(successor, reaped.id)
     stage.kill(successor)
     page, _ = stage.there(reap.reap_page, "w2")
-    assert [one for one, _ in page.moved] == [again.id]
-    assert all(isinstance(stage.row(one), Unclaimed) for one in futures)
+    assert [future_id for future_id, _ in page.moved] == [again.id]
+    assert all(isinstance(stage.row(future_id), Unclaimed) for future_id in futures)

@@ -89,7 +89,7 @@ def test_what_is_wrong_is_found(name: str) -> None:
     assert scene.store.run(lambda tx: scan_invariants(tx, scene.keys)) == []
     scene.store.run(plant(scene))
     found = scene.store.run(lambda tx: scan_invariants(tx, scene.keys))
-    assert any(word in one for one in found), found
+    assert any(word in future_id for future_id in found), found
 
 
 @pytest.mark.parametrize(
@@ -127,4 +127,4 @@ def test_a_step_that_no_edge_makes_is_found(old: AnyRow, new: AnyRow, word: str)
     assert mirror.steps == []
     mirror.apply([(key, rows.encode(new))])
     found = judge(mirror, [])
-    assert any(word in one for one in found), found
+    assert any(word in future_id for future_id in found), found

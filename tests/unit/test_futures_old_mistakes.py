@@ -22,9 +22,9 @@ def test_a_claim_does_not_set_the_count_of_attempts_back(stage: Stage) -> None:
     future = stage.submit(max_retries=2)
     counts = []
     for _ in range(3):
-        got = stage.claim_one(worker)
-        counts.append(got.row.tally.exceptions)
-        stage.fail(worker, got)
+        claimed = stage.claim_one(worker)
+        counts.append(claimed.row.tally.exceptions)
+        stage.fail(worker, claimed)
         stage.clock.advance(3)
         worker = stage.beat(worker)
     assert counts == [0, 1, 2]
@@ -168,8 +168,8 @@ def test_a_claim_reads_what_it_takes_and_not_all_there_is(stage: Stage) -> None:
             return found
 
         tx.range = counted  # type: ignore[method-assign,assignment]
-        got = claims.claim(tx, stage.keys, stage.cluster, worker, lanes, Capacity(), 5)
-        return [one.id for one in got]
+        claimed = claims.claim(tx, stage.keys, stage.cluster, worker, lanes, Capacity(), 5)
+        return [one.id for one in claimed]
 
     assert stage.run(claim, mode="take") == order[:5]
     assert sum(read) <= 20

@@ -37,8 +37,8 @@ def test_the_leader_reaps_what_a_dead_node_had_claimed_though_nobody_awaits_it(s
     assert isinstance(stage.row(lost[0]), Claimed)
     stage.kill(dead, alive=[alive])
     stage.round("reap futures")
-    assert all(isinstance(stage.row(one), Unclaimed) for one in lost)
-    assert {stage.row(one).tally.reaps for one in lost} == {1}
+    assert all(isinstance(stage.row(future_id), Unclaimed) for future_id in lost)
+    assert {stage.row(future_id).tally.reaps for future_id in lost} == {1}
     assert isinstance(stage.row(kept), Claimed)
     reaped = [event for event in stage.events if isinstance(event, FuturesReaped)]
     assert [(event.node, sorted(event.ids)) for event in reaped] == [
@@ -79,7 +79,7 @@ def test_a_large_estate_is_reaped_in_pages(stage: Stage) -> None:
     stage.kill(worker)
     stage.writes.clear()
     stage.round("reap futures")
-    assert all(isinstance(stage.row(one), Unclaimed) for one in ids)
+    assert all(isinstance(stage.row(future_id), Unclaimed) for future_id in ids)
     stage.check()
 
 
@@ -113,9 +113,9 @@ def test_a_restarted_worker_gives_back_what_its_address_still_holds_before_any_l
         pages += 1
     assert pages == 3
     stage.check()
-    tallies = [stage.row(one).tally for one in ids]
+    tallies = [stage.row(future_id).tally for future_id in ids]
     assert {(tally.reaps, tally.exceptions) for tally in tallies} == {(0, 0)}
-    assert sum(isinstance(stage.row(one), Unclaimed) for one in ids) == 110
+    assert sum(isinstance(stage.row(future_id), Unclaimed) for future_id in ids) == 110
     assert all(isinstance(stage.row(one.id), Claimed) for one in kept)
     listed = stage.store.run(lambda tx: nodes.read_all(tx, stage.cluster))
     assert {node.id for node in listed} == {"boot-2", "other"}
@@ -138,7 +138,7 @@ class TestAssignments:
         stage.kill(alive=[other])
         stage.round("reap futures")
         assert future in stage.ready_ids()
-        assert [one.id for one in stage.claim(other)] == [future]
+        assert [claimed.id for claimed in stage.claim(other)] == [future]
 
     @pytest.mark.rule("FUT-60")
     def test_hard_assignments_of_a_dead_node_fail_with_a_typed_error(self, stage: Stage) -> None:
@@ -171,7 +171,7 @@ class TestAssignments:
         stage.clock.advance(6)
         stage.round("reap futures", busy_s=5.0)
         assert stage.ready_ids() == [future]
-        assert [one.id for one in stage.claim(other)] == [future]
+        assert [claimed.id for claimed in stage.claim(other)] == [future]
         assert worker.id == "w"
         assert [event.why for event in stage.events if isinstance(event, AssignmentsRerouted)] == ["busy"]
 
@@ -183,7 +183,7 @@ class TestAssignments:
             stage.clock.advance(10)
             worker = stage.beat(worker)
             stage.round("reap futures", busy_s=5.0)
-        assert [one.id for one in stage.claim(worker)] == [future]
+        assert [claimed.id for claimed in stage.claim(worker)] == [future]
 
     def test_a_leaving_node_keeps_no_soft_assignments(self, stage: Stage) -> None:
         future = self.near(stage)
@@ -243,9 +243,9 @@ class TestWithoutALeader:
     def test_a_client_never_touches_the_claim_of_a_live_node(self, stage: Stage) -> None:
         worker = stage.worker("w")
         future = stage.submit()
-        got = stage.claim_one(worker)
+        claimed = stage.claim_one(worker)
         assert isinstance(stage.reap_one(future), Claimed)
-        stage.realize(worker, got)
+        stage.realize(worker, claimed)
 
     def test_a_client_reaches_what_its_future_waits_for(self, stage: Stage) -> None:
         worker, other = stage.worker("w"), stage.worker("other")
@@ -323,8 +323,8 @@ def test_claims_that_must_hang_on_hundreds_of_inputs_again_are_reaped_in_transac
     stage.scan = False
     worker, other = stage.worker("w"), stage.worker("other")
     data = [stage.submit() for _ in range(submit.MOST_INPUTS)]
-    while got := stage.claim(other):
-        stage.realize_fast(other, *got, kind="segment")
+    while claimed := stage.claim(other):
+        stage.realize_fast(other, *claimed, kind="segment")
     wide = [stage.submit(*data) for _ in range(6)]
     stage.claim(worker)
     for one in data:
@@ -332,6 +332,6 @@ def test_claims_that_must_hang_on_hundreds_of_inputs_again_are_reaped_in_transac
     stage.kill(worker, alive=[other])
     stage.writes.clear()
     stage.round("reap futures")
-    assert all(isinstance(stage.row(one), Blocked) for one in wide)
+    assert all(isinstance(stage.row(future_id), Blocked) for future_id in wide)
     assert max(stage.writes) < LIMITS.transaction_writes
     stage.check()

@@ -91,12 +91,12 @@ class TestLoss:
 
     @pytest.mark.rule("FUT-45", "FUT-28")
     def test_with_another_copy_the_loss_of_one_changes_only_where_it_is(self, stage: Stage) -> None:
-        one, two = stage.worker("one"), stage.worker("two")
+        first, second = stage.worker("one"), stage.worker("two")
         future = stage.submit()
-        stage.make(one, future, kind="segment")
-        copy = copied(stage, two, future)
-        assert stage.there(results.add_copy, two, future, copy)
-        stage.kill(one, alive=[two])
+        stage.make(first, future, kind="segment")
+        copy = copied(stage, second, future)
+        assert stage.there(results.add_copy, second, future, copy)
+        stage.kill(first, alive=[second])
         row = stage.there(results.lose, future, copy.version)
         assert isinstance(row, Realized)
         assert row.result.location.node == "two"
@@ -123,8 +123,8 @@ class TestLoss:
         worker = stage.worker("w")
         first = stage.submit()
         second = stage.submit(first)
-        for one in (first, second):
-            stage.make(worker, one, kind="segment")
+        for future_id in (first, second):
+            stage.make(worker, future_id, kind="segment")
         stage.lose(first)
         assert isinstance(stage.lose(second), Blocked)
         stage.make(worker, first)
@@ -162,10 +162,10 @@ class TestCopies:
 
     @pytest.mark.rule("FUT-28", "FUT-31")
     def test_each_copy_has_its_node_time_size_and_place(self, stage: Stage) -> None:
-        one, two = stage.worker("one"), stage.worker("two")
+        first, second = stage.worker("one"), stage.worker("two")
         future = stage.submit()
-        stage.make(one, future, kind="segment")
-        assert stage.there(results.add_copy, two, future, copied(stage, two, future, "seg-two"))
+        stage.make(first, future, kind="segment")
+        assert stage.there(results.add_copy, second, future, copied(stage, second, future, "seg-two"))
         found = stage.store.run(lambda tx: results.copies(tx, stage.keys, future))
         assert [(copy.location.node, copy.location.name) for copy in found] == [
             ("one", "seg-1"),
@@ -176,35 +176,35 @@ class TestCopies:
 
     @pytest.mark.rule("FUT-31")
     def test_ownership_goes_to_another_node_and_the_old_one_is_told_to_delete(self, stage: Stage) -> None:
-        one, two = stage.worker("one"), stage.worker("two")
+        first, second = stage.worker("one"), stage.worker("two")
         future = stage.submit()
-        stage.make(one, future, kind="segment")
-        assert stage.there(results.transfer, two, future, copied(stage, two, future))
+        stage.make(first, future, kind="segment")
+        assert stage.there(results.transfer, second, future, copied(stage, second, future))
         assert realized(stage, future).result.location.node == "two"
         assert realized(stage, future).result.size == 3
         assert commands(stage, "one") == [inbox.FreeSegment(future, "seg-1")]
-        stage.kill(one, alive=[two])
+        stage.kill(first, alive=[second])
         version = realized(stage, future).result.version
         assert isinstance(stage.there(results.lose, future, version), Realized)
 
     def test_a_copy_of_an_old_version_is_refused(self, stage: Stage) -> None:
-        one, two = stage.worker("one"), stage.worker("two")
+        first, second = stage.worker("one"), stage.worker("two")
         future = stage.submit()
-        stage.make(one, future, kind="segment")
-        old = copied(stage, two, future)
+        stage.make(first, future, kind="segment")
+        old = copied(stage, second, future)
         stage.lose(future)
-        assert not stage.there(results.add_copy, two, future, old)
-        stage.make(one, future, kind="segment")
-        assert not stage.there(results.transfer, two, future, old)
+        assert not stage.there(results.add_copy, second, future, old)
+        stage.make(first, future, kind="segment")
+        assert not stage.there(results.transfer, second, future, old)
 
     def test_a_node_whose_lease_is_over_records_no_copy(self, stage: Stage) -> None:
-        one, two = stage.worker("one"), stage.worker("two")
+        first, second = stage.worker("one"), stage.worker("two")
         future = stage.submit()
-        stage.make(one, future, kind="segment")
-        copy = copied(stage, two, future)
-        stage.kill(two, alive=[one])
+        stage.make(first, future, kind="segment")
+        copy = copied(stage, second, future)
+        stage.kill(second, alive=[first])
         with pytest.raises(LeaseLost):
-            stage.there(results.add_copy, two, future, copy)
+            stage.there(results.add_copy, second, future, copy)
 
     @pytest.mark.rule("FUT-32")
     def test_the_results_of_one_or_of_many_can_be_deleted_and_are_computed_again_when_asked_for(
@@ -212,12 +212,12 @@ class TestCopies:
     ) -> None:
         worker = stage.worker("w")
         ids = [stage.submit(owner="client") for _ in range(4)]
-        got = {one.id: one for one in stage.claim(worker)}
+        got = {claimed.id: claimed for claimed in stage.claim(worker)}
         for kind, one in zip(("inline", "segment", "object"), ids, strict=False):
             stage.realize(worker, got[one], kind=kind)
         assert stage.here(results.delete_results, ids) == 3
         assert stage.here(results.delete_results, ids[:1]) == 0
-        assert [realized(stage, one).result.location.kind for one in ids[:3]] == ["freed"] * 3
+        assert [realized(stage, future_id).result.location.kind for future_id in ids[:3]] == ["freed"] * 3
         assert commands(stage, "w") == [inbox.FreeSegment(ids[1], "seg-1")]
         garbage = stage.store.run(lambda tx: tx.range(*stage.keys.garbage.all()))
         assert [stage.keys.garbage.unpack(row.key) for row in garbage] == [(f"obj-{ids[2].hex()}-1",)]
@@ -264,8 +264,8 @@ class TestKeeping:
             stage.here(submit.submit, page)
         stage.make(worker, future, kind="segment")
         stage.drain()
-        while got := stage.claim(worker):
-            stage.realize_fast(worker, *got)
+        while claimed := stage.claim(worker):
+            stage.realize_fast(worker, *claimed)
         stage.here(results.release, "client", [future])
         for _ in range(6):
             stage.round("release results")
@@ -316,10 +316,10 @@ class TestKeeping:
     def test_a_future_that_is_released_before_it_ended_is_freed_when_it_has(self, stage: Stage) -> None:
         worker = stage.worker("w")
         future = stage.submit(owner="client")
-        got = stage.claim_one(worker)
+        claimed = stage.claim_one(worker)
         stage.here(results.release, "client", [future])
         assert isinstance(stage.row(future), Claimed)
-        assert stage.realize_fast(worker, got, kind="segment") == [False]
-        stage.realize(worker, got, kind="segment")
+        assert stage.realize_fast(worker, claimed, kind="segment") == [False]
+        stage.realize(worker, claimed, kind="segment")
         stage.round("release results")
         assert self.kind(stage, future) == "freed"

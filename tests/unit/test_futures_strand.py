@@ -54,7 +54,7 @@ def test_needs_that_just_fit_stay(stage: Stage) -> None:
     stage.worker("small", SMALL)
     futures = [stage.submit(needs=Needs(cpu=3.0)), stage.submit(needs=Needs(ram=2**30)), stage.submit()]
     round_(stage)
-    assert all(isinstance(stage.row(one), Unclaimed) for one in futures)
+    assert all(isinstance(stage.row(future_id), Unclaimed) for future_id in futures)
 
 
 @pytest.mark.rule("FUT-27")
@@ -126,10 +126,10 @@ def test_many_are_set_aside_and_brought_back_in_pages(stage: Stage) -> None:
     stage.worker("small", SMALL)
     futures = [stage.submit(needs=Needs(cpu=16.0)) for _ in range(250)]
     round_(stage)
-    assert all(isinstance(stage.row(one), Unsatisfiable) for one in futures)
+    assert all(isinstance(stage.row(future_id), Unsatisfiable) for future_id in futures)
     stage.check()
     stage.worker("big")
     round_(stage)
-    assert all(isinstance(stage.row(one), Unclaimed) for one in futures)
+    assert all(isinstance(stage.row(future_id), Unclaimed) for future_id in futures)
     stage.check()
     assert TTL_S > 0

@@ -28,9 +28,9 @@ def test_a_future_without_missing_inputs_is_unclaimed(stage: Stage) -> None:
 @pytest.mark.rule("FUT-1")
 def test_a_future_waits_for_each_input_once(stage: Stage) -> None:
     worker = stage.worker("w")
-    there, one, two = stage.submit(), stage.submit(), stage.submit()
+    there, first, second = stage.submit(), stage.submit(), stage.submit()
     stage.make(worker, there)
-    waiting = stage.submit(one, two, there, one, two)
+    waiting = stage.submit(first, second, there, first, second)
     assert stage.row(waiting) == Blocked(waits_on=2)
 
 
@@ -109,7 +109,7 @@ def test_what_wants_to_be_near_a_result_is_assigned_to_its_node_and_not_in_the_p
     assert (row.assigned, row.hard) == ("w", False)
     assert near not in stage.ready_ids()
     assert stage.claim(other) == []
-    assert [one.id for one in stage.claim(worker)] == [near]
+    assert [claimed.id for claimed in stage.claim(worker)] == [near]
 
 
 def test_what_wants_to_be_near_a_result_in_the_row_goes_to_the_pool(stage: Stage) -> None:
@@ -189,4 +189,4 @@ def test_a_cancelled_input_fails_its_dependents(stage: Stage) -> None:
 def test_ids_sort_by_the_time_of_their_submission(stage: Stage) -> None:
     ids = [new_id(ms, stage.chance) for ms in (1, 2, 1000, 1_700_000_000_000)]
     assert ids == sorted(ids)
-    assert {len(one) for one in ids} == {16}
+    assert {len(future_id) for future_id in ids} == {16}

@@ -90,8 +90,8 @@ def test_a_live_clients_handle_keeps_its_futures_and_no_longer(stage: Stage) -> 
     worker = stage.worker("w")
     client = stage.worker("client", kind="client", ttl_s=10 * DAY_S)
     future, released = stage.submit(owner="client"), stage.submit(owner="client")
-    for one in (future, released):
-        stage.make(worker, one)
+    for future_id in (future, released):
+        stage.make(worker, future_id)
     stage.here(results.release, "client", [released])
     days_later(stage, 3)
     assert exists(stage, future)
@@ -127,8 +127,8 @@ class TestLineage:
         first = stage.submit()
         second = stage.submit(first)
         third = stage.submit(second, owner="client")
-        for one, how in ((first, "inline"), (second, kind), (third, "segment")):
-            stage.make(worker, one, kind=how)
+        for future_id, how in ((first, "inline"), (second, kind), (third, "segment")):
+            stage.make(worker, future_id, kind=how)
         days_later(stage, 3)
         assert exists(stage, third)
         assert exists(stage, second)
@@ -150,8 +150,8 @@ class TestLineage:
         stage.worker("client", kind="client", ttl_s=100 * DAY_S)
         first = stage.submit()
         second = stage.submit(first, owner="client")
-        for one in (first, second):
-            stage.make(worker, one, kind="segment")
+        for future_id in (first, second):
+            stage.make(worker, future_id, kind="segment")
         days_later(stage, 3)
         worker = stage.worker("w2")
         stage.lose(first)
@@ -170,8 +170,8 @@ def test_a_future_with_very_many_dependents_is_swept_in_short_transactions(stage
         stage.here(submit.submit, page)
     stage.make(worker, data)
     stage.drain()
-    while got := stage.claim(worker):
-        stage.realize_fast(worker, *got)
+    while claimed := stage.claim(worker):
+        stage.realize_fast(worker, *claimed)
     stage.clock.advance(2 * DAY_S)
     for _ in range(12):
         stage.round("sweep futures")

@@ -234,7 +234,7 @@ class Client:
             raw = b""
         if len(raw) != 16:
             raise UsageError(f"invalid future id: {future_id!r:.80}", hint="an id has 32 hexadecimal digits")
-        self.handles.count([raw], ours=False)
+        self.handles.count([raw], own=False)
         return Future(self, raw)
 
     # --- waiting
@@ -344,15 +344,17 @@ class Client:
         else:
             self._link.store.run(lambda tx: limits.clear_limit(tx, keys, name))
 
-    def pin(self, *futures: Any, who: str = "user") -> None:
+    def pin(self, *futures: Any, owner: str = "user") -> None:
         """Keep results until `unpin`, even if no handle is left (FUT-34)."""
         for future in as_list(futures):
-            self._link.store.run(partial(results.pin, keys=self._link.keys, future_id=future.id, who=who))
+            self._link.store.run(partial(results.pin, keys=self._link.keys, future_id=future.id, owner=owner))
 
-    def unpin(self, *futures: Any, who: str = "user") -> None:
+    def unpin(self, *futures: Any, owner: str = "user") -> None:
         """Remove a pin."""
         for future in as_list(futures):
-            self._link.store.run(partial(results.unpin, keys=self._link.keys, future_id=future.id, who=who))
+            self._link.store.run(
+                partial(results.unpin, keys=self._link.keys, future_id=future.id, owner=owner)
+            )
 
     def clone(self, future: Future[T], node: str) -> Future[Any]:
         """Copy a result to another worker (FUT-31). Return the future that makes the copy."""

@@ -58,13 +58,13 @@ class HandleCounts:
     def __len__(self) -> int:
         return len(self._counts)
 
-    def count(self, ids: Iterable[bytes], *, ours: bool) -> None:
+    def count(self, ids: Iterable[bytes], *, own: bool) -> None:
         """Add one handle of each future. The next tick holds those that other clients submitted."""
         with self._lock:
             counts = self._counts
             for future_id in ids:
                 counts[future_id] = counts.get(future_id, 0) + 1
-                if not ours and future_id not in self._held:
+                if not own and future_id not in self._held:
                     self._arrived[future_id] = None
 
     def drop(self, future_id: bytes) -> None:

@@ -362,6 +362,6 @@ class CallSubmitter:
         """Return handles of futures. An id that differs from its new id belongs to an earlier submission."""
         earlier = {old for old, new in zip(ids, new_ids, strict=True) if old != new} if new_ids else set()
         handles = self._link.handles
-        handles.count([future_id for future_id in ids if future_id not in earlier], ours=True)
-        handles.count([future_id for future_id in ids if future_id in earlier], ours=False)
+        handles.count([future_id for future_id in ids if future_id not in earlier], own=True)
+        handles.count([future_id for future_id in ids if future_id in earlier], own=False)
         return [self._future(future_id) for future_id in ids]

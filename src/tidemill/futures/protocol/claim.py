@@ -121,8 +121,8 @@ def claim_these(
 def _read_unlocked(tx: Tx, keys: FutureKeys, future_id: bytes) -> AnyRow | None:
     """Read a row without a lock. Nodes compete for the index row, which is taken first, as in `claim`."""
     key = keys.future[future_id]
-    found = tx.range(key, key + b"\x00", snapshot=True)
-    return rows.decode_row(found[0].value) if found else None
+    single = tx.range(key, key + b"\x00", snapshot=True)
+    return rows.decode_row(single[0].value) if single else None
 
 
 def _take_assigned(tx: Tx, keys: FutureKeys, node: Node, free: Capacity, limit: int) -> list[Row]:

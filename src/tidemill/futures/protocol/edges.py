@@ -61,8 +61,8 @@ def read_spec(tx: Tx, keys: FutureKeys, future_id: bytes) -> Spec | None:
 def read_specs(tx: Tx, keys: FutureKeys, ids: list[bytes]) -> dict[bytes, Spec]:
     """Read the specs of several futures. Return them by id."""
     raws = tx.get_many([keys.spec[future_id] for future_id in ids], lock=tx.mode == "take") if ids else []
-    found = zip(ids, raws, strict=True)
-    return {future_id: rows.decode_spec(raw) for future_id, raw in found if raw is not None}
+    pairs = zip(ids, raws, strict=True)
+    return {future_id: rows.decode_spec(raw) for future_id, raw in pairs if raw is not None}
 
 
 def must_read_spec(tx: Tx, keys: FutureKeys, future_id: bytes) -> Spec:

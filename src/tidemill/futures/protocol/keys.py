@@ -16,7 +16,7 @@
     (C, "deadline", at, id)                        futures with a deadline
     (C, "stranded", id)                            futures that no live node can run
     (C, "hold", client, id)                        results outside the row that a client's handle keeps
-    (C, "pin", id, who)                            pinned results
+    (C, "pin", id, owner)                          pinned results
     (C, "inbox", node)                             commands for a node, in order
     (C, "garbage", object)                         unreferenced objects: results and arguments
     (C, "loose", id)                               released results that wait for their dependents to end
@@ -78,9 +78,9 @@ def new_id(wall_ms: int, chance: random.Random) -> bytes:
     return wall_ms.to_bytes(6, "big") + chance.getrandbits(80).to_bytes(10, "big")
 
 
-def ids_in(space: Space, found: Iterable[Row], part: int = 0) -> list[bytes]:
+def ids_in(space: Space, index_rows: Iterable[Row], part: int = 0) -> list[bytes]:
     """Return the future ids in the keys of rows, at this position of the key."""
-    return [value for row in found if isinstance(value := space.unpack(row.key)[part], bytes)]
+    return [value for row in index_rows if isinstance(value := space.unpack(row.key)[part], bytes)]
 
 
 def args_object(future_id: bytes, digest: bytes) -> str:

@@ -189,14 +189,14 @@ def _delete_copy(tx: Tx, keys: FutureKeys, future_id: bytes, copy: Result) -> No
 # --- pins and handles
 
 
-def pin(tx: Tx, keys: FutureKeys, future_id: bytes, who: str) -> None:
+def pin(tx: Tx, keys: FutureKeys, future_id: bytes, owner: str) -> None:
     """Keep a future and its result until `unpin`."""
-    tx.set(keys.pin[future_id, who], b"")
+    tx.set(keys.pin[future_id, owner], b"")
 
 
-def unpin(tx: Tx, keys: FutureKeys, future_id: bytes, who: str) -> None:
+def unpin(tx: Tx, keys: FutureKeys, future_id: bytes, owner: str) -> None:
     """Remove one pin."""
-    tx.clear(keys.pin[future_id, who])
+    tx.clear(keys.pin[future_id, owner])
 
 
 def hold(tx: Tx, keys: FutureKeys, client: str, ids: Sequence[bytes]) -> None:
