@@ -16,6 +16,7 @@ import msgspec
 
 import tidemill as tm
 from tests.formats import history, pipeline, reading
+from tests.leases import LongLeaseClock
 from tidemill.clock import SYSTEM, Clock
 from tidemill.events import Event
 from tidemill.futures.home import CLUSTER
@@ -24,7 +25,6 @@ from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.store import Tx
 from tidemill.store.sqlite import SqliteStore
 from tidemill.store.sqlite.location import MachineId
-from tidemill.testing.fake_clock import ShiftedClock
 from tidemill.views.steps.events import StepCommitted, StepTimed
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ Recorded = dict[str, Any]
 def clock_of(step: int) -> Clock:
     """A clock at the time of a step: a day later than the step before, and two hours of store time."""
     begin = history.BEGIN.timestamp() + step * history.DAY_S
-    return ShiftedClock(SYSTEM, wall_s=begin - SYSTEM.wall(), monotonic_s=7200.0 * step)
+    return LongLeaseClock(SYSTEM, wall_s=begin - SYSTEM.wall(), monotonic_s=7200.0 * step)
 
 
 def opened(root: Path, spark: "SparkSession | None", step: int, **options: Any) -> tm.Pipeline:
