@@ -94,7 +94,7 @@ def test_what_is_quarantined_is_requeued_by_command(client: Client, told: Told, 
     fine.result(STUCK_S)
     assert "only failed and quarantined futures" in told.text("futures", "requeue", fine.id.hex())
     assert told.code == 1
-    assert "name ids, or use --quarantined" in told.text("futures", "requeue")
+    assert "pass at least one future id, or --quarantined" in told.text("futures", "requeue")
     assert told.code == 2
 
 

@@ -125,7 +125,7 @@ def test_retry_revives_dead_triggers(scene: Scene) -> None:
     assert scene.code == 1
     assert scene.states("--name", "backs off") == {"backs off": "due"}
     assert scene.result("retry", "nobody")["error"]["code"] == "subscription-unknown"
-    assert "name triggers, or use --dead" in scene.text("retry")
+    assert "pass at least one trigger name, or --dead" in scene.text("retry")
 
 
 @pytest.mark.rule("LOT-38")

@@ -422,14 +422,14 @@ def test_the_command_line_plans_requests_and_pauses(scene: Scene, capsys: pytest
     assert (code, result["dry_run"], result["counts"]["remake"], result["batch"]) == (0, True, 2, "")
     assert stage.run(arc_requests.pending, stage.keys) == []
     assert main(["replay", "summed", appended[0], "--parallel", "1", "-f", file]) == 0
-    assert "runners will make 1 lot, 1 in parallel" in capsys.readouterr().out
+    assert "runners will produce 1 lot, 1 in parallel" in capsys.readouterr().out
     assert scene.catch_up() == [("sum", appended[0], LotEnd.COMPLETE.value)]
     assert main(["replay", "summed", "-f", file]) == 2
     capsys.readouterr()
     code, result = run(capsys, "backfill", "summed", "--from", "A00000000000000009", "-f", file)
     assert (code, result["error"]["code"]) == (1, "no-lots")
     assert main(["backfill", "summed", "-f", file]) == 0
-    assert "nothing to make" in capsys.readouterr().out
+    assert "nothing to produce" in capsys.readouterr().out
     assert run(capsys, "pause", "clean", "-f", file) == (0, {"paused": ["clean"]})
     stage.append([9])
     assert scene.catch_up() == []

@@ -20,16 +20,17 @@ from tidemill.spark.lot_writer import TARGET_BYTES
     type=click.IntRange(1, 10_000),
     default=TARGET_BYTES // 2**20,
     show_default=True,
-    help="The size of the merged files.",
+    help="The target size of the merged files.",
 )
 @json_option
 def compact_command(
     output: CommandOutput, table: str, lots: tuple[str, ...], file: str | None, target_mb: int
 ) -> None:
-    """Merge the small files of LOTS of a TABLE, or of all its lots.
+    """Merge small files of a table into larger ones.
 
-    Rows, lots and generations stay the same, and nothing downstream runs. The old files stay for a day, for
-    readers that have already started.
+    The command merges files within each of the given LOTS, or within each lot of TABLE. Rows, lots and
+    generations stay the same, and nothing downstream runs. Tidemill keeps the old files for a day, for
+    queries that have already started.
     """
 
     def report(lot: str, result: Compacted | None) -> None:

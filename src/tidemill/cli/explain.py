@@ -16,11 +16,16 @@ from tidemill.pipeline.tables import View
 @click.argument("view")
 @pipeline_option
 @click.option(
-    "--draw", type=click.Path(dir_okay=False, path_type=Path), help="Write the circuit as an SVG file."
+    "--draw",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write a drawing of the circuit to this SVG file.",
 )
 @json_option
 def explain_command(output: CommandOutput, view: str, file: str | None, draw: Path | None) -> None:
-    """Show how a view is computed: its operators, the rung of each, and why."""
+    """Show how a view is computed and kept up to date.
+
+    The output lists the operators of the view, the rung of each (linear, native, keyed or full), and why.
+    """
     with find(file) as pipeline:
         table = pipeline[view]
         if not isinstance(table, View):

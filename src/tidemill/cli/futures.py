@@ -30,14 +30,17 @@ ID_DIGITS = 20  # of 32, in lists: enough to distinguish ids, and `show` accepts
     "--state", "states", multiple=True, type=click.Choice(STATES), help="Only futures in this state."
 )
 @click.option(
-    "--name", default="", metavar="TEXT", help="Only functions whose name contains TEXT (* is a wildcard)."
+    "--name",
+    default="",
+    metavar="TEXT",
+    help="Only futures whose function name contains TEXT (* is a wildcard).",
 )
 @click.option(
     "--limit",
     default=50,
     show_default=True,
     type=click.IntRange(1, 100_000),
-    help="How many to list at most.",
+    help="Maximum number of futures to list.",
 )
 @json_option
 @click.pass_context
@@ -70,7 +73,7 @@ def futures_command(
 def show_command(
     output: CommandOutput, future_id: str, home: str | None, store: str | None, cluster: str
 ) -> None:
-    """Show one future: its function, counts, last error and inputs."""
+    """Show one future, its last error and its inputs."""
     with _where(home, store, cluster).open() as opened:
         keys = FutureKeys(cluster)
         id_ = queries.find_id(opened, keys, future_id)
@@ -94,9 +97,12 @@ def requeue_command(
     store: str | None,
     cluster: str,
 ) -> int:
-    """Run failed or quarantined futures again; their counts start at 0."""
+    """Run failed or quarantined futures again.
+
+    Their retry and crash counts are reset.
+    """
     if bool(future_ids) == quarantined:
-        raise click.UsageError("name ids, or use --quarantined")
+        raise click.UsageError("pass at least one future id, or --quarantined")
     keys = FutureKeys(cluster)
     with _where(home, store, cluster).open() as opened:
         if quarantined:
@@ -129,7 +135,7 @@ def requeue_command(
 def cancel_command(
     output: CommandOutput, future_id: str, home: str | None, store: str | None, cluster: str
 ) -> None:
-    """Cancel a future. A running task gets a signal, and is killed after a grace period."""
+    """Cancel a future. A running task is asked to stop, and killed after a grace period."""
     keys = FutureKeys(cluster)
     with _where(home, store, cluster).open() as opened:
         id_ = queries.find_id(opened, keys, future_id)

@@ -42,7 +42,7 @@ class GapRange(msgspec.Struct, frozen=True):
     default=1000,
     show_default=True,
     type=click.IntRange(0),
-    help="How many gaps to list at most, for each table.",
+    help="Maximum number of gaps to list for each table.",
 )
 @json_option
 def gaps_command(
@@ -53,10 +53,12 @@ def gaps_command(
     last: str | None,
     limit: int,
 ) -> int:
-    """List lots that are expected but not published, of some TABLEs or of all.
+    """List expected lots that are not published.
 
-    Each gap is absent, running, partial, missing or dead, and names the table upstream where it begins. The
-    exit code is 1 if there are gaps.
+    The command checks the given TABLEs, or all tables. Each gap is absent (not started), running, partial
+    (failed; finished parts are kept), missing (failed or skipped; nothing is kept) or dead (its arc failed
+    too often and stopped). The output shows the upstream table that caused it. The exit code is 1 if there
+    are gaps.
     """
     with find(file) as pipeline:
         report = pipeline.gaps(*tables, first=first, last=last)
@@ -131,7 +133,7 @@ def _summary(tables: Sequence[Coverage]) -> Table:
 
 def _table(ranges: Sequence[GapRange]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("table", "lots", "", "state", "begins at", "why"):
+    for heading in ("table", "lots", "", "state", "caused by", "why"):
         table.add_column(
             heading, overflow="fold", no_wrap=heading == "state", justify="right" if not heading else "left"
         )
@@ -142,7 +144,7 @@ def _table(ranges: Sequence[GapRange]) -> Table:
             Text(gap.first if gap.count == 1 else f"{gap.first} – {gap.last}"),
             f"{gap.count:,}",
             Text(gap.state.value, style=STYLES[gap.state]),
-            Text(f"{gap.cause.table} ({gap.cause.state.value})" if upstream else "here"),
+            Text(f"{gap.cause.table} ({gap.cause.state.value})" if upstream else ""),
             Text(gap.cause.why),
         )
     return table
@@ -153,5 +155,5 @@ def _hint(ranges: Sequence[GapRange]) -> str:
     if states & {GapState.PARTIAL, GapState.MISSING, GapState.DEAD}:
         return "fix the cause, then run `tidemill retry`"
     if any(gap.cause.why.endswith(SKIPPED) for gap in ranges):
-        return "`tidemill backfill` makes the lots that were skipped"
-    return "`tidemill run` processes what arrived"
+        return "to produce the skipped lots, run `tidemill backfill`"
+    return "to process the data that has arrived, run `tidemill run`"

@@ -34,13 +34,13 @@ STYLES = {
 def request_options(command: F) -> F:
     """Add the arguments and options that backfill and replay share."""
     for option in (
-        click.option("--wait", is_flag=True, help="Wait until runners have made all lots."),
-        click.option("--dry-run", is_flag=True, help="Show the plan, and change nothing."),
+        click.option("--wait", is_flag=True, help="Wait until runners have produced all lots."),
+        click.option("--dry-run", is_flag=True, help="Show the plan without changing anything."),
         click.option(
             "--parallel",
             type=click.IntRange(1),
             metavar="N",
-            help="How many lots to make in parallel. Default: the limit of the arc.",
+            help="Maximum number of lots to produce in parallel. Default: the limit of the arc.",
         ),
         click.option("--to", "last", metavar="LOT", help="The last lot: a lot, a day or a time."),
         click.option("--from", "first", metavar="LOT", help="The first lot: a lot, a day or a time."),
@@ -56,10 +56,10 @@ def request_options(command: F) -> F:
 @request_options
 @json_option
 def backfill_command(output: CommandOutput, /, **options: Any) -> int:
-    """Make missing lots of a TABLE, or of the arc with that name.
+    """Produce missing lots of a table.
 
-    Name the LOTs, or give a range with --from and --to. Runners make them after lots that newly arrived. The
-    exit code is 1 if some lots cannot be made.
+    TABLE is the name of a table or an arc. Pass the LOTs, or a range with --from and --to. Runners produce
+    them, and leave room for newly arrived lots. The exit code is 1 if some lots cannot be produced.
     """
     return _request(output, RequestKind.BACKFILL, **options)
 
@@ -68,10 +68,11 @@ def backfill_command(output: CommandOutput, /, **options: Any) -> int:
 @request_options
 @json_option
 def replay_command(output: CommandOutput, /, **options: Any) -> int:
-    """Make existing lots of a TABLE again, or of the arc with that name.
+    """Produce existing lots of a table again.
 
-    Name the LOTs, or give a range with --from and --to. Readers see the old rows until the new generation of
-    a lot is published. Tables and views downstream follow.
+    TABLE is the name of a table or an arc. Pass the LOTs, or a range with --from and --to. Readers see the
+    old rows until the new generation of a lot is published. Downstream tables and views are updated
+    afterwards.
     """
     return _request(output, RequestKind.REPLAY, **options)
 
@@ -90,7 +91,7 @@ def _request(
     wait: bool,
 ) -> int:
     if not lots and first is None and last is None and kind is RequestKind.REPLAY:
-        raise click.UsageError("name lots, or a range: --from LOT --to LOT")
+        raise click.UsageError("pass lots, or a range: --from LOT --to LOT")
     with find(file) as pipeline:
         plan = lot_requests.plan(
             pipeline, kind, table, lots or None, first=first, last=last, parallel=parallel
@@ -120,9 +121,9 @@ def _request(
 
 
 def _wait(output: CommandOutput, pipeline: "Pipeline", plan: LotRequestPlan) -> int:
-    """Wait until runners, which are other processes, have made every lot of the plan."""
+    """Wait until runners, which are other processes, have produced every lot of the plan."""
     total = len(plan.requested)
-    with _progress(output, "lots made") as report:
+    with _progress(output, "lots produced") as report:
         while remaining := lot_requests.remaining(pipeline, plan):
             report(total - remaining, total)
             pipeline.context.clock.sleep(POLL_S)
@@ -147,10 +148,10 @@ def _show(output: CommandOutput, plan: LotRequestPlan, *, dry_run: bool) -> None
         output.people.print(Text(f"and {len(shown) - MAX_SHOWN:,} more", style="dim"))
     requested = len(plan.requested)
     if not requested:
-        output.people.print(Text("there is nothing to make"))
+        output.people.print(Text("there is nothing to produce"))
         return
     lots = f"{requested:,} lot{'s' if requested > 1 else ''}"
-    sentence = f"runners would make {lots}" if dry_run else f"runners will make {lots}"
+    sentence = f"runners would produce {lots}" if dry_run else f"runners will produce {lots}"
     output.people.print(Text(f"{sentence}, {plan.parallel} in parallel"))
     if plan.downstream:
         output.people.print(Text(f"downstream: {', '.join(plan.downstream)}", style="dim"))
@@ -173,9 +174,9 @@ def _table(lots: Sequence[PlannedLot]) -> Table:
 @pipeline_option
 @json_option
 def retry_command(output: CommandOutput, arc: str | None, lots: tuple[str, ...], file: str | None) -> int:
-    """Retry lots that are partial or missing, of one ARC or of all arcs.
+    """Retry partial and missing lots of one ARC or of all arcs.
 
-    The next run retries only the parts that failed, unless the code of the arc has changed.
+    The next run repeats only the parts that failed, unless the code of the arc has changed.
     """
     with find(file) as pipeline:
         requested = pipeline.retry(arc, lots)

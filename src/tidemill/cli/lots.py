@@ -33,7 +33,7 @@ WIDTH = 60
 @click.option("--list", "listed", is_flag=True, help="List the lots instead of drawing them.")
 @json_option
 def lots_command(output: CommandOutput, table: str, file: str | None, listed: bool) -> None:
-    """Draw the lots of a table: complete, empty, running, partial or missing."""
+    """Draw the lots of a table and their states."""
     with find(file) as pipeline:
         lots = pipeline[table].lots()
     output.result({"table": table, "lots": lots})

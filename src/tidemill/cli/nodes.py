@@ -34,7 +34,7 @@ class NodeLine(msgspec.Struct, frozen=True, kw_only=True):
 @location_options
 @json_option
 def nodes_command(output: CommandOutput, home: str | None, store: str | None, cluster: str) -> None:
-    """List the nodes of a cluster: their leases, slots and free resources, and the leader."""
+    """List the nodes of a cluster, and which one is the leader."""
     where = ClusterLocation(home, store, cluster)
     with where.open() as opened:
         lines = opened.run(lambda tx: read(tx, ClusterKeys(cluster)))

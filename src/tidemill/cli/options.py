@@ -18,7 +18,7 @@ def pipeline_option(command: F) -> F:
         "-f",
         "--file",
         metavar="FILE[:NAME]",
-        help="The pipeline, like shop.py:shop. Default: the one in tidemill.toml.",
+        help="The pipeline's file and variable, e.g. shop.py:shop. Default: as set in tidemill.toml.",
     )(command)
 
 
@@ -29,7 +29,7 @@ class ClusterLocation:
         if (home is None) == (store is None):
             raise click.UsageError("pass --home FOLDER or --store URL")
         if home is not None and not (Path(home).expanduser() / STORE).exists():
-            raise click.UsageError(f"{home} is not the home of a cluster")
+            raise click.UsageError(f"{home} is not the home of a cluster; check the path")
         self._url = store if store is not None else ClusterAddress.of_home(home or "").store
         self.cluster = cluster
 
@@ -44,8 +44,8 @@ def location_options(command: F) -> F:
         click.option(
             "--cluster", default=CLUSTER, show_default=True, metavar="NAME", help="The name of the cluster."
         ),
-        click.option("--store", metavar="URL", help="The URL of the store, instead of a home."),
-        click.option("--home", type=click.Path(), metavar="FOLDER", help="The home of the cluster."),
+        click.option("--store", metavar="URL", help="The URL of the cluster's store, instead of --home."),
+        click.option("--home", type=click.Path(), metavar="FOLDER", help="The home folder of the cluster."),
     ):
         command = option(command)
     return command

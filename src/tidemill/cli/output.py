@@ -69,7 +69,17 @@ class CommandOutput:
 
 def json_option(command: Callable[Concatenate[CommandOutput, P], R]) -> Callable[P, R]:
     """Add `--json` to a command, which receives a `CommandOutput` as its first argument."""
+    return _add_json(command, "Print the result as one JSON object on the last line.")
 
+
+def json_events_option(command: Callable[Concatenate[CommandOutput, P], R]) -> Callable[P, R]:
+    """Add `--json` to a command that prints events instead of one result."""
+    return _add_json(
+        command, "Print each event as one line of JSON. With --spark, print only the final report."
+    )
+
+
+def _add_json(command: Callable[Concatenate[CommandOutput, P], R], help_text: str) -> Callable[P, R]:
     def remember(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         ctx.ensure_object(CommandOutput).json = value
 
@@ -79,6 +89,6 @@ def json_option(command: Callable[Concatenate[CommandOutput, P], R]) -> Callable
         is_eager=True,  # parsed first, so that usage errors are JSON too
         expose_value=False,
         callback=remember,
-        help="Print the result as one JSON object on the last line.",
+        help=help_text,
     )
     return option(click.make_pass_decorator(CommandOutput, ensure=True)(command))

@@ -15,7 +15,7 @@ STYLES = {"new": "green", "same": "dim", "changed": "yellow", "removed": "red", 
 @pipeline_option
 @json_option
 def plan_command(output: CommandOutput, file: str | None) -> None:
-    """Check the declarations of the pipeline and show what running it would change."""
+    """Check the declarations, and show what a run would change."""
     with find(file) as pipeline:
         stages = pipeline.plan().describe()
     output.result({"pipeline": pipeline.name, "stages": stages})

@@ -1,4 +1,4 @@
-"""Define `tidemill query`: query the tables of a pipeline, all at one moment."""
+"""Define `tidemill query`: run a query on the tables of a pipeline."""
 
 import json
 from typing import Any
@@ -17,11 +17,11 @@ from tidemill.pipeline.pipeline_file import find
 @click.argument("sql")
 @pipeline_option
 @click.option(
-    "--limit", default=100, show_default=True, type=click.IntRange(1), help="How many rows to print at most."
+    "--limit", default=100, show_default=True, type=click.IntRange(1), help="Maximum number of rows to print."
 )
 @json_option
 def query_command(output: CommandOutput, sql: str, file: str | None, limit: int) -> None:
-    """Run a Spark SQL query over the tables of the pipeline, all at one moment."""
+    """Run a Spark SQL query on the tables of the pipeline."""
     with find(file) as pipeline:
         names, rows = reader.collected(pipeline, sql, limit + 1)
     more = len(rows) > limit

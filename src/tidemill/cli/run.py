@@ -14,19 +14,19 @@ from tidemill.runner.supervisor import RunnerOptions, run_runner
 
 @click.command("run")
 @pipeline_option
-@click.option("--watch", is_flag=True, help="Keep running, and process what arrives.")
+@click.option("--watch", is_flag=True, help="Keep running, and process new data as it arrives.")
 @click.option(
     "--spark",
     default="",
     metavar="MASTER",
-    help="local[4], spark://host:port or sc://host:port instead of the pipeline's own.",
+    help="Use this Spark instead of the pipeline's: local[4], spark://host:port or sc://host:port.",
 )
 @click.option(
     "--threads",
     default=4,
     show_default=True,
     type=click.IntRange(1, 256),
-    help="Parts to process in parallel.",
+    help="Maximum number of parts to process in parallel.",
 )
 @click.option(
     "--grace",
@@ -34,7 +34,7 @@ from tidemill.runner.supervisor import RunnerOptions, run_runner
     default=30.0,
     show_default=True,
     type=click.FloatRange(0),
-    help="Seconds that running parts may take after SIGTERM.",
+    help="Grace period: seconds that running parts may take to finish after SIGTERM.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print only warnings and errors.")
 @json_option
@@ -47,10 +47,11 @@ def run_command(
     grace_s: float,
     quiet: bool,
 ) -> int:
-    """Run the pipeline: process everything that arrived, through sources, arcs and views.
+    """Run the pipeline: its sources, arcs and views process new data.
 
-    The exit code is 1 if something failed. Several runners may run one pipeline at the same time, on machines
-    that share its store and its object storage.
+    The command ends when all data that has arrived is processed. The exit code is 1 if something failed.
+    Several runners may run one pipeline at the same time, on machines that share its store and its object
+    storage.
     """
     return run_pipeline(file, output, watch=watch, spark=spark, threads=threads, grace_s=grace_s, quiet=quiet)
 

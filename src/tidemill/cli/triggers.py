@@ -48,7 +48,7 @@ MOST_DEAD = 10_000
     default=50,
     show_default=True,
     type=click.IntRange(1, 1_000_000),
-    help="How many to list at most.",
+    help="Maximum number of triggers to list.",
 )
 @json_option
 @click.pass_context
@@ -63,9 +63,12 @@ def triggers_command(
     name: str,
     limit: int,
 ) -> None:
-    """List triggers: which are due, waiting, paused or dead, and why.
+    """List triggers, with their state and the reason for it.
 
-    The cluster is that of --home or --store, or that of the pipeline (-f, or tidemill.toml).
+    A trigger is due, scheduled (due later), running, waiting (for new data), paused, dead (failed too often
+    and stopped) or unready (not completely set up).
+
+    Select the cluster with --home or --store, or use the pipeline's cluster (-f or tidemill.toml).
     """
     ctx.meta["tidemill.where"] = (file, home, store, cluster)
     if ctx.invoked_subcommand is not None:
@@ -94,9 +97,12 @@ def retry_command(
     store: str | None,
     cluster: str,
 ) -> int:
-    """Run dead triggers again, with their failures reset; retry triggers that back off at once."""
+    """Retry triggers that failed, and reset their failure counts.
+
+    A dead trigger runs again. A trigger that is waiting to retry does not wait any longer.
+    """
     if bool(names) == dead:
-        raise click.UsageError("name triggers, or use --dead")
+        raise click.UsageError("pass at least one trigger name, or --dead")
     where = _where(home, store, cluster)
     keys = TriggerKeys(where.cluster)
     if dead:
@@ -114,7 +120,10 @@ def retry_command(
 def pause_command(
     output: CommandOutput, names: tuple[str, ...], home: str | None, store: str | None, cluster: str
 ) -> int:
-    """Pause triggers. A running one finishes, and everything published during the pause is kept."""
+    """Pause triggers. Running triggers finish.
+
+    `resume` decides which of the lots published during the pause to process.
+    """
     where = _where(home, store, cluster)
     keys = TriggerKeys(where.cluster)
     return _each(output, where, names, "paused", lambda tx, name: subscriptions.pause(tx, keys, name))
@@ -125,7 +134,7 @@ def pause_command(
 @click.option(
     "--catch-up",
     type=click.Choice([policy.value for policy in CatchUp]),
-    help="Which lots published during the pause to process. Default: as declared.",
+    help="Which of the lots published during the pause to process. Default: as declared.",
 )
 @location_options
 @json_option
@@ -150,16 +159,17 @@ def resume_command(
 @location_options
 @json_option
 def rebuild_command(output: CommandOutput, home: str | None, store: str | None, cluster: str) -> None:
-    """Rebuild the heap from the store, after it was lost or moved.
+    """Rebuild the heap after it was lost or moved.
 
-    The runners of the cluster do this. They also notice a lost heap themselves, after a while.
+    The heap is the index of scheduled work. This command only requests the rebuild; the cluster's runners do
+    the work. Runners also find and restore lost items of the heap automatically, but later.
     """
     where = _where(home, store, cluster)
     with where.open() as opened:
         opened.run(lambda tx: heap_sync.begin_rebuild(tx, TriggerKeys(where.cluster)))
     output.result({"rebuilding": True})
     if not output.json:
-        output.people.print(Text("the runners of the cluster rebuild the heap"))
+        output.people.print(Text("requested: the cluster's runners will rebuild the heap"))
 
 
 def _where(home: str | None, store: str | None, cluster: str) -> ClusterLocation:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from tidemill.cli.output import CommandOutput, json_option
+from tidemill.cli.output import CommandOutput, json_events_option
 from tidemill.errors import UsageError
 from tidemill.events import Event
 from tidemill.futures.home import CLUSTER, ClusterAddress
@@ -87,7 +87,8 @@ class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
         host, _, port = self.listen.rpartition(":")
         if not host or not port.isdigit():
             raise UsageError(
-                f"--listen {self.listen}", hint="write HOST:PORT, e.g. 10.0.0.7:7070; port 0 is any free port"
+                f"invalid address: --listen {self.listen}",
+                hint="write HOST:PORT, e.g. 10.0.0.7:7070; port 0 is any free port",
             )
         chain, key = self.certificate or ("", "")
         return Serving(
@@ -128,14 +129,19 @@ def grouped(name: str, kind: type[msgspec.Struct], *options: Decorator) -> Decor
 cluster_options = grouped(
     "cluster",
     ClusterOptions,
-    click.option("--home", type=click.Path(), help="The home of the cluster: a folder; created if missing."),
+    click.option("--home", type=click.Path(), help="The home folder of the cluster. Created if missing."),
     click.option(
-        "--store", envvar="TIDEMILL_STORE", show_envvar=True, help="The URL of the store, instead of a home."
+        "--store", envvar="TIDEMILL_STORE", show_envvar=True, help="The URL of the store, instead of --home."
     ),
     click.option(
-        "--objects", envvar="TIDEMILL_OBJECTS", show_envvar=True, help="The URL of the object storage."
+        "--objects",
+        envvar="TIDEMILL_OBJECTS",
+        show_envvar=True,
+        help="The URL of the object storage, with --store.",
     ),
-    click.option("--key-file", type=click.Path(), help="The file of the cluster key; a home has its own."),
+    click.option(
+        "--key-file", type=click.Path(), help="The file with the cluster key. Not needed with --home."
+    ),
     click.option(
         "--cluster", default=CLUSTER, show_default=True, help="The name of the cluster in the store."
     ),
@@ -149,20 +155,28 @@ capacity_options = grouped(
         type=click.IntRange(1, 1_000),
         default=1,
         show_default=True,
-        help="How many tasks run at the same time.",
+        help="Maximum number of tasks to run in parallel.",
     ),
-    click.option("--cpu", type=click.FloatRange(0), default=0.0, help="CPUs for tasks; all by default."),
-    click.option("--ram", type=SIZE, default=0, help="Memory for tasks, e.g. 4GB; all by default."),
-    click.option("--gpu", type=click.FloatRange(0), default=0.0, help="GPUs for tasks; none by default."),
+    click.option(
+        "--cpu", type=click.FloatRange(0), default=0.0, help="Number of CPUs for tasks. Default: all."
+    ),
+    click.option("--ram", type=SIZE, default=0, help="Memory for tasks, e.g. 4GB. Default: all."),
+    click.option(
+        "--gpu", type=click.FloatRange(0), default=0.0, help="Number of GPUs for tasks. Default: none."
+    ),
     click.option(
         "--resource",
         "named",
         multiple=True,
         metavar="NAME",
-        help="A named resource that this worker offers to tasks; may be repeated.",
+        help="A named resource that this worker offers to tasks. Can be repeated.",
     ),
     click.option(
-        "--results", "results_bytes", type=SIZE, default=0, help="Memory for results; half by default."
+        "--results",
+        "results_bytes",
+        type=SIZE,
+        default=0,
+        help="Memory for results. Default: half of --ram.",
     ),
     click.option(
         "--spill", type=click.Path(), default="", help="A folder for results that do not fit in memory."
@@ -172,15 +186,21 @@ capacity_options = grouped(
 serving_options = grouped(
     "serving",
     ServingOptions,
-    click.option("--listen", default="", help="HOST:PORT at which other hosts fetch results."),
+    click.option("--listen", default="", help="Serve results to other hosts at this HOST:PORT."),
     click.option(
         "--certificate",
         nargs=2,
         type=click.Path(exists=True),
-        help="Certificate chain and key for --listen (PEM).",
+        help="Files with the certificate chain and the private key for --listen (PEM).",
     ),
-    click.option("--advertise", default="", help="The host name under which others reach --listen."),
-    click.option("--trust", type=click.Path(exists=True), help="Certificates to trust (PEM)."),
+    click.option(
+        "--advertise", default="", help="The host name that other hosts use to connect to --listen."
+    ),
+    click.option(
+        "--trust",
+        type=click.Path(exists=True),
+        help="A file with certificates to trust when fetching from other workers (PEM).",
+    ),
 )
 
 time_options = grouped(
@@ -192,7 +212,7 @@ time_options = grouped(
         type=click.FloatRange(0),
         default=30.0,
         show_default=True,
-        help="Seconds that running tasks have after SIGTERM.",
+        help="Grace period: seconds that running tasks may take to finish after SIGTERM.",
     ),
     click.option(
         "--cancel-grace",
@@ -200,14 +220,14 @@ time_options = grouped(
         type=click.FloatRange(0),
         default=5.0,
         show_default=True,
-        help="Seconds that a cancelled task has to end before it is killed.",
+        help="Seconds that a cancelled task may take to stop before it is killed.",
     ),
     click.option(
         "--max-waiting",
         type=click.IntRange(1),
         default=32,
         show_default=True,
-        help="How many tasks may keep their process while they wait for other tasks.",
+        help="Maximum number of tasks that keep their process while they wait for other tasks.",
     ),
     click.option(
         "--ttl",
@@ -229,11 +249,15 @@ time_options = grouped(
     "--spark",
     "pipeline",
     metavar="FILE[:NAME]",
-    help="Process parts of this pipeline, in --slots threads around one Spark session, and nothing else.",
+    help="Run only parts of this pipeline, in --slots threads that share one Spark session.",
 )
-@click.option("--with-parent", is_flag=True, help="Drain when standard input is closed.")
-@click.option("--quiet", is_flag=True, help="Print no events.")
-@json_option
+@click.option(
+    "--with-parent",
+    is_flag=True,
+    help="Drain when standard input is closed, as when the parent process ends.",
+)
+@click.option("--quiet", is_flag=True, help="Do not print events as text.")
+@json_events_option
 def worker(
     output: CommandOutput,
     cluster: ClusterOptions,
@@ -246,12 +270,14 @@ def worker(
 ) -> int | None:
     """Run futures in child processes until SIGTERM.
 
-    The first SIGTERM drains the worker: it takes no new tasks, running tasks may finish within the grace, and
-    the others are returned. A second SIGTERM ends the grace. With --json each event is one line of JSON.
+    The first SIGTERM drains the worker: it takes no new tasks, running tasks may finish within the
+    grace period, and unfinished tasks return to the queue. A second SIGTERM ends the grace period.
     """
     if pipeline is not None:
         if cluster.home is not None:
-            raise UsageError("a pipeline has its own home", hint="omit --home with --spark")
+            raise UsageError(
+                "--home cannot be used with --spark", hint="omit --home; the pipeline declares its own"
+            )
         from tidemill.cli.run import run_pipeline
 
         return run_pipeline(

@@ -40,7 +40,7 @@ def snapshot(pipeline: "Pipeline") -> "Mapping[str, DataFrame]":
 
 
 def query(pipeline: "Pipeline", sql: str) -> "DataFrame":
-    """Return the result of a query over the tables of the pipeline, all at one moment."""
+    """Return the result of a query on the tables of the pipeline, each at its current position."""
     names = [table.name for table in queries.table_names(sql)]
     with pipeline.context.spark() as spark:
         reader = TableReader(pipeline, spark)

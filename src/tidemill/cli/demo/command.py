@@ -6,7 +6,7 @@ from tidemill.cli.output import CommandOutput, json_option
 
 
 @click.command(short_help="Show a pipeline that survives kill -9 and check its result.")
-@click.option("--keep", is_flag=True, help="Keep the folder, so that you can inspect it.")
+@click.option("--keep", is_flag=True, help="Keep the folder of the demo, so that you can inspect it.")
 @click.option("--nodes", is_flag=True, help="Show a cluster of three nodes instead, and kill its leader.")
 @json_option
 def demo(output: CommandOutput, keep: bool, nodes: bool) -> int:
