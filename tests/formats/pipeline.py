@@ -59,7 +59,7 @@ VIEWS: Mapping[str, str] = {
     "exploded": "SELECT id, letter FROM sales LATERAL VIEW explode(split(region, '')) e AS letter",
     "stacked": "SELECT region FROM sales UNION ALL SELECT item FROM stock UNION ALL SELECT r FROM VALUES ('x') AS v(r)",
     "copied": "SELECT * FROM typed",
-    # inner joins: sides with their own traces, sides lent by sources, wider keys, null-safe keys
+    # inner joins: sides with their own traces, sides that share a trace of a source, wider keys, null-safe keys
     "pairs": "SELECT a.id, b.id AS other FROM sales a JOIN sales b ON a.cust = b.qty AND a.region = b.region",
     "null_safe": "SELECT a.id, s.n FROM sales a JOIN stock s ON a.qty <=> s.place",
     "with_names": "SELECT s.id, c.name, s.amount FROM sales s JOIN customers c ON s.cust = c.id",

@@ -112,7 +112,7 @@ def without_sharing(chain: Chain) -> Chain:
     for placed in chain.operators:
         operator = placed.operator
         if isinstance(operator, StatefulJoin):
-            operator = replace(operator, lent=(None, None))
+            operator = replace(operator, shared=(None, None))
         elif isinstance(operator, ChangesSource):
             operator = replace(operator, key=())
         operators.append(replace(placed, operator=operator, borrowed=()))

@@ -129,13 +129,13 @@ def counted(rows: list[tuple[Any, int]]) -> Counter[tuple[str, ...]]:
 
 @pytest.mark.slow
 def test_joins_of_joins_of_tables_of_every_kind_equal_plain_python() -> None:
-    lent = 0
+    shared = 0
     for seed in range(16):
         drawn = RandomViews(seed)
         if not drawn.views:
             continue
         chain = built(drawn.views, drawn.kinds)
-        lent += sum(bool(placed.borrowed) for placed in chain.operators)
+        shared += sum(bool(placed.borrowed) for placed in chain.operators)
         edges = {
             operator.view: (edge.origin, edge.plain)
             for edge in chain.edges
@@ -157,4 +157,4 @@ def test_joins_of_joins_of_tables_of_every_kind_equal_plain_python() -> None:
                         seed,
                         view,
                     )
-    assert lent >= 20, "many joins read the traces of sources"
+    assert shared >= 20, "many joins read the traces of sources"

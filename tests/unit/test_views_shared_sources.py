@@ -48,14 +48,14 @@ class Shape:
         left: the table of the left side, and its columns.
         right: the table of the right side, and its columns.
         keys: pairs of columns of the sides.
-        lent: how many sides read a source's trace.
+        shared: how many sides read a source's trace.
     """
 
     tables: dict[str, tuple[str, ...]]
     left: tuple[str, tuple[int, ...]]
     right: tuple[str, tuple[int, ...]]
     keys: tuple[tuple[int, int], ...]
-    lent: int = 2
+    shared: int = 2
 
     @property
     def operator(self) -> Operator:
@@ -81,7 +81,7 @@ SHAPES = {
         {"a": ("string", "int"), "b": ("int", "string")}, ("a", (0, 1)), ("b", (0, 1)), ((0, 1), (1, 0))
     ),
     "with itself": Shape({"a": ("int", "double")}, ("a", (0, 1)), ("a", (1, 0)), ((0, 1),)),
-    "by another": Shape({"a": ("int", "int", "string")}, ("a", (0, 2)), ("a", (1, 2)), ((0, 0),), lent=1),
+    "by another": Shape({"a": ("int", "int", "string")}, ("a", (0, 2)), ("a", (1, 2)), ((0, 0),), shared=1),
     "few columns": Shape(
         {"a": ("int", "double"), "b": ("int", "string")}, ("a", (0,)), ("b", (0,)), ((0, 0),)
     ),
@@ -163,7 +163,7 @@ def test_a_join_that_reads_sources_joins_the_current_rows(
     chain = built({"v": shape.operator}, {})
     (placed,) = joins_of(chain)
     assert isinstance(placed.operator, StatefulJoin)
-    assert sum(source is not None for source in placed.operator.lent) == shape.lent
+    assert sum(source is not None for source in placed.operator.shared) == shape.shared
     chains = MemoryChain(chain), MemoryChain(without_sharing(chain))
     outputs: tuple[Counter[tuple[str, ...]], ...] = (Counter(), Counter())
     net: dict[str, dict[tuple[str, ...], tuple[Any, int]]] = {table: {} for table in shape.tables}

@@ -28,7 +28,7 @@ def shared(*roots: Operator, kinds: Mapping[str, str] | None = None) -> tuple[Ch
     """Return the chain of some joins, and for each which sides read a source's trace."""
     chain = built({f"v{n}": root for n, root in enumerate(roots)}, {"c": "keyed"} | dict(kinds or {}))
     joins = [placed.operator for placed in chain.operators if isinstance(placed.operator, StatefulJoin)]
-    return chain, [(join.lent[0] is not None, join.lent[1] is not None) for join in joins]
+    return chain, [(join.shared[0] is not None, join.shared[1] is not None) for join in joins]
 
 
 def joins_of(chain: Chain) -> list[PlacedOperator]:

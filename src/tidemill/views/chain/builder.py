@@ -210,8 +210,8 @@ class ChainBuilder:
             sides.append((columns, tuple(key_places), tuple(map(self._arrow, types))))
         (left_columns, left_keys, left_types), (right_columns, right_keys, right_types) = sides
         safe = tuple(key.null_safe for key in op.keys)
-        lent = (self._shared_source(op, 0), self._shared_source(op, 1))
-        operator = StatefulJoin(left_types, right_types, left_keys, right_keys, safe, lent)
+        shared = (self._shared_source(op, 0), self._shared_source(op, 1))
+        operator = StatefulJoin(left_types, right_types, left_keys, right_keys, safe, shared)
         number = self._graph.add(self._ids[op], operator)
         self._connect_child(op.left, number, 0, left_columns)
         self._connect_child(op.right, number, 1, right_columns)

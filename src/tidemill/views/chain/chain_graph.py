@@ -170,9 +170,9 @@ class ChainGraph:
         for origin, target, side, _ in self._edges:
             name, operator = self._operators[target]
             if isinstance(operator, StatefulJoin) and isinstance(origin, int) and jobs[origin] < jobs[target]:
-                left, right = operator.lent
-                lent = (left, None) if side else (None, right)
-                self._operators[target] = (name, replace(operator, lent=lent))
+                left, right = operator.shared
+                shared = (left, None) if side else (None, right)
+                self._operators[target] = (name, replace(operator, shared=shared))
 
     def _spill_across_jobs(self, jobs: dict[int, int]) -> None:
         """Route rows from one job to a later one through files."""

@@ -46,7 +46,7 @@ class StatefulJoin:
         left, right: the column types of each side.
         left_keys, right_keys: the key columns of each side; the columns of a pair have the same type.
         null_safe: for each pair, whether it is compared by `<=>`.
-        lent: for each side, the source whose trace it reads; None if the join has a trace itself.
+        shared: for each side, the source whose trace it reads; None if the join has a trace itself.
     """
 
     left: tuple[pa.DataType, ...]
@@ -54,7 +54,7 @@ class StatefulJoin:
     left_keys: tuple[int, ...]
     right_keys: tuple[int, ...]
     null_safe: tuple[bool, ...]
-    lent: tuple[SharedSource | None, SharedSource | None] = (None, None)
+    shared: tuple[SharedSource | None, SharedSource | None] = (None, None)
 
     @cached_property
     def _kernel(self) -> JoinKernel:
@@ -75,14 +75,14 @@ class StatefulJoin:
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        sides = zip(self._sides.items(), self.lent, strict=True)
-        return {tag: layout for (tag, layout), lent in sides if lent is None}
+        sides = zip(self._sides.items(), self.shared, strict=True)
+        return {tag: layout for (tag, layout), shared in sides if shared is None}
 
     @property
     def borrowed(self) -> list[tuple[int, str, Mapping[str, Layout]]]:
         """Return the sides that read the trace of a source: number, name, and the traces of the source."""
-        sides = enumerate(zip(self._sides, self.lent, strict=True))
-        return [(side, tag, lent.layouts) for side, (tag, lent) in sides if lent is not None]
+        sides = enumerate(zip(self._sides, self.shared, strict=True))
+        return [(side, tag, shared.layouts) for side, (tag, shared) in sides if shared is not None]
 
     @cached_property
     def out(self) -> pa.Schema:
@@ -98,27 +98,27 @@ class StatefulJoin:
             if not safe and rows[f"c{place}"].null_count:  # NULL matches nothing: do not send the row
                 rows = rows.filter(pc.is_valid(rows[f"c{place}"]))
         packed = rows_by_key(rows, layout, keys)
-        return {tag: packed if self.lent[side] is not None else reduce_rows(packed, layout)}
+        return {tag: packed if self.shared[side] is not None else reduce_rows(packed, layout)}
 
     def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> OperatorOutput:
         changes: dict[str, pa.Table] = {}
         stored: list[Trace | SharedRows] = []
-        for (tag, layout), lent in zip(self._sides.items(), self.lent, strict=True):
+        for (tag, layout), shared in zip(self._sides.items(), self.shared, strict=True):
             rows = concatenated(parts.get(tag, ()), layout)
             changes[tag] = (
-                self._kernel.consolidate_side(rows, layout) if lent is None else sorted_by_hash(rows)
+                self._kernel.consolidate_side(rows, layout) if shared is None else sorted_by_hash(rows)
             )
-            if lent is None:
+            if shared is None:
                 stored.append(traces[tag])
             else:
-                stored.append(lent.rows(layout, {name: traces[f"{tag}.{name}"] for name in lent.layouts}))
+                stored.append(shared.rows(layout, {name: traces[f"{tag}.{name}"] for name in shared.layouts}))
         out = self._kernel.step(changes["left"], changes["right"], *stored)
         deltas = {tag: changes[tag] for tag in self.layouts}
         return OperatorOutput(out, deltas, settled=frozenset(deltas))
 
     def is_local(self, side: int) -> bool:
         """Return whether the rows of a side are already in their range: its source has the same key."""
-        return self.lent[side] is not None
+        return self.shared[side] is not None
 
     def emits_without_input(self, within: HashRange) -> bool:
         return False
