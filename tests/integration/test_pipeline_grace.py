@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import tidemill as tm
+from tests.leases import LongLeaseClock
 from tidemill.clock import SYSTEM
 from tidemill.pipeline.status import status_of
 from tidemill.testing.fake_clock import ShiftedClock
@@ -51,7 +52,7 @@ def pass_by(clock: ShiftedClock, seconds: float) -> None:
 def test_when_its_grace_is_over_an_arc_makes_a_lot_of_what_is_there_skips_it_or_goes_on_waiting(
     tmp_path: Path, spark: "SparkSession"
 ) -> None:
-    clock = ShiftedClock(SYSTEM)
+    clock = LongLeaseClock(SYSTEM)
     clock.wall_shift_s = 300 - clock.wall() % 3600  # well before the hour is over
     with declare(tmp_path / "home", spark, clock) as shop:
         shop.plan().apply("test")

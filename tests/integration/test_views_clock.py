@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import tidemill as tm
+from tests.leases import LongLeaseClock
 from tidemill.clock import SYSTEM
-from tidemill.testing import ShiftedClock
 from tidemill.triggers import alarms
 from tidemill.views.steps.keys import alarm_of
 
@@ -24,7 +24,7 @@ class World:
     """A pipeline whose wall clock is set by the test."""
 
     def __init__(self, home: Path, spark: "SparkSession") -> None:
-        self.clock = ShiftedClock(SYSTEM)
+        self.clock = LongLeaseClock(SYSTEM)
         self.pipeline = tm.Pipeline("p", home=home, spark=spark, clock=self.clock)
 
     def at(self, moment: dt.datetime) -> None:
