@@ -77,10 +77,16 @@ WRONG: dict[str, tuple[Declare, str]] = {
     "a key it has not": (lambda p: p.dataset("t", "x INT", key="y"), 't has no column "y"'),
     "our column": (lambda p: p.dataset("t", "_weight BIGINT"), "_weight"),
     "an interval": (lambda p: p.dataset("t", "x INT", lots="five"), "five"),
-    "a reader of nothing": (lambda p: p.arc(reads="order", writes="t", name="a")(same), "a reads order"),
+    "a reader of nothing": (
+        lambda p: p.arc(reads="order", writes="t", name="a")(same),
+        "a reads order, which is not declared",
+    ),
     "a circle": (circle, "arcs form a cycle: one -> two"),
     "an arc twice": (lambda p: (arc(p, "x"), arc(p, "y")), "the arc a is already declared at"),
-    "no parts": (lambda p: p.arc(reads="orders", writes="t", parts=0), "parts and max_concurrent 1"),
+    "no parts": (
+        lambda p: p.arc(reads="orders", writes="t", parts=0),
+        "invalid retries=3, parts=0 or max_concurrent=",
+    ),
     "one schema for two": (
         lambda p: p.arc(reads="orders", writes=("a", "b"), schema="x INT"),
         "one schema",
@@ -99,7 +105,7 @@ WRONG: dict[str, tuple[Declare, str]] = {
     "a refresh": (lambda p: p.view("v", "SELECT 1 AS x", refresh="often"), "refresh='often'"),  # type: ignore[arg-type]
     "groups": (
         lambda p: (p.view("v", "SELECT id FROM orders", group="g"), p.view("w", "SELECT * FROM v")),
-        "w reads v, a view of the group g",
+        "w cannot read v, a view of another group",
     ),
     "a source of nothing": (lambda p: p.source("nothing", tm.folder("x/*.json")), "p has no dataset nothing"),
     "two sources": (
@@ -139,7 +145,7 @@ def test_a_near_name_is_suggested_and_an_unknown_one_is_refused(home: Path) -> N
         pipeline["order"]
     assert raised.value.hint == "did you mean orders?"
     for name in ("", "a/b", "a:b"):
-        with pytest.raises(DeclarationError, match="is not a valid name of a pipeline"):
+        with pytest.raises(DeclarationError, match="is not a valid pipeline name"):
             tm.Pipeline(name)
     assert not home.exists()  # declaring touches nothing
 

@@ -184,11 +184,15 @@ def test_a_pipeline_is_found_by_a_file_by_a_module_and_by_the_configuration_abov
 @pytest.mark.parametrize(
     ("files", "target", "said"),
     [
-        ({"tidemill.toml": "pipeline = 3"}, None, r"tidemill\.toml does not name a pipeline"),
+        ({"tidemill.toml": "pipeline = 3"}, None, r"tidemill\.toml: the setting `pipeline` is missing"),
         ({"tidemill.toml": "pipeline ="}, None, r"tidemill\.toml cannot be read"),
-        ({"tidemill.toml": 'pipeline = "gone.py:x"'}, None, r"there is no file .*gone\.py"),
-        ({"pyproject.toml": "[tool.tidemill]\nname = 1"}, None, r"pyproject\.toml does not name a pipeline"),
-        ({}, "gone.py", r"there is no file .*gone\.py"),
+        ({"tidemill.toml": 'pipeline = "gone.py:x"'}, None, r"the file .*gone\.py does not exist"),
+        (
+            {"pyproject.toml": "[tool.tidemill]\nname = 1"},
+            None,
+            r"pyproject\.toml: the setting `pipeline` is missing",
+        ),
+        ({}, "gone.py", r"the file .*gone\.py does not exist"),
         ({}, "gone.module:x", "gone.module:x cannot be imported: ModuleNotFoundError"),
         ({"other.py": OTHER}, "other.py", "has several pipelines: one, two"),
         ({"other.py": OTHER}, "other.py:number", "number is a int"),

@@ -28,7 +28,7 @@ def test_an_arc_has_the_pace_that_was_declared() -> None:
 
 @pytest.mark.parametrize("value", [0, -1, "PT", "5 minutes", "P1M", 10**9])
 def test_an_invalid_pace_is_refused_with_the_line(value: object) -> None:
-    with pytest.raises(DeclarationError, match=r"test_pipeline_pace\.py:\d+: cadence="):
+    with pytest.raises(DeclarationError, match=r"test_pipeline_pace\.py:\d+: invalid cadence="):
         tm.Pace(cadence=value)
 
 
@@ -39,5 +39,5 @@ def test_max_wait_needs_debounce() -> None:
 
 def test_a_pace_of_another_type_is_refused_with_the_line() -> None:
     pipeline = tm.Pipeline("p", home="nowhere")
-    with pytest.raises(DeclarationError, match=r"test_pipeline_pace\.py:\d+: pace='PT5M'"):
+    with pytest.raises(DeclarationError, match=r"test_pipeline_pace\.py:\d+: invalid pace='PT5M'"):
         pipeline.arc(reads="raw", writes="clean", pace="PT5M")

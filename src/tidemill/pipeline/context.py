@@ -39,8 +39,8 @@ def settings_of(spark: "SparkOption", app: str) -> SparkSettings:
         remote = spark.startswith("sc://")
         return SparkSettings(remote=spark, app=app) if remote else SparkSettings(master=spark, app=app)
     raise UsageError(
-        f"spark= is a {type(spark).__name__}",
-        hint="pass a session, a master, an sc:// address or SparkSettings",
+        f"spark= is a {type(spark).__name__}, which is not supported",
+        hint="pass a SparkSession, the URL of a master, an sc:// address or SparkSettings",
     )
 
 

@@ -129,7 +129,7 @@ def sinks_of(
     """Return the tables that an arc writes, from the arguments of `Pipeline.arc`."""
     by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
     if drift not in (Drift.FREEZE, Drift.EVOLVE):
-        raise DeclarationError(f"drift={drift!r}", hint="an arc supports freeze and evolve")
+        raise DeclarationError(f"invalid drift={drift!r} of an arc", hint="use freeze or evolve")
     tables = _tables(writes, schema)
     checks_of = _checks_by_table([name for name, _ in tables], checks)
     return tuple(
@@ -172,6 +172,7 @@ def _checks_by_table(
     unknown = [name for name in checks if name not in names]
     if unknown:
         raise DeclarationError(
-            f"checks= names {unknown[0]}, but the arc does not write it", hint=f"it writes {', '.join(names)}"
+            f"checks= refers to {unknown[0]}, but the arc does not write it",
+            hint=f"it writes {', '.join(names)}",
         )
     return checks

@@ -87,7 +87,10 @@ class Explanation:
     def drawing(self) -> str:
         """Return the circuit as a picture: the text of an SVG file."""
         if self.circuit is None:
-            raise DeclarationError(f"{self.view} is a function and has no circuit to draw")
+            raise DeclarationError(
+                f"cannot draw {self.view}: the view is a function and has no circuit",
+                hint="draw a view that is SQL",
+            )
         return draw(self.circuit)
 
     def __repr__(self) -> str:

@@ -60,13 +60,17 @@ def maker(pipeline: "Pipeline", name: str) -> "ArcDecl":
             return arc
     if name in pipeline.datasets:
         raise UsageError(
-            f"{name} is a dataset, and no arc writes it",
-            hint="name an arc or a table that an arc writes; to correct a lot of a dataset use replace()",
+            f"{name} is a dataset, which no arc writes",
+            hint="pass the name of an arc, or of a table that an arc writes;"
+            " to correct a lot of a dataset, use replace()",
         )
     if name in pipeline.views:
-        raise UsageError(f"{name} is a view", hint="replay a table that it reads; the view follows")
-    names = ", ".join([*pipeline.all_arcs(), *pipeline.names]) or "nothing"
-    raise UsageError(f"{pipeline.name} has no arc or table {name}", hint=f"it has {names}")
+        raise UsageError(
+            f"{name} is a view, which no arc writes",
+            hint="pass the name of a table that the view reads; the view is updated afterwards",
+        )
+    names = ", ".join([*pipeline.all_arcs(), *pipeline.names]) or "(none)"
+    raise UsageError(f"{pipeline.name} has no arc or table {name}", hint=f"use one of: {names}")
 
 
 def groups(pipeline: "Pipeline") -> dict[str, str]:
@@ -155,7 +159,10 @@ def _bound(unit: Unit | None, value: Bound, *, end: bool) -> str:
     if unit is None:
         if isinstance(value, str):
             return str(AppendId.parse(value))
-        raise BadLotId(f"{value} is a time, but each append is a lot here", hint="pass ids of lots")
+        raise BadLotId(
+            f"{value} is a time, but this table has one lot per append",
+            hint="pass lot ids; list them with `tidemill lots TABLE`",
+        )
     if isinstance(value, str):
         try:
             lot = LotId.parse(value)

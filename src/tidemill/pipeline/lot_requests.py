@@ -126,7 +126,10 @@ def plan(
     if lots is not None:
         only = sorted({graph.lot_of(table, unit, lot) for lot in lots})
         if first is not None or last is not None or not only:
-            raise UsageError("lots and a range are given together", hint="pass lots, or a range")
+            raise UsageError(
+                "lots and a range were passed together" if only else "the list of lots is empty",
+                hint="pass lots, or a range",
+            )
         span = Span(only[0], only[-1])
     else:
         only, span = None, graph.span(unit, first, last)
@@ -156,8 +159,8 @@ class _Planner:
             unknown = [lot for lot in only if lot not in existing]
             if unknown:
                 raise LotUnknown(
-                    f"{table.name}: lot {unknown[0]} has no inputs"
-                    + (f", nor have {len(unknown) - 1} others" if len(unknown) > 1 else "")
+                    f"{table.name}: no inputs exist for lot {unknown[0]}"
+                    + (f" and {len(unknown) - 1} other lots" if len(unknown) > 1 else "")
                 )
         elif not existing:
             raise self._no_lots(table)
@@ -180,7 +183,7 @@ class _Planner:
         range_ = " ".join(bound for bound in bounds if bound)
         return NoLots(
             f"{table.name} has no lots {range_}".rstrip(),
-            hint=f"it has lots from {lots[0]} to {lots[-1]}" if lots else "nothing has arrived for it yet",
+            hint=f"it has lots from {lots[0]} to {lots[-1]}" if lots else "append rows, or run the pipeline",
         )
 
     def _replay(self, table: DatasetId, lot: str) -> list[PlannedLot]:

@@ -90,13 +90,15 @@ def shortest(paces: Sequence[Pace]) -> Pace:
         expressions = " and ".join(sorted(repr(cron) for cron, _ in crons))
         raise DeclarationError(
             f"views of one group have different schedules: {expressions}",
-            hint='use one schedule, or put a view into another group: group="…"',
+            hint='use the same schedule, or move a view to another group: group="…"',
         )
     cron, zone = next(iter(crons), (None, "UTC"))
     debounce_s = _least("debounce", [pace.debounce for pace in paces])
     max_wait_s = _least("max_wait", [pace.max_wait for pace in paces])
     if cron and debounce_s:
-        raise DeclarationError("views of one group have cron= and debounce=", hint="use one of the two")
+        raise DeclarationError(
+            "views of one group use both cron= and debounce=", hint="use only one of them in a group"
+        )
     return Pace(
         cadence=_least("cadence", [pace.cadence for pace in paces]),
         debounce=debounce_s,
@@ -118,23 +120,24 @@ def _check(pace: Pace) -> None:
     seconds("cadence", pace.cadence)
     debounce_s, max_wait_s = seconds("debounce", pace.debounce), seconds("max_wait", pace.max_wait)
     if max_wait_s is not None and debounce_s is None:
-        raise DeclarationError("max_wait= without debounce=", hint="max_wait limits how long debounce waits")
+        raise DeclarationError("max_wait= needs debounce=", hint="add debounce=, or omit max_wait=")
     if max_wait_s is not None and debounce_s is not None and max_wait_s < debounce_s:
         raise DeclarationError(
             f"max_wait={pace.max_wait!r} is less than debounce={pace.debounce!r}",
-            hint="max_wait limits how long debounce waits",
+            hint="use a max_wait of at least debounce, or omit it",
         )
     if pace.cron is not None and pace.debounce is not None:
-        raise DeclarationError("cron= and debounce= together", hint="use one of the two")
+        raise DeclarationError("cron= and debounce= cannot be combined", hint="omit one of them")
     if pace.cron is None and pace.zone != "UTC":
-        raise DeclarationError(f"zone={pace.zone!r} without cron=", hint="zone is the time zone of cron")
+        raise DeclarationError(f"zone={pace.zone!r} needs cron=", hint="add cron=, or omit zone=")
     if pace.cron is not None:
         _check_cron(pace.cron, pace.zone)
     if pace.catch_up is not None and pace.catch_up not in set(CatchUp):
-        raise DeclarationError(f"catch_up={pace.catch_up!r}", hint=f"use one of {', '.join(CatchUp)}")
+        raise DeclarationError(f"invalid catch_up={pace.catch_up!r}", hint=f"use one of {', '.join(CatchUp)}")
     if not 0 <= pace.most_failures < 10**6:
         raise DeclarationError(
-            f"most_failures={pace.most_failures}", hint="use 0 for no limit, or a number of failures in a row"
+            f"invalid most_failures={pace.most_failures}",
+            hint="use a number of failures in a row, from 1 to 999999, or 0 for no limit",
         )
 
 
@@ -143,7 +146,7 @@ def _check_cron(cron: str, zone: str) -> None:
     try:
         next_after(Cron.parse(cron), zone_of(zone), _EPOCH)
     except BadSchedule as error:
-        raise DeclarationError(f"cron={cron!r}: {error.message}", hint=error.hint) from None
+        raise DeclarationError(f"invalid cron={cron!r}: {error.message}", hint=error.hint) from None
 
 
 class Grace(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,14 +167,15 @@ NO_GRACE = Grace()
 def grace_of(grace: Duration, then: str, tables: int) -> Grace:
     """Check and return the grace of an arc that reads this many tables."""
     if then not in set(AfterGrace):
-        raise DeclarationError(f"after_grace={then!r}", hint=f"use one of {', '.join(AfterGrace)}")
+        raise DeclarationError(f"invalid after_grace={then!r}", hint=f"use one of {', '.join(AfterGrace)}")
     if grace is not None and tables < 2:
         raise DeclarationError(
-            "grace= on an arc that reads one table", hint="grace is for an arc that reads several tables"
+            "grace= needs an arc that reads several tables", hint="omit grace=, or read several tables"
         )
     if grace is None and then != AfterGrace.WAIT:
         raise DeclarationError(
-            f"after_grace={then!r} without grace=", hint="set how long to wait: grace='PT10M'"
+            f"after_grace={then!r} needs grace=",
+            hint="add grace=, for example grace='PT10M', or omit after_grace=",
         )
     return Grace(grace_s=seconds("grace", grace) or 0.0, then=AfterGrace(then))
 
@@ -186,14 +190,18 @@ def seconds(name: str, duration: Duration) -> float | None:
         match = _DURATION.fullmatch(duration)
         if match is None or not any(match.groups()):
             raise DeclarationError(
-                f"{name}={duration!r} is not a duration", hint="use seconds, a timedelta, or text like PT5M"
+                f"invalid {name}={duration!r}: it is not a duration",
+                hint="use seconds, a timedelta, or a string like 'PT5M'",
             )
         days, hours, minutes, rest = (float(part or 0) for part in match.groups())
         length = ((days * 24 + hours) * 60 + minutes) * 60 + rest
     else:
         length = float(duration)
     if not 0 < length < _MAX_S:
-        raise DeclarationError(f"{name}={duration!r}", hint="must be positive; omit it for no limit")
+        raise DeclarationError(
+            f"invalid {name}={duration!r}",
+            hint=f"use a positive duration below {_MAX_S:.0f} seconds, or omit {name}=",
+        )
     return length
 
 

@@ -320,7 +320,8 @@ class Pipeline(Registry):
                     change(tx, id_)
                 except SubscriptionUnknown:
                     raise SubscriptionUnknown(
-                        f"{label} has not run yet", hint="run the pipeline once, or declare enabled=False"
+                        f"{label} has not run yet",
+                        hint="run the pipeline once first; an arc can also be declared with enabled=False",
                     ) from None
 
         self.context.store.run(step)
@@ -336,7 +337,9 @@ class Pipeline(Registry):
         if name in groups:
             return {group_id(self.name, groups[name]): name}
         if name in self.datasets:
-            raise UsageError(f"{name} is a dataset, which nothing runs", hint="pause the arcs that read it")
+            raise UsageError(
+                f"{name} is a dataset and does not run", hint="use the names of the arcs that read it"
+            )
         return {graph.arc_id(self, graph.maker(self, name).name): name}
 
     def snapshot(self) -> "Mapping[str, DataFrame]":

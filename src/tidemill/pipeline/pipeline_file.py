@@ -43,7 +43,7 @@ def locate(target: str | None = None, start: Path | None = None) -> tuple[str, P
         configured = _configured(parent)
         if configured is not None:
             return configured, parent
-    raise PipelineNotFound(f"there is no {CONFIG} in {folder} or in a folder above it")
+    raise PipelineNotFound(f"found no {CONFIG} in {folder} or in a parent folder")
 
 
 def load(target: str, folder: Path) -> "Pipeline":
@@ -65,13 +65,15 @@ def _configured(folder: Path) -> str | None:
         try:
             table: Any = tomllib.loads(file.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise PipelineNotFound(f"{file} cannot be read: {error}", hint="correct the file") from None
+            raise PipelineNotFound(
+                f"{file} cannot be read: {error}", hint="fix the syntax of the file"
+            ) from None
         if section is not None:
             table = table.get("tool", {}).get(section)
             if table is None:
                 continue
         if not isinstance(table.get("pipeline"), str):
-            raise PipelineNotFound(f"{file} does not name a pipeline")
+            raise PipelineNotFound(f"{file}: the setting `pipeline` is missing or not a string")
         return str(table["pipeline"])
     return None
 
@@ -79,7 +81,7 @@ def _configured(folder: Path) -> str | None:
 def _import_file(file: Path) -> ModuleType:
     file = file.resolve()
     if not file.is_file():
-        raise PipelineNotFound(f"there is no file {file}")
+        raise PipelineNotFound(f"the file {file} does not exist")
     name = f"tidemill_pipeline_{file.stem}"
     loaded = sys.modules.get(name)
     if loaded is not None and getattr(loaded, "__file__", None) == str(file):
@@ -113,7 +115,7 @@ def _in_module(module: ModuleType, name: str, target: str) -> "Pipeline":
         if not isinstance(value, Pipeline):
             problem = "does not exist" if value is None else f"is a {type(value).__name__}"
             raise PipelineNotFound(
-                f"{target}: {name} {problem}", hint="name a variable that holds a tm.Pipeline"
+                f"{target}: {name} {problem}", hint="use the name of a variable that holds a tm.Pipeline"
             )
         return value
     pipelines = {key: value for key, value in vars(module).items() if isinstance(value, Pipeline)}

@@ -39,12 +39,14 @@ GROUP = "main"
 
 def _check_pace(pace: object) -> None:
     if not isinstance(pace, Pace):
-        raise DeclarationError(f"pace={pace!r:.80}", hint='use tm.Pace(…), like tm.Pace(cadence="PT5M")')
+        raise DeclarationError(
+            f"invalid pace={pace!r:.80}", hint='use tm.Pace(…), for example tm.Pace(cadence="PT5M")'
+        )
 
 
 def _drift(text: str) -> Drift:
     if text not in list(Drift):
-        raise DeclarationError(f"drift={text!r}", hint="use freeze, evolve or rescue")
+        raise DeclarationError(f"invalid drift={text!r}", hint="use freeze, evolve or rescue")
     return Drift(text)
 
 
@@ -54,7 +56,7 @@ class Registry(ABC):
     def __init__(self, name: str) -> None:
         if not name or "/" in name or ":" in name:
             raise DeclarationError(
-                f"{name!r} is not a valid name of a pipeline", hint="use letters, digits, - and _"
+                f"{name!r} is not a valid pipeline name", hint="use letters, digits, - and _"
             )
         self.name = name
         self.datasets: dict[str, DatasetDecl] = {}
@@ -149,11 +151,11 @@ class Registry(ABC):
         if name in self.sources:
             raise DeclarationError(
                 f"{line}: {name} already has a source, declared at {self.sources[name].line}",
-                hint="a dataset has one source",
+                hint="remove one of the two declarations",
             )
         if self.datasets[name].dataset.kind is Kind.CHANGES:
             raise DeclarationError(
-                f"{line}: {name} has deletes=True, which a source cannot write",
+                f"{line}: a source cannot write to {name}, because it has deletes=True",
                 hint="declare a key instead of deletes=True",
             )
         if not isinstance(source, Source):
@@ -215,14 +217,22 @@ class Registry(ABC):
             _check_pace(pace)
             waits = grace_of(grace, after_grace, len(tables))
         if not sinks or not tables:
-            raise DeclarationError(f"{line}: an arc must read and write at least one table")
+            raise DeclarationError(
+                f"{line}: the arc reads or writes no table",
+                hint="pass at least one table in reads= and in writes=",
+            )
         if retries < 0 or parts < 1 or max_concurrent < 1:
-            raise DeclarationError(f"{line}: retries must be 0 or more, parts and max_concurrent 1 or more")
+            raise DeclarationError(
+                f"{line}: invalid retries={retries}, parts={parts} or max_concurrent={max_concurrent}",
+                hint="use retries of 0 or more, and 1 or more for parts and max_concurrent",
+            )
 
         def declare(function: F) -> F:
             arc_name = name or getattr(function, "__name__", "")
             if not arc_name or "/" in arc_name:
-                raise DeclarationError(f"{line}: the arc has no name", hint="set one: name='…'")
+                raise DeclarationError(
+                    f"{line}: the arc has no valid name", hint="set a name without a slash: name='…'"
+                )
             for declared in (self.arcs, self.templates):
                 if arc_name in declared:
                     raise DeclarationError(
@@ -293,7 +303,9 @@ class Registry(ABC):
         with errors_at(line):
             _check_pace(pace)
         if refresh not in ("auto", "incremental", "full"):
-            raise DeclarationError(f"{line}: refresh={refresh!r}", hint="use auto, incremental or full")
+            raise DeclarationError(
+                f"{line}: invalid refresh={refresh!r}", hint="use auto, incremental or full"
+            )
         tables = (reads,) if isinstance(reads, Table | str) else tuple(reads)
         keys = (keyed_by,) if isinstance(keyed_by, str) else tuple(keyed_by)
         kinds = [linear, bool(keys), full]
@@ -305,8 +317,8 @@ class Registry(ABC):
                 )
         elif kinds.count(True) != 1 or not tables:
             raise DeclarationError(
-                f"{line}: the view {name} is a function, which needs reads= and its kind",
-                hint="pass reads=[…] and one of linear=True, keyed_by=[…], full=True",
+                f"{line}: the view {name} is a function, but reads= or its kind is missing",
+                hint="pass reads=[…] and exactly one of linear=True, keyed_by=[…] and full=True",
             )
         self._new_table(name, line)
         self.views[name] = ViewDecl(

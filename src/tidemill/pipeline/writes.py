@@ -71,7 +71,7 @@ def append(
         seq: the number of this append among those of the producer.
     """
     if (producer is None) != (seq is None):
-        raise UsageError("producer= and seq= go together", hint="pass both, or neither")
+        raise UsageError("producer= and seq= must be used together", hint="pass both, or neither")
     body = _body_of(decl, rows, operation)
     identity = None
     if producer is not None and seq is not None:
@@ -265,7 +265,10 @@ def _body_of(decl: DatasetDecl, rows: Any, operation: RowOperation) -> Body:
         frame = operations.stored_frame(rows, schema.to_spark(columns), decl.dataset, operation)
         return _FrameBody(frame, decl.dataset.name)
     if is_session(rows):
-        raise AppendRefused(f"a Spark session was passed as the rows for {decl.dataset.name}")
+        raise AppendRefused(
+            f"a Spark session was passed as the rows for {decl.dataset.name}",
+            hint="pass a DataFrame or other rows",
+        )
     arrow = schema.to_arrow(columns)
     if operation is RowOperation.DELETE and decl.dataset.kind is Kind.KEYED:
         table = deletions(decl.dataset, rows, arrow)

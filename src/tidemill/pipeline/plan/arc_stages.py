@@ -72,8 +72,8 @@ class DeclareArc:
             subscriptions.subscribe(tx, keys, lot_keys, name, self._terms, creation=subscriptions.SCHEDULED)
         except SubscriptionChanged as error:
             raise SubscriptionChanged(
-                f"{self.where}: arc {self.spec.name} read other tables before",
-                hint="an arc that reads other tables is a new arc: give it another name",
+                f"{self.where}: the tables that arc {self.spec.name} reads have changed",
+                hint="restore reads=, or rename the arc; a renamed arc is a new arc",
             ) from error
 
     def _refuse_renamed(self, tx: Tx, keys: ArcKeys) -> None:
@@ -96,7 +96,7 @@ class DeclareArc:
             if row is not None:
                 raise DeclarationError(
                     f"{self.where}: arc {self.spec.name} is new, but {_author(tx, keys, row.attempt)} has"
-                    f" already made lots of {sink.dataset.name}",
+                    f" already written lots of {sink.dataset.name}",
                     hint="if you renamed the arc, keep its old name with name='…'; otherwise write to a new"
                     " table",
                 )

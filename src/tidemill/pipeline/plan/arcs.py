@@ -91,17 +91,18 @@ class ArcPlanner:
             for name in arc.reads:
                 if name in self.pipeline.views:
                     raise DeclarationError(
-                        f"{arc.line}: arc {arc.name} reads the view {name}, whose rows can change",
+                        f"{arc.line}: arc {arc.name} cannot read the view {name}: its rows can change",
                         hint="declare a view instead of the arc",
                     )
                 if name not in self.catalog.tables and name not in written:
                     raise DeclarationError(
-                        f"{arc.line}: arc {arc.name} reads {name}", hint=self.catalog.near(name)
+                        f"{arc.line}: arc {arc.name} reads {name}, which is not declared",
+                        hint=self.catalog.near(name),
                     )
         cycle = " -> ".join(unplanned)
         arc = next(iter(unplanned.values()))
         raise DeclarationError(
-            f"{arc.line}: arcs form a cycle: {cycle}", hint="an arc cannot read its own output"
+            f"{arc.line}: arcs form a cycle: {cycle}", hint="remove one of these inputs to break the cycle"
         )
 
     def arc(self, arc: ArcDecl) -> ArcProgram:
@@ -132,15 +133,16 @@ class ArcPlanner:
             if table.dataset.unit != unit or (len(inputs) > 1 and unit is None):
                 raise DeclarationError(
                     f"arc {arc.name} reads {', '.join(arc.reads)}, whose intervals differ",
-                    hint="tables that one arc reads need the same intervals, like lots='PT5M'",
+                    hint="declare all of them with the same intervals, for example lots='PT5M'",
                 )
             if table.dataset.kind is Kind.KEYED:
                 raise DeclarationError(
-                    f"arc {arc.name} reads {name}, which has a key", hint="declare a view instead of the arc"
+                    f"arc {arc.name} cannot read {name}: the table has a key",
+                    hint="declare a view instead of the arc",
                 )
             if table.retracts and arc.changes is None:
                 raise DeclarationError(
-                    f"arc {arc.name} reads {name}, whose rows can be deleted",
+                    f"arc {arc.name} cannot read {name}: its rows can be deleted",
                     hint="use changes='linear' if it maps single rows, or changes='raw' to read and return"
                     " _weight; or declare a view instead",
                 )
@@ -222,7 +224,7 @@ class ArcPlanner:
         """Test an arc that is declared linear on generated rows, once for its code (LOT-41)."""
         if len(inputs) != 1:
             raise DeclarationError(
-                f"arc {arc.name} reads {', '.join(arc.reads)}: a linear arc reads one table",
+                f"arc {arc.name} is declared linear but reads several tables: {', '.join(arc.reads)}",
                 hint="declare a view instead of the arc",
             )
 

@@ -82,9 +82,9 @@ class Catalog:
         of_lots = [check.name for check in checks if check.needs_whole_lot]
         if of_lots and dataset.unit is not None:
             raise DeclarationError(
-                f"{dataset.name}: the check {of_lots[0]} needs a whole lot, but a lot of this dataset"
+                f"{dataset.name}: the check {of_lots[0]} needs all rows of a lot, but a lot of this dataset"
                 " collects several appends",
-                hint="put the check on an arc that reads the dataset",
+                hint="declare the check on an arc that reads the dataset",
             )
 
     def quarantine(
@@ -94,7 +94,7 @@ class Catalog:
         quarantine = quarantine_of(dataset_id)
         if quarantine.name in self.pipeline.names:
             raise DeclarationError(
-                f"{quarantine.name} is the name of the quarantine table of {dataset_id.name}",
+                f"the name {quarantine.name} is reserved for the quarantine table of {dataset_id.name}",
                 hint=f"rename the table {quarantine.name}",
             )
         dataset = DatasetRow(
@@ -106,7 +106,7 @@ class Catalog:
     def near(self, name: str) -> str:
         """Return a hint for a table that does not exist."""
         near = get_close_matches(name, self.pipeline.names, n=1)
-        return f"there is no such table; did you mean {near[0]}?" if near else "there is no such table"
+        return f"did you mean {near[0]}?" if near else "declare it, or correct the name"
 
     # --- empty frames, for Spark to analyse
 

@@ -36,7 +36,7 @@ class SourcePlanner:
         self.catalog.expected(dataset, decl.checks)
         if dataset.unit is not None:
             raise DeclarationError(
-                f"{decl.dataset} has intervals, but a source makes a lot of each batch",
+                f"{decl.dataset} has intervals, but a source creates one lot per batch",
                 hint="omit lots= for a dataset that has a source",
             )
         source = decl.source.resolve(source_context(self.pipeline, decl.dataset))

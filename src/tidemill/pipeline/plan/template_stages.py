@@ -44,8 +44,8 @@ class DeclareTemplate:
                 templates.declare(tx, context.keys.triggers, self.template)
             except TemplateChanged as error:
                 raise TemplateChanged(
-                    f"{self.where}: the template {_short(name)} read or wrote other tables before",
-                    hint="give it another name with name='…'; the existing tables stay as they are",
+                    f"{self.where}: the tables that template {_short(name)} reads or writes have changed",
+                    hint="use another name: name='…'; the existing tables stay as they are",
                 ) from error
             except BadTemplate as error:
                 raise DeclarationError(f"{self.where}: {error.message}", hint=error.hint) from error

@@ -66,8 +66,8 @@ def check(pipeline: "Registry", decl: ArcDecl) -> None:
     with errors_at(decl.line):
         if not is_pattern(decl.reads[0]) or any(is_pattern(name) for name in decl.reads[1:]):
             raise BadTemplate(
-                f"template {decl.name} reads {', '.join(decl.reads)}",
-                hint="the first table of reads= must be a pattern, the others must not",
+                f"template {decl.name} has an invalid list of inputs: {', '.join(decl.reads)}",
+                hint="use a pattern as the first table of reads=, and no pattern after it",
             )
         template = template_of(pipeline, decl)
         for sink in decl.sinks:

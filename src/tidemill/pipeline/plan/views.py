@@ -89,7 +89,10 @@ def _retry_while_busy(clock: Clock, act: Callable[[], object], tries: int = 100)
         if not isinstance(act(), Busy):
             return
         clock.sleep(0.1)
-    raise StoreBusy("another process holds the coordinator's lease")
+    raise StoreBusy(
+        "another process is coordinating the views of this pipeline",
+        hint="wait until it has finished, then retry",
+    )
 
 
 @dataclass(frozen=True)
@@ -237,7 +240,7 @@ class ViewPlanner:
                 view = next(iter(unordered.values()))
                 raise DeclarationError(
                     f"{view.line}: views form a cycle: {' -> '.join(unordered)}",
-                    hint="a view cannot read its own result",
+                    hint="remove one of these inputs to break the cycle",
                 )
             ordered += [unordered.pop(view.name) for view in ready]
         return ordered
@@ -269,8 +272,9 @@ class ViewPlanner:
         for name in used:
             if self.pipeline.views[name].group != decl.group:
                 raise DeclarationError(
-                    f"view {decl.name} reads {name}, a view of the group {self.pipeline.views[name].group}",
-                    hint="put a view and the views it reads into one group",
+                    f"view {decl.name} cannot read {name}, a view of another group"
+                    f" ({self.pipeline.views[name].group})",
+                    hint="declare both views with the same group=",
                 )
         self.catalog.tables[decl.name] = KnownTable(None, ddl, retracts=True)
         bases = {
