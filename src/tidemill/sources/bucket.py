@@ -75,8 +75,8 @@ def bucket(
     name = scheme(url)
     if name not in KINDS:
         raise BadSource(
-            f"{redact(url)!r:.200} is not the URL of a bucket",
-            hint=f"begin it with one of {', '.join(f'{kind}://' for kind in KINDS)}",
+            f"{redact(url)!r:.200} is not a bucket URL",
+            hint=f"use a URL that begins with one of {', '.join(f'{kind}://' for kind in KINDS)}",
         )
     location, _, settings = url.partition("?")
     host, _, path = location.removeprefix(f"{name}://").partition("/")

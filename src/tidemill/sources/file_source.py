@@ -63,15 +63,19 @@ class FilePolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not 0 <= self.settle_s <= 86_400:
-            raise BadSource(f"settle_s={self.settle_s}", hint="give seconds, from 0 to 86400 (one day)")
+            raise BadSource(
+                f"invalid settle_s={self.settle_s}", hint="use a value from 0 to 86400 seconds (one day)"
+            )
         if self.on_change not in ("warn", "take"):
-            raise BadSource(f"on_change={self.on_change!r}", hint="give 'warn' or 'take'")
+            raise BadSource(f"invalid on_change={self.on_change!r}", hint="use 'warn' or 'take'")
         if not 1 <= self.max_files <= MOST_FILES:
-            raise BadSource(f"max_files={self.max_files}", hint=f"give 1 to {MOST_FILES}")
+            raise BadSource(f"invalid max_files={self.max_files}", hint=f"use a value from 1 to {MOST_FILES}")
         if self.max_bytes < 1:
-            raise BadSource(f"max_bytes={self.max_bytes}", hint="give a positive number of bytes")
+            raise BadSource(f"invalid max_bytes={self.max_bytes}", hint="use a positive number of bytes")
         if not 1 <= self.listing_shards <= MOST_SHARDS:
-            raise BadSource(f"listing_shards={self.listing_shards}", hint=f"give 1 to {MOST_SHARDS}")
+            raise BadSource(
+                f"invalid listing_shards={self.listing_shards}", hint=f"use a value from 1 to {MOST_SHARDS}"
+            )
 
 
 DEFAULT_POLICY = FilePolicy()
@@ -243,7 +247,7 @@ def reading_of(pattern: str, name: str | None, options: dict[str, object]) -> Fo
     """
     names = [file_format.value for file_format in Format]
     if name is not None and name not in names:
-        raise BadSource(f"format={name!r}", hint=f"give one of {', '.join(names)}")
+        raise BadSource(f"invalid format={name!r}", hint=f"use one of {', '.join(names)}")
     formats = (
         {Format(name)}
         if name is not None
@@ -252,18 +256,19 @@ def reading_of(pattern: str, name: str | None, options: dict[str, object]) -> Fo
     file_format = formats.pop() if len(formats) == 1 else None
     if file_format is None:
         raise BadSource(
-            f"the format of {pattern!r} cannot be told from its ending",
-            hint="give it, for example format='json'",
+            f"the format of {pattern!r} cannot be determined from the file extension",
+            hint="set the format, for example format='json'",
         )
     fields = {option for option in FormatOptions.__struct_fields__ if option != "format"}
     unknown = sorted(set(options) - fields)
     if unknown:
-        raise BadSource(f"unknown option {unknown[0]!r}", hint=f"give one of {', '.join(sorted(fields))}")
+        raise BadSource(f"unknown option {unknown[0]!r}", hint=f"use one of {', '.join(sorted(fields))}")
     if file_format is Format.CSV and ".tsv" in PurePosixPath(pattern).suffixes:
         options = {"separator": "\t", **options}
     try:
         return msgspec.convert({"format": file_format, **options}, FormatOptions)
     except msgspec.ValidationError as error:
         raise BadSource(
-            f"an option of {file_format}: {error}", hint="see the types of the options in the reference"
+            f"an option of the format {file_format} is invalid: {error}",
+            hint="correct the type or value of the option",
         ) from None

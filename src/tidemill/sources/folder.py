@@ -72,7 +72,9 @@ def folder(
     """
     text = os.fspath(path)
     if not text or "\0" in text:
-        raise BadSource(f"the folder {text!r}", hint="name a folder, or a pattern for files in it")
+        raise BadSource(
+            f"invalid path {text!r}", hint="use the path of a folder, or a pattern for files in it"
+        )
     root, pattern = path_patterns.split(text)
     if not pattern:
         parent, _, name = root.rpartition("/")

@@ -134,7 +134,7 @@ class _Request:
         while chunk := response.read(_CHUNK):
             body += chunk
             if len(body) > most:
-                raise PollRefused(f"{self._url.hostname}: the body has more than {most:,} bytes")
+                raise PollRefused(f"{self._url.hostname}: the body has more than {most:,} bytes, the limit")
         if self._late:
             raise TimeoutError
         if expected is not None and len(body) != expected:
@@ -149,7 +149,9 @@ class _Request:
         if encoding in ("identity", ""):
             return body
         if encoding not in ("gzip", "x-gzip"):
-            raise PollRefused(f"{self._url.hostname}: the encoding is {encoding!r:.40}, not gzip")
+            raise PollRefused(
+                f"{self._url.hostname}: the encoding is {encoding!r:.40}; only gzip is supported"
+            )
         most = self._limits.body_bytes
         try:
             with gzip.open(io.BytesIO(body)) as file:
@@ -159,7 +161,7 @@ class _Request:
                 f"{self._url.hostname}: the encoding is gzip, but the body is not: {error}"
             ) from None
         if len(data) > most:
-            raise PollRefused(f"{self._url.hostname}: the body has more than {most:,} bytes decompressed")
+            raise PollRefused(f"{self._url.hostname}: the decompressed body has more than {most:,} bytes")
         return data
 
 

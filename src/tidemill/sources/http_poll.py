@@ -94,27 +94,35 @@ def http_poll(
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise BadSource(
-            f"{url.partition('?')[0]!r:.200} is not a web address", hint="begin it with http:// or https://"
+            f"{url.partition('?')[0]!r:.200} is not a web address",
+            hint="use an address that begins with http:// or https://",
         )
     if parts.username or parts.password:
         raise BadSource(
             "the address has a user or a password", hint="use headers={'Authorization': …} instead"
         )
     if not 0.05 <= every_s <= 86_400:
-        raise BadSource(f"every_s={every_s}", hint="give seconds, from 0.05 to 86400 (one day)")
+        raise BadSource(f"invalid every_s={every_s}", hint="use a value from 0.05 to 86400 seconds (one day)")
     if follow not in ("versions", "lines"):
-        raise BadSource(f"follow={follow!r}", hint="give 'versions' or 'lines'")
+        raise BadSource(f"invalid follow={follow!r}", hint="use 'versions' or 'lines'")
     if format not in (None, "json", "lines") or (follow == "lines" and format == "json"):
-        raise BadSource(f"format={format!r}", hint="give 'lines', or 'json' with follow='versions'")
+        raise BadSource(
+            f"invalid format={format!r} with follow={follow!r}",
+            hint="use 'lines', or 'json' with follow='versions'",
+        )
     if not 0 < timeout_s <= 3600:
-        raise BadSource(f"timeout_s={timeout_s}", hint="give positive seconds, up to 3600 (one hour)")
+        raise BadSource(
+            f"invalid timeout_s={timeout_s}", hint="use a positive number of seconds, up to 3600 (one hour)"
+        )
     if body_bytes < 1:
-        raise BadSource(f"body_bytes={body_bytes}", hint="give a positive number of bytes")
+        raise BadSource(f"invalid body_bytes={body_bytes}", hint="use a positive number of bytes")
     if on_gone not in ("fail", "restart"):
-        raise BadSource(f"on_gone={on_gone!r}", hint="give 'fail' or 'restart'")
+        raise BadSource(f"invalid on_gone={on_gone!r}", hint="use 'fail' or 'restart'")
     for name, value in (headers or {}).items():
         if not name.isascii() or not name.isprintable() or not value.isprintable() or not value.isascii():
-            raise BadSource(f"the header {name!r:.60}", hint="use one line of printable ASCII")
+            raise BadSource(
+                f"invalid header {name!r:.60}", hint="use one line of printable ASCII for its name and value"
+            )
     return PollSource(
         url=url,
         every_s=every_s,

@@ -141,7 +141,8 @@ class HttpPoller:
         if response.status == 206:
             if served is None or served[1] != str(offset) or int(served[2]) - offset + 1 != len(body):
                 raise PollRefused(
-                    f"{self.source.description} responds with other bytes than those from {offset:,} on"
+                    f"{self.source.description} returned a different byte range from the one requested"
+                    f" (from {offset:,})"
                 )
         elif len(body) < offset:
             return self._gone(offset, f"{len(body):,}")
@@ -152,7 +153,10 @@ class HttpPoller:
 
     def _gone(self, offset: int, size: str) -> tuple[list[SourceRecord], PollCheckpoint]:
         if self.source.on_gone == "fail":
-            raise CheckpointGone(f"{self.source.description} had {offset:,} bytes, and now has {size}")
+            raise CheckpointGone(
+                f"{self.source.description} became shorter than the {offset:,} bytes already read:"
+                f" it has {size} bytes"
+            )
         self._publisher.scope.emit(
             CheckpointSkipped(
                 source=self._publisher.source, checkpoint=CHECKPOINT, before=str(offset), after="0"
@@ -183,6 +187,7 @@ class HttpPoller:
             return "json"
         choices = "'lines'" if self.source.follow == "lines" else "'json' or 'lines'"
         raise PollRefused(
-            f"{self.source.description} responds with the content type {content_type or 'none'!r:.60}",
-            hint=f"if the content is right, declare format={choices}",
+            f"{self.source.description} responds with an unsupported content type:"
+            f" {content_type or 'none'!r:.60}",
+            hint=f"if the content is correct, declare format={choices}",
         )

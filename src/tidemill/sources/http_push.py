@@ -123,15 +123,16 @@ def http_push(
         raise BadSource("the token is not printable ASCII", hint="use letters and digits")
     if not public and not is_loopback(host):
         raise BadSource(
-            f"{host} is not a loopback address", hint="set public=True, and put a proxy with TLS in front"
+            f"{host} is not a loopback address",
+            hint="use a loopback address, or set public=True and put a proxy with TLS in front",
         )
     if not 0 <= port < 65_536:
-        raise BadSource(f"port={port}", hint="give a port up to 65535, or 0 for any free one")
+        raise BadSource(f"invalid port={port}", hint="use a port up to 65535, or 0 for any free port")
     if body_bytes < 1:
-        raise BadSource(f"body_bytes={body_bytes}", hint="give a positive number of bytes")
+        raise BadSource(f"invalid body_bytes={body_bytes}", hint="use a positive number of bytes")
     stripped = path.strip("/")
     if any(letter in stripped for letter in "?#\0"):
-        raise BadSource(f"the path {path!r:.80}", hint="give a path like /orders, without ? and #")
+        raise BadSource(f"invalid path {path!r:.80}", hint="use a path like /orders, without ? and #")
     return PushSource(path=stripped, token=shown, host=host, port=port, public=public, body_bytes=body_bytes)
 
 

@@ -101,28 +101,30 @@ def kafka(
     """
     if not brokers.strip() or any(not broker.strip() for broker in brokers.split(",")):
         raise BadSource(
-            f"the brokers {brokers!r:.100}", hint="give host:port, or several of them separated by commas"
+            f"invalid brokers {brokers!r:.100}", hint="use host:port, or several of them separated by commas"
         )
     if (
         not topic
         or len(topic) > 249
         or not all(letter.isascii() and (letter.isalnum() or letter in "._-") for letter in topic)
     ):
-        raise BadSource(f"the topic {topic!r:.100}", hint="use letters, digits, '.', '_' and '-'")
+        raise BadSource(
+            f"invalid topic {topic!r:.100}", hint="use 1 to 249 letters, digits, '.', '_' and '-'"
+        )
     if start not in ("earliest", "latest"):
-        raise BadSource(f"start={start!r}", hint="give 'earliest' or 'latest'")
+        raise BadSource(f"invalid start={start!r}", hint="use 'earliest' or 'latest'")
     if on_gone not in ("fail", "earliest", "latest"):
-        raise BadSource(f"on_gone={on_gone!r}", hint="give 'fail', 'earliest' or 'latest'")
+        raise BadSource(f"invalid on_gone={on_gone!r}", hint="use 'fail', 'earliest' or 'latest'")
     if not 1 <= max_records <= MOST_RECORDS:
-        raise BadSource(f"max_records={max_records}", hint=f"give 1 to {MOST_RECORDS}")
+        raise BadSource(f"invalid max_records={max_records}", hint=f"use a value from 1 to {MOST_RECORDS}")
     if not 0 < linger_s <= 60:
-        raise BadSource(f"linger_s={linger_s}", hint="give positive seconds, up to 60")
+        raise BadSource(f"invalid linger_s={linger_s}", hint="use a positive number of seconds, up to 60")
     if not 0 < timeout_s <= 600:
-        raise BadSource(f"timeout_s={timeout_s}", hint="give positive seconds, up to 600")
+        raise BadSource(f"invalid timeout_s={timeout_s}", hint="use a positive number of seconds, up to 600")
     reserved = sorted(RESERVED & set(settings or {}))
     if reserved:
         raise BadSource(
-            f"the setting {reserved[0]} cannot be set", hint="omit it: offsets are stored with the lots"
+            f"the setting {reserved[0]} cannot be changed", hint="omit it; Tidemill sets it itself"
         )
     return KafkaSource(
         brokers=brokers,

@@ -1,13 +1,13 @@
 """The listing of a folder or bucket: its files in the order of their paths, and which of them to take.
 
-The port is narrow, so that a folder and a bucket are the same to everything above it. Files come in the order
-of their whole paths, starting after any path. So a listing can be cut into shards that nodes share, and it is
+The interface is small, so callers treat folders and buckets alike. Files come in the order of their whole
+paths, and a listing can start after a given path. Nodes can therefore share a listing in shards. It is
 compared with the taken files page by page, no matter how many there are.
 
-**Ignored** are files that another program may still be writing: hidden names (of the file or a folder),
-endings that programs give to unfinished files, empty files, and files that changed less than `settle_s` ago.
-The wall clock of this machine may differ from that of the writer. So a file has also settled when this
-process has seen it unchanged for that long by its own monotonic clock.
+These files are ignored, because another program may still be writing them: hidden names (of the file or a
+folder), endings that programs give to unfinished files, empty files, and files that changed less than
+`settle_s` ago. The wall clock of this machine may differ from that of the writer. Therefore a file also
+counts as settled when this process has seen it unchanged for `settle_s` by its own monotonic clock.
 """
 
 import re

@@ -1,12 +1,12 @@
-"""Listing shards: a long listing is cut into ranges of paths, and nodes share these (CLU-21).
+"""Listing shards: a long listing is split into path ranges that nodes share (CLU-21).
 
 Each shard is a partition of the cluster. A node takes a shard that is due and free, lists it, and returns
 it. When a node dies, its shards are free as soon as their leases expire. A node that joins simply takes
 some. If two nodes list the same path anyway, each file is still taken once (`windows.add`).
 
 One listing, which only counts files, determines the shards. They are cut again when one of them has grown to
-several times its share. Each generation of shards has its own group of partitions, so that no node mistakes
-an old shard for a new one.
+several times its share. Each time the shards are cut, they get a new group of partitions, so that no node
+mistakes an old shard for a new one.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,8 +1,8 @@
 """Patterns for paths: `landing/*.json`, `in/**/orders-[0-9]*.csv.gz`, `day=*/{a,b}/*.parquet`.
 
-`*` and `?` match within one name, `**` matches any number of folders, `[…]` matches one of some characters
-and `{a,b}` one of some texts; `[*]` matches a star. A pattern is split into the folder it begins with, which
-is listed, and the rest. The listing does not enter folders that cannot hold a match.
+`*` and `?` match within one name, and `**` matches any number of folders. `[…]` matches one character of a
+set, `{a,b}` matches one of several strings, and `[*]` matches a star. A pattern is split into the folder it
+begins with, which is listed, and the rest. The listing does not enter folders that cannot hold a match.
 """
 
 import re
@@ -23,11 +23,14 @@ class PathPattern(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         names = self.text.split("/")
         if "" in names or "." in names or ".." in names:
-            raise BadSource(f"the pattern {self.text!r}", hint="join names and stars by single slashes")
+            raise BadSource(
+                f"invalid pattern {self.text!r}", hint="separate names with single slashes, without . and .."
+            )
         for name in names:
             if "**" in name and name != "**":
                 raise BadSource(
-                    f"{name!r} in the pattern {self.text!r}", hint="write ** between slashes: a/**/b"
+                    f"invalid ** in {name!r} in the pattern {self.text!r}",
+                    hint="write ** between slashes: a/**/b",
                 )
             _compiled(name)
 
@@ -112,7 +115,9 @@ def _translated(name: str) -> str:
         elif char == "[":
             end = name.find("]", at + 2 if name[at : at + 1] == "!" else at + 1)
             if end < 0:
-                raise BadSource(f"no ']' in {name!r}", hint="write [[] for a bracket")
+                raise BadSource(
+                    f"missing ']' in {name!r}", hint="add it; to match a literal bracket, write [[]"
+                )
             out.append(_one_of(name[at:end], name))
             at = end + 1
         elif char == "{":
@@ -126,7 +131,7 @@ def _translated(name: str) -> str:
         else:
             out.append(re.escape(char))
     if depth:
-        raise BadSource(f"no '}}' in {name!r}", hint="write [{] for a brace")
+        raise BadSource(f"missing '}}' in {name!r}", hint="add it; to match a literal brace, write [{]")
     return "".join(out)
 
 
@@ -138,5 +143,7 @@ def _one_of(inside: str, name: str) -> str:
     try:
         re.compile(expression)
     except re.error:
-        raise BadSource(f"[{inside}] in {name!r}", hint="write ranges upwards: [0-9]") from None
+        raise BadSource(
+            f"invalid set [{inside}] in {name!r}", hint="write the lower character first: [0-9]"
+        ) from None
     return expression

@@ -49,7 +49,7 @@ from tidemill.store import Tx
 MOST_REQUESTS = 300
 """The most requests of one batch: two rows for each fit the transaction (LOT-43)."""
 
-_AGAIN = "send it again, to the node that receives now"
+_AGAIN = "send it again to the node that receives now; `tidemill status` shows its address"
 
 
 class ReceiverLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +62,9 @@ class ReceiverLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not 1 <= self.batch_requests <= MOST_REQUESTS:
-            raise BadSource(f"batch_requests={self.batch_requests}", hint=f"give 1 to {MOST_REQUESTS}")
+            raise BadSource(
+                f"invalid batch_requests={self.batch_requests}", hint=f"use a value from 1 to {MOST_REQUESTS}"
+            )
 
 
 class _Request(NamedTuple):
@@ -105,8 +107,8 @@ class PushReceiver:
     ) -> None:
         if target.dataset.unit is not None:
             raise BadSource(
-                f"{target.dataset.name} has intervals, but each batch of pushed rows is a lot",
-                hint="omit lots= for a dataset that is pushed to",
+                f"{target.dataset.name} has intervals, but pushed rows become one lot per batch",
+                hint="omit lots= for a dataset that has a source",
             )
         self.dataset = target.dataset
         self._source = target.id
@@ -158,7 +160,8 @@ class PushReceiver:
         for name in self.dataset.key:
             if table.column(name).null_count:
                 raise PushRefused(
-                    f"the key column {name} is NULL in one of the rows", hint="give each row its key"
+                    f"the key column {name} is NULL in one of the rows",
+                    hint="set the key column in every row",
                 )
         request = _Request(table, identity, Future(), rows if self._evolving is not None else None)
         with self._lock:
@@ -167,7 +170,7 @@ class PushReceiver:
                     f"this node no longer receives rows for {self.dataset.name}", hint=_AGAIN
                 )
             if self._waiting_bytes and self._waiting_bytes + table.nbytes > self._limits.waiting_bytes:
-                raise PushBusy(f"{self._waiting_bytes:,} bytes wait for {self.dataset.name}")
+                raise PushBusy(f"{self._waiting_bytes:,} bytes are already queued for {self.dataset.name}")
             self._waiting_bytes += table.nbytes
             self._queue.put(request)
         return request.answer

@@ -222,7 +222,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise RequestRefused(409, conflict.code, conflict.message, conflict.hint) from None
         except AnswerTimeout:
             raise RequestRefused(
-                503, "unavailable", "the rows were not durable in time", "send them again"
+                503, "unavailable", "the rows could not be stored in time", "send them again"
             ) from None
         except (StoreError, ObjectError, PublishError, SourceUnavailable) as unavailable:
             raise RequestRefused(503, unavailable.code, unavailable.message, unavailable.hint) from None
@@ -234,14 +234,21 @@ class _Handler(BaseHTTPRequestHandler):
         most = self.server.push.body_bytes
         length = self.headers.get("Content-Length", "")
         if not length.isascii() or not length.isdigit():
-            raise RequestRefused(411, "length-required", "the body has no length", "send Content-Length")
+            raise RequestRefused(
+                411, "length-required", "Content-Length is missing or invalid", "send Content-Length"
+            )
         if int(length) > most:
             raise RequestRefused(
-                413, "too-large", f"the body has {int(length):,} bytes", f"send at most {most:,} bytes"
+                413,
+                "too-large",
+                f"the body is too large: {int(length):,} bytes",
+                f"send at most {most:,} bytes",
             )
         body = self.rfile.read(int(length))
         if len(body) < int(length):
-            raise RequestRefused(400, "bad-body", "the body is shorter than its length", "send it again")
+            raise RequestRefused(
+                400, "bad-body", "the body is shorter than Content-Length", "send the request again"
+            )
         encoding = self.headers.get("Content-Encoding", "identity")
         if encoding == "gzip":
             return _decompressed(body, most)
@@ -268,8 +275,8 @@ class _Handler(BaseHTTPRequestHandler):
             raise RequestRefused(
                 400,
                 "bad-number",
-                "Tidemill-Producer needs a number in Tidemill-Seq",
-                "send both, for example Tidemill-Seq: 17",
+                "Tidemill-Producer or Tidemill-Seq is missing or invalid",
+                "send both, with a number in Tidemill-Seq: 17",
             )
         return Identity(producer, int(seq), hashlib.sha256(body).hexdigest()[:32])
 
@@ -315,7 +322,7 @@ def parse_rows(body: bytes, content_type: str) -> Any:
 
 def _object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{value!r:.60} is not an object")  # noqa: TRY004 - the body is bad, not the program
+        raise ValueError(f"{value!r:.60} is not a JSON object")  # noqa: TRY004 - the body is bad, not the program
     return value
 
 
@@ -324,7 +331,9 @@ def _decompressed(body: bytes, most: int) -> bytes:
         with gzip.open(io.BytesIO(body)) as file:
             data = file.read(most + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise RequestRefused(400, "bad-body", f"the body is not gzip: {error}", "send it again") from None
+        raise RequestRefused(
+            400, "bad-body", f"the body is not gzip: {error}", "send the request again"
+        ) from None
     if len(data) > most:
         raise RequestRefused(
             413, "too-large", "the decompressed body is too large", f"send at most {most:,} bytes"

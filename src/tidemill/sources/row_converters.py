@@ -137,7 +137,10 @@ def _records(rows: Any, table: str) -> Sequence[Mapping[str, Any]]:
         return records
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
-            raise AppendRefused(f"row {number} for {table} is {row!r:.80}", hint="give a dictionary")
+            raise AppendRefused(
+                f"row {number} for {table} is not a dictionary: {row!r:.80}",
+                hint="pass each row as a dictionary",
+            )
     return list(rows)
 
 

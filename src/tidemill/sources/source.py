@@ -211,7 +211,9 @@ class Source(ABC):
         place: "PartClaim",
     ) -> "Sequence[SinkWritten]":
         """Run a task of this source on Spark. Only sources that submit tasks need this."""
-        raise CodeDiffers(f"{target.id} ({target.where}) has no tasks")
+        raise CodeDiffers(
+            f"source {target.id} ({target.where}) on this node cannot run this task: its code differs"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

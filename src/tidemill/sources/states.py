@@ -49,8 +49,10 @@ WINDOW: dict[WindowState, dict[WindowEdge, WindowState]] = {
 
 
 def step(state: WindowState, edge: WindowEdge) -> WindowState:
-    """Return the state that an edge leads to; `IllegalTransition` if the table has no such edge."""
+    """Return the state after a transition; `IllegalTransition` if the table does not allow it."""
     try:
         return WINDOW[state][edge]
     except KeyError:
-        raise IllegalTransition(f"a window that is {state.value} has no edge {edge.value!r}") from None
+        raise IllegalTransition(
+            f"a window in state {state.value} does not allow {edge.value!r}; this is a bug, please report it"
+        ) from None

@@ -133,7 +133,7 @@ class TopicReader:
         except KafkaException as error:
             raise SourceUnavailable(
                 f"{self.source.description}: {_text(error)}",
-                hint="check that the brokers run; the runner retries",
+                hint="check that the brokers run; the runner retries automatically",
             ) from None
 
     def _partition_names(self) -> list[str]:
@@ -144,7 +144,8 @@ class TopicReader:
                 topic.error.str() if topic is not None and topic.error is not None else "it does not exist"
             )
             raise SourceUnavailable(
-                f"{self.source.description}: {reason}", hint="create the topic; the runner looks again"
+                f"{self.source.description}: {reason}",
+                hint="create the topic; the runner retries automatically",
             )
         return [f"{number:06}" for number in sorted(topic.partitions)]
 
@@ -230,7 +231,8 @@ class TopicReader:
                     self._at_end.add(name)
                     continue
                 raise SourceUnavailable(
-                    f"{self.source.description}: {error.str()}", hint="no action needed: the runner retries"
+                    f"{self.source.description}: {error.str()}",
+                    hint="no action needed: the runner retries automatically",
                 )
             if name not in self._checkpoints or offset is None:
                 continue  # of a partition that we held before

@@ -39,8 +39,8 @@ def run_window(
 
     if task.code != spec.code:
         raise BadSource(
-            f"{spec.id} is declared differently on the node that made this task",
-            hint="deploy the same code of the pipeline on every node",
+            f"source {spec.id} is declared differently on this node and on the node that created this task",
+            hint="deploy the same pipeline code on every node",
         )
     rows_sink, bad_sink = task.sinks
     files = [ForeignFile(item.uri, listing.uri(item.uri), item.size) for item in task.inputs[0].objects]

@@ -195,7 +195,10 @@ def hold(tx: Tx, keys: SourceKeys, node: Node, window: AnyWindow, attempt: str, 
     """Hold a window under an attempt, which the caller opens or adopts in the same transaction."""
     nodes.check(tx, keys.publish.cluster, node)
     if not may_hold(tx, keys, node, window):
-        raise LeaseLost(f"window {window.about.number} of {window.about.source} is {window.state.value}")
+        raise LeaseLost(
+            f"window {window.about.number} of {window.about.source} cannot be taken:"
+            f" it is {window.state.value}"
+        )
     step(window.state, WindowEdge.TAKE_OVER if isinstance(window, HeldWindow) else WindowEdge.TAKE)
     about = msgspec.structs.replace(window.about, lot=lot)
     return _write(tx, keys, HeldWindow(about, node.id, node.epoch, attempt))
@@ -205,7 +208,9 @@ def check(tx: Tx, keys: SourceKeys, window: HeldWindow) -> HeldWindow:
     """Fence a write: `LeaseLost` unless we hold the window under this attempt now."""
     current = read(tx, keys, window.about.source, window.about.number)
     if current != window:
-        raise LeaseLost(f"window {window.about.number} of {window.about.source} is no longer ours")
+        raise LeaseLost(
+            f"window {window.about.number} of {window.about.source} is no longer held by this attempt"
+        )
     return window
 
 
