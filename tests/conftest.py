@@ -7,17 +7,18 @@ import hypothesis
 import msgspec
 import pytest
 
-from tests import leases
-from tidemill.clock import SystemClock
-from tidemill.store.port import LIMITS, Limits, Tx
+# The tests that backends share are in the package, and a failing assert there should show its values too.
+# Pytest can only rewrite modules that are not imported yet.
+pytest.register_assert_rewrite("tidemill.testing")
+
+from tests import leases  # noqa: E402
+from tidemill.clock import SystemClock  # noqa: E402
+from tidemill.store.port import LIMITS, Limits, Tx  # noqa: E402
 
 # No deadline: limits of time are shown by a bench. `make test` asks the same of everyone who runs it;
 # `make crash`, which has a seed, asks something new each time.
 hypothesis.settings.register_profile("tidemill", deadline=None, derandomize="TIDEMILL_SEED" not in os.environ)
 hypothesis.settings.load_profile("tidemill")
-
-# The laws that backends share live in the package: a failing assert there should show its values too.
-pytest.register_assert_rewrite("tidemill.testing")
 
 pytest_plugins = ["pytester", "tests.plugin_rules", "tests.plugin_times", "tests.servers.fixtures"]
 
