@@ -1,12 +1,12 @@
 """All errors of Tidemill, in one tree.
 
-    TidemillError                     code, message, hint
+    TidemillError                     base of all errors; has a code, a message and a hint
     ├── IllegalTransition             a state machine has no such transition
-    ├── UsageError                    the caller broke the contract of a function
+    ├── UsageError                    a function was called incorrectly
     ├── BadUrl                        a store or objects URL is invalid
     ├── MissingDriver                 the Python package for a backend is not installed
-    ├── StoreError                    base of the store's errors
-    │   ├── StoreUnavailable          the store does not answer
+    ├── StoreError                    base of errors about the store
+    │   ├── StoreUnavailable          the store does not respond
     │   ├── StoreBusy                 conflicts lasted longer than the retry limit
     │   ├── CommitUnknown             the outcome of a commit is unknown
     │   ├── LimitExceeded             a limit of the store was exceeded
@@ -17,20 +17,20 @@
     │   ├── StoreFull                 the disk of the store is full
     │   ├── StoreCorrupt              the store's file or rows are damaged
     │   ├── StoreFormat               another release wrote the store in a format this one cannot use
-    │   └── StoreLocation             the file is on a network file system or belongs to another machine
-    ├── ObjectError                   base of object storage errors
-    │   ├── BadKey                    the name is not allowed for an object
+    │   └── StoreLocation             the file is on a network file system, or belongs to another machine
+    ├── ObjectError                   base of errors about object storage
+    │   ├── BadKey                    the name of an object is invalid
     │   ├── ObjectMissing             no object has this key
-    │   ├── ObjectConflict            the condition of a write (if-match) did not hold
-    │   ├── ObjectUnavailable         object storage does not answer
+    │   ├── ObjectConflict            the condition of a write (If-Match) was not met
+    │   ├── ObjectUnavailable         object storage does not respond
     │   ├── ObjectsFull               object storage is full
-    │   └── ConditionsIgnored         the provider ignores conditional writes
-    ├── ClusterError                  base of cluster errors
+    │   └── ConditionsIgnored         the storage provider ignores conditional writes
+    ├── ClusterError                  base of errors about the cluster
     │   ├── NotLeader                 this node is no longer the leader
     │   ├── LockTimeout               a lock or permit was not free in time
     │   └── ProtocolMismatch          nodes run releases that cannot work together
-    ├── FutureError                   base of futures' errors
-    │   ├── FutureUnknown             the future does not exist, or no longer
+    ├── FutureError                   base of errors about futures
+    │   ├── FutureUnknown             the future does not exist or was deleted
     │   ├── FutureFailed              the future failed
     │   │   ├── UpstreamDependencyFailed  an input of the future failed
     │   │   ├── UnsatisfiableError    no worker has the resources
@@ -56,67 +56,67 @@
     │   ├── BadLotId                  a lot id is invalid
     │   ├── BadName                   a name is invalid
     │   ├── ManifestUnreadable        a manifest has a newer format or is invalid
-    │   ├── BadDataset                a dataset declaration contradicts itself
+    │   ├── BadDataset                a dataset declaration is invalid
     │   ├── DatasetUnknown            the dataset is not declared
-    │   ├── DatasetChanged            a dataset was declared before, differently
+    │   ├── DatasetChanged            the dataset was already declared with a different definition
     │   ├── LotUnknown                the lot or the generation does not exist
     │   ├── NoLots                    the range contains no lot
-    │   ├── LotConflict               the generation is not the next one of its lot
-    │   ├── BadCheck                  a check contradicts itself or names unknown columns
+    │   ├── LotConflict               the lot has changed, or cannot be changed in this way
+    │   ├── BadCheck                  a check is invalid or uses unknown columns
     │   ├── CheckFailed               rows failed a check and were not published
-    │   ├── ProducerConflict          a sequence number was skipped, or used for other rows
+    │   ├── ProducerConflict          a sequence number is too low, or was already used for different rows
     │   └── IntervalConflict          another interval must be closed first
     ├── SparkError                    base of errors about Spark
     │   ├── JavaMissing               no Java runtime was found
-    │   ├── SparkUnavailable          Spark does not start or does not answer
+    │   ├── SparkUnavailable          Spark does not start or does not respond
     │   ├── SessionUnfit              the Spark session cannot be used
     │   ├── BadSchema                 a schema is invalid, or columns differ from it
     │   ├── ObjectUnreadable          Spark cannot read an object of a lot
     │   ├── FileUnlike                Arrow cannot read a file as declared; Spark reads it instead
     │   └── WriteMismatch             written rows differ from computed rows
     ├── SubscriptionError             base of errors about subscriptions
-    │   ├── SubscriptionUnknown       the subscription does not exist, or no longer
-    │   ├── SubscriptionChanged       a subscription was created before, differently
+    │   ├── SubscriptionUnknown       the subscription does not exist or was removed
+    │   ├── SubscriptionChanged       the subscription already exists with different sources
     │   ├── BadTemplate               the pattern or target of a template is invalid
-    │   ├── TemplateUnknown           the template does not exist, or no longer
-    │   ├── TemplateChanged           a template was declared before, differently
+    │   ├── TemplateUnknown           the template does not exist or was removed
+    │   ├── TemplateChanged           the template was already declared with a different definition
     │   ├── TemplateChild             the subscription belongs to a template
     │   ├── BadSchedule               a cron expression or time zone is invalid
-    │   └── HeapDiffers               this runner uses another heap than its cluster
+    │   └── HeapDiffers               this runner uses a different heap from the rest of its cluster
     ├── PublishError                  base of errors about publication
-    │   ├── CorrectionRefused         a lot cannot be replaced or removed this way
-    │   ├── AttemptUnknown            the attempt does not exist, or no longer
+    │   ├── CorrectionRefused         a lot cannot be replaced or removed in this way
+    │   ├── AttemptUnknown            the attempt does not exist or was removed
     │   ├── AttemptEnded              the attempt is already published or abandoned
     │   └── AttemptDamaged            objects of the attempt are missing
     ├── ArcError                      base of errors about arcs
     │   ├── ArcUnknown                the arc is not declared
-    │   ├── BadArc                    an arc declaration contradicts itself
+    │   ├── BadArc                    an arc declaration is invalid
     │   └── ArcLotConflict            the state of the lot does not allow the request
     ├── ViewError                     base of errors about views
     │   ├── GroupUnknown              the group of views does not exist
     │   ├── StepConflict              a step is not the next one of its group, or differs from its record
-    │   ├── StepLost                  tasks of a step reported nothing, or reported twice
+    │   ├── StepLost                  a task of a step did not report, or reported twice
     │   ├── ViewFailed                a view cannot be computed from its rows
-    │   └── ViewRefused               a view, or a change of it, is not possible
+    │   └── ViewRefused               the view, or this change to it, is not supported
     ├── QueryError                    base of errors about queries, with line and column
-    │   ├── QuerySyntax               the text is not Spark SQL
+    │   ├── QuerySyntax               the text is not valid Spark SQL
     │   ├── NameUnknown               a table or column does not exist
     │   ├── NameAmbiguous             a name matches several columns
     │   ├── QueryRefused              Spark rejects the query, or it cannot be a view
     │   └── NotIncremental            `refresh="incremental"` is set, but a part must be recomputed
     ├── PipelineError                 base of errors about pipelines
     │   ├── PipelineNotFound          no pipeline was found
-    │   ├── DeclarationError          a declaration is invalid; names its line
+    │   ├── DeclarationError          a declaration is invalid (the message gives its line)
     │   ├── AppendRefused             rows do not fit their table
     │   ├── NothingYet                the table has no data yet
     │   ├── ArcResult                 an arc returned something unexpected
-    │   └── CodeDiffers               a runner has different code than the run needs
+    │   └── CodeDiffers               this runner does not have the code that the run needs
     ├── SourceError                   base of errors about sources
-    │   ├── BadSource                 a source declaration contradicts itself
+    │   ├── BadSource                 a source declaration is invalid
     │   ├── SourceUnavailable         the folder or bucket cannot be listed
     │   ├── SourceFileChanged         a file changed or disappeared after it was listed
     │   ├── SourceMiscounted          two reads of the same file differ
-    │   ├── PollRefused               the answer to a poll is invalid
+    │   ├── PollRefused               the response to a poll is invalid
     │   ├── CheckpointGone            the position of a source no longer exists
     │   ├── PushRefused               the body of a push request is invalid
     │   └── PushBusy                  too many push requests are waiting
@@ -127,15 +127,15 @@
     │   ├── TraceStale                a trace is not at the expected step
     │   ├── TypeRefused               a type cannot be compared, ordered or added
     │   ├── WeightNegative            a row would get a negative weight
-    │   └── WeightOverflow            a weight or sum exceeds its accumulator
+    │   └── WeightOverflow            a weight or a sum is too large for 64 bits
     ├── RunnerDied                    the child processes of a runner keep dying
     └── DemoFailed                    the demo did not finish
 
-    Stop(BaseException)               ends the current work; user code cannot swallow it
-    └── LeaseLost                     the lease is lost: stop at once
+    Stop(BaseException)               the current work must stop; user code cannot catch this as an Exception
+    └── LeaseLost                     this process lost its lease; another node continues its work
 
-Each class has a stable `code`. Each error has a message that says what happened and a hint that says what to
-do. A class without a hint explains why in its docstring.
+Each class has a stable `code`. Each error has a message that says what happened. Most errors have a hint that
+says what to do. A class without a hint explains why in its docstring; a base class has no hint.
 """
 
 from typing import Any, ClassVar
@@ -158,9 +158,10 @@ class TidemillError(Exception):
 
 
 class IllegalTransition(TidemillError):
-    """No hint: only Tidemill changes states, so this is a bug. Please report it."""
+    """Only Tidemill changes states, so this is a bug."""
 
     code = "illegal-transition"
+    hint = "this is a bug in Tidemill; please report it"
 
 
 class UsageError(TidemillError):
@@ -193,7 +194,7 @@ class StoreUnavailable(StoreError):
 
 class StoreBusy(StoreError):
     code = "store-busy"
-    hint = "many writers use the same keys; retry"
+    hint = "many writers change the same keys; retry later"
 
 
 class CommitUnknown(StoreError):
@@ -207,17 +208,17 @@ class LimitExceeded(StoreError):
 
 class KeyTooLarge(LimitExceeded):
     code = "store-key-too-large"
-    hint = "a key can have at most 2 KiB; use a shorter name or id"
+    hint = "a key can be at most 2 KiB long; use a shorter name or id"
 
 
 class ValueTooLarge(LimitExceeded):
     code = "store-value-too-large"
-    hint = "a value can have at most 64 KiB; put large data into object storage and store its name"
+    hint = "a value can be at most 64 KiB long; put large data into object storage and store its name"
 
 
 class TransactionTooLarge(LimitExceeded):
     code = "store-transaction-too-large"
-    hint = "a transaction can have at most 1,000 writes and 1 MB; work in pages with a cursor row"
+    hint = "a transaction can have at most 1,000 writes and 1 MB; split the work into several transactions"
 
 
 class TransactionTooLong(LimitExceeded):
@@ -232,7 +233,7 @@ class StoreFull(StoreError):
 
 class StoreCorrupt(StoreError):
     code = "store-corrupt"
-    hint = "restore the store from a backup; keep the damaged file, it may be recoverable"
+    hint = "restore the store from a backup; keep the damaged file, because it may be recoverable"
 
 
 class StoreFormat(StoreError):
@@ -251,17 +252,17 @@ class ObjectError(TidemillError):
 
 class BadKey(ObjectError):
     code = "object-bad-key"
-    hint = "join names with '/'; leave out '.', '..', empty names, backslashes and control characters"
+    hint = "join names with '/'; do not use '.', '..', empty names, backslashes or control characters"
 
 
 class ObjectMissing(ObjectError):
-    """No hint: only the caller knows whether the object should exist."""
+    """No hint: it depends on the caller whether the object should exist."""
 
     code = "object-missing"
 
 
 class ObjectConflict(ObjectError):
-    """No hint: the caller handles the failed condition."""
+    """No hint: it depends on the caller how to handle the conflict."""
 
     code = "object-conflict"
 
@@ -273,7 +274,7 @@ class ObjectUnavailable(ObjectError):
 
 class ObjectsFull(ObjectError):
     code = "objects-full"
-    hint = "free some space on the disk; objects written before are complete"
+    hint = "free some space on the disk; earlier objects are complete"
 
 
 class ConditionsIgnored(ObjectError):
@@ -286,19 +287,18 @@ class ClusterError(TidemillError):
 
 
 class NotLeader(ClusterError):
-    """No hint: the new leader does the work, so no action is needed."""
-
     code = "cluster-not-leader"
+    hint = "no action is needed: the new leader does the work"
 
 
 class LockTimeout(ClusterError):
     code = "cluster-lock-timeout"
-    hint = "another holder has it; wait longer, or check who holds it"
+    hint = "another process holds the lock; try again, or wait longer (timeout_s)"
 
 
 class ProtocolMismatch(ClusterError):
     code = "cluster-protocol"
-    hint = "in one cluster, run releases that differ by at most one"
+    hint = "use the same release of Tidemill on all nodes of the cluster"
 
 
 class FutureError(TidemillError):
@@ -310,14 +310,14 @@ class FutureError(TidemillError):
 
 class FutureUnknown(FutureError):
     code = "future-unknown"
-    hint = "finished futures are kept for 24 h, or longer while a handle or a dependent future needs them"
+    hint = "check the id; Tidemill deletes finished futures after 24 h unless they are still in use"
 
 
 class FutureFailed(FutureError):
     """The future has failed permanently. `__cause__` is the original exception, if it could be loaded."""
 
     code = "future-failed"
-    hint = "show the remote traceback: tidemill futures show ID"
+    hint = "to show the remote traceback, run: tidemill futures show ID"
 
 
 class UpstreamDependencyFailed(FutureFailed):
@@ -345,7 +345,7 @@ class TaskOutOfMemory(FutureFailed):
 
 class DeadlineExceeded(FutureFailed):
     code = "future-deadline"
-    hint = "allow more time, or start more workers"
+    hint = "submit with a later deadline=…, or start more workers"
 
 
 class CodeNotLoadable(FutureFailed):
@@ -362,7 +362,7 @@ class ResultLost(FutureFailed):
 
 
 class FutureCancelled(FutureError):
-    """No hint: the cancellation was intended."""
+    """No hint: no action is needed, because the cancellation was requested."""
 
     code = "future-cancelled"
 
@@ -403,20 +403,20 @@ class BlobMissing(FutureError):
 
 
 class CopyGone(FutureError):
-    """No hint: the reader tries another copy or recomputes the result."""
+    """No hint: no action is needed, because the reader tries another copy or recomputes the result."""
 
     code = "copy-gone"
 
 
 class CopyCorrupt(FutureError):
-    """No hint: Tidemill treats a damaged copy as missing."""
+    """No hint: no action is needed, because Tidemill treats a damaged copy as missing."""
 
     code = "copy-corrupt"
 
 
 class SegmentsFull(FutureError):
     code = "segments-full"
-    hint = "release large results, or give the worker more memory or a spill folder"
+    hint = "delete futures with large results, or start the worker with a larger --results or with --spill"
 
 
 class FetchFailed(FutureError):
@@ -426,12 +426,12 @@ class FetchFailed(FutureError):
 
 class FetchRefused(FutureError):
     code = "fetch-refused"
-    hint = "use the same cluster key on every node and client, and a certificate between hosts"
+    hint = (
+        "use the same cluster key on every node and client; between hosts, start workers with --certificate"
+    )
 
 
 class LotError(TidemillError):
-    """No default hint: each subclass has one."""
-
     code = "lot"
 
 
@@ -463,22 +463,22 @@ class DatasetUnknown(LotError):
 
 class DatasetChanged(LotError):
     code = "dataset-changed"
-    hint = "declare it as before, or under a new version; lots of both versions stay readable"
+    hint = "declare it as before, or as a new table with another version=…; existing lots stay readable"
 
 
 class LotUnknown(LotError):
     code = "lot-unknown"
-    hint = "list the lots: tidemill lots TABLE"
+    hint = "to list the lots, run: tidemill lots TABLE"
 
 
 class NoLots(LotError):
     code = "no-lots"
-    hint = "list the lots: tidemill lots TABLE"
+    hint = "to list the lots, run: tidemill lots TABLE"
 
 
 class LotConflict(LotError):
     code = "lot-conflict"
-    hint = "another process published this lot; read it again, and open a new generation to change it"
+    hint = "another process may have published this lot; read the lot again and repeat your change"
 
 
 class BadCheck(LotError):
@@ -488,23 +488,20 @@ class BadCheck(LotError):
 
 class CheckFailed(LotError):
     code = "check-failed"
-    hint = "fix the rows, or let the check warn or drop them, for example on_fail='drop'"
+    hint = "fix the rows, or change the check to warn or to drop them, for example on_fail='drop'"
 
 
 class ProducerConflict(LotError):
     code = "producer-conflict"
-    hint = "use increasing numbers, one for each batch; repeat a number only with the same rows"
+    hint = "use increasing numbers, one for each batch; reuse a number only to repeat the same rows"
 
 
 class IntervalConflict(LotError):
-    """No hint: another runner closes the interval, so no action is needed."""
-
     code = "interval-conflict"
+    hint = "no action is needed: Tidemill closes the interval later"
 
 
 class SparkError(TidemillError):
-    """No default hint: each subclass has one."""
-
     code = "spark"
 
 
@@ -545,23 +542,21 @@ class FileUnlike(SparkError):
 
 class WriteMismatch(SparkError):
     code = "write-mismatch"
-    hint = "nothing was published; run it again, and report the error if it repeats"
+    hint = "nothing was published; run the pipeline again, and report the error if it repeats"
 
 
 class SubscriptionError(TidemillError):
-    """No default hint: each subclass has one."""
-
     code = "subscription"
 
 
 class SubscriptionUnknown(SubscriptionError):
     code = "subscription-unknown"
-    hint = "list the triggers: tidemill triggers"
+    hint = "to list the triggers, run: tidemill triggers"
 
 
 class SubscriptionChanged(SubscriptionError):
     code = "subscription-changed"
-    hint = "remove it first, or use another name; its progress depends on its sources"
+    hint = "use another name: the sources of an existing subscription cannot change"
 
 
 class BadTemplate(SubscriptionError):
@@ -572,12 +567,12 @@ class BadTemplate(SubscriptionError):
 
 class TemplateUnknown(SubscriptionError):
     code = "template-unknown"
-    hint = "list the triggers: tidemill triggers"
+    hint = "to list the triggers, run: tidemill triggers"
 
 
 class TemplateChanged(SubscriptionError):
     code = "template-changed"
-    hint = "declare it as before, or under another name; its subscriptions depend on its pattern"
+    hint = "declare it as before, or use another name: the pattern of an existing template cannot change"
 
 
 class TemplateChild(SubscriptionError):
@@ -594,44 +589,40 @@ class BadSchedule(SubscriptionError):
 
 class HeapDiffers(SubscriptionError):
     code = "heap-differs"
-    hint = "use the cluster's heap; to move it, stop all runners and run: tidemill triggers rebuild"
+    hint = "use the cluster's heap; to move the heap, stop all runners and run: tidemill triggers rebuild"
 
 
 class PublishError(TidemillError):
-    """No default hint: each subclass has one."""
-
     code = "publish"
 
 
 class CorrectionRefused(PublishError):
     code = "correction-refused"
-    hint = "read the lot again, and correct its current content"
+    hint = "another correction came first; read the lot again and repeat yours"
 
 
 class AttemptUnknown(PublishError):
     code = "attempt-unknown"
-    hint = "open a new attempt; abandoned attempts are removed with their data"
+    hint = "repeat the operation; Tidemill then starts a new attempt"
 
 
 class AttemptEnded(PublishError):
     code = "attempt-ended"
-    hint = "open a new attempt; an ended attempt cannot be published again"
+    hint = "repeat the operation; Tidemill then starts a new attempt"
 
 
 class AttemptDamaged(PublishError):
     code = "attempt-damaged"
-    hint = "no action is needed: the attempt is abandoned, and a new one starts"
+    hint = "no action is needed: Tidemill abandons this attempt and starts a new one"
 
 
 class ArcError(TidemillError):
-    """No default hint: each subclass has one."""
-
     code = "arc"
 
 
 class ArcUnknown(ArcError):
     code = "arc-unknown"
-    hint = "list the names: tidemill ls"
+    hint = "to list the names, run: tidemill ls"
 
 
 class BadArc(ArcError):
@@ -642,12 +633,12 @@ class BadArc(ArcError):
 
 class ArcLotConflict(ArcError):
     code = "arc-lot-conflict"
-    hint = "only partial and missing lots can be retried: tidemill lots TABLE shows their states"
+    hint = (
+        "only partial and missing lots can be retried; to show the states of lots, run: tidemill lots TABLE"
+    )
 
 
 class ViewError(TidemillError):
-    """No default hint: each subclass has one."""
-
     code = "view"
 
 
@@ -657,19 +648,18 @@ class GroupUnknown(ViewError):
 
 
 class StepConflict(ViewError):
-    """No hint: this run fails, and the next one continues from the group's current step."""
-
     code = "step-conflict"
+    hint = "no action is needed: this run fails, and the next one continues from the group's current step"
 
 
 class StepLost(ViewError):
     code = "step-lost"
-    hint = "the step runs again; if the error repeats, check Spark's log for failed tasks"
+    hint = "if the error repeats, check Spark's log for failed tasks; Tidemill runs the step again"
 
 
 class ViewFailed(ViewError):
     code = "view-failed"
-    hint = "fix the query, or correct the rows that cause the error; then the step runs again"
+    hint = "fix the query, or correct the rows that cause the error; then Tidemill runs the step again"
 
 
 class ViewRefused(ViewError):
@@ -696,7 +686,7 @@ class NameUnknown(QueryError):
     """`name` is the unknown name; `near` lists similar names."""
 
     code = "name-unknown"
-    hint = "list the names: tidemill ls"
+    hint = "to list the names, run: tidemill ls"
     name: str = ""
     near: tuple[str, ...] = ()
 
@@ -749,12 +739,10 @@ class ArcResult(PipelineError):
 
 class CodeDiffers(PipelineError):
     code = "code-differs"
-    hint = "deploy the same code of the pipeline on every node"
+    hint = "deploy the same pipeline code on every node"
 
 
 class SourceError(TidemillError):
-    """No default hint: each subclass has one."""
-
     code = "source"
 
 
@@ -783,12 +771,12 @@ class SourceMiscounted(SourceError):
 
 class PollRefused(SourceError):
     code = "poll-refused"
-    hint = "nothing was ingested; compare the answer of the address with the source's declaration"
+    hint = "nothing was ingested; compare the server's response with the declaration of the source"
 
 
 class CheckpointGone(SourceError):
     code = "checkpoint-gone"
-    hint = "the missing data cannot be recovered; choose where to continue with on_gone=…"
+    hint = "the missing data cannot be recovered; use on_gone=… to choose where to continue"
 
 
 class PushRefused(SourceError):
@@ -798,7 +786,7 @@ class PushRefused(SourceError):
 
 class PushBusy(SourceError):
     code = "push-busy"
-    hint = "send the request again later; nothing of it was stored"
+    hint = "none of it was stored; send the request again later"
 
 
 class TraceError(TidemillError):
@@ -807,21 +795,17 @@ class TraceError(TidemillError):
 
 class TraceMissing(TraceError):
     code = "trace-missing"
-    hint = (
-        "the previous version stays readable; restore the object, or rebuild the view with `refresh = full`"
-    )
+    hint = "restore the object from a backup, or declare the view with a new name and a new group="
 
 
 class TraceCorrupt(TraceError):
     code = "trace-corrupt"
-    hint = (
-        "the previous version stays readable; restore the object, or rebuild the view with `refresh = full`"
-    )
+    hint = "restore the object from a backup, or declare the view with a new name and a new group="
 
 
 class TraceFormat(TraceError):
     code = "trace-format"
-    hint = "another release wrote it; use that release or a newer one"
+    hint = "another release wrote the file; use that release or a newer one"
 
 
 class TraceStale(TraceError):
@@ -836,19 +820,20 @@ class TypeRefused(TraceError):
 
 
 class WeightNegative(TraceError):
-    """No hint: source operators quarantine such rows, so this is a bug. Please report it."""
+    """Source operators quarantine rows that would cause it, so this is a bug."""
 
     code = "trace-weight-negative"
+    hint = "this is a bug in Tidemill; please report it"
 
 
 class WeightOverflow(TraceError):
     code = "trace-weight-overflow"
-    hint = "the number does not fit into 64 bits; aggregate earlier, or split the group"
+    hint = "use smaller groups in GROUP BY, or append smaller changes"
 
 
 class RunnerDied(TidemillError):
     code = "runner-died"
-    hint = "check the standard error of the last one; the most frequent reason is a lack of memory"
+    hint = "check the standard error of the last child process; often it ran out of memory"
 
 
 class DemoFailed(TidemillError):
@@ -857,12 +842,15 @@ class DemoFailed(TidemillError):
 
 
 class Stop(BaseException):
-    """Ends the current work. It is not an Exception, so user code cannot swallow it."""
+    """Ends the current work. It is not an Exception, so `except Exception` in user code does not catch it."""
 
     code: ClassVar[str] = "stop"
 
 
 class LeaseLost(Stop):
-    """The lease is lost (expired, taken or released). The holder stops at once."""
+    """The lease is lost: it expired, was taken or was released. The holder stops immediately.
+
+    No action is needed: another node continues the work.
+    """
 
     code = "lease-lost"

@@ -49,9 +49,9 @@ def run_command(
 ) -> int:
     """Run the pipeline: its sources, arcs and views process new data.
 
-    The command ends when all data that has arrived is processed. The exit code is 1 if something failed.
-    Several runners may run one pipeline at the same time, on machines that share its store and its object
-    storage.
+    Without --watch, the command ends when all data that has arrived is processed. The exit code is 1 if
+    something failed. Several runners may run one pipeline at the same time, on machines that share its store
+    and its object storage.
     """
     return run_pipeline(file, output, watch=watch, spark=spark, threads=threads, grace_s=grace_s, quiet=quiet)
 
