@@ -343,7 +343,7 @@ def test_the_digest_is_stored_and_damaged_files_are_not_compacted():
     row = stage.row
     other = f"{'f' * 8}:of other rows"
     row = stage.store.run(lambda tx: lots.set_digest(tx, stage.keys.lots, row, other))
-    with pytest.raises(WriteMismatch, match="differ from what was published"):
+    with pytest.raises(WriteMismatch, match="differ from the published rows"):
         first.compact(ORDERS.id, LOT)
     stage.store.run(lambda tx: lots.set_digest(tx, stage.keys.lots, row, "other-columns:of other rows"))
     assert first.compact(ORDERS.id, LOT) is not None  # the digest of another schema is ignored

@@ -141,9 +141,9 @@ def find_main(name: str) -> Main:
     try:
         loaded = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise UsageError(f"cannot import {name!r}: {error}", hint="name it as module:function") from error
+        raise UsageError(f"cannot import {name!r}: {error}", hint="use the form module:function") from error
     if not callable(loaded):
-        raise UsageError(f"{name!r} is not a function", hint="name it as module:function")
+        raise UsageError(f"{name!r} is not a function", hint="use the form module:function")
     return loaded  # type: ignore[no-any-return] # checked to be callable
 
 

@@ -106,7 +106,7 @@ class Compactor:
             lambda tx: (datasets.read(tx, keys, dataset_id), lots.current(tx, keys, dataset_id, lot))
         )
         if current is None:
-            raise LotUnknown(f"there is no lot {lot} of {dataset_id}")
+            raise LotUnknown(f"lot {lot} of {dataset_id} does not exist")
         if current.state is not LotState.COMPLETE:
             return None
         root = self._manifests.load(current.manifest)
@@ -180,7 +180,7 @@ class Compactor:
         digest = f"{dataset.fingerprint[:8]}:{rewritten.before}"
         if current.digest.partition(":")[0] == digest.partition(":")[0] and current.digest != digest:
             raise WriteMismatch(
-                f"the files of lot {current.lot} of {dataset.id} differ from what was published"
+                f"the rows in the files of lot {current.lot} of {dataset.id} differ from the published rows"
             )
         return digest
 

@@ -38,9 +38,14 @@ class FutureRun:
     def check(self) -> None:
         """Raise an error if this run should end."""
         if self.stopped:
-            raise LeaseLost(f"the claim on {self.job.id.hex()} under epoch {self.place.epoch} has ended")
+            raise LeaseLost(
+                f"the claim on future {self.job.id.hex()} has ended (epoch {self.place.epoch});"
+                " the result of this run is not used"
+            )
         if self.job.ending:
-            raise FutureCancelled(f"{self.job.spec.name} ({self.job.id.hex()}) must end: {self.job.ending}")
+            raise FutureCancelled(
+                f"{self.job.spec.name} ({self.job.id.hex()}) was stopped: {self.job.ending}"
+            )
 
 
 _run: ContextVar[FutureRun | None] = ContextVar("tidemill-future-run", default=None)
@@ -49,7 +54,9 @@ _run: ContextVar[FutureRun | None] = ContextVar("tidemill-future-run", default=N
 def _current_run() -> FutureRun:
     run = _run.get()
     if run is None:
-        raise UsageError("this thread runs no future", hint="call this only from the code of a part")
+        raise UsageError(
+            "this thread is not running a future", hint="call this only from code that runs as part of a lot"
+        )
     return run
 
 

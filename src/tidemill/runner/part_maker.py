@@ -55,7 +55,7 @@ def make_part(task: PartTask) -> Sequence[SinkWritten]:
 def _compute(tools: Tools, task: PartTask, place: PartClaim) -> list[SinkWritten]:
     arc = tools.program.arc(task.author)
     if arc is None or arc.spec.code != task.code:
-        raise CodeDiffers(f"this runner has {'other code' if arc else 'no code'} for {task.author}")
+        raise CodeDiffers(f"the code of {task.author} {'differs' if arc else 'is missing'} on this runner")
     frames = [
         read_objects(tools.spark, tools.storage, tools.program.schema(part.dataset), part.objects)
         for part in task.inputs
@@ -113,8 +113,9 @@ def results_of(arc: ArcProgram, returned: Any) -> "list[DataFrame]":
     elif isinstance(returned, Mapping):
         if set(returned) != set(names):
             raise ArcResult(
-                f"arc {arc.spec.name} ({arc.where}) returned {', '.join(map(str, returned)) or 'nothing'}",
-                hint=f"return a frame for each of {', '.join(names)}",
+                f"arc {arc.spec.name} ({arc.where}) returned the wrong tables:"
+                f" {', '.join(map(str, returned)) or 'none'}",
+                hint=f"return a DataFrame for each of {', '.join(names)}",
             )
         frames = [returned[name] for name in names]
     elif isinstance(returned, tuple | list):
@@ -124,7 +125,7 @@ def results_of(arc: ArcProgram, returned: Any) -> "list[DataFrame]":
     if len(frames) != len(names) or not all(is_frame(frame) for frame in frames):
         kinds = ", ".join(type(frame).__name__ for frame in frames)
         raise ArcResult(
-            f"arc {arc.spec.name} ({arc.where}) returned {kinds}, but writes {', '.join(names)}",
+            f"arc {arc.spec.name} ({arc.where}) returned {kinds or 'nothing'}, but writes {', '.join(names)}",
             hint=f"return {len(names)} Spark DataFrame{'s, in that order' if len(names) > 1 else ''}",
         )
     return frames
@@ -152,7 +153,9 @@ def select_columns(
         if name in types and types[name] != kind
     ]
     if problems:
-        raise ArcResult(f"arc {arc.spec.name} ({arc.where}) returned other columns: {'; '.join(problems)}")
+        raise ArcResult(
+            f"arc {arc.spec.name} ({arc.where}) returned the wrong columns: {'; '.join(problems)}"
+        )
     return frame.select(*[schema.quoted(name) for name in expected])
 
 
@@ -201,5 +204,5 @@ def _is_linear(arc: ArcProgram, frame: "DataFrame") -> bool:
 def _ingest(tools: Tools, task: PartTask, place: PartClaim) -> Sequence[SinkWritten]:
     source = tools.program.sources.get(task.author)
     if source is None:
-        raise CodeDiffers(f"this runner has no source {task.author}")
+        raise CodeDiffers(f"the source {task.author} is missing in the code of this runner")
     return source.make_part(tools.spark, tools.storage, task, place)

@@ -201,7 +201,10 @@ class GivenPresence:
         """Read the entry now and then every second; raise `LeaseLost` if it has ended already."""
         self.read()
         if not self.alive():
-            raise LeaseLost(f"node {self._node.id} is no longer in the list under epoch {self._node.epoch}")
+            raise LeaseLost(
+                f"node {self._node.id} was removed from its cluster because its lease expired"
+                f" (epoch {self._node.epoch})"
+            )
         self._thread.start()
         return self._node
 

@@ -54,8 +54,8 @@ def slot(place: ClusterAddress, chance: random.Random) -> Iterator[Slot]:
             os.close(fd)
         return
     raise UsageError(
-        f"{place.home} has {MOST_RUNNERS:,} runners already, the most of one home",
-        hint="use more threads instead",
+        f"{place.home} already has {MOST_RUNNERS:,} runners, the maximum for one home",
+        hint="use more threads in a runner instead",
     )
 
 

@@ -289,7 +289,7 @@ class RunnerSupervisor:
             return
         self._pause.failed()
         if self._pause.failures >= MOST_EARLY:
-            raise RunnerDied(f"{message}; {self._pause.failures} children in a row ended early")
+            raise RunnerDied(f"{message}; {self._pause.failures} child processes in a row exited too early")
         self._wait(self._pause.left_s)
 
     def _wait(self, timeout_s: float) -> None:
