@@ -268,7 +268,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a dictionary": ({"id": 1}, "dict is not a collection of rows"),
     "a text": ("1,a", "str is not a collection of rows"),
     "nothing": (None, "NoneType is not a collection of rows"),
-    "a number": ([1], "row 0 for orders is 1"),
+    "a number": ([1], "row 0 for orders is neither a dictionary nor a tuple of .: 1"),
     "arrow with a fraction for a whole": (
         pa.table({"id": pa.array([1.5])}),
         "column id expects BIGINT, got double",
@@ -323,7 +323,7 @@ def test_a_table_with_a_key_holds_the_last_write_of_each_key(home: Path, spark: 
         assert content(pipeline["total"]) == [("a", 6), ("b", 3)]
         raw = Counter((row[0], row[3]) for row in shop.table(pipeline, "stock"))  # operations, as they came
         assert raw == {("a", "upsert"): 3, ("a", "delete"): 1, ("b", "upsert"): 2, ("b", "delete"): 1}
-        with pytest.raises(AppendRefused, match="takes no append"):
+        with pytest.raises(AppendRefused, match="does not accept the operation append"):
             stock.append([("c", 1, 1)])
         with pytest.raises(QueryError, match="stock has a key"):
             stock.changes()

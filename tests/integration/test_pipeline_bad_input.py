@@ -178,9 +178,9 @@ def test_an_arc_that_returns_other_columns_than_it_said_fails_its_lot_and_says_w
 @pytest.mark.parametrize(
     ("returned", "said"),
     [
-        (lambda df: None, "returned NoneType, and writes out"),
-        (lambda df: (df, df), "returned DataFrame, DataFrame, and writes out"),
-        (lambda df: {"other": df}, "returned other"),
+        (lambda df: None, "returned NoneType, but writes out"),
+        (lambda df: (df, df), "returned DataFrame, DataFrame, but writes out"),
+        (lambda df: {"other": df}, "returned the wrong tables: other"),
         (lambda df: df.selectExpr("nothing"), "failed on an empty table"),
         (lambda df: 1 / 0, "ZeroDivisionError|division by zero"),
     ],

@@ -155,7 +155,7 @@ def test_a_parquet_file_that_is_cut_is_in_quarantine_as_a_whole(read: Read, tmp_
     done = read({"cut.parquet": body[: len(body) // 2], "fine.parquet": body, "tiny.parquet": b"PAR1"})
     assert done.rows == sorted([row(n) for n in range(100)], key=repr)
     assert done.bad == [
-        ("cut.parquet", None, None, "it is not a whole Parquet file: its end is missing"),
+        ("cut.parquet", None, None, "it is not a complete Parquet file: its end is missing"),
         ("tiny.parquet", None, None, "it is not a Parquet file"),
     ]
 

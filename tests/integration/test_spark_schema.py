@@ -51,7 +51,7 @@ def test_our_parser_refuses_what_sparks_parser_refuses(spark: SparkSession) -> N
     for text in BAD:
         with pytest.raises(BadSchema):
             parse(text)
-        with pytest.raises(BadSchema, match="not a schema"):
+        with pytest.raises(BadSchema, match="the schema is invalid"):
             analysed(spark, text)
 
 

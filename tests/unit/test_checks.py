@@ -145,5 +145,5 @@ def test_checks_that_do_not_belong_are_refused_with_their_line(tmp_path: Path) -
         pipeline.dataset("a", "id BIGINT", checks=["id"])  # type: ignore[list-item]
     with pytest.raises(DeclarationError, match=r"test_checks\.py:\d+: checks= is one list"):
         pipeline.arc(reads="a", writes=("b", "c"), checks=[tm.not_null("id")])
-    with pytest.raises(DeclarationError, match=r"test_checks\.py:\d+: checks= names d"):
+    with pytest.raises(DeclarationError, match=r"test_checks\.py:\d+: checks= refers to d"):
         pipeline.arc(reads="a", writes="b", checks={"d": [tm.not_null("id")]})

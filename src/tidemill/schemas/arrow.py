@@ -88,6 +88,6 @@ def _of_arrow(kind: pa.DataType, path: str) -> Type:
     if kind in _OF_ARROW:
         return Simple(_OF_ARROW[kind])
     raise BadSchema(
-        f"column {path!r} has the Arrow type {kind}, which Spark does not have",
+        f"column {path!r} has the Arrow type {kind}, which Spark does not support",
         hint="cast it to another type",
     )

@@ -119,7 +119,7 @@ def check_columns(columns: tuple[Column, ...]) -> None:
     names: dict[str, str] = {}
     for column in columns:
         if not column.name:
-            raise BadSchema("a column has no name")
+            raise BadSchema("a column has no name", hint="add a name to every column")
         other = names.get(column.name.lower())
         names[column.name.lower()] = column.name
         if other is not None:

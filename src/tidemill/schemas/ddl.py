@@ -32,7 +32,9 @@ def parse(text: str) -> Schema:
     """
     parser = _Parser(text)
     if not text.strip():
-        raise BadSchema("the schema has no columns")
+        raise BadSchema(
+            "the schema has no columns", hint="declare at least one column, for example 'id BIGINT'"
+        )
     if parser.is_word("struct") and parser.peek(1).text == "<":
         struct = parser.type()
         parser.expect_end()

@@ -55,7 +55,7 @@ def evolved(current: DatasetRow, new: DatasetRow) -> DatasetRow:
     if problems:
         raise DatasetChanged(
             f"the columns of dataset {current.id} cannot change in this way: {'; '.join(problems)}",
-            hint="columns may be added and types become wider; for anything else declare another version",
+            hint="only add columns and widen types; for other changes declare a new version: version='2'",
         )
     return msgspec.structs.replace(
         current, schema=str(schema), fingerprint=schema.fingerprint, drift=Drift.EVOLVE

@@ -5,6 +5,7 @@ value that does not fit its type without loss. The error names the column and th
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -32,7 +33,7 @@ def to_table(rows: Any, schema: pa.Schema, table: str) -> pa.Table:
     if isinstance(rows, Mapping | str | bytes) or not isinstance(rows, Iterable):
         raise AppendRefused(
             f"{table}: {type(rows).__name__} is not a collection of rows",
-            hint="give a list of dictionaries or tuples, an Arrow table, a pandas or a Spark DataFrame",
+            hint="pass a list of dictionaries or tuples, an Arrow table, or a pandas or Spark DataFrame",
         )
     return _of_python(list(rows), schema, table)
 
@@ -61,8 +62,8 @@ def _of_python(rows: Sequence[Any], schema: pa.Schema, table: str) -> pa.Table:
                 columns[name].append(value)
         else:
             raise AppendRefused(
-                f"row {number} for {table} is {row!r:.80}",
-                hint=f"give a dictionary, or a tuple of {len(names)}: {', '.join(names)}",
+                f"row {number} for {table} is neither a dictionary nor a tuple of {len(names)}: {row!r:.80}",
+                hint=f"pass values for the columns {', '.join(names)}",
             )
     return pa.table([array(columns[field.name], field, table) for field in schema], schema=schema)
 
@@ -115,13 +116,14 @@ def _of_pandas(frame: Any, schema: pa.Schema, table: str) -> pa.Table:
     try:
         return pa.Table.from_pandas(frame, preserve_index=False)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise AppendRefused(f"the pandas frame for {table} cannot be read: {error}") from None
+        raise AppendRefused(f"the pandas DataFrame for {table} cannot be converted: {error}") from None
 
 
 def _cast(rows: pa.Table, schema: pa.Schema, table: str) -> pa.Table:
     _check_names(rows.column_names, schema.names, table, "the table")
-    if len(set(rows.column_names)) < len(rows.column_names):
-        raise AppendRefused(f"the table for {table} has a column twice")
+    for name, count in Counter(rows.column_names).items():
+        if count > 1:
+            raise AppendRefused(f"column {name} appears twice in the table for {table}")
     columns = []
     for field in schema:
         if field.name not in rows.column_names:
@@ -143,5 +145,5 @@ def _check_names(names: Iterable[Any], declared: Sequence[str], table: str, cont
     if unknown:
         raise AppendRefused(
             f"{container} for {table} has the unknown column {', '.join(unknown)}",
-            hint=f"{table} has {', '.join(declared)}",
+            hint=f"remove or rename it; the columns of {table} are {', '.join(declared)}",
         )

@@ -28,7 +28,7 @@ _PATH: Final = "_tidemill_path"
 _FAILED: Final = re.compile(r"\[FAILED_READ_FILE\.(\w+)\][^\n]*? file (\S+?)\.(?:\s|$)")
 _MEANING: Final = {
     "FILE_NOT_EXIST": "it does not exist",
-    "CANNOT_READ_FILE_FOOTER": "it is not a whole Parquet file",
+    "CANNOT_READ_FILE_FOOTER": "it is not a complete Parquet file",
     "PARQUET_COLUMN_DATA_TYPE_MISMATCH": "one of its columns does not have the declared type",
 }
 
@@ -110,7 +110,7 @@ def _keys(objects: Sequence[StoredObject]) -> list[str]:
         if item.type is not UriType.IDENTIFIER or item.format != "parquet":
             raise UsageError(
                 f"{item.uri!r} is a {item.type.value} of {item.format}, not one Parquet file",
-                hint="give the Parquet files that a manifest lists",
+                hint="pass the Parquet files that a manifest lists",
             )
     return [item.uri for item in objects]
 
@@ -142,7 +142,7 @@ def unreadable_of(error: BaseException, storage: Storage) -> ObjectUnreadable | 
         key = storage.key(failed[2])
     except UsageError:
         return None
-    return unreadable(key, _MEANING.get(failed[1], "it is not a whole Parquet file, or it was changed"))
+    return unreadable(key, _MEANING.get(failed[1], "it is not a complete Parquet file, or it was changed"))
 
 
 def _missing(error: BaseException, storage: Storage, keys: Sequence[str]) -> ObjectUnreadable | None:

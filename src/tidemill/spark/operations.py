@@ -63,7 +63,9 @@ def check(dataset: DatasetRow, operation: RowOperation) -> None:
         Kind.CHANGES: "it has no key: append and delete whole rows",
         Kind.KEYED: "it has a key: upsert rows, and delete by key",
     }
-    raise AppendRefused(f"{dataset.name} takes no {operation.value}", hint=hints[dataset.kind])
+    raise AppendRefused(
+        f"{dataset.name} does not accept the operation {operation.value}", hint=hints[dataset.kind]
+    )
 
 
 def stored_table(table: pa.Table, dataset: DatasetRow, operation: RowOperation) -> pa.Table:
@@ -98,8 +100,9 @@ def stored_frame(
     unknown = [name for name in frame.columns if name not in declared_names]
     if unknown:
         raise AppendRefused(
-            f"the frame for {dataset.name} has the unknown column {', '.join(unknown)}",
-            hint=f"{dataset.name} has {', '.join(field.name for field in declared)}",
+            f"the DataFrame for {dataset.name} has the unknown column {', '.join(unknown)}",
+            hint=f"remove or rename it; the columns of {dataset.name} are"
+            f" {', '.join(field.name for field in declared)}",
         )
     frame_types = {field.name: field.dataType for field in frame.schema.fields}
     columns = []

@@ -60,7 +60,7 @@ def open_parquet(objects: Objects, key: str, size: int, *, buffer_bytes: int = 0
     except MemoryError:
         raise  # Arrow raises it too: it is not about the file
     except (pa.ArrowException, OSError, ObjectMissing) as error:
-        raise unreadable(key, f"it is not a whole Parquet file: {error}") from error
+        raise unreadable(key, f"it is not a complete Parquet file: {error}") from error
 
 
 def count_rows(objects: Objects, files: Sequence[ObjectInfo]) -> list[int]:

@@ -88,7 +88,7 @@ def _check(column: str, fields: "dict[str, DataType]") -> None:
 
     if column not in fields:
         raise BadSchema(
-            f"the frame has no column {column!r} to partition by",
+            f"the DataFrame has no column {column!r} to partition by",
             hint=f"the columns are {', '.join(map(repr, fields))}",
         )
     data_type = fields[column]

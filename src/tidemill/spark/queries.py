@@ -1,7 +1,7 @@
 """Queries over frames: a table name in a query refers to a given frame, and to nothing else.
 
 Each table name in the text is replaced by the name of a new temporary view. So it cannot refer to a table of
-the user's catalogue, or to a temporary view of another thread's query. Spark gets the rest of the text as
+the user's catalog, or to a temporary view of another thread's query. Spark gets the rest of the text as
 written. Names that a CTE of the query defines are not replaced.
 """
 
@@ -44,7 +44,8 @@ def table_names(sql: str) -> tuple[TableName, ...]:
         raise QueryError(f"this is not a query: {_first(error)}") from None
     if len(parsed) != 1 or not isinstance(parsed[0], exp.Query):
         raise QueryError(
-            "this is not one query", hint="write one SELECT with its CTEs, without semicolons and DDL"
+            "this is not a single SELECT query",
+            hint="write one SELECT with its CTEs, without semicolons and DDL",
         )
     names = []
     for table in parsed[0].find_all(exp.Table):
@@ -52,8 +53,8 @@ def table_names(sql: str) -> tuple[TableName, ...]:
             continue
         if table.args.get("db") is not None:
             raise QueryError(
-                f"the table {table.sql(dialect='spark')} belongs to a catalogue",
-                hint="use the plain names of tables of this pipeline",
+                f"the table {table.sql(dialect='spark')} belongs to a catalog or schema",
+                hint="use the names of the pipeline's tables, without a prefix",
             )
         meta = table.this.meta
         end = meta["end"] + 1
@@ -123,7 +124,7 @@ def match(name: str, tables: Mapping[str, object]) -> str:
         return same[0]
     near = get_close_matches(name, tables, n=1)
     hint = f"did you mean {near[0]}?" if near else f"the tables are {', '.join(sorted(tables)) or 'none'}"
-    raise QueryError(f"there is no table {name}", hint=hint)
+    raise QueryError(f"the table {name} does not exist", hint=hint)
 
 
 def quoted(name: str) -> str:

@@ -44,7 +44,7 @@ def analysed(spark: "SparkSession", text: str) -> Schema:
     try:
         return of_spark(spark.createDataFrame([], text).schema)
     except PySparkException as error:
-        raise BadSchema(f"not a schema: {str(error).strip()}") from error
+        raise BadSchema(f"the schema is invalid: {str(error).strip()}") from error
 
 
 # --- Spark ----------------------------------------------------------------------------------------------
@@ -133,8 +133,8 @@ def of_type(kind: "DataType") -> Type:
             return Map(of_type(kind.keyType), of_type(kind.valueType), kind.valueContainsNull)
         case st.UserDefinedType():
             raise BadSchema(
-                f"{type(kind).__name__} is a user-defined type",
-                hint="use numbers, texts, arrays and structs instead",
+                f"{type(kind).__name__} is a user-defined type, which is not supported",
+                hint="use numbers, strings, arrays and structs instead",
             )
         case _:
             return Simple(kind.simpleString())

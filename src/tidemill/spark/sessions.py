@@ -82,13 +82,14 @@ class SparkSettings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.master and self.remote:
             raise UsageError(
-                f"both a master ({self.master}) and a Spark Connect server are given", hint="give one of them"
+                f"both a master ({self.master}) and a Spark Connect server were passed",
+                hint="pass one of them",
             )
         for name, value in PINNED.items():
             if self.conf.get(name, value).lower() != value.lower():
                 raise UsageError(
                     f"{name} cannot be {self.conf[name]!r}: it is {value} for every pipeline",
-                    hint="omit it: results must not depend on where a pipeline runs",
+                    hint="omit this setting; results must not depend on where a pipeline runs",
                 )
 
     @property
@@ -169,7 +170,7 @@ def _start(settings: SparkSettings) -> "SparkSession":
     if is_remote():
         raise SparkUnavailable(
             "this process is a client of Spark Connect and cannot also be a Spark driver",
-            hint="start Spark in another process, or give remote='sc://…'",
+            hint="start Spark in another process, or set remote='sc://…'",
         )
     master = settings.master or "local[*]"
     running = _running()
@@ -199,7 +200,7 @@ def _sibling(running: "SparkSession", master: str, settings: SparkSettings) -> "
     if settings.master is not None and running_master != master:
         raise SparkUnavailable(
             f"this process already runs Spark with the master {running_master}, not with {master}",
-            hint="give the same master, or use another process",
+            hint="use the same master, or another process",
         )
     session = running.newSession()
     for name, value in {**settings.conf, **PINNED}.items():

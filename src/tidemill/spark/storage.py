@@ -98,7 +98,7 @@ class Storage:
         path = re.sub(r"^file:/{2,}", "file:/", unquote(file_path))
         if not path.startswith(self._reported):
             raise UsageError(
-                f"{file_path} is not in {self.objects.url}", hint="give the path of an object of a lot"
+                f"{file_path} is not in {self.objects.url}", hint="pass the path of an object of a lot"
             )
         return path.removeprefix(self._reported)
 
@@ -141,7 +141,8 @@ def _remote_root(where: RemoteUrl) -> str:
             account = {**where.settings, **where.secrets}.get("account_name")
             if account is None:
                 raise UsageError(
-                    f"{where.shown} has no account", hint="write az://container/prefix?account=NAME for Spark"
+                    f"{where.shown} has no account, which Spark needs",
+                    hint="write az://container/prefix?account=NAME",
                 )
             return f"abfss://{where.bucket}@{account}.dfs.core.windows.net/{prefix}"
 

@@ -52,7 +52,10 @@ def check_table(
     failed: dict[str, pa.Array] = {}
     expected = [check for check in checks if check.kind == "expect"]
     if expected and evaluate is None:
-        raise BadCheck(f"the check {expected[0].name} is an expression, which needs Spark")
+        raise BadCheck(
+            f"the check {expected[0].name} is an expression, which needs Spark",
+            hint="append a Spark DataFrame, or use not_null, unique or rows",
+        )
     if expected and evaluate is not None and table.num_rows:
         true = evaluate(table, [check.expression for check in expected])
         for check, holds in zip(expected, true, strict=True):

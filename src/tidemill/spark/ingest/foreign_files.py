@@ -88,14 +88,14 @@ class Salvaged(msgspec.Struct, frozen=True):
 
 
 def parquet_fault(size: int, open_file: Callable[[], BinaryIO]) -> str:
-    """Return why a file is not a whole Parquet file; empty if it may be one. Reads only its two ends."""
+    """Return why a file is not a complete Parquet file; empty if it may be one. Reads only its two ends."""
     with open_file() as file:
         if size < 12 or file.read(4) not in _MAGIC:
             return "it is not a Parquet file"
         file.seek(-8, 2)
         end = file.read(8)
     if end[4:] not in _MAGIC or int.from_bytes(end[:4], "little") > size - 12:
-        return "it is not a whole Parquet file: its end is missing"
+        return "it is not a complete Parquet file: its end is missing"
     return ""
 
 

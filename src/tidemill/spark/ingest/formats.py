@@ -60,14 +60,18 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if not (name == "quote" or value) or len(value) > longest or "\n" in value or "\r" in value:
                 raise BadSource(
-                    f"{value!r} cannot be the {name} of CSV", hint="use one character, not a line break"
+                    f"{value!r} cannot be the {name} of CSV",
+                    hint="use a single character that is not a line break",
                 )
         if self.separator == self.quote:
             raise BadSource(
                 f"separator and quote are both {self.quote!r}", hint="use two different characters"
             )
         if self.multiline and self.format not in (Format.CSV, Format.JSON):
-            raise BadSource(f"{self.format} cannot be multiline", hint="use it with csv or json")
+            raise BadSource(
+                f"multiline does not work with {self.format}",
+                hint="omit it; multiline is only for csv and json",
+            )
 
     @property
     def by_lines(self) -> bool:

@@ -161,7 +161,7 @@ def _resolve_columns(
     types = [str(column.type) for column in columns.stored.columns]
     if format_options.format is Format.TEXT and types != ["string"]:
         raise BadSource(
-            f"lines of text do not fit the columns {', '.join(columns.stored.names)}",
+            f"the format text needs one STRING column, but the columns are {', '.join(columns.stored.names)}",
             hint="declare one column of type STRING",
         )
     return columns
@@ -267,7 +267,8 @@ class Ingestion:
         quarantined = write_bad(finder.find(groups, faults), "records/")
         if quarantined.rows != faults.total:
             raise SourceMiscounted(
-                f"the first pass counted {faults.total} bad records, the second one {quarantined.rows}"
+                f"the first pass counted {faults.total} bad records,"
+                f" but the second one counted {quarantined.rows}"
             )
         return Ingested(rows=written, quarantined=quarantined, checks=checks)
 
