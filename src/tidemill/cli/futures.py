@@ -135,7 +135,7 @@ def requeue_command(
 def cancel_command(
     output: CommandOutput, future_id: str, home: str | None, store: str | None, cluster: str
 ) -> None:
-    """Cancel a future. A running task is asked to stop, and killed after a grace period."""
+    """Cancel a future. A running task gets a grace period to stop, then it is killed."""
     keys = FutureKeys(cluster)
     with _where(home, store, cluster).open() as opened:
         id_ = queries.find_id(opened, keys, future_id)
