@@ -17,8 +17,8 @@ from tidemill.testing.threads import STUCK_S
 __all__ = ["client", "home", "look", "worker"]
 
 
-class Told:
-    """Runs commands and reads what they say."""
+class CommandRunner:
+    """Runs commands on the cluster and returns their output."""
 
     def __init__(self, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self._home = str(home)
@@ -36,103 +36,115 @@ class Told:
 
 
 @pytest.fixture
-def told(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Told:
+def commands(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> CommandRunner:
     monkeypatch.setenv("COLUMNS", "160")
-    return Told(home, capsys)
+    return CommandRunner(home, capsys)
 
 
 @pytest.mark.rule("FUT-58")
-def test_futures_are_listed_newest_first_and_filtered(client: Client, told: Told) -> None:
+def test_futures_are_listed_newest_first_and_filtered(client: Client, commands: CommandRunner) -> None:
     added = client.map(tasks.add, range(3))
     failed = client.submit(tasks.raises, "a reason")
     client.gather(added, timeout=STUCK_S)
     failed.exception(STUCK_S)
-    listed = told.json("futures")["futures"]
-    assert [one["id"] for one in listed[:4]] == [failed.id.hex(), *(one.id.hex() for one in added[::-1])]
-    assert {one["name"] for one in told.json("futures", "--name", "worker_tasks.add")["futures"]} == {
+    listed = commands.json("futures")["futures"]
+    assert [entry["id"] for entry in listed[:4]] == [
+        failed.id.hex(),
+        *(future.id.hex() for future in added[::-1]),
+    ]
+    assert {entry["name"] for entry in commands.json("futures", "--name", "worker_tasks.add")["futures"]} == {
         "tests.worker_tasks.add"
     }
-    (only,) = told.json("futures", "--state", "failed", "--name", "*raises")["futures"]
+    (only,) = commands.json("futures", "--state", "failed", "--name", "*raises")["futures"]
     assert only["detail"] == "LookupError: a reason"
-    assert len(told.json("futures", "--limit", "2")["futures"]) == 2
-    shown = told.text("futures", "--state", "failed")
+    assert len(commands.json("futures", "--limit", "2")["futures"]) == 2
+    shown = commands.text("futures", "--state", "failed")
     assert failed.id.hex()[:20] in shown
     assert "LookupError: a reason" in shown
     assert "realized" not in shown
-    assert told.text("futures", "--name", "nobody's").strip() == "there are no futures"
+    assert commands.text("futures", "--name", "missing").strip() == "there are no futures"
 
 
 @pytest.mark.rule("FUT-58")
-def test_one_future_is_shown_with_its_traceback_counts_and_lineage(client: Client, told: Told) -> None:
+def test_one_future_is_shown_with_its_traceback_counts_and_lineage(
+    client: Client, commands: CommandRunner
+) -> None:
     first = client.submit(tasks.raises, "the cause of it", retries=1)
     last = client.submit(tasks.add, first, priority=3, queue="slow lane")
     last.exception(STUCK_S)
-    shown = told.text("futures", "show", first.id.hex()[:24])
+    shown = commands.text("futures", "show", first.id.hex()[:24])
     assert "in raises" in shown
     assert "exceptions 2" in shown
     assert "retries" in shown
-    shown = told.text("futures", "show", last.id.hex())
+    shown = commands.text("futures", "show", last.id.hex())
     assert "computed from" in shown
     assert "└── tests.worker_tasks.raises failed" in shown
     assert "caused by tests.worker_tasks.raises" in shown
-    seen = told.json("futures", "show", last.id.hex())
-    assert seen["lineage"]["inputs"][0]["id"] == first.id.hex()
-    assert seen["failure"]["kind"] == "upstream"
-    assert (seen["priority"], seen["queue"], seen["state"]) == (3, "slow lane", "failed")
+    details = commands.json("futures", "show", last.id.hex())
+    assert details["lineage"]["inputs"][0]["id"] == first.id.hex()
+    assert details["failure"]["kind"] == "upstream"
+    assert (details["priority"], details["queue"], details["state"]) == (3, "slow lane", "failed")
 
 
 @pytest.mark.rule("FUT-58", "FUT-53")
-def test_what_is_quarantined_is_requeued_by_command(client: Client, told: Told, tmp_path: Path) -> None:
+def test_quarantined_futures_are_requeued_by_command(
+    client: Client, commands: CommandRunner, tmp_path: Path
+) -> None:
     poison = client.submit(tasks.kills_itself, str(tmp_path), 9)
     poison.exception(STUCK_S)
     assert poison.state == "quarantined"
-    assert told.json("futures", "requeue", "--quarantined") == {"requeued": [poison.id.hex()], "refused": {}}
+    assert commands.json("futures", "requeue", "--quarantined") == {
+        "requeued": [poison.id.hex()],
+        "refused": {},
+    }
     poison.exception(STUCK_S)
     assert poison.state == "quarantined"
     assert len(tasks.notes(tmp_path)) == 6
     fine = client.submit(tasks.add, 1)
     fine.result(STUCK_S)
-    assert "only failed and quarantined futures" in told.text("futures", "requeue", fine.id.hex())
-    assert told.code == 1
-    assert "pass at least one future id, or --quarantined" in told.text("futures", "requeue")
-    assert told.code == 2
+    assert "only failed and quarantined futures" in commands.text("futures", "requeue", fine.id.hex())
+    assert commands.code == 1
+    assert "pass at least one future id, or --quarantined" in commands.text("futures", "requeue")
+    assert commands.code == 2
 
 
 @pytest.mark.rule("FUT-58", "FUT-56")
-def test_a_future_is_cancelled_by_command(client: Client, told: Told) -> None:
+def test_a_future_is_cancelled_by_command(client: Client, commands: CommandRunner) -> None:
     waits = client.submit(tasks.add, 1, resources=["nowhere"], on_unsatisfiable="wait")
-    assert told.json("futures", "cancel", waits.id.hex()) == {
+    assert commands.json("futures", "cancel", waits.id.hex()) == {
         "id": waits.id.hex(),
         "state": "cancelled",
         "ending": False,
     }
-    assert "is cancelled" in told.text("futures", "cancel", waits.id.hex())
+    assert "is cancelled" in commands.text("futures", "cancel", waits.id.hex())
 
 
-def test_ids_may_be_cut_short_but_not_guessed(client: Client, told: Told) -> None:
+def test_ids_may_be_abbreviated_if_unique(client: Client, commands: CommandRunner) -> None:
     client.gather(client.map(tasks.add, range(2)), timeout=STUCK_S)
-    assert "several future ids begin with 0" in told.text("futures", "show", "0")
-    assert "no future id begins with ffff" in told.text("futures", "show", "ffff")
-    assert "invalid future id" in told.text("futures", "cancel", "xyz")
-    assert told.code == 1
+    assert "several future ids begin with 0" in commands.text("futures", "show", "0")
+    assert "no future id begins with ffff" in commands.text("futures", "show", "ffff")
+    assert "invalid future id" in commands.text("futures", "cancel", "xyz")
+    assert commands.code == 1
 
 
 def test_nodes_are_listed_with_their_leases_and_the_leader(
-    client: Client, worker: WorkerProcess, told: Told
+    client: Client, worker: WorkerProcess, commands: CommandRunner
 ) -> None:
     worker.wait_for("LeaderElected")
-    nodes = {node["id"]: node for node in told.json("nodes")["nodes"]}
+    nodes = {entry["id"]: entry for entry in commands.json("nodes")["nodes"]}
     assert nodes[client.id]["kind"] == "client"
-    mine = nodes[worker.id]
-    assert (mine["kind"], mine["state"], mine["slots"], mine["leader"]) == ("worker", "live", 2, True)
-    assert mine["total"]["cpu"] >= 1
-    assert 0 < mine["lease_s"] <= LEASE_S
-    shown = told.text("nodes")
+    node = nodes[worker.id]
+    assert (node["kind"], node["state"], node["slots"], node["leader"]) == ("worker", "live", 2, True)
+    assert node["total"]["cpu"] >= 1
+    assert 0 < node["lease_s"] <= LEASE_S
+    shown = commands.text("nodes")
     assert f"{worker.id[:12]} leader" in shown
     assert "node:" not in shown
 
 
-def test_a_home_that_is_not_there_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_home_is_not_created(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["nodes", "--home", str(tmp_path / "typo")]) == 2
     assert "is not the home of a cluster" in capsys.readouterr().err
     assert not (tmp_path / "typo").exists()

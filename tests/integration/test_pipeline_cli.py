@@ -1,4 +1,4 @@
-"""The commands of a pipeline: what they say to people and to programs, how they end; how it is found."""
+"""The commands of a pipeline: their output as text and JSON, their exit codes, and how they find it."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ orders = shop.dataset("orders", "id BIGINT, region STRING")
 
 @shop.arc(reads=orders, writes="checked", retries=0)
 def check(df):
-    if df.where("region = 'bad'").count() and not {mended!r}:
+    if df.where("region = 'bad'").count() and not {fixed!r}:
         raise ValueError("a bad region")
     return df
 
@@ -35,11 +35,11 @@ Capture = pytest.CaptureFixture[str]
 
 
 class Folder:
-    """A folder with a pipeline's file and configuration, in which commands are run."""
+    """A folder with a pipeline file and its configuration, in which tests run commands."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.write("shop.py", FILE.format(home=str(path / "home"), mended=""))
+        self.write("shop.py", FILE.format(home=str(path / "home"), fixed=""))
         self.write("tidemill.toml", 'pipeline = "shop.py:shop"\n')
 
     def write(self, name: str, text: str) -> None:
@@ -47,20 +47,20 @@ class Folder:
         (self.path / name).write_text(text)
         pipeline_file.sys.modules.pop(f"tidemill_pipeline_{Path(name).stem}", None)
 
-    def ask(self, capsys: Capture, *words: str, code: int = 0) -> Any:
-        """A command with --json: its object, and its exit code as expected."""
+    def json(self, capsys: Capture, *arguments: str, code: int = 0) -> Any:
+        """Run a command with --json, check its exit code, and return its result."""
         capsys.readouterr()
-        assert main([*words, "--json"]) == code
+        assert main([*arguments, "--json"]) == code
         out = capsys.readouterr().out
         assert len(out.splitlines()) == 1
         return json.loads(out)
 
-    def say(self, capsys: Capture, *words: str, code: int = 0) -> str:
-        """A command for people: what it says, on both outputs."""
+    def text(self, capsys: Capture, *arguments: str, code: int = 0) -> str:
+        """Run a command, check its exit code, and return its standard output and standard error."""
         capsys.readouterr()
-        assert main(list(words)) == code
-        said = capsys.readouterr()
-        return said.out + said.err
+        assert main(list(arguments)) == code
+        captured = capsys.readouterr()
+        return captured.out + captured.err
 
 
 @pytest.fixture
@@ -74,89 +74,89 @@ def test_the_commands_of_a_pipeline_from_its_plan_to_a_retry(
     folder: Folder, spark: "SparkSession", capsys: Capture
 ) -> None:
     # nothing has happened yet
-    plan = folder.ask(capsys, "plan")
+    plan = folder.json(capsys, "plan")
     assert plan["pipeline"] == "shop"
-    stages = {(one["what"], one["name"]): one["status"] for one in plan["stages"]}
+    stages = {(stage["what"], stage["name"]): stage["status"] for stage in plan["stages"]}
     assert stages["dataset", "orders"] == stages["arc", "check"] == stages["views", "main"] == "new"
-    assert all("shop.py:" in one["where"] for one in plan["stages"])
-    assert "shop.py:" in folder.say(capsys, "plan")
-    status = folder.ask(capsys, "status")
+    assert all("shop.py:" in stage["where"] for stage in plan["stages"])
+    assert "shop.py:" in folder.text(capsys, "plan")
+    status = folder.json(capsys, "status")
     assert {run["state"] for run in status["runs"]} == {"new"}
-    assert "never run" in folder.say(capsys, "status")
-    assert folder.ask(capsys, "lots", "orders") == {"table": "orders", "lots": []}
-    assert "orders has no lots yet" in folder.say(capsys, "lots", "orders")
-    missing = folder.ask(capsys, "query", "SELECT * FROM orders", code=1)
+    assert "never run" in folder.text(capsys, "status")
+    assert folder.json(capsys, "lots", "orders") == {"table": "orders", "lots": []}
+    assert "orders has no lots yet" in folder.text(capsys, "lots", "orders")
+    missing = folder.json(capsys, "query", "SELECT * FROM orders", code=1)
     assert missing["error"]["code"]
     assert "has no lots yet" in missing["error"]["message"]
-    assert folder.ask(capsys, "retry") == {"requested": []}
-    assert "no lot is partial or missing" in folder.say(capsys, "retry")
+    assert folder.json(capsys, "retry") == {"requested": []}
+    assert "no lot is partial or missing" in folder.text(capsys, "retry")
 
-    # two lots, of which one fails
+    # one of two lots fails
     pipeline = pipeline_file.find()
     orders = pipeline["orders"]
     orders.append([(1, "n"), (2, "s")])  # type: ignore[attr-defined]
     orders.append([(3, "bad")])  # type: ignore[attr-defined]
     assert not pipeline.run().ok
-    good, bad = (one.lot for one in orders.lots())
-    status = folder.ask(capsys, "status", code=1)
+    good, bad = (lot.lot for lot in orders.lots())
+    status = folder.json(capsys, "status", code=1)
     assert status["ok"] is False
     (arc,) = (run for run in status["runs"] if run["kind"] == "arc")
     assert (arc["name"], arc["partial"], arc["behind"]) == ("check", 1, 0)
     assert "a bad region" in arc["notes"][0]
-    said = folder.say(capsys, "status", code=1)
-    assert "1 partial" in said
-    assert "tidemill retry" in said
-    listed = folder.ask(capsys, "ls")["tables"]
-    assert {one["name"]: one["position"] for one in listed} | {"total": 0} == {
+    text = folder.text(capsys, "status", code=1)
+    assert "1 partial" in text
+    assert "tidemill retry" in text
+    listed = folder.json(capsys, "ls")["tables"]
+    assert {table["name"]: table["position"] for table in listed} | {"total": 0} == {
         "orders": 2,
         "checked": 1,
         "total": 0,
     }
-    assert "checked" in folder.say(capsys, "ls")
-    lots = folder.ask(capsys, "lots", "checked")["lots"]
-    assert {one["lot"]: one["state"] for one in lots} == {good: "complete", bad: "partial"}
-    drawn = folder.say(capsys, "lots", "checked")
+    assert "checked" in folder.text(capsys, "ls")
+    lots = folder.json(capsys, "lots", "checked")["lots"]
+    assert {lot["lot"]: lot["state"] for lot in lots} == {good: "complete", bad: "partial"}
+    drawn = folder.text(capsys, "lots", "checked")
     assert "complete 1" in drawn
     assert "partial 1" in drawn
     assert "a bad region" in drawn
-    assert good in folder.say(capsys, "lots", "checked", "--list")
-    assert len(folder.ask(capsys, "lots", "total")["lots"]) >= 1
+    assert good in folder.text(capsys, "lots", "checked", "--list")
+    assert len(folder.json(capsys, "lots", "total")["lots"]) >= 1
 
     # reading
-    found = folder.ask(capsys, "query", "SELECT region, n FROM total ORDER BY region")
-    assert found == {"columns": ["region", "n"], "rows": [["bad", 1], ["n", 1], ["s", 1]], "more": False}
-    assert folder.ask(capsys, "query", "SELECT * FROM orders", "--limit", "2")["more"] is True
-    assert "region" in folder.say(capsys, "query", "SELECT * FROM total")
+    result = folder.json(capsys, "query", "SELECT region, n FROM total ORDER BY region")
+    assert result == {"columns": ["region", "n"], "rows": [["bad", 1], ["n", 1], ["s", 1]], "more": False}
+    assert folder.json(capsys, "query", "SELECT * FROM orders", "--limit", "2")["more"] is True
+    assert "region" in folder.text(capsys, "query", "SELECT * FROM total")
     for sql in (
         "SELECT * FROM nowhere",
         "SELEC 1",
         "SELECT nothing FROM orders",
         "SELECT id / 0 FROM orders",
     ):
-        assert folder.ask(capsys, "query", sql, code=1)["error"]["message"], sql
+        assert folder.json(capsys, "query", sql, code=1)["error"]["message"], sql
 
-    # what cannot be asked
-    assert folder.ask(capsys, "lots", "nowhere", code=1)["error"]["code"]
-    assert folder.ask(capsys, "retry", "nothing", code=1)["error"]["code"]
-    assert folder.ask(capsys, "retry", "check", good, code=1)["error"]["code"]
-    assert folder.ask(capsys, "lots", code=2)["error"]["code"] == "usage"
-    assert folder.ask(capsys, "query", "SELECT 1", "--limit", "0", code=2)["error"]["code"] == "usage"
+    # invalid requests
+    assert folder.json(capsys, "lots", "nowhere", code=1)["error"]["code"]
+    assert folder.json(capsys, "retry", "nothing", code=1)["error"]["code"]
+    assert folder.json(capsys, "retry", "check", good, code=1)["error"]["code"]
+    assert folder.json(capsys, "lots", code=2)["error"]["code"] == "usage"
+    assert folder.json(capsys, "query", "SELECT 1", "--limit", "0", code=2)["error"]["code"] == "usage"
     pipeline.close()
 
-    # mended, and tried again: the code is another now, so the whole lot is made anew
-    folder.write("shop.py", FILE.format(home=str(folder.path / "home"), mended="yes"))
-    assert folder.ask(capsys, "retry") == {"requested": [{"arc": "check", "lot": bad}]}
-    assert "the next run retries lot" in folder.say(capsys, "retry")
-    again = {one["name"]: one["status"] for one in folder.ask(capsys, "plan")["stages"]}
+    # a retry after a fix: the code has changed, so the whole lot is processed again
+    folder.write("shop.py", FILE.format(home=str(folder.path / "home"), fixed="yes"))
+    assert folder.json(capsys, "retry") == {"requested": [{"arc": "check", "lot": bad}]}
+    assert "the next run retries lot" in folder.text(capsys, "retry")
+    again = {stage["name"]: stage["status"] for stage in folder.json(capsys, "plan")["stages"]}
     assert again["check"] == "changed"
     pipeline = pipeline_file.find()
     assert pipeline.run().ok
-    assert folder.ask(capsys, "status")["ok"] is True
+    assert folder.json(capsys, "status")["ok"] is True
     assert [row[0] for row in shop.table(pipeline, "checked")] == [1, 2, 3]
     pipeline.close()
 
 
-# --- finding
+# --- find the pipeline
 
 OTHER = """
 import tidemill as tm
@@ -171,7 +171,7 @@ def test_a_pipeline_is_found_by_a_file_by_a_module_and_by_the_configuration_abov
     folder.write("pack/__init__.py", "")
     folder.write("pack/flow.py", "import tidemill as tm\nonly = tm.Pipeline('packed')\n")
     assert pipeline_file.find(start=folder.path / "deep" / "er").name == "shop"
-    assert pipeline_file.find("shop.py").name == "shop"  # the one that it has
+    assert pipeline_file.find("shop.py").name == "shop"  # its only pipeline
     assert pipeline_file.find("shop.py:shop").name == "shop"
     assert pipeline_file.find("pack.flow:only").name == "packed"
     (folder.path / "tidemill.toml").unlink()
@@ -182,7 +182,7 @@ def test_a_pipeline_is_found_by_a_file_by_a_module_and_by_the_configuration_abov
 
 
 @pytest.mark.parametrize(
-    ("files", "target", "said"),
+    ("files", "target", "message"),
     [
         ({"tidemill.toml": "pipeline = 3"}, None, r"tidemill\.toml: the setting `pipeline` is missing"),
         ({"tidemill.toml": "pipeline ="}, None, r"tidemill\.toml cannot be read"),
@@ -203,18 +203,18 @@ def test_a_pipeline_is_found_by_a_file_by_a_module_and_by_the_configuration_abov
         ({"empty.py": ""}, "empty.py", "has no pipeline"),
     ],
 )
-def test_a_pipeline_that_is_not_where_it_was_looked_for_is_told_with_the_reason(
-    files: dict[str, str], target: str | None, said: str, folder: Folder, capsys: Capture
+def test_a_pipeline_that_is_not_found_is_an_error_with_the_reason(
+    files: dict[str, str], target: str | None, message: str, folder: Folder, capsys: Capture
 ) -> None:
     if target is None:
         (folder.path / "tidemill.toml").unlink()
     for name, text in files.items():
         folder.write(name, text)
-    with pytest.raises(PipelineNotFound, match=said):
+    with pytest.raises(PipelineNotFound, match=message):
         pipeline_file.find(target)
-    words = ["-f", target] if target else []
+    options = ["-f", target] if target else []
     for command in (["ls"], ["status"], ["plan"], ["lots", "x"], ["retry"], ["query", "SELECT 1"]):
-        answer = folder.ask(capsys, *command, *words, code=1)
+        answer = folder.json(capsys, *command, *options, code=1)
         assert answer["error"]["code"] == "pipeline-not-found", command
 
 
@@ -222,9 +222,9 @@ def test_a_run_of_a_pipeline_that_cannot_be_loaded_ends_with_the_reason(
     folder: Folder, capsys: Capture
 ) -> None:
     folder.write("shop.py", "1 / 0\n")
-    answer = folder.ask(capsys, "run", code=1)
+    answer = folder.json(capsys, "run", code=1)
     assert "ZeroDivisionError" in answer["error"]["message"]
     assert "shop.py:1" in answer["error"]["message"]
     folder.write("shop.py", "import os\nos._exit(7)\n")
-    assert "ended the process with exit code 7" in folder.ask(capsys, "run", code=1)["error"]["message"]
-    assert folder.ask(capsys, "run", "--threads", "0", code=2)["error"]["code"] == "usage"
+    assert "ended the process with exit code 7" in folder.json(capsys, "run", code=1)["error"]["message"]
+    assert folder.json(capsys, "run", "--threads", "0", code=2)["error"]["code"] == "usage"

@@ -53,6 +53,4 @@ def step(state: WindowState, edge: WindowEdge) -> WindowState:
     try:
         return WINDOW[state][edge]
     except KeyError:
-        raise IllegalTransition(
-            f"a window in state {state.value} does not allow {edge.value!r}; this is a bug, please report it"
-        ) from None
+        raise IllegalTransition(f"a window in state {state.value} does not allow {edge.value!r}") from None
