@@ -188,7 +188,9 @@ def test_a_paused_node_that_never_looks_at_its_deadline_is_refused_by_the_store(
     postgres_url: str, tmp_path: Path, stack: ExitStack
 ) -> None:
     paused = paused_and_resumed(Fleet(postgres_url, tmp_path, stack, ttl_s=1.5), "--careless")
-    assert all("is over" in event["why"] for event in paused.events("WriteRefused")), "the store refused it"
+    assert all("no longer holds" in event["why"] for event in paused.events("WriteRefused")), (
+        "the store refused it"
+    )
 
 
 def paused_and_resumed(fleet: Fleet, *arguments: str) -> NodeProcess:

@@ -170,8 +170,8 @@ def test_a_template_that_cannot_be_is_refused_with_the_line_of_its_declaration(t
     for reads, writes, words in (
         ("raw_*", "raw_{name}_2", "matches its own pattern"),
         ("*", "clean_{name}", "matches its own pattern"),  # all tables, with those it makes
-        ("raw_*_*", "clean_{name}", "not a pattern of datasets"),
-        ("raw_*", "clean", "separate target for each match"),
+        ("raw_*_*", "clean_{name}", "invalid dataset pattern"),
+        ("raw_*", "clean", "invalid target pattern"),
         (("raw_*", "more_*"), "clean_{name}", "reads raw_\\*, more_\\*"),
         (("rates", "raw_*"), "clean_{name}", "reads rates, raw_\\*"),
     ):

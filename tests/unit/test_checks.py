@@ -125,11 +125,11 @@ def test_a_correction_has_no_quarantine_so_what_would_be_taken_out_forbids_it(tm
         (tm.not_null, r"not_null\(\) needs column names"),
         (tm.unique, r"unique\(\) needs column names"),
         (lambda: tm.expect("  "), "empty expression"),
-        (tm.rows, "has no limit"),
+        (tm.rows, "needs a limit"),
         (lambda: tm.rows(at_least=3, at_most=2), "at_least=3"),
         (lambda: tm.rows(at_least=1, on_fail="drop"), "cannot drop rows"),
         (lambda: tm.not_null("id", on_fail="explode"), "on_fail='explode'"),  # type: ignore[arg-type]
-        (lambda: tm.expect("true", name="files"), "'files' is a reserved name"),
+        (lambda: tm.expect("true", name="files"), "'files' is reserved"),
     ],
 )
 def test_a_check_that_makes_no_sense_is_refused_where_it_is_made(make: Any, words: str) -> None:

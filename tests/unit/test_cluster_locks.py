@@ -78,7 +78,7 @@ def test_a_permit_of_a_dead_holder_becomes_free(stage: Stage) -> None:
 
 
 def test_a_semaphore_needs_a_permit(stage: Stage) -> None:
-    with pytest.raises(UsageError, match="0 permits"):
+    with pytest.raises(UsageError, match="permits for semaphore 's': 0"):
         Semaphore(keeper(stage, "ann"), stage.keys, "s", 0)
 
 

@@ -233,6 +233,6 @@ def test_a_node_of_another_protocol_is_refused_and_leaves_no_trace(stage: Stage)
     later = msgspec.msgpack.encode(PROTOCOL + 1)
     stage.store.run(lambda tx: tx.set(stage.keys.config["protocol"], later))
     before = stage.rows()
-    with pytest.raises(ProtocolMismatch, match=f"protocol {PROTOCOL + 1}, this release {PROTOCOL}"):
+    with pytest.raises(ProtocolMismatch, match=f"protocol {PROTOCOL + 1}, but this release uses {PROTOCOL}"):
         stage.member("n2").tick()
     assert stage.rows() == before

@@ -91,10 +91,10 @@ def test_strange_names_are_kept_apart():
 
 
 def test_a_lot_of_another_unit_is_refused():
-    with pytest.raises(BadLotId, match="lots of PT5M"):
+    with pytest.raises(BadLotId, match="an interval of PT5M"):
         ORDERS.parse_lot("20230101PT1H001")
-    with pytest.raises(BadLotId, match="lots of PT5M"):
+    with pytest.raises(BadLotId, match="an interval of PT5M"):
         ORDERS.parse_lot("A00000000000000001")
-    with pytest.raises(BadLotId, match="one lot per append"):
+    with pytest.raises(BadLotId, match="the id of an append"):
         DatasetRow(name="orders").parse_lot("20230101PT5M001")
     assert str(ORDERS.parse_lot("20230101PT5M001")) == "20230101PT5M001"

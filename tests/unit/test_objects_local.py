@@ -257,7 +257,7 @@ def test_waiting_for_a_lock_has_an_end(root: Path) -> None:
         for file in held:
             file.close()
     assert 5 <= clock.monotonic() - began < 6
-    assert "stopped" in caught.value.hint
+    assert "suspended" in caught.value.hint
     assert objects.get("k")[0] == b"old"
     assert scratch(root) == []
 

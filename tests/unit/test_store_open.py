@@ -119,7 +119,7 @@ class TestOpenStore:
             open_store(
                 f"{scheme}://ann:{SECRET}@localhost/db" if scheme == "postgresql" else f"{scheme}:///x"
             )
-        assert f"pip install tidemill[{package}]" in raised.value.hint
+        assert f"pip install 'tidemill[{package}]'" in raised.value.hint
         assert_clean(raised.value)
 
 

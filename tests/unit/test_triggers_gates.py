@@ -126,7 +126,7 @@ def test_a_run_of_the_one_before_finishes_nothing_of_the_one_with_another_gate()
     stage.tend()
     (ticket,) = stage.begin()
     subscribe(stage, gated(orders))
-    with pytest.raises(BaseException, match="is over"):
+    with pytest.raises(BaseException, match="no longer holds run"):
         stage.finish(ticket)
     stage.clock.advance(301)
     assert stage.work() == ["s"]

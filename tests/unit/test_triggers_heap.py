@@ -751,12 +751,12 @@ def test_templates_of_a_hundred_sources_fit_their_transactions(stage: HeapStage)
         ("raw_*", "raw_clean_{name}", "its own pattern"),
         ("*", "clean_{name}", "its own pattern"),
         ("*_x", "{name}_y_x", "its own pattern"),
-        ("raw", "clean_{name}", "not a pattern"),
-        ("raw_*_*", "clean_{name}", "not a pattern"),
-        ("raw_?", "clean_{name}", "not a pattern"),
-        ("raw_*", "clean", "separate target for each"),
-        ("raw_*", "clean_{name}_{name}", "separate target for each"),
-        ("raw_*", "clean_{other}", "separate target for each"),
+        ("raw", "clean_{name}", "invalid dataset pattern"),
+        ("raw_*_*", "clean_{name}", "invalid dataset pattern"),
+        ("raw_?", "clean_{name}", "invalid dataset pattern"),
+        ("raw_*", "clean", "invalid target pattern"),
+        ("raw_*", "clean_{name}_{name}", "invalid target pattern"),
+        ("raw_*", "clean_{other}", "invalid target pattern"),
     ],
 )
 def test_a_template_that_reads_its_output_or_has_no_pattern_is_refused(

@@ -1,8 +1,8 @@
 """Declarations of arcs: what they read and write, and how they run (LOT-26, LOT-29).
 
-Every process that imports the pipeline makes the same declaration. Unlike that of a dataset, it may change:
-the code changes, and lots made from then on are made by the new code. The stored row serves reports, and
-processes that do not have the user's code.
+Every process that imports the pipeline makes the same declaration. Unlike a dataset's declaration, it can
+change. New lots then use the new code. The stored row is used for reports, and by processes that do not have
+the user's code.
 """
 
 from typing import Literal
@@ -65,26 +65,34 @@ class ArcSpec(msgspec.Struct, frozen=True, kw_only=True):
         layout.quote(self.name)
         if not self.reads or len(set(self.reads)) < len(self.reads):
             raise BadArc(
-                f"arc {self.name!r} reads {_names(self.reads)}", hint="name at least one table, each once"
+                f"arc {self.name!r} has an invalid list of inputs: {_names(self.reads)}",
+                hint="declare at least one table, each once",
             )
         sinks = [sink.dataset for sink in self.sinks]
         if not 0 < len(sinks) <= MOST_TARGETS or len(set(sinks)) < len(sinks):
             raise BadArc(
-                f"arc {self.name!r} writes {_names(sinks)}", hint=f"name 1 to {MOST_TARGETS} sinks, each once"
+                f"arc {self.name!r} has an invalid list of sinks: {_names(sinks)}",
+                hint=f"declare 1 to {MOST_TARGETS} sinks, each once",
             )
         if set(sinks) & set(self.reads):
             raise BadArc(
-                f"arc {self.name!r} reads and writes the same dataset", hint="write to another dataset"
+                f"arc {self.name!r} reads and writes the same dataset", hint="write to a different dataset"
             )
-        if self.grace_us < 0 or (self.after_grace is not AfterGrace.WAIT and not self.has_barrier):
+        if self.grace_us < 0:
             raise BadArc(
-                f"arc {self.name!r} has a grace period of {self.grace_us} µs and reads {_names(self.reads)}",
-                hint="a grace period needs several inputs, and must not be negative",
+                f"arc {self.name!r} has a negative grace period: {self.grace_us / 1_000_000:g} s",
+                hint="use a grace period of 0 s or more",
+            )
+        if self.after_grace is not AfterGrace.WAIT and not self.has_barrier:
+            raise BadArc(
+                f"arc {self.name!r} has a grace period, but reads only {_names(self.reads)}",
+                hint="omit grace=, or read several tables",
             )
         for field, (least, most) in _BOUNDS.items():
             if not least <= getattr(self, field) <= most:
                 raise BadArc(
-                    f"arc {self.name!r} has {field}={getattr(self, field)}", hint=f"choose {least} to {most}"
+                    f"arc {self.name!r} has an invalid {field}={getattr(self, field)}",
+                    hint=f"use a value from {least} to {most}",
                 )
 
     @property

@@ -7,7 +7,7 @@
 (C, "arc-ask", id, lot, generation)            requested generations: retry, replay, backfill
 (C, "arc-barrier", id, lot)                    lots that wait for a source, with the start of the wait
 (C, "arc-grace", id, since, lot)               the same, longest wait first
-(C, "arc-bell")                                no row; hints at this key announce new requests
+(C, "arc-bell")                                no row; watchers of this key are notified of requests
 """
 
 from tidemill.publish.keys import PublishKeys

@@ -73,7 +73,7 @@ def request_retry(tx: Tx, keys: ArcKeys, arc: str, lot: str) -> LotRequest:
     if requested is None:
         last = rows.newest(tx, keys, arc, lot)
         state = ArcState.NONE if last is None else last[1].state
-        raise ArcLotConflict(f"lot {lot} of {arc} is {state.value}: there is nothing to retry")
+        raise ArcLotConflict(f"lot {lot} of {arc} cannot be retried: it is {state.value}")
     return requested
 
 

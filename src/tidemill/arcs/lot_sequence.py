@@ -77,7 +77,9 @@ class LotSequence:
         with self._changed:
             self._changed.wait_for(lambda: self._ended >= number or self.broken is not None)
             if self.broken is not None:
-                raise LeaseLost("another lot of this run was interrupted") from self.broken
+                raise LeaseLost(
+                    "another lot of this run was interrupted; the next run continues"
+                ) from self.broken
             if number < len(self._page) - 1 or self.stopped_at is not None:
                 return None
         return Ending(self._ticket, self.progress_before(len(self._page)))

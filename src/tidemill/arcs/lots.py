@@ -278,7 +278,10 @@ def clean(tx: Tx, keys: ArcKeys, arc: str, lot: str, why: str = "cleaned up on r
     last = rows.newest(tx, keys, arc, lot)
     if last is None or not isinstance(last[1], PartialLot):
         state = ArcState.NONE if last is None else last[1].state
-        raise ArcLotConflict(f"lot {lot} of {arc} is {state.value}: there is nothing to clean up")
+        raise ArcLotConflict(
+            f"lot {lot} of {arc} cannot be cleaned up: it is {state.value}",
+            hint="only partial lots can be cleaned up: tidemill lots TABLE shows their states",
+        )
     generation, row = last
     assert isinstance(row, PartialLot)
     attempts.abandon_left(tx, keys.publish, row.attempt, why)

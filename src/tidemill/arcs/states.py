@@ -50,11 +50,13 @@ ARC: dict[ArcState, dict[ArcEdge, ArcState]] = {
 
 
 def step(state: ArcState, edge: ArcEdge) -> ArcState:
-    """Return the next state; raise `IllegalTransition` if the table has no such edge."""
+    """Return the next state; raise `IllegalTransition` if the table has no such transition."""
     try:
         return ARC[state][edge]
     except KeyError:
-        raise IllegalTransition(f"an arc's lot in state {state.value} has no edge {edge.value!r}") from None
+        raise IllegalTransition(
+            f"an arc's lot in state {state.value} does not allow {edge.value!r}"
+        ) from None
 
 
 class PartState(StrEnum):

@@ -40,7 +40,9 @@ class HeldLease:
     def check(self) -> None:
         """Raise `LeaseLost` if we must no longer act under this lease."""
         if not self.alive():
-            raise LeaseLost(f"epoch {self.epoch}: the holder's deadline has passed")
+            raise LeaseLost(
+                f"this process no longer holds its lease (epoch {self.epoch}): its deadline has passed"
+            )
 
     def fence(self, tx: Tx) -> None:
         """Abort the transaction unless the stored lease is ours."""

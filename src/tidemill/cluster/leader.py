@@ -38,7 +38,7 @@ class Tenure:
         return self.held.alive()
 
     def check(self) -> None:
-        """Raise `LeaseLost` if our time is over."""
+        """Raise `LeaseLost` if this process no longer holds the lease."""
         self.held.check()
 
     def run(self, fn: Callable[[Tx], T]) -> T:
@@ -49,7 +49,7 @@ class Tenure:
             try:
                 self.held.fence(tx)
             except LeaseLost as lost:
-                raise NotLeader(f"leader epoch {self.epoch} is over") from lost
+                raise NotLeader(f"this process is no longer the leader (epoch {self.epoch})") from lost
             return fn(tx)
 
         return self.store.run(fenced)

@@ -120,7 +120,9 @@ def check(tx: Tx, key: bytes, lease: Lease) -> Lease:
     """Fence the transaction: raise `LeaseLost` unless we hold the lease now. Return it as stored."""
     current = read(tx, key)
     if current is None or not is_ours(current, lease, tx.now()):
-        raise LeaseLost(f"epoch {lease.epoch} is over")
+        raise LeaseLost(
+            f"this process no longer holds its lease (epoch {lease.epoch}); another process can take over"
+        )
     return current
 
 

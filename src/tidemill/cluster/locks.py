@@ -19,7 +19,9 @@ class Semaphore:
 
     def __init__(self, keeper: Keeper, keys: ClusterKeys, name: str, permits: int) -> None:
         if permits < 1:
-            raise UsageError(f"semaphore {name!r} has {permits} permits", hint="give it at least one permit")
+            raise UsageError(
+                f"invalid number of permits for semaphore {name!r}: {permits}", hint="use 1 or more"
+            )
         self.keeper = keeper
         self.name = name
         self._keys = [keys.lease["semaphore", name, number] for number in range(permits)]

@@ -83,14 +83,18 @@ def check_protocol(tx: Tx, keys: ClusterKeys) -> None:
     if raw is None:
         tx.set(key, msgspec.msgpack.encode(PROTOCOL))
     elif (stored := msgspec.msgpack.decode(raw, type=int)) != PROTOCOL:
-        raise ProtocolMismatch(f"cluster {keys.cluster!r} speaks protocol {stored}, this release {PROTOCOL}")
+        raise ProtocolMismatch(
+            f"cluster {keys.cluster!r} uses protocol {stored}, but this release uses {PROTOCOL}"
+        )
 
 
 def check(tx: Tx, keys: ClusterKeys, node: Node, *, lock: bool = False) -> Node:
     """Fence a node: raise `LeaseLost` unless its entry has this epoch and has not expired."""
     current = read(tx, keys, node.id, lock=lock)
     if current is None or current.epoch != node.epoch or current.expires_at <= tx.now():
-        raise LeaseLost(f"node {node.id} is no longer in the list under epoch {node.epoch}")
+        raise LeaseLost(
+            f"node {node.id} is no longer in the cluster: its lease (epoch {node.epoch}) has ended"
+        )
     return current
 
 

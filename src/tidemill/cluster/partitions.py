@@ -143,7 +143,7 @@ def check(tx: Tx, keys: ClusterKeys, part: Partition) -> Partition:
         or current.state is not PartitionState.IN_PROGRESS
         or current.expires_at <= tx.now()
     ):
-        raise LeaseLost(f"partition {part.group}/{part.id} epoch {part.epoch} is over")
+        raise LeaseLost(f"this process no longer holds partition {part.group}/{part.id} (epoch {part.epoch})")
     return current
 
 

@@ -107,5 +107,5 @@ def step(table: dict[State, dict[Edge, State]], state: State, edge: Edge) -> Sta
         return table[state][edge]
     except KeyError:
         raise IllegalTransition(
-            f"{type(state).__name__} {state.value!r} has no edge {edge.value!r}"
+            f"{type(state).__name__} {state.value!r} does not allow {edge.value!r}"
         ) from None

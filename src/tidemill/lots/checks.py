@@ -142,11 +142,11 @@ def rows(
     'expected at least 1 rows'
     """
     if at_least is None and at_most is None:
-        raise BadCheck("rows() has no limit", hint="set at_least or at_most: rows(at_least=1)")
+        raise BadCheck("rows() needs a limit", hint="set at_least or at_most: rows(at_least=1)")
     if (at_least or 0) < 0 or (at_most is not None and at_most < (at_least or 0)):
         raise BadCheck(
-            f"rows(at_least={at_least}, at_most={at_most}) has wrong limits",
-            hint="choose 0 <= at_least <= at_most",
+            f"rows(at_least={at_least}, at_most={at_most}) has invalid limits",
+            hint="use 0 <= at_least <= at_most",
         )
     if on_fail == "drop":
         raise BadCheck("rows() cannot drop rows: it checks their number", hint="use on_fail='warn' or 'fail'")
@@ -155,13 +155,13 @@ def rows(
 
 def _check(kind: Kind, name: str, on_fail: str, columns: Sequence[str] = ()) -> Check:
     if kind in ("not_null", "unique") and not (columns and all(isinstance(name, str) for name in columns)):
-        raise BadCheck(f"{kind}() needs column names", hint=f"name the columns: {kind}('id')")
+        raise BadCheck(f"{kind}() needs column names", hint=f"pass the columns: {kind}('id')")
     if on_fail not in list(OnFail):
-        raise BadCheck(f"on_fail={on_fail!r} is not known", hint="use warn, drop or fail")
+        raise BadCheck(f"on_fail={on_fail!r} is not valid", hint="use warn, drop or fail")
     if not name:
         raise BadCheck("a check has an empty name", hint="set name='…'")
     if name in RESERVED:
-        raise BadCheck(f"{name!r} is a reserved name", hint="give the check another name: name='…'")
+        raise BadCheck(f"the check name {name!r} is reserved", hint="use another name: name='…'")
     return Check(kind=kind, name=name, on_fail=OnFail(on_fail), columns=tuple(columns))
 
 

@@ -66,8 +66,8 @@ class DatasetRow(msgspec.Struct, frozen=True, kw_only=True):
         layout.quote(self.version)
         if (self.kind is Kind.KEYED) != bool(self.key):
             raise BadDataset(
-                f"{self.name!r} has kind {self.kind.value} and key {self.key}",
-                hint="a keyed dataset needs key columns; other kinds have none",
+                f"the kind {self.kind.value!r} of {self.name!r} does not fit its key {self.key}",
+                hint="use kind 'keyed' with key columns, or another kind without a key",
             )
         if self.kind is Kind.KEYED and not self.deletes:
             raise BadDataset(
@@ -76,22 +76,25 @@ class DatasetRow(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.kind is Kind.ROWS and self.deletes:
             raise BadDataset(
-                f"{self.name!r} allows deletes but stores plain rows", hint="use the kind changes or keyed"
+                f"{self.name!r} allows deletes, but has kind 'rows'",
+                hint="use kind 'changes', or kind 'keyed' with a key",
             )
         if self.order_by and not self.key:
             raise BadDataset(
                 f"{self.name!r} has order_by={', '.join(self.order_by)} but no key",
-                hint="declare a key: order_by decides which write of a key is the newest",
+                hint="declare a key, or omit order_by, which decides which write of a key is the newest",
             )
         for parameter, names in (("key", self.key), ("order_by", self.order_by)):
             repeated = [name for number, name in enumerate(names) if name in names[:number]]
             if repeated:
-                raise BadDataset(f"{self.name!r} has {repeated[0]} twice in {parameter}", hint="name it once")
+                raise BadDataset(
+                    f"{self.name!r} lists column {repeated[0]} twice in {parameter}", hint="list it once"
+                )
         both = [name for name in self.order_by if name in self.key]
         if both:
             raise BadDataset(
-                f"{self.name!r} has {both[0]} in key and in order_by",
-                hint="order by a time or a version: writes of one key have equal key columns",
+                f"{self.name!r} lists column {both[0]} in key and in order_by",
+                hint="use a time or version column in order_by: writes of a key have equal key columns",
             )
 
     @property
@@ -103,8 +106,8 @@ class DatasetRow(msgspec.Struct, frozen=True, kw_only=True):
         lot = ids.parse(text)
         unit = None if isinstance(lot, AppendId) else lot.unit
         if unit != self.unit:
-            usual = "one lot per append" if self.unit is None else f"lots of {self.unit}"
-            raise BadLotId(f"{text} is not a lot of {self.name!r}", hint=f"{self.name!r} has {usual}")
+            expected = "an append" if self.unit is None else f"an interval of {self.unit}"
+            raise BadLotId(f"{text} is not a lot of {self.name!r}", hint=f"use the id of {expected}")
         return lot
 
 
@@ -139,7 +142,9 @@ def declare(tx: Tx, keys: LotKeys, dataset: DatasetRow, evolve: Evolve | None = 
     evolves = dataset.drift is Drift.EVOLVE and evolve is not None
     changes = differences(stored, same_columns if evolves else dataset)
     if changes:
-        raise DatasetChanged(f"dataset {dataset.id} is declared differently: {'; '.join(changes)}")
+        raise DatasetChanged(
+            f"dataset {dataset.id} was already declared with a different definition: {'; '.join(changes)}"
+        )
     if evolves and evolve is not None and stored.fingerprint != dataset.fingerprint:
         return _revise(tx, keys, stored, evolve(stored, dataset))
     if stored.drift is not dataset.drift:  # may change: it only affects data that arrives later

@@ -70,7 +70,10 @@ def advance(tx: Tx, keys: LotKeys, source: DatasetId, position: int) -> None:
     raw = tx.get(keys.head[source.parts], lock=True)
     before = 0 if raw is None else _position.decode(raw)
     if position < before:
-        raise UsageError(f"{source} cannot move from {before} back to {position}", hint="heads only grow")
+        raise UsageError(
+            f"{source} cannot move from {before} back to {position}",
+            hint=f"use a position of {before} or more",
+        )
     tx.set(keys.head[source.parts], msgspec.msgpack.encode(position))
 
 

@@ -33,7 +33,7 @@ class Unit(msgspec.Struct, frozen=True, order=True):
     def __post_init__(self) -> None:
         if not 0 < self.seconds <= DAY_S or DAY_S % self.seconds:
             raise BadLotId(
-                f"a lot cannot last {self.seconds} s",
+                f"invalid length of a lot: {self.seconds} s",
                 hint="use a length that divides 24 hours: PT5M, PT1H, P1D",
             )
 
@@ -44,11 +44,11 @@ class Unit(msgspec.Struct, frozen=True, order=True):
             return Unit(DAY_S)
         match = _DURATION.fullmatch(text)
         if match is None or not any(match.groups()):
-            raise BadLotId(f"{text!r} is not a duration", hint="write it as PT5M, PT1H or P1D")
+            raise BadLotId(f"invalid duration: {text!r}", hint="write it as PT5M, PT1H or P1D")
         hours, minutes, seconds = (int(part or 0) for part in match.groups())
         unit = Unit(hours * 3600 + minutes * 60 + seconds)
         if str(unit) != text:
-            raise BadLotId(f"{text!r} is not the usual spelling", hint=f"write it as {unit}")
+            raise BadLotId(f"{text!r} is not in the standard form", hint=f"write it as {unit}")
         return unit
 
     @property
@@ -71,7 +71,9 @@ class Unit(msgspec.Struct, frozen=True, order=True):
     def at(self, moment: datetime) -> "LotId":
         """Return the lot whose interval contains this time."""
         if moment.tzinfo is None:
-            raise BadLotId("the time has no time zone", hint="pass an aware datetime; lots are in UTC")
+            raise BadLotId(
+                "the time has no time zone", hint="pass a datetime with a time zone; lots are in UTC"
+            )
         utc = moment.astimezone(UTC)
         since_midnight = utc.hour * 3600 + utc.minute * 60 + utc.second
         return LotId((utc.date() - EPOCH).days, self, since_midnight // self.seconds)
@@ -91,7 +93,7 @@ class LotId(msgspec.Struct, frozen=True, order=True):
         if not 0 <= self.ordinal < self.unit.per_day:
             raise BadLotId(
                 f"there is no lot {self.ordinal} of {self.unit} in a day",
-                hint=f"ordinals of {self.unit} go from 0 to {self.unit.per_day - 1}",
+                hint=f"use a number from 0 to {self.unit.per_day - 1}",
             )
 
     @staticmethod
@@ -99,16 +101,16 @@ class LotId(msgspec.Struct, frozen=True, order=True):
         """Parse the id of an interval's lot, in its exact spelling."""
         match = _INTERVAL.fullmatch(text)
         if match is None:
-            raise BadLotId(f"{text!r} is not a lot id", hint="write it as 20230101PT5M050 or 20230101")
+            raise BadLotId(f"invalid lot id: {text!r}", hint="write it as 20230101PT5M050 or 20230101")
         day_text, unit_text, ordinal_text = match.groups()
         try:
             day = date(int(day_text[:4]), int(day_text[4:6]), int(day_text[6:]))
         except ValueError:
-            raise BadLotId(f"{text!r}: there is no day {day_text}") from None
+            raise BadLotId(f"invalid lot id: {text!r} (there is no day {day_text})") from None
         unit = DAY if unit_text is None else Unit.parse(unit_text)
         lot = LotId((day - EPOCH).days, unit, int(ordinal_text or 0))
         if str(lot) != text:
-            raise BadLotId(f"{text!r} is not the usual spelling", hint=f"write it as {lot}")
+            raise BadLotId(f"{text!r} is not in the standard form", hint=f"write it as {lot}")
         return lot
 
     @property
@@ -163,15 +165,13 @@ class AppendId(msgspec.Struct, frozen=True, order=True):
 
     def __post_init__(self) -> None:
         if not 0 < self.number < 10**17:
-            raise BadLotId(
-                f"{self.number} is not the number of an append", hint="appends are numbered from 1"
-            )
+            raise BadLotId(f"invalid append number: {self.number}", hint="use a number from 1 to 10^17 - 1")
 
     @staticmethod
     def parse(text: str) -> "AppendId":
         match = _APPEND.fullmatch(text)
         if match is None:
-            raise BadLotId(f"{text!r} is not the id of an append", hint="write it as A00000000000000017")
+            raise BadLotId(f"invalid append id: {text!r}", hint="write it as A00000000000000017")
         return AppendId(int(match[1]))
 
     def __str__(self) -> str:
@@ -189,7 +189,9 @@ def parse(text: str) -> AnyLotId:
 def between(first: LotId, last: LotId) -> list[LotId]:
     """List the lots from `first` to `last`, both included."""
     if first.unit != last.unit:
-        raise BadLotId(f"{first} and {last} have different units", hint="name two lots of one dataset")
+        raise BadLotId(
+            f"{first} and {last} have different interval lengths", hint="use two lots of the same dataset"
+        )
     lots = []
     lot = first
     while lot <= last:

@@ -25,7 +25,7 @@ ARC_STATES = ("running", "complete", "partial", "missing")
 def quote(name: str) -> str:
     """Encode a name for use in an object key. Each name has one encoding; `unquoted` reverses it."""
     if not name:
-        raise BadName("the name is empty", hint="choose a name")
+        raise BadName("the name is empty", hint="use a non-empty name")
     encoded = "".join(c if c in _PLAIN else "".join(f"%{b:02X}" for b in c.encode()) for c in name)
     if encoded.strip(".") == "":  # would be the folder `.` or `..`
         encoded = encoded.replace(".", "%2E")

@@ -70,7 +70,7 @@ def add(tx: Tx, keys: LotKeys, new: LotRow) -> int:
     expected = 0 if old is None else old.generation + 1
     if new.generation != expected:
         raise LotConflict(
-            f"generation {new.generation} of lot {new.lot} of {new.dataset} is not the next: {expected} is"
+            f"lot {new.lot} of {new.dataset}: expected generation {expected}, got {new.generation}"
         )
     if old is None and new.state is LotState.REMOVED:
         raise LotConflict(f"lot {new.lot} of {new.dataset} does not exist, so it cannot be removed")
@@ -108,7 +108,9 @@ def revise(tx: Tx, keys: LotKeys, expected: LotRow, layout: LotRow) -> LotRow:
     or digest differ. Only manifest, size and number of files are taken from `layout`.
     """
     if not expected.digest or layout.digest != expected.digest or layout.rows != expected.rows:
-        raise LotConflict(f"the new layout of lot {expected.lot} of {expected.dataset} has other content")
+        raise LotConflict(
+            f"the content of the new layout of lot {expected.lot} of {expected.dataset} differs"
+        )
     row = msgspec.structs.replace(
         expected,
         manifest=layout.manifest,
@@ -129,7 +131,7 @@ def _swap(tx: Tx, keys: LotKeys, expected: LotRow, row: LotRow) -> LotRow:
     key = keys.lot[(*expected.dataset.parts, expected.lot)]
     raw = tx.get(key, lock=True)
     if raw is None or _decoder.decode(raw) != expected:
-        raise LotConflict(f"lot {expected.lot} of {expected.dataset} has changed in the meantime")
+        raise LotConflict(f"lot {expected.lot} of {expected.dataset} was changed by another process")
     tx.set(key, msgspec.msgpack.encode(row), quiet=True)
     return row
 

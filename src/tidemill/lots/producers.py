@@ -54,13 +54,14 @@ def find(tx: Tx, keys: LotKeys, dataset: DatasetId, append: Identity) -> Receipt
         stored = _decoder.decode(raw)
         if stored.digest != append.digest:
             raise ProducerConflict(
-                f"producer {append.producer!r} has used {append.seq} for other rows of {dataset}"
+                f"producer {append.producer!r} used number {append.seq} for different rows of {dataset}"
             )
         return stored.receipt
     highest = last_seq(tx, keys, dataset, append.producer)
     if highest is not None and append.seq < highest:
         raise ProducerConflict(
-            f"producer {append.producer!r} skipped {append.seq} of {dataset}: its last number is {highest}"
+            f"number {append.seq} of producer {append.producer!r} is lower than its last one for {dataset}",
+            hint=f"use a number above {highest}",
         )
     return None
 
@@ -69,7 +70,7 @@ def record(tx: Tx, keys: LotKeys, append: Identity, receipt: Receipt) -> None:
     """Store the receipt of a new append. Checks again, so that the second of two concurrent appends fails."""
     if find(tx, keys, receipt.dataset, append) is not None:
         raise ProducerConflict(
-            f"producer {append.producer!r} used {append.seq} twice at the same time",
+            f"producer {append.producer!r} used number {append.seq} twice at the same time",
             hint="repeat the append: it returns the receipt of the first one",
         )
     parts = receipt.dataset.parts

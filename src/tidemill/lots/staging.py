@@ -123,13 +123,13 @@ def due(tx: Tx, keys: LotKeys, limit: int = 100) -> list[tuple[DatasetId, LotId]
 def seal(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: LotId) -> None:
     """Stop appends to this interval; does nothing if it is sealed already.
 
-    Raises `IntervalConflict` if its time is not over, or if it is not the current interval.
+    Raises `IntervalConflict` if it has not ended, or if it is not the current interval.
     """
     interval = _current(tx, keys, dataset, lot)
     if interval.state is IntervalState.SEALED:
         return
     if wall_us(lot.end) > tx.wall():
-        raise IntervalConflict(f"interval {lot} of {dataset} is not over")
+        raise IntervalConflict(f"interval {lot} of {dataset} has not ended yet")
     sealed = Interval(interval.lot, step(interval.state, IntervalEdge.SEAL))
     tx.set(keys.interval[dataset.parts], msgspec.msgpack.encode(sealed))
 
@@ -172,8 +172,8 @@ def sweep(tx: Tx, keys: LotKeys, limit: int = SWEEP_PAGE) -> bool:
 def _current(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: LotId) -> Interval:
     interval = read(tx, keys, dataset)
     if interval is None or interval.lot != str(lot):
-        current = "it has none" if interval is None else f"that is {interval.lot}"
-        raise IntervalConflict(f"{lot} is not the current interval of {dataset}: {current}")
+        current = "none" if interval is None else interval.lot
+        raise IntervalConflict(f"the current interval of {dataset} is {current}, not {lot}")
     return interval
 
 

@@ -41,8 +41,8 @@ INTERVAL: dict[IntervalState, dict[IntervalEdge, IntervalState]] = {
 
 
 def step(state: IntervalState, edge: IntervalEdge) -> IntervalState:
-    """Return the next state; raise `IllegalTransition` if the table has no such edge."""
+    """Return the next state; raise `IllegalTransition` if the table has no such transition."""
     try:
         return INTERVAL[state][edge]
     except KeyError:
-        raise IllegalTransition(f"an interval in state {state.value} has no edge {edge.value!r}") from None
+        raise IllegalTransition(f"an interval in state {state.value} does not allow {edge.value!r}") from None

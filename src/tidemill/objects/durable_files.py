@@ -205,7 +205,7 @@ class KeyLocks:
                 if self._clock.monotonic() >= end:
                     raise ObjectUnavailable(
                         f"the lock of {key!r} was not free within {self._patience_s:g} s",
-                        hint="check whether a process that uses these objects is stopped, then retry",
+                        hint="check whether a process that uses these objects is suspended, then retry",
                     ) from None
             else:
                 return

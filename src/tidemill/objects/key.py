@@ -28,7 +28,7 @@ def check_key(key: str) -> None:
     """Raise `BadKey` unless every backend can hold an object of this name."""
     reason = fault(key)
     if reason:
-        raise BadKey(f"{key!a:.200} is not a key: {reason}")
+        raise BadKey(f"invalid object key {key!a:.200}: {reason}")
 
 
 def check_prefix(prefix: str) -> None:
@@ -38,7 +38,7 @@ def check_prefix(prefix: str) -> None:
     if not reason and _FORBIDDEN.search(partial):
         reason = _CHARACTER
     if reason:
-        raise BadKey(f"no key begins with {prefix!a:.200}: {reason}")
+        raise BadKey(f"invalid key prefix {prefix!a:.200}: {reason}")
 
 
 def fault(key: str) -> str:

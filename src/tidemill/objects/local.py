@@ -76,7 +76,7 @@ class LocalObjects(Objects):
         """Return the path of an object's file, for callers that read files themselves. Never write to it."""
         reason = fault(key)
         if reason or self._leads_away(key):
-            raise BadKey(f"{key!a:.200} is not a key: {reason or 'it leads through a symbolic link'}")
+            raise BadKey(f"invalid object key {key!a:.200}: {reason or 'it leads through a symbolic link'}")
         return self.root / key
 
     def _leads_away(self, key: str) -> bool:
@@ -207,7 +207,7 @@ class LocalObjects(Objects):
         if status is None:
             return False
         if not stat.S_ISREG(status.st_mode):
-            raise BadKey(f"{self._key(target)!r} is a folder of other objects, or not a plain file")
+            raise BadKey(f"{self._key(target)!r} is a folder of other objects, or not a regular file")
         try:
             with _opened(target) as (fd, _):
                 os.fsync(fd)
@@ -320,7 +320,7 @@ def _opened(path: Path) -> Iterator[tuple[int, os.stat_result]]:
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, "not a plain file")
+            raise IsADirectoryError(errno.EISDIR, "not a regular file")
         yield fd, status
     finally:
         os.close(fd)

@@ -68,12 +68,12 @@ def open_objects(
         return _remote(where, clock, chance, probed)
     if name == "memory":
         if url.rstrip("/") != "memory:":
-            raise BadUrl("memory:// has no name and no options", hint="write memory://")
+            raise BadUrl("memory:// accepts no name and no options", hint="write memory://")
         return MemoryObjects(clock)
     if name == "file":
         return LocalObjects(Path(local_path(url)), clock, chance)
     if name or not url or not is_path(url) or "\0" in url:
-        raise BadUrl(f"{redact(url)!r:.200} is not the URL of an object storage", hint=HINT)
+        raise BadUrl(f"invalid object storage URL: {redact(url)!r:.200}", hint=HINT)
     return LocalObjects(Path(url).expanduser(), clock, chance)
 
 
@@ -140,7 +140,7 @@ def _try_create(objects: Objects, key: str, chance: random.Random) -> None:
     objects.put_if_absent(key, first, first)
     again = objects.put_if_absent(key, second, second)
     if again is not Put.OTHER or objects.get(key)[0] != first:
-        raise ConditionsIgnored(f"{objects.url} overwrites existing objects in spite of If-None-Match")
+        raise ConditionsIgnored(f"{objects.url} overwrites existing objects despite If-None-Match")
 
 
 def _race_create(objects: Objects, key: str, chance: random.Random) -> None:
@@ -148,7 +148,9 @@ def _race_create(objects: Objects, key: str, chance: random.Random) -> None:
     answers = _at_once([partial(objects.put_if_absent, key, nonce, nonce) for nonce in nonces])
     winners = [nonce for nonce, answer in zip(nonces, answers, strict=True) if answer is not Put.OTHER]
     if len(winners) != 1 or objects.get(key)[0] != winners[0]:
-        raise ConditionsIgnored(f"{objects.url} lets {len(winners)} of {_THREADS} writers create one object")
+        raise ConditionsIgnored(
+            f"{objects.url} let {len(winners)} of {_THREADS} writers create the same object, not one"
+        )
 
 
 def _has_if_match(objects: Objects, key: str, chance: random.Random) -> bool:
@@ -160,12 +162,12 @@ def _has_if_match(objects: Objects, key: str, chance: random.Random) -> bool:
     latest = _nonce(chance)
     third = objects.put_if_match(key, latest, second.etag)
     if _replaces(objects, key, _nonce(chance), first.etag) or objects.get(key)[0] != latest:
-        raise ConditionsIgnored(f"{objects.url} replaces changed objects in spite of If-Match")
+        raise ConditionsIgnored(f"{objects.url} replaces changed objects despite If-Match")
     bodies = [_nonce(chance) for _ in range(_THREADS)]
     won = sum(_at_once([partial(_replaces, objects, key, body, third.etag) for body in bodies]))
     if won != 1:
         raise ConditionsIgnored(
-            f"{objects.url} lets {won} of {_THREADS} writers replace one object in spite of If-Match"
+            f"{objects.url} let {won} of {_THREADS} writers replace the same object, not one"
         )
     return True
 

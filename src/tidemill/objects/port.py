@@ -147,7 +147,7 @@ class Objects(ABC):
             )
         if not etag:
             raise UsageError(
-                "put_if_match needs an ETag", hint="take it from head, get, list or the last put"
+                "put_if_match needs an ETag", hint="use the ETag from head, get, list or the last put"
             )
         return self._put_if_match(key, _octets(body), etag)
 
@@ -181,7 +181,7 @@ class Objects(ABC):
         for start, length in ranges:
             if start < 0 or length < 1:
                 raise UsageError(
-                    f"start {start}, length {length} is not a range", hint="use start >= 0 and length >= 1"
+                    f"invalid range: start {start}, length {length}", hint="use start >= 0 and length >= 1"
                 )
         return self._get_ranges(key, ranges) if ranges else []
 
@@ -203,7 +203,7 @@ class Objects(ABC):
         """
         check_prefix(prefix)
         if limit is not None and limit < 0:
-            raise UsageError(f"limit={limit}", hint="give 0 or more, or None for all")
+            raise UsageError(f"invalid limit={limit}", hint="use 0 or more, or None for no limit")
         return islice(self._list(prefix, after) if ahead else self._list_lazily(prefix, after), limit)
 
     def list_foreign(

@@ -128,7 +128,7 @@ def parse_remote(url: str) -> RemoteUrl:
     userinfo, _, bucket = authority.rpartition("@")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", bucket) or "@" in path:
         raise BadUrl(
-            f"{shown} has no bucket",
+            f"{shown} has no valid bucket name",
             hint=f"write {name}://bucket/prefix; percent-encode / + @ : inside a secret",
         )
     prefix = unquote(path).strip("/")
@@ -167,7 +167,7 @@ def _checked(option: str, value: str, shown: str) -> str:
     if option in ("virtual_hosted", "bulk_delete"):
         if value not in ("true", "false"):
             raise BadUrl(
-                f"{option} is neither true nor false in {shown}",
+                f"{option} in {shown} is neither true nor false",
                 hint=f"write {option}=true or {option}=false",
             )
         if option == "bulk_delete":
@@ -198,7 +198,7 @@ def _own(options: dict[str, str], shown: str) -> tuple[str, float]:
     except ValueError:
         timeout_s = 0.0
     if not 0.1 <= timeout_s <= 3600:
-        raise BadUrl(f"timeout_s in {shown} is not valid", hint="give seconds, from 0.1 to 3600")
+        raise BadUrl(f"timeout_s in {shown} is not valid", hint="use a value from 0.1 to 3600 seconds")
     return listing, timeout_s
 
 

@@ -68,7 +68,9 @@ class Assembler:
             if isinstance(end, PartDone):
                 _report_checks(self._scope.emit, hold, end)
         if left:  # the port was closed: how these end is unknown
-            raise LeaseLost(f"{len(left)} parts of attempt {hold.draft.id} were given up")
+            raise LeaseLost(
+                f"{len(left)} parts of attempt {hold.draft.id} did not end: this process is stopping"
+            )
         parts = tuple(completed[task.part] for task in tasks if task.part in completed)
         if failed:
             return Assembled(parts=parts, failed=tuple(failed))

@@ -139,23 +139,24 @@ def begin(tx: Tx, keys: PublishKeys, node: Node, draft: Draft) -> Hold:
     places = {target.place for target in draft.targets}
     if not 0 < len(draft.targets) <= MOST_TARGETS or len(places) < len(draft.targets):
         raise UsageError(
-            f"{draft.author} has {len(draft.targets)} sinks",
-            hint=f"name 1 to {MOST_TARGETS} sinks, each once",
+            f"{draft.author} has an invalid list of {len(draft.targets)} sinks",
+            hint=f"use 1 to {MOST_TARGETS} sinks, each once",
         )
     if all(target.optional for target in draft.targets):
         raise UsageError(f"all sinks of {draft.author} are optional", hint="make one of them mandatory")
     if len(draft.inputs) > MOST_INPUTS:
         raise UsageError(
-            f"{draft.author} reads {len(draft.inputs)} lots at once", hint=f"read at most {MOST_INPUTS} lots"
+            f"{draft.author} reads too many lots at once: {len(draft.inputs)}",
+            hint=f"read at most {MOST_INPUTS} lots",
         )
     size = len(msgspec.msgpack.encode(draft))
     if size > MOST_BYTES:
         raise UsageError(
-            f"the names of the inputs and sinks of {draft.author} take {size:,} bytes",
+            f"the names of the inputs and sinks of {draft.author} take too much space: {size:,} bytes",
             hint=f"use fewer or shorter names: at most {MOST_BYTES:,} bytes",
         )
     if tx.get(keys.attempt[draft.id]) is not None:
-        raise UsageError(f"attempt {draft.id} exists already", hint="give each attempt a new id")
+        raise UsageError(f"attempt {draft.id} already exists", hint="use a new id for each attempt")
     row = Open(draft=draft, node=node.id, node_epoch=node.epoch, opened_at=tx.now())
     tx.set(keys.attempt[draft.id], msgspec.msgpack.encode(row), quiet=True)
     tx.set(keys.of[draft.author, draft.lot, draft.generation, draft.id], b"", quiet=True)
@@ -176,11 +177,11 @@ def check(tx: Tx, keys: PublishKeys, hold: Hold) -> Open:
     nodes.check(tx, keys.cluster, hold.node)
     row = read(tx, keys, hold.draft.id)
     if not isinstance(row, Open):
-        raise AttemptEnded(f"attempt {hold.draft.id} is {row.state.value}")
+        raise AttemptEnded(f"attempt {hold.draft.id} has already ended: it is {row.state.value}")
     if (row.epoch, row.node, row.node_epoch) != (hold.epoch, hold.node.id, hold.node.epoch):
-        raise LeaseLost(f"attempt {hold.draft.id} was adopted by {row.node}")
+        raise LeaseLost(f"attempt {hold.draft.id} was taken over by node {row.node}")
     if row.parked:
-        raise LeaseLost(f"attempt {hold.draft.id} was parked")
+        raise LeaseLost(f"attempt {hold.draft.id} was suspended for a later retry")
     return row
 
 
@@ -369,7 +370,8 @@ def forget(tx: Tx, keys: PublishKeys, attempt: str, limit: int = PARTS_PAGE) -> 
     row = read(tx, keys, attempt)
     if not isinstance(row, Abandoned):
         raise UsageError(
-            f"attempt {attempt} is {row.state.value}", hint="only abandoned attempts can be deleted"
+            f"attempt {attempt} cannot be deleted: it is {row.state.value}",
+            hint="only abandoned attempts can be deleted",
         )
     lo, hi = keys.part.under(attempt)
     page = tx.range(lo, hi, limit=limit)

@@ -1,4 +1,4 @@
-"""The manifests of an attempt: its intent, the results of its parts, and the lot (LOT-8, LOT-16).
+"""The manifests of an attempt: one for its intent, one for each part, and one for the lot (LOT-8, LOT-16).
 
 The names of an attempt's manifests contain the attempt *and the epoch of its holder*, so no two writers ever
 write the same name: a late write of a stale holder changes nothing.
@@ -9,9 +9,9 @@ write the same name: a late write of a stale holder changes nothing.
     …/state=complete/gen=G/attempt={id}.{epoch}/manifest-root.json    the lot, if it has parts
     …/state=complete/gen=G/attempt={id}.{epoch}/manifest.json         the lot, if it has one part
 
-The lists of objects come from the tasks, never from a listing (LOT-17). After an adoption the new holder
-reuses a part only if the same earlier holder wrote its manifests for all sinks, because only then do they
-come from one run of the part. It verifies all of them first (LOT-20).
+The lists of objects come from the tasks, never from a listing (LOT-17). If another node takes over the
+attempt, it reuses a part only if one previous holder wrote that part's manifests for all sinks, because only
+then do they come from one run of the part. It verifies all of them first (LOT-20).
 """
 
 from collections import Counter
@@ -100,7 +100,7 @@ class Manifests:
             outside = [item.uri for item in sink.objects if not _is_in(item.uri, start)]
             if outside:
                 raise UsageError(
-                    f"a part of attempt {hold.draft.id} wrote {outside[0]}",
+                    f"a part of attempt {hold.draft.id} wrote an object outside its folder: {outside[0]}",
                     hint="write into the folder of the attempt",
                 )
             state = ManifestState.COMPLETE if sink.objects else ManifestState.EMPTY
@@ -117,7 +117,8 @@ class Manifests:
             sinks.append(SinkPart(dataset=target.dataset, key=key, manifest=body))
         if by_dataset:
             raise UsageError(
-                f"a part of attempt {hold.draft.id} wrote to {', '.join(map(str, by_dataset))}",
+                f"a part of attempt {hold.draft.id} wrote to datasets that are not its sinks: "
+                f"{', '.join(map(str, by_dataset))}",
                 hint="write only to the sinks of the attempt",
             )
         return PartMade(part=part, sinks=tuple(sinks))
@@ -311,7 +312,7 @@ class Manifests:
         for item in body.objects:
             if sizes.get(item.uri) != item.size:
                 raise AttemptDamaged(
-                    f"{item.uri} is missing or has another size than its manifest {key} says"
+                    f"{item.uri} is missing, or its size differs from the one in its manifest {key}"
                 )
         return SinkPart(dataset=target.dataset, key=key, manifest=body)
 

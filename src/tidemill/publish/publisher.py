@@ -131,7 +131,7 @@ class Publisher:
                 else "only published lots can be corrected; see `tidemill lots`",
             )
         if remove and current.state is LotState.REMOVED:
-            raise CorrectionRefused(f"lot {lot} of {dataset} was removed already")
+            raise CorrectionRefused(f"lot {lot} of {dataset} was already removed", hint="no action is needed")
         return current
 
     # --- compactions

@@ -35,8 +35,8 @@ ATTEMPT: dict[AttemptState, dict[AttemptEdge, AttemptState]] = {
 
 
 def step(state: AttemptState, edge: AttemptEdge) -> AttemptState:
-    """Return the next state; raise `IllegalTransition` if the table has no such edge."""
+    """Return the next state; raise `IllegalTransition` if the table has no such transition."""
     try:
         return ATTEMPT[state][edge]
     except KeyError:
-        raise IllegalTransition(f"an attempt in state {state.value} has no edge {edge.value!r}") from None
+        raise IllegalTransition(f"an attempt in state {state.value} does not allow {edge.value!r}") from None

@@ -62,7 +62,7 @@ _NOT_COMMITTED, _TOO_OLD, _TIMED_OUT, _TOO_LARGE = 1020, 1007, 1031, 2101
 
 def load_binding() -> Any:
     """Import fdb and select its API version; raise MissingDriver if it or its library is missing."""
-    hint = "pip install tidemill[foundationdb], and FoundationDB's client library (libfdb_c)"
+    hint = "run pip install 'tidemill[foundationdb]', and install FoundationDB's client library (libfdb_c)"
     try:
         import fdb
 
@@ -82,7 +82,10 @@ class Mapping:
 
     def __init__(self, prefix: bytes) -> None:
         if not prefix or prefix[:1] == b"\xff":
-            raise BadUrl("the FoundationDB prefix is empty or reserved for the cluster")
+            raise BadUrl(
+                "the FoundationDB prefix is empty or reserved for the cluster",
+                hint="set another prefix in the URL: ?prefix=tidemill",
+            )
         self.prefix = prefix
 
     def raw(self, key: bytes) -> bytes:
@@ -252,7 +255,9 @@ class FoundationStore(RetryingStore):
 
     def run(self, fn: Callable[[Tx], T], *, mode: Mode = "serial") -> T:
         if getattr(self._active, "busy", False):
-            raise UsageError("store.run is called inside a transaction", hint="pass tx to the inner function")
+            raise UsageError(
+                "store.run was called inside a transaction", hint="pass tx to the inner function"
+            )
         return super().run(fn, mode=mode)
 
     def _attempt(self, operation: RetriedCall[T]) -> T:
@@ -287,7 +292,7 @@ class FoundationStore(RetryingStore):
             raise UsageError("the store is closed", hint="open it again")
         if os.getpid() != self._pid:
             raise UsageError(
-                "the client of FoundationDB does not work after a fork",
+                "the FoundationDB client does not work after a fork",
                 hint="open the store in the child process, or start it with spawn",
             )
         tr = self._db.create_transaction()

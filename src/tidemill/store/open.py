@@ -70,7 +70,7 @@ def _postgres(url: str, clock: Clock, chance: random.Random | None) -> Store:
         missing = f"PostgreSQL needs a driver that cannot be imported: {error}"
     else:
         return PostgresStore(url, clock=clock, chance=chance)
-    raise MissingDriver(missing, hint="pip install tidemill[postgres]")
+    raise MissingDriver(missing, hint="run pip install 'tidemill[postgres]'")
 
 
 def _foundationdb(url: str, rest: str, clock: Clock, chance: random.Random | None) -> Store:

@@ -100,7 +100,7 @@ class Tx(ABC):
         if self.mode == "take" and not snapshot:
             raise UsageError("a take transaction cannot lock a range", hint="read with snapshot=True")
         if limit is not None and limit < 0:
-            raise UsageError(f"limit={limit}", hint="must be 0 or more; omit it to read all rows")
+            raise UsageError(f"invalid limit={limit}", hint="use 0 or more, or omit it to read all rows")
         self._check_bounds(lo, hi)
         self._check_alive()
         if lo >= hi or limit == 0:
@@ -205,7 +205,10 @@ class Tx(ABC):
 
     def _check_bounds(self, lo: bytes, hi: bytes) -> None:
         if not lo or lo >= SYSTEM_PREFIX or hi > SYSTEM_PREFIX:
-            raise UsageError("the range starts at an empty key, or covers rows reserved for the store")
+            raise UsageError(
+                "the range starts at an empty key, or covers rows reserved for the store",
+                hint="use a key range made with tidemill.store.keys",
+            )
         longest = max(len(lo), len(hi))
         # One byte more than a key: a pager continues at key + b"\x00", also after the longest key.
         if longest > self.limits.key_bytes + 1:

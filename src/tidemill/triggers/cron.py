@@ -77,7 +77,7 @@ class Cron(NamedTuple):
         """
         fields = SHORT.get(text.strip().lower(), text).split()
         if len(fields) != len(FIELDS):
-            raise BadSchedule(f"{text!r} has {len(fields)} fields, not 5")
+            raise BadSchedule(f"{text!r} has {len(fields)} fields, but needs 5")
         minutes, hours, days, months, weekdays = (
             _parse_field(part.lower(), field, text) for part, field in zip(fields, FIELDS, strict=True)
         )
@@ -114,7 +114,7 @@ def _parse_field(field_text: str, field: Field, text: str) -> frozenset[int]:
             first = _number(span, field, text, field.names)
             last = field.most if slash else first
         if first > last:
-            raise BadSchedule(f"{text!r}: the range {part!r} of the {field.name} runs backwards")
+            raise BadSchedule(f"{text!r}: the range {part!r} of the {field.name} ends before it starts")
         values.update(range(first, last + 1, step))
     return frozenset(values)
 
@@ -163,7 +163,7 @@ def next_after(cron: Cron, zone: ZoneInfo, after: datetime) -> datetime:
                 return times[at]
         day += timedelta(days=1)
     raise BadSchedule(
-        "this schedule has no time in the next years", hint="check that the month has such a day"
+        "this schedule never occurs in the coming years", hint="check that the month has such a day"
     )
 
 

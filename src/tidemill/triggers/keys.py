@@ -9,7 +9,7 @@
 (C, "wake", name, version)               wake row: new data that was not announced to subscribers yet
 (C, "waking", name, version)             cursor: the last template, then subscriber, that was handled
 (C, "wake-round")                        the dataset at which the last round of waking ended
-(C, "wake-bell")                         no row; hints at this key announce wake rows
+(C, "wake-bell")                         no row; watchers of this key are notified of wake rows
 (C, "template", id)                      a template
 (C, "templating", id)                    cursor: the last dataset that the template was instantiated for
 (C, "heap-form")                         the heap of the cluster, for all runners to use

@@ -42,7 +42,7 @@ class ObjectHeap(Heap):
 
     def __init__(self, objects: Objects, *, shards: int = 1, emit: Emit = ignore) -> None:
         if not 1 <= shards <= 100:
-            raise UsageError(f"a heap cannot have {shards} shards", hint="choose 1 to 100")
+            raise UsageError(f"invalid number of heap shards: {shards}", hint="use 1 to 100")
         self._objects = objects
         self._shards = shards
         self._emit = emit

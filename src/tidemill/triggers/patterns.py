@@ -25,8 +25,8 @@ class Pattern(NamedTuple):
         """
         if text.count("*") != 1 or "?" in text or "[" in text:
             raise BadTemplate(
-                f"{text!r} is not a pattern of datasets",
-                hint="use exactly one star, for the part that differs: raw_*",
+                f"invalid dataset pattern: {text!r}",
+                hint="use exactly one star, for the part that varies: raw_*",
             )
         return Pattern(*text.split("*"))
 
@@ -39,7 +39,7 @@ class Pattern(NamedTuple):
             or "}" in text.replace(PLACEHOLDER, "")
         ):
             raise BadTemplate(
-                f"{text!r} does not give a separate target for each match",
+                f"invalid target pattern: {text!r}",
                 hint=f"use {PLACEHOLDER} once, for the part that the star matches: clean_{PLACEHOLDER}",
             )
         return Pattern(*text.split(PLACEHOLDER))

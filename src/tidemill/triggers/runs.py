@@ -135,7 +135,7 @@ def check(tx: Tx, keys: TriggerKeys, cluster: ClusterKeys, ticket: Ticket) -> Sc
         or (row.tally.epoch, row.tally.fence) != (ticket.epoch, ticket.fence)
         or (row.run.node, row.run.node_epoch) != (ticket.node.id, ticket.node.epoch)
     ):
-        raise LeaseLost(f"run {ticket.epoch}/{ticket.fence} of {ticket.name} is over")
+        raise LeaseLost(f"this process no longer holds run {ticket.epoch}/{ticket.fence} of {ticket.name}")
     return row
 
 
@@ -159,8 +159,8 @@ def finish(
         reached = target.get(source, position)
         if not position <= reached <= heads[source]:
             raise UsageError(
-                f"{ticket.name} cannot move from {position} to {reached} in {source} (head {heads[source]})",
-                hint="progress can only grow, up to the head",
+                f"{ticket.name} cannot move from position {position} to {reached} in {source}",
+                hint=f"use a position from {position} to {heads[source]}",
             )
         progress.append(reached)
     _pass_gate(row, ticket, progress)

@@ -109,7 +109,7 @@ class Scheduler:
 
         form = self.scope.store.run(set_or_compare)
         if form != self.heap.form:
-            raise HeapDiffers(f"this cluster uses the heap {form!r}, but this runner {self.heap.form!r}")
+            raise HeapDiffers(f"this cluster uses the heap {form!r}, but this runner uses {self.heap.form!r}")
         self._agreed = True
 
     # --- rounds

@@ -73,8 +73,10 @@ SUBSCRIPTION: dict[SubscriptionState, dict[SubscriptionEdge, SubscriptionState]]
 
 
 def step(state: SubscriptionState, edge: SubscriptionEdge) -> SubscriptionState:
-    """Return the next state; raise `IllegalTransition` if the table has no such edge."""
+    """Return the next state; raise `IllegalTransition` if the table has no such transition."""
     try:
         return SUBSCRIPTION[state][edge]
     except KeyError:
-        raise IllegalTransition(f"a subscription in state {state.value} has no edge {edge.value!r}") from None
+        raise IllegalTransition(
+            f"a subscription in state {state.value} does not allow {edge.value!r}"
+        ) from None

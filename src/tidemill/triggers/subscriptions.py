@@ -134,7 +134,7 @@ def transition(
     for edge in edges:
         state = step(state, edge)
     if new.state is not state:
-        raise IllegalTransition(f"{edges} lead to {state.value}, not to {new.state.value}")
+        raise IllegalTransition(f"{edges} lead to state {state.value}, but the new row is {new.state.value}")
     write(tx, keys, name, old, new)
     return new
 
@@ -218,7 +218,7 @@ def subscribe(
         if old.tally.terms == terms:
             return old
         if old.tally.terms.tables != terms.tables and not replace_sources:
-            raise SubscriptionChanged(f"subscription {name!r} has other sources")
+            raise SubscriptionChanged(f"subscription {name!r} already exists with different sources")
         if old.tally.terms.sources != terms.sources:
             return _change_sources(tx, keys, lots, name, old, terms, progress or {})
         changed = msgspec.structs.replace(old, tally=msgspec.structs.replace(old.tally, terms=terms))
@@ -298,8 +298,8 @@ def _add_subscriber(
     """Register a subscription with its sources; return the position to begin after, by source."""
     if not 0 < len(terms.sources) <= MOST_SOURCES or len(set(terms.sources)) < len(terms.sources):
         raise UsageError(
-            f"subscription {name!r} has {len(terms.sources)} sources",
-            hint=f"name 1 to {MOST_SOURCES} sources, each once",
+            f"subscription {name!r} has an invalid list of {len(terms.sources)} sources",
+            hint=f"use 1 to {MOST_SOURCES} sources, each once",
         )
     for source in terms.sources:
         if tx.get(lots.head[source.parts]) is None:  # a source with a head exists, such as a group of views
@@ -311,8 +311,8 @@ def _add_subscriber(
         heads = events.heads(tx, lots, terms.sources)
         if any(not 0 <= position <= heads.get(source, -1) for source, position in begin.items()):
             raise UsageError(
-                f"subscription {name!r} cannot begin after a position that does not exist",
-                hint="begin after a position of one of its sources",
+                f"the start position of subscription {name!r} does not exist",
+                hint="use an existing position of one of its sources",
             )
     return begin
 
@@ -327,7 +327,9 @@ def remove(tx: Tx, keys: TriggerKeys, name: str) -> bool:
         return False
     template = row.tally.template
     if template and tx.get(keys.template[template]) is not None:
-        raise TemplateChild(f"subscription {name!r} was created by the template {template!r} (INV6)")
+        raise TemplateChild(
+            f"subscription {name!r} belongs to the template {template!r} and cannot be removed (INV6)"
+        )
     delete(tx, keys, name, row, SubscriptionEdge.REMOVE)
     return True
 

@@ -90,7 +90,7 @@ def declare(tx: Tx, keys: TriggerKeys, template: Template) -> Template:
         template.version,
         template.terms.tables,
     ):
-        raise TemplateChanged(f"template {template.name!r} is declared differently")
+        raise TemplateChanged(f"template {template.name!r} was already declared with a different definition")
     layout.quote(template.name)
     check_cycles(template, listed(tx, keys, limit=MOST))
     tx.set(keys.template[template.name], msgspec.msgpack.encode(template), quiet=True)

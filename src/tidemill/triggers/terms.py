@@ -61,19 +61,20 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def __post_init__(self) -> None:
         for name in ("cadence_us", "debounce_us", "backoff_us", "most_backoff_us", "most_failures"):
             if getattr(self, name) < 0:
-                raise UsageError(f"{name} is {getattr(self, name)}", hint="use 0 or more")
+                raise UsageError(f"{name} is negative: {getattr(self, name)}", hint="use 0 or more")
         for name in ("grace_us", "max_wait_us"):
             value = getattr(self, name)
             if value is not None and value < 0:
-                raise UsageError(f"{name} is {value}", hint="use 0 or more, or None")
+                raise UsageError(f"{name} is negative: {value}", hint="use 0 or more, or None")
         if self.gate is not None and (self.barrier or self.debounce_us or self.gate not in self.sources):
             raise UsageError(
                 f"{self.gate} cannot be the gate of {', '.join(map(str, self.sources))}",
-                hint="the gate must be one of the sources, without a barrier or a debounce",
+                hint="use one of the sources as the gate, without a barrier or a debounce",
             )
         if self.max_wait_us is not None and self.max_wait_us < self.debounce_us:
             raise UsageError(
-                f"the max wait ({self.max_wait_us} µs) is shorter than the debounce ({self.debounce_us} µs)",
+                f"the max wait ({self.max_wait_us / 1_000_000:g} s) is shorter than the debounce "
+                f"({self.debounce_us / 1_000_000:g} s)",
                 hint="make the max wait at least as long as the debounce",
             )
 

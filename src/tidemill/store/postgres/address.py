@@ -23,9 +23,7 @@ _SHAPE = re.compile(
 )
 _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[^:\[\]]*)(?::\d{1,5})?")
 _PARAMETER_NAME = re.compile(r"[a-z_]{1,40}")
-_HINT = (
-    "postgresql://user:password@host:5432/database; characters like @ / ? # in a password are written %40 …"
-)
+_HINT = "write postgresql://user:password@host:5432/database; percent-encode @ / ? # in a password (@ is %40)"
 
 # Defaults for libpq, so that a host that vanished is noticed within seconds.
 _DEFAULTS = {
@@ -65,7 +63,7 @@ class Address:
         for name, _ in parts:
             if name not in names:
                 shown = f" {name}" if _PARAMETER_NAME.fullmatch(name) else ""
-                raise self._bad(f"has a parameter{shown} that PostgreSQL does not have")
+                raise self._bad(f"has an unknown parameter{shown}")
         return dict(parts)
 
     def _parsed(self, url: str) -> dict[str, str]:

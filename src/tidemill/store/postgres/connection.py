@@ -183,7 +183,7 @@ class PostgresConnection:
         """Return the result of the next statement, and skip the None after it, which needs no wait."""
         result = self._next()
         if result is None or self._pg.get_result() is not None:
-            raise psycopg.OperationalError("the server's answers do not fit our questions")
+            raise psycopg.OperationalError("the server sent an unexpected response")
         if self._pg.status != ConnStatus.OK:
             raise psycopg.OperationalError(self._message(result))
         return result
@@ -191,13 +191,13 @@ class PostgresConnection:
     def _expect_sync(self) -> None:
         result = self._next()
         if result is None or result.status != ExecStatus.PIPELINE_SYNC:
-            raise psycopg.OperationalError("the server's answers do not fit our questions")
+            raise psycopg.OperationalError("the server sent an unexpected response")
 
     def _next(self) -> PGresult | None:
         pg = self._pg
         while pg.is_busy():
             if not self._poll.poll(SILENCE_S * 1000):
-                raise psycopg.OperationalError(f"no answer for {SILENCE_S:g} s")
+                raise psycopg.OperationalError(f"the server did not answer for {SILENCE_S:g} s")
             pg.consume_input()
         return pg.get_result()
 
@@ -209,7 +209,7 @@ class PostgresConnection:
         while self._pg.flush():
             ready = both.poll(SILENCE_S * 1000)
             if not ready:
-                raise psycopg.OperationalError(f"nothing could be sent for {SILENCE_S:g} s")
+                raise psycopg.OperationalError(f"the server accepted no data for {SILENCE_S:g} s")
             if ready[0][1] & ~select.POLLOUT:
                 self._pg.consume_input()  # else both sides could wait for the other to read
 

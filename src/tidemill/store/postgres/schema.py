@@ -33,7 +33,7 @@ def open_tables(link: PostgresConnection, schema: str | None) -> Sql:
     name = schema or _value(link, "SELECT current_schema()::text")
     if name is None or not NAME.fullmatch(name):
         raise StoreUnavailable(
-            "there is no schema for the tables", hint="name one in the URL: ?schema=tidemill"
+            "there is no schema for the tables", hint="set one in the URL: ?schema=tidemill"
         )
     sql = Sql(name)
     stored = _format(link, sql)

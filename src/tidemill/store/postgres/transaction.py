@@ -276,7 +276,7 @@ class PostgresTx(Tx):
     def check_patience(self) -> None:
         """Raise Conflict if the store, and not the function, took too long."""
         if self._clock.monotonic() - self._started - self._waited_s <= self.limits.transaction_s:
-            raise Conflict("rows were locked by others for too long")
+            raise Conflict("rows were locked by other transactions for too long")
 
     # --- the end
 

@@ -162,7 +162,9 @@ class StoreFile:
         connection.execute("PRAGMA auto_vacuum = NONE")  # free pages are reused; moving them has no benefit
         mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
         if mode != "wal":
-            raise StoreLocation(f"the file system under {self.path} does not let processes share memory")
+            raise StoreLocation(
+                f"the file system under {self.path} does not support memory shared by processes"
+            )
         connection.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
         connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
         connection.execute(
@@ -183,7 +185,7 @@ class StoreFile:
         self.check_in_place()
         with self._lock:
             if not self._room:
-                raise UsageError("the store is closed")
+                raise UsageError("the store is closed", hint="open it again")
             connection = self._idle.pop() if self._idle else None
         if connection is None:
             connection = self.connect(writing=False)

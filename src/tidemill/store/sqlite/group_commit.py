@@ -420,7 +420,9 @@ class GroupCommit:
             except (StoreError, sqlite3.Error) as error:
                 doubt.add_note(f"looking it up: {error}")
             if self._clock.monotonic() > give_up:
-                raise CommitUnknown(f"a commit failed and cannot be looked up: {doubt.message}") from doubt
+                raise CommitUnknown(
+                    f"a commit failed, and it is unknown whether it took effect: {doubt.message}"
+                ) from doubt
             self._clock.sleep(backoff(tries, self._chance))
 
     def _drop_connection(self) -> None:

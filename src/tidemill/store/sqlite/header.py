@@ -87,7 +87,7 @@ def decoded(row: Any) -> Header:
     try:
         return _decoder.decode(row[0])
     except (TypeError, msgspec.DecodeError) as error:
-        raise StoreCorrupt("the store's head row cannot be read") from error
+        raise StoreCorrupt("the store's header row cannot be read") from error
 
 
 def admit(

@@ -224,7 +224,7 @@ class SqliteStore(Store):
             return  # everything belongs to the parent process
         if self._writer.is_inside:
             raise UsageError(
-                "the store is closed inside its own transaction", hint="close it after the transaction"
+                "close() was called inside a transaction of this store", hint="close the store after it"
             )
         self._writer.close()
         self._watches.close()
