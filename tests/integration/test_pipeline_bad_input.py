@@ -227,7 +227,7 @@ def test_producers_cannot_delete_from_a_table_that_is_append_only(tmp_path: Path
         plain = pipeline.dataset("plain", "id BIGINT")
         plain.append([(1,)])
         for write in (plain.delete, plain.upsert):
-            with pytest.raises(AppendRefused, match="plain takes no") as raised:
+            with pytest.raises(AppendRefused, match="plain does not accept") as raised:
                 write([(1,)])
             assert "append-only" in raised.value.hint
         assert plain.position == 1
@@ -244,7 +244,7 @@ def test_a_number_of_a_producer_is_taken_once_and_for_one_content(tmp_path: Path
         assert plain.append([{"id": 1}], producer="p", seq=3) == first
         with pytest.raises(ProducerConflict, match="has used 3 for other rows of plain"):
             plain.append([(2,)], producer="p", seq=3)
-        with pytest.raises(ProducerConflict, match="it is at 3"):
+        with pytest.raises(ProducerConflict, match="its last number is 3"):
             plain.append([(2,)], producer="p", seq=2)
         assert plain.append([(2,)], producer="p", seq=7).position == 2  # numbers may be skipped
         assert plain.append([(2,)], producer="q", seq=7).position == 3
