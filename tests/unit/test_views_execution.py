@@ -43,7 +43,7 @@ def test_the_environment_variable_sets_the_place_and_is_validated(monkeypatch: p
         monkeypatch.setenv(SETTING, place)
         assert choose(PLAN, [], InputSize(10**9, 0), 2).place is place
     monkeypatch.setenv(SETTING, "moon")
-    with pytest.raises(UsageError, match="TIDEMILL_PLACE is 'moon'"):
+    with pytest.raises(UsageError, match="invalid value of TIDEMILL_PLACE: 'moon'"):
         choose(PLAN, [], InputSize(1, 1), 2)
 
 

@@ -117,7 +117,7 @@ def test_a_run_sorted_by_other_hashes_is_refused(
     monkeypatch.setattr(
         run_file, "row_hashes", lambda *arguments, fine: row_hashes(*arguments, fine=fine) ^ 1
     )
-    with pytest.raises(TraceCorrupt, match=r"runs/00000001.* other hashes"):
+    with pytest.raises(TraceCorrupt, match=r"runs/00000001.* not sorted by the hashes of its keys"):
         content(history.trace())
 
 

@@ -40,7 +40,10 @@ def limb_count(kind: pa.DataType) -> int:
         return 3
     if pat.is_decimal128(kind):
         return 5
-    raise TypeRefused(f"no exact sum over values of type {kind}", hint="the operator can run keyed")
+    raise TypeRefused(
+        f"no exact sum over values of type {kind}",
+        hint="no action needed: Spark recomputes the changed groups, or else the view",
+    )
 
 
 def limbs_of(array: pa.Array, weights: I64) -> list[I64]:
@@ -159,7 +162,7 @@ def averages(group: I64, bins: I64, sums: I64, rows: I64) -> Doubles:
 
 def _check_weights(weights: I64) -> None:
     if len(weights) and max(int(weights.max()), -int(weights.min())) >= 2**30:
-        raise WeightOverflow("a row occurs 2^30 times or more in one change")
+        raise WeightOverflow("one change inserts or deletes the same row 2^30 times or more")
 
 
 def _fast_totals(group: I64, bins: I64, sums: I64, count: int) -> tuple[Doubles, Doubles, Any]:

@@ -49,7 +49,10 @@ class TableContents:
             for row in rows:
                 index = next((i for i, candidate in enumerate(after[name]) if _same(candidate, row)), None)
                 if index is None:
-                    raise UsageError(f"the step deletes {row} from {name}, which does not contain it")
+                    raise UsageError(
+                        f"the step deletes {row} from {name}, which does not contain it",
+                        hint="delete only rows of the table",
+                    )
                 after[name].pop(index)
         self._rows = after
         self.now = self.now if step.now is None else step.now

@@ -76,7 +76,7 @@ class ChainBuilder:
         output = self._circuit.outputs[view]
         types = self._types.get(output, ())
         if not types:
-            raise NoKernel("a view without columns")
+            raise NoKernel("the view has no columns")
         flows = self._flows(output)
         local = len(flows) == 1 and isinstance(flows[0][0], int) and self._keeps_key(*flows[0])
         operator = OutputSink(view, output.names, tuple(map(self._arrow, types)), local)
@@ -160,7 +160,7 @@ class ChainBuilder:
     def _source(self, op: ops.InputTable) -> int | ChainInput:
         kind = self._kinds[op.table]
         if kind not in {"rows", "changes", "keyed"}:
-            raise NoKernel(f"no kernel reads {op.table}: it is {kind}")
+            raise NoKernel(f"no kernel reads {op.table}, a table of kind {kind}")
         if kind == "rows":
             return ChainInput(op.table, op.width)
         if op not in self._numbers:
@@ -191,11 +191,12 @@ class ChainBuilder:
         if isinstance(op, ops.Window) and op.partition:
             key = self._columns_of(op.partition)
             return self._keyed(op, [key], key)
-        raise NoKernel(f"a {op.kind}{' over everything' if isinstance(op, ops.Window) else ''} has no key")
+        operator = "window without PARTITION BY" if isinstance(op, ops.Window) else op.kind
+        raise NoKernel(f"a {operator} has no key to update by")
 
     def _join(self, op: ops.Join) -> int:
         if not op.keys:
-            raise NoKernel(f"a {op.join} join without an equality has no key")
+            raise NoKernel(f"a {op.join} join without an equality has no key to update by")
         if op.join != "inner":
             return self._keyed_join(op)
         assert not op.residual
@@ -236,7 +237,7 @@ class ChainBuilder:
         left, right = self._types[op.left][key.left.column], self._types[op.right][key.right.column]
         common = common_type(left, right)
         if common is None:
-            raise NoKernel(f"a join compares {left} with {right}")
+            raise NoKernel(f"no kernel joins {left} with {right}")
         return common
 
     def _aggregate(self, op: ops.Aggregate) -> int:
@@ -267,7 +268,7 @@ class ChainBuilder:
         sent = [[*map(column, keys), *map(column, values)]]
         if op.sets is not None:
             if len(set(map(frozenset, op.sets))) < len(op.sets):  # Spark returns the rows once for each
-                raise NoKernel("a grouping set is listed twice")
+                raise NoKernel("a grouping set appears twice")
             sent = [_grouping_set(grouped, keys, list(values), below) for grouped in op.sets]
         number = self._graph.add(f"{self._ids[op]}.{best}", operator)
         for side, columns in enumerate(sent):
@@ -277,7 +278,7 @@ class ChainBuilder:
     def _sets(self, op: Operator, kind: str, children: Sequence[Operator]) -> int:
         types = self._types.get(op, ())
         if not types:
-            raise NoKernel("rows without columns")
+            raise NoKernel("its rows have no columns")
         operator = StatefulSet(kind, tuple(map(self._arrow, types)))
         number = self._graph.add(self._ids[op], operator)
         for place, child in enumerate(children):
@@ -297,9 +298,9 @@ class ChainBuilder:
         names = {aggregate.name for aggregate in op.calls if not _is_native(aggregate)}
         name = ", ".join(sorted(names)) or "an aggregate"
         if not op.groups:
-            raise NoKernel(f"{name} of everything has no key")
+            raise NoKernel(f"{name} without GROUP BY has no key to update by")
         if op.sets is not None:
-            raise NoKernel(f"{name} with grouping sets has no key")
+            raise NoKernel(f"{name} with grouping sets has no key to update by")
         return self._keyed(op, [self._columns_of(op.groups)], list(range(len(op.groups))))
 
     def _keyed_join(self, op: ops.Join) -> int:

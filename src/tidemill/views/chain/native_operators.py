@@ -143,7 +143,10 @@ class StatefulAggregate:
         for agg, result in zip(self.kernel.aggs, self.results, strict=True):
             argument = self._argument(agg)
             if not agg.kernel.takes(argument, result):
-                raise TypeRefused(f"no exact {agg.kind} over {argument}", hint="the operator can run keyed")
+                raise TypeRefused(
+                    f"no exact {agg.kind} over {argument}",
+                    hint="no action needed: Spark recomputes the changed groups, or else the view",
+                )
 
     def _argument(self, agg: GroupAggregate) -> pa.DataType | None:
         return None if agg.column is None else self.kernel.values.field(agg.column).type

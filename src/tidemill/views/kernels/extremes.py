@@ -184,7 +184,10 @@ def order_of(array: pa.Array) -> I64:
     if _is_ranked(kind):
         order = pc.rank(array, tiebreaker="dense").to_numpy().astype(np.int64)
         return order
-    raise TypeRefused(f"no native MIN or MAX over values of type {kind}", hint="the operator can run keyed")
+    raise TypeRefused(
+        f"no native MIN or MAX over values of type {kind}",
+        hint="no action needed: Spark recomputes the changed groups, or else the view",
+    )
 
 
 def _orders(stored: pa.Array, changed: pa.Array) -> tuple[I64, I64]:

@@ -57,7 +57,10 @@ class GroupAggregate(NamedTuple):
     def kernel(self) -> Kernel:
         kernel = kernel_of(self.kind)
         if kernel is None:
-            raise UsageError(f"{self.kind!r} has no kernel", hint="see tidemill.views.aggregates.registry")
+            raise UsageError(
+                f"the aggregate {self.kind!r} has no kernel",
+                hint="use an aggregate of tidemill.views.aggregates.registry",
+            )
         return kernel
 
     @property
@@ -252,7 +255,7 @@ class GroupKernel:
             carry(old, limbs)
             carry(new, limbs)
         if (new[_ROWS] < 0).any():
-            raise WeightNegative("the change deletes rows from a group that do not exist")
+            raise WeightNegative("the change deletes rows that do not exist in the group")
         before, after = self._results(groups, old, [stored]), self._results(groups, new, [stored, deltas])
         pending = np.zeros(groups.num_rows, bool)
         needs: dict[str, Mask] = {}

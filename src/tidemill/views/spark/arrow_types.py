@@ -21,10 +21,12 @@ def arrow_of(kind: str) -> pa.DataType:
     try:
         inner = _type_of(kind)
     except Exception as error:
-        raise TypeRefused(f"no kernel takes a {kind}", hint="the view is recomputed") from error
+        raise TypeRefused(
+            f"no kernel supports the type {kind}", hint="no action needed: Spark recomputes the view"
+        ) from error
     why = why_not_native(of_type(inner))
     if why:
-        raise TypeRefused(f"no kernel takes {why}", hint="the view is recomputed")
+        raise TypeRefused(f"no kernel supports {why}", hint="no action needed: Spark recomputes the view")
     return _in_utc()(inner)
 
 

@@ -182,7 +182,8 @@ def choose(plan: StepPlan, tables: Iterable[str], size: InputSize, cores: int) -
     setting = os.environ.get(SETTING, "")
     if setting not in ("", *ExecutionPlace):
         raise UsageError(
-            f"{SETTING} is {setting!r}", hint="set it to spark or runner, or unset it to estimate each step"
+            f"invalid value of {SETTING}: {setting!r}",
+            hint="set it to spark or runner, or unset it to estimate each step",
         )
     small = runner < spark and rows <= MOST_ROWS and size.stored_bytes <= MOST_BYTES
     place = ExecutionPlace(setting or (ExecutionPlace.RUNNER if small else ExecutionPlace.SPARK))

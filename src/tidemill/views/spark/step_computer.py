@@ -1,15 +1,15 @@
-"""Compute the steps of groups of views, at a cost that follows the change (DBSP-17).
+"""Compute the steps of groups of views, at a cost proportional to the size of the change (DBSP-17).
 
-In each step, one of three things happens to a view:
+In each step, a view is computed in one of three ways:
 
-    step    all its traces are current: one execution of the chain computes the changes of all such views
-    load    one of its traces is missing or must be rebuilt: its kernels get complete inputs and start
-            without state. This computes its complete result and builds its traces; the result is compared
-            with its table
-    full    it has no chain: Spark SQL recomputes it, and the result is compared with its table
+    incremental  all its traces are current: one execution of the chain computes the changes of all such views
+    load         one of its traces is missing or must be rebuilt: its kernels get complete inputs and start
+                 without state. This computes its complete result and builds its traces; the result is
+                 compared with its table
+    full         it has no chain: Spark SQL recomputes it, and the result is compared with its table
 
-A load runs the same kernels as a step. So a step retracts exactly the rows of earlier steps, even where
-Spark's sum of doubles would differ in the last bit (DBSP-20).
+A load runs the same kernels as an incremental step. So the rows that a step removes are bit for bit the rows
+that earlier steps added, even where Spark's sum of doubles would differ in the last bit (DBSP-20).
 
 The version file of the step lists the runs of all traces; the step's commit names it (DBSP-39).
 """
@@ -106,7 +106,9 @@ class StepComputer:
     def __call__(self, batch: StepBatch, attempt: str) -> tuple[StepPart, ...]:
         with self._during(attempt), _exits_refused(batch):
             if self._specs is not None and batch.spec not in self._specs:
-                raise CodeDiffers(f"this runner has other code for the views of group {batch.spec.name!r}")
+                raise CodeDiffers(
+                    f"the code of the views of group {batch.spec.name!r} differs on this runner"
+                )
             step = _Step(self._sources, self._chain_of(batch.spec), batch, attempt, self._cache)
             outputs = step.run()
             quarantined = quarantine_rows(self._sources, batch, attempt, step.datasets_to_check())
@@ -160,8 +162,8 @@ def _exits_refused(batch: StepBatch) -> Iterator[None]:
         yield
     except (SystemExit, KeyboardInterrupt) as error:
         raise ViewRefused(
-            f"a function of the views of group {batch.spec.name!r} ended with {type(error).__name__}",
-            hint="return one DataFrame, or raise an Exception",
+            f"a function of the views of group {batch.spec.name!r} raised {type(error).__name__}",
+            hint="return one DataFrame; to report a failure, raise an Exception",
         ) from error
 
 

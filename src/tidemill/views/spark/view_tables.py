@@ -99,7 +99,7 @@ class ViewTables:
                     changes = self._manifests.load(output.changes)
                     if changes.schema != self._manifests.load(table).schema:
                         raise ViewRefused(
-                            f"view {view} had other columns at step {row.step}",
+                            f"the columns of view {view} at step {row.step} differ from its current columns",
                             hint=f"read the complete view, and its changes after step {row.step}",
                         )
                     positions.append((row.step, changes.objects))

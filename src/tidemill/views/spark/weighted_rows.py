@@ -33,17 +33,20 @@ def check_columns(view: str, schema: "StructType") -> None:
         name = field.name
         if not name or name.lower() in RESERVED:
             raise ViewRefused(
-                f"view {view} has a column {name!r}", hint="give it another name: SELECT … AS name"
+                f"view {view}: the column name {name!r} is empty or reserved",
+                hint="rename it: SELECT … AS name",
             )
         if name.lower() in names:
             raise ViewRefused(
-                f"view {view} has two columns {name!r}",
-                hint="give one of them another name: SELECT … AS name",
+                f"view {view}: the column name {name!r} appears twice",
+                hint="rename one of the columns: SELECT … AS name",
             )
         names[name.lower()] = name
         why = _why_unsupported(field.dataType)
         if why:
-            raise ViewRefused(f"column {name!r} of view {view} is {why}", hint="cast it, or leave it out")
+            raise ViewRefused(
+                f"column {name!r} of view {view} is {why}", hint="cast the column to another type, or omit it"
+            )
 
 
 def _why_unsupported(kind: "DataType") -> str:

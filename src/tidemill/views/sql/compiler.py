@@ -148,7 +148,7 @@ def _finish(context: QueryContext, output: ViewOutput) -> CompiledQuery:
             raise context.refused(
                 f"two columns of the view have the name {name}",
                 context.query.tree,
-                "give every column a different name: … AS other_name",
+                "use a different name for every column: … AS other_name",
             )
         names.add(name.lower())
     if isinstance(output.input, Opaque):

@@ -142,7 +142,7 @@ def _parsed(sql: str, tokens: Sequence[Token]) -> exp.Expr:
         if token.token_type == TokenType.SEMICOLON:
             position = position_of(sql, token.start, token.end)
             raise error_at(
-                QuerySyntax, "a view must be one query, and here a second one begins", sql, position
+                QuerySyntax, "a view must be a single query; remove everything from here on", sql, position
             )
     parser = _Parser(error_level=ErrorLevel.IMMEDIATE, dialect=Spark())
     try:
@@ -155,9 +155,7 @@ def _parsed(sql: str, tokens: Sequence[Token]) -> exp.Expr:
     if not isinstance(tree, exp.Query | exp.Values):
         first = tokens[0]
         position = position_of(sql, first.start, first.end)
-        raise error_at(
-            QuerySyntax, f"a view must be a query, and {first.text} does not begin one", sql, position
-        )
+        raise error_at(QuerySyntax, f"a view must be a SELECT query, not {first.text}", sql, position)
     assert isinstance(tree, exp.Expr)
     return tree
 

@@ -98,7 +98,7 @@ class QueryBuilder:
             return inner._ordered(inner._set(node), node)
         if isinstance(node, exp.Values):
             return inner._ordered(values(self.context, node), node)
-        raise NotDecomposed("an unsupported kind of query")
+        raise NotDecomposed("an unsupported type of query")
 
     def _with(self, node: exp.Expr) -> "QueryBuilder":
         clause = node.args.get("with_")

@@ -72,7 +72,9 @@ class SelectStage:
         expr = copy_text(self.context.query, start, end, replacements)
         for name in sorted(expr.calls):
             if not self.context.functions.is_known(name):
-                raise NotDecomposed(f"the function {name} is unknown; declare it with the view")
+                raise NotDecomposed(
+                    f"the function {name}, which is neither built in nor declared with the view"
+                )
         if not correlated and any(position < 0 for position in expr.columns):
             raise NotDecomposed("a column of the outer query in an unsupported place of a subquery")
         return self._occurrence(expr, start)

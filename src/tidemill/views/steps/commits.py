@@ -291,16 +291,22 @@ def commit(
     """
     group = _check_fence(tx, keys, ticket, batch)
     if batch.has_work and result is None:
-        raise StepConflict(f"step {batch.step} of {ticket.name} has work, but the commit has no attempt")
+        raise StepConflict(
+            f"step {batch.step} of {ticket.name} has changes to process, but the commit has no attempt"
+        )
     if result is not None and not batch.has_work:
-        raise StepConflict(f"step {batch.step} of {ticket.name} has no work, but the commit has an attempt")
+        raise StepConflict(
+            f"step {batch.step} of {ticket.name} has no changes to process, but the commit has an attempt"
+        )
     if result is not None:
         _check_state(batch, result)
     row = _row(tx, ticket, batch, result)
     tables = group.tables | {output.view: output.table for output in row.outputs}
     missing = [view.name for view in batch.spec.views if view.name not in tables]
     if missing:
-        raise StepConflict(f"step {batch.step} of {ticket.name} leaves {missing[0]!r} without a table")
+        raise StepConflict(
+            f"step {batch.step} of {ticket.name} would leave the view {missing[0]!r} without a table"
+        )
     built = tuple(BuiltTable(view.name, view.code, tables[view.name]) for view in batch.spec.views)
 
     def move(tx: Tx) -> None:

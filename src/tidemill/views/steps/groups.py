@@ -237,19 +237,19 @@ def _check(spec: GroupSpec) -> None:
     names = [view.name for view in spec.views]
     if not 0 < len(names) <= MOST_VIEWS or len(set(names)) < len(names):
         raise UsageError(
-            f"group {spec.name!r} has {len(names)} views",
-            hint=f'a group has 1 to {MOST_VIEWS} different views; move some with group="name"',
+            f"group {spec.name!r} has an invalid number of views ({len(names)}), or two with the same name",
+            hint=f'use 1 to {MOST_VIEWS} different views; move some to another group with group="name"',
         )
     if len(spec.bases) >= MOST_SOURCES:
         raise UsageError(
-            f"group {spec.name!r} reads {len(spec.bases)} datasets",
-            hint=f'a group reads at most {MOST_SOURCES - 1}; move some views with group="name"',
+            f"group {spec.name!r} reads too many datasets: {len(spec.bases)}, at most {MOST_SOURCES - 1}",
+            hint='move some views to another group with group="name"',
         )
     size = len(msgspec.msgpack.encode(spec))
     if size > SPEC_BYTES:
         raise UsageError(
-            f"the declaration of group {spec.name!r} has {size:,} bytes",
-            hint=f'at most {SPEC_BYTES:,}: use shorter names, or move some views with group="name"',
+            f"the declaration of group {spec.name!r} is too large: {size:,} bytes, at most {SPEC_BYTES:,}",
+            hint='use shorter names, or move some views to another group with group="name"',
         )
     for number, view in enumerate(spec.views):
         _check_uses(view, names[:number])

@@ -1,7 +1,7 @@
 """Bundles: the file that a task writes in one layer of a step, with new and merged runs.
 
 Its key is unique to the attempt of the task. So a retry, a speculative copy of the task or a killed worker
-leaves a file that no version lists, and never a half-written one that a version does list.
+may leave an unused file, but no version ever lists an incomplete file.
 
 One `put` writes the file, after all runs were added; only then may a version list its entries. Runs are
 cached when they are added. If the bundle is never written, no version lists them, so they are never read.
@@ -86,7 +86,7 @@ class Bundle:
                 self._file.write(memoryview(part))
             self._file.flush()
         except OSError as error:
-            raise ObjectsFull(f"the local disk has no room to buffer {self.key!r}: {error}") from error
+            raise ObjectsFull(f"the local disk has no space left to buffer {self.key!r}: {error}") from error
         self._parts.clear()
 
     def _body(self) -> memoryview:

@@ -41,7 +41,7 @@ class HashRange:
     def __post_init__(self) -> None:
         if not 0 <= self.first <= self.last < SLICES:
             raise UsageError(
-                f"not a range of slices: {self.first} to {self.last}", hint="0 <= first <= last < 256"
+                f"invalid range of slices: {self.first} to {self.last}", hint="use 0 <= first <= last < 256"
             )
 
     @property

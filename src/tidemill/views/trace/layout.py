@@ -92,7 +92,7 @@ class Layout:
         missing = [name for name in self.schema.names if name not in present]
         if missing:
             raise UsageError(
-                f"columns are missing: {missing}", hint=f"a table of this trace has {self.schema.names}"
+                f"columns are missing: {missing}", hint=f"pass all columns of this trace: {self.schema.names}"
             )
         table = table.select(self.schema.names)
         if not table.schema.equals(self.schema):

@@ -109,7 +109,7 @@ def equal_rows(left: Sequence[pa.Array], right: Sequence[pa.Array], zeros: Zeros
         )
         verdict = agree if verdict is None else verdict & agree
     if verdict is None:
-        raise TypeRefused("nothing to compare: no columns", hint="rows without columns are all equal")
+        raise TypeRefused("there are no columns to compare", hint="pass at least one column")
     return verdict
 
 
@@ -172,7 +172,7 @@ def _values(array: pa.Array, zeros: Zeros) -> CodedRows:
     for matches, encode in _KINDS:
         if matches(kind):
             return encode(array, zeros)
-    raise TypeRefused(f"cannot compare values of type {kind}", hint="leave the column out, or cast it")
+    raise TypeRefused(f"cannot compare values of type {kind}", hint="omit the column, or cast it")
 
 
 def _single(code: U64) -> CodedRows:

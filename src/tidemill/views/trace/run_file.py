@@ -140,23 +140,23 @@ def _follow_from_keys(hashes: I64, table: pa.Table, layout: Layout) -> bool:
 
 
 def decode_head(body: bytes, layout: Layout, where: str) -> RunHead:
-    """Decode the head of a run; errors about its format or columns name `where`."""
+    """Decode the header of a run; errors about its format or columns name `where`."""
     if len(body) < 12 or body[:8] != MAGIC:
         raise TraceCorrupt(f"{where} is not a run file")
     form = int.from_bytes(body[8:12], "little")
     if form != FORMAT:
         raise TraceFormat(f"{where} has format {form}; this release reads {FORMAT}")
     if len(body) < _HEADER.size:
-        raise TraceCorrupt(f"the head of {where} is damaged")
+        raise TraceCorrupt(f"the header of {where} is damaged")
     _, _, count, schema_bytes, stores_hash, crc = _HEADER.unpack_from(body)
     rest = memoryview(body)[_HEADER.size :]
     split = count * _BATCH.itemsize
     if len(rest) != split + schema_bytes or stores_hash > 1 or zlib.crc32(rest, stores_hash) != crc:
-        raise TraceCorrupt(f"the head of {where} is damaged")
+        raise TraceCorrupt(f"the header of {where} is damaged")
     schema = pa.ipc.read_schema(pa.py_buffer(bytes(rest[split:])))
     if not schema.equals(layout.schema):
         raise TraceFormat(
-            f"{where} has the columns {schema.names} instead of {layout.schema.names}, or other types"
+            f"{where} has the columns {schema.names} instead of {layout.schema.names}, or their types differ"
         )
     return RunHead(layout, np.frombuffer(bytes(rest[:split]), _BATCH), bool(stores_hash))
 
@@ -178,6 +178,8 @@ def decode_batch(body: bytes | memoryview, head: RunHead, number: int, where: st
         hashed = columns[: len(head.layout.hashed_names)]
         hashes = row_hashes(hashed, batch.num_rows, head.layout.key, fine=head.layout.fine)
         if zlib.crc32(hashes.data) != int(entry["hashes"]):
-            raise TraceCorrupt(f"batch {number} of {where} was sorted by other hashes than those of its keys")
+            raise TraceCorrupt(
+                f"batch {number} of {where} is damaged: it is not sorted by the hashes of its keys"
+            )
         columns = [pa.array(hashes), *columns]
     return pa.RecordBatch.from_arrays(columns, schema=head.schema)

@@ -193,9 +193,7 @@ class TraceVersion:
         names = {*self.steps, *rebuilt} - {*dropped}
         for name, entry in added:
             if name not in names:
-                raise UsageError(
-                    f"cannot add a run: trace {name} was never built", hint="name it in rebuilt="
-                )
+                raise UsageError(f"cannot add a run: trace {name} was never built", hint="add it to rebuilt=")
             traces.setdefault(name, []).append(entry)
         current = {name for name in names if name in rebuilt or self.steps[name] == self.step} - {*stale}
         steps = {name: step if name in current else None for name in sorted(names)}
@@ -243,7 +241,7 @@ def write_version(objects: Objects, key: str, version: TraceVersion) -> None:
     crash.point("views.trace.before_version")
     put = objects.put_if_absent(key, version.encode(key), nonce=json.dumps(key).encode())
     if put is Put.OTHER:
-        raise ObjectConflict(f"{objects.url} already has another version file {key!r}")
+        raise ObjectConflict(f"{objects.url} already has a version file {key!r} with different content")
     crash.point("views.trace.after_version")
 
 
