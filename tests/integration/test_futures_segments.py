@@ -203,7 +203,7 @@ def test_a_folder_that_others_could_write_to_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("boot", ["", "a/b", "..", ".", "a b", "x" * 65, "ä"])
 def test_a_boot_id_is_never_a_path(root: Path, boot: str) -> None:
-    with pytest.raises(UsageError, match="invalid boot id"):
+    with pytest.raises(UsageError, match="invalid node id"):
         Segments.open(boot, quota_bytes=1, root=root)
 
 
@@ -240,7 +240,7 @@ def test_a_copy_of_an_earlier_boot_is_gone(root: Path) -> None:
 def test_past_the_quota_it_is_refused_and_freed_room_can_be_used(segments: Segments) -> None:
     writer = segments.writer()
     names = [writer.write("ab", n, image(3 * MEGABYTE)) for n in range(3)]
-    with pytest.raises(SegmentsFull, match="no room for 3,000,") as caught:
+    with pytest.raises(SegmentsFull, match="no memory for a result of 3,000,") as caught:
         writer.write("ab", 9, image(3 * MEGABYTE))
     assert "9,000," in caught.value.message
     assert segments.names() == set(names), "nothing is left of what was refused"
@@ -326,7 +326,7 @@ def test_a_full_disk_is_a_typed_error_and_leaves_nothing(
 def test_a_child_whose_node_has_ended_is_told(root: Path) -> None:
     with Segments.open("boot", quota_bytes=MEGABYTE, root=root) as segments:
         writer = SegmentWriter(segments.folder)
-    with pytest.raises(SegmentsFull, match="is gone"):
+    with pytest.raises(SegmentsFull, match="its worker has ended"):
         writer.write("ab", 1, image(1000))
 
 

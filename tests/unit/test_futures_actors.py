@@ -108,7 +108,7 @@ def test_an_actor_whose_process_died_on_a_live_node_takes_its_calls_with_it(stag
     row = stage.row(behind)
     assert isinstance(row, Failed)
     assert row.kind == "upstream"
-    with pytest.raises(BaseException, match="is over"):
+    with pytest.raises(BaseException, match="no longer holds the claim"):
         stage.realize(home, claimed)
     assert stage.claim(home) == []
 

@@ -233,7 +233,9 @@ class Client:
         except ValueError:
             raw = b""
         if len(raw) != 16:
-            raise UsageError(f"invalid future id: {future_id!r:.80}", hint="an id has 32 hexadecimal digits")
+            raise UsageError(
+                f"invalid future id: {future_id!r:.80}", hint="use an id of 32 hexadecimal digits"
+            )
         self.handles.count([raw], own=False)
         return Future(self, raw)
 
@@ -282,7 +284,7 @@ class Client:
         self._check_open()
         row = self._link.completions.read([future.id])[0]
         if row is None:
-            raise FutureUnknown(f"future {future.id.hex()} does not exist, or was deleted")
+            raise FutureUnknown(f"future {future.id.hex()} does not exist or was deleted")
         return row
 
     def described(self, future: Future[Any]) -> tuple[str, str]:
@@ -404,7 +406,7 @@ class Client:
         if codes and None not in codes and not self._link.live_workers():
             raise FutureError(
                 f"the local worker ended with exit code {codes[-1]}, and no other worker is running",
-                hint="see its output on standard error, then start a worker; the futures wait for it",
+                hint="check its output on standard error, then start a worker; the futures are still stored",
             )
         self._link.reap(ids)
 

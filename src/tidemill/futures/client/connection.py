@@ -142,7 +142,7 @@ class Connection:
             if membership.state is MemberState.ACTIVE:
                 return membership
             self.clock.sleep(wait_s)
-        raise StoreUnavailable(f"could not join the node list of {self.place!r}")
+        raise StoreUnavailable(f"this process could not join the cluster {self.place!r}")
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, NodeJoined) and event.epoch > 1:  # our lease had expired

@@ -66,7 +66,7 @@ class LocalWorker:
             if self._process.poll() is not None:
                 raise FutureError(
                     f"the local worker ended with exit code {self._process.returncode} before it was ready",
-                    hint="see its output on standard error",
+                    hint="check its output on standard error",
                 )
             if self._clock.monotonic() > end:
                 raise FutureError(f"the local worker was not ready within {START_S:g} s")

@@ -46,7 +46,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             if name not in NAMES:
                 raise UsageError(
                     f"there is no option {name!r}",
-                    hint=f"options are {', '.join(NAMES)}; bind other arguments with functools.partial",
+                    hint=f"use one of {', '.join(NAMES)}; bind other arguments with functools.partial",
                 )
         refuse, grace_s = _unsatisfiable(values.get("on_unsatisfiable", "fail"))
         deadline_s, deadline_wall_us = _deadline(values.get("deadline"))

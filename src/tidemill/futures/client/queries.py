@@ -164,7 +164,7 @@ def show_future(store: Store, keys: FutureKeys, future_id: bytes) -> FutureDetai
     def read(tx: Tx) -> FutureDetails:
         spec, row, error = tx.get_many([keys.spec[future_id], keys.future[future_id], keys.error[future_id]])
         if spec is None or row is None:
-            raise FutureUnknown(f"future {future_id.hex()} does not exist, or was deleted")
+            raise FutureUnknown(f"future {future_id.hex()} does not exist or was deleted")
         decoded = rows.decode_spec(spec)
         return FutureDetails(
             spec=decoded,

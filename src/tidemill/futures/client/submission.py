@@ -145,7 +145,7 @@ class SubmissionFactory:
         except TypeError as error:
             raise UsageError(
                 f"{calls.name_of(function)}{signature} does not accept these arguments: {error}",
-                hint="use submit(function, *args, **kwargs); the function gets no options of submit",
+                hint="use submit(function, *args, **kwargs); the function does not get the options of submit",
             ) from None
 
 

@@ -90,7 +90,7 @@ class ValuePlacement:
         link = self._link
         row = link.completions.read([future_id])[0]
         if row is None:
-            raise FutureUnknown(f"future {future_id.hex()} does not exist, or was deleted")
+            raise FutureUnknown(f"future {future_id.hex()} does not exist or was deleted")
         if not isinstance(row, Realized):
             raise UsageError(
                 f"future {future_id.hex()} is {row.state.value} and has no result",
@@ -129,10 +129,10 @@ class ValuePlacement:
 
 
 def _node_of(tx: Tx, keys: FutureKeys, task: TaskContext) -> Node:
-    """Return the node of a task. Raise `LeaseLost` if its claim is over, so that nothing is written."""
+    """Return the node of a task. Raise `LeaseLost` if its claim was lost, so nothing is written."""
     row = edges.read(tx, keys, task.id)
     if not isinstance(row, Claimed) or row.tally.epoch != task.epoch:
-        raise LeaseLost(f"the claim on {task.id.hex()} under epoch {task.epoch} is over")
+        raise LeaseLost(f"this worker no longer holds the claim on {task.id.hex()} (epoch {task.epoch})")
     return Node(id=row.holder, epoch=row.node_epoch)
 
 

@@ -91,7 +91,7 @@ def call(
     actor = read(tx, keys, actor_id)
     creation = edges.read(tx, keys, actor_id)
     if actor is None or creation is None:
-        raise FutureUnknown(f"actor {actor_id.hex()} does not exist, or was deleted")
+        raise FutureUnknown(f"actor {actor_id.hex()} does not exist or was deleted")
     failure = actor.failure if actor.state is ActorState.DEAD else None
     if failure is None and isinstance(creation, Failed | Cancelled | Quarantined):
         failure = submit.upstream_failure(tx, keys, actor_id, creation)

@@ -1,4 +1,4 @@
-"""Claim: the edge from unclaimed to claimed, in batched `take` transactions.
+"""Claim: the transition from unclaimed to claimed, in batched `take` transactions.
 
 A claim is a lease that lasts as long as the lease of its node. So one renewal of the node's lease renews all
 its claims (FUT-36). A claim consists of the node, the node's epoch and the future's epoch. The future's epoch
@@ -84,10 +84,10 @@ def claim(
 
 
 def check_time(tx: Tx, cluster: ClusterKeys, node: Node) -> None:
-    """Raise `LeaseLost` if the node's lease is over, or may be over at the time of the commit."""
+    """Raise `LeaseLost` if the node's lease has expired, or may expire before the commit."""
     current = nodes.check(tx, cluster, node, lock=True)
     if current.expires_at - tx.now() < LEAST_LEFT_US:
-        raise LeaseLost(f"the lease of node {node.id} ends too soon to claim")
+        raise LeaseLost(f"the lease of node {node.id} expires too soon to claim more futures")
 
 
 def remaining(free: Capacity, claimed: Sequence[Row]) -> Capacity:
@@ -241,5 +241,5 @@ def is_held(row: AnyRow | None, claim: Claim) -> bool:
 def check_held(row: AnyRow | None, claim: Claim) -> Claimed:
     """Return the claimed row. Raise `LeaseLost` if this node does not hold this claim any more."""
     if not isinstance(row, Claimed) or not is_held(row, claim):
-        raise LeaseLost(f"the claim on {claim.id.hex()} under epoch {claim.epoch} is over")
+        raise LeaseLost(f"this worker no longer holds the claim on {claim.id.hex()} (epoch {claim.epoch})")
     return row

@@ -1,7 +1,7 @@
 """Edges: moves a future from one state to the next. Only this module writes state rows and their indices.
 
-`move` checks the edge against the table, removes the row from the indices of its old state and adds it to
-those of its new state, in one transaction. So no protocol step can forget an index (FUT-15, FUT-16):
+`move` checks the transition against the table, removes the row from the indices of its old state and adds it
+to those of its new state, in one transaction. So no protocol step can forget an index (FUT-15, FUT-16):
 
 - an unclaimed future is in the `ready` index of its lane or in the `assigned` index of its node, not in both;
 - a claimed future is in neither of them, but in the `own` index of its holder;
@@ -69,7 +69,7 @@ def must_read_spec(tx: Tx, keys: FutureKeys, future_id: bytes) -> Spec:
     """Read the spec of a future that has a state row: both are written and deleted together."""
     spec = read_spec(tx, keys, future_id)
     if spec is None:
-        raise FutureUnknown(f"future {future_id.hex()} has no spec")
+        raise FutureUnknown(f"the stored description of future {future_id.hex()} is missing")
     return spec
 
 
@@ -130,12 +130,14 @@ def withdraw(tx: Tx, keys: FutureKeys, spec: Spec, row: AnyRow) -> None:
 
 
 def move(tx: Tx, keys: FutureKeys, spec: Spec, old: AnyRow, edge: Path, new: AnyRow) -> None:
-    """Follow an edge, or several in one transaction: write the row, and update the indices."""
+    """Follow a transition, or several in one transaction: write the row, and update the indices."""
     expected = old.state
     for single in (edge,) if isinstance(edge, FutureEdge) else edge:
         expected = step(expected, single)
     if new.state is not expected:
-        raise IllegalTransition(f"{edge} leads to {expected.value}, not to {new.state.value}")
+        raise IllegalTransition(
+            f"{edge} leads to state {expected.value}, but the new row is {new.state.value}"
+        )
     withdraw(tx, keys, spec, old)
     enter(tx, keys, spec, new)
 
@@ -143,7 +145,9 @@ def move(tx: Tx, keys: FutureKeys, spec: Spec, old: AnyRow, edge: Path, new: Any
 def rewrite(tx: Tx, keys: FutureKeys, spec: Spec, old: AnyRow, new: AnyRow) -> None:
     """Change a row within its state. The index key of an unclaimed future may change."""
     if new.state is not old.state:
-        raise IllegalTransition(f"{old.state.value} cannot be rewritten as {new.state.value}")
+        raise IllegalTransition(
+            f"a row in state {old.state.value} cannot be rewritten in state {new.state.value}"
+        )
     if isinstance(old, Unclaimed):
         withdraw(tx, keys, spec, old)
         enter(tx, keys, spec, new)

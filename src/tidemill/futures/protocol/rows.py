@@ -1,8 +1,8 @@
 """The stored rows of a future: an immutable `Spec`, a small state row, results and failures.
 
 The state row is a tagged union with one class per state, so that a row contains only the fields of its state.
-It is small because every edge rewrites it. Code and arguments are in the spec or, if they are large, in
-object storage by digest (FUT-21).
+It is small because every state change rewrites it. Code and arguments are in the spec or, if they are large,
+in object storage by digest (FUT-21).
 """
 
 from typing import ClassVar

@@ -81,11 +81,11 @@ ENDED = frozenset({S.REALIZED, S.FAILED, S.CANCELLED, S.QUARANTINED})
 
 
 def step(state: FutureState, edge: FutureEdge) -> FutureState:
-    """Return the state that an edge leads to. Raise `IllegalTransition` if the table has no such edge."""
+    """Return the next state. Raise `IllegalTransition` if the table has no such transition."""
     try:
         return FUTURE[state][edge]
     except KeyError:
-        raise IllegalTransition(f"a future that is {state.value} has no edge {edge.value!r}") from None
+        raise IllegalTransition(f"a future that is {state.value} does not allow {edge.value!r}") from None
 
 
 class ActorState(StrEnum):
@@ -108,8 +108,8 @@ ACTOR: dict[ActorState, dict[ActorEdge, ActorState]] = {
 
 
 def actor_step(state: ActorState, edge: ActorEdge) -> ActorState:
-    """Return the state that an actor's edge leads to. Raise `IllegalTransition` if there is no such edge."""
+    """Return an actor's next state. Raise `IllegalTransition` if the table has no such transition."""
     try:
         return ACTOR[state][edge]
     except KeyError:
-        raise IllegalTransition(f"an actor that is {state.value} has no edge {edge.value!r}") from None
+        raise IllegalTransition(f"an actor that is {state.value} does not allow {edge.value!r}") from None

@@ -67,7 +67,7 @@ def submit_one(tx: Tx, keys: FutureKeys, spec: Spec) -> bytes:
     if len(spec.inputs) > MOST_INPUTS:
         raise UsageError(
             f"{spec.name} has {len(spec.inputs)} inputs; at most {MOST_INPUTS} are allowed",
-            hint="combine them in steps, with futures that each combine some of them",
+            hint="combine the inputs in groups first, then combine the results",
         )
     existing = existing_id(tx, keys, spec)
     if existing is not None:
@@ -119,7 +119,7 @@ def attach(
     for upstream, row in zip(ids, edges.read_many(tx, keys, ids), strict=True):
         if row is None:
             if must_exist:
-                raise FutureUnknown(f"input {upstream.hex()} of {spec.name} does not exist, or was deleted")
+                raise FutureUnknown(f"input {upstream.hex()} of {spec.name} does not exist or was deleted")
             if upstream not in only_awaited:
                 broken = broken or _missing_input(tx, spec, upstream)
             continue
@@ -135,7 +135,7 @@ def attach(
 
 
 def _missing_input(tx: Tx, spec: Spec, upstream: bytes) -> Failure:
-    message = f"input {upstream.hex()} of {spec.name} does not exist, or was deleted"
+    message = f"input {upstream.hex()} of {spec.name} does not exist or was deleted"
     return Failure(kind="upstream", type="FutureUnknown", message=message, at=tx.now())
 
 

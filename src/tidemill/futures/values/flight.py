@@ -1,10 +1,10 @@
 """Transfer of segments between hosts: an Arrow Flight server in each supervisor, and its client (FUT-29).
 
 A fetch consists of two calls. `hello` sends a nonce of the client. The answer is a nonce of the server, and a
-proof that the server has the cluster key. Then `do_get` sends a ticket: the segment's name, both nonces, and
-the client's proof over them. The key itself is never sent, and a server nonce is valid for one ticket. So an
-eavesdropper can impersonate neither side. The stream ends with the server's proof over the digest of all
-bytes. So a truncated, changed or forged stream is an error and never a result.
+MAC of both nonces, computed with the cluster key. Then `do_get` sends a signed request (a Flight ticket): the
+segment's name, both nonces, and a MAC of them. The key itself is never sent, and a server nonce is valid for
+one request. This prevents an eavesdropper from impersonating either side. The stream ends with the server's
+MAC of the digest of all bytes, so a truncated, changed or forged stream is an error and never a result.
 
 Connections between hosts are encrypted. Without a certificate, the server listens on the loopback address
 only, and the client uses unencrypted connections only there. Memory is bounded on both sides: the server
@@ -98,7 +98,7 @@ class SegmentServer:
         if certificate is None and not is_loopback(host):
             raise UsageError(
                 f"results can be served on {host} only with TLS: it is not a loopback address",
-                hint="pass a certificate and its key, or listen on 127.0.0.1",
+                hint="use --certificate, or listen on 127.0.0.1",
             )
         scheme = _PLAIN if certificate is None else _TLS
         self._server = _serve(
@@ -124,7 +124,7 @@ def _certificates(certificate: TlsCertificate | None) -> list[tuple[bytes, bytes
         return [(certificate.chain.read_bytes(), certificate.key.read_bytes())]
     except OSError as error:
         raise UsageError(
-            f"the certificate cannot be read: {error}", hint="pass two files in PEM format: chain and key"
+            f"the certificate cannot be read: {error}", hint="use two files in PEM format: chain and key"
         ) from None
 
 
@@ -155,11 +155,11 @@ class _Authenticator:
         try:
             ticket = _ticket.decode(raw)
         except msgspec.DecodeError:
-            raise BadSignature("the ticket cannot be decoded") from None
+            raise BadSignature("the request cannot be decoded") from None
         with self._lock:
             expected = self._nonces.pop(ticket.server, None)
         if expected is None or expected != ticket.client:
-            raise BadSignature("the ticket was used before, or is too old")
+            raise BadSignature("the request was used before, or is too old")
         self.signer.check("flight-get", ticket.proof, ticket.client, ticket.server, ticket.name.encode())
         return ticket
 
@@ -198,7 +198,7 @@ def _serve(
     class Flight(flight.FlightServerBase):  # type: ignore[misc] # pyarrow has no types
         def do_action(self, context: Any, action: Any) -> list[bytes]:
             if action.type != "hello":
-                raise flight.FlightServerError("no such action")
+                raise flight.FlightServerError("unknown action")
             try:
                 return [authenticator.hello(action.body.to_pybytes())]
             except BadSignature as error:
@@ -335,7 +335,7 @@ class SegmentFetcher:
         except BadSignature:
             raise FetchRefused(f"the node at {address} does not have this cluster's key") from None
         except flight.FlightUnauthenticatedError:
-            raise FetchRefused(f"the node at {address} refused our cluster key") from None
+            raise FetchRefused(f"the node at {address} rejected the cluster key of this process") from None
         except flight.FlightError as error:
             if error.extra_info == _GONE:
                 raise CopyGone(f"the node at {address} no longer has the segment {location.name}") from None
@@ -364,7 +364,10 @@ class SegmentFetcher:
             if scheme not in (_PLAIN, _TLS) or not host:
                 raise FetchFailed(f"{address!a:.200} is not the address of a node")
             if scheme == _PLAIN and not is_loopback(host):
-                raise FetchRefused(f"{address} is on another host and does not use TLS")
+                raise FetchRefused(
+                    f"{address} is on another host and does not use TLS",
+                    hint="start the worker at this address with --certificate",
+                )
             tls: dict[str, Any] = {}
             if scheme == _TLS and self._roots is not None:
                 tls["tls_root_certs"] = self._roots.read_bytes()

@@ -91,15 +91,15 @@ def plan(dumped: Dumped, label: bytes = b"", *, digest_parts: bool = False) -> V
 def read_head(view: memoryview) -> bytes:
     """Return a copy of an image's head. The caller checks the copy and uses the same copy."""
     if len(view) < ALIGN:
-        raise CopyCorrupt(f"the stored value has only {len(view)} bytes and no head")
+        raise CopyCorrupt(f"the stored value has only {len(view)} bytes, too few for its header")
     magic, form, _, size, total, digest = _PREFIX.unpack_from(view)
     if magic != MAGIC or form != FORMAT:
-        raise CopyCorrupt("the stored value has an unknown format, perhaps of another release")
+        raise CopyCorrupt("the stored value has an unknown format; another release may have written it")
     if total != len(view) or size > total - ALIGN:
         raise CopyCorrupt(f"the stored value has {len(view):,} bytes instead of {total:,}")
     head = bytes(view[ALIGN : ALIGN + size])
     if _digest(head) != digest:
-        raise CopyCorrupt("the head of the stored value is damaged")
+        raise CopyCorrupt("the header of the stored value is damaged")
     return head
 
 

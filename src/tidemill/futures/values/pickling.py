@@ -142,7 +142,7 @@ def pack(dumped: Dumped) -> bytes:
     except ValueError:  # a length past 32 bits
         raise CannotSerialize(
             f"the value has {dumped.size:,} bytes, too many for one block",
-            hint="put() large values and pass the future",
+            hint="store large values with put() and pass the futures",
         ) from None
 
 
@@ -176,13 +176,13 @@ def loading(subject: str) -> Iterator[None]:
         raise missing from error
     except (ImportError, AttributeError) as error:
         raise CodeNotLoadable(
-            f"{subject} needs a name that a module here does not have: {error}",
+            f"{subject} needs a name that is missing from an imported module: {error}",
             hint="install the same release of that module on workers and clients",
         ) from error
     except (Exception, SystemExit) as error:  # code of a module or __setstate__ may raise anything
         raise CodeNotLoadable(
             f"{subject} cannot be loaded: {type(error).__name__}: {error}",
-            hint="loading runs imports and __setstate__ of its classes: see the cause",
+            hint="check the cause: an import or __setstate__ of one of its classes failed",
         ) from error
 
 
@@ -203,7 +203,7 @@ def _result_of(future_id: bytes) -> object:
     if resolve is None:
         raise UsageError(
             "these arguments contain futures and can be loaded only by a task",
-            hint="load them with a resolver",
+            hint="pass these arguments to a task instead of loading them yourself",
         )
     return resolve(future_id)
 

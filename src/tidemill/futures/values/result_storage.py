@@ -142,7 +142,7 @@ class ResultStorage:
         if result.location.kind == "inline":
             return result
         if self._writer is None:
-            raise UsageError("only a process of a worker can store a copy", hint=_NO_STORAGE)
+            raise UsageError("only a worker process can store a copy of a result", hint="call this in a task")
         with self._writer.begin(future_id.hex(), result.version, result.size) as draft:
             view = self._mapped(result)
             if view is not None:
@@ -195,9 +195,15 @@ class ResultStorage:
         if location.kind == "object":
             return self._object(location.name)
         if location.kind == "freed":
-            raise CopyGone("the result was deleted, because no handle of it was left")
+            raise CopyGone(
+                "the result was deleted because no future object referred to it",
+                hint="keep the future object, or submit the call again",
+            )
         if location.kind != "segment":
-            raise UsageError(f"a result of kind {location.kind!r} has no value", hint="load other results")
+            raise UsageError(
+                f"a result of kind {location.kind!r} has no value to load",
+                hint="call the methods of the actor instead",
+            )
         if (view := self._mapped(result)) is not None:
             return view
         memory = _memory(result.size)
@@ -230,14 +236,15 @@ class ResultStorage:
         if self._fetcher is None or not location.address:
             raise FetchFailed(
                 f"{location.name} is on another host, and its node does not serve results to other hosts",
-                hint="start the workers with an address and a certificate, or use durable=True",
+                hint="start the workers with --listen and --certificate, or use durable=True",
             )
         self._fetcher.fetch(location, result.size, write)
 
     def _object(self, name: str) -> memoryview:
         if self._objects is None:
             raise FetchFailed(
-                "the result is in object storage, but this process has no object storage", hint=_NO_STORAGE
+                "the result is in object storage, but this process has no object storage",
+                hint="connect with objects=…, or start the worker with --objects",
             )
         try:
             return memoryview(self._objects.get(name)[0])

@@ -197,7 +197,8 @@ class SegmentWriter:
             return self._in_memory(name, total) or self._on_disk(name, total)
         except FileNotFoundError:
             raise SegmentsFull(
-                f"the folder {self.folder} is gone: its node has ended", hint="end this process"
+                f"the folder {self.folder} does not exist any more: its worker has ended",
+                hint="restart this process",
             ) from None
 
     def _in_memory(self, name: str, total: int) -> SegmentDraft | None:
@@ -213,12 +214,14 @@ class SegmentWriter:
     def _on_disk(self, name: str, total: int) -> SegmentDraft:
         spill = self.folder / SPILL
         if not spill.is_dir():
-            raise SegmentsFull(f"no room for {total:,} bytes: {self._ledger.used():,} bytes are in use")
+            raise SegmentsFull(
+                f"no memory for a result of {total:,} bytes: {self._ledger.used():,} bytes are in use"
+            )
         try:
             return SegmentDraft(spill, name, total, None)
         except OSError as error:
             if error.errno in _NO_ROOM:
-                raise SegmentsFull(f"no room for {total:,} bytes in memory or on disk") from None
+                raise SegmentsFull(f"no memory and no disk space for a result of {total:,} bytes") from None
             raise
 
     def write(self, owner: str, version: int, image: ValueLayout) -> str:

@@ -85,7 +85,7 @@ def map_segment(name: str, root: Path | None = None) -> memoryview:
     """
     boot, _, file = name.partition("/")
     if not _BOOT.fullmatch(boot) or not is_name(file):
-        raise CopyGone(f"{name!a:.200} is not the name of a segment")
+        raise CopyGone(f"{name!a:.200} is not a valid segment name")
     main = (root or default_root()) / boot
     for folder in (main, main / SPILL):
         with contextlib.suppress(FileNotFoundError, PermissionError):
@@ -120,7 +120,7 @@ class Segments:
         """Create a folder for this supervisor, and remove those of dead supervisors on this host."""
         if not _BOOT.fullmatch(boot):
             raise UsageError(
-                f"invalid boot id: {boot!a:.100}", hint="use at most 64 letters, digits, '-' and '_'"
+                f"invalid node id: {boot!a:.100}", hint="use at most 64 letters, digits, '-' and '_'"
             )
         root = root or default_root()
         folder, lock = _create_folder(root, boot)
@@ -289,7 +289,10 @@ def _create_folder(root: Path, boot: str) -> tuple[Path, int]:
             break
         _own_locks.add(fd)
         return root / boot, fd
-    raise UsageError(f"{root / boot} is in use", hint="use a new boot id for every start")
+    raise UsageError(
+        f"the folder {root / boot} is already in use",
+        hint="two workers use the same folder; stop one of them",
+    )
 
 
 def _lock(folder: Path, flags: int) -> int:

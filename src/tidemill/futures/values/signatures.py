@@ -36,6 +36,7 @@ SIGNATURE_BYTES = 32
 
 _HEX = re.compile(rb"(?:[0-9a-fA-F]{2}){32,}")
 _MOST_FILE_BYTES = 4096
+_NOT_OWNER = "run as the owner of the file, or use a key file that you own"
 
 
 class ClusterKey:
@@ -107,11 +108,13 @@ def read_key(path: Path) -> ClusterKey:
     except FileNotFoundError:
         raise ClusterKeyMissing(f"there is no cluster key at {path}") from None
     except OSError as error:
-        raise ClusterKeyUnsafe(f"the cluster key at {path} cannot be read: {error.strerror}") from None
+        raise ClusterKeyUnsafe(
+            f"the cluster key at {path} cannot be read: {error.strerror}", hint=_NOT_OWNER
+        ) from None
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise ClusterKeyUnsafe(f"the cluster key at {path} is not a file")
+            raise ClusterKeyUnsafe(f"the cluster key at {path} is not a file", hint="use the path of a file")
         if status.st_mode & 0o077:
             mode = f"{stat.S_IMODE(status.st_mode):04o}"
             raise ClusterKeyUnsafe(
@@ -119,7 +122,7 @@ def read_key(path: Path) -> ClusterKey:
                 hint=f"run chmod 600 {path}; if another user may have read the key, create a new one",
             )
         if status.st_uid not in (os.geteuid(), 0):
-            raise ClusterKeyUnsafe(f"the cluster key at {path} belongs to another user")
+            raise ClusterKeyUnsafe(f"the cluster key at {path} belongs to another user", hint=_NOT_OWNER)
         return _parsed(os.read(fd, _MOST_FILE_BYTES), f"the file {path}")
     finally:
         os.close(fd)

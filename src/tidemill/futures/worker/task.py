@@ -108,7 +108,7 @@ class TaskRunner:
         result = inputs[future_id]
         where = result.location
         if where.kind == "actor":
-            raise ActorDied(f"actor {future_id.hex()} does not live in this process")
+            raise ActorDied(f"actor {future_id.hex()} is not in this process any more")
         if where.kind == "freed":
             raise _InputLost(Loss(future_id, result.version, where.node, unreachable=True))
         tries = 0

@@ -86,7 +86,8 @@ class Zygote:
         """Start a child with these descriptors and return its process id. Raise `FutureError` on failure."""
         if not self.ready:
             raise FutureError(
-                "no child process can be started yet: the zygote is starting", hint="try again later"
+                "the helper process that starts tasks is not ready",
+                hint="no action is needed: the worker retries",
             )
         try:
             socket.send_fds(self.socket, [b"!"], list(descriptors))
@@ -96,7 +97,9 @@ class Zygote:
         if len(answer) < 8:
             self.ready = False
             self._process.kill()
-            raise FutureError("the zygote failed to start a child process", hint="see standard error")
+            raise FutureError(
+                "the helper process failed to start a child process", hint="check the worker's standard error"
+            )
         return int.from_bytes(answer, "little")
 
     def close(self) -> None:
