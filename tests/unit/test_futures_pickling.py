@@ -255,7 +255,7 @@ def test_a_missing_module_is_named(vanishing: types.ModuleType) -> None:
 def test_a_module_without_the_name_is_told_apart(vanishing: types.ModuleType) -> None:
     content = pack(dump(vanishing.f))
     del vanishing.f
-    with pytest.raises(CodeNotLoadable, match=r"does not have.*f") as caught:
+    with pytest.raises(CodeNotLoadable, match=r"is missing from.*f") as caught:
         unpack(content, subject="the function")
     assert caught.value.module == ""
 
