@@ -8,7 +8,7 @@ import pytest
 
 import tidemill as tm
 from tests import shop
-from tidemill.cli import main
+from tidemill.cli import lot_requests, main
 from tidemill.errors import (
     AppendRefused,
     BadLotId,
@@ -18,7 +18,6 @@ from tidemill.errors import (
     TidemillError,
 )
 from tidemill.lots import layout
-from tidemill.pipeline import pipeline_file
 from tidemill.pipeline.run_report import ArcReport
 from tidemill.pipeline.tables import Table
 
@@ -121,7 +120,7 @@ def test_a_part_that_always_fails_leaves_the_others_and_is_tried_again_alone(
         assert pipeline.run().ok
         assert trouble.called() == ["good"]  # nobody asked: it is left alone
         mend.touch()
-        ask_for_retry(pipeline)
+        run_retry_command(pipeline)
         assert pipeline.run().ok
         assert trouble.called() == ["bad"]  # only what had failed
         assert rows(pipeline["checked"]) == [(1, "good"), (2, "bad"), (3, "fine"), (4, "good")]
@@ -129,14 +128,14 @@ def test_a_part_that_always_fails_leaves_the_others_and_is_tried_again_alone(
         shop.clean_up(pipeline)
 
 
-def ask_for_retry(pipeline: tm.Pipeline) -> None:
-    """What `tidemill retry` does, on a pipeline that is here."""
+def run_retry_command(pipeline: tm.Pipeline) -> None:
+    """Run `tidemill retry` on this pipeline."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline_file, "find", lambda _: _Kept(pipeline))
+        patch.setattr(lot_requests, "find", lambda _: _OpenPipeline(pipeline))
         assert main(["retry"]) == 0
 
 
-class _Kept:
+class _OpenPipeline:
     """A pipeline that a command does not close."""
 
     def __init__(self, pipeline: tm.Pipeline) -> None:
@@ -242,9 +241,9 @@ def test_a_number_of_a_producer_is_taken_once_and_for_one_content(tmp_path: Path
         plain = pipeline.dataset("plain", "id BIGINT")
         first = plain.append([(1,)], producer="p", seq=3)
         assert plain.append([{"id": 1}], producer="p", seq=3) == first
-        with pytest.raises(ProducerConflict, match="has used 3 for other rows of plain"):
+        with pytest.raises(ProducerConflict, match="used number 3 for different rows of plain"):
             plain.append([(2,)], producer="p", seq=3)
-        with pytest.raises(ProducerConflict, match="its last number is 3"):
+        with pytest.raises(ProducerConflict, match="use a number above 3"):
             plain.append([(2,)], producer="p", seq=2)
         assert plain.append([(2,)], producer="p", seq=7).position == 2  # numbers may be skipped
         assert plain.append([(2,)], producer="q", seq=7).position == 3
@@ -263,7 +262,7 @@ def test_a_lot_of_another_unit_is_refused_with_both_units(
         pipeline.plan().apply("test")
         hourly.append([(1,)])
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pipeline_file, "find", lambda _: _Kept(pipeline))
+            patch.setattr(lot_requests, "find", lambda _: _OpenPipeline(pipeline))
             for lot, said in (
                 ("20230101PT5M050", "20230101PT5M050 is a lot of PT5M, but out has lots of PT1H"),
                 ("20230101", "20230101 is a lot of P1D, but out has lots of PT1H"),
@@ -277,7 +276,7 @@ def test_a_lot_of_another_unit_is_refused_with_both_units(
             capsys.readouterr()
             assert main(["retry", "copy", "20230101PT5M050"]) == 1
             assert "the lot that begins at the same time is 20230101PT1H004" in capsys.readouterr().err
-        with pytest.raises(DeclarationError, match=rf"{HERE}:\d+: lots of 25200 s"):
+        with pytest.raises(DeclarationError, match=rf"{HERE}:\d+: a lot cannot last 25200 s"):
             pipeline.dataset("odd", "id BIGINT", lots="PT7H")
         with pytest.raises(TidemillError, match=r"hourly, daily"):
             other(pipeline)
