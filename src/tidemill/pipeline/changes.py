@@ -2,7 +2,7 @@
 
 A row has the columns of the table and
 
-    _weight     how often the row is inserted (above 0) or deleted (below 0)
+    _weight     how many times the row is inserted (above 0) or deleted (below 0)
     _position   the position of its lot; for a view, the step
     _inputs     the lots it was computed from: those that the arc or the view's step read; empty for rows that
                 users or sources wrote; NULL if there are more than 1,000

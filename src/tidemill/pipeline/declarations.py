@@ -1,7 +1,7 @@
 """The declarations of a user, as frozen values, each with its line (LOT-1).
 
 A declaration uses neither the store nor Spark. The plan checks declarations and derives stages from them.
-Every process that imports the pipeline makes the same declarations.
+Every process that imports the pipeline gets the same declarations.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -173,6 +173,6 @@ def _checks_by_table(
     if unknown:
         raise DeclarationError(
             f"checks= refers to {unknown[0]}, but the arc does not write it",
-            hint=f"it writes {', '.join(names)}",
+            hint=f"use one of {', '.join(names)}",
         )
     return checks

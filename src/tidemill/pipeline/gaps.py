@@ -84,7 +84,7 @@ def _table_names(pipeline: "Pipeline", tables: Iterable[str]) -> list[str]:
         if name not in pipeline.names:
             raise DeclarationError(
                 f"the pipeline {pipeline.name} has no table {name!r}",
-                hint=f"its tables are: {', '.join(pipeline.names) or '(none)'}",
+                hint=f"use one of its tables: {', '.join(pipeline.names) or '(none)'}",
             )
         base_tables |= dict.fromkeys(graph.read_by(pipeline, name) if name in pipeline.views else [name])
     return list(base_tables)

@@ -29,7 +29,7 @@ def check_columns(dataset: DatasetRow) -> None:
         if missing:
             raise DeclarationError(
                 f'{dataset.name} has no column "{missing[0]}" to {use}',
-                hint=f"its columns are {dataset.schema}",
+                hint=f"use one of its columns: {dataset.schema}",
             )
     for column in columns:
         why = why_not_kept(column.type)

@@ -1,4 +1,7 @@
-"""Define when an arc or a view group runs: its pace, and the grace of a barrier (HEAP-1, HEAP-14, LOT-28)."""
+"""Define when an arc or a view group runs: its pace, and its grace period for late inputs.
+
+See HEAP-1, HEAP-14 and LOT-28.
+"""
 
 import re
 from collections.abc import Sequence

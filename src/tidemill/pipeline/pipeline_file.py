@@ -123,7 +123,9 @@ def _in_module(module: ModuleType, name: str, target: str) -> "Pipeline":
         raise PipelineNotFound(f"{target} has no pipeline", hint="assign a tm.Pipeline to a variable")
     if len({id(value) for value in pipelines.values()}) > 1:
         names = ", ".join(sorted(pipelines))
-        raise PipelineNotFound(f"{target} has several pipelines: {names}", hint=f"name one: {target}:NAME")
+        raise PipelineNotFound(
+            f"{target} has several pipelines: {names}", hint=f"choose one of them: {target}:NAME"
+        )
     return next(iter(pipelines.values()))
 
 

@@ -184,7 +184,8 @@ class ArcPlanner:
             missing = [name for name in sink.partition_by if name not in names]
             if missing:
                 raise DeclarationError(
-                    f'{sink.name} has no column "{missing[0]}" to partition by', hint=f"its columns are {ddl}"
+                    f'{sink.name} has no column "{missing[0]}" to partition by',
+                    hint=f"use one of its columns: {ddl}",
                 )
             dataset = DatasetRow(
                 name=sink.name,

@@ -1,7 +1,8 @@
 """Compile a view's query to a circuit while planning, and report errors with their position.
 
-Spark analyses the query on empty tables. Our own parser reports wrong names and syntax, because it knows the
-position in the query. If the query's text is found in the user's file, that position is a line of the file.
+Spark analyses the query on empty tables. Tidemill's parser reports wrong names and syntax, because it knows
+the position in the query. If the query's text is found in the user's file, that position is a line of the
+file.
 """
 
 import re

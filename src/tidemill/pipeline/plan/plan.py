@@ -1,6 +1,6 @@
-"""Make a plan of a pipeline: check its declarations, and derive what they would change in the store.
+"""Plan a pipeline: check its declarations, and derive what they would change in the store.
 
-A plan is a list of stages. `Plan.apply` applies them, `Plan.describe` describes them. Making a plan checks
+A plan is a list of stages. `Plan.apply` applies them, `Plan.describe` describes them. Planning checks
 everything that can be checked before a run: names, cycles, which table may read which, and queries and
 functions by Spark's analysis on empty tables (LOT-44). Every error names the line of its declaration.
 """

@@ -266,7 +266,8 @@ class ViewPlanner:
         missing = [name for name in decl.keyed_by if name not in schema.parse(ddl).names]
         if missing:
             raise DeclarationError(
-                f'view {decl.name} has no column "{missing[0]}" to use as key', hint=f"its columns are {ddl}"
+                f'view {decl.name} has no column "{missing[0]}" to use as key',
+                hint=f"use one of its columns: {ddl}",
             )
         used = tuple(name for name in names if self.catalog.tables[name].dataset is None)
         for name in used:
