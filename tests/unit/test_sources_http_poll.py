@@ -348,7 +348,7 @@ def test_bad_records_are_quarantined_and_the_others_keep_their_order() -> None:
     keyed = parse([SourceRecord("t", 1, b'{"name": "x"}'), SourceRecord("t", 2, None)], convert, ("id",))
     assert keyed.bad.column("error").to_pylist() == [
         "the key column id is NULL",
-        "not a JSON object: there is no value",
+        "not a JSON object: the record has no value",
     ]
 
 

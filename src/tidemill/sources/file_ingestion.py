@@ -1,8 +1,8 @@
 """Ingest files: from new files to a published lot (LOT-35).
 
     discover  take new files into windows; under a lease, so that only one node lists
-    begin     hold a window, give its lot an id, open or adopt the attempt at it: one transaction
-    make      write intents, run the window's task, write manifests (`publish.assembly`)
+    begin     hold a window, assign an id to its lot, open or take over its attempt: one transaction
+    produce   write intents, run the window's task, write manifests (`publish.assembly`)
     publish   the one transaction; it also ends the window, which acknowledges its files
 
 A window is one task. The task's own retries come first, then a later attempt. If files have changed or

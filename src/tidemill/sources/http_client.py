@@ -140,7 +140,7 @@ class _Request:
         if expected is not None and len(body) != expected:
             raise SourceUnavailable(
                 f"{self._url.hostname}: the body ended after {len(body):,} of {expected:,} bytes",
-                hint="no action needed: nothing was taken, and the runner requests it again",
+                hint="no action needed: nothing was ingested, and the runner requests it again",
             )
         return bytes(body)
 

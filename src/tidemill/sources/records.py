@@ -98,7 +98,7 @@ def _with_key(rows: pa.Table, key: Sequence[str]) -> pa.Table:
 
 def _parsed(text: bytes | None) -> dict[str, Any]:
     if text is None:
-        raise ValueError("there is no value")
+        raise ValueError("the record has no value")
     value = json.loads(text)
     if not isinstance(value, dict):
         raise ValueError(f"it is a {type(value).__name__}")  # noqa: TRY004 - the record is bad, not the program

@@ -4,7 +4,7 @@ Spark converts the rows of files. These rows are some thousand at most, and are 
 result:
 
 - freeze: names that are not declared, and values that do not fit, are refused.
-- rescue: names that are not declared, and values that do not fit, are kept as JSON texts in `_rescued`.
+- rescue: names that are not declared, and values that do not fit, are kept as JSON in `_rescued`.
 - evolve: names that are not declared become columns, with a type that fits all their values; a text if no
   other type does. The table has them from the moment the lot is published. A later value that does not fit
   such a column does not fit the table.

@@ -1,13 +1,13 @@
 """Windows: files that become one lot together, from the moment they are taken until the lot is published.
 
-`add` takes files and makes their window, in one transaction of bounded size: at most 500 rows for files, and
-a few pages for their list (LOT-43). A node holds a window to work on it, together with the attempt at its
+`add` takes files and creates their window, in one transaction of bounded size: at most 500 rows for files,
+and a few pages for their list (LOT-43). A node holds a window to work on it, together with the attempt at its
 lot. A node that takes over a dead node's window also takes over its attempt, if code and files are the same.
-`publish` is called in the transaction that makes the lot: the files are acknowledged with it and not before
-(LOT-35).
+`publish` is called in the transaction that publishes the lot: the files are acknowledged with it and not
+before (LOT-35).
 
-Edges that free files (`shrink`, `drop`) clear their rows in the same transaction. The next listing then takes
-these files as they are.
+State changes that free files (`shrink`, `drop`) clear their rows in the same transaction. The next listing
+then takes these files as they are.
 """
 
 from collections.abc import Callable, Sequence
