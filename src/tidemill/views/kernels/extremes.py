@@ -7,7 +7,7 @@ once for all such groups of the step (DBSP-13).
 
 The trace has one row per stored value, with its weight. A truncated group has another row with the value
 NULL, which cannot be a stored value, because MIN and MAX ignore NULL. Values are ordered as in Spark: NaN is
-the greatest value, and texts are ordered by their bytes. -0.0 is less than 0.0, so that the choice between
+the greatest value, and strings are ordered by their bytes. -0.0 is less than 0.0, so that the choice between
 them is always the same.
 """
 

@@ -2,7 +2,8 @@
 
 The manifest of a table is a root. Its parts are the manifests of runs: the changes of steps, and the results
 of merges. A step adds one part. If too many runs overlap, the step also rewrites a window of hash space. Its
-budget for this follows the change and not the size of the table (see `table_pieces` and `table_merges`).
+budget for this is proportional to the size of the change, not of the table (see `table_pieces` and
+`table_merges`).
 
 Readers add up the rows of all pieces. They find files through manifests and never list a folder.
 """

@@ -6,7 +6,7 @@ commit writes one row, which names the outputs of that attempt.
 
 A commit is fenced. It is refused unless the run still holds its ticket, and the group is at the step and has
 the declaration that the batch was read with. So if two runs compute the same step, one of them commits it,
-and a stale run commits nothing. The objects of a failed attempt are never adopted: the step runs again.
+and a stale run commits nothing. The objects of a failed attempt are never reused: the step runs again.
 """
 
 from collections.abc import Sequence
