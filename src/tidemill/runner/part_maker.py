@@ -1,4 +1,4 @@
-"""Make a part: run the user's function on Spark, in a worker thread of a runner.
+"""Compute a part of a lot: run the user's function on Spark, in a worker thread of a runner.
 
 `make_part` reads exactly the objects that the task names, calls the function, checks that the result has the
 columns of its sink, and writes each sink into a folder that belongs to this claim alone. It returns the list

@@ -1,7 +1,7 @@
 """A program: everything that a runner runs for one pipeline, with its code.
 
 Planning a pipeline turns its declarations into a program: specs, which are stored, and functions, which are
-not. Every process that imports the pipeline makes the same program. If one has different code, the digests
+not. Every process that imports the pipeline gets the same program. If one has different code, the digests
 differ, and it refuses parts of the other code (`CodeDiffers`).
 """
 

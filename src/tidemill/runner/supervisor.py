@@ -4,8 +4,8 @@ Each child has its own epoch of the node. When a child dies, its epoch and all i
 another child starts under the next epoch. If children keep dying soon after their start, each restart waits
 longer. When the lease is lost, the supervisor kills the child, and the node joins again.
 
-SIGTERM and SIGINT drain the runner: the child finishes what it can within the grace, and ends. A second
-signal ends the grace. A child that ends by itself ends the runner, with its exit code.
+SIGTERM and SIGINT drain the runner: the child finishes what it can within the grace period, and ends. A
+second signal ends the grace period. A child that ends by itself ends the runner, with its exit code.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ MOST_EARLY = 20
 fewer deaths."""
 
 KILL_AFTER_S = 10.0
-"""How long after the grace a child may take to return its claims."""
+"""How long after the grace period a child may take to return its claims."""
 
 
 class RunnerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -308,7 +308,7 @@ class RunnerSupervisor:
         return self.drain_by is not None
 
     def drain(self) -> None:
-        """Drain the runner within the grace. Idempotent; a signal handler may call this."""
+        """Drain the runner within the grace period. Idempotent; a signal handler may call this."""
         if not self.draining:
             self._leave_by(self.clock.monotonic() + self.options.grace_s)
 

@@ -1,7 +1,7 @@
 """The operations of a dataset, and the columns that its lots have for them (LOT-40, LOT-41).
 
     rows      no column: each row is an insert
-    changes   `_weight`: how often the row is inserted (above 0) or deleted (below 0)
+    changes   `_weight`: how many times the row is inserted (above 0) or deleted (below 0)
     keyed     `_op` ("upsert" or "delete") and `_ordinal`, the place in its append
 
 Names that begin with an underscore are reserved in these files; a declared column cannot have one of them.

@@ -89,7 +89,7 @@ def _check(column: str, fields: "dict[str, DataType]") -> None:
     if column not in fields:
         raise BadSchema(
             f"the DataFrame has no column {column!r} to partition by",
-            hint=f"the columns are {', '.join(map(repr, fields))}",
+            hint=f"use one of its columns: {', '.join(map(repr, fields))}",
         )
     data_type = fields[column]
     if isinstance(data_type, st.ArrayType | st.MapType | st.StructType | st.VariantType):

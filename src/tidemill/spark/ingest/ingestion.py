@@ -6,7 +6,7 @@ whole. Of a compressed file that is truncated, the lines before the damage becom
 quarantine. So nothing is lost.
 
 **Strict.** Spark reads `{"a": 1}{"a": 2}` as one record and drops the second. Here such a line is bad, and so
-is an object followed by anything else. A number in a column of texts becomes its text. Any other value that
+is an object followed by anything else. A number in a STRING column becomes a string. Any other value that
 does not have the declared type is bad. A column that a record lacks is NULL.
 
 **Drift.** Columns that are not declared are left out, and the records that have some are counted (`freeze`).
