@@ -5,8 +5,8 @@ transactions and reads no object. These do not see one moment. The inventory rea
 running ones, then published ones, so a lot that completes in between is not reported as a gap.
 
 A table made by an arc should have the lots that its inputs have or should have, because an output lot has the
-id of its input lot. A table written from outside should have every interval that is over, since its first. If
-each append is a lot, it should have the appends it has: a number that was never published is not a gap. A
+id of its input lot. A table written from outside should have every interval that has ended, since its first.
+If each append is a lot, it should have the appends it has: a number that was never published is not a gap. A
 removed lot is not expected any more.
 """
 

@@ -1,8 +1,9 @@
 """Transitions of an arc's lot, as functions of `tx` (LOT-9 to LOT-14).
 
 Work on a lot is fenced twice. A running row names its node and the node's epoch: no other node begins the lot
-before that epoch is over (LOT-9). It also names its attempt: every later step presents the attempt's `Hold`,
-which an adoption invalidates. So a node that was replaced cannot change the row.
+while that node is alive under this epoch (LOT-9). It also names its attempt: every later step presents the
+attempt's `Hold`, which is invalid after another node takes over the attempt. So a node that was replaced
+cannot change the row.
 
 The inputs decide which generation is due (LOT-12). A lot that is not complete keeps its generation. A
 complete lot gets the next one if an input has a new generation, or if a replay was requested; otherwise none

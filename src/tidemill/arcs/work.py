@@ -1,14 +1,14 @@
 """The work of arcs: make one lot, from the input's event to publication, or all lots of a run (LOT-20).
 
     plan      the generations of the input lots, their objects, and the parts to make
-    begin     one transaction: the lot runs, an attempt is opened or adopted, its parts are listed
+    begin     one transaction: the lot runs, an attempt is opened or taken over, its parts are listed
     assemble  write intents, run the parts, write manifests
     publish   one transaction: every sink gets its lot, the arc's lot is complete, the run is finished
-    or fail   one transaction: the lot is partial, the attempt is parked, the run is finished, so that later
-              lots do not wait for this one
+    or fail   one transaction: the lot is partial, the attempt is kept for a retry, the run is finished, so
+              that later lots do not wait for this one
 
 A process may die at any point. The next node finds a running lot whose node is gone, or that an earlier epoch
-of itself began. It takes the lot over and adopts the attempt: parts with a manifest are not made again.
+of itself began. It takes over the lot and the attempt: parts with a manifest are not made again.
 Errors that are not caused by the lot, such as unavailable storage or a lost lease, leave the lot running and
 are raised: the runner tries again.
 """

@@ -2,7 +2,7 @@
 
 (C, "config", name)                     configuration, so that any node can bootstrap the cluster (CLU-17)
 (C, "lease", name)                      a named lease: the leader's, a lock's, a semaphore permit's
-(C, "vacancies")                        counts how often a leader resigned before its lease expired
+(C, "vacancies")                        how many times a leader resigned before its lease expired
 (C, "node", id)                         one node's entry
 (C, "node-expiry", expires_at, id)      nodes by expiry: dead nodes are one short range
 (C, "node-version")                     counts every node that joins or leaves (CLU-16)

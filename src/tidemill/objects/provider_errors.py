@@ -1,8 +1,8 @@
 """The errors of storage providers, classified and without secrets.
 
 obstore's messages contain the URL of the request (for Azure with its signature), the whole response and a
-dump of Rust structures. Our messages contain only the kind of error, the HTTP status and the provider's code.
-They do not chain the original error, because a traceback would print it (STO-14).
+dump of Rust structures. Tidemill's messages contain only the kind of error, the HTTP status and the
+provider's code. They do not chain the original error, because a traceback would print it (STO-14).
 """
 
 import enum

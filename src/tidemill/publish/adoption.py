@@ -1,6 +1,6 @@
-"""Adoption: open an attempt at a lot, or continue one that a dead node left open.
+"""Adoption: open an attempt at a lot, or take over one that a dead node left open.
 
-Only one attempt at a lot is worked on at a time. An open attempt is adopted if its inputs, code, sinks and
+Only one attempt at a lot is worked on at a time. An open attempt is taken over if its inputs, code, sinks and
 parts are the same, so that its finished parts are reused (LOT-18, LOT-20). Any other open attempt that no
 node works on is abandoned in the same transaction.
 """

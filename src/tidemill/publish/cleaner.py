@@ -1,7 +1,7 @@
 """The cleaner: deletes objects that no manifest lists, and only those (LOT-19).
 
-- It abandons an attempt whose node is gone and that no node adopted in time. That transaction conflicts with
-  adoption and publication. Only after it are objects of the attempt deleted.
+- It abandons an attempt whose node is gone and that no node took over in time. That transaction conflicts
+  with takeover and publication. Only after it are objects of the attempt deleted.
 - It deletes the data of an abandoned attempt, then replaces its manifests by one with the state `removed`.
 - It deletes what a published attempt left over: data of failed or repeated parts, intents, and manifests of
   earlier holders. It keeps everything that the attempt's own manifests list, even if the layout was revised.

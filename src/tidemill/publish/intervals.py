@@ -1,4 +1,4 @@
-"""Intervals: when an interval is over, its appends are published as one lot (LOT-42).
+"""Intervals: when an interval has ended, its appends are published as one lot (LOT-42).
 
 Every runner closes intervals, without a leader: when two close the same one, one of them publishes. The lot's
 manifest is a root over the manifests of the appends. Closing therefore reads and copies no data, and its

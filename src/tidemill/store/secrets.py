@@ -1,4 +1,4 @@
-"""Keep secrets of URLs out of messages: show URLs without them, and clean texts of drivers (STO-14).
+"""Keep secrets of URLs out of messages: show URLs without them, and clean driver messages (STO-14).
 
 A URL has a password in its user part or in a parameter. Two measures keep it out of errors and logs:
 

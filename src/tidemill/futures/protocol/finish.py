@@ -5,7 +5,7 @@ The holder of the claim calls these functions. Each transaction is fenced twice:
 bytes). A late write is refused with `LeaseLost` (FUT-13, FUT-55).
 
 `realize_many` is the fast path, a `take` transaction: it compares bytes and reads nothing. It refuses rows
-that have changed since the claim: a dependent was added, a cancel was requested, or the claim is over. Then
+that have changed since the claim: a dependent was added, a cancel was requested, or the claim was lost. Then
 `realize`, a serial transaction, decides.
 """
 

@@ -26,7 +26,7 @@
     (C, "call", actor, ordinal)                    an actor's calls in their order -> id
     (C, "status", id)                              the last status text of a task, for people
     (C, "swept")                                   the position of the sweep of ended rows
-    (C, "bell")                                    no row: a hint that there is something to claim
+    (C, "bell")                                    no row; watchers are notified of futures to claim
 
 Ids are 16 bytes and begin with the time of submission. So futures of one time are neighbours, and the oldest
 come first.

@@ -1,7 +1,7 @@
 """The state machine of a future, as a table. No other code decides which state follows which.
 
-The state is stored explicitly (FUT-8), as one frozen class per state (`rows`). Every edge is a function of
-the transaction with the edge's name. A future fails by retries if and only if
+The state is stored explicitly (FUT-8), as one frozen class per state (`rows`). Every transition is a
+function with its name that takes a transaction. A future fails by retries if and only if
 `exceptions >= max_retries + 1`.
 """
 

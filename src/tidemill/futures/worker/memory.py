@@ -1,4 +1,4 @@
-"""Memory: how much the machine has, how much a task may use, and how often the kernel killed for it."""
+"""Memory: how much the machine has, how much a task may use, and how many processes were killed for it."""
 
 import resource
 from collections.abc import Iterator

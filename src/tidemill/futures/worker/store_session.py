@@ -2,7 +2,7 @@
 
 The claim loop polls for work even without a wakeup, and compares its claims with the store now and then.
 After a failure it waits before it uses the store again. If the store refuses a write, the session checks
-whether the node's lease is over.
+whether the node still holds its lease.
 """
 
 from collections.abc import Callable

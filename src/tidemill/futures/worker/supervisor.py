@@ -3,7 +3,7 @@
 The main thread runs a loop: it receives messages of the children, checks them, and calls the claim loop,
 which exchanges results and jobs with the store. No other thread touches jobs and children. There are two more
 threads. One renews the node's lease and performs the leader's duties (`cluster.Member`). The other kills the
-children when the lease is over, even if the main thread is blocked by the store.
+children when the lease expires, even if the main thread is blocked by the store.
 
 A lost lease ends everything that was started under it (FUT-55): the children are killed, their results are
 dropped, and the node joins again under a higher epoch. If a result is sent too late, the store refuses it.

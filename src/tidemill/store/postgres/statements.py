@@ -5,8 +5,8 @@ faster than in FROM). They are planned as index lookups in that order (SETTINGS)
 rows in the same order and rarely deadlock. Index scans also keep the predicate locks of SERIALIZABLE small: a
 sequential scan would lock, and later conflict with, the whole table.
 
-In the texts `@` is replaced by the schema and the prefix of our names: `@kv` is `"schema".tidemill_kv`. Words
-in capitals that are not SQL are defined in `Sql.text`.
+In the statements `@` is replaced by the schema and the prefix of our names: `@kv` is `"schema".tidemill_kv`.
+Words in capitals that are not SQL are defined in `Sql.text`.
 """
 
 import hashlib
