@@ -267,7 +267,7 @@ def test_a_lot_of_another_unit_is_refused_with_both_units(
                 ("20230101PT5M050", "20230101PT5M050 is a lot of PT5M, but out has lots of PT1H"),
                 ("20230101", "20230101 is a lot of P1D, but out has lots of PT1H"),
                 ("A00000000000000001", "A00000000000000001 is an append, but out has lots of PT1H"),
-                ("nonsense", "'nonsense' is not a lot id"),
+                ("nonsense", "invalid lot id: 'nonsense'"),
             ):
                 for order in ("retry", "backfill", "replay"):
                     capsys.readouterr()

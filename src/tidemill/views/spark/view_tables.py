@@ -101,7 +101,7 @@ class ViewTables:
                     if changes.schema != self._manifests.load(table).schema:
                         raise ViewRefused(
                             f"the columns of view {view} at step {row.step} differ from its current columns",
-                            hint=f"read the complete view, and its changes after step {row.step}",
+                            hint="read the complete view, and then only its changes after the current step",
                         )
                     positions.append((row.step, changes.objects))
         df = read_positioned(spark, self.storage, stored_columns(schema), positions)
