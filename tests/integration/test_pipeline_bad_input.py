@@ -248,7 +248,7 @@ def test_a_number_of_a_producer_is_taken_once_and_for_one_content(tmp_path: Path
         assert plain.append([(2,)], producer="p", seq=7).position == 2  # numbers may be skipped
         assert plain.append([(2,)], producer="q", seq=7).position == 3
         for half in ({"producer": "p"}, {"seq": 1}):
-            with pytest.raises(TidemillError, match="go together"):
+            with pytest.raises(TidemillError, match="must be used together"):
                 plain.append([(1,)], **half)  # type: ignore[arg-type]
         assert [row[0] for row in shop.table(pipeline, "plain")] == [1, 2, 2]
 
@@ -276,7 +276,7 @@ def test_a_lot_of_another_unit_is_refused_with_both_units(
             capsys.readouterr()
             assert main(["retry", "copy", "20230101PT5M050"]) == 1
             assert "the lot that begins at the same time is 20230101PT1H004" in capsys.readouterr().err
-        with pytest.raises(DeclarationError, match=rf"{HERE}:\d+: a lot cannot last 25200 s"):
+        with pytest.raises(DeclarationError, match=rf"{HERE}:\d+: invalid length of a lot: 25200 s"):
             pipeline.dataset("odd", "id BIGINT", lots="PT7H")
         with pytest.raises(TidemillError, match=r"hourly, daily"):
             other(pipeline)
