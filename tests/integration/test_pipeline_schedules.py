@@ -123,7 +123,7 @@ def test_an_arc_with_a_schedule_runs_at_its_times_alone_whatever_the_wall_clock_
     ("pace", "words"),
     [
         ({"cron": "61 * * * *"}, "'61' is not a valid minute"),
-        ({"cron": "daily"}, "has 1 fields, not 5"),
+        ({"cron": "daily"}, "has 1 fields, but needs 5"),
         ({"cron": "0 0 31 2 *"}, "never occurs in the coming years"),
         ({"cron": "@daily", "zone": "Europe/Atlantis"}, "no time zone 'Europe/Atlantis'"),
         ({"zone": "Europe/Madrid"}, "needs cron="),

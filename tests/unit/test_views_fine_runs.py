@@ -126,7 +126,7 @@ def test_a_run_sorted_by_other_fine_hashes_is_refused(
         monkeypatch.setattr(
             run_file, "row_hashes", lambda *arguments, fine: row_hashes(*arguments, fine=fine) ^ 1
         )
-    with pytest.raises(TraceCorrupt, match=r"run file 'runs'.* other hashes"):
+    with pytest.raises(TraceCorrupt, match=r"run file 'runs'.* not sorted by the hashes"):
         trace_of(objects, version).lookup(np.array([0]))
 
 
