@@ -172,8 +172,8 @@ def test_a_template_that_cannot_be_is_refused_with_the_line_of_its_declaration(t
         ("*", "clean_{name}", "matches its own pattern"),  # all tables, with those it makes
         ("raw_*_*", "clean_{name}", "invalid dataset pattern"),
         ("raw_*", "clean", "invalid target pattern"),
-        (("raw_*", "more_*"), "clean_{name}", "reads raw_\\*, more_\\*"),
-        (("rates", "raw_*"), "clean_{name}", "reads rates, raw_\\*"),
+        (("raw_*", "more_*"), "clean_{name}", "inputs: raw_\\*, more_\\*"),
+        (("rates", "raw_*"), "clean_{name}", "inputs: rates, raw_\\*"),
     ):
         with pytest.raises(DeclarationError, match=rf"test_pipeline_templates\.py:\d+: .*{words}"):
             shop.arc(reads=reads, writes=writes, name="t")(lambda df: df)
