@@ -68,7 +68,7 @@ def _analysis_errors(problem: str) -> Iterator[None]:
         yield
     except PySparkException as error:
         text = " ".join(str(error).split("\n\nJVM stacktrace")[0].split(";\n'")[0].split())[:400]
-        raise DeclarationError(f"{problem}: {text}") from error
+        raise DeclarationError(f"{problem}: {text}", hint="use a column of another type") from error
 
 
 def deletions(dataset: DatasetRow, rows: Any, columns: pa.Schema) -> pa.Table:

@@ -163,7 +163,7 @@ class GroupCommit:
             return False
         with self._busy:  # two calls at the same moment run one after the other
             if self._closed:
-                raise UsageError("the store is closed")
+                raise UsageError("the store is closed", hint="open it again")
             self._runs_here.alone = True
             try:
                 self._answer([call], joining=False)
@@ -175,7 +175,7 @@ class GroupCommit:
         try:
             with self._lock:
                 if self._closed:
-                    raise UsageError("the store is closed")
+                    raise UsageError("the store is closed", hint="open it again")
                 if self._thread is None:
                     self._thread = threading.Thread(
                         target=self._serve, name="tidemill-store-writer", daemon=True
