@@ -184,7 +184,9 @@ class LocalObjects(Objects):
                 target.parent.mkdir(parents=True, exist_ok=True)
             except (FileExistsError, NotADirectoryError):
                 if self._is_inside_a_file(target):
-                    raise BadKey(f"{self._key(target)!r} is inside another object") from None
+                    raise BadKey(
+                        f"{self._key(target)!r} is inside another object", hint="use a different key"
+                    ) from None
                 continue  # it was a folder, and is removed again
             except FileNotFoundError:
                 continue  # a folder above was just removed, because it was empty
@@ -193,7 +195,9 @@ class LocalObjects(Objects):
             except FileNotFoundError:
                 continue
             except (IsADirectoryError, NotADirectoryError):
-                raise BadKey(f"{self._key(target)!r} is a folder of other objects") from None
+                raise BadKey(
+                    f"{self._key(target)!r} is a folder of other objects", hint="use a different key"
+                ) from None
             return
         raise ObjectUnavailable(f"other processes keep removing the folder of {self._key(target)!r}")
 
@@ -207,7 +211,10 @@ class LocalObjects(Objects):
         if status is None:
             return False
         if not stat.S_ISREG(status.st_mode):
-            raise BadKey(f"{self._key(target)!r} is a folder of other objects, or not a regular file")
+            raise BadKey(
+                f"{self._key(target)!r} is a folder of other objects, or not a regular file",
+                hint="use a different key",
+            )
         try:
             with _opened(target) as (fd, _):
                 os.fsync(fd)

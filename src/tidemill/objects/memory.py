@@ -79,11 +79,11 @@ class MemoryObjects(Objects):
     def _refuse_folders(self, key: str) -> None:
         index = bisect_left(self._keys, key + "/")
         if index < len(self._keys) and self._keys[index].startswith(key + "/"):
-            raise BadKey(f"{key!r} is a folder of other objects")
+            raise BadKey(f"{key!r} is a folder of other objects", hint="use a different key")
         folder = key
         while folder := folder.rpartition("/")[0]:
             if folder in self._bodies:
-                raise BadKey(f"{key!r} is inside the object {folder!r}")
+                raise BadKey(f"{key!r} is inside the object {folder!r}", hint="use a different key")
 
     def _get(self, key: str) -> tuple[bytes, ObjectInfo]:
         self._fault("before", "get", key)

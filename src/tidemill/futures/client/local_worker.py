@@ -69,7 +69,10 @@ class LocalWorker:
                     hint="check its output on standard error",
                 )
             if self._clock.monotonic() > end:
-                raise FutureError(f"the local worker was not ready within {START_S:g} s")
+                raise FutureError(
+                    f"the local worker was not ready within {START_S:g} s",
+                    hint="check its output on standard error",
+                )
             self._clock.sleep(POLL_S)
 
     def _is_listed(self, tx: Tx, cluster: ClusterKeys) -> bool:

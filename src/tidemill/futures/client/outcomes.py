@@ -122,7 +122,7 @@ class Outcomes:
     def error(self, future_id: bytes, row: AnyRow | None) -> BaseException:
         """Return the error of a future that ended without a value: a new object with each call."""
         if row is None:
-            return FutureUnknown(f"future {future_id.hex()} does not exist, or was deleted")
+            return FutureUnknown(f"future {future_id.hex()} does not exist or was deleted")
         name, failure = self._store.run(lambda tx: _name_and_failure(tx, self._keys, future_id))
         label = f"{name} ({future_id.hex()})"
         match row:

@@ -25,7 +25,7 @@ def cancel(tx: Tx, keys: FutureKeys, future_id: bytes) -> AnyRow:
     """
     row = edges.read(tx, keys, future_id)
     if row is None:
-        raise FutureUnknown(f"future {future_id.hex()} does not exist, or was deleted")
+        raise FutureUnknown(f"future {future_id.hex()} does not exist or was deleted")
     if row.state in ENDED:
         return row
     spec = edges.must_read_spec(tx, keys, future_id)

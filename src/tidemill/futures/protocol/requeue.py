@@ -15,7 +15,7 @@ def requeue(tx: Tx, keys: FutureKeys, future_id: bytes) -> AnyRow:
     """
     row = edges.read(tx, keys, future_id)
     if row is None:
-        raise FutureUnknown(f"future {future_id.hex()} does not exist, or was deleted")
+        raise FutureUnknown(f"future {future_id.hex()} does not exist or was deleted")
     if not isinstance(row, Failed | Quarantined):
         raise UsageError(
             f"future {future_id.hex()} is {row.state.value} and cannot be requeued",
