@@ -54,7 +54,7 @@ def work(context: ChildContext) -> int | None:
     given_s = context.grace_s
 
     def shorten() -> None:
-        """A second signal ends the grace."""
+        """A second signal ends the grace period."""
         while context.grace_s == given_s:
             threading.Event().wait(0.01)
         worker.drain(context.grace_s)
