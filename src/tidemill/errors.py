@@ -16,7 +16,7 @@
     │   │   └── TransactionTooLong    a transaction took more than 2 s
     │   ├── StoreFull                 the disk of the store is full
     │   ├── StoreCorrupt              the store's file or rows are damaged
-    │   ├── StoreFormat               another release wrote the store in a format this one cannot use
+    │   ├── StoreFormat               this release does not support the format of the store
     │   └── StoreLocation             the file is on a network file system, or belongs to another machine
     ├── ObjectError                   base of errors about object storage
     │   ├── BadKey                    the name of an object is invalid
@@ -74,17 +74,17 @@
     │   ├── ObjectUnreadable          Spark cannot read an object of a lot
     │   ├── FileUnlike                Arrow cannot read a file as declared; Spark reads it instead
     │   └── WriteMismatch             written rows differ from computed rows
-    ├── SubscriptionError             base of errors about subscriptions
-    │   ├── SubscriptionUnknown       the subscription does not exist or was removed
-    │   ├── SubscriptionChanged       the subscription already exists with different sources
+    ├── SubscriptionError             base of errors about triggers
+    │   ├── SubscriptionUnknown       the trigger does not exist or was removed
+    │   ├── SubscriptionChanged       the trigger already exists with different inputs
     │   ├── BadTemplate               the pattern or target of a template is invalid
     │   ├── TemplateUnknown           the template does not exist or was removed
     │   ├── TemplateChanged           the template was already declared with a different definition
-    │   ├── TemplateChild             the subscription belongs to a template
+    │   ├── TemplateChild             the trigger belongs to a template
     │   ├── BadSchedule               a cron expression or time zone is invalid
     │   └── HeapDiffers               this runner uses a different heap from the rest of its cluster
     ├── PublishError                  base of errors about publication
-    │   ├── CorrectionRefused         a lot cannot be replaced or removed in this way
+    │   ├── CorrectionRefused         another correction changed the lot first, or it cannot be corrected
     │   ├── AttemptUnknown            the attempt does not exist or was removed
     │   ├── AttemptEnded              the attempt is already published or abandoned
     │   └── AttemptDamaged            objects of the attempt are missing
@@ -117,7 +117,7 @@
     │   ├── SourceFileChanged         a file changed or disappeared after it was listed
     │   ├── SourceMiscounted          two reads of the same file differ
     │   ├── PollRefused               the response to a poll is invalid
-    │   ├── CheckpointGone            the position of a source no longer exists
+    │   ├── CheckpointGone            the data after a source's last checkpoint no longer exists
     │   ├── PushRefused               the body of a push request is invalid
     │   └── PushBusy                  too many push requests are waiting
     ├── TraceError                    base of errors about the state of views
@@ -131,7 +131,7 @@
     ├── RunnerDied                    the child processes of a runner keep dying
     └── DemoFailed                    the demo did not finish
 
-    Stop(BaseException)               the current work must stop; user code cannot catch this as an Exception
+    Stop(BaseException)               the current work must stop; `except Exception` does not catch this
     └── LeaseLost                     this process lost its lease; another node continues its work
 
 Each class has a stable `code`. Each error has a message that says what happened. Most errors have a hint that
@@ -173,7 +173,8 @@ class UsageError(TidemillError):
 class BadUrl(TidemillError):
     code = "bad-url"
     hint = (
-        "use memory://, sqlite:///path/file.db, postgresql://user@host/db or foundationdb:///etc/fdb.cluster"
+        "store: memory://, sqlite:///path/file.db, postgresql://user@host/db or foundationdb:///etc/fdb.cluster;"
+        " objects: a path, file:///path, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"
     )
 
 
@@ -238,7 +239,7 @@ class StoreCorrupt(StoreError):
 
 class StoreFormat(StoreError):
     code = "store-format"
-    hint = "a newer release wrote this store; upgrade Tidemill on this machine"
+    hint = "if a newer release wrote this store, upgrade Tidemill on this machine"
 
 
 class StoreLocation(StoreError):
@@ -256,15 +257,13 @@ class BadKey(ObjectError):
 
 
 class ObjectMissing(ObjectError):
-    """No hint: it depends on the caller whether the object should exist."""
-
     code = "object-missing"
+    hint = "check the key; if the object should exist, restore it from a backup"
 
 
 class ObjectConflict(ObjectError):
-    """No hint: it depends on the caller how to handle the conflict."""
-
     code = "object-conflict"
+    hint = "read the object again, then repeat the write"
 
 
 class ObjectUnavailable(ObjectError):
@@ -274,7 +273,7 @@ class ObjectUnavailable(ObjectError):
 
 class ObjectsFull(ObjectError):
     code = "objects-full"
-    hint = "free some space on the disk; earlier objects are complete"
+    hint = "free some space, or raise the quota; objects written before are safe"
 
 
 class ConditionsIgnored(ObjectError):
@@ -389,7 +388,9 @@ class BadSignature(FutureError):
 
 class ClusterKeyMissing(FutureError):
     code = "cluster-key-missing"
-    hint = "set TIDEMILL_CLUSTER_KEY or TIDEMILL_CLUSTER_KEY_FILE; only a home creates its own key"
+    hint = (
+        "set TIDEMILL_CLUSTER_KEY or TIDEMILL_CLUSTER_KEY_FILE; Tidemill creates one only for a home folder"
+    )
 
 
 class ClusterKeyUnsafe(FutureError):
@@ -442,12 +443,14 @@ class BadLotId(LotError):
 
 class BadName(LotError):
     code = "bad-name"
-    hint = "use a short, non-empty name"
+    hint = "use a non-empty name of at most 200 bytes, counted after percent-encoding"
 
 
 class ManifestUnreadable(LotError):
     code = "manifest-unreadable"
-    hint = "restore the object from a backup, or replay the lot"
+    hint = (
+        "if a newer release wrote it, upgrade Tidemill; otherwise restore a backup, or replay the lot"
+    )
 
 
 class BadDataset(LotError):
@@ -556,7 +559,7 @@ class SubscriptionUnknown(SubscriptionError):
 
 class SubscriptionChanged(SubscriptionError):
     code = "subscription-changed"
-    hint = "use another name: the sources of an existing subscription cannot change"
+    hint = "use another name: the inputs of an existing trigger cannot change"
 
 
 class BadTemplate(SubscriptionError):
@@ -577,7 +580,7 @@ class TemplateChanged(SubscriptionError):
 
 class TemplateChild(SubscriptionError):
     code = "template-child"
-    hint = "remove the template first, or pause the subscription"
+    hint = "remove the template first, or pause the trigger"
 
 
 class BadSchedule(SubscriptionError):
@@ -654,7 +657,7 @@ class StepConflict(ViewError):
 
 class StepLost(ViewError):
     code = "step-lost"
-    hint = "if the error repeats, check Spark's log for failed tasks; Tidemill runs the step again"
+    hint = "Tidemill runs the step again; if the error repeats, check Spark's log for failed tasks"
 
 
 class ViewFailed(ViewError):
@@ -734,7 +737,7 @@ class NothingYet(PipelineError):
 
 class ArcResult(PipelineError):
     code = "arc-result"
-    hint = "return the declared columns; to change columns, use a new table or schema="
+    hint = "return the declared columns; to change them, set schema=, or write to a new table"
 
 
 class CodeDiffers(PipelineError):
@@ -765,7 +768,8 @@ class SourceFileChanged(SourceError):
 class SourceMiscounted(SourceError):
     code = "source-miscounted"
     hint = (
-        "nothing was published; if no file changed while it was read, report this error with the file format"
+        "nothing was published; if the file did not change during the read, this is a bug in Tidemill:"
+        " please report it with the file format"
     )
 
 
@@ -786,7 +790,7 @@ class PushRefused(SourceError):
 
 class PushBusy(SourceError):
     code = "push-busy"
-    hint = "none of it was stored; send the request again later"
+    hint = "no rows of this request were stored; send it again later"
 
 
 class TraceError(TidemillError):
@@ -823,7 +827,7 @@ class WeightNegative(TraceError):
     """Source operators quarantine rows that would cause it, so this is a bug."""
 
     code = "trace-weight-negative"
-    hint = "this is a bug in Tidemill; please report it"
+    hint = "such rows belong in quarantine, so this is a bug in Tidemill; please report it"
 
 
 class WeightOverflow(TraceError):

@@ -357,7 +357,7 @@ class RemoteObjects(Objects):
                     message, hint="another program wrote a name like a//b there: use another prefix"
                 )
             case RefusalKind.FULL:
-                return ObjectsFull(message, hint="free space in the bucket; earlier writes are whole")
+                return ObjectsFull(message)
             case RefusalKind.UNSUPPORTED:
                 return UsageError(message, hint="use another provider, or do without this feature")
             case _:
