@@ -69,10 +69,10 @@
     ├── SparkError                    base of errors about Spark
     │   ├── JavaMissing               no Java runtime was found
     │   ├── SparkUnavailable          Spark does not start or does not respond
-    │   ├── SessionUnfit              the Spark session cannot be used
+    │   ├── SessionUnusable           the Spark session cannot be used
     │   ├── BadSchema                 a schema is invalid, or columns differ from it
     │   ├── ObjectUnreadable          Spark cannot read an object of a lot
-    │   ├── FileUnlike                Arrow cannot read a file as declared; Spark reads it instead
+    │   ├── FileMismatch              Arrow cannot read a file as declared; Spark reads it instead
     │   └── WriteMismatch             written rows differ from computed rows
     ├── SubscriptionError             base of errors about triggers
     │   ├── SubscriptionUnknown       the trigger does not exist or was removed
@@ -448,9 +448,7 @@ class BadName(LotError):
 
 class ManifestUnreadable(LotError):
     code = "manifest-unreadable"
-    hint = (
-        "if a newer release wrote it, upgrade Tidemill; otherwise restore a backup, or replay the lot"
-    )
+    hint = "if a newer release wrote it, upgrade Tidemill; otherwise restore a backup, or replay the lot"
 
 
 class BadDataset(LotError):
@@ -518,7 +516,7 @@ class SparkUnavailable(SparkError):
     hint = "check the address of the Spark master or Spark Connect server, and that it runs"
 
 
-class SessionUnfit(SparkError):
+class SessionUnusable(SparkError):
     code = "spark-session-unfit"
     hint = "upgrade Spark, or pass no session; then Tidemill starts its own"
 
@@ -536,7 +534,7 @@ class ObjectUnreadable(SparkError):
     hint = "restore the object from a backup, or replay its lot"
 
 
-class FileUnlike(SparkError):
+class FileMismatch(SparkError):
     """Internal: the Arrow reader raises it, and Spark reads the file instead."""
 
     code = "file-unlike"

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
 from tests.servers.process import wait_until
-from tidemill.errors import SessionUnfit, SparkUnavailable, UsageError
+from tidemill.errors import SessionUnusable, SparkUnavailable, UsageError
 from tidemill.spark.java import REAL_JAVA
 from tidemill.spark.sessions import PINNED, SparkSettings, adopt, interrupt, open_session, require, tagged
 from tidemill.testing.threads import STUCK_S
@@ -77,7 +77,9 @@ def test_a_session_that_is_too_old_is_refused_with_the_reason() -> None:
     require(Old("4.1.0"))  # type: ignore[arg-type]
     require(Old("4.12.1-SNAPSHOT"))  # type: ignore[arg-type]
     for version in ("3.5.6", "4.0.1", "unknown"):
-        with pytest.raises(SessionUnfit, match=f"it is Spark {version}; the oldest supported version is 4.1"):
+        with pytest.raises(
+            SessionUnusable, match=f"it is Spark {version}; the oldest supported version is 4.1"
+        ):
             require(Old(version))  # type: ignore[arg-type]
 
 

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tidemill.clock import SYSTEM
-from tidemill.errors import FileUnlike, ObjectUnreadable
+from tidemill.errors import FileMismatch, ObjectUnreadable
 from tidemill.lots.datasets import Kind
 from tidemill.objects import Objects
 from tidemill.objects.local import LocalObjects
@@ -76,7 +76,7 @@ def test_writes_of_a_keyed_dataset_have_their_position_and_ordinal(objects: Obje
 )
 def test_files_with_other_columns_are_refused(objects: Objects, table: pa.Table) -> None:
     size = put(objects, "d.parquet", table)
-    with pytest.raises(FileUnlike, match=r"d\.parquet"):
+    with pytest.raises(FileMismatch, match=r"d\.parquet"):
         rows_of(LotReader(COLUMNS, Kind.CHANGES), objects, LotFilePart("d.parquet", size, 1, 1))
 
 

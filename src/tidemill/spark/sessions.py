@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from tidemill.errors import MissingDriver, SessionUnfit, SparkUnavailable, UsageError
+from tidemill.errors import MissingDriver, SessionUnusable, SparkUnavailable, UsageError
 from tidemill.spark.java import java_environment
 
 if TYPE_CHECKING:
@@ -242,10 +242,10 @@ def faults(session: "SparkSession") -> list[str]:
 
 
 def require(session: "SparkSession") -> None:
-    """Raise `SessionUnfit` with all reasons, unless the session can be used."""
+    """Raise `SessionUnusable` with all reasons, unless the session can be used."""
     reasons = faults(session)
     if reasons:
-        raise SessionUnfit(f"this Spark session cannot be used: {'; '.join(reasons)}")
+        raise SessionUnusable(f"this Spark session cannot be used: {'; '.join(reasons)}")
 
 
 class _Adopted:

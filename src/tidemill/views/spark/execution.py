@@ -16,7 +16,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tidemill.errors import FileUnlike, UsageError
+from tidemill.errors import FileMismatch, UsageError
 from tidemill.spark.lot_reader import read_errors
 from tidemill.spark.sessions import parallelism
 from tidemill.spark.storage import Storage
@@ -135,9 +135,9 @@ def _run(executor: ChainExecutor, inputs: Inputs) -> ChainExecutor:
     try:
         with read_errors(executor.storage):
             return executor.run(inputs)
-    except (FileUnlike, TooLargeInProcess, MemoryError) as error:
+    except (FileMismatch, TooLargeInProcess, MemoryError) as error:
         delete_changes(executor.storage, executor.reports, views)  # the next attempt writes them again
-        if not isinstance(error, FileUnlike):
+        if not isinstance(error, FileMismatch):
             raise
     by_spark = {
         name: replace(rows, by_spark=True) if isinstance(rows, LotInput) else rows

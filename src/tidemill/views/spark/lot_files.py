@@ -2,7 +2,7 @@
 
 If Spark read the files, it would convert each row to its own format and back to Arrow, which takes several
 times as long as reading. Spark is used only if the columns of a file differ from the declared ones in name or
-type (`FileUnlike`): it can convert them.
+type (`FileMismatch`): it can convert them.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pat
 
-from tidemill.errors import FileUnlike, ObjectMissing
+from tidemill.errors import FileMismatch, ObjectMissing
 from tidemill.lots.datasets import Kind
 from tidemill.objects import Objects
 from tidemill.spark.lot_reader import POSITION
@@ -77,7 +77,7 @@ class LotReader:
                 groups = _share(parquet.num_row_groups, file)
                 names = [parquet.schema_arrow.field(place).name for place in places if place is not None]
                 if not names:
-                    raise FileUnlike(f"{file.key!r} has none of the declared columns")
+                    raise FileMismatch(f"{file.key!r} has none of the declared columns")
                 count = _batch_rows(parquet.metadata, groups)
                 for batch in parquet.iter_batches(count, groups, names, use_threads=threads):
                     yield self._numbered(pa.Table.from_batches([batch]), file)
@@ -93,10 +93,12 @@ class LotReader:
         by_name = {name.lower(): place for place, name in enumerate(schema.names)}
         places = [by_name.get(field.name.lower()) for field in self.columns]
         if len(by_name) < len(schema) or any("." in name for name in schema.names):
-            raise FileUnlike(f"{key!r} has column names that differ only in case or contain a dot")
+            raise FileMismatch(f"{key!r} has column names that differ only in case or contain a dot")
         for field, place in zip(self.columns, places, strict=True):
             if place is not None and not _is_convertible(schema.field(place).type, field.type):
-                raise FileUnlike(f"{key!r} has {field.name} as {schema.field(place).type}, not {field.type}")
+                raise FileMismatch(
+                    f"{key!r} has {field.name} as {schema.field(place).type}, not {field.type}"
+                )
         return places
 
     def _numbered(self, rows: pa.Table, file: LotFilePart) -> pa.Table:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidemill.errors import FileUnlike, TypeRefused
+from tidemill.errors import FileMismatch, TypeRefused
 from tidemill.lots.datasets import DatasetRow, Kind
 from tidemill.lots.manifest import StoredObject
 from tidemill.objects import Objects
@@ -165,7 +165,7 @@ class LotInput:
             return None
         try:
             parts = list(map_files(partial(_read, reader, self.storage.objects), self.files()))
-        except FileUnlike:
+        except FileMismatch:
             return None
         rows = [rows for part in parts for rows in part]
         return pa.concat_tables(rows) if rows else None
