@@ -124,7 +124,7 @@ def test_an_arc_with_a_schedule_runs_at_its_times_alone_whatever_the_wall_clock_
     [
         ({"cron": "61 * * * *"}, "'61' is not a valid minute"),
         ({"cron": "daily"}, "has 1 fields, but needs 5"),
-        ({"cron": "0 0 31 2 *"}, "never occurs in the coming years"),
+        ({"cron": "0 0 31 2 *"}, "matches no date in the next 9 years"),
         ({"cron": "@daily", "zone": "Europe/Atlantis"}, "no time zone 'Europe/Atlantis'"),
         ({"zone": "Europe/Madrid"}, "needs cron="),
         ({"cron": "@daily", "debounce": 5}, "cron= and debounce= cannot be combined"),

@@ -380,7 +380,7 @@ def test_a_network_file_system_is_refused_before_anything_is_made(
     ("number", "kind", "hint"),
     [
         (b"%d" % (FORMAT + 1), StoreFormat, "upgrade"),
-        (b"%d" % (FORMAT - 1), StoreFormat, "previous release"),
+        (b"%d" % (FORMAT - 1), StoreFormat, "one release at a time"),
         (b"nonsense", StoreCorrupt, "backup"),
     ],
 )

@@ -120,7 +120,7 @@ def test_retry_revives_dead_triggers(scene: Scene) -> None:
     assert scene.result("retry", "--dead") == {"retried": ["dead"], "refused": {}}
     assert scene.states("--name", "dead") == {"dead": "due"}
     assert scene.result("retry", "backs off", "nobody")["refused"] == {
-        "nobody": "there is no subscription 'nobody'"
+        "nobody": "there is no trigger 'nobody'"
     }
     assert scene.code == 1
     assert scene.states("--name", "backs off") == {"backs off": "due"}

@@ -126,7 +126,7 @@ def test_a_run_of_the_one_before_finishes_nothing_of_the_one_with_another_gate()
     stage.tend()
     (ticket,) = stage.begin()
     subscribe(stage, gated(orders))
-    with pytest.raises(BaseException, match="no longer holds run"):
+    with pytest.raises(BaseException, match="no longer holds the ticket"):
         stage.finish(ticket)
     stage.clock.advance(301)
     assert stage.work() == ["s"]
@@ -153,8 +153,12 @@ def test_data_of_a_pause_is_processed_by_policy_when_the_gate_opens(policy: Catc
 
 def test_a_gate_is_one_of_the_sources_and_goes_with_no_barrier_and_no_debounce() -> None:
     orders = DatasetId("orders")
-    for terms in ({"sources": (orders,)}, {"barrier": True}, {"debounce_us": 5}):
-        with pytest.raises(UsageError, match="cannot be the gate of"):
+    for terms, message in (
+        ({"sources": (orders,)}, "cannot be the gate of"),
+        ({"barrier": True}, "cannot have a barrier"),
+        ({"debounce_us": 5}, "cannot have a barrier or a debounce"),
+    ):
+        with pytest.raises(UsageError, match=message):
             Terms(**{"sources": (orders, TICK), "gate": TICK, **terms})  # type: ignore[arg-type]
 
 

@@ -73,7 +73,8 @@ def request_retry(tx: Tx, keys: ArcKeys, arc: str, lot: str) -> LotRequest:
     if requested is None:
         last = rows.newest(tx, keys, arc, lot)
         state = ArcState.NONE if last is None else last[1].state
-        raise ArcLotConflict(f"lot {lot} of {arc} cannot be retried: it is {state.value}")
+        reason = "it has not started yet" if state is ArcState.NONE else f"it is {state.value}"
+        raise ArcLotConflict(f"lot {lot} of {arc} cannot be retried: {reason}")
     return requested
 
 

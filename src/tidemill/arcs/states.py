@@ -55,7 +55,7 @@ def step(state: ArcState, edge: ArcEdge) -> ArcState:
         return ARC[state][edge]
     except KeyError:
         raise IllegalTransition(
-            f"an arc's lot in state {state.value} does not allow {edge.value!r}"
+            f"an arc's lot in state {state.value} has no transition {edge.value!r}"
         ) from None
 
 

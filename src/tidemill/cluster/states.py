@@ -106,6 +106,7 @@ def step(table: dict[State, dict[Edge, State]], state: State, edge: Edge) -> Sta
     try:
         return table[state][edge]
     except KeyError:
+        machine = type(state).__name__.removesuffix("State").lower()
         raise IllegalTransition(
-            f"{type(state).__name__} {state.value!r} does not allow {edge.value!r}"
+            f"a {machine} in state {state.value!r} has no transition {edge.value!r}"
         ) from None

@@ -66,7 +66,7 @@ class DatasetRow(msgspec.Struct, frozen=True, kw_only=True):
         layout.quote(self.version)
         if (self.kind is Kind.KEYED) != bool(self.key):
             raise BadDataset(
-                f"the kind {self.kind.value!r} of {self.name!r} does not fit its key {self.key}",
+                f"{self.name!r} has kind {self.kind.value!r} and key {self.key}, which cannot be combined",
                 hint="use kind 'keyed' with key columns, or another kind without a key",
             )
         if self.kind is Kind.KEYED and not self.deletes:
@@ -82,7 +82,7 @@ class DatasetRow(msgspec.Struct, frozen=True, kw_only=True):
         if self.order_by and not self.key:
             raise BadDataset(
                 f"{self.name!r} has order_by={', '.join(self.order_by)} but no key",
-                hint="declare a key, or omit order_by, which decides which write of a key is the newest",
+                hint="declare a key, or omit order_by (it selects the newest row of each key)",
             )
         for parameter, names in (("key", self.key), ("order_by", self.order_by)):
             repeated = [name for number, name in enumerate(names) if name in names[:number]]
@@ -94,7 +94,7 @@ class DatasetRow(msgspec.Struct, frozen=True, kw_only=True):
         if both:
             raise BadDataset(
                 f"{self.name!r} lists column {both[0]} in key and in order_by",
-                hint="use a time or version column in order_by: writes of a key have equal key columns",
+                hint="use a time or version column in order_by: all writes of a row have the same key",
             )
 
     @property

@@ -73,7 +73,10 @@ def add(tx: Tx, keys: LotKeys, new: LotRow) -> int:
             f"lot {new.lot} of {new.dataset}: expected generation {expected}, got {new.generation}"
         )
     if old is None and new.state is LotState.REMOVED:
-        raise LotConflict(f"lot {new.lot} of {new.dataset} does not exist, so it cannot be removed")
+        raise LotConflict(
+            f"lot {new.lot} of {new.dataset} does not exist, so it cannot be removed",
+            hint="check the lot id; to list the lots, run: tidemill lots TABLE",
+        )
     if old is not None:
         if dataset.kind is Kind.KEYED:
             raise LotConflict(
@@ -109,7 +112,9 @@ def revise(tx: Tx, keys: LotKeys, expected: LotRow, layout: LotRow) -> LotRow:
     """
     if not expected.digest or layout.digest != expected.digest or layout.rows != expected.rows:
         raise LotConflict(
-            f"the content of the new layout of lot {expected.lot} of {expected.dataset} differs"
+            f"the compacted files of lot {expected.lot} of {expected.dataset} do not contain the same rows as"
+            " before; nothing was changed",
+            hint="run the compaction again, and report the error if it repeats",
         )
     row = msgspec.structs.replace(
         expected,

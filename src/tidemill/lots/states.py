@@ -45,4 +45,6 @@ def step(state: IntervalState, edge: IntervalEdge) -> IntervalState:
     try:
         return INTERVAL[state][edge]
     except KeyError:
-        raise IllegalTransition(f"an interval in state {state.value} does not allow {edge.value!r}") from None
+        raise IllegalTransition(
+            f"an interval in state {state.value} has no transition {edge.value!r}"
+        ) from None

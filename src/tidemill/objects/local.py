@@ -107,7 +107,7 @@ class LocalObjects(Objects):
         with self._writing(key, target, body) as new, self._locks.hold(key):
             old = _lstat(target)
             if old is None or _etag(old) != etag:
-                raise ObjectConflict(f"{key!r} does not have the ETag {etag}")
+                raise ObjectConflict(f"{key!r} was changed or deleted: its ETag is no longer {etag}")
             self._replace(new, target, old)
             return _info(key, new.stat())
 
@@ -199,7 +199,10 @@ class LocalObjects(Objects):
                     f"{self._key(target)!r} is a folder of other objects", hint="use a different key"
                 ) from None
             return
-        raise ObjectUnavailable(f"other processes keep removing the folder of {self._key(target)!r}")
+        raise ObjectUnavailable(
+            f"other processes keep removing the folder of {self._key(target)!r}",
+            hint="check which other program deletes folders under this path, then retry",
+        )
 
     def _is_inside_a_file(self, target: Path) -> bool:
         above = (_lstat(folder) for folder in target.parents if folder.is_relative_to(self.root))
@@ -313,7 +316,10 @@ def _meaning(key: str, url: str) -> Iterator[None]:
         if error.errno in _NO_SPACE:
             raise ObjectsFull(f"no space for {place}") from error
         if error.errno == errno.ENAMETOOLONG:
-            raise BadKey(f"a name is too long: {place}") from error
+            raise BadKey(
+                f"the object key is too long: {place}",
+                hint="use shorter names; most file systems limit each name to 255 bytes",
+            ) from error
         raise ObjectUnavailable(
             f"cannot access {place}",
             hint="check the folder, its permissions and its disk, then retry",

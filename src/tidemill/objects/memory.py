@@ -62,7 +62,7 @@ class MemoryObjects(Objects):
         with self._lock:
             current = self._bodies.get(key)
             if current is None or current[1].etag != etag:
-                raise ObjectConflict(f"{key!r} does not have the ETag {etag}")
+                raise ObjectConflict(f"{key!r} was changed or deleted: its ETag is no longer {etag}")
             info = self._write(key, body)
         self._fault("after", "put_if_match", key)
         return info

@@ -149,7 +149,8 @@ def _race_create(objects: Objects, key: str, chance: random.Random) -> None:
     winners = [nonce for nonce, answer in zip(nonces, answers, strict=True) if answer is not Put.OTHER]
     if len(winners) != 1 or objects.get(key)[0] != winners[0]:
         raise ConditionsIgnored(
-            f"{objects.url} let {len(winners)} of {_THREADS} writers create the same object, not one"
+            f"{len(winners)} of {_THREADS} concurrent writers created the same object at {objects.url};"
+            " only one should succeed"
         )
 
 
@@ -167,7 +168,8 @@ def _has_if_match(objects: Objects, key: str, chance: random.Random) -> bool:
     won = sum(_at_once([partial(_replaces, objects, key, body, third.etag) for body in bodies]))
     if won != 1:
         raise ConditionsIgnored(
-            f"{objects.url} let {won} of {_THREADS} writers replace the same object, not one"
+            f"{won} of {_THREADS} concurrent writers replaced the same object at {objects.url};"
+            " only one should succeed"
         )
     return True
 

@@ -122,9 +122,12 @@ class RemoteObjects(Objects):
                 raise self._error(refused, "put_if_match", key) from None
             written = self._find_ours(key, body) if refused.lost else None
             if written is None:
-                raise ObjectConflict(f"{key!r} in {self.url} does not have the ETag {etag}") from None
+                raise self._changed(key, etag) from None
             return written
         return ObjectInfo(key, len(body), response["e_tag"] or "", self._clock.wall())
+
+    def _changed(self, key: str, etag: str) -> ObjectConflict:
+        return ObjectConflict(f"{key!r} in {self.url} was changed or deleted: its ETag is no longer {etag}")
 
     def _version(self, key: str, etag: str) -> str | None:
         """Read the generation of an ETag, which is Google's condition. Listings do not have it."""
@@ -135,7 +138,7 @@ class RemoteObjects(Objects):
                 raise self._error(refused, "put_if_match", key) from None
             meta = None
         if meta is None or meta["e_tag"] != etag:
-            raise ObjectConflict(f"{key!r} in {self.url} does not have the ETag {etag}")
+            raise self._changed(key, etag)
         return meta["version"]
 
     def _find_ours(self, key: str, body: Body) -> ObjectInfo | None:

@@ -192,8 +192,8 @@ def list_parts(
     row = check(tx, keys, hold)
     if row.parts is not None or len(names) > PARTS_PAGE:
         raise UsageError(
-            f"cannot list {len(names)} more parts of attempt {hold.draft.id}",
-            hint=f"list at most {PARTS_PAGE} parts at a time, and none after the last page",
+            f"cannot add {len(names)} parts to attempt {hold.draft.id}",
+            hint=f"add at most {PARTS_PAGE} parts per call, and none after the last page",
         )
     if first == 0:  # remove a list that an earlier holder did not complete
         tx.clear_range(*keys.part.under(hold.draft.id))

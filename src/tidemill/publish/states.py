@@ -39,4 +39,6 @@ def step(state: AttemptState, edge: AttemptEdge) -> AttemptState:
     try:
         return ATTEMPT[state][edge]
     except KeyError:
-        raise IllegalTransition(f"an attempt in state {state.value} does not allow {edge.value!r}") from None
+        raise IllegalTransition(
+            f"an attempt in state {state.value} has no transition {edge.value!r}"
+        ) from None

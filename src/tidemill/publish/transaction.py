@@ -56,8 +56,8 @@ def publish(
     targets = [target for target in hold.draft.targets if target.place in by_place]
     if len(by_place) != len(rows) or len(targets) != len(rows) or not required <= set(by_place):
         raise UsageError(
-            f"attempt {hold.draft.id} was opened for different lots",
-            hint="publish all of its sinks together",
+            f"these are not the lots of attempt {hold.draft.id}",
+            hint="publish the lots it was opened for, in one call",
         )
     if any(row.attempt != hold.draft.id for row in rows):
         raise UsageError(

@@ -180,7 +180,8 @@ class Compactor:
         digest = f"{dataset.fingerprint[:8]}:{rewritten.before}"
         if current.digest.partition(":")[0] == digest.partition(":")[0] and current.digest != digest:
             raise WriteMismatch(
-                f"the rows in the files of lot {current.lot} of {dataset.id} differ from the published rows"
+                f"the rows in the files of lot {current.lot} of {dataset.id} differ from the published rows",
+                hint="the files may be damaged; restore them from a backup, or replay the lot",
             )
         return digest
 

@@ -53,4 +53,4 @@ def step(state: WindowState, edge: WindowEdge) -> WindowState:
     try:
         return WINDOW[state][edge]
     except KeyError:
-        raise IllegalTransition(f"a window in state {state.value} does not allow {edge.value!r}") from None
+        raise IllegalTransition(f"a window in state {state.value} has no transition {edge.value!r}") from None

@@ -199,7 +199,7 @@ class Space:
     def unpack(self, key: bytes) -> tuple[Part, ...]:
         """Return the parts of a key after those of this space."""
         if not key.startswith(self.prefix):
-            raise ValueError("the key is not in this space")
+            raise ValueError("the key does not begin with the prefix of this key space")
         return unpack(key[len(self.prefix) :])
 
     def __repr__(self) -> str:

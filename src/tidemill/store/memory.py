@@ -243,7 +243,7 @@ class MemoryStore(RetryingStore):
         with self._lock:
             op_key = operation.key(tx.now())
             if self._at(op_key, self._version) is not None:
-                raise Conflict("another attempt already decided this transaction")
+                raise Conflict("this transaction was already committed or aborted by an earlier try")
             if any(tx.conflicts_with(commit) for commit in self._commits if commit.version > tx.version):
                 raise Conflict("a row that was read has changed")
             self._version += 1

@@ -87,7 +87,8 @@ class Tx(ABC):
         """Return the values of several keys, in their order."""
         if self.mode == "take" and not lock:
             raise UsageError(
-                "a take transaction cannot read without a lock", hint="read with lock=True, or use swap"
+                "a transaction in mode 'take' cannot read without a lock",
+                hint="read with lock=True, or use swap",
             )
         self._check_keys(keys)
         self._check_alive()
@@ -137,7 +138,10 @@ class Tx(ABC):
     def add(self, key: bytes, amount: int) -> None:
         """Add to a counter (a signed 64-bit integer; 0 if absent) without reading it: adds never conflict."""
         if not -(2**63) <= amount < 2**63:
-            raise UsageError(f"the amount {amount:,} is too large", hint="use a signed 64-bit integer")
+            raise UsageError(
+                f"cannot add {amount:,} to a counter: it does not fit into 64 bits",
+                hint="use a signed 64-bit integer",
+            )
         self._count(key, b"12345678")
         self._add(key, amount)
 

@@ -163,7 +163,8 @@ def next_after(cron: Cron, zone: ZoneInfo, after: datetime) -> datetime:
                 return times[at]
         day += timedelta(days=1)
     raise BadSchedule(
-        "this schedule never occurs in the coming years", hint="check that the month has such a day"
+        f"this cron expression matches no date in the next {DAYS // 366} years",
+        hint="check that the month has such a day",
     )
 
 

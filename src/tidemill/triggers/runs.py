@@ -135,7 +135,10 @@ def check(tx: Tx, keys: TriggerKeys, cluster: ClusterKeys, ticket: Ticket) -> Sc
         or (row.tally.epoch, row.tally.fence) != (ticket.epoch, ticket.fence)
         or (row.run.node, row.run.node_epoch) != (ticket.node.id, ticket.node.epoch)
     ):
-        raise LeaseLost(f"this process no longer holds run {ticket.epoch}/{ticket.fence} of {ticket.name}")
+        raise LeaseLost(
+            f"this process no longer holds the ticket of {ticket.name}"
+            f" (epoch {ticket.epoch}, run {ticket.fence}); another run continues"
+        )
     return row
 
 

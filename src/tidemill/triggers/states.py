@@ -78,5 +78,5 @@ def step(state: SubscriptionState, edge: SubscriptionEdge) -> SubscriptionState:
         return SUBSCRIPTION[state][edge]
     except KeyError:
         raise IllegalTransition(
-            f"a subscription in state {state.value} does not allow {edge.value!r}"
+            f"a subscription in state {state.value} has no transition {edge.value!r}"
         ) from None

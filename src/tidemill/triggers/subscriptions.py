@@ -122,7 +122,7 @@ def must_read(tx: Tx, keys: TriggerKeys, name: str) -> AnyRow:
     """Read the row of a subscription; raise `SubscriptionUnknown` if there is none."""
     row = read(tx, keys, name)
     if row is None:
-        raise SubscriptionUnknown(f"there is no subscription {name!r}")
+        raise SubscriptionUnknown(f"there is no trigger {name!r}")
     return row
 
 
@@ -218,7 +218,7 @@ def subscribe(
         if old.tally.terms == terms:
             return old
         if old.tally.terms.tables != terms.tables and not replace_sources:
-            raise SubscriptionChanged(f"subscription {name!r} already exists with different sources")
+            raise SubscriptionChanged(f"trigger {name!r} already exists with different inputs")
         if old.tally.terms.sources != terms.sources:
             return _change_sources(tx, keys, lots, name, old, terms, progress or {})
         changed = msgspec.structs.replace(old, tally=msgspec.structs.replace(old.tally, terms=terms))
@@ -277,7 +277,7 @@ def _new_tally(
         layout.quote(name)  # it is part of an item's key
     except BadName as error:
         raise BadName(
-            f"{name[:40]!r} cannot be the name of a subscription: {error.message}", hint=error.hint
+            f"{name[:40]!r} cannot be the name of a trigger: {error.message}", hint=error.hint
         ) from None
     begin = _add_subscriber(tx, keys, lots, name, terms, begin)
     floor = tx.get(keys.floor[name])
@@ -298,8 +298,8 @@ def _add_subscriber(
     """Register a subscription with its sources; return the position to begin after, by source."""
     if not 0 < len(terms.sources) <= MOST_SOURCES or len(set(terms.sources)) < len(terms.sources):
         raise UsageError(
-            f"subscription {name!r} has an invalid list of {len(terms.sources)} sources",
-            hint=f"use 1 to {MOST_SOURCES} sources, each once",
+            f"trigger {name!r} has an invalid list of {len(terms.sources)} inputs",
+            hint=f"use 1 to {MOST_SOURCES} inputs, each once",
         )
     for source in terms.sources:
         if tx.get(lots.head[source.parts]) is None:  # a source with a head exists, such as a group of views
@@ -311,8 +311,8 @@ def _add_subscriber(
         heads = events.heads(tx, lots, terms.sources)
         if any(not 0 <= position <= heads.get(source, -1) for source, position in begin.items()):
             raise UsageError(
-                f"the start position of subscription {name!r} does not exist",
-                hint="use an existing position of one of its sources",
+                f"the start position of trigger {name!r} does not exist",
+                hint="use an existing position of one of its inputs",
             )
     return begin
 
@@ -328,7 +328,7 @@ def remove(tx: Tx, keys: TriggerKeys, name: str) -> bool:
     template = row.tally.template
     if template and tx.get(keys.template[template]) is not None:
         raise TemplateChild(
-            f"subscription {name!r} belongs to the template {template!r} and cannot be removed (INV6)"
+            f"trigger {name!r} belongs to the template {template!r} and cannot be removed (INV6)"
         )
     delete(tx, keys, name, row, SubscriptionEdge.REMOVE)
     return True

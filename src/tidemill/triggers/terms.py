@@ -66,10 +66,15 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise UsageError(f"{name} is negative: {value}", hint="use 0 or more, or None")
-        if self.gate is not None and (self.barrier or self.debounce_us or self.gate not in self.sources):
+        if self.gate is not None and self.gate not in self.sources:
             raise UsageError(
                 f"{self.gate} cannot be the gate of {', '.join(map(str, self.sources))}",
-                hint="use one of the sources as the gate, without a barrier or a debounce",
+                hint="use one of the inputs as the gate",
+            )
+        if self.gate is not None and (self.barrier or self.debounce_us):
+            raise UsageError(
+                f"a trigger with the gate {self.gate} cannot have a barrier or a debounce",
+                hint="omit the barrier and the debounce, or the gate",
             )
         if self.max_wait_us is not None and self.max_wait_us < self.debounce_us:
             raise UsageError(

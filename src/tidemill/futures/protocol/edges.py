@@ -69,7 +69,10 @@ def must_read_spec(tx: Tx, keys: FutureKeys, future_id: bytes) -> Spec:
     """Read the spec of a future that has a state row: both are written and deleted together."""
     spec = read_spec(tx, keys, future_id)
     if spec is None:
-        raise FutureUnknown(f"the stored description of future {future_id.hex()} is missing")
+        raise FutureUnknown(
+            f"the stored description of future {future_id.hex()} is missing",
+            hint="submit the call again, and report this error",
+        )
     return spec
 
 

@@ -85,7 +85,7 @@ def step(state: FutureState, edge: FutureEdge) -> FutureState:
     try:
         return FUTURE[state][edge]
     except KeyError:
-        raise IllegalTransition(f"a future that is {state.value} does not allow {edge.value!r}") from None
+        raise IllegalTransition(f"a future in state {state.value} has no transition {edge.value!r}") from None
 
 
 class ActorState(StrEnum):
@@ -112,4 +112,4 @@ def actor_step(state: ActorState, edge: ActorEdge) -> ActorState:
     try:
         return ACTOR[state][edge]
     except KeyError:
-        raise IllegalTransition(f"an actor that is {state.value} does not allow {edge.value!r}") from None
+        raise IllegalTransition(f"an actor in state {state.value} has no transition {edge.value!r}") from None

@@ -338,7 +338,9 @@ class SegmentFetcher:
             raise FetchRefused(f"the node at {address} rejected the cluster key of this process") from None
         except flight.FlightError as error:
             if error.extra_info == _GONE:
-                raise CopyGone(f"the node at {address} no longer has the segment {location.name}") from None
+                raise CopyGone(
+                    f"the node at {address} no longer has the stored result {location.name}"
+                ) from None
             self._forget(address)
             raise FetchFailed(
                 f"{location.name} could not be fetched from {address}: {_short(error)}"
@@ -386,7 +388,7 @@ class SegmentFetcher:
 def _octets(batch: Any) -> memoryview:
     """Return a view of the bytes of a batch. Raise `CopyCorrupt` if it has another schema."""
     if batch.num_columns != 1 or str(batch.schema.field(0).type) != "uint8" or batch.column(0).null_count:
-        raise CopyCorrupt("a node sent data that is not a segment")
+        raise CopyCorrupt("a node sent data that is not a stored result")
     column = batch.column(0)
     return memoryview(column.buffers()[1]).cast("B")[column.offset : column.offset + len(column)]
 

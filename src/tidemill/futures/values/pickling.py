@@ -141,7 +141,7 @@ def pack(dumped: Dumped) -> bytes:
         )
     except ValueError:  # a length past 32 bits
         raise CannotSerialize(
-            f"the value has {dumped.size:,} bytes, too many for one block",
+            f"the value has {dumped.size:,} bytes; the limit for each of its parts is {2**32 - 1:,}",
             hint="store large values with put() and pass the futures",
         ) from None
 

@@ -228,7 +228,7 @@ class ResultStorage:
                 raise CopyCorrupt(f"{location.name} has {len(view):,} bytes instead of {result.size:,}")
             return view
         if not location.address or self._fetcher is None:
-            raise CopyGone(f"the segment {location.name} is no longer on this host")
+            raise CopyGone(f"the stored result {location.name} is no longer on this host")
         return None
 
     def _fetch(self, result: Result, write: Any) -> None:

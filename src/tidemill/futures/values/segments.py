@@ -85,12 +85,12 @@ def map_segment(name: str, root: Path | None = None) -> memoryview:
     """
     boot, _, file = name.partition("/")
     if not _BOOT.fullmatch(boot) or not is_name(file):
-        raise CopyGone(f"{name!a:.200} is not a valid segment name")
+        raise CopyGone(f"{name!a:.200} is not a valid name of a stored result")
     main = (root or default_root()) / boot
     for folder in (main, main / SPILL):
         with contextlib.suppress(FileNotFoundError, PermissionError):
             return map_file(folder / file)
-    raise CopyGone(f"the segment {name} is no longer on this host")
+    raise CopyGone(f"the stored result {name} is no longer on this host")
 
 
 class Segments:
@@ -156,7 +156,9 @@ class Segments:
         """Return a read-only view of a segment by its name. Raise `CopyGone` if there is none."""
         boot, _, _ = name.partition("/")
         if boot != self.boot:
-            raise CopyGone(f"the segment {name} belongs to an earlier start of this node, or to another node")
+            raise CopyGone(
+                f"the stored result {name} belongs to an earlier start of this node, or to another node"
+            )
         return map_segment(name, self.folder.parent)
 
     def keep(self, name: str) -> None:
@@ -234,7 +236,7 @@ class Segments:
     def _file(self, name: str) -> str:
         file = name.removeprefix(self.boot + "/")
         if not is_name(file):
-            raise CopyGone(f"{name!a:.200} is not a segment of this node")
+            raise CopyGone(f"{name!a:.200} is not a stored result of this node")
         return file
 
 
@@ -342,5 +344,5 @@ def _create_root(root: Path) -> None:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise UsageError(
             f"other users can access {root}, or it is not a folder",
-            hint="remove it if it is not in use, or use another folder for segments",
+            hint=f"run chmod 700 {root} if it is your folder; otherwise remove it if no worker uses it",
         )

@@ -121,7 +121,7 @@ class StoreFile:
         self._idle: list[sqlite3.Connection] = []
         self._room = IDLE_READERS  # 0 when the store is closed
         if _inode(path) in _inherited:  # a file that does not exist yet is None, which is never inherited
-            raise UsageError(f"the parent process of this fork has {path} open", hint=FORKED_HINT)
+            raise UsageError(f"{path} was already open when this process was forked", hint=FORKED_HINT)
         _files.add(self)
         self.inode: tuple[int, int] | None = None  # set once the file exists
 

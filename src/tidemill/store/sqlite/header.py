@@ -55,7 +55,10 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
         """Read the header; raise `StoreLocation` if another machine has opened the store since."""
         head = decoded(connection.execute(GET, (HEAD_KEY,)).fetchone())
         if head.boot != boot:
-            raise StoreLocation("another machine opened this store with adopt=True while it was open here")
+            raise StoreLocation(
+                "another machine opened this store with adopt=True while it was open here",
+                hint="stop Tidemill on one of the two machines; to share a store use postgresql://",
+            )
         return head
 
     def now_us(self, boot_us: int) -> int:
@@ -143,7 +146,7 @@ def check_format(connection: sqlite3.Connection, file: StoreFile) -> None:
     if number < FORMAT:
         raise StoreFormat(
             f"{file.path} has format {number}, but this release supports {FORMAT}",
-            hint="open it with the previous release first, which upgrades it",
+            hint="an older release wrote it; upgrade one release at a time, and open it once with each",
         )
 
 
