@@ -179,10 +179,10 @@ def read_piece(objects: Objects, item: StoredObject, piece: TablePiece, arrow: p
             if piece.complete or _may_overlap(file.metadata.row_group(number), low, high)
         ]
         table = file.read_row_groups(groups)
-    except (ObjectMissing, OSError) as error:
-        raise unreadable(
-            item.uri, f"it does not exist, or is not a complete Parquet file: {error}"
-        ) from error
+    except ObjectMissing as error:
+        raise unreadable(item.uri, f"it does not exist: {error.message}") from error
+    except OSError as error:
+        raise unreadable(item.uri, f"it is not a complete Parquet file: {error}") from error
     except pa.ArrowInvalid as error:
         if "Parquet" in str(error) or "magic" in str(error):
             raise unreadable(item.uri, f"it is not a complete Parquet file: {error}") from error
