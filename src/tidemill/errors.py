@@ -655,7 +655,7 @@ class StepConflict(ViewError):
 
 class StepLost(ViewError):
     code = "step-lost"
-    hint = "Tidemill runs the step again; if the error repeats, check Spark's log for failed tasks"
+    hint = "the step runs again; if the error repeats, check Spark's log for failed tasks"
 
 
 class ViewFailed(ViewError):
