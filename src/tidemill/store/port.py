@@ -99,7 +99,9 @@ class Tx(ABC):
     ) -> list[Row]:
         """Return rows with lo <= key < hi in key order. `snapshot=True` reads without causing conflicts."""
         if self.mode == "take" and not snapshot:
-            raise UsageError("a take transaction cannot lock a range", hint="read with snapshot=True")
+            raise UsageError(
+                "a transaction in mode 'take' cannot lock a range", hint="read with snapshot=True"
+            )
         if limit is not None and limit < 0:
             raise UsageError(f"invalid limit={limit}", hint="use 0 or more, or omit it to read all rows")
         self._check_bounds(lo, hi)

@@ -146,7 +146,7 @@ class TakeTests(StoreTests):
                 tx.set(b"k", b"2")
                 read(tx)
 
-            with pytest.raises(UsageError, match="take transaction"):
+            with pytest.raises(UsageError, match="transaction in mode 'take' cannot"):
                 store.run(fn, mode="take")
         assert value_of(store, b"k") == b"1"
 
