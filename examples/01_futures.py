@@ -16,7 +16,7 @@ def report(days: list[list[int]]) -> str:
 
 
 with tm.connect(home="tidemill-home", workers=2) as client:
-    days = client.map(fetch, range(7))  # seven durable calls, for two worker processes
+    days = client.map(fetch, range(7))  # seven durable calls; two run at a time
     week = client.submit(report, days, retries=2)  # runs when all seven have their results
     print(week.result())
 # endregion

@@ -33,7 +33,7 @@ shop.source(orders, tm.folder("landing/*.json", settle_s=0))  # files become lot
 
 
 @shop.arc(reads=orders, writes="clean_orders", partition_by="day", retries=3)
-def clean(df):  # a Spark DataFrame: one part of one lot
+def clean(df):  # a Spark DataFrame: one lot, or one part of it
     return df.where("amount > 0")
 
 
