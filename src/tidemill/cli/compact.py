@@ -20,7 +20,7 @@ from tidemill.spark.lot_writer import TARGET_BYTES
     type=click.IntRange(1, 10_000),
     default=TARGET_BYTES // 2**20,
     show_default=True,
-    help="The target size of the merged files.",
+    help="The target size of the merged files, in MiB.",
 )
 @json_option
 def compact_command(

@@ -35,8 +35,8 @@ class GapRange(msgspec.Struct, frozen=True):
 @click.command("gaps")
 @click.argument("tables", metavar="[TABLE]...", nargs=-1)
 @pipeline_option
-@click.option("--from", "first", metavar="LOT", help="The first lot to check: a lot, a day or a time.")
-@click.option("--to", "last", metavar="LOT", help="The last lot to check.")
+@click.option("--from", "first", metavar="LOT", help="First lot to check: a lot id, a day or a time.")
+@click.option("--to", "last", metavar="LOT", help="Last lot to check.")
 @click.option(
     "--limit",
     default=1000,

@@ -59,7 +59,7 @@ def backfill_command(output: CommandOutput, /, **options: Any) -> int:
     """Produce missing lots of a table.
 
     TABLE is the name of a table or an arc. Pass the LOTs, or a range with --from and --to. Runners produce
-    them, and leave room for newly arrived lots. The exit code is 1 if some lots cannot be produced.
+    them, but keep capacity free for new lots. The exit code is 1 if some lots cannot be produced.
     """
     return _request(output, RequestKind.BACKFILL, **options)
 

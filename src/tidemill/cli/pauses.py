@@ -17,7 +17,8 @@ from tidemill.triggers.terms import CatchUp
 def pause_command(output: CommandOutput, names: tuple[str, ...], file: str | None) -> None:
     """Pause arcs or views.
 
-    Running lots finish. Lots that are published during the pause are processed after it.
+    Running lots finish. Lots published during the pause are processed when you resume; `resume --catch-up`
+    selects which.
     """
     with find(file) as pipeline:
         paused = pipeline.pause(*names)

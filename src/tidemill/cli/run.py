@@ -19,7 +19,8 @@ from tidemill.runner.supervisor import RunnerOptions, run_runner
     "--spark",
     default="",
     metavar="MASTER",
-    help="Use this Spark instead of the pipeline's: local[4], spark://host:port or sc://host:port.",
+    help="Use this Spark master instead of the one in the pipeline: local[4], spark://host:port or"
+    " sc://host:port.",
 )
 @click.option(
     "--threads",

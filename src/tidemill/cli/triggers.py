@@ -99,7 +99,7 @@ def retry_command(
 ) -> int:
     """Retry triggers that failed, and reset their failure counts.
 
-    A dead trigger runs again. A trigger that is waiting to retry does not wait any longer.
+    A dead trigger runs again. A trigger that is waiting to retry runs immediately.
     """
     if bool(names) == dead:
         raise click.UsageError("pass at least one trigger name, or --dead")
@@ -122,7 +122,7 @@ def pause_command(
 ) -> int:
     """Pause triggers. Running triggers finish.
 
-    `resume` decides which of the lots published during the pause to process.
+    Choose with `resume --catch-up` which lots published during the pause are processed.
     """
     where = _where(home, store, cluster)
     keys = TriggerKeys(where.cluster)

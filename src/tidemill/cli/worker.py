@@ -137,7 +137,7 @@ cluster_options = grouped(
         "--objects",
         envvar="TIDEMILL_OBJECTS",
         show_envvar=True,
-        help="The URL of the object storage, with --store.",
+        help="The URL of the object storage. Use together with --store.",
     ),
     click.option(
         "--key-file", type=click.Path(), help="The file with the cluster key. Not needed with --home."
@@ -249,14 +249,17 @@ time_options = grouped(
     "--spark",
     "pipeline",
     metavar="FILE[:NAME]",
-    help="Run only parts of this pipeline, in --slots threads that share one Spark session.",
+    help="Run only parts of lots that this pipeline's runners have started, in --slots threads that share"
+    " one Spark session.",
 )
 @click.option(
     "--with-parent",
     is_flag=True,
-    help="Drain when standard input is closed, as when the parent process ends.",
+    help="Drain when standard input is closed, for example because the parent process ended.",
 )
-@click.option("--quiet", is_flag=True, help="Do not print events as text.")
+@click.option(
+    "--quiet", is_flag=True, help="Do not print events as text. The output of --json does not change."
+)
 @json_events_option
 def worker(
     output: CommandOutput,
