@@ -195,7 +195,7 @@ def test_a_pipeline_is_found_by_a_file_by_a_module_and_by_the_configuration_abov
         ({}, "gone.py", r"the file .*gone\.py does not exist"),
         ({}, "gone.module:x", "gone.module:x cannot be imported: ModuleNotFoundError"),
         ({"other.py": OTHER}, "other.py", "has several pipelines: one, two"),
-        ({"other.py": OTHER}, "other.py:number", "number is a int"),
+        ({"other.py": OTHER}, "other.py:number", "number has type int"),
         ({"other.py": OTHER}, "other.py:three", "three does not exist"),
         ({"bad.py": "x = 1\n1 / 0\n"}, "bad.py", r"ZeroDivisionError: division by zero \(.*bad\.py:2\)"),
         ({"bad.py": "def (\n"}, "bad.py", "SyntaxError"),

@@ -197,7 +197,7 @@ def test_only_the_listed_objects_are_read(spark: SparkSession, storage: Storage)
     selected = [item for item in written.objects if item.partition["v"] == "1"]
     assert {row.v for row in read_objects(spark, storage, ROWS, selected).collect()} == {"1"}
     folder = StoredObject(uri=lot(1), type=UriType.PATH)
-    with pytest.raises(UsageError, match="not one Parquet file"):
+    with pytest.raises(UsageError, match="not a single Parquet file"):
         read_objects(spark, storage, ROWS, [folder])
 
 

@@ -26,7 +26,7 @@ def test_a_session_counts_groups_and_runs_python(spark: SparkSession) -> None:
 
 def test_settings_that_change_results_are_pinned(spark: SparkSession) -> None:
     assert {name: spark.conf.get(name) for name in PINNED} == PINNED
-    with pytest.raises(UsageError, match="timeZone cannot be 'Europe/Berlin'"):
+    with pytest.raises(UsageError, match="timeZone=Europe/Berlin is not allowed"):
         SparkSettings(conf={ZONE: "Europe/Berlin"})
 
 

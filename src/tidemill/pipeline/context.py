@@ -140,7 +140,7 @@ class PipelineContext:
             return membership.alive() and membership.node.epoch != lost.epoch
 
         if not poll(has_rejoined, self.clock, every_s=0.1, timeout_s=TTL_S):
-            raise StoreUnavailable(f"{lost.id} could not rejoin the node list of its cluster")
+            raise StoreUnavailable(f"node {lost.id} could not rejoin its cluster within {TTL_S:g} s")
 
     # --- Spark
 

@@ -120,7 +120,7 @@ def plan(
     """
     arc = graph.maker(pipeline, name)
     if parallel is not None and parallel < 1:
-        raise UsageError(f"parallel={parallel}", hint="must be 1 or more")
+        raise UsageError(f"invalid parallel={parallel}", hint="use 1 or more")
     table = name if name not in pipeline.all_arcs() else arc.sinks[0].name
     unit = graph.unit_of(pipeline, table)
     if lots is not None:

@@ -140,7 +140,7 @@ def _check(pace: Pace) -> None:
     if not 0 <= pace.most_failures < 10**6:
         raise DeclarationError(
             f"invalid most_failures={pace.most_failures}",
-            hint="use a number of failures in a row, from 1 to 999999, or 0 for no limit",
+            hint="use 1 to 999999 (consecutive failures), or 0 for no limit",
         )
 
 

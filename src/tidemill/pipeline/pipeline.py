@@ -321,7 +321,8 @@ class Pipeline(Registry):
                 except SubscriptionUnknown:
                     raise SubscriptionUnknown(
                         f"{label} has not run yet",
-                        hint="run the pipeline once first; an arc can also be declared with enabled=False",
+                        hint="run the pipeline once first; to keep an arc from ever starting, declare it with"
+                        " enabled=False",
                     ) from None
 
         self.context.store.run(step)
@@ -338,7 +339,8 @@ class Pipeline(Registry):
             return {group_id(self.name, groups[name]): name}
         if name in self.datasets:
             raise UsageError(
-                f"{name} is a dataset and does not run", hint="use the names of the arcs that read it"
+                f"{name} is a dataset, so it cannot be paused or resumed",
+                hint="use the names of the arcs that read it",
             )
         return {graph.arc_id(self, graph.maker(self, name).name): name}
 

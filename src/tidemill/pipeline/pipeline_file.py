@@ -54,7 +54,11 @@ def load(target: str, folder: Path) -> "Pipeline":
     except TidemillError:
         raise
     except (Exception, SystemExit) as error:  # the file may call sys.exit()
-        raise PipelineNotFound(f"{target} cannot be imported: {_place(error)}") from error
+        command = f"python {folder / where}" if where.endswith(".py") else f"python -c 'import {where}'"
+        raise PipelineNotFound(
+            f"{target} cannot be imported: {_place(error)}",
+            hint=f"fix this error; to see the traceback, run: {command}",
+        ) from error
     return _in_module(module, name, target)
 
 
@@ -113,7 +117,7 @@ def _in_module(module: ModuleType, name: str, target: str) -> "Pipeline":
     if name:
         value = getattr(module, name, None)
         if not isinstance(value, Pipeline):
-            problem = "does not exist" if value is None else f"is a {type(value).__name__}"
+            problem = "does not exist" if value is None else f"has type {type(value).__name__}"
             raise PipelineNotFound(
                 f"{target}: {name} {problem}", hint="use the name of a variable that holds a tm.Pipeline"
             )

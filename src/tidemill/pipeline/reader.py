@@ -69,7 +69,10 @@ def _query_errors() -> Iterator[None]:
         yield
     except PySparkException as error:
         text = str(error).split("\n\nJVM stacktrace")[0].split(";\n'")[0].split("\n== ")[0]
-        raise QueryError(" ".join(text.split())[:600], hint="list the tables with `tidemill ls`") from error
+        raise QueryError(
+            " ".join(text.split())[:600],
+            hint="check the query; the message is Spark's own. To list tables, run: tidemill ls",
+        ) from error
 
 
 def position(pipeline: "Pipeline", name: str) -> int:

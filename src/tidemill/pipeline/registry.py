@@ -317,7 +317,8 @@ class Registry(ABC):
                 )
         elif kinds.count(True) != 1 or not tables:
             raise DeclarationError(
-                f"{line}: the view {name} is a function, but reads= or its kind is missing",
+                f"{line}: the view {name} is a function, so it needs reads= and one of linear=, keyed_by="
+                " or full=",
                 hint="pass reads=[…] and exactly one of linear=True, keyed_by=[…] and full=True",
             )
         self._new_table(name, line)

@@ -108,7 +108,7 @@ class OwnPresence:
                     self._janitor = Janitor(self.store, self._futures, self._objects, self._leads, self.clock)
                 return self.node
             self.clock.sleep(wait_s)
-        raise StoreUnavailable(f"{self.member.id} could not join the node list of its cluster")
+        raise StoreUnavailable(f"node {self.member.id} could not join its cluster in {JOIN_TRIES} attempts")
 
     def _leads(self) -> bool:
         return self.member.tenure is not None

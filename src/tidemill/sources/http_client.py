@@ -23,6 +23,7 @@ from tidemill.errors import PollRefused, SourceUnavailable
 MOST_REDIRECTS: Final = 5
 _CHUNK: Final = 1 << 16
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_TOO_LARGE: Final = "raise body_bytes=, or make the server send smaller responses"
 
 
 class HttpResponse(NamedTuple):
@@ -51,16 +52,23 @@ def get(url: str, headers: Mapping[str, str], limits: HttpLimits, clock: Clock) 
     for _ in range(MOST_REDIRECTS + 1):
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise PollRefused(f"{first.hostname} redirects to {parts.scheme!r:.20}, not to http or https")
+            raise PollRefused(
+                f"{first.hostname} redirects to {parts.scheme!r:.20}, not to http or https",
+                hint="declare an address that responds over http or https",
+            )
         if first.scheme == "https" and parts.scheme != "https":
-            raise PollRefused(f"{first.hostname} redirects from https to {parts.scheme}")
+            raise PollRefused(
+                f"{first.hostname} redirects from https to {parts.scheme}", hint="declare the final address"
+            )
         same = (parts.scheme, parts.netloc) == (first.scheme, first.netloc)
         left_s = deadline - clock.monotonic()
         response = _Request(parts, limits, clock, max(0.001, left_s)).get(headers if same else {})
         if response.status not in _REDIRECTS:
             return response
         url = urljoin(url, response.headers.get("location", ""))
-    raise PollRefused(f"{first.hostname} redirects more than {MOST_REDIRECTS} times")
+    raise PollRefused(
+        f"{first.hostname} redirects more than {MOST_REDIRECTS} times", hint="declare the final address"
+    )
 
 
 class _Request:
@@ -97,7 +105,7 @@ class _Request:
                 f"no response within {self._limits.timeout_s:g} s" if self._is_late(error) else _text(error)
             )
             raise SourceUnavailable(
-                f"{host}: {reason}", hint="no action needed: the runner requests it again"
+                f"{host}: {reason}", hint="no action is needed: the runner requests it again"
             ) from None
         finally:
             over.set()
@@ -128,19 +136,22 @@ class _Request:
         most = self._limits.body_bytes
         if response.length is not None and response.length > most:
             raise PollRefused(
-                f"{self._url.hostname}: the body has {response.length:,} bytes; the limit is {most:,}"
+                f"{self._url.hostname}: the body has {response.length:,} bytes; the limit is {most:,}",
+                hint=_TOO_LARGE,
             )
         expected, body = response.length, bytearray()
         while chunk := response.read(_CHUNK):
             body += chunk
             if len(body) > most:
-                raise PollRefused(f"{self._url.hostname}: the body has more than {most:,} bytes, the limit")
+                raise PollRefused(
+                    f"{self._url.hostname}: the body has more than {most:,} bytes", hint=_TOO_LARGE
+                )
         if self._late:
             raise TimeoutError
         if expected is not None and len(body) != expected:
             raise SourceUnavailable(
                 f"{self._url.hostname}: the body ended after {len(body):,} of {expected:,} bytes",
-                hint="no action needed: nothing was ingested, and the runner requests it again",
+                hint="no action is needed: nothing was ingested, and the runner requests it again",
             )
         return bytes(body)
 
@@ -161,7 +172,9 @@ class _Request:
                 f"{self._url.hostname}: the encoding is gzip, but the body is not: {error}"
             ) from None
         if len(data) > most:
-            raise PollRefused(f"{self._url.hostname}: the decompressed body has more than {most:,} bytes")
+            raise PollRefused(
+                f"{self._url.hostname}: the decompressed body has more than {most:,} bytes", hint=_TOO_LARGE
+            )
         return data
 
 

@@ -26,6 +26,7 @@ CHECKPOINT = "poll"
 _LINES = frozenset(
     {"application/x-ndjson", "application/ndjson", "application/jsonl", "application/json-lines"}
 )
+_BAD_STATUS = "check the address and headers= of the source"
 _RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
 
 
@@ -89,10 +90,12 @@ class HttpPoller:
         if response.status >= 500 or response.status in (408, 425, 429):
             raise SourceUnavailable(
                 f"{source.description} responds with status {response.status}",
-                hint="no action needed: the runner requests it again",
+                hint="no action is needed: the runner requests it again",
             )
         if response.status not in (200, 206, 304, 416):
-            raise PollRefused(f"{source.description} responds with status {response.status}")
+            raise PollRefused(
+                f"{source.description} responds with status {response.status}", hint=_BAD_STATUS
+            )
         return response
 
     # --- versions
@@ -103,7 +106,9 @@ class HttpPoller:
         if response.status == 304:
             return [], last
         if response.status != 200:
-            raise PollRefused(f"{self.source.description} responds with status {response.status}, not 200")
+            raise PollRefused(
+                f"{self.source.description} responds with status {response.status}, not 200", hint=_BAD_STATUS
+            )
         digest = hashlib.sha256(response.body).hexdigest()[:32]
         checkpoint = PollCheckpoint(
             etag=response.headers.get("etag", "")[:500],

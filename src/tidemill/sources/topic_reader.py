@@ -232,7 +232,7 @@ class TopicReader:
                     continue
                 raise SourceUnavailable(
                     f"{self.source.description}: {error.str()}",
-                    hint="no action needed: the runner retries automatically",
+                    hint="no action is needed: the runner retries automatically",
                 )
             if name not in self._checkpoints or offset is None:
                 continue  # of a partition that we held before

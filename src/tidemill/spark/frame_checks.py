@@ -158,7 +158,10 @@ def verify(empty: "DataFrame", checks: Sequence[Check]) -> None:
                 empty.groupBy(*[quoted(name) for name in check.columns]).count().schema  # noqa: B018
         except Exception as error:
             reason = " ".join(str(error).split("\n\nJVM stacktrace")[0].split(";\n'")[0].split())[:400]
-            raise BadCheck(f"the check {check.name} does not fit the table: {reason}") from error
+            raise BadCheck(
+                f"the check {check.name} does not fit the table: {reason}",
+                hint="correct the columns or the condition of this check",
+            ) from error
 
 
 def _marked(df: "DataFrame", inline: Mapping[str, Check], kind: Kind) -> "DataFrame":

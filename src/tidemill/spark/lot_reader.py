@@ -109,7 +109,7 @@ def _keys(objects: Sequence[StoredObject]) -> list[str]:
     for item in objects:
         if item.type is not UriType.IDENTIFIER or item.format != "parquet":
             raise UsageError(
-                f"{item.uri!r} is a {item.type.value} of {item.format}, not one Parquet file",
+                f"{item.uri!r} is not a single Parquet file (type {item.type.value}, format {item.format})",
                 hint="pass the Parquet files that a manifest lists",
             )
     return [item.uri for item in objects]

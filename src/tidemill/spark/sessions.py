@@ -88,7 +88,7 @@ class SparkSettings(msgspec.Struct, frozen=True, kw_only=True):
         for name, value in PINNED.items():
             if self.conf.get(name, value).lower() != value.lower():
                 raise UsageError(
-                    f"{name} cannot be {self.conf[name]!r}: it is {value} for every pipeline",
+                    f"{name}={self.conf[name]} is not allowed: Tidemill always uses {value}",
                     hint="omit this setting; results must not depend on where a pipeline runs",
                 )
 

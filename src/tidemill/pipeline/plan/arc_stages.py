@@ -73,7 +73,7 @@ class DeclareArc:
         except SubscriptionChanged as error:
             raise SubscriptionChanged(
                 f"{self.where}: the tables that arc {self.spec.name} reads have changed",
-                hint="restore reads=, or rename the arc; a renamed arc is a new arc",
+                hint="restore reads=, or rename the arc; Tidemill then treats it as a new arc",
             ) from error
 
     def _refuse_renamed(self, tx: Tx, keys: ArcKeys) -> None:

@@ -143,8 +143,8 @@ class ArcPlanner:
             if table.retracts and arc.changes is None:
                 raise DeclarationError(
                     f"arc {arc.name} cannot read {name}: its rows can be deleted",
-                    hint="use changes='linear' if it maps single rows, or changes='raw' to read and return"
-                    " _weight; or declare a view instead",
+                    hint="if the function handles each row independently, use changes='linear'; to read"
+                    " and return _weight, use changes='raw'; or declare a view instead",
                 )
 
     def _spec(self, arc: ArcDecl, inputs: Sequence[KnownTable]) -> ArcSpec:
