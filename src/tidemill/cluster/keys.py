@@ -4,7 +4,7 @@
 (C, "lease", name)                      a named lease: the leader's, a lock's, a semaphore permit's
 (C, "vacancies")                        how many times a leader resigned before its lease expired
 (C, "node", id)                         one node's entry
-(C, "node-expiry", expires_at, id)      nodes by expiry: dead nodes are one short range
+(C, "node-expiry", expires_at, id)      nodes by expiry, so that one short range read finds the dead ones
 (C, "node-version")                     counts every node that joins or leaves (CLU-16)
 (C, "part", group, id)                  a partition
 (C, "part-expiry", group, expires_at, id)   partitions by expiry: one read gives all of them (CLU-14)

@@ -1,7 +1,8 @@
 """A member of the cluster: one node with its entry in the node list and its candidacy for leader.
 
-`tick` does what is due and returns when to call it again. `run` calls it in the calling thread until the
-member is gone. On one machine the same member leads and works in one process, on the embedded store (CLU-18).
+`tick` does the work that is due and returns the time of the next call. `run` calls it in the calling thread
+until the member is gone. On one machine the same member leads and works in one process, on the embedded store
+(CLU-18).
 """
 
 import random

@@ -1,10 +1,10 @@
-"""Attempts: a row in the store, written before the first object of a lot (LOT-17, LOT-20).
+"""Attempts. Each one is a row in the store, written before the first object of its lots (LOT-17, LOT-20).
 
 The row names the lots that the attempt will publish, the generations of its inputs, and its code. A node
-holds it, under an epoch that grows when another node takes it over. Every step presents the attempt's
-`Hold`. After a takeover the old hold is refused with `LeaseLost`; after the attempt ended, with
-`AttemptEnded`. So a stale holder publishes nothing, and an abandoned attempt is never published. Its
-objects may be deleted from the moment when it is abandoned, and not before.
+holds it, under an epoch that grows when another node takes it over. Every operation must pass the attempt's
+`Hold`. After a takeover, a write under the old hold raises `LeaseLost`. Once the attempt has ended, a write
+raises `AttemptEnded`. So a stale holder publishes nothing, and an abandoned attempt is never published. Its
+objects may be deleted only after it is abandoned.
 """
 
 from collections.abc import Sequence

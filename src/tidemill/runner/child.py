@@ -1,7 +1,7 @@
 """The child process of a runner: it holds the Spark session and runs user code.
 
 The supervisor writes to the child's standard input: first a `RunnerHello`, later `Drain`. If this pipe
-closes, the supervisor is dead, and the child exits too. Each child has its own epoch of the node. When that
+closes, the supervisor is dead, and the child exits too. The node gets a new epoch for each child. When that
 epoch ends, the store refuses the child's writes and the supervisor kills it. The child calls `main`, a
 function named as `module:function`, with a `ChildContext`. The return value is the exit code.
 

@@ -1,4 +1,4 @@
-"""The state of a runner's loop. It outlives the epochs of its node; the loop and its threads share it."""
+"""The state of a runner's loop and its threads. It is kept when the node rejoins under a new epoch."""
 
 import threading
 from dataclasses import dataclass, field

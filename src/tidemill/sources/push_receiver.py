@@ -1,10 +1,11 @@
 """The receiver of pushed rows: publishes them in lots, and answers when they are durable (LOT-35, CLU-19).
 
 Requests that arrive together become one lot. The receiver takes the waiting requests as a batch, writes their
-rows and publishes them in the one transaction. That transaction also records the answer to every request with
+rows and publishes them in one transaction. That transaction also records the answer to every request with
 a producer and a number (LOT-36). Only then does it answer. So the rows of an answered request are in the
-table. The rows of a request without an answer may be: its sender sends it again under its number, and gets
-the first answer. The queue is bounded: a request that does not fit is refused, and its sender waits.
+table. Rows of an unanswered request may or may not be stored. The sender repeats the request with the same
+number; if the rows were already stored, it gets the original answer. The queue is bounded: a request that
+does not fit is refused, and its sender waits.
 
 The node that receives holds a lease, which every publication checks. When the lease moves to another node,
 the old node publishes nothing more.

@@ -1,8 +1,8 @@
 """Schema drift: how the columns of a dataset may change (LOT-34).
 
-A column may be added. A type may become wider, if Spark itself reads files of the narrower type as the wider
-one. Any other change would make published lots unreadable. A column that is no longer declared stays, and is
-NULL from then on.
+A column may be added. A type may be widened if Spark can read existing files as the wider type. Any other
+change would make published lots unreadable. A column that is no longer declared stays, and is NULL from then
+on.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The stages of a plan that declare, remove and refuse templates."""
+"""Plan stages that declare and remove templates, and reject invalid changes to them."""
 
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,7 @@
 """Test keys and listings.
 
-A key is returned unchanged or refused, and none leaves the root. A listing is in the order of keys, after a
-given key, up to a limit.
+A key is either stored exactly as given or refused. No key refers to a path outside the root. A listing is
+sorted by key. It can start after a given key and stop at a limit.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Z-sets without a hash, as operators return them: consolidation and digests."""
+"""Consolidate Z-sets that have no hash column (the form operators return), and compute their digests."""
 
 from collections.abc import Iterable
 

@@ -1,11 +1,11 @@
-"""Commits: move a group from one step to a later one, in one transaction, after its objects (DBSP-39).
+"""Commit a step: after its objects are written, one transaction moves the group to the new step (DBSP-39).
 
-The next work of a group is a *batch*: the records after its step, up to the first one with work for the
-group. Records without work are passed together, without a Spark job. A batch with work has an attempt. The
-commit writes one row, which names the outputs of that attempt.
+A *step batch* is what a group processes next: all records after its current step, up to and including the
+first that has work for the group. Records that change nothing for it are skipped together, without a Spark
+job. A batch with work has an attempt. The commit writes one row, which names the outputs of that attempt.
 
-A commit is fenced. It is refused unless the run still holds its ticket, and the group is at the step and has
-the declaration that the batch was read with. So if two runs compute the same step, one of them commits it,
+A commit is fenced. It is refused unless the run still holds its ticket, and the group's step and declaration
+are still those at which the batch was read. So if two runs compute the same step, one of them commits it,
 and a stale run commits nothing. The objects of a failed attempt are never reused: the step runs again.
 """
 
@@ -396,7 +396,10 @@ def _check_fence(tx: Tx, keys: StepKeys, ticket: Ticket, batch: StepBatch) -> Vi
     runs.check(tx, keys.triggers, keys.cluster, ticket)
     group = groups.read(tx, keys, batch.pipeline, batch.spec.name)
     if ticket.name != group_id(batch.pipeline, batch.spec.name):
-        raise StepConflict(f"a run of {ticket.name} cannot commit step {batch.step} of {batch.spec.name}")
+        raise StepConflict(
+            f"this run belongs to {ticket.name} and cannot commit step {batch.step} of group"
+            f" {batch.spec.name}"
+        )
     if group.step != batch.after:
         raise StepConflict(f"{ticket.name} is at step {group.step}; the batch was read at step {batch.after}")
     if group.spec != batch.spec:

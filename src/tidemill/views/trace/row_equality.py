@@ -1,17 +1,18 @@
 """Row equality: which values are equal, for every Arrow type that Spark produces.
 
-`code_rows` encodes columns as *codes*: arrays of uint64. Two rows are equal exactly if all their codes are
-equal. Codes are not hashes: the code of a text is its number in a dictionary, and the code of a nested value
-is the number of its sequence of element codes. Codes are comparable within one call only, so rows to compare
-are concatenated first.
+`code_rows` encodes columns as *codes*: arrays of uint64. Two rows are equal if and only if all their
+codes are equal. Codes are not hashes. A string's code is its index in a dictionary. A nested value's code is
+the index of its list of element codes. Codes are comparable within one call only, so rows to compare are
+concatenated first.
 
 Each row also has a `mix`, a hash of its content that does not depend on the other rows of the call. Sorting
 by the mix puts equal rows together, in the same order on every replay. The mix may collide; `group_equal`
-detects collisions. It is computed from one number per column (the value itself if it is a number): the sum of
-these numbers, each times a factor for the column's place, is scrambled once for the whole row.
+detects collisions. It is computed from one number per column (the value itself if it is a number). Each
+number is multiplied by a factor for its column position; the sum is hashed once per row.
 
 NULL equals NULL, and NaN equals NaN. 0.0 and -0.0 are equal in Spark's keys (`zeros="equal"`), but differ in
-stored rows (`zeros="differ"`), so that no visible bit is lost. The order of a map's entries is ignored.
+stored rows (`zeros="differ"`), so that stored values keep their sign. The order of a map's entries is
+ignored.
 """
 
 import hashlib
