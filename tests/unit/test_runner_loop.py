@@ -326,6 +326,6 @@ def test_a_view_function_that_exits_the_process_counts_as_failed(error: BaseExce
         now=0,
         more=False,
     )
-    with pytest.raises(ViewRefused, match="'main' ended with"):
+    with pytest.raises(ViewRefused, match="'main' raised"):
         steps(batch, "a1")
     assert not spark.tags
