@@ -98,7 +98,7 @@ def test_a_table_that_comes_while_a_runner_runs_gets_an_arc_of_its_own(
         # what cannot be read is told of, and is in nobody's way
         assert list(report.failures) == ["arc:shop/clean[raw_k]"]
         failed = [one for one in then.told if isinstance(one, RunFailed)]
-        assert all("raw_k, which has a key" in one.message for one in failed)
+        assert all("cannot read raw_k: the table has a key" in one.message for one in failed)
         assert all("test_pipeline_templates.py:" in one.message for one in failed)
         refused = [one for one in shop.plan().describe() if one["status"] == "refused"]
         assert [(one["name"], one["where"].split(":")[0][-26:]) for one in refused] == [
