@@ -201,7 +201,7 @@ def begun(log: Path) -> int:
 
 @pytest.mark.rule("FUT-13", "FUT-49", "FUT-51", "FUT-29")
 def test_random_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
-    run(tmp_path / "home", tmp_path / "log", every=25, kills=15)
+    run(tmp_path / "home", tmp_path / "log", every=25, kills=40)
 
 
 @pytest.mark.crash
