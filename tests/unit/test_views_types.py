@@ -233,7 +233,7 @@ def test_distinct_counts_each_value_once_if_all_hashes_collide(name: str) -> Non
 def test_min_and_max_follow_the_order_or_refuse_the_type(name: str) -> None:
     kind, values = TYPES[name]
     if name in UNORDERED:
-        with pytest.raises(TypeRefused, match="MIN or MAX"):
+        with pytest.raises(TypeRefused, match=r"MIN and MAX of .* cannot be updated natively"):
             GroupKernel(pa.schema([]), pa.schema([("v", kind)]), (GroupAggregate("max", "v", "x"),))
         return
     order = order_of(pa.array(values, kind)).tolist()
@@ -251,7 +251,7 @@ def test_only_numbers_can_be_summed(name: str) -> None:
             == "x"
         )
     else:
-        with pytest.raises(TypeRefused, match=r"exact sum"):
+        with pytest.raises(TypeRefused, match=r"sum of .* cannot be updated exactly"):
             GroupKernel(pa.schema([]), pa.schema([("v", kind)]), (GroupAggregate("sum", "v", "x"),))
 
 

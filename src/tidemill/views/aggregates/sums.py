@@ -41,8 +41,8 @@ def limb_count(kind: pa.DataType) -> int:
     if pat.is_decimal128(kind):
         return 5
     raise TypeRefused(
-        f"no exact sum over values of type {kind}",
-        hint="no action needed: Spark recomputes the changed groups, or else the view",
+        f"the sum of {kind} values cannot be updated exactly",
+        hint="no action is needed: Spark recomputes the changed groups, or the whole view",
     )
 
 

@@ -155,12 +155,12 @@ class ChainBuilder:
 
     def _no_clock(self, expressions: Iterable[Expr]) -> None:
         if any(expression.reads_clock for expression in expressions):
-            raise NoKernel("it reads the clock")
+            raise NoKernel("it uses the current time")
 
     def _source(self, op: ops.InputTable) -> int | ChainInput:
         kind = self._kinds[op.table]
         if kind not in {"rows", "changes", "keyed"}:
-            raise NoKernel(f"no kernel reads {op.table}, a table of kind {kind}")
+            raise NoKernel(f"tables of kind {kind} ({op.table}) cannot be updated natively")
         if kind == "rows":
             return ChainInput(op.table, op.width)
         if op not in self._numbers:
@@ -192,11 +192,13 @@ class ChainBuilder:
             key = self._columns_of(op.partition)
             return self._keyed(op, [key], key)
         operator = "window without PARTITION BY" if isinstance(op, ops.Window) else op.kind
-        raise NoKernel(f"a {operator} has no key to update by")
+        raise NoKernel(f"a {operator} has no key, so it cannot be updated key by key")
 
     def _join(self, op: ops.Join) -> int:
         if not op.keys:
-            raise NoKernel(f"a {op.join} join without an equality has no key to update by")
+            raise NoKernel(
+                f"a {op.join} join without an equality has no key, so it cannot be updated key by key"
+            )
         if op.join != "inner":
             return self._keyed_join(op)
         assert not op.residual
@@ -237,7 +239,7 @@ class ChainBuilder:
         left, right = self._types[op.left][key.left.column], self._types[op.right][key.right.column]
         common = common_type(left, right)
         if common is None:
-            raise NoKernel(f"no kernel joins {left} with {right}")
+            raise NoKernel(f"a join of {left} with {right} cannot be updated natively")
         return common
 
     def _aggregate(self, op: ops.Aggregate) -> int:
@@ -298,9 +300,9 @@ class ChainBuilder:
         names = {aggregate.name for aggregate in op.calls if not _is_native(aggregate)}
         name = ", ".join(sorted(names)) or "an aggregate"
         if not op.groups:
-            raise NoKernel(f"{name} without GROUP BY has no key to update by")
+            raise NoKernel(f"{name} without GROUP BY has no key, so it cannot be updated key by key")
         if op.sets is not None:
-            raise NoKernel(f"{name} with grouping sets has no key to update by")
+            raise NoKernel(f"{name} with grouping sets has no key, so it cannot be updated key by key")
         return self._keyed(op, [self._columns_of(op.groups)], list(range(len(op.groups))))
 
     def _keyed_join(self, op: ops.Join) -> int:

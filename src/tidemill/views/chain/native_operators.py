@@ -144,8 +144,8 @@ class StatefulAggregate:
             argument = self._argument(agg)
             if not agg.kernel.takes(argument, result):
                 raise TypeRefused(
-                    f"no exact {agg.kind} over {argument}",
-                    hint="no action needed: Spark recomputes the changed groups, or else the view",
+                    f"{agg.kind} of {argument} values cannot be updated exactly",
+                    hint="no action is needed: Spark recomputes the changed groups, or the whole view",
                 )
 
     def _argument(self, agg: GroupAggregate) -> pa.DataType | None:

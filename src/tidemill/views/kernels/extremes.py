@@ -185,8 +185,8 @@ def order_of(array: pa.Array) -> I64:
         order = pc.rank(array, tiebreaker="dense").to_numpy().astype(np.int64)
         return order
     raise TypeRefused(
-        f"no native MIN or MAX over values of type {kind}",
-        hint="no action needed: Spark recomputes the changed groups, or else the view",
+        f"MIN and MAX of {kind} values cannot be updated natively",
+        hint="no action is needed: Spark recomputes the changed groups, or the whole view",
     )
 
 

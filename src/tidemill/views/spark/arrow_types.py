@@ -22,11 +22,11 @@ def arrow_of(kind: str) -> pa.DataType:
         inner = _type_of(kind)
     except Exception as error:
         raise TypeRefused(
-            f"no kernel supports the type {kind}", hint="no action needed: Spark recomputes the view"
+            f"no kernel supports the type {kind}", hint="no action is needed: Spark recomputes the view"
         ) from error
     why = why_not_native(of_type(inner))
     if why:
-        raise TypeRefused(f"no kernel supports {why}", hint="no action needed: Spark recomputes the view")
+        raise TypeRefused(f"no kernel supports {why}", hint="no action is needed: Spark recomputes the view")
     return _in_utc()(inner)
 
 

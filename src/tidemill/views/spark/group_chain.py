@@ -133,7 +133,9 @@ def _resolver(
 def _check_types(output: ViewOutput, types: Mapping[Operator, tuple[str, ...]]) -> None:
     """Raise `NoKernel` if the prepared view does not have the types of its query."""
     if output.types and tuple(types.get(output, ())) != tuple(output.types):
-        raise NoKernel(f"kernels would compute the types {types.get(output)}, not {output.types}")
+        raise NoKernel(
+            f"native computation would give the types {types.get(output)} instead of {output.types}"
+        )
 
 
 def _built(

@@ -163,7 +163,8 @@ def _exits_refused(batch: StepBatch) -> Iterator[None]:
     except (SystemExit, KeyboardInterrupt) as error:
         raise ViewRefused(
             f"a function of the views of group {batch.spec.name!r} raised {type(error).__name__}",
-            hint="return one DataFrame; to report a failure, raise an Exception",
+            hint="do not exit inside a view function; to report a failure, raise an Exception such as"
+            " ValueError",
         ) from error
 
 

@@ -267,5 +267,6 @@ def _compare_digests(window: MergeWindow, before: int, after: int) -> None:
         raise WriteMismatch(
             f"a merge of {len(window.pieces)} runs wrote rows with the digest {digests.text_of(after)},"
             f" but read rows with the digest {digests.text_of(before)}",
-            hint="no action needed: the step runs again; if the error repeats, one of the files is damaged",
+            hint="no action is needed: the step runs again; if the error repeats, one of the files"
+            " is damaged",
         )

@@ -320,7 +320,7 @@ class SelectBlock:
             if position is not None:
                 if name_node.find_ancestor(exp.AggFunc, exp.Window) is not None:
                     raise NotDecomposed(
-                        "ORDER BY an aggregate or window function of an item of the select list"
+                        "ORDER BY with an aggregate or window function over a column of the select list"
                     )
                 stage.replaced_nodes[id(name_node)] = exprs[position]
 

@@ -199,7 +199,7 @@ class SelectStage:
                 raise self.unknown_column(node, parts) from None
             if any(position < 0 for position in replacement.expr.columns) or replacement.expr.column is None:
                 raise NotDecomposed(
-                    "a subquery that reads a query two levels up, or an item of its select list"
+                    "a subquery that refers to a query two levels up, or to an alias in the outer select list"
                 )
             return replace(replacement, expr=replacement.expr.renumbered(lambda i: -i - 1))
         raise self.unknown_column(node, parts)
@@ -212,7 +212,7 @@ class SelectStage:
         if not exprs:
             return None
         if any(self.context.functions.is_random(function) for function in exprs[0].calls):
-            raise NotDecomposed(f"{name} is the name of a value that is not deterministic")
+            raise NotDecomposed(f"the alias {name} is a non-deterministic expression")
         return exprs[0]
 
     def unknown_column(self, node: exp.Column, parts: list[str]) -> Exception:

@@ -146,7 +146,7 @@ class Subqueries:
             declared = stage.context.functions.declared.get(inner_call.name)
             if aggregate(inner_call.name).empty is Empty.UNKNOWN or declared:
                 raise NotDecomposed(
-                    f"a correlated subquery with {inner_call.name}, whose result for zero rows is unknown"
+                    f"a correlated subquery with {inner_call.name}: its result for zero rows is unknown"
                 )
         grouping = GroupKeys(rows.stage.expr)
         grouping.groups = list(dict.fromkeys(key.right for key in keys))
