@@ -30,6 +30,7 @@ from tidemill.testing.threads import STUCK_S
 WORKERS = 2
 DIAMONDS = 60  # in one wave
 LARGE = 40_000  # bytes: more than a row takes
+PAUSE_S = 5.0  # how long no task may begin before paused workers resume
 LINE = 35  # bytes that an execution writes: 32 for the id, and an epoch of one digit
 
 
@@ -124,6 +125,8 @@ class Fleet:
                 worker.signal(signal.SIGTERM)  # without the grace
                 wait_until(lambda: worker.process.poll() is not None, timeout_s=STUCK_S)
             worker.kill()
+            if kind == "supervisor" and worker.events("NodeJoined"):
+                self.look.end_lease(worker)  # else its claims would wait for a long lease
             self.paused.pop(worker, None)
             self.workers[self.workers.index(worker)] = self._start()
         self.kills[kind] += 1
@@ -134,6 +137,12 @@ class Fleet:
             if begun(self.log) >= until:
                 worker.signal(signal.SIGCONT)
                 del self.paused[worker]
+
+    def wake_all(self) -> None:
+        """Resume every paused worker."""
+        for worker in self.paused:
+            worker.signal(signal.SIGCONT)
+        self.paused.clear()
 
     def end(self) -> None:
         """All of them leave."""
@@ -163,12 +172,13 @@ def run(home: Path, log: Path, *, every: int, kills: int) -> None:
         next_at = 0
         while sum(fleet.kills.values()) < kills and waves.error is None:
             next_at = max(next_at, begun(log)) + int(chance.uniform(0.5, 1.5) * every)
-            wait_until(lambda: begun(log) >= next_at or waves.error is not None, timeout_s=STUCK_S)  # noqa: B023
+            while not wait_until(
+                lambda at=next_at: begun(log) >= at or waves.error is not None, timeout_s=PAUSE_S
+            ):
+                fleet.wake_all()  # all tasks may wait for one of a paused worker, whose lease is long
             fleet.wake()
             fleet.harm()
-        for worker in list(fleet.paused):
-            worker.signal(signal.SIGCONT)
-        fleet.paused.clear()
+        fleet.wake_all()
         waves.finish()
         made = begun(log)
         print(f"{waves.futures:,} futures, {made:,} executions, {dict(fleet.kills)}")  # noqa: T201
