@@ -150,7 +150,7 @@ def test_submissions_of_many_threads_share_transactions(
 
     def write_late(page: list[Any]) -> list[bytes]:
         if first_page.acquire(blocking=False):
-            wait(lambda: len(writer._queue) == 15, "all other threads wait in the queue")
+            wait(lambda: len(page) + len(writer._queue) == 16, "all threads wait for a page")
         return write_page(page)
 
     monkeypatch.setattr(writer, "_write_page", write_late)

@@ -33,7 +33,7 @@ def test_what_nobody_works_on_is_cancelled_at_once(stage: Stage) -> None:
     aside = stage.submit()
     row = stage.row(aside)
     new = Unsatisfiable(tally=row.tally, since=1)
-    stage.here(edges.move, stage.spec_of(aside), row, FutureEdge.STRAND, new)
+    stage.here(edges.move, stage.spec_of(aside), row, FutureEdge.MARK_UNSATISFIABLE, new)
     for future_id in (free, blocked, aside):
         assert isinstance(stage.here(cancel.cancel, future_id), Cancelled)
     assert free not in stage.ready_ids()

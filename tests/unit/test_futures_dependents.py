@@ -218,7 +218,7 @@ def test_a_stranded_dependent_of_a_failed_input_fails(stage: Stage) -> None:
     use = stage.submit(data)
     row = stage.row(use)
     aside = Unsatisfiable(tally=row.tally, since=1)
-    stage.here(edges.move, stage.spec_of(use), row, FutureEdge.STRAND, aside)
+    stage.here(edges.move, stage.spec_of(use), row, FutureEdge.MARK_UNSATISFIABLE, aside)
     stage.lose(data)
     assert isinstance(stage.row(use), Failed)
 

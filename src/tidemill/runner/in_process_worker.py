@@ -163,7 +163,7 @@ class InProcessWorker:
                 self.clock.wait(self._wake, self._pause_s())
                 self._wake.clear()
                 self._threads.collect()
-                self._claims.turn()
+                self._claims.run_once()
                 if self._claims.is_drained:
                     self._idle.set()
         except BaseException as error:  # noqa: BLE001 - raised by `check`

@@ -246,7 +246,7 @@ class SimulatedWorker:
             self.member.drain(max(0.0, by - self.clock.monotonic()) + self.ttl_s)
             self.node.wake(self.member_thread)
         self._write_late()
-        self.claims.turn()
+        self.claims.run_once()
         if self._leaving and self.claims.is_drained:
             self.idle = True
             self.node.wake(self.member_thread)

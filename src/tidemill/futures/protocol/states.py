@@ -42,7 +42,7 @@ class FutureEdge(StrEnum):
     CANCEL = "cancel"
     QUARANTINE = "quarantine"
     REQUEUE = "requeue"  # by command
-    STRAND = "strand"  # the last node that could run it has left
+    MARK_UNSATISFIABLE = "mark unsatisfiable"  # the last node that could run it has left
     SATISFY = "satisfy"  # a node that can run it has joined
 
 
@@ -55,7 +55,7 @@ FUTURE: dict[FutureState, dict[FutureEdge, FutureState]] = {
         E.BLOCK: S.BLOCKED,
         E.FAIL: S.FAILED,
         E.CANCEL: S.CANCELLED,
-        E.STRAND: S.UNSATISFIABLE,
+        E.MARK_UNSATISFIABLE: S.UNSATISFIABLE,
     },
     S.CLAIMED: {
         E.RELINQUISH: S.UNCLAIMED,

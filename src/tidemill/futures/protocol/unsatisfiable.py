@@ -111,7 +111,7 @@ def strand_page(
             continue
         if not _fits_any(edges.needs_of(spec, row.tally), totals):
             new = Unsatisfiable(tally=edges.bump(row.tally), since=tx.now())
-            edges.move(tx, keys, spec, row, FutureEdge.STRAND, new)
+            edges.move(tx, keys, spec, row, FutureEdge.MARK_UNSATISFIABLE, new)
             moved.append((future_id, new))
     return ReapPage(moved, len(page) == limit), page[-1].key if page else after
 

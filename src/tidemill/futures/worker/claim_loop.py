@@ -3,7 +3,7 @@
 A worker process, the in-process worker of a runner and a simulated worker all use this loop. They differ in
 the `Executor`, which runs the jobs: in child processes, in threads, or as simulated events.
 
-One thread calls `turn` repeatedly and waits at most `pause_s` in between. Each turn writes results and
+One thread calls `run_once` repeatedly and waits at most `pause_s` in between. Each round writes results and
 pending writes, claims as many futures as the executor has room for, loads them, passes them to the executor,
 and handles commands from the node's inbox. Why this is safe:
 
@@ -80,7 +80,7 @@ class Executor(ABC):
     def drain(self, by: float) -> None:
         """Release jobs that have not started, and jobs that have not ended by this time.
 
-        The loop calls this in each turn while it drains.
+        The loop calls this in each round while it drains.
         """
 
     @abstractmethod
@@ -157,11 +157,11 @@ class ClaimLoop:
         self._mail = True
 
     def is_lost(self) -> bool:
-        """Return whether the lease is over under which our jobs were claimed."""
+        """Return whether the lease is over under which the jobs were claimed."""
         return bool(self.epoch) and not (self._lease.alive() and self._lease.node.epoch == self.epoch)
 
     def mark_lost(self) -> None:
-        """Drop everything in the next turn, even if the lease is valid again by then."""
+        """Drop everything in the next round, even if the lease is valid again by then."""
         self._lost = True
 
     def drain(self, by: float) -> None:
@@ -179,7 +179,7 @@ class ClaimLoop:
 
     # --- called by the thread of the loop
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         """Exchange results and jobs between the executor and the store once."""
         if self._drain_by is not None:
             self._executor.drain(self._drain_by)
@@ -192,7 +192,7 @@ class ClaimLoop:
             self._read_mail(node)
 
     def pause_s(self) -> float:
-        """Return how long the thread may wait for its executor before the next turn."""
+        """Return how long the thread may wait for its executor before the next round."""
         now = self._clock.monotonic()
         if self._session.rests:
             return self._session.retry_at - now
@@ -210,7 +210,7 @@ class ClaimLoop:
     # --- the lease
 
     def _drop(self) -> None:
-        """Stop all jobs and write nothing, because our lease is over (FUT-55)."""
+        """Stop all jobs and write nothing, because the lease is over (FUT-55)."""
         self._lost = False
         if not self.epoch:
             return
@@ -253,7 +253,7 @@ class ClaimLoop:
         return self._wakeup or self._full or self._executor.room_changed
 
     def _request(self) -> ClaimRequest | None:
-        """Return how much to claim: nothing while we drain, or when too little of our lease is left."""
+        """Return how much to claim: nothing while the node drains, or when too little of the lease is left."""
         lease = self._lease
         if self._drain_by is not None or not lease.accepts() or lease.left_s() <= CLAIM_MARGIN_S:
             return None
@@ -296,7 +296,7 @@ class ClaimLoop:
             self._executor.room_changed = True  # a wakeup, but nothing to claim: there may be a new lane
 
     def _load(self) -> None:
-        """Load the claimed futures. If the store does not answer, keep the claims for the next turn."""
+        """Load the claimed futures. If the store does not answer, keep the claims for the next round."""
         claims = [claim for claim, _ in self._unloaded]
         specs = [spec for _, spec in self._unloaded]
         loaded = self._loader.load(claims, specs if None not in specs else ())

@@ -136,7 +136,7 @@ class WorkerSupervisor:
         if drain_by is not None and not self._leaving:
             self._leaving = True
             self.member.drain(max(0.0, drain_by - self.clock.monotonic()) + self.settings.timing.ttl_s)
-        self.claims.turn()
+        self.claims.run_once()
         if self._leaving and self.claims.is_drained and not pool.hosting.actors:
             self._idle.set()
 
