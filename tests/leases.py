@@ -8,6 +8,8 @@ Leases that run out by the clock are tested where the clock is a fake one: units
 """
 
 import functools
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -47,6 +49,21 @@ def _lengthened(init: Callable[..., None]) -> Callable[..., None]:
             holder.timing = LeaseTiming(max(holder.timing.ttl_s, LEASE_S), holder.timing.every_s)
 
     return with_long_lease
+
+
+def stop_process(store: Store, pid: int) -> None:
+    """Stop a process (SIGSTOP) while it is in none of its transactions.
+
+    On SQLite a process that is stopped inside of a transaction keeps the write lock, and all others wait for
+    it. Here this process has the lock when it sends the signal.
+    """
+
+    def stop(tx: Tx) -> None:
+        tx.set(b"stop", b"")  # takes the write lock
+        tx.clear(b"stop")
+        os.kill(pid, signal.SIGSTOP)
+
+    store.run(stop)
 
 
 def end_lease(store: Store, keys: ClusterKeys, node_id: str) -> None:

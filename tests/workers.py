@@ -179,6 +179,10 @@ class Look:
     def nodes(self) -> list[Node]:
         return self.store.run(lambda tx: nodes.read_all(tx, self.cluster))
 
+    def stop(self, worker: WorkerProcess) -> None:
+        """Stop a worker (SIGSTOP) while it does not write to the store."""
+        leases.stop_process(self.store, worker.pid)
+
     def end_lease(self, worker: WorkerProcess) -> None:
         """Let the lease of a worker that was killed or stopped run out now."""
         leases.end_lease(self.store, self.cluster, worker.id)

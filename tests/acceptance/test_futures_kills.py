@@ -115,7 +115,7 @@ class Fleet:
             if self.paused:
                 return
             worker.ready()  # a worker that is paused before it has started never says who it is
-            worker.signal(signal.SIGSTOP)
+            self.look.stop(worker)
             if self.chance.random() < 0.5:
                 self.look.end_lease(worker)  # it has paused for too long, and does not know
             self.paused[worker] = begun(self.log) + self.chance.randrange(5, 100)

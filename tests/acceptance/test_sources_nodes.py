@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from tests import leases
 from tests.integration.processes import Process
 from tests.servers.kafka import KafkaServer
 from tests.servers.process import wait_until
@@ -71,11 +72,11 @@ class Nodes:
         ended = {name: one.process.poll() for name, one in self.processes.items()}
         assert ready(), (what, self.lots, ended)
 
-    def trouble(self, lots_before: int) -> None:
+    def trouble(self, store: Store, lots_before: int) -> None:
         """One is killed, one is stopped until its time is over and goes on, and one joins."""
         self.until(lambda: self.done >= lots_before, "the first lots")
         self.processes["a"].process.kill()
-        self.processes["b"].process.send_signal(signal.SIGSTOP)
+        leases.stop_process(store, self.processes["b"].process.pid)
         self.start("d")
         SYSTEM.wait(threading.Event(), TTL_S + 1.0)
         self.processes["b"].process.send_signal(signal.SIGCONT)
@@ -114,7 +115,7 @@ def share_a_bucket(folder: Path, server: S3Server, count: int, **settings: Any) 
         objects = open_objects(given["objects"], clock=SYSTEM, probe=False)
         nodes = Nodes(stack, given)
         nodes.start("a", "b", "c")
-        nodes.trouble(windows // 8)
+        nodes.trouble(store, windows // 8)
 
         def there() -> list[int]:
             return ids_of(store, objects, lambda raw: [row[1]["id"] for row in json.loads(raw)])
@@ -188,7 +189,7 @@ def test_nodes_share_a_topic_with_a_rebalance_in_the_middle(
 
         sender = threading.Thread(target=send)
         sender.start()
-        nodes.trouble(10)
+        nodes.trouble(store, 10)
         sender.join()
         nodes.until(lambda: sum(row.rows for row in rows(store)) >= count, "every message")
 

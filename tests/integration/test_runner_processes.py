@@ -15,7 +15,7 @@ import msgspec
 import psutil
 import pytest
 
-from tests import runner_parts, worker_tasks
+from tests import leases, runner_parts, worker_tasks
 from tests.integration.runner_stage import InThread, Stage, made, stage
 from tests.runner_main import Settings
 from tests.runner_parts import part
@@ -189,7 +189,7 @@ def test_a_runner_that_was_paused_for_longer_than_its_lease_writes_nothing(home:
         waiting = InThread(home.parts(), [task])
         home.wait_notes("began 0 1")
         child = runner.child()
-        runner.process.send_signal(signal.SIGSTOP)  # nobody renews, and the child finds out
+        leases.stop_process(home.store, runner.process.pid)  # nobody renews, and the child finds out
         home.end_lease(child["node"])
         wait(lambda: psutil.Process(child["pid"]).status() == psutil.STATUS_ZOMBIE, "the child has ended")
         with home.runner("other"):

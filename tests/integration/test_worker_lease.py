@@ -40,7 +40,7 @@ def test_a_paused_worker_that_wakes_after_its_lease_writes_nothing(tmp_path: Pat
         first.ready()
         future = client.submit(tasks.waits_for, folder, "go")
         wait(lambda: tasks.notes(tmp_path) == ["began go"], "it runs")
-        first.signal(signal.SIGSTOP)
+        look.stop(first)
         with WorkerProcess(home) as second:
             second.ready()
             look.end_lease(first)
