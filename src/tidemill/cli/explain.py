@@ -24,7 +24,8 @@ from tidemill.pipeline.tables import View
 def explain_command(output: CommandOutput, view: str, file: str | None, draw: Path | None) -> None:
     """Show how a view is computed and kept up to date.
 
-    The output lists the operators of the view, the rung of each (linear, native, keyed or full), and why.
+    For each operator of the view, the output shows how it is kept up to date (its rung: linear, native,
+    keyed or full) and the reason.
     """
     with find(file) as pipeline:
         table = pipeline[view]

@@ -54,7 +54,7 @@ def futures_command(
     name: str,
     limit: int,
 ) -> None:
-    """List futures, newest first. Subcommands show, requeue and cancel them."""
+    """List futures, newest first. Use a subcommand to show, requeue or cancel a future."""
     if ctx.invoked_subcommand is not None:
         ctx.meta["tidemill.where"] = (home, store, cluster)
         return

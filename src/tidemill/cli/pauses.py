@@ -17,8 +17,8 @@ from tidemill.triggers.terms import CatchUp
 def pause_command(output: CommandOutput, names: tuple[str, ...], file: str | None) -> None:
     """Pause arcs or views.
 
-    Running lots finish. Lots published during the pause are processed when you resume; `resume --catch-up`
-    selects which.
+    Running lots finish. When you resume, the lots published during the pause are processed; use
+    `resume --catch-up` to process only the latest, or none of them.
     """
     with find(file) as pipeline:
         paused = pipeline.pause(*names)

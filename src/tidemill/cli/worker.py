@@ -249,8 +249,8 @@ time_options = grouped(
     "--spark",
     "pipeline",
     metavar="FILE[:NAME]",
-    help="Run only parts of lots that this pipeline's runners have started, in --slots threads that share"
-    " one Spark session.",
+    help="Help the runners of this pipeline: run only parts of the lots that they are processing. The parts"
+    " run in --slots threads that share one Spark session, not in child processes.",
 )
 @click.option(
     "--with-parent",
