@@ -33,7 +33,7 @@
     │   ├── FutureUnknown             the future does not exist or was deleted
     │   ├── FutureFailed              the future failed
     │   │   ├── UpstreamDependencyFailed  an input of the future failed
-    │   │   ├── UnsatisfiableError    no worker has the resources
+    │   │   ├── UnsatisfiableError    no worker has the resources that the future needs
     │   │   ├── TaskCrashed           the task crashed its worker process too often
     │   │   ├── TaskOutOfMemory       the task exceeded its memory limit too often
     │   │   ├── DeadlineExceeded      the deadline passed before the task finished
@@ -84,7 +84,7 @@
     │   ├── BadSchedule               a cron expression or time zone is invalid
     │   └── HeapDiffers               this runner uses a different heap from the rest of its cluster
     ├── PublishError                  base of errors about publication
-    │   ├── CorrectionRefused         another correction changed the lot first, or it cannot be corrected
+    │   ├── CorrectionRefused         another correction changed the lot first, or the lot cannot be corrected
     │   ├── AttemptUnknown            the attempt does not exist or was removed
     │   ├── AttemptEnded              the attempt is already published or abandoned
     │   └── AttemptDamaged            objects of the attempt are missing
@@ -96,7 +96,7 @@
     │   ├── GroupUnknown              the group of views does not exist
     │   ├── StepConflict              a step is not the next one of its group, or differs from its record
     │   ├── StepLost                  a task of a step did not report, or reported twice
-    │   ├── ViewFailed                a view cannot be computed from its rows
+    │   ├── ViewFailed                a view cannot be computed from its input rows
     │   └── ViewRefused               the view, or this change to it, is not supported
     ├── QueryError                    base of errors about queries, with line and column
     │   ├── QuerySyntax               the text is not valid Spark SQL
@@ -190,7 +190,7 @@ class StoreError(TidemillError):
 
 class StoreUnavailable(StoreError):
     code = "store-unavailable"
-    hint = "check that the server runs and is reachable, then retry"
+    hint = "check that the server is running and reachable, then retry"
 
 
 class StoreBusy(StoreError):
@@ -273,7 +273,7 @@ class ObjectUnavailable(ObjectError):
 
 class ObjectsFull(ObjectError):
     code = "objects-full"
-    hint = "free some space, or raise the quota; objects written before are safe"
+    hint = "free some space, or raise the quota; objects that were already written are safe"
 
 
 class ConditionsIgnored(ObjectError):
@@ -422,13 +422,14 @@ class SegmentsFull(FutureError):
 
 class FetchFailed(FutureError):
     code = "fetch-failed"
-    hint = "check that the node runs and is reachable, then retry"
+    hint = "check that the node is running and reachable, then retry"
 
 
 class FetchRefused(FutureError):
     code = "fetch-refused"
     hint = (
-        "use the same cluster key on every node and client; between hosts, start workers with --certificate"
+        "use the same cluster key on every node and client; start workers that serve other hosts with"
+        " --certificate"
     )
 
 
@@ -494,7 +495,7 @@ class CheckFailed(LotError):
 
 class ProducerConflict(LotError):
     code = "producer-conflict"
-    hint = "use increasing numbers, one for each batch; reuse a number only to repeat the same rows"
+    hint = "use increasing numbers, one for each write; reuse a number only to repeat the same rows"
 
 
 class IntervalConflict(LotError):
@@ -513,7 +514,7 @@ class JavaMissing(SparkError):
 
 class SparkUnavailable(SparkError):
     code = "spark-unavailable"
-    hint = "check the address of the Spark master or Spark Connect server, and that it runs"
+    hint = "check that the Spark master or Spark Connect server is running, and that its address is correct"
 
 
 class SessionUnusable(SparkError):
@@ -599,7 +600,7 @@ class PublishError(TidemillError):
 
 class CorrectionRefused(PublishError):
     code = "correction-refused"
-    hint = "another correction came first; read the lot again and repeat yours"
+    hint = "if another correction came first, read the lot again, then repeat your correction"
 
 
 class AttemptUnknown(PublishError):
@@ -825,7 +826,7 @@ class WeightNegative(TraceError):
     """Source operators quarantine rows that would cause it, so this is a bug."""
 
     code = "trace-weight-negative"
-    hint = "such rows belong in quarantine, so this is a bug in Tidemill; please report it"
+    hint = "Tidemill should have put this row into quarantine; this is a bug, please report it"
 
 
 class WeightOverflow(TraceError):
