@@ -308,7 +308,7 @@ def test_a_cluster_needs_either_a_home_or_a_store(tmp_path: Path, monkeypatch: p
         tidemill.connect()
     with pytest.raises(UsageError, match="needs either home= or store="):
         tidemill.connect(home=tmp_path, store="memory://")
-    with pytest.raises(UsageError, match="exclude each other"):
+    with pytest.raises(UsageError, match="cannot be used together"):
         tidemill.connect(home=tmp_path, objects="memory://")
     with pytest.raises(UsageError, match="not a folder"):
         tidemill.connect(home=__file__)

@@ -119,7 +119,7 @@ def test_a_runner_compacts_each_lot_with_many_small_files(
         assert {row["id"]: row["name"] for row in orders.df().collect()} == before  # in the same order
         clean_up(shop)
         shop.view("names", "SELECT name FROM orders")
-        with pytest.raises(UsageError, match="which is compacted automatically"):
+        with pytest.raises(UsageError, match="views are compacted automatically"):
             shop["names"].compact()
 
 

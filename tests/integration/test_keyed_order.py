@@ -125,7 +125,7 @@ def test_types_that_have_no_order_are_refused_at_plan_with_their_line(
     tmp_path: Path, spark: "SparkSession"
 ) -> None:
     for options, said in (
-        ({"key": "any"}, "t cannot use any as key"),
+        ({"key": "any"}, "t cannot use any as a key"),
         ({"key": "id", "order_by": "m"}, "t cannot be ordered by m"),
         ({"key": "id", "order_by": "when"}, 't has no column "when" to order by'),
     ):

@@ -268,7 +268,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a dictionary": ({"id": 1}, "dict is not a collection of rows"),
     "a text": ("1,a", "str is not a collection of rows"),
     "nothing": (None, "NoneType is not a collection of rows"),
-    "a number": ([1], "row 0 for orders is neither a dictionary nor a tuple of .: 1"),
+    "a number": ([1], "row 0 for orders is neither a dictionary nor a tuple of . values: 1"),
     "arrow with a fraction for a whole": (
         pa.table({"id": pa.array([1.5])}),
         "column id expects BIGINT, got double",

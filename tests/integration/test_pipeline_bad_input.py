@@ -276,7 +276,7 @@ def test_a_lot_of_another_unit_is_refused_with_both_units(
             capsys.readouterr()
             assert main(["retry", "copy", "20230101PT5M050"]) == 1
             assert "the lot that begins at the same time is 20230101PT1H004" in capsys.readouterr().err
-        with pytest.raises(DeclarationError, match=rf"{HERE}:\d+: invalid length of a lot: 25200 s"):
+        with pytest.raises(DeclarationError, match=rf"{HERE}:\d+: invalid lot length: 25200 s"):
             pipeline.dataset("odd", "id BIGINT", lots="PT7H")
         with pytest.raises(TidemillError, match=r"hourly, daily"):
             other(pipeline)

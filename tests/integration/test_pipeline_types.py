@@ -64,7 +64,12 @@ def test_a_view_is_the_same_whatever_the_session_of_its_user_has_set(
         ("MAP<STRING, INT>", {}, "SELECT DISTINCT v FROM d", "SET_OPERATION_ON_MAP_TYPE"),
         ("MAP<STRING, INT>", {}, "SELECT max(v) AS v FROM d", "does not support ordering on type"),
         ("VARIANT", {"deletes": True}, "SELECT k FROM d", "its column v is a variant"),
-        ("GEOMETRY(4326)", {"key": "v"}, "SELECT k FROM d", "cannot use v as key: it is a geometry"),
+        (
+            "GEOMETRY(4326)",
+            {"key": "v"},
+            "SELECT k FROM d",
+            "cannot use v as a key: the column is a geometry",
+        ),
     ],
 )
 def test_what_no_view_can_do_with_a_type_is_refused_before_anything_runs(

@@ -268,7 +268,7 @@ def test_a_function_says_what_it_reads_and_what_it_is(shop: tm.Pipeline) -> None
     with pytest.raises(DeclarationError, match="are for functions"):
         shop.view("v", "SELECT 1 AS x", full=True)
     shop.view("v", same, reads="orders", keyed_by="colour")
-    with pytest.raises(DeclarationError, match='no column "colour" to use as key'):
+    with pytest.raises(DeclarationError, match='no column "colour" to use as a key'):
         shop.plan()
 
 

@@ -49,7 +49,7 @@ def test_a_write_says_that_a_column_of_the_key_or_of_its_order_is_not_there(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
     pipeline, orders = keyed(tmp_path, **options)
-    expected = r'orders has no column "(if|when)" to (use as key|order by)'
+    expected = r'orders has no column "(if|when)" to (use as a key|order by)'
     with pipeline, pytest.raises(DeclarationError, match=expected):
         orders.upsert([{"id": 1}])
 

@@ -176,9 +176,9 @@ def test_an_empty_range_and_lots_that_no_arc_makes_are_errors(scene: Scene) -> N
         scene.shop.backfill("cleaned", first=appended[1], last=appended[0])
     with pytest.raises(BadLotId):
         scene.shop.backfill("cleaned", first="2023-01-01")
-    with pytest.raises(UsageError, match="is a dataset, which no arc writes"):
+    with pytest.raises(UsageError, match="no arc writes the dataset"):
         scene.shop.replay("orders", ["A00000000000000001"])
-    with pytest.raises(UsageError, match="is a view, which no arc writes"):
+    with pytest.raises(UsageError, match="is a view; arcs do not write views"):
         scene.shop.backfill("totals")
     with pytest.raises(UsageError, match="no arc or table"):
         scene.shop.backfill("nothing")

@@ -133,7 +133,7 @@ def test_a_port_that_ends_early_is_no_success():
             return iter(())
 
     work = Assembler(stage.scope(), Quiet())
-    with pytest.raises(LeaseLost, match=r"before \d parts of attempt .* have finished"):
+    with pytest.raises(LeaseLost, match=r"while \d parts of attempt .* are unfinished"):
         work.assemble(bench.hold, [bench.task()])
 
 

@@ -66,13 +66,13 @@ class ArcSpec(msgspec.Struct, frozen=True, kw_only=True):
         if not self.reads or len(set(self.reads)) < len(self.reads):
             raise BadArc(
                 f"arc {self.name!r} has an invalid list of inputs: {_names(self.reads)}",
-                hint="declare at least one table, each once",
+                hint="declare at least one table, and do not repeat any",
             )
         sinks = [sink.dataset for sink in self.sinks]
         if not 0 < len(sinks) <= MOST_TARGETS or len(set(sinks)) < len(sinks):
             raise BadArc(
                 f"arc {self.name!r} has an invalid list of sinks: {_names(sinks)}",
-                hint=f"declare 1 to {MOST_TARGETS} sinks, each once",
+                hint=f"declare 1 to {MOST_TARGETS} sinks, and do not repeat any",
             )
         if set(sinks) & set(self.reads):
             raise BadArc(

@@ -78,7 +78,7 @@ class LotSequence:
             self._changed.wait_for(lambda: self._ended >= number or self.broken is not None)
             if self.broken is not None:
                 raise LeaseLost(
-                    "another lot of this run was interrupted; the next run continues"
+                    "another lot of this run was interrupted; the next run processes the remaining lots"
                 ) from self.broken
             if number < len(self._page) - 1 or self.stopped_at is not None:
                 return None

@@ -281,7 +281,7 @@ def clean(tx: Tx, keys: ArcKeys, arc: str, lot: str, why: str = "cleaned up on r
         state = ArcState.NONE if last is None else last[1].state
         raise ArcLotConflict(
             f"lot {lot} of {arc} cannot be cleaned up: it is {state.value}",
-            hint="only partial lots can be cleaned up: tidemill lots TABLE shows their states",
+            hint="only partial lots can be cleaned up; to see the states of lots, run: tidemill lots TABLE",
         )
     generation, row = last
     assert isinstance(row, PartialLot)

@@ -93,7 +93,7 @@ class ClusterAddress:
         if home is not None:
             if objects is not None:
                 raise UsageError(
-                    "home= and objects= exclude each other: a home contains its objects",
+                    "home= and objects= cannot be used together: a home contains its own objects",
                     hint="omit objects=, or use store= instead of home=",
                 )
             return cls.of_home(home, cluster)

@@ -149,7 +149,7 @@ def rows(
             hint="use 0 <= at_least <= at_most",
         )
     if on_fail == "drop":
-        raise BadCheck("rows() cannot drop rows: it checks their number", hint="use on_fail='warn' or 'fail'")
+        raise BadCheck("rows() cannot drop rows: it only counts them", hint="use on_fail='warn' or 'fail'")
     return msgspec.structs.replace(_check("rows", name, on_fail), at_least=at_least, at_most=at_most)
 
 

@@ -71,8 +71,8 @@ class DatasetRow(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.kind is Kind.KEYED and not self.deletes:
             raise BadDataset(
-                f"{self.name!r} has a key but does not allow deletes",
-                hint="set deletes=True, or omit the key",
+                f"{self.name!r} has kind 'keyed', but does not allow deletes",
+                hint="set deletes=True for kind 'keyed'",
             )
         if self.kind is Kind.ROWS and self.deletes:
             raise BadDataset(
@@ -94,7 +94,8 @@ class DatasetRow(msgspec.Struct, frozen=True, kw_only=True):
         if both:
             raise BadDataset(
                 f"{self.name!r} lists column {both[0]} in key and in order_by",
-                hint="use a time or version column in order_by: all writes of a row have the same key",
+                hint="use a time or version column in order_by; a key column is the same in all writes of"
+                " a row, so it cannot order them",
             )
 
     @property

@@ -33,7 +33,7 @@ class Unit(msgspec.Struct, frozen=True, order=True):
     def __post_init__(self) -> None:
         if not 0 < self.seconds <= DAY_S or DAY_S % self.seconds:
             raise BadLotId(
-                f"invalid length of a lot: {self.seconds} s",
+                f"invalid lot length: {self.seconds} s",
                 hint="use a length that divides 24 hours: PT5M, PT1H, P1D",
             )
 
@@ -92,7 +92,7 @@ class LotId(msgspec.Struct, frozen=True, order=True):
     def __post_init__(self) -> None:
         if not 0 <= self.ordinal < self.unit.per_day:
             raise BadLotId(
-                f"there is no lot {self.ordinal} of {self.unit} in a day",
+                f"a day has no {self.unit} lot with the number {self.ordinal}",
                 hint=f"use a number from 0 to {self.unit.per_day - 1}",
             )
 

@@ -196,7 +196,8 @@ class LocalObjects(Objects):
                 continue
             except (IsADirectoryError, NotADirectoryError):
                 raise BadKey(
-                    f"{self._key(target)!r} is a folder of other objects", hint="use a different key"
+                    f"{self._key(target)!r} is a folder that contains other objects",
+                    hint="use a different key",
                 ) from None
             return
         raise ObjectUnavailable(
@@ -215,7 +216,7 @@ class LocalObjects(Objects):
             return False
         if not stat.S_ISREG(status.st_mode):
             raise BadKey(
-                f"{self._key(target)!r} is a folder of other objects, or not a regular file",
+                f"{self._key(target)!r} is a folder that contains other objects, or not a regular file",
                 hint="use a different key",
             )
         try:

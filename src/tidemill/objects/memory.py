@@ -79,7 +79,7 @@ class MemoryObjects(Objects):
     def _refuse_folders(self, key: str) -> None:
         index = bisect_left(self._keys, key + "/")
         if index < len(self._keys) and self._keys[index].startswith(key + "/"):
-            raise BadKey(f"{key!r} is a folder of other objects", hint="use a different key")
+            raise BadKey(f"{key!r} is a folder that contains other objects", hint="use a different key")
         folder = key
         while folder := folder.rpartition("/")[0]:
             if folder in self._bodies:

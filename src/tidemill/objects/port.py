@@ -117,7 +117,7 @@ class Objects(ABC):
         if len(nonce) < NONCE_BYTES or nonce not in bytes(body):
             raise UsageError(
                 "put_if_absent needs a nonce in the body",
-                hint=f"add an id that only this writer has, of at least {NONCE_BYTES} bytes, to the body",
+                hint=f"put an id of at least {NONCE_BYTES} bytes, unique to this writer, into the body",
             )
         for _ in range(_ROUNDS):
             if self._create(key, body):
@@ -130,7 +130,8 @@ class Objects(ABC):
                 continue  # deleted in between, or a folder: see below
         raise ObjectConflict(
             f"{key!r} exists, but cannot be read",
-            hint="check whether it is a folder of other keys, or whether another process keeps deleting it",
+            hint="check whether the key is a folder that contains other objects, or whether another process"
+            " keeps deleting the object",
         )
 
     def put_if_match(self, key: str, body: Body, etag: str) -> ObjectInfo:

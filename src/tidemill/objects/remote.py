@@ -385,7 +385,7 @@ def _open(where: RemoteUrl) -> Store:
         reason = type(error).__name__
     raise BadUrl(
         f"the settings of {where.shown} are not valid ({reason})",
-        hint="check the format of the credentials; Azure needs account=… or the environment",
+        hint="check the format of the credentials; for Azure, set account=… or the environment variables",
     )
 
 

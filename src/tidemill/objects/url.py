@@ -179,7 +179,7 @@ def _credentials(kind: UrlOptions, userinfo: str, shown: str) -> dict[str, str]:
     if kind.userinfo is None:
         raise BadUrl(
             f"{shown} has credentials before the bucket",
-            hint="use service_account=FILE or the environment",
+            hint="use service_account=FILE, or set the credentials in environment variables",
         )
     name, colon, secret = userinfo.partition(":")
     if not (name and colon and secret):

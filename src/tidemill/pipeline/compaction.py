@@ -31,7 +31,7 @@ def compact(
     """
     if name in pipeline.views:
         raise UsageError(
-            f"{name} is a view, which is compacted automatically", hint="compact the tables that it reads"
+            f"{name} is a view; views are compacted automatically", hint="compact the tables that it reads"
         )
     context = pipeline.context
     dataset = stored_dataset(pipeline, name)

@@ -89,7 +89,7 @@ class Explanation:
         if self.circuit is None:
             raise DeclarationError(
                 f"cannot draw {self.view}: the view is a function and has no circuit",
-                hint="draw a view that is SQL",
+                hint="draw a view that is defined in SQL",
             )
         return draw(self.circuit)
 

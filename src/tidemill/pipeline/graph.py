@@ -60,13 +60,13 @@ def maker(pipeline: "Pipeline", name: str) -> "ArcDecl":
             return arc
     if name in pipeline.datasets:
         raise UsageError(
-            f"{name} is a dataset, which no arc writes",
+            f"no arc writes the dataset {name}",
             hint="pass the name of an arc, or of a table that an arc writes;"
             " to correct a lot of a dataset, use replace()",
         )
     if name in pipeline.views:
         raise UsageError(
-            f"{name} is a view, which no arc writes",
+            f"{name} is a view; arcs do not write views",
             hint="pass the name of a table that the view reads; the view is updated afterwards",
         )
     names = ", ".join([*pipeline.all_arcs(), *pipeline.names]) or "(none)"

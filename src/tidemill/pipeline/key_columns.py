@@ -24,7 +24,7 @@ def check_columns(dataset: DatasetRow) -> None:
     """
     columns = schema.parse(dataset.schema).columns
     names = [column.name for column in columns]
-    for use, required in (("use as key", dataset.key), ("order by", dataset.order_by)):
+    for use, required in (("use as a key", dataset.key), ("order by", dataset.order_by)):
         missing = [name for name in required if name not in names]
         if missing:
             raise DeclarationError(
@@ -40,7 +40,7 @@ def check_columns(dataset: DatasetRow) -> None:
             )
         if why and column.name in dataset.key:
             raise DeclarationError(
-                f"{dataset.name} cannot use {column.name} as key: it is {why}",
+                f"{dataset.name} cannot use {column.name} as a key: the column is {why}",
                 hint="use another column, or store the value as another type",
             )
 
@@ -53,7 +53,7 @@ def check_types(spark: "SparkSession", dataset: DatasetRow) -> None:
         return
     empty = spark.createDataFrame([], dataset.schema)
     for name in dataset.key:
-        with _analysis_errors(f"{dataset.name} cannot use {name} as key"):
+        with _analysis_errors(f"{dataset.name} cannot use {name} as a key"):
             empty.groupBy(quoted(name)).count().schema  # noqa: B018 - runs the analysis
     for name in dataset.order_by:
         with _analysis_errors(f"{dataset.name} cannot be ordered by {name}"):

@@ -71,7 +71,7 @@ def _query_errors() -> Iterator[None]:
         text = str(error).split("\n\nJVM stacktrace")[0].split(";\n'")[0].split("\n== ")[0]
         raise QueryError(
             " ".join(text.split())[:600],
-            hint="check the query; the message is Spark's own. To list tables, run: tidemill ls",
+            hint="check the query; this error message comes from Spark. To list tables, run: tidemill ls",
         ) from error
 
 

@@ -218,7 +218,7 @@ class Registry(ABC):
             waits = grace_of(grace, after_grace, len(tables))
         if not sinks or not tables:
             raise DeclarationError(
-                f"{line}: the arc reads or writes no table",
+                f"{line}: the arc has no input or no output",
                 hint="pass at least one table in reads= and in writes=",
             )
         if retries < 0 or parts < 1 or max_concurrent < 1:
@@ -358,6 +358,6 @@ class Registry(ABC):
         if table.pipeline is not self:
             raise DeclarationError(
                 f"{caller_line()}: {table.name} belongs to another pipeline, {table.pipeline.name}",
-                hint="if both pipelines share a cluster, pass the name of the table",
+                hint="if both pipelines share a cluster, pass the table's name instead of the table",
             )
         return table.name

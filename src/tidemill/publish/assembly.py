@@ -69,8 +69,8 @@ class Assembler:
                 _report_checks(self._scope.emit, hold, end)
         if left:  # the port was closed: how these end is unknown
             raise LeaseLost(
-                f"this process is stopping before {len(left)} parts of attempt {hold.draft.id} have finished;"
-                " another run continues"
+                f"this process is stopping while {len(left)} parts of attempt {hold.draft.id} are unfinished;"
+                " another run finishes them"
             )
         parts = tuple(completed[task.part] for task in tasks if task.part in completed)
         if failed:

@@ -140,7 +140,7 @@ def begin(tx: Tx, keys: PublishKeys, node: Node, draft: Draft) -> Hold:
     if not 0 < len(draft.targets) <= MOST_TARGETS or len(places) < len(draft.targets):
         raise UsageError(
             f"{draft.author} has an invalid list of {len(draft.targets)} sinks",
-            hint=f"use 1 to {MOST_TARGETS} sinks, each once",
+            hint=f"use 1 to {MOST_TARGETS} sinks, and do not repeat any",
         )
     if all(target.optional for target in draft.targets):
         raise UsageError(f"all sinks of {draft.author} are optional", hint="make one of them mandatory")
@@ -193,7 +193,7 @@ def list_parts(
     if row.parts is not None or len(names) > PARTS_PAGE:
         raise UsageError(
             f"cannot add {len(names)} parts to attempt {hold.draft.id}",
-            hint=f"add at most {PARTS_PAGE} parts per call, and none after the last page",
+            hint=f"add at most {PARTS_PAGE} parts per call, and none after the call with last=True",
         )
     if first == 0:  # remove a list that an earlier holder did not complete
         tx.clear_range(*keys.part.under(hold.draft.id))

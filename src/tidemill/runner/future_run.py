@@ -55,7 +55,7 @@ def _current_run() -> FutureRun:
     run = _run.get()
     if run is None:
         raise UsageError(
-            "this thread is not running a future", hint="call this only from code that runs as part of a lot"
+            "this thread is not running a future", hint="call this only from code that processes a lot"
         )
     return run
 

@@ -204,5 +204,5 @@ def _is_linear(arc: ArcProgram, frame: "DataFrame") -> bool:
 def _ingest(tools: Tools, task: PartTask, place: PartClaim) -> Sequence[SinkWritten]:
     source = tools.program.sources.get(task.author)
     if source is None:
-        raise CodeDiffers(f"the source {task.author} is missing in the code of this runner")
+        raise CodeDiffers(f"the code of this runner does not declare the source {task.author}")
     return source.make_part(tools.spark, tools.storage, task, place)

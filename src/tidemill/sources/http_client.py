@@ -105,7 +105,7 @@ class _Request:
                 f"no response within {self._limits.timeout_s:g} s" if self._is_late(error) else _text(error)
             )
             raise SourceUnavailable(
-                f"{host}: {reason}", hint="no action is needed: the runner requests it again"
+                f"{host}: {reason}", hint="no action is needed: the runner repeats the request"
             ) from None
         finally:
             over.set()
@@ -151,7 +151,7 @@ class _Request:
         if expected is not None and len(body) != expected:
             raise SourceUnavailable(
                 f"{self._url.hostname}: the body ended after {len(body):,} of {expected:,} bytes",
-                hint="no action is needed: nothing was ingested, and the runner requests it again",
+                hint="no action is needed: nothing was ingested, and the runner repeats the request",
             )
         return bytes(body)
 

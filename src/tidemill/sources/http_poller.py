@@ -89,12 +89,12 @@ class HttpPoller:
         response = http_client.get(source.url, headers, limits, self._publisher.scope.clock)
         if response.status >= 500 or response.status in (408, 425, 429):
             raise SourceUnavailable(
-                f"{source.description} responds with status {response.status}",
-                hint="no action is needed: the runner requests it again",
+                f"{source.description} responded with status {response.status}",
+                hint="no action is needed: the runner repeats the request",
             )
         if response.status not in (200, 206, 304, 416):
             raise PollRefused(
-                f"{source.description} responds with status {response.status}", hint=_BAD_STATUS
+                f"{source.description} responded with status {response.status}", hint=_BAD_STATUS
             )
         return response
 
@@ -107,7 +107,8 @@ class HttpPoller:
             return [], last
         if response.status != 200:
             raise PollRefused(
-                f"{self.source.description} responds with status {response.status}, not 200", hint=_BAD_STATUS
+                f"{self.source.description} responded with status {response.status}, not 200",
+                hint=_BAD_STATUS,
             )
         digest = hashlib.sha256(response.body).hexdigest()[:32]
         checkpoint = PollCheckpoint(
@@ -192,7 +193,7 @@ class HttpPoller:
             return "json"
         choices = "'lines'" if self.source.follow == "lines" else "'json' or 'lines'"
         raise PollRefused(
-            f"{self.source.description} responds with an unsupported content type:"
+            f"{self.source.description} responded with an unsupported content type:"
             f" {content_type or 'none'!r:.60}",
             hint=f"if the content is correct, declare format={choices}",
         )

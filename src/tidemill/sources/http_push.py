@@ -132,7 +132,7 @@ def http_push(
         raise BadSource(f"invalid body_bytes={body_bytes}", hint="use a positive number of bytes")
     stripped = path.strip("/")
     if any(letter in stripped for letter in "?#\0"):
-        raise BadSource(f"invalid path {path!r:.80}", hint="use a path like /orders, without ? and #")
+        raise BadSource(f"invalid path {path!r:.80}", hint="use a path like /orders, without ? or #")
     return PushSource(path=stripped, token=shown, host=host, port=port, public=public, body_bytes=body_bytes)
 
 

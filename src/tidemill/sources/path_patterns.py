@@ -24,7 +24,8 @@ class PathPattern(msgspec.Struct, frozen=True):
         names = self.text.split("/")
         if "" in names or "." in names or ".." in names:
             raise BadSource(
-                f"invalid pattern {self.text!r}", hint="separate names with single slashes, without . and .."
+                f"invalid pattern {self.text!r}",
+                hint="separate names with single slashes; . and .. are not allowed",
             )
         for name in names:
             if "**" in name and name != "**":

@@ -276,7 +276,7 @@ class _Handler(BaseHTTPRequestHandler):
                 400,
                 "bad-number",
                 "Tidemill-Producer or Tidemill-Seq is missing or invalid",
-                "send both, with a number in Tidemill-Seq: 17",
+                "send both headers; Tidemill-Seq must be a number, for example 17",
             )
         return Identity(producer, int(seq), hashlib.sha256(body).hexdigest()[:32])
 

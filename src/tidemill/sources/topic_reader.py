@@ -133,7 +133,7 @@ class TopicReader:
         except KafkaException as error:
             raise SourceUnavailable(
                 f"{self.source.description}: {_text(error)}",
-                hint="check that the brokers run; the runner retries automatically",
+                hint="check that the brokers are running; the runner retries automatically",
             ) from None
 
     def _partition_names(self) -> list[str]:

@@ -62,7 +62,8 @@ def _of_python(rows: Sequence[Any], schema: pa.Schema, table: str) -> pa.Table:
                 columns[name].append(value)
         else:
             raise AppendRefused(
-                f"row {number} for {table} is neither a dictionary nor a tuple of {len(names)}: {row!r:.80}",
+                f"row {number} for {table} is neither a dictionary nor a tuple of {len(names)} values:"
+                f" {row!r:.80}",
                 hint=f"pass values for the columns {', '.join(names)}",
             )
     return pa.table([array(columns[field.name], field, table) for field in schema], schema=schema)

@@ -26,7 +26,7 @@ def find_java(env: Mapping[str, str]) -> Path:
         if not os.access(program, os.X_OK):
             raise JavaMissing(
                 f"JAVA_HOME is {home!r}, but it has no program bin/java",
-                hint="set JAVA_HOME to a Java 17 or newer, or unset it",
+                hint="set JAVA_HOME to the folder of Java 17 or newer, or unset it",
             )
         return program
     on_path = shutil.which("java", path=env.get("PATH", ""))

@@ -45,7 +45,7 @@ def table_names(sql: str) -> tuple[TableName, ...]:
     if len(parsed) != 1 or not isinstance(parsed[0], exp.Query):
         raise QueryError(
             "this is not a single SELECT query",
-            hint="write one SELECT with its CTEs, without semicolons and DDL",
+            hint="write a single SELECT (CTEs are allowed), without semicolons or DDL",
         )
     names = []
     for table in parsed[0].find_all(exp.Table):

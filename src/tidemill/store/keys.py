@@ -110,7 +110,7 @@ def _terminated(key: bytes, at: int) -> tuple[bytes, int]:
 def _exactly(key: bytes, at: int, size: int) -> bytes:
     raw = key[at : at + size]
     if len(raw) < size:
-        raise ValueError(f"not a packed tuple: it ends within a part at {at - 1}")
+        raise ValueError(f"not a packed tuple: it ends in the middle of the part that starts at {at - 1}")
     return raw
 
 

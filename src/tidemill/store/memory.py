@@ -209,7 +209,9 @@ class MemoryStore(RetryingStore):
 
     def _attempt(self, operation: RetriedCall[T]) -> T:
         if getattr(self._active, "depth", 0) and self.faults is None:
-            raise UsageError("store.run is called inside a transaction", hint="pass tx to the inner function")
+            raise UsageError(
+                "store.run was called inside a transaction", hint="pass tx to the inner function"
+            )
         if self.faults is not None:
             self.faults.before(self)
         with self._transaction(operation.mode) as tx:
@@ -243,7 +245,7 @@ class MemoryStore(RetryingStore):
         with self._lock:
             op_key = operation.key(tx.now())
             if self._at(op_key, self._version) is not None:
-                raise Conflict("this transaction was already committed or aborted by an earlier try")
+                raise Conflict("an earlier try has already committed or aborted this transaction")
             if any(tx.conflicts_with(commit) for commit in self._commits if commit.version > tx.version):
                 raise Conflict("a row that was read has changed")
             self._version += 1

@@ -164,7 +164,7 @@ def next_after(cron: Cron, zone: ZoneInfo, after: datetime) -> datetime:
         day += timedelta(days=1)
     raise BadSchedule(
         f"this cron expression matches no date in the next {DAYS // 366} years",
-        hint="check that the month has such a day",
+        hint="check that the day exists in that month",
     )
 
 

@@ -137,7 +137,7 @@ def check(tx: Tx, keys: TriggerKeys, cluster: ClusterKeys, ticket: Ticket) -> Sc
     ):
         raise LeaseLost(
             f"this process no longer holds the ticket of {ticket.name}"
-            f" (epoch {ticket.epoch}, run {ticket.fence}); another run continues"
+            f" (epoch {ticket.epoch}, run {ticket.fence}); another run takes over its work"
         )
     return row
 

@@ -299,7 +299,7 @@ def _add_subscriber(
     if not 0 < len(terms.sources) <= MOST_SOURCES or len(set(terms.sources)) < len(terms.sources):
         raise UsageError(
             f"trigger {name!r} has an invalid list of {len(terms.sources)} inputs",
-            hint=f"use 1 to {MOST_SOURCES} inputs, each once",
+            hint=f"use 1 to {MOST_SOURCES} inputs, and do not repeat any",
         )
     for source in terms.sources:
         if tx.get(lots.head[source.parts]) is None:  # a source with a head exists, such as a group of views
@@ -328,7 +328,7 @@ def remove(tx: Tx, keys: TriggerKeys, name: str) -> bool:
     template = row.tally.template
     if template and tx.get(keys.template[template]) is not None:
         raise TemplateChild(
-            f"trigger {name!r} belongs to the template {template!r} and cannot be removed (INV6)"
+            f"trigger {name!r} belongs to the template {template!r} and cannot be removed on its own (INV6)"
         )
     delete(tx, keys, name, row, SubscriptionEdge.REMOVE)
     return True

@@ -145,7 +145,8 @@ class SubmissionFactory:
         except TypeError as error:
             raise UsageError(
                 f"{calls.name_of(function)}{signature} does not accept these arguments: {error}",
-                hint="use submit(function, *args, **kwargs); the function does not get the options of submit",
+                hint="use submit(function, *args, **kwargs); options of submit, such as retries=, are not"
+                " passed to the function",
             ) from None
 
 

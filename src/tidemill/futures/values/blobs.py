@@ -120,12 +120,13 @@ class Blobs:
     def _object(self, name: str, subject: str) -> bytes:
         if self._objects is None:
             raise BlobMissing(
-                f"{subject} is in object storage, but this process has no object storage", hint=_NO_OBJECTS
+                f"cannot read {subject} from object storage: this process is not connected to any",
+                hint=_NO_OBJECTS,
             )
         try:
             return self._objects.get(name)[0]
         except ObjectMissing:
-            raise BlobMissing(f"{subject} is missing: the object {name} does not exist") from None
+            raise BlobMissing(f"cannot read {subject}: the object {name} does not exist") from None
 
 
 class FunctionCache:

@@ -141,7 +141,8 @@ def pack(dumped: Dumped) -> bytes:
         )
     except ValueError:  # a length past 32 bits
         raise CannotSerialize(
-            f"the value has {dumped.size:,} bytes; the limit for each of its parts is {2**32 - 1:,}",
+            f"a part of this value is larger than the limit of {2**32 - 1:,} bytes"
+            f" (the whole value has {dumped.size:,} bytes)",
             hint="store large values with put() and pass the futures",
         ) from None
 

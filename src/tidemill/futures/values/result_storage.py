@@ -243,7 +243,7 @@ class ResultStorage:
     def _object(self, name: str) -> memoryview:
         if self._objects is None:
             raise FetchFailed(
-                "the result is in object storage, but this process has no object storage",
+                "cannot read the result from object storage: this process is not connected to any",
                 hint="connect with objects=…, or start the worker with --objects",
             )
         try:

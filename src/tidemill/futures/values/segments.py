@@ -85,7 +85,7 @@ def map_segment(name: str, root: Path | None = None) -> memoryview:
     """
     boot, _, file = name.partition("/")
     if not _BOOT.fullmatch(boot) or not is_name(file):
-        raise CopyGone(f"{name!a:.200} is not a valid name of a stored result")
+        raise CopyGone(f"{name!a:.200} is not a valid name for a stored result")
     main = (root or default_root()) / boot
     for folder in (main, main / SPILL):
         with contextlib.suppress(FileNotFoundError, PermissionError):
@@ -157,7 +157,7 @@ class Segments:
         boot, _, _ = name.partition("/")
         if boot != self.boot:
             raise CopyGone(
-                f"the stored result {name} belongs to an earlier start of this node, or to another node"
+                f"the stored result {name} was written by another node, or before this node was restarted"
             )
         return map_segment(name, self.folder.parent)
 
@@ -344,5 +344,6 @@ def _create_root(root: Path) -> None:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise UsageError(
             f"other users can access {root}, or it is not a folder",
-            hint=f"run chmod 700 {root} if it is your folder; otherwise remove it if no worker uses it",
+            hint=f"if the folder is yours, run chmod 700 {root}; if it is not, check that no worker uses"
+            " it, then remove it",
         )

@@ -266,7 +266,7 @@ class ViewPlanner:
         missing = [name for name in decl.keyed_by if name not in schema.parse(ddl).names]
         if missing:
             raise DeclarationError(
-                f'view {decl.name} has no column "{missing[0]}" to use as key',
+                f'view {decl.name} has no column "{missing[0]}" to use as a key',
                 hint=f"use one of its columns: {ddl}",
             )
         used = tuple(name for name in names if self.catalog.tables[name].dataset is None)
@@ -327,7 +327,7 @@ class ViewPlanner:
             raise
         except Exception as error:
             raise DeclarationError(
-                f"view {decl.name}: {short(error)}", hint="fix the query; the message is Spark's own"
+                f"view {decl.name}: {short(error)}", hint="fix the query; this error message comes from Spark"
             ) from error
 
 

@@ -60,7 +60,7 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if not (name == "quote" or value) or len(value) > longest or "\n" in value or "\r" in value:
                 raise BadSource(
-                    f"{value!r} cannot be the {name} of CSV",
+                    f"{value!r} cannot be used as the CSV {name}",
                     hint="use a single character that is not a line break",
                 )
         if self.separator == self.quote:

@@ -161,7 +161,8 @@ def _resolve_columns(
     types = [str(column.type) for column in columns.stored.columns]
     if format_options.format is Format.TEXT and types != ["string"]:
         raise BadSource(
-            f"the format text needs one STRING column, but the columns are {', '.join(columns.stored.names)}",
+            "format='text' needs exactly one STRING column,"
+            f" but the columns are {', '.join(columns.stored.names)}",
             hint="declare one column of type STRING",
         )
     return columns

@@ -162,9 +162,7 @@ class StoreFile:
         connection.execute("PRAGMA auto_vacuum = NONE")  # free pages are reused; moving them has no benefit
         mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
         if mode != "wal":
-            raise StoreLocation(
-                f"the file system under {self.path} does not support memory shared by processes"
-            )
+            raise StoreLocation(f"the file system that holds {self.path} does not support shared memory")
         connection.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
         connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
         connection.execute(

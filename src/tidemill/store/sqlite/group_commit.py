@@ -421,7 +421,7 @@ class GroupCommit:
                 doubt.add_note(f"looking it up: {error}")
             if self._clock.monotonic() > give_up:
                 raise CommitUnknown(
-                    f"a commit failed, and it is unknown whether it took effect: {doubt.message}"
+                    f"a commit was interrupted, and it is unknown whether it took effect: {doubt.message}"
                 ) from doubt
             self._clock.sleep(backoff(tries, self._chance))
 

@@ -216,7 +216,8 @@ class SqliteStore(Store):
         for place in (self.path, self.path.parent):
             if place.exists() and not os.access(place, os.W_OK):
                 raise StoreUnavailable(
-                    f"{place} is not writable", hint="check that this user may write the file and its folder"
+                    f"{place} is not writable",
+                    hint="check that this user can write to the file and its folder",
                 )
 
     def close(self) -> None:
@@ -224,7 +225,8 @@ class SqliteStore(Store):
             return  # everything belongs to the parent process
         if self._writer.is_inside:
             raise UsageError(
-                "close() was called inside a transaction of this store", hint="close the store after it"
+                "close() was called inside a transaction of this store",
+                hint="close the store after the transaction",
             )
         self._writer.close()
         self._watches.close()

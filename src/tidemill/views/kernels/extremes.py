@@ -107,7 +107,7 @@ class ExtremeKernel:
             worst[~truncated] = len(new)
             new[np.arange(len(new)) > take(worst, distinct.group)] = 0
         if (new < 0).any():
-            raise WeightNegative("the change deletes a value of MIN or MAX that does not exist")
+            raise WeightNegative("the change deletes a value that is not in the input of MIN or MAX")
         remaining = distinct.select(new > 0)
         surplus = remaining.nth >= self.best
         dropped = np.zeros(count, bool)

@@ -69,7 +69,7 @@ class SetKernel:
         before = {name: sums_at(place, column(stored, name), delta.num_rows) for name in ("_l", "_r")}
         after = {name: before[name] + column(delta, name) for name in ("_l", "_r")}
         if any(bool((weights < 0).any()) for weights in after.values()):
-            raise WeightNegative(f"the change deletes a row of {self.kind} that does not exist")
+            raise WeightNegative(f"the change deletes a row that is not in the input of {self.kind}")
         output_weight = _KINDS[self.kind]
         new = output_weight(after["_l"], after["_r"]).astype(np.int64)
         change = new - output_weight(before["_l"], before["_r"])

@@ -183,7 +183,7 @@ def choose(plan: StepPlan, tables: Iterable[str], size: InputSize, cores: int) -
     if setting not in ("", *ExecutionPlace):
         raise UsageError(
             f"invalid value of {SETTING}: {setting!r}",
-            hint="set it to spark or runner, or unset it, and Tidemill chooses the faster one for each step",
+            hint="set it to spark or runner; if it is unset, Tidemill chooses the faster one for each step",
         )
     small = runner < spark and rows <= MOST_ROWS and size.stored_bytes <= MOST_BYTES
     place = ExecutionPlace(setting or (ExecutionPlace.RUNNER if small else ExecutionPlace.SPARK))

@@ -85,7 +85,7 @@ class ViewSources:
         """Return the code of a view; raise `CodeDiffers` if this program does not declare it."""
         code = self.views.get(view)
         if code is None:
-            raise CodeDiffers(f"view {view!r} is missing in the code of this runner")
+            raise CodeDiffers(f"the code of this runner does not declare the view {view!r}")
         return code
 
     def dataset(self, batch: StepBatch, dataset: DatasetId) -> "DataFrame":

@@ -104,7 +104,7 @@ class GroupKeys:
         keys = [self._position(node) for node in listed]
         kind = special[0]
         if len(special) > 1:
-            raise NotDecomposed("several of GROUPING SETS, ROLLUP and CUBE")
+            raise NotDecomposed("more than one of GROUPING SETS, ROLLUP and CUBE")
         if isinstance(kind, exp.GroupingSets):
             self.sets = [positions for node in kind.expressions for positions in self._grouping_sets(node)]
         elif kind.expressions:
@@ -207,7 +207,7 @@ class GroupedStage(SelectStage):
         arguments = [self.rows.expr(argument) for argument in node.iter_expressions()]
         if called_function(self.context.query, node) == "grouping_id":
             if arguments and arguments != self.groups:
-                raise NotDecomposed("grouping_id() of some of the keys")
+                raise NotDecomposed("grouping_id() with only some of the grouping keys")
             return column(self.grouping_id)
         bit = len(self.groups) - 1 - self.groups.index(arguments[0])
         parts = ("CAST((shiftright(", self.grouping_id, f", {bit}) & 1) AS TINYINT)")

@@ -403,5 +403,5 @@ def _check_fence(tx: Tx, keys: StepKeys, ticket: Ticket, batch: StepBatch) -> Vi
     if group.step != batch.after:
         raise StepConflict(f"{ticket.name} is at step {group.step}; the batch was read at step {batch.after}")
     if group.spec != batch.spec:
-        raise StepConflict(f"{ticket.name} was declared differently after the batch was read")
+        raise StepConflict(f"the declaration of {ticket.name} changed after the batch was read")
     return group

@@ -242,13 +242,13 @@ def _check(spec: GroupSpec) -> None:
         )
     if len(spec.bases) >= MOST_SOURCES:
         raise UsageError(
-            f"group {spec.name!r} reads too many datasets: {len(spec.bases)}, at most {MOST_SOURCES - 1}",
+            f"group {spec.name!r} reads {len(spec.bases)} datasets; the limit is {MOST_SOURCES - 1}",
             hint='move some views to another group with group="name"',
         )
     size = len(msgspec.msgpack.encode(spec))
     if size > SPEC_BYTES:
         raise UsageError(
-            f"the declaration of group {spec.name!r} is too large: {size:,} bytes, at most {SPEC_BYTES:,}",
+            f"the declaration of group {spec.name!r} has {size:,} bytes; the limit is {SPEC_BYTES:,}",
             hint='use shorter names, or move some views to another group with group="name"',
         )
     for number, view in enumerate(spec.views):

@@ -245,7 +245,7 @@ class Cache:
             bodies = self.objects.get_ranges(entry.file, [(entry.offset + at, size) for at, size in spans])
         except ObjectMissing as error:
             raise TraceMissing(
-                f"run file {entry.file!r} is listed, but missing in {self.objects.url}"
+                f"run file {entry.file!r} is listed, but missing from {self.objects.url}"
             ) from error
         for (_, size), body in zip(spans, bodies, strict=True):
             if len(body) != size:

@@ -193,7 +193,9 @@ class TraceVersion:
         names = {*self.steps, *rebuilt} - {*dropped}
         for name, entry in added:
             if name not in names:
-                raise UsageError(f"cannot add a run: trace {name} was never built", hint="add it to rebuilt=")
+                raise UsageError(
+                    f"cannot add a run: trace {name} was never built", hint="add the trace to rebuilt="
+                )
             traces.setdefault(name, []).append(entry)
         current = {name for name in names if name in rebuilt or self.steps[name] == self.step} - {*stale}
         steps = {name: step if name in current else None for name in sorted(names)}
