@@ -76,7 +76,7 @@ with tm.connect(home=HOME, workers=2) as client:
     # endregion
 
 # region: leave
-with tm.connect(home=HOME) as client:  # no worker runs
+with tm.connect(home=HOME) as client:  # no worker is running
     later = client.submit(total, client.submit(fetch, 6))
     print(later.state)
     note = later.id.hex()
