@@ -176,7 +176,7 @@ def test_sources_are_shown_in_the_plan_with_their_line_and_without_their_secrets
 def test_what_is_wrong_with_a_source_is_told_with_its_line(shop: tm.Pipeline) -> None:
     shop.dataset("changes", "id BIGINT", deletes=True)
     with pytest.raises(
-        DeclarationError, match=f"{HERE}:.*cannot write to changes, because it has deletes=True"
+        DeclarationError, match=f"{HERE}:.*cannot write to changes, because the dataset has deletes=True"
     ):
         shop.source("changes", tm.http_push())
     shop.dataset("orders", "id BIGINT", checks=[tm.expect("id > 0")])

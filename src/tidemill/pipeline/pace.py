@@ -127,7 +127,7 @@ def _check(pace: Pace) -> None:
     if max_wait_s is not None and debounce_s is not None and max_wait_s < debounce_s:
         raise DeclarationError(
             f"max_wait={pace.max_wait!r} is less than debounce={pace.debounce!r}",
-            hint="use a max_wait of at least debounce, or omit it",
+            hint="use a max_wait of at least debounce, or omit max_wait",
         )
     if pace.cron is not None and pace.debounce is not None:
         raise DeclarationError("cron= and debounce= cannot be combined", hint="omit one of them")

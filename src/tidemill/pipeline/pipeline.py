@@ -203,7 +203,7 @@ class Pipeline(Registry):
 
         Args:
             tables: names of tables; for a view, the tables it reads are checked.
-            first: the first lot to check: a lot, a day or a time.
+            first: the first lot to check: a lot id, a day or a time.
             last: the last lot to check.
         """
         from tidemill.pipeline.gaps import gaps_of
@@ -227,8 +227,8 @@ class Pipeline(Registry):
         Args:
             table: an arc, or a table that an arc writes.
             lots: the lots; by default all from `first` to `last`.
-            first: a lot, a day or a time; by default the first lot.
-            last: a lot, a day or a time, included; by default the last lot.
+            first: a lot id, a day or a time; by default the first lot.
+            last: a lot id, a day or a time, included; by default the last lot.
             parallel: how many lots run in parallel; by default as many as the arc allows.
             dry_run: return the plan, and change nothing.
         """

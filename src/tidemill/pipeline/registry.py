@@ -155,7 +155,7 @@ class Registry(ABC):
             )
         if self.datasets[name].dataset.kind is Kind.CHANGES:
             raise DeclarationError(
-                f"{line}: a source cannot write to {name}, because it has deletes=True",
+                f"{line}: a source cannot write to {name}, because the dataset has deletes=True",
                 hint="declare a key instead of deletes=True",
             )
         if not isinstance(source, Source):

@@ -293,7 +293,7 @@ class FoundationStore(RetryingStore):
         if os.getpid() != self._pid:
             raise UsageError(
                 "the FoundationDB client does not work after a fork",
-                hint="open the store in the child process, or start it with spawn",
+                hint="open the store in the child process, or start the child process with spawn",
             )
         tr = self._db.create_transaction()
         tr.options.set_timeout(TIMEOUT_MS)

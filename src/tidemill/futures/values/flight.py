@@ -97,7 +97,7 @@ class SegmentServer:
     ) -> None:
         if certificate is None and not is_loopback(host):
             raise UsageError(
-                f"results can be served on {host} only with TLS: it is not a loopback address",
+                f"results can be served on {host} only with TLS: the host is not a loopback address",
                 hint="use --certificate, or listen on 127.0.0.1",
             )
         scheme = _PLAIN if certificate is None else _TLS

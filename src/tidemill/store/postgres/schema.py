@@ -47,7 +47,7 @@ def open_tables(link: PostgresConnection, schema: str | None) -> Sql:
     if int(stored) < FORMAT:
         raise StoreFormat(
             f"the store has format {stored}, but this release supports {FORMAT}",
-            hint="open it with the release that wrote it",
+            hint="open the store with the release that wrote it",
         )
     return sql
 

@@ -292,7 +292,7 @@ class ChainBuilder:
 
     def _columns_of(self, expressions: Sequence[Expr]) -> list[int]:
         places = [expression.column for expression in expressions]
-        assert None not in places, "`prepared` replaces expressions in keys by columns"
+        assert None not in places, "`prepared` replaces expressions in keys with columns"
         return [place for place in places if place is not None]
 
     def _keyed_aggregate(self, op: ops.Aggregate) -> int:
