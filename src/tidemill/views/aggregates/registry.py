@@ -1,13 +1,13 @@
 """The registry of aggregates: one entry for each aggregate function of Spark.
 
-Everything that depends on an aggregate's name reads its entry: parsing, rungs, rewriting, kernels, results,
-ties and certification.
+The parser, the rungs, the rewrites, the kernels, tie breaking and certification all look up aggregates here.
 
-An entry with a `kernel` is *native*: groups keep an accumulator, and a step updates it from the change alone.
-An entry without one is *keyed*: Spark recomputes the groups that changed. To make an aggregate native, give
-its entry a kernel. If no `Accumulator` fits, add one, and compute it in `tidemill.views.kernels.group_by`.
+An aggregate with a `kernel` is *native*: each group stores an accumulator, and a step updates it from the
+changed rows alone. An aggregate without a kernel is *keyed*: Spark recomputes the groups that changed. To
+make an aggregate native, give its entry a kernel. If no `Accumulator` fits, add one, and compute it in
+`tidemill.views.kernels.group_by`.
 
-    accumulator   kept for each group and column            raw columns of a group
+    accumulator   stored for each group and column          raw columns of a group
     COUNT         the number of rows or values              the number
     SUM           an exact sum (see `sums`)                 integers, decimals: sum, whether it overflows 38
                                                             digits, and with `counts` the number of values;
@@ -32,7 +32,7 @@ from tidemill.views.trace.order import I64
 
 
 class Accumulator(Enum):
-    """What groups keep for a native aggregate."""
+    """What each group stores for a native aggregate."""
 
     COUNT = "count"
     SUM = "sum"
@@ -91,7 +91,7 @@ class Kernel:
     """How a native aggregate is computed.
 
     Args:
-        accumulator: what groups keep.
+        accumulator: what each group stores.
         argument: how the arguments become the accumulated column.
         value: SQL that computes the accumulated value from the argument `{}`.
         counts: whether the result needs the number of values in addition to the sum.
@@ -122,11 +122,11 @@ class AggregateFunction:
     Args:
         name: in lower case.
         kernel: how it is computed natively; None if Spark computes it for the groups that changed.
-        same_as: the name of the aggregate that computes it, if that is another one.
+        same_as: the name of another aggregate that computes it; empty if there is none.
         ignores_duplicates: whether DISTINCT changes nothing.
         empty: its result over no rows.
         precision: how close the result must be to Spark's.
-        ties: how its result is made independent of the order of rows; None if it is.
+        ties: how its result is made independent of the order of rows; None if it already is.
     """
 
     name: str
@@ -255,7 +255,7 @@ _UNKNOWN: Final = AggregateFunction("")
 
 
 def aggregate(name: str) -> AggregateFunction:
-    """Return the entry of an aggregate; an empty one for other names, such as a user's function."""
+    """Return the entry of an aggregate; an empty entry for any other name, such as a user's function."""
     return AGGREGATES.get(name, _UNKNOWN)
 
 

@@ -2,12 +2,12 @@
 
 Integers and decimals are summed in *limbs*: int64 columns of 32 bits each, lowest first. The highest limb has
 the sign and takes the carry of the others. Integers of up to 64 bits have three limbs, and decimals of 128
-bits have five, so fewer than 2^64 rows cannot overflow them.
+bits have five, so a sum of fewer than 2^64 rows cannot overflow.
 
 Doubles are summed in *bins*. A double is m x 2^e with at most 53 bits in m. Exponents are divided into bins
-of 26 bits, and the bits of m fall into at most three of them. A sum has one integer per bin. Adding a value
-and removing it again leaves nothing, in any order, and the exact total is rounded once, at the end. A bin
-takes 2^37 values before it can overflow 64 bits. NaN and infinities are counted, not added.
+of 26 bits, and the bits of m fall into at most three bins. A sum has one integer per bin. A value that is
+added and later removed leaves nothing behind, in any order of rows. The exact total is rounded once, at the
+end. A bin can add up 2^37 values before it can overflow 64 bits. NaN and infinities are counted, not added.
 """
 
 from typing import Any, NamedTuple
@@ -62,7 +62,7 @@ def limbs_of(array: pa.Array, weights: I64) -> list[I64]:
 
 
 def decimals(limbs: list[I64], scale: int, present: np.ndarray) -> tuple[pa.Array, np.ndarray]:
-    """Return carried limbs as DECIMAL(38, scale), and which of them are too large.
+    """Return sums in carried limbs as DECIMAL(38, scale), and which sums are too large.
 
     The result is NULL for rows that are not present or too large.
     """

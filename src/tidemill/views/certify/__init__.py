@@ -1,1 +1,1 @@
-"""Certification: compare the result of a view with plain Spark, by classes of equality (DBSP-20)."""
+"""Certification: compare the results of a view with the results of plain Spark (DBSP-20)."""

@@ -2,17 +2,18 @@
 
 (C, "certificate", digest)     the result of the comparison
 
-When a view is created, plain Spark runs both its query and its circuit on generated steps: duplicates, NULL,
-NaN, deletions, empty tables, a later clock. If the results differ, the circuit must not run. The view then
-stays on the rung *full*, which runs the original query, and an event reports it. The result is stored under a
-digest of everything that decides it, so the next start does not compare again.
+When a view is created, plain Spark runs both its query and its circuit on generated steps. The steps contain
+duplicates, NULL, NaN, deletions, empty tables and a later time. If the results differ, the view does not use
+the circuit: it stays on the rung *full*, which runs the original query, and an event reports this. The result
+is stored under a digest of everything that it depends on, so the next start does not repeat the comparison.
 
-A function as a view is tested against its declaration:
+A view that is a function is tested against its declaration:
 
-    linear     Processing a change gives the change of the result. After each generated step the result is the
-               previous one, plus the result for the inserted rows, minus the result for the deleted rows.
+    linear     For the changed rows, the function returns the change of its result. After each generated step
+               the result is the previous one, plus the result for the inserted rows, minus the result for the
+               deleted rows.
     keyed by   The rows of a key depend only on input rows of that key. If the tables are divided by key into
-               two parts, the results of both parts together are the result for the complete tables.
+               two parts, the two results together are the result for the complete tables.
 
 A function that fails the test stays on the rung *full*, and the certificate says what differed.
 """
@@ -77,7 +78,7 @@ class ViewCertified(Event, frozen=True, kw_only=True):
 
 
 class ViewNotCertified(Event, frozen=True, kw_only=True):
-    """The circuit of a view gave other results than plain Spark: every step recomputes the view."""
+    """The circuit of a view gave different results from plain Spark, so every step recomputes the view."""
 
     pipeline: str
     view: str
@@ -88,12 +89,12 @@ _decoder = msgspec.msgpack.Decoder(ViewCertificate)
 
 
 def digest_of(code: str, output: ViewOutput) -> str:
-    """Return the digest under which the certificate of a view is stored: of its code and its circuit."""
+    """Return the digest of a view's code and circuit, under which its certificate is stored."""
     return hashlib.sha256(repr((FORMAT, code, output.fingerprint)).encode()).hexdigest()[:32]
 
 
 def digest_of_function(code: str, declared: str, tables: Mapping[str, str]) -> str:
-    """Return the digest under which the certificate of a function is stored: of its code and declaration."""
+    """Return the digest of a function's code and declaration, under which its certificate is stored."""
     content = repr((FORMAT, code, declared, sorted(tables.items())))
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 
@@ -127,7 +128,7 @@ def certify(
         sql: the original query.
         output: the circuit that would run.
         tables: the columns of the tables that it reads.
-        written: the circuit before any rewrite, with which a view is compared if its order leaves ties.
+        written: the circuit before any rewrite; the comparison uses it if the order of the query leaves ties.
         seed: the seed of the generated rows.
     """
     kind = equality_of(output)
@@ -188,11 +189,11 @@ def certify_function(
     keyed_by: Sequence[str] = (),
     seed: int = 0,
 ) -> ViewCertificate:
-    """Test a function that is declared keyed by these columns, or linear if there are none; one Spark job.
+    """Test a function that is declared keyed by these columns, or linear if there are none, in one Spark job.
 
     Args:
         spark: a session with the pinned settings.
-        function: takes DataFrames in the order of `reads`, and returns one.
+        function: takes DataFrames in the order of `reads`, and returns a DataFrame.
         reads: the names of the tables that it reads.
         tables: the columns of the tables.
         keyed_by: the columns of the key.

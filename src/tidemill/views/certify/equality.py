@@ -1,10 +1,10 @@
-"""Equality: what "equal to Spark" means for a view (DBSP-20). The circuit of the view decides the class.
+"""Equality: what "equal to Spark" means for a view (DBSP-20). The class of equality depends on the circuit.
 
-exact     all values are equal as Spark's grouping compares them: NaN equals itself, -0.0 equals 0.0
+exact     all values are equal by the rules of Spark's GROUP BY: NaN equals NaN, -0.0 equals 0.0
 float     sums, averages and variances of floats are within `bound`; the other values of the row are exact
 ordered   The order of the query leaves ties. The view and the query it is compared with have the hash of the
-          row as last sort key (`circuit.ties`). The original query, which has no such key, must give the same
-          result if Spark has only one result for it.
+          row as the last sort key (`circuit.ties`). The original query, which has no such key, must give the
+          same result, unless Spark has several correct results for it.
 approx    approx_* functions are within their stated error
 """
 
@@ -36,7 +36,7 @@ class Equality:
 
     - bound: the allowed relative difference of floats; 0 if they must be equal.
     - ordered: the result of the original query may depend on ties.
-    - ties_broken: the result of the circuit does not, because it breaks all ties.
+    - ties_broken: the result of the circuit does not depend on ties, because the circuit breaks all of them.
     """
 
     bound: float = 0.0
@@ -94,7 +94,7 @@ class FloatValue:
         return cls("nan" if math.isnan(value) else repr(value + 0.0))
 
     def near(self, other: "FloatValue", bound: float) -> bool:
-        """Return whether the difference is within the bound, relative to the larger of the two and to 1."""
+        """Return whether the difference is at most the bound times the larger absolute value (at least 1)."""
         if self == other:
             return True
         first, second = float(self.text), float(other.text)

@@ -1,17 +1,18 @@
 """The judge: after every step, compare a view with the result of plain Spark over the complete tables.
 
-Certification, tests and fuzzing all use this comparison. A *case* is the query of a view and what is compared
-with it: another query (a circuit as Spark SQL), or a function that receives each step and returns the
+Certification, tests and fuzzing all use this comparison. A *case* is the query of a view and what to compare
+it with: another query (a circuit as Spark SQL), or a function that receives each step and returns the
 contents of the maintained view. One Spark job compares many cases.
 
 If the class of a view is *ordered*, its query leaves ties, and Spark breaks them arbitrarily. Then the view
-must be equal to the same query with the hash of the row as last key (`Case.tie_breaking`). The original query
-must have the same result too, unless Spark has several results for it. That is the case if another key
-changes the result of the tie-breaking query, or if reversing the rows of the tables changes that of the
-original query. Then only the numbers of rows must be equal, and the step counts as `loose`.
+must have the result of the same query with the hash of the row as the last sort key (`Case.tie_breaking`).
+The original query must have the same result too, unless Spark has several correct results for it. Spark has
+several results if another last key changes the result of the tie-breaking query, or if reversing the rows of
+the tables changes the result of the original query. In that case only the number of rows must be equal, and
+the step counts as `loose`.
 
-The results of queries can be computed in advance (`PrecomputedResults`), for example because Spark planned a
-query once for all steps. The judge computes the others.
+A caller can compute the results of some queries in advance (`PrecomputedResults`), for example to plan a
+query only once for all steps. The judge computes the other results.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -43,8 +44,7 @@ class Case:
       time (µs since 1970), or a maintained view.
     - equality: how the two are compared.
     - tie_breaking: for an ordered view, its query with the hash of the row as the last key of every order; or
-    a
-      function that returns the query for a time.
+      a function that returns the query for a time.
     """
 
     name: str
@@ -79,8 +79,8 @@ class Verdict:
     """The result of a comparison.
 
     - compared: the number of pairs of a case and a step.
-    - loose: the pairs in which Spark itself has several results for the query and returned another one.
-    - raised: the pairs in which both sides raised an error.
+    - loose: the number of pairs in which Spark itself has several results and returned another one.
+    - raised: the number of pairs in which both sides raised an error.
     """
 
     mismatches: list[Mismatch] = field(default_factory=list)

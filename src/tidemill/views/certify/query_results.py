@@ -1,8 +1,8 @@
-"""Results of several queries from one Spark job. Rows are returned as JSON and decoded to comparable values.
+"""Compute the results of several queries in one Spark job. Rows arrive as JSON and become comparable values.
 
-The queries are combined into one query with UNION ALL: for small tables Spark needs more time to analyse a
-query than to run it. JSON distinguishes NULL from a missing field, keeps all digits of decimals, and keeps
-timestamps to the microsecond. Spark's `typeof` tells which numbers are floats.
+The queries are combined into one query with UNION ALL, because for small tables Spark needs more time to
+analyse a query than to run it. JSON distinguishes NULL from a missing field, keeps all digits of decimals,
+and keeps timestamps to the microsecond. Spark's `typeof` tells which numbers are floats.
 """
 
 import json

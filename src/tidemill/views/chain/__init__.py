@@ -1,1 +1,4 @@
-"""Chains: a circuit as layers of stateful operators, with row expressions between them. No Spark here."""
+"""Chains: a circuit as layers of stateful operators, with row expressions between them.
+
+This package does not use Spark.
+"""

@@ -1,13 +1,14 @@
 """A chain: the stateful operators of a group in layers, with row expressions between them (DBSP-9, DBSP-46).
 
-A circuit is cut at its stateful operators. Rows reach one over *edges*: from an input of the step or from
-another stateful operator, through row expressions. Operators are put into layers, each after all it reads,
-with one exchange between two layers. An equal subtree of several views is one operator, computed once.
+A circuit is cut at its stateful operators. Rows reach a stateful operator over *edges*. An edge starts at an
+input of the step or at another stateful operator, and applies row expressions. Each operator is in a later
+layer than the operators it reads, and rows are exchanged between layers. If several views have an equal
+subtree, the chain has one operator for it and computes it once.
 
 An operator without a kernel, but with a key, is *keyed*: one operator gathers all rows of the keys that
 changed, Spark SQL computes their result, and another operator replaces the stored result. The query splits
-the step: everything after it is another job. Rows that pass from one job to a later one are written to files
-of the attempt.
+the step: everything after the query runs in a later job. Rows that pass from one job to a later one are
+written to files of the attempt.
 """
 
 from collections.abc import Collection
@@ -55,7 +56,8 @@ class Edge:
 class PlacedOperator:
     """A stateful operator with its id, its job and layer, and the views that need it.
 
-    `borrowed` lists the traces of other operators that it reads: its name for each, id and layout.
+    `borrowed` lists the traces of other operators that it reads, each with its name in this operator, its id
+    and its layout.
     """
 
     number: int

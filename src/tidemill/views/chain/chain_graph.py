@@ -1,8 +1,8 @@
 """A chain under construction: its stateful operators, their edges, and their division into jobs and layers.
 
-Add an operator before you connect its output. A job ends where rows must be in files: for the query of a
-keyed operator, and for rows that are exploded after a kernel. Within a job, each operator is in a layer after
-those it reads.
+Add an operator before you connect its output. A job ends where rows must be written to files: before the
+query of a keyed operator, and before rows from a kernel are exploded. Within a job, each operator is in a
+later layer than the operators it reads.
 """
 
 from collections.abc import Mapping

@@ -1,11 +1,11 @@
-"""Compact rows before they are sent to another process: the time to send them grows with their bytes.
+"""Encode rows in fewer bytes before they are sent to another process, so that sending takes less time.
 
 - An integer column uses the smallest type that holds its values. Decimals of up to 18 digits become integers.
-- Strings that repeat become numbers and a dictionary.
+- Repeated strings become numbers that refer to a dictionary.
 - A weight that all rows share is stored once.
 - The hash of a key is dropped if computing it again is cheaper than sending it.
 
-The schema metadata holds what `restored` needs to give back exactly the same rows.
+The schema metadata holds what `restored` needs to return exactly the same rows.
 """
 
 import json
@@ -165,7 +165,7 @@ def _validity(array: pa.Array) -> pa.Buffer | None:
 
 
 def _encoded(array: pa.Array, name: str, metadata: dict[bytes, bytes]) -> pa.Array:
-    """Replace strings that repeat by numbers, and add the dictionary to the metadata."""
+    """Replace repeated strings with numbers, and add the dictionary to the metadata."""
     sample = array[:: max(1, len(array) // _SAMPLE)] if len(array) > _SAMPLE else array
     if _REPEATS * pc.count_distinct(sample, mode="all").as_py() > len(sample):
         return array

@@ -1,4 +1,4 @@
-"""The two stateful operators around the query of a keyed operator (DBSP-17).
+"""The stateful operators before and after the query of a keyed operator (DBSP-17).
 
 `GatherRows` collects the rows of the changed keys. `ReplaceRows` replaces the stored result of these keys.
 """
@@ -83,7 +83,7 @@ class GatherRows:
 
 @dataclass(frozen=True)
 class ReplaceRows:
-    """The result of a keyed operator: replaces the stored rows of a key by those that Spark computed.
+    """The result of a keyed operator: replaces the stored rows of a key with the rows that Spark computed.
 
     Side 0 receives results: the operator's columns, then the key. Side 1 receives the keys that changed.
     """

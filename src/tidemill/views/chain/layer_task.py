@@ -130,7 +130,7 @@ class TaskReport:
         layer, range: identify the task.
         operators: the operators it computed.
         changes: the changes of its traces.
-        seconds: the time it took, without waiting for rows.
+        seconds: the time it took, not counting the time it waited for rows.
         rows: the number of rows it received.
         files: the files it wrote for views: (view, key, rows, size, digest).
         aside: how many rows each source has set aside after the step, by operator.

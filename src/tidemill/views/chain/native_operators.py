@@ -46,7 +46,7 @@ class StatefulJoin:
         left, right: the column types of each side.
         left_keys, right_keys: the key columns of each side; the columns of a pair have the same type.
         null_safe: for each pair, whether it is compared by `<=>`.
-        shared: for each side, the source whose trace it reads; None if the join has a trace itself.
+        shared: for each side, the source whose trace it reads; None if the join stores its own trace.
     """
 
     left: tuple[pa.DataType, ...]
@@ -126,10 +126,10 @@ class StatefulJoin:
 
 @dataclass(frozen=True)
 class StatefulAggregate:
-    """Groups with native aggregates. Rows have the key first, then the values, then `_w`.
+    """A GROUP BY with native aggregates. Rows have the key first, then the values, then `_w`.
 
-    If the input can have deletes, a min or max has two traces: its best few values, and all of them. When a
-    group has lost its best values, they are read again from all values of this group only (DBSP-13).
+    If the input can have deletes, a min or max has two traces: one with its best few values, and one with all
+    values. When a group has lost its best values, the step reads all values of this group again (DBSP-13).
 
     Args:
         kernel: the kernel that computes the aggregates.

@@ -1,10 +1,11 @@
-"""Rewrite a circuit so that its stateful operators read plain columns; projections below them compute these.
+"""Rewrite a circuit so that its stateful operators read only columns, which projections below compute.
 
     join        expressions in keys become columns of its inputs; other conditions become a filter above it
     aggregate   its input becomes a projection of keys and arguments; a FILTER becomes a CASE in the argument
-    window      expressions in its partition become columns of its input
+    window      expressions in its PARTITION BY become columns of its input
 
-The result is the same. An operator that no kernel computes raises `NoKernel`; the view is then recomputed.
+The result of the circuit stays the same. If no kernel computes an operator, this module raises `NoKernel`,
+and the view is recomputed.
 """
 
 from dataclasses import replace
@@ -31,7 +32,7 @@ class NoKernel(Exception):
 
 
 def prepared(output: ViewOutput) -> ViewOutput:
-    """Rewrite a view so that its stateful operators read plain columns."""
+    """Rewrite a view so that its stateful operators read only columns, not expressions."""
     rewritten = map_operators(output, _prepared)
     assert isinstance(rewritten, ViewOutput)
     return rewritten

@@ -1,8 +1,8 @@
 """Row expressions: the conditions and expressions between two stateful operators (DBSP-10).
 
 Rows have the columns c0, c1, … and a weight `_w`. Spark evaluates the steps in order, so an expression that
-can raise sees only the rows that the earlier steps kept. Row expressions that only select columns do not need
-Spark: `plain` returns these columns.
+can raise an error is evaluated only for the rows that the earlier steps kept. Row expressions that only
+select columns do not need Spark: `plain` returns these columns.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ class FilterStep:
 
 @dataclass(frozen=True)
 class SelectStep:
-    """Replace the columns by these expressions."""
+    """Replace the columns with these expressions."""
 
     stored_name: ClassVar = "Select"
 
@@ -92,7 +92,7 @@ class RowExpressions:
         return any(isinstance(step, ExplodeStep) for step in self.steps)
 
     def plain(self, width: int) -> tuple[int, ...] | None:
-        """Return which of the `width` columns it selects, or None if it does anything else."""
+        """Return which of the `width` columns the steps select, or None if they do anything else."""
         places = tuple(range(width))
         for step in self.steps:
             if not isinstance(step, SelectStep):

@@ -90,7 +90,7 @@ class ChangesSource:
 
 @dataclass(frozen=True)
 class UpsertsSource:
-    """The source operator of a dataset with a key: replaces a key's stored row by its last write (LOT-40).
+    """The source operator of a dataset with a key: replaces a key's stored row with its last write (LOT-40).
 
     Rows have the dataset's columns, then whether they delete, then the position and ordinal that order the
     writes.

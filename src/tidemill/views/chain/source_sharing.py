@@ -21,7 +21,7 @@ Types = Mapping[Operator, tuple[str, ...]]
 
 
 def source_of(op: Operator) -> tuple[ops.InputTable, Places] | None:
-    """Return the source of an operator that only selects columns, and these columns; None for any other."""
+    """Return the source of an operator that only selects columns, and these columns; otherwise None."""
     if isinstance(op, ops.InputTable):
         return op, tuple(range(op.width))
     if isinstance(op, ops.Project) and (below := source_of(op.input)) is not None:
@@ -35,8 +35,8 @@ def source_of(op: Operator) -> tuple[ops.InputTable, Places] | None:
 def side_key(op: ops.Join, side: int, types: Types) -> tuple[ops.InputTable, Places, Places] | None:
     """Return the source of a join's side, the columns that the side reads, and the key columns.
 
-    Returns None if the join cannot read the source's trace: it must compare the stored values unchanged, and
-    by `=`, so that no lookup is by NULL.
+    Returns None if the join cannot read the source's trace. The join can read it only if it compares the
+    stored values unchanged, and by `=`, so that it never looks up NULL.
     """
     below = source_of(op.inputs[side]) if op.join == "inner" and op.keys else None
     if below is None or any(key.null_safe for key in op.keys):
@@ -52,7 +52,7 @@ def side_key(op: ops.Join, side: int, types: Types) -> tuple[ops.InputTable, Pla
 
 
 def source_keys(operators: Iterable[Operator], types: Types) -> dict[ops.InputTable, Places]:
-    """Return for each source the key that most joins can use; if several, the first by its columns."""
+    """Return for each source the key that most joins can use; a tie goes to the lowest columns."""
     usable: dict[ops.InputTable, Counter[Places]] = {}
     for op in operators:
         if isinstance(op, ops.Join):
@@ -104,8 +104,8 @@ class SharedRows:
     def lookups(self, hashes: Hashes, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """Yield all rows with keys of these hashes, in tables of a bounded size with one chunk each.
 
-        Rows that are set aside are left out. The source's trace has them with a negative weight, but no other
-        operator may see them, not even until a later row cancels them.
+        Leaves out rows that are set aside. The source's trace stores these with a negative weight until a
+        later row cancels them, and no other operator may see them.
         """
         names = self._layout.select(columns)
         main, fine = self._traces[MAIN], self._traces[MAIN].layout.fine

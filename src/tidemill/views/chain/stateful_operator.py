@@ -1,11 +1,11 @@
 """The protocol of stateful operators: how they receive rows, what they output, and which traces they have.
 
-An operator is a value without connections; it reaches tasks by pickling. Rows arrive at a *side* of it with
-the columns c0, c1, … and `_w`. Before the exchange, `pack` adds the hash of their key and may combine them.
-The output has the columns of `out`, again c0, c1, … and `_w`.
+An operator holds no connections, so it can be pickled and sent to tasks. Rows arrive at one of its *sides*,
+with the columns c0, c1, … and `_w`. Before the exchange, `pack` adds the hash of their key and may combine
+them. The output has the columns of `out`, again c0, c1, … and `_w`.
 
-The hash is not Spark's (see ADR 16). It is one function of the Arrow values, so it is the same for every
-origin of a row, and rows can go from one kernel to the next without passing through Spark.
+The hash is not Spark's (see ADR 16). It depends only on the Arrow values of the key, so it is the same
+wherever a row comes from. Rows can therefore go from one kernel to the next without passing through Spark.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ class OperatorOutput(NamedTuple):
     """The result of one operator in a step.
 
     Args:
-        out: the change of its rows, in pieces that may cancel each other.
+        out: the change of its rows, in pieces whose rows may cancel each other out.
         deltas: the change of each trace.
         aside: how many rows a source has set aside after the step (DBSP-21).
         exhausted: how many groups need their min or max read again before the step can end.

@@ -1,4 +1,4 @@
-"""Circuits: operators with stable ids, their rewrites, their explanation and their form as SQL.
+"""Circuits: operators with stable ids, their rewrites, their explanation and their translation to SQL.
 
-Everything in this package is pure: it reads no store, no files and no Spark.
+This package is pure: it does not use the store, files or Spark.
 """

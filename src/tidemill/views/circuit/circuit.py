@@ -2,7 +2,7 @@
 
 Operators are values, so a circuit only maps view names to outputs. Equal operators have equal fingerprints
 and are shared. A view that reads another view of the group has an `InputTable` with its name. `linked`
-replaces that input by the other view's output, so that one step advances both views.
+replaces that input with the other view's output, so that one step advances both views.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -42,7 +42,7 @@ class Circuit:
     def linked(self) -> "Circuit":
         """Return the circuit with every input that is a view of the group replaced by that view's output.
 
-        The caller has refused cycles.
+        The caller has already rejected cycles.
         """
         linked: dict[str, ViewOutput] = {}
 
@@ -62,7 +62,7 @@ class Circuit:
 
 
 def walk(*roots: Operator) -> Iterator[Operator]:
-    """Yield the roots and all operators below them, each once, inputs first."""
+    """Yield the roots and all operators below them, inputs first, without duplicates."""
     visited: set[Operator] = set()
     stack: list[tuple[Operator, bool]] = [(root, False) for root in reversed(roots)]
     while stack:

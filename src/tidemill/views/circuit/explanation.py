@@ -1,4 +1,4 @@
-"""Explanation of a circuit, as text, JSON or an SVG drawing: every operator with its rung and the reason.
+"""Explain a circuit as text, JSON or an SVG drawing: its operators, their rungs and the reasons for these.
 
 Columns of a circuit have positions instead of names. The explanation shows the original names as long as an
 operator passes a column on unchanged.
@@ -113,7 +113,7 @@ class CircuitExplanation:
     notes: Mapping[str, tuple[str, ...]]
 
     def incremental(self, view: str) -> bool:
-        """Return whether the view has no operator that scans, is full or is not deterministic."""
+        """Return whether no operator of the view scans, is on the rung full, or is not deterministic."""
         return all(line.placement.incremental for line in self._below(self.outputs[view]))
 
     def _below(self, root: str) -> list[OperatorLine]:
@@ -297,7 +297,8 @@ def draw(explained: CircuitExplanation) -> str:
 
 
 def layers(explained: CircuitExplanation) -> list[list[str]]:
-    """Group operators by their distance from the inputs, so that each is to the right of all it reads."""
+    """Group operators by their distance from the inputs, so that each operator is to the right of all
+    operators it reads."""
     depth: dict[str, int] = {}
     for operator_id, line in explained.lines.items():
         depth[operator_id] = 1 + max((depth[child] for child in line.inputs), default=-1)

@@ -45,7 +45,7 @@ class Expr:
 
     @property
     def column(self) -> int | None:
-        """The position of the column if the expression is a single column, otherwise None."""
+        """The position of the column if the expression is a single column; otherwise None."""
         only = self.parts[0] if len(self.parts) == 1 else None
         return only if isinstance(only, int) else None
 

@@ -143,12 +143,12 @@ class ViewFunctions:
         return declared.aggregate if declared else name in AGGREGATES
 
     def is_random(self, name: str) -> bool:
-        """Return whether it may return different values for the same input."""
+        """Return whether the function may return different values for the same input."""
         declared = self.declared.get(name)
         return not declared.deterministic if declared else name in RANDOM or name in SESSION
 
     def is_total(self, name: str) -> bool:
-        """Return whether it raises no error for any value."""
+        """Return whether the function never raises an error, for any value."""
         return name not in self.declared and name in TOTAL
 
     def digests(self) -> dict[str, str]:

@@ -2,9 +2,9 @@
 
 The normal form is JSON: the kind of the operator, its fields, and the fingerprints of its inputs. It contains
 no column names, no layout of the query, and nothing about the engine that runs it. So two views that compute
-the same thing share an operator, and an edit changes the ids of exactly the operators that it changes.
-`FORMAT` is part of the normal form. Raise it when the meaning of the form changes: operators stored under the
-old number are then rebuilt.
+the same thing share an operator, and an edit of a query changes only the ids of the operators that it
+affects. `FORMAT` is part of the normal form. Increment it when the meaning of the form changes: operators
+stored under the old number are then rebuilt.
 
 A fingerprint depends on the query only. An id adds everything else that decides the result: the pinned
 settings (time zone, ANSI, case sensitivity, collation, time type) and the digests of the user functions that
@@ -55,7 +55,7 @@ def ids(operators: Iterable[Operator], pins: Pins) -> dict[Operator, str]:
     """Return the ids under which the state of operators is stored.
 
     The ids do not depend on the release, the process or the other views of a group. The id of an input table
-    does not depend on the settings either, because it computes nothing.
+    does not depend on the settings either, because an input table computes nothing.
 
     operators: inputs first.
     """

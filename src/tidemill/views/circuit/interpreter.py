@@ -1,11 +1,11 @@
 """The circuit of a view as one Spark SQL query, in which every operator is a subquery.
 
 Spark then computes the view from complete tables, exactly as the circuit says. Certification compares the
-result with that of the original query, and so checks the compiler and the rewrites.
+result with the result of the original query. This tests the compiler and the rewrites.
 
 An operator with one reader is a nested query. An operator with several readers is a common table expression.
 Nesting is faster: Spark applies all its analysis rules to each common table expression separately, but to
-nested queries at once. A circuit of ten operators takes a third of the time.
+nested queries at once. Nesting reduces the time for a circuit of ten operators to a third.
 """
 
 from collections import Counter

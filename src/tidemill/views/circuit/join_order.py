@@ -1,8 +1,8 @@
 """Join order: put inner joins in an order in which each join has keys.
 
-`FROM a, b, c WHERE a.x = c.x AND b.y = c.y` is written as cross products. The relations are joined in the
-order in which they are written, but a relation that has an equality with those already joined goes first. So
-a cross product remains only if no key exists. The columns keep their order.
+`FROM a, b, c WHERE a.x = c.x AND b.y = c.y` means cross products with a filter. This module joins the
+relations in the order in which they are written, but prefers a relation that has an equality with those
+already joined. So a cross product remains only if no key exists. The columns keep their order.
 """
 
 from collections.abc import Sequence

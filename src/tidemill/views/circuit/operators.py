@@ -14,8 +14,8 @@ Columns have positions instead of names, so that two views share an operator eve
 differently. An operator with two inputs numbers the columns of the left input first. Operators compare by
 fingerprint (`tidemill.views.circuit.ids`), so equal subtrees are the same operator.
 
-The class names are free to change. `kind` and the names of fields are not: they are part of the normal form
-that is hashed into operator ids.
+Class names may change. `kind` and the names of fields must not change: they are part of the normal form that
+is hashed into operator ids.
 """
 
 from collections.abc import Sequence
@@ -369,7 +369,7 @@ class Scalar(Operator):
 class Opaque(Operator):
     """A query that stays SQL text over named inputs; `reason` says why it is not split into operators.
 
-    `calls` lists the functions in the text. They tell whether the query reads the clock or is not
+    `calls` lists the functions in the text. They show whether the query reads the clock or is not
     deterministic.
     """
 

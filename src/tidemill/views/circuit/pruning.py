@@ -1,8 +1,8 @@
 """Column pruning: do not compute, carry or store columns that no operator reads.
 
 An operator keeps the columns that any of its readers needs, so it stays shared. Input tables keep all their
-columns, because every view of the group shares their rows. Before an operator with state, a projection
-removes the columns that only a filter below it needed.
+columns, because every view of the group shares their rows. Before a stateful operator, a projection removes
+the columns that only a filter below it needed.
 """
 
 from dataclasses import replace

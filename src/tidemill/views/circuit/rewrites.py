@@ -5,8 +5,9 @@
     prune          remove columns that no operator reads (`pruning`)
     fuse           merge adjacent projections and adjacent filters
 
-Only total conditions are pushed down (`total_expressions`). The others stay after the filters that precede
-them. Conditions are not pushed into an operator that several operators read: it could no longer be shared.
+Only total conditions are pushed down (`total_expressions`). Other conditions stay after the filters that
+precede them. Conditions are not pushed into an operator that several operators read, because it could then no
+longer be shared.
 
 Certification compares the rewritten circuit with the original query.
 """

@@ -1,8 +1,8 @@
 """The rung of every operator, with the reason: linear, native, keyed or full (DBSP-17).
 
 Each operator runs on the highest rung that gives the right result. `scan` marks an operator whose step may
-read a complete trace or table although little changed. A view is incremental if it has no operator that
-scans, is full or is not deterministic.
+read a complete trace or table even if little changed. A view is incremental if none of its operators scans,
+is on the rung full, or is not deterministic.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,17 +1,18 @@
 """Tie breaking: where the order of a query leaves ties, the hash of the row is the last sort key (DBSP-20).
 
-With ties Spark may return any of several results, depending on the partitioning. A view has exactly one: the
-hash is part of the normal form of the circuit, so every rung, every replay and the oracle break ties in the
-same way. The hash is H128 of the row that the operator reads, before any rewrite; row identity uses the same
-two hashes (`views.spark.weighted_rows`). Rows that are equal in all columns may have any order: the result is
-the same.
+With ties Spark may return any of several results, depending on the partitioning. A view has exactly one
+result: the hash is part of the normal form of the circuit, so every rung, every replay and certification
+    break ties in the same way. The hash is H128 of the row that the operator reads, before any rewrite; row
+    identity
+uses the same two hashes (`views.spark.weighted_rows`). Rows that are equal in all columns may have any order:
+the result is the same.
 
     Window     row_number, ntile, lag, lead and ROWS frames; never rank, dense_rank, percent_rank, cume_dist
                or a RANGE frame, which treat peers equally
     TopK       always
     Aggregate  first and last use the row with the lowest and the highest hash; max_by and min_by order by
-               their key, then by the hash; lists are sorted by it; mode returns the lowest of the most
-               frequent values
+               their key, then by the hash; lists are sorted by the hash; mode returns the lowest of the
+               most frequent values
 
 Three things can still depend on ties: functions that pick single rows from a RANGE frame (last_value), calls
 with IGNORE NULLS, and opaque queries. `has_one_result` tells whether a circuit contains one of them.
@@ -126,7 +127,7 @@ def hash_of(types: Sequence[str]) -> tuple[Expr, Expr]:
 
 
 def hashable(value: tuple[Part, ...], kind: str, depth: int = 0) -> tuple[Part, ...]:
-    """Return SQL that prepares a value for `xxhash64`, so that NULLs and lengths inside it count too."""
+    """Return SQL that prepares a value for `xxhash64`, so that the hash covers its NULLs and lengths."""
     item = f"i{depth}"
     if kind.startswith("array<"):
         inner = _flagged((item,), kind[6:-1], depth + 1)
@@ -166,7 +167,7 @@ def _of_window(op: Window, call: WindowCall) -> bool:
 
 
 def _framed(op: Window, call: WindowCall) -> WindowCall:
-    """Replace the default frame by an equal ROWS frame, so that the tie-breaking key applies."""
+    """Replace the default frame with an equal ROWS frame, so that the tie-breaking key applies."""
     if call.frame or not _ties(call) or _ignores_nulls(call):
         return call
     if not op.order:  # the frame is the complete partition, in any order

@@ -2,8 +2,9 @@
 
 A condition may move below a join only if it is *total*: it is deterministic, and it raises no error on any
 row. The check reads the text and is conservative. Comparisons, logic, NULL tests and a few functions are
-total. Arithmetic on columns, casts and element access are not (they raise in ANSI mode), nor is any other
-function. A condition that is not total stays in its operator, after the filters that precede it.
+total. Arithmetic on columns, casts and element access are not total, because they raise errors in ANSI mode.
+Neither is any other function. A condition that is not total stays in its operator, after the filters that
+precede it.
 """
 
 import re
@@ -30,12 +31,12 @@ UNITS = words("""
 
 
 def is_deterministic(expr: Expr, functions: ViewFunctions) -> bool:
-    """Return whether it is deterministic: no rand(), no clock, only user functions declared deterministic."""
+    """Return whether it has no rand(), no clock, and only user functions that are declared deterministic."""
     return not expr.reads_clock and not any(functions.is_random(name) for name in expr.calls)
 
 
 def is_total(expr: Expr, functions: ViewFunctions) -> bool:
-    """Return whether it is deterministic and raises no error on any row."""
+    """Return whether an expression is deterministic and raises no error on any row."""
     if not is_deterministic(expr, functions) or not all(functions.is_total(name) for name in expr.calls):
         return False
     tokens = TOKEN.findall(expr.sql(lambda _: COLUMN))
