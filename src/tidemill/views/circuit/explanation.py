@@ -297,8 +297,7 @@ def draw(explained: CircuitExplanation) -> str:
 
 
 def layers(explained: CircuitExplanation) -> list[list[str]]:
-    """Group operators by their distance from the inputs, so that each operator is to the right of all
-    operators it reads."""
+    """Group operators by their distance from the inputs, so that each is to the right of its inputs."""
     depth: dict[str, int] = {}
     for operator_id, line in explained.lines.items():
         depth[operator_id] = 1 + max((depth[child] for child in line.inputs), default=-1)

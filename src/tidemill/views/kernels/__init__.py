@@ -1,1 +1,1 @@
-"""Kernels: compute operators over Arrow tables and traces. No Spark here."""
+"""Kernels: compute operators over Arrow tables and traces, without Spark."""

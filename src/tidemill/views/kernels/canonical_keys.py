@@ -1,4 +1,4 @@
-"""Canonical keys: like Spark, treat -0.0 as 0.0 and all NaNs as one NaN, also inside nested values."""
+"""Canonical keys: like Spark, treat -0.0 as 0.0 and all NaNs as one NaN, including inside nested values."""
 
 import numpy as np
 import pyarrow as pa

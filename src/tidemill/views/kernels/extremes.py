@@ -1,9 +1,9 @@
 """MIN and MAX: store the best few values of each group, and whether the group has more.
 
-The stored values are complete up to the worst stored one. So a change to a better or equal value is applied,
-and a change to a worse value affects only values that are not stored. A group with more values than it stores
-is *truncated*. When a truncated group has no stored value left, it is *exhausted*: its values are read again,
-once for all such groups of the step (DBSP-13).
+The stored values are complete up to the worst stored one. So a change of a value that is at least as good as
+that one is applied to the trace. A change of a worse value affects only values that are not stored. A group
+with more values than it stores is *truncated*. When a truncated group has no stored value left, it is
+*exhausted*. The step then reads the values of all exhausted groups again, together (DBSP-13).
 
 The trace has one row per stored value, with its weight. A truncated group has another row with the value
 NULL, which cannot be a stored value, because MIN and MAX ignore NULL. Values are ordered as in Spark: NaN is
@@ -34,7 +34,7 @@ _BLOCKS = 2  # blocks per stored value: with more blocks, fewer values pass the 
 
 
 class RankedGroups(NamedTuple):
-    """The best value of each group before and after a step, the trace's change, and which are exhausted."""
+    """The best value of each group before and after a step, the trace's change, and the exhausted groups."""
 
     before: pa.Array
     after: pa.Array

@@ -3,16 +3,16 @@
 `accumulate` converts rows to accumulators, which can be added up, so it may run before the exchange. `step`
 adds them to the accumulators in the traces. For each group that differs, it returns the old row with weight
 -1 and the new row with weight 1. Old rows are computed again from exact accumulators, so they are bit for bit
-the rows returned before, and a retraction leaves nothing (DBSP-20).
+the rows returned before, and retracting them leaves nothing behind (DBSP-20).
 
 The kernel has these traces: `main` (counts and limbs of each group), `bins` if it sums floats (see
 `aggregates.sums`), and one for each min and max (see `extremes`). It returns raw columns. The `final` of an
-aggregate's kernel (`aggregates.registry`) converts them to the values of Spark's aggregate. An aggregate x
-has:
+aggregate's kernel (`aggregates.registry`) converts them to the values of Spark's aggregate. The raw columns
+of an aggregate x are:
 
     COUNT                       x BIGINT
-    SUM of integers, decimals   x DECIMAL(38, s), x_over BOOLEAN: does not fit, and is NULL;
-                                with counts x_sum, x_over and x_n BIGINT
+    SUM of integers, decimals   x DECIMAL(38, s), x_over BOOLEAN: x does not fit and is NULL;
+                                with counts: x_sum, x_over and x_n BIGINT
     SUM of floats               x DOUBLE, correctly rounded
     LEAST, GREATEST             x, of its column's type
 """
@@ -176,7 +176,7 @@ class GroupKernel:
     # --- before the exchange
 
     def accumulate(self, delta: pa.Table) -> dict[str, pa.Table]:
-        """Convert rows to accumulators, one table for each trace; tables of several calls add up.
+        """Convert rows to accumulators, one table for each trace; tables of several calls can be added up.
 
         Args:
             delta: `_h` (the hash of the key), the key, the values and `_w`.

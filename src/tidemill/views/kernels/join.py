@@ -1,8 +1,8 @@
 """Inner equi-joins: join the change of each side with the stored rows of the other side.
 
-A step reads only the stored rows that have the hash of a changed key. Pairs match when the keys are equal, so
-a hash that two keys share costs only a comparison. Every row in the output was in the result before the step,
-or is in it after the step (ADR 21).
+A step reads only the stored rows that have the hash of a changed key. Two rows match only if their keys are
+equal, so keys that share a hash cost only a comparison. Every row in the output was in the result before the
+step, or is in it after the step (ADR 21).
 """
 
 import itertools

@@ -34,7 +34,7 @@ def distinct_keys(tables: Sequence[pa.Table], keys: list[str]) -> pa.Table:
 
 
 def positions(targets: pa.Table, rows: pa.Table, keys: list[str], zeros: Zeros = "equal") -> I64:
-    """Return for each row the place of its key in `targets`; -1 if it is not there.
+    """Return for each row the place of its key in `targets`; -1 if `targets` does not contain it.
 
     Args:
         targets: distinct keys, sorted by hash.

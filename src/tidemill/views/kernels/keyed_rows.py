@@ -1,9 +1,9 @@
 """Kernels of keyed operators and sources: read the rows of keys, replace stored results, admit changes.
 
 A keyed operator reads the rows of the keys that changed, lets Spark SQL compute their results, and replaces
-the results that it *stored* for them. It never recomputes an old result to retract it, because sums in
-another order or ties could leave a residue (DBSP-17). An upsert of a keyed dataset also replaces the stored
-row by the new one.
+the results that it *stored* for them. It never recomputes an old result to retract it, because a sum in
+another order, or a tie broken differently, would not cancel the old rows (DBSP-17). An upsert of a keyed
+dataset also replaces the stored row with the new one.
 """
 
 from typing import NamedTuple
@@ -42,10 +42,10 @@ def rows_of_keys(keys: pa.Table, trace: Trace, delta: pa.Table | None = None) ->
 
 
 def replacement(keys: pa.Table, results: pa.Table, stored: Trace) -> pa.Table:
-    """Return the change that replaces stored results by new ones, for the output and for the trace.
+    """Return the change that replaces stored results with new ones, for the output and for the trace.
 
     Args:
-        keys: `_h` and the key columns of all computed keys, including keys that have no result any more.
+        keys: `_h` and the key columns of all computed keys, including keys that no longer have a result.
         results: the new results, with the columns of the trace.
         stored: the operator's last output.
     """
@@ -74,7 +74,8 @@ class AdmissionKernel:
     """Admits the changes of a source, and keeps rows with negative weights in quarantine.
 
     Args:
-        layout: the layout of its trace. `_h` identifies rows: the whole row is the key, or the trace is fine.
+        layout: the layout of its trace. `_h` must depend on the whole row: the row is the key, or the trace
+            is *fine* (see `Layout`).
     """
 
     def __init__(self, layout: Layout) -> None:

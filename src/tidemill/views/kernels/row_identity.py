@@ -1,10 +1,10 @@
-"""Row identity, H128, as Spark computes it: two `xxhash64` with different salts (DBSP-42).
+"""Row identity, H128, as Spark computes it: two `xxhash64` values with different salts (DBSP-42).
 
 Spark and kernels compute the same identity for a row of a view, so their digests agree. Kernels support types
 whose values are numbers or bytes (`identifiable`). For other types, Spark computes the identity
 (`views.spark.weighted_rows.identity`, which defines it).
 
-The hash runs over the columns in order: the hash so far is the seed for the next value, and NULL leaves it
+The columns are hashed in order: the hash so far is the seed for the next value, and NULL leaves the hash
 unchanged. A flag for NULL is hashed before each column.
 """
 

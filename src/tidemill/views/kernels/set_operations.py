@@ -1,8 +1,8 @@
 """DISTINCT, UNION, INTERSECT and EXCEPT, with and without ALL: one trace with the weights of each row.
 
 The trace has two sums for each row: its weight on the left side and on the right side. The weight in the
-output is a function of the two. So the change is the value of that function after the step minus its value
-before. Rows are equal if Spark would group them together.
+output is a function of the two. So the change of the output is the value of that function after the step
+minus its value before the step. Rows are equal if Spark would group them together.
 """
 
 from collections.abc import Callable

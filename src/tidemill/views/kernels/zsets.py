@@ -11,7 +11,7 @@ from tidemill.views.trace.row_equality import code_rows, group_equal
 
 
 def net_rows(table: pa.Table) -> pa.Table:
-    """Consolidate a Z-set: each row once, in an order that depends on the content alone.
+    """Consolidate a Z-set: merge equal rows, in an order that depends on the content alone.
 
     >>> net_rows(pa.table({"a": ["x", "y", "x"], "_w": [1, 1, -1]})).to_pylist()
     [{'a': 'y', '_w': 1}]

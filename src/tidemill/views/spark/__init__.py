@@ -1,1 +1,1 @@
-"""Views on Spark: how the steps of a group are computed."""
+"""Compute the steps of groups of views with Spark."""

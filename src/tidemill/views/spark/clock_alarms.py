@@ -1,12 +1,12 @@
-"""Compute when time alone changes a view: the next moment when a row passes a temporal filter (DBSP-22).
+"""Compute when time alone changes a view: when a temporal filter next adds or drops a row (DBSP-22).
 
 `WHERE at > now() - INTERVAL 1 DAY` drops a row one day after its time, although nothing is published. For
 each such filter, a query over the tables of the step finds the nearest value that the filter's bound has not
-passed yet. Evaluating the bound at future times finds the moment when it passes this value. The earliest of
-these moments is the group's alarm: no step before it would change anything.
+passed yet. Evaluating the bound at future times finds the moment when the bound passes this value. The
+earliest of these moments is the group's alarm: no step before it would change anything.
 
-An alarm can be early: a row that a later operator drops also wakes the view, and the step then finds no
-change. It is never late if the bound grows with time (`is_monotonic`).
+An alarm can be early: a row that a later operator drops also causes a step, which then finds no change. An
+alarm is never late if the bound grows with time (`is_monotonic`).
 """
 
 # ruff: noqa: S608  # the texts are the user's own query
@@ -42,8 +42,9 @@ class ClockUse:
     """How a view depends on the clock.
 
     Args:
-        filters: its temporal filters with bounds that grow with time: it can be computed when they change.
-        other: whether it also reads the clock in another way: then it can change at any time.
+        filters: its temporal filters with bounds that grow with time, so that their next change can be
+            computed.
+        other: whether it also reads the clock in another way, so that it can change at any time.
     """
 
     filters: tuple[TemporalFilter, ...] = ()
@@ -78,7 +79,7 @@ def next_crossing(
     now: int,
     tag: str,
 ) -> int | None:
-    """Return the next moment (µs since 1970) when one of these filters may add or drop a row; None for never.
+    """Return the next moment (µs since 1970) when one of these filters may add or drop a row; None if never.
 
     Args:
         spark: a session with the pinned settings.

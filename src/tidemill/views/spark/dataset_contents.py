@@ -1,9 +1,9 @@
-"""The content of a dataset as a frame: the same for views, checks of arcs and users (LOT-40, LOT-41).
+"""The content of a dataset as a DataFrame, the same for views, checks of arcs and users (LOT-40, LOT-41).
 
 rows      the rows of all its objects
 changes   each row, repeated as often as the sum of its weights
 keyed     the last write of each key: by the dataset's `order_by` columns if it has any, then by position, by
-          append (a lot of an interval has several), and by the place within its append
+          append (a lot of an interval has several appends), and by the place within the append
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Digests of weighted rows, which Spark computes while it writes the rows (DBSP-42).
 
 A digest is the sum of weight times H128 over all rows, modulo 2^128. It does not depend on the order of rows
-or on files, and the digests of steps add up to the digest of the table. A rewritten table must have the same
-digest. `kernels.zsets.digest` computes the same without Spark.
+or on their division into files, and the digests of steps add up to the digest of the table. A rewritten table
+must have the same digest. `kernels.zsets.digest` computes the same digest without Spark.
 """
 
 from collections.abc import Callable

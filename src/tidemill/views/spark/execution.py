@@ -1,12 +1,13 @@
 """Choose where a chain is executed, in Spark jobs or in the runner, and in how many tasks (DBSP-41).
 
 A Spark job takes a few hundred milliseconds before it reads the first row, and more for each layer. The
-kernels of a small step take a few dozen. The runner has only the cores of one machine and calls Spark for
-row expressions, but no row passes through Java. Both times are estimated from the plan and the size of the
-change. The event of the step reports the estimate and the actual time.
+kernels of a small step take a few dozen milliseconds. The runner has only the cores of one machine, and it
+calls Spark for row expressions, but its other rows do not pass through Java. The times in Spark and in the
+runner are estimated from the plan and the size of the change. The event of the step reports the estimate and
+the actual time.
 
-The number of tasks follows rows and bytes, so that each task fits the memory of a Python worker. There are at
-most 256, one for each slice of hash space.
+The number of tasks depends on the number of rows and bytes, so that each task fits the memory of a Python
+worker. There are at most 256, one for each slice of hash space.
 """
 
 import os
@@ -205,7 +206,7 @@ def size_of(slices: Iterable[LotSlice]) -> InputSize:
 
 
 def tasks_for(spark: "SparkSession", size: InputSize) -> int:
-    """Return how many tasks a layer has: as many as run at the same time, or a multiple of it."""
+    """Return how many tasks a layer has: a multiple of the number that run at the same time; at most 256."""
     cores = parallelism(spark)
     limit = worker_bytes(spark.conf.get(_MEMORY, "") or "", cores)
     task_bytes = TASK_BYTES if limit is None else max(1, min(TASK_BYTES, limit // MEMORY_SHARE))
@@ -214,7 +215,7 @@ def tasks_for(spark: "SparkSession", size: InputSize) -> int:
 
 
 def worker_bytes(setting: str, cores: int) -> int | None:
-    """Return the memory of one Python worker, from Spark's setting for an executor; None if not limited.
+    """Return the memory of one Python worker, from Spark's setting for an executor; None if unlimited.
 
     >>> worker_bytes("2g", 4)
     536870912

@@ -1,7 +1,7 @@
 """Error messages for views that cannot be computed: the view, where it is declared, and what failed.
 
 Spark's messages include plans and Java stack traces. A user needs only the first sentence, the part of the
-query that failed, and for a Python function the line that raised.
+query that failed, and, for a Python function, the line that raised the error.
 """
 
 import re
@@ -48,8 +48,8 @@ def failing_view(view: NamedView) -> Iterator[None]:
 def task_error(error: Exception) -> Exception:
     """Return the error that a task raised in its Python worker; return any other error unchanged.
 
-    Spark reports such an error as a Python stack trace inside a Java stack trace. A damaged run file or full
-    storage keeps its own error, with the name of the file.
+    Spark reports such an error as a Python stack trace inside a Java stack trace. For a damaged run file or
+    full storage, this is the original error, which names the file.
     """
     text = str(error)
     own = list(_OWN.finditer(text))

@@ -1,15 +1,15 @@
-"""Execute a step in this process: it runs the tasks of a Spark job and keeps packets in memory.
+"""Execute a step in this process: run the tasks that a Spark job would run, and keep packets in memory.
 
-Kernels, packets and reports are the same as in a Spark job, from the same functions. Spark evaluates only row
-expressions: once for each table that needs some, and once after each layer that has some. If rows only select
-columns, Spark is not called. A small step therefore takes only the time of its kernels.
+Kernels, packets and reports come from the same functions as in a Spark job. Spark evaluates only row
+expressions: once for each table that needs some, and once after each layer that has some. If the expressions
+only select columns, Spark is not called. A small step therefore takes only the time of its kernels.
 
 A step with many rows has several ranges and a thread for each: numpy and Arrow release the interpreter lock
 while they compute. Other threads write objects at the same time, because writing to disk takes about as long
 as the kernels. The step ends when all objects are written.
 
-A step can be larger than estimated: a changed key can have very many rows. Packets are in memory, so there is
-a limit. Beyond it, the executor raises `TooLargeInProcess`, and Spark runs the step.
+A step can be larger than estimated, because a changed key can have very many rows. The packets are in memory,
+so their size is limited. Above the limit, the executor raises `TooLargeInProcess`, and Spark runs the step.
 """
 
 import itertools
@@ -99,7 +99,7 @@ class InProcessExecutor(ChainExecutor):
     def _computed_packets(self, frame: "DataFrame", edges: Sequence[Edge]) -> list[pa.RecordBatch]:
         """Return the packets of a table's changes after Spark's row expressions.
 
-        One query evaluates all edges that do not explode rows, and one query each of the others.
+        One query evaluates all edges that do not explode rows. Each of the other edges has its own query.
         """
         packets: list[pa.RecordBatch] = []
         together = [edge for edge in edges if not edge.expressions.explodes]

@@ -1,8 +1,8 @@
 """Read the files of lots with Arrow, in the runner or in Spark's Python workers, as c0, c1, … and `_w`.
 
 If Spark read the files, it would convert each row to its own format and back to Arrow, which takes several
-times as long as reading. Spark is used only if the columns of a file differ from the declared ones in name or
-type (`FileMismatch`): it can convert them.
+times as long as reading. Spark reads a file only if its columns differ from the declared ones in name or type
+(`FileMismatch`), because Spark can convert them.
 """
 
 from collections.abc import Iterator

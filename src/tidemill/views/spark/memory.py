@@ -2,12 +2,13 @@
 
 Kernels allocate and free arrays of several megabytes all the time. By default, the C library and Arrow's
 allocator return each of them to the system, and the system clears the pages for the next allocation. In
-measurements, the system took 20 to 40 % of the time of a load's kernels, much of it for this. So Arrow
-allocates from the C library, and the C library keeps some free memory. All threads share one arena: with one
-arena per thread, the C library returns memory in pieces of 64 MB, and a step with two threads took a fifth
-longer.
+measurements, the system took 20 to 40 % of the kernels' time in a load, and much of that went into clearing
+pages. So Arrow allocates from the C library, and the C library keeps some free memory. All threads share one
+arena: with one arena per thread, the C library returns memory in pieces of 64 MB, which made a step with two
+threads a fifth slower.
 
-A process with limited memory keeps nothing. If `ARROW_DEFAULT_MEMORY_POOL` is set, Arrow uses its value.
+A process with limited memory keeps no free memory. If `ARROW_DEFAULT_MEMORY_POOL` is set, Arrow uses its
+value.
 """
 
 import ctypes
@@ -29,9 +30,9 @@ _M_ARENA_MAX = -8
 
 @functools.cache
 def keep_memory() -> bool:
-    """Keep some free memory from now on; return whether this is possible here.
+    """Keep some free memory from now on; return whether this system allows it.
 
-    Threads that already run may have their own arenas, so a process that computes calls this first.
+    Threads that are already running may have their own arenas, so call this before a process computes.
     """
     limits = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
     limited = any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in limits)

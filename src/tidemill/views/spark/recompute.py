@@ -1,7 +1,7 @@
-"""The rung *full*: recompute a view with Spark SQL, and store the difference to its table (DBSP-17).
+"""The rung *full*: recompute a view with Spark SQL, and store the difference from its table (DBSP-17).
 
-This works for every query. The old result is not recomputed: the stored rows are retracted, so it also works
-for a query that returns other values each time.
+This works for every query. The old result is not recomputed: the stored rows are retracted. So this also
+works for a query that returns different values each time.
 
 The views of a group are recomputed in their order, each from the datasets at the step's positions and the
 tables of the other views at the same step. A view without changed inputs is skipped.
@@ -42,7 +42,7 @@ def recompute_views(
     names: Collection[str],
     other_outputs: Sequence[StepOutput] = (),
 ) -> list[StepOutput]:
-    """Recompute those of these views that have changed inputs; return the outputs of the changed views.
+    """Recompute the named views that have changed inputs; return the outputs of the views that changed.
 
     Args:
         sources: what views are computed from.
@@ -121,7 +121,7 @@ def recompute_view(
     before: str,
     now: int,
 ) -> StepOutput:
-    """Compute one step of a view: its changes are its new result minus its table, and its next table.
+    """Compute one step of a view: its changes (its new result minus its table), and its next table.
 
     Args:
         spark: the session.

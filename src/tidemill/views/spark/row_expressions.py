@@ -2,8 +2,9 @@
 
 Rows of tables are plain frames. After a layer, one frame holds the rows of several operators. Each operator
 has a struct column, which is NULL in the rows of other operators. A condition that is false makes the struct
-NULL; expressions compute a new struct. Both are evaluated only where the struct is not NULL. So no frame is
-consumed twice (DBSP-46), and an expression can raise only on rows of its operator.
+NULL; expressions compute a new struct. Conditions and expressions are evaluated only where the struct is not
+NULL. So no frame is consumed twice (DBSP-46), and an expression can raise errors only on rows of its own
+operator.
 """
 
 from collections.abc import Callable, Sequence

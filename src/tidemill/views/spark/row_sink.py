@@ -1,8 +1,8 @@
 """Collect the rows of a view in a task, and write them to files.
 
-Equal rows are added up before they are written, so a file is written only when all rows of its part of
-identity space have arrived. If they need much memory, they are spilled to the local disk by identity, and
-read back part by part. Every file has a unique name, because a task may run twice.
+The weights of equal rows are added up before the rows are written, so a file is written only when all rows of
+its part of identity space have arrived. If the rows need much memory, they are spilled to the local disk by
+identity, and read back part by part. Every file has a unique name, because a task may run twice.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ class RowSink:
 
     Args:
         identity: the column that equal rows share; empty if equal rows may be in several parts.
-        held_bytes: how much memory they may use.
+        held_bytes: how much memory the rows may use.
     """
 
     def __init__(self, identity: str, held_bytes: int = HELD_BYTES) -> None:

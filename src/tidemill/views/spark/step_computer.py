@@ -11,7 +11,8 @@ In each step, a view is computed in one of three ways:
 A load runs the same kernels as an incremental step. So the rows that a step removes are bit for bit the rows
 that earlier steps added, even where Spark's sum of doubles would differ in the last bit (DBSP-20).
 
-The version file of the step lists the runs of all traces; the step's commit names it (DBSP-39).
+The version file of the step lists the runs of all traces, and the step's commit names the version file
+(DBSP-39).
 """
 
 import time
@@ -76,7 +77,7 @@ CODE = "1"
 
 
 class StepComputer:
-    """Computes the steps of groups: the port `Compute` of the stepper.
+    """Computes the steps of groups: implements `Compute` of the stepper.
 
     Args:
         sources: what views are computed from.

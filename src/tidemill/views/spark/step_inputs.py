@@ -1,8 +1,8 @@
 """The inputs of a step: rows of c0, c1, … and the weight `_w`, from lots, spilled files or frames.
 
-rows      map_files row once; a replaced lot retracts its old rows (DBSP-8)
-changes   map_files row with its weight
-keyed     map_files write: the row, whether it deletes, and its place among all writes
+rows      each row with weight 1; a replaced lot retracts its old rows (DBSP-8)
+changes   each row with its weight
+keyed     each write: the row, whether it deletes, and its place among all writes
 
 An input is a frame, or files that the runner or Spark's Python workers read with Arrow (`lot_files`).
 """

@@ -1,8 +1,8 @@
 """Write the time of a step into the text of a query, in place of `now()` and similar functions (DBSP-22).
 
-Spark would use the moment when it plans a job. But a step that runs again, perhaps on another runner, must
-return the same result. So every function of the clock is replaced by the time in the step's record. Named
-moments (`TIMESTAMP 'today'`) are functions of the clock too.
+Spark itself would use the time at which it plans a job. But a step that runs again, perhaps on another
+runner, must return the same result. So the time in the step's record replaces every function of the clock.
+Named moments (`TIMESTAMP 'today'`) are functions of the clock too.
 """
 
 import datetime as dt

@@ -1,6 +1,6 @@
 """Merge pieces of a view's table: add up their rows and write them as one run.
 
-Few rows are merged in this process, with Arrow. Spark merges many rows, and rows with types that Arrow does
+This process merges small windows with Arrow. Spark merges large windows, and rows with types that Arrow does
 not have or compares differently (collations). Either way, the written rows must have the digest of the rows
 that were read (DBSP-42), and a run that was read completely must have the digest in its manifest.
 """
@@ -72,7 +72,7 @@ def merge(
         load: returns the manifest of a run.
         window: the window to rewrite.
         schema: the columns of the table.
-        prefix: an empty folder.
+        prefix: the folder to write to, which is empty.
         spark: the session for windows that are not merged in this process.
     """
     if window.rows <= IN_PROCESS_ROWS and _bytes(load, window) <= IN_PROCESS_BYTES:

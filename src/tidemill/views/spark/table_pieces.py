@@ -3,16 +3,16 @@
 The changes of a step are a run, and so is the result of a merge. A piece is a run, limited to some grains of
 hash space. The rows of a table are the sum of its pieces. A merge rewrites a *window* of hash space: it adds
 up the rows of some runs in the window into one new run, and these runs then count only outside the window. So
-each row of each run counts exactly once, for any order and extent of merges (DBSP-47).
+each row of each run counts exactly once, regardless of the order and size of merges (DBSP-47).
 
 - The *tail* consists of runs over all of hash space: changes of steps. Runs of similar size are merged.
 - The *base* is one run, or several runs that follow each other in hash space. When the tail has grown to a
-  fraction of the base, both are rewritten together, window by window from the lower end. Each step continues
-  as far as its budget allows. Changes that arrive during this time form a new tail for the next rewrite. The
-  runs of the old tail show how far the rewrite has come: they count only above that place.
+  fraction of the base, tail and base are rewritten together, window by window from the lower end. Each step
+  continues as far as its budget allows. Changes that arrive during the rewrite form a new tail for the next
+  rewrite. The runs of the old tail show how far the rewrite has come: they count only above that grain.
 
-So a row is rewritten a few times while a table doubles, no step rewrites more rows than its budget, and a
-table consists of some windows and a short tail.
+So a row is rewritten only a few times while the table doubles in size, no step rewrites more rows than its
+budget, and a table consists of some windows and a short tail.
 """
 
 from collections.abc import Iterable, Sequence
@@ -106,7 +106,7 @@ def pieces_of(root: Manifest, leaves: Sequence[Manifest]) -> list[TablePiece]:
 
 
 def listing(pieces: Iterable[TablePiece]) -> tuple[list[str], list[list[tuple[int, int]]]]:
-    """Return the parts and the cuts of a table's manifest; no cuts for parts that count completely."""
+    """Return the parts and the cuts of a table's manifest; parts that count completely have no cuts."""
     cuts: dict[str, list[tuple[int, int]]] = {}
     for piece in pieces:
         part_cuts = cuts.setdefault(piece.part, [])
@@ -125,8 +125,9 @@ def overlap(pieces: Iterable[TablePiece]) -> bool:
 def window_budget(changed_rows: int, pieces: Sequence[TablePiece]) -> int:
     """Return how many rows a step may rewrite.
 
-    The budget is large enough for merges to keep up with steps of this size. For a large table it is at least
-    a share of it, so that there are few windows, up to the number of rows that are merged without Spark.
+    The budget is large enough for merges to keep up with steps of this size. It is also at least a fixed
+    share of the table, so that there are few windows, but this share is limited to the number of rows that
+    are merged without Spark.
     """
     total = sum(piece.rows for piece in pieces)
     return max(FLOOR_ROWS, 6 * changed_rows, min(SLICE_ROWS, int(total / SHARE)))

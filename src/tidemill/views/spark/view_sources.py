@@ -1,4 +1,4 @@
-"""The inputs of views at a step, as frames: datasets at its positions, and tables of other views."""
+"""The inputs of views as DataFrames: datasets at the positions of the step, and tables of other views."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,12 +29,12 @@ class ViewCode(Protocol):
 
     @property
     def function(self) -> "Callable[..., DataFrame] | None":
-        """The function of a view without a query; it gets frames."""
+        """The function of a view without a query; it receives DataFrames."""
         ...
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The tables that the function gets, in order."""
+        """The tables that the function receives, in order."""
         ...
 
     @property
@@ -49,7 +49,7 @@ class ViewCode(Protocol):
 
     @property
     def refresh(self) -> str:
-        """`full` recomputes it in every step."""
+        """How the view is refreshed; `full` recomputes it in every step."""
         ...
 
     @property

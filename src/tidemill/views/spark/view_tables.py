@@ -1,9 +1,9 @@
 """The tables of views in object storage: runs of rows, each row with its identity and weight.
 
-The manifest of a table is a root. Its parts are the manifests of runs: the changes of steps, and the results
-of merges. A step adds one part. If too many runs overlap, the step also rewrites a window of hash space. Its
-budget for this is proportional to the size of the change, not of the table (see `table_pieces` and
-`table_merges`).
+The manifest of a table is a root manifest. Its parts are the manifests of runs: the changes of steps, and the
+results of merges. A step adds one part. If too many runs overlap, the step also rewrites a window of hash
+space. The step's budget for this grows with the size of the change, not with the size of the table, apart
+from a bounded number of rows (see `table_pieces` and `table_merges`).
 
 Readers add up the rows of all pieces. They find files through manifests and never list a folder.
 """

@@ -1,10 +1,10 @@
 """Weighted rows in Spark: their identity, their sums, and rows repeated by their weight.
 
-**Identity.** H128 is two `xxhash64` with different salts over every column and whether it is NULL. For nested
-values it includes inner NULLs and lengths; maps are hashed as entries sorted by key. The identity only brings
-equal rows to the same place. Rows are added up by their columns, as Spark's grouping compares them, so two
-different rows with the same hash stay two rows. NaN equals itself, -0.0 equals 0.0, and the order of map
-entries does not matter.
+**Identity.** H128 consists of two `xxhash64` values with different salts, over every column and a flag for
+NULL. For nested values it includes inner NULLs and lengths; maps are hashed as entries sorted by key. The
+identity only brings equal rows to the same place. Whether rows are equal depends on their columns, by the
+rules of Spark's GROUP BY, so two different rows with the same hash stay two rows. NaN equals NaN, -0.0 equals
+0.0, and the order of map entries does not matter.
 """
 
 from collections.abc import Sequence

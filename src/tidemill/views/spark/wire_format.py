@@ -1,7 +1,7 @@
 """The format of rows between two layers: (range, operator, tag, blob), where a blob is an Arrow table.
 
-Spark moves blobs without decoding them. The time this takes grows with their bytes, so packets may be
-`compacted`.
+Spark moves blobs without decoding them. The time this takes grows with the size of the blobs, so packets may
+be `compacted`.
 """
 
 import struct
