@@ -1,4 +1,4 @@
-"""The tables that a query may read, and Spark's analysis of a query as a function."""
+"""The tables that a query may read, and the type of the function that analyses a query with Spark."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,8 @@ from tidemill.views.circuit.operators import SparkColumn
 class QueryTable:
     """A dataset or a view that a query may read.
 
-    `key` names its primary key, if rows are replaced by key. `append_only` means that rows are only added.
+    `key` names the columns of its primary key, if a new row replaces the row with the same key. `append_only`
+    means that rows are only added.
     """
 
     name: str

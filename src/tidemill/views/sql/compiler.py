@@ -1,9 +1,9 @@
 """The entry point of the SQL compiler: turns the text of a view into its output operator.
 
-Spark checks the query and the result. A query that Spark refuses is refused with Spark's message. The circuit
-must have exactly the columns and types of the query in Spark's analysis. If they differ, or if the compiler
-fails on a query that Spark accepts, the query becomes one opaque operator that is recomputed, and the notes
-say so.
+Spark checks the query and the result. If Spark refuses the query, the compiler raises an error with Spark's
+message. The circuit must have exactly the columns and types of the query in Spark's analysis. If they differ,
+or if the compiler fails on a query that Spark accepts, the query becomes one opaque operator that is
+recomputed, and the notes for the user say so.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

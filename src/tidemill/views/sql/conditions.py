@@ -1,10 +1,11 @@
-"""Conditions: which of them are keys of a join, and which compare a column with the clock.
+"""Conditions: find those that are keys of a join, and those that compare a column with the clock.
 
-`is_monotonic` tells whether a bound that depends on the clock only grows (DBSP-22). Then each row passes it
-once, and the time can be predicted. The check knows the functions of the clock, intervals that are added or
-subtracted, casts between dates and timestamps, and truncation to a unit. A bound that it does not know is not
-monotonic. Neither is a timestamp minus a month: on the 30th of March it is still in February, and can be
-earlier than it was the evening before. A date minus a month is monotonic.
+`is_monotonic` tells whether a bound that depends on the clock only grows (DBSP-22). Such a bound passes the
+value of each row only once, and the time can be predicted. The check knows the functions of the clock,
+intervals that are added or subtracted, casts between dates and timestamps, and truncation to a unit. Any
+other bound counts as not monotonic. A timestamp minus a month is not monotonic: on 30 and 31 March the result
+is on the last day of February, so on the morning of the 31st it is earlier than on the evening before. A date
+minus a month is monotonic.
 """
 
 import re

@@ -40,7 +40,7 @@ class QueryContext:
             self.notes.append(text)
 
     def columns_of(self, sql: str) -> Sequence[SparkColumn] | None:
-        """Let Spark analyse a piece of SQL; None if the compiler runs without Spark."""
+        """Return the columns of a query, as Spark analyses it; None if the compiler runs without Spark."""
         return self.analyse(sql, self.tables) if self.analyse else None
 
     # --- errors with a position ---------------------------------------------------------------------------

@@ -47,7 +47,7 @@ class FromQueries(Protocol):
 
 @dataclass
 class FromRows:
-    """The rows of a FROM clause, or of its part that has been read, and the scope of their names."""
+    """The rows of a FROM clause, or of the part read so far, and the scope of their names."""
 
     operator: Operator
     scope: NameScope

@@ -18,7 +18,7 @@ GroupingSet = list[int]
 
 
 def bare_call(node: exp.Expr) -> exp.Expr:
-    """Return the call itself, without FILTER, WITHIN GROUP, IGNORE NULLS and RESPECT NULLS."""
+    """Return the call itself, without FILTER, WITHIN GROUP, IGNORE NULLS or RESPECT NULLS."""
     while isinstance(node, WRAPPERS):
         node = node.this
     return node
@@ -31,7 +31,7 @@ def is_aggregate(context: QueryContext, node: exp.Expr) -> bool:
 
 
 def aggregates(context: QueryContext, node: exp.Expr) -> Iterator[exp.Expr]:
-    """Yield the aggregates in an expression, without window functions and without those of subqueries."""
+    """Yield the aggregates in an expression, except window functions and aggregates in subqueries."""
     if isinstance(node, exp.Query | exp.Subquery):
         return
     if isinstance(node, exp.Window):

@@ -19,7 +19,7 @@ from tidemill.views.sql.stage import SelectStage
 
 
 def window_functions(node: exp.Expr) -> Iterator[exp.Window]:
-    """Yield the window functions in an expression, without those of subqueries."""
+    """Yield the window functions in an expression, except those in subqueries."""
     if isinstance(node, exp.Query | exp.Subquery):
         return
     if isinstance(node, exp.Window):
@@ -147,7 +147,7 @@ def limited(context: QueryContext, relation: Relation, node: exp.Expr, order: Se
 def listed_position(
     context: QueryContext, node: exp.Expr, names: Sequence[str | None], scope: NameScope
 ) -> int | None:
-    """Return the position in the select list that an ORDER BY key names or numbers; None for other keys."""
+    """Return the position in the select list that an ORDER BY key gives by name or number; otherwise None."""
     if isinstance(node, exp.Literal) and not node.is_string and node.name.isdigit():
         position = int(node.name) - 1
         if not 0 <= position < len(names):

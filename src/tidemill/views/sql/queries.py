@@ -1,4 +1,4 @@
-"""Queries: selects, set operations, common table expressions, and queries that stay SQL text."""
+"""Compile queries: selects, set operations, common table expressions, and queries that stay SQL text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""One select: FROM, WHERE, GROUP BY, HAVING, windows, QUALIFY, select list, DISTINCT, ORDER BY and LIMIT."""
+"""Compile a SELECT with WHERE, GROUP BY, HAVING, windows, QUALIFY, DISTINCT, ORDER BY and LIMIT."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Expressions copied from the text of the query, in a normal form.
+"""Copy expressions from the text of a query, in a normal form.
 
 The copy keeps the tokens as they are written, so literals and functions do not change. It normalises what has
 no meaning: comments, line breaks, spaces, and the case of keywords and function names. Replacements put a

@@ -4,14 +4,14 @@ The compiler rewrites a subquery only if the result is exactly the same. Otherwi
 and the query is recomputed. The rules:
 
 - A subquery that does not read the outer query is compiled alone. EXISTS becomes a semi join without keys, IN
-  a semi join by equality, NOT IN a null-aware anti join, a scalar subquery the operator `Scalar`.
+  becomes a semi join by equality, NOT IN a null-aware anti join, and a scalar subquery the operator `Scalar`.
 - A correlated EXISTS or IN must be a simple select (no groups, no LIMIT, no windows). The conditions of its
   WHERE clause that read the outer query become keys (`inner = outer`, `inner <=> outer`) or the residual of
   the join.
 - In NOT IN a pair of rows matches if the equality is true *or NULL*.
 - A correlated scalar subquery must be one expression of aggregates without GROUP BY, correlated by equality
-  only. It becomes an aggregate by the inner keys, and a left join with it. For a row without a group the
-  aggregates must have their value for no rows: NULL, but 0 for counts. That is the COUNT guard.
+  only. It becomes an aggregate grouped by the inner keys, and a left join with that aggregate. For a row
+  without a group, the aggregates must have their value for no rows: NULL, but 0 for counts.
 """
 
 from dataclasses import dataclass, replace

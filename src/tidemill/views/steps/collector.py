@@ -1,4 +1,4 @@
-"""Collection: remove the files of views that no list names any more, and no others (DBSP-37).
+"""The collector: delete the files of views that are no longer needed, and no others (DBSP-37).
 
 A step does not delete what it replaces: merged run files, table manifests and version files of earlier steps.
 Table manifests and version files are called *lists* here, because they list the files to keep. The collector
@@ -6,25 +6,25 @@ scans the folders of a pipeline's views, page by page:
 
 1. List objects.
 2. Read the attempts that the object names contain.
-3. Read which lists are current, in one transaction, and then these lists.
+3. In one transaction, read which lists are current. Then read these lists.
 4. Delete the objects of ended attempts that no list names.
 
-This order makes it safe. An attempt is stored before its first object, so every object of step 1 belongs to a
-known attempt, which is open (and left alone) or ended. The lists of a step name only objects of its own
-attempt and objects that the lists before it named. So if an ended attempt wrote an object and the current
-list does not name it, no later list will.
+This order makes deletion safe. An attempt is stored before its first object, so every object of step 1
+belongs to a known attempt. The collector keeps the objects of attempts that are still open. The lists of a
+step name only objects of its own attempt and objects that the lists before it named. So if an ended attempt
+wrote an object and the current list does not name it, no later list will.
 
 The collector keeps:
 
-- what the current lists name, and the lists before them;
+- the current lists, the lists before them, and the files that any of these name;
 - the last table of a retired view, until a user drops it;
-- what readers have pinned;
+- the lists that readers have pinned, and their files;
 - everything younger than the grace period;
 - the changes of every committed step, because consumers may read them from any position.
 
 The files of base datasets are in other folders, which the collector never touches (DBSP-28).
 
-Several collectors may run at the same time, and every step can be repeated.
+Several collectors may run at the same time, and each of the four steps can be repeated.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -90,7 +90,7 @@ class _Folder(NamedTuple):
 class Collector:
     """Collects the files of one pipeline's views.
 
-    - grace_s: younger objects are kept in any case.
+    - grace_s: objects younger than this are always kept.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Collector:
         self._pending: set[str] = set()  # folders with objects that a later round may remove
 
     def collect(self, pages: int = MOST_PAGES) -> bool:
-        """Scan some pages after those of the last pass; return True if the round is not finished."""
+        """Scan some pages, after those of the last call; return True if the round is not finished."""
         folders = sorted(self._folders(), key=lambda folder: folder.prefix)
         for _ in range(pages):
             ahead = [folder for folder in folders if folder.prefix >= self._cursor[0]]

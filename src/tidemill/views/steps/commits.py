@@ -1,12 +1,12 @@
 """Commit a step: after its objects are written, one transaction moves the group to the new step (DBSP-39).
 
 A *step batch* is what a group processes next: all records after its current step, up to and including the
-first that has work for the group. Records that change nothing for it are skipped together, without a Spark
-job. A batch with work has an attempt. The commit writes one row, which names the outputs of that attempt.
+first record that has work for the group. Records without work are skipped together, without a Spark job. A
+batch with work has an attempt. The commit writes one row, which names the outputs of that attempt.
 
-A commit is fenced. It is refused unless the run still holds its ticket, and the group's step and declaration
-are still those at which the batch was read. So if two runs compute the same step, one of them commits it,
-and a stale run commits nothing. The objects of a failed attempt are never reused: the step runs again.
+A commit is fenced. It is refused unless the run still holds its ticket, and the group still has the step and
+the declaration that it had when the batch was read. So if two runs compute the same step, one of them commits
+it, and a stale run commits nothing. The objects of a failed attempt are never reused: the step runs again.
 """
 
 from collections.abc import Sequence
@@ -89,8 +89,8 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
 
     - changes: the manifest of its changes; empty if it has none.
     - table: the manifest that lists the files of its table.
-    - rows, size: of the changes.
-    - digest: of the changes.
+    - rows, size: the number of rows and the bytes of the changes.
+    - digest: the digest of the changes.
     - content: the digest of the table after the step, which is the sum of all digests so far (DBSP-42).
     """
 
@@ -161,7 +161,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def manifests(self, spec: GroupSpec) -> list[str]:
-        """What the attempt wrote for each target of `open_step`, in the same order; empty for nothing."""
+        """What the attempt wrote for each target of `open_step`, in the same order; empty if nothing."""
         outputs = {output.view: output for output in self.outputs}
         names: list[str] = []
         for view in spec.views:
@@ -176,7 +176,7 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     """One commit: the group moved from `after` to `step`. Views without an output did not change.
 
     - version: the version file that this step wrote; empty if it wrote none.
-    - epoch, fence: of the run that committed the step.
+    - epoch, fence: the epoch and the fence of the run that committed the step.
     - at: store time, µs.
     - wall_at: wall time, µs since 1970; for display.
     """
@@ -286,7 +286,7 @@ def commit(
 ) -> StepRow:
     """Move the group to the batch's step, and to the version file of the result.
 
-    - result: of the attempt; None for a batch without work.
+    - result: the result of the attempt; None for a batch without work.
     - ends: this is the run's last commit, which also finishes the run of its subscription.
     """
     group = _check_fence(tx, keys, ticket, batch)

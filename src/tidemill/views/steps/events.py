@@ -24,7 +24,7 @@ class StepCommitted(Event, frozen=True, kw_only=True):
 
 
 class RowsSetAside(Event, frozen=True, kw_only=True):
-    """A step deleted rows that their dataset does not contain. They stay in quarantine until their insertion.
+    """A step deleted rows that their dataset does not contain. They stay in quarantine until inserted.
 
     - rows: how many rows, by dataset.
     """
@@ -49,13 +49,13 @@ class StepTimed(Event, frozen=True, kw_only=True):
     """How long the parts of a group's step took in kernels, in seconds.
 
     - views: the views that kernels computed.
-    - plan_s: until the job was submitted to Spark.
-    - job_s: until the job had run.
+    - plan_s: planning the jobs, until they are submitted.
+    - job_s: running the jobs.
     - kernel_s: inside kernels, summed over all tasks.
-    - load_s: building traces from whole inputs. A step does so if a trace is missing, or if more rows changed
-      than the trace has.
+    - load_s: building traces from complete inputs. A step does so if a trace is missing, or if many more rows
+      changed than the traces store.
     - place: where the rest ran: in a job of `spark`, or in the `runner`.
-    - estimated_s: the estimated time at that place, by which it was chosen.
+    - estimated_s: the time that was estimated for that place.
     - changed_rows, known_rows: the numbers of rows that the estimate is based on.
     """
 
@@ -74,7 +74,7 @@ class StepTimed(Event, frozen=True, kw_only=True):
 
 
 class FilesCollected(Event, frozen=True, kw_only=True):
-    """The collector removed files of a view, or of a group's state, that no list names any more.
+    """The collector removed files of a view, or of a group's state, that are no longer needed.
 
     - of: the view or the group.
     - size: how many bytes were freed.

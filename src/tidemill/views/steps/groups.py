@@ -2,7 +2,8 @@
 
 A group's row holds its declaration, its step, and for each view the manifest of its table at that step. The
 group's head, subscription and attempts use the group's id. The subscription follows the base datasets that
-the group reads, and the pipeline's step log: every group applies every record, with or without work in it.
+the group reads, and the pipeline's step log: every group applies every record, even one without work for the
+group.
 """
 
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ SPEC_BYTES = 32 * 1024
 class ViewSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The declaration of a view.
 
-    - code: a digest of everything that decides the result; when it changes, the next step rebuilds the view.
+    - code: a digest of everything that affects the result; when it changes, the next step rebuilds the view.
     - reads: the base datasets that the view reads directly.
     - uses: the views of the same group that it reads; they come before it in the group.
     """
@@ -49,7 +50,7 @@ class ViewSpec(msgspec.Struct, frozen=True, kw_only=True):
 class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The declaration of a group.
 
-    - cadence_us, debounce_us, max_wait_us: the shortest of its views.
+    - cadence_us, debounce_us, max_wait_us: the shortest values among its views.
     - gated: whether runs wait for the group's schedule.
     - most_failures, catch_up: see `Terms`.
     """
@@ -102,7 +103,7 @@ class ViewGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stale(self) -> frozenset[str]:
-        """Views without a table, or with one that other code built: the next step rebuilds them."""
+        """Views without a table, or with a table that other code built. The next step rebuilds them."""
         codes = {table.view: table.code for table in self.built}
         return frozenset(view.name for view in self.spec.views if codes.get(view.name) != view.code)
 
@@ -160,9 +161,9 @@ def declare(tx: Tx, keys: StepKeys, pipeline: str, spec: GroupSpec) -> ViewGroup
 
 
 def remove(tx: Tx, keys: StepKeys, pipeline: str, group: str) -> bool:
-    """Remove a group that is no longer declared: runs of it can commit nothing from now on.
+    """Remove a group that is no longer declared. From now on, its runs cannot commit.
 
-    A later group with the same name is a new one. The head keeps its position, because heads only grow. The
+    A later group with the same name is a new group. The head keeps its position, because heads only grow. The
     tables of the views stay readable (`retired`).
     """
     raw = tx.get(keys.group[pipeline, group])

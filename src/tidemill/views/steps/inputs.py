@@ -1,7 +1,7 @@
 """Inputs: find the objects that hold the rows of a dataset at a position (DBSP-8, DBSP-26).
 
-The store decides what a dataset contains at a position: of each lot, the newest generation with an event at
-or before that position. Later publications change nothing. The store's rows are read in pages. Manifests
+The store determines what a dataset contains at a position: for each lot, the newest generation with an event
+at or before that position. Later publications change nothing. The store's rows are read in pages. Manifests
 never change, so they are read from object storage once and cached.
 """
 
@@ -94,7 +94,7 @@ class InputReader:
         self.manifests = manifests
 
     def at(self, dataset: DatasetId, position: int) -> list[LotSlice]:
-        """Return the lots of a dataset at a position, without those that are empty or removed there."""
+        """Return the lots of a dataset at a position, except lots that are empty or removed by then."""
         rows: list[LotRow] = []
         after = ""
         while True:

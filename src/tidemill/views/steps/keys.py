@@ -1,4 +1,4 @@
-"""Where steps are in the store: their keys, added to the keys that a step's commit also writes.
+"""The keys of steps in the store. A step's commit also writes the keys of publications.
 
 (C, "circuit", P)                          the version of the circuit that was declared last
 (C, "step-last", P)                        the number of the newest record, and the cursor of the next one

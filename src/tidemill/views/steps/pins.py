@@ -53,7 +53,7 @@ def pinned(tx: Tx, keys: StepKeys, pipeline: str, prefix: str) -> frozenset[str]
 
 
 def remove_expired(tx: Tx, keys: StepKeys, pipeline: str, limit: int = PAGE) -> int:
-    """Remove expired pins, and return how many."""
+    """Remove expired pins, and return how many there were."""
     now = tx.now()
     expired = [
         row.key

@@ -1,11 +1,12 @@
 """Records: store which input belongs to which step, before anything is computed (DBSP-26, DBSP-34).
 
-A pipeline has one step log. Record n lists the positions (after, to] of every base dataset that had moved.
-The ranges of one dataset have no gaps and no overlaps, so later input joins a later step, and all groups that
-read the dataset divide it at the same positions.
+A pipeline has one step log. Record n lists the range of positions (after, to] of every base dataset with new
+positions. The ranges of one dataset have no gaps or overlaps, so later input belongs to a later step, and all
+groups that read the dataset divide it at the same positions.
 
-A record is written under the coordinator's epoch. A process that needs one record becomes the coordinator in
-the same transaction (`write_record_now`). A process that holds the lease for longer uses `write_record`.
+A record is written under the coordinator's epoch. A process that needs only one record becomes the
+coordinator in the same transaction (`write_record_now`). A process that holds the lease for longer uses
+`write_record`.
 """
 
 from collections.abc import Sequence
@@ -40,7 +41,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     - now: the value of `now()` in this step (wall time, µs); it never decreases from record to record.
     - circuit: the circuit's declared version when the record was written.
-    - epoch: of the coordinator that wrote it.
+    - epoch: the epoch of the coordinator that wrote the record.
     """
 
     number: int

@@ -2,7 +2,7 @@
 
 A view that is removed from its pipeline is no longer computed, but its last table stays readable: a query may
 still use it, or a user may declare it again. Its files stay until a user drops the view. Declaring the view
-again removes its row here.
+again removes it from the retired views.
 """
 
 from collections.abc import Iterable

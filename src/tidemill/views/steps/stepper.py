@@ -5,9 +5,9 @@
     compute  write the objects and manifests of the batch (`Compute`)
     commit   move the group to the batch's step, and end the run when no record is left
 
-Each of them except compute is one transaction between two crash points, `views.<name>.before` and `.after`.
-If the process fails between them, the run ends with its node's lease or by `runs.fail`. The next run resumes
-at the last commit, with the same records.
+Each of these phases except compute is one transaction between two crash points, `views.<name>.before` and
+`.after`. If the process fails between phases, the run ends when its node's lease ends, or through
+`runs.fail`. The next run resumes at the last commit, with the same records.
 """
 
 from collections.abc import Callable
@@ -59,8 +59,8 @@ class Stepper:
         """Apply all records; when this returns, the run has ended.
 
         If the computation raises an error, its attempt is abandoned and the error is raised again. The run
-        still holds its ticket then, and the caller ends it by `runs.fail`. `LeaseLost` means that the run has
-        already ended.
+        then still holds its ticket, and the caller ends the run with `runs.fail`. `LeaseLost` means that the
+        run has already ended.
 
         - stop: called between commits; True ends the run. A group may stop at any step.
         """

@@ -1,7 +1,7 @@
 """Split rows into batches of bounded size, by the number of rows and by their bytes.
 
-Packets between layers and the memory of a task are limited by both, because one row of a million bytes takes
-as much memory as many thousand narrow ones.
+Packets between layers and the memory of a task have both limits, because one row of a million bytes takes as
+much memory as thousands of narrow rows.
 """
 
 from collections.abc import Iterable, Iterator

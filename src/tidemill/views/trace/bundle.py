@@ -1,9 +1,9 @@
-"""Bundles: the file that a task writes in one layer of a step, with new and merged runs.
+"""Bundles: a task writes one file in each layer of a step, with its new and merged runs.
 
-Its key is unique to the attempt of the task. So a retry, a speculative copy of the task or a killed worker
-may leave an unused file, but no version ever lists an incomplete file.
+The key of the file is unique to the attempt of the task. So a retry, a speculative copy of the task or a
+killed worker may leave an unused file, but no version ever lists an incomplete file.
 
-One `put` writes the file, after all runs were added; only then may a version list its entries. Runs are
+One `put` writes the file, after all runs have been added; only then may a version list its entries. Runs are
 cached when they are added. If the bundle is never written, no version lists them, so they are never read.
 
 A large bundle is buffered on the local disk, not in memory.
@@ -45,7 +45,7 @@ class Bundle:
         self._bytes = 0
 
     def add(self, layout: Layout, table: pa.Table, low: int, high: int) -> RunEntry | None:
-        """Add a run and return its entry; None, and nothing added, if it has no rows.
+        """Add a run and return its entry; if the run has no rows, add nothing and return None.
 
         Args:
             layout: the layout of the trace.

@@ -1,16 +1,16 @@
 """A local cache of run files: memory-mapped files on the machine that runs the kernels.
 
 Object storage holds the runs compressed, and stays the source of truth. The cache holds them uncompressed,
-ready to map, so they may be larger here (DBSP-45). A run that is cached completely is one file, so one search
-finds a hash in it. From other runs, only the batches whose fences match are fetched, by ranged reads in one
-call. Each of these batches is cached as one file.
+ready to map, so they may be larger in the cache (DBSP-45). A run that is cached completely is one file, so
+one search finds a hash in it. From other runs, the cache fetches only the batches whose fences match, with
+ranged reads in one call. Each of these batches is cached as one file.
 
-A file appears under its name by a rename, so other processes see all of it or nothing. It contains its own
+A rename gives a file its final name, so other processes see a complete file or none. A file contains its own
 size, so a file that a machine crash truncated is fetched again. Removing a file loses nothing, even while it
-is mapped. A full disk is not an error: rows are then read without caching them.
+is mapped. A full disk is not an error: rows are then read without being cached.
 
 A cache folder is valid for one boot of the machine. After a power failure, a renamed file may have the right
-size and wrong content. So the folder is named after the boot (`/proc/sys/kernel/random/boot_id`).
+size but the wrong content. So the folder is named after the boot (`/proc/sys/kernel/random/boot_id`).
 """
 
 import contextlib
@@ -76,7 +76,7 @@ class Cache:
         folder: where to cache them; None caches in the memory of this process only.
         limit_bytes: the maximum size of the folder.
         memory_bytes: how much memory this process may use. Mapped files count only if the address space is
-            limited. Beyond the limit, the rows used longest ago are dropped, and read again when needed.
+            limited. Above the limit, the least recently used rows are dropped, and read again when needed.
         unique: makes the names of scratch files unique to a writer, e.g. to a task's attempt.
     """
 

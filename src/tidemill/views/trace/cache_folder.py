@@ -1,7 +1,7 @@
 """The folder in which a machine caches run files: one for each user, machine and boot.
 
-Every process finds it on the machine it runs on, so Spark executors have their own folders. Folders of
-earlier boots are removed. Folders of other machines that share the same home are not.
+Every process uses the folder of the machine it runs on, so Spark executors have their own folders. Folders of
+earlier boots are removed. Folders of other machines that share the same home directory are kept.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ class CacheFolder(NamedTuple):
 def cache_folder(setting: str = "") -> CacheFolder | None:
     """Return the folder for cached run files; None if the cache is off or no folder is usable.
 
-    - setting: a folder, or `off`; if empty, `TIDEMILL_CACHE` decides, then the user's cache folder.
+    - setting: a folder, or `off`; if empty, the value of `TIDEMILL_CACHE`, or else the user's cache folder.
     """
     configured = setting or os.environ.get(ENVIRONMENT, "")
     boot = _boot_id()

@@ -18,7 +18,7 @@ _OVERFLOW = 2**63
 
 
 def consolidate(table: pa.Table, layout: Layout, zeros: Zeros = "differ") -> pa.Table:
-    """Return the Z-set in its canonical form: each row once, no row with only zero sums, sorted by hash.
+    """Return the Z-set in its canonical form: no equal rows, no row with only zero sums, sorted by hash.
 
     Args:
         table: has the columns of the layout, in any order and any number of chunks.

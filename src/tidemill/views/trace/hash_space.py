@@ -1,9 +1,9 @@
 """Hash space: 256 fixed slices, the ranges that tasks compute, and the grains at which merges may cut.
 
-A key hash is a signed 64-bit number, and runs are sorted by it. A slice is its highest 8 bits, so every run
-contains the slices in order, and slice 0 starts at -2^63. A *grain* is 1/256 of a slice. Only merges use
-grains: with them, a merge rewrites few rows in one step even if a slice is large. In Spark SQL, the slice of
-a hash is `shiftright(_h, 56) + 128`.
+A key hash is a signed 64-bit number, and runs are sorted by it. The highest 8 bits of a hash are its slice,
+so every run contains the slices in order, and slice 0 starts at -2^63. A *grain* is 1/256 of a slice. Only
+merges use grains: with them, a merge rewrites few rows in one step even if a slice is large. In Spark SQL,
+the slice of a hash is `shiftright(_h, 56) + 128`.
 """
 
 from collections.abc import Iterator

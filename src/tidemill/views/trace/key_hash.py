@@ -1,4 +1,4 @@
-"""Key hashes: runs are sorted by them, rows are looked up by them, and rows are sent to tasks by them.
+"""Key hashes: the hashes by which runs are sorted, rows are looked up, and rows are assigned to tasks.
 
 The hash depends on the values alone, not on the other rows of a call, and it is equal for keys that Spark
 groups together. So a run does not have to store the hash: it can be computed from the key. In a *fine* trace,
@@ -18,7 +18,7 @@ GLOBAL_HASH = 0
 """The hash of an empty key, which all rows share."""
 
 UPPER = np.int64(-(2**32))
-"""The bits of a hash that come from the key in every trace, also in a fine one."""
+"""The bits of a hash that come from the key in every trace, including a fine one."""
 
 
 def key_hashes(columns: Sequence[pa.Array], rows: int) -> I64:

@@ -2,8 +2,8 @@
 
 Every table of a trace has the column `_h` (int64, the hash of the key), then the columns that *identify* a
 row, then the *sums*: int64 columns that are added up when two rows are otherwise equal. A Z-set has one sum,
-its weight `_w`. The trace of an aggregate has several, its accumulators. So one routine merges all traces, in
-any order, and a change followed by its inverse leaves nothing.
+its weight `_w`. The trace of an aggregate has several sums, its accumulators. So one routine merges all
+traces, in any order, and a change followed by its inverse leaves no rows.
 
 A trace may be *fine*: then the upper half of `_h` comes from the hash of the key, and the lower half from the
 other columns. The rows of a key are still adjacent, and a single row is found as fast as a key in other

@@ -1,13 +1,13 @@
 """The merge policy: which runs to merge in a step, within the step's budget of rows.
 
 The runs that cover a piece of hash space form a stack, sorted by density (rows per grain), lowest first. A
-stack of fewer than `FAN` runs is not merged. If there are more, the policy merges from the least dense run up
+stack of fewer than `FAN` runs is not merged. In a higher stack, the policy merges from the least dense run up
 to the last run whose density is at most the total of the runs before it. So each time a row is rewritten, its
 run at least doubles. In a stack that is not merged, each run is denser than all runs before it together, so
 the stack stays low.
 
-If a merge exceeds the budget, only its first grains are merged, and the others in later steps (DBSP-47). Rows
-add up in any order, so the order of merges does not matter.
+If a merge exceeds the budget, only its first grains are merged now, and the others in later steps (DBSP-47).
+Rows add up in any order, so the order of merges does not matter.
 """
 
 from collections.abc import Callable, Sequence

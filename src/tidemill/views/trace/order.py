@@ -1,4 +1,4 @@
-"""Fast sort orders of numbers: radix sort by 16 bits at a time, where that is faster than comparing."""
+"""Compute sort orders of numbers, by radix sort where that is faster than a comparison sort."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -78,8 +78,8 @@ def _column(array: pa.Array, zeros: Zeros) -> CodedRows:
 def group_equal(coded: CodedRows, first: I64 | None = None) -> tuple[I64, I64]:
     """Return an order that puts equal rows together, and where in it each group starts.
 
-    The order is by `first`, then by mix. Rows are equal if `first` and all codes are. If the mix of different
-    rows collides, rows are sorted by their codes.
+    The order is by `first`, then by mix. Rows are equal if `first` and all codes are equal. If the mix of
+    different rows collides, rows are sorted by their codes.
     """
     count = len(coded.mix)
     if count == 0:

@@ -84,7 +84,7 @@ class RunHead:
         return np.flatnonzero(end > begin)
 
     def count(self, low: int, high: int) -> int:
-        """Estimate how many rows have hashes from low to high, exactly except in the first and last batch."""
+        """Estimate how many rows have hashes from low to high; only the first and last batch are inexact."""
         inside = self.batches[self.between(low, high)]
         first, last = inside["first"].astype(np.float64), inside["last"].astype(np.float64)
         share = (np.minimum(last, high) - np.maximum(first, low) + 1.0) / (last - first + 1.0)

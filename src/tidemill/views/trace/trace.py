@@ -1,7 +1,7 @@
 """A trace in one range at one version: look up hashes, scan all rows, and add the changes of a step.
 
 Existing runs never change. `extend` adds the step's rows to a bundle, and merges runs into the same bundle
-within a budget. Both become part of the trace when a version lists them.
+within a budget. New and merged runs become part of the trace when a version lists them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -76,7 +76,7 @@ class Trace:
     def lookups(
         self, hashes: Hashes, columns: Sequence[str] | None = None, *, keys: bool = False
     ) -> Iterator[pa.Table]:
-        """Like `lookup`, in tables of bounded size with one chunk each: a key may have more rows than memory.
+        """Like `lookup`, in tables of bounded size with one chunk each: a key's rows may not fit in memory.
 
         Args:
             hashes: sorted and distinct.

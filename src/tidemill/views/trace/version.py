@@ -1,9 +1,9 @@
-"""Version files: list the pieces of run files that make up each trace, and the step to which it is current.
+"""Version files: list the pieces of run files in each trace, and the step up to which it is current.
 
 A version and the run files it lists are immutable; each step creates the next version. So a reader of a
 version sees the state of one step, even while merges run. `apply` is the only transition from one version to
-the next: it adds new runs, and replaces merged pieces by one piece with the same rows. A merge is applied
-only if all pieces that it replaces are still listed (DBSP-37); otherwise it is dropped.
+the next: it adds new runs, and replaces merged pieces with one piece that has the same rows. A merge is
+applied only if all pieces that it replaces are still listed (DBSP-37); otherwise it is dropped.
 
 A version file has two lines of JSON: format and checksum, then the version. `put_if_absent` writes it under a
 unique name, which is also its nonce.
@@ -217,7 +217,7 @@ class TraceVersion:
 
 
 def _apply_merge(traces: dict[str, list[RunEntry]], merge: MergedRuns) -> bool:
-    """Replace the cuts of a merge by its piece; return False, and change nothing, if a cut is not listed."""
+    """Replace a merge's cuts with its piece; return False, and change nothing, if a cut is not listed."""
     left = traces.get(merge.trace, [])
     for cut in merge.cuts:
         rest: list[RunEntry] = []
