@@ -20,7 +20,7 @@ from tidemill.views.circuit.operators import Aggregate, Opaque, Operator, ViewOu
 from tidemill.views.circuit.ties import has_one_result, tie_dependent
 
 FLOAT_BOUND = 1e-9
-"""The allowed difference of floats, relative to the larger of the two and to 1.
+"""The allowed difference of floats, relative to the larger absolute value (at least 1).
 
 It is far larger than the effect of the order in which a million values of similar size are added, and far
 smaller than that of a wrong row.

@@ -64,7 +64,7 @@ class ChainBuilder:
         self._keys: dict[ops.InputTable, tuple[int, ...]] = {}
 
     def build(self, views: Sequence[str]) -> Chain:
-        """Build the chain of these views; raise `NoKernel` if one of their operators has no kernel."""
+        """Build the chain of these views; raise `NoKernel` if a chain cannot compute an operator."""
         self._keys = source_keys(walk(*(self._circuit.outputs[view] for view in views)), self._types)
         for view in views:
             self._output(view)

@@ -39,14 +39,14 @@ SETTING: Final = "TIDEMILL_PLACE"
 
 MOST_ROWS: Final = 2_000_000
 MOST_BYTES: Final = 32 * 1024**2
-"""The largest step that the runner executes. Spark executes larger ones: it has more memory."""
+"""The largest step that the runner executes. Spark has more memory, so it executes larger steps."""
 
 THREAD_ROWS: Final = 50_000
-"""The runner uses one more thread for each so many changed rows."""
+"""How many changed rows the runner gives to each thread."""
 
 TASK_ROWS: Final = 2_000_000
 TASK_BYTES: Final = 64 * 1024**2
-"""The most input of one task, as stored and compressed. Its memory is proportional to it."""
+"""The maximum input of one task, in compressed bytes. The memory of a task is proportional to its input."""
 
 MEMORY_SHARE: Final = 32
 """A task reads at most 1/32 of a Python worker's memory limit: values in memory are several times larger than

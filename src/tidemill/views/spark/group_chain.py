@@ -1,6 +1,6 @@
 """Build the chain of a group from the circuits of its views, with Spark's types (DBSP-17).
 
-A view is in the chain if all its operators, down to the datasets, have kernels. The other views are
+A view is in the chain if a chain can compute all its operators, down to the datasets. The other views are
 recomputed, and so are the views that read them; `reasons` says why.
 """
 
@@ -31,7 +31,7 @@ class GroupChain:
     """The chain of a group, and the views that it computes.
 
     Args:
-        chain: the chain of all views that kernels can compute; None if there are none.
+        chain: the chain of all views that a chain can compute; None if there are none.
         views: the names of these views.
         types: the Spark types of their columns.
         reasons: for each other view, why it is recomputed.

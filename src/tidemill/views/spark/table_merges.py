@@ -105,7 +105,7 @@ def stored_columns(schema: "StructType") -> "StructType":
 def arrow_schema(schema: "StructType") -> pa.Schema | None:
     """Return the columns of files as Arrow types; None if only Spark can merge them."""
     columns = schemas.of_spark(schema)
-    # Only Spark compares strings by collation, and maps independent of the order of their entries.
+    # Only Spark compares strings by collation, and maps regardless of the order of their entries.
     if any(is_compared_by_spark_only(column.type) for column in columns.columns):
         return None
     try:

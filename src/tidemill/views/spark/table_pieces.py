@@ -23,20 +23,20 @@ from tidemill.lots.manifest import Manifest
 from tidemill.views.trace.hash_space import GRAINS
 
 FAN = 8
-"""Fewer runs than these are not merged."""
+"""Runs are not merged if there are fewer than this."""
 
 RATIO = 4
-"""A run is merged with smaller ones if these together have at least a fourth of its rows."""
+"""A run is merged with smaller runs if they together have at least a fourth of its rows."""
 
 MOST_TAIL = 40
-"""A tail of so many runs is merged into the base, even if it is small."""
+"""A tail with this many runs is merged into the base, even if it is small."""
 
 FLOOR_ROWS = 65_536
 SLICE_ROWS = 200_000
 """The budget of a step with a small change: at least `FLOOR_ROWS`, up to `SLICE_ROWS` for a large table."""
 
 SHARE = 64
-"""A large table is rewritten in about so many windows."""
+"""A large table is rewritten in about this many windows."""
 
 EVERY = (0, GRAINS - 1)
 """All of hash space."""
@@ -58,7 +58,7 @@ class TablePiece(NamedTuple):
         return self.rows / (self.high - self.low + 1)
 
     def within(self, low: int, high: int) -> "TablePiece | None":
-        """Return the part of it within these grains; None if there is none."""
+        """Return the part of the piece within these grains; None if there is none."""
         first, last = max(self.low, low), min(self.high, high)
         if first > last:
             return None

@@ -22,10 +22,10 @@ from tidemill.store import Tx
 from tidemill.views.steps.keys import StepKeys, step_log
 
 MOST_RANGES = 300
-"""Ranges of one record at most: each adds two rows to the transaction that writes it."""
+"""The maximum number of ranges in a record: each adds two rows to the transaction that writes it."""
 
 RECORD_BYTES = 48 * 1024
-"""Bytes of a record's ranges at most: they fit one value of the store, with room for the other fields."""
+"""The maximum bytes of a record's ranges: they fit one value of the store, with room for other fields."""
 
 
 class PositionRange(msgspec.Struct, frozen=True, order=True, array_like=True):

@@ -98,6 +98,6 @@ def _rows_by_range(hashes: Hashes, among: tuple[HashRange, ...]) -> Iterator[Has
 
 
 def _take(table: pa.Table, rows: Hashes) -> pa.Table:
-    if len(rows) == table.num_rows:  # ascending, and each once
+    if len(rows) == table.num_rows:  # all rows, in order
         return table
     return pc.take(table, pa.array(rows), boundscheck=False)
