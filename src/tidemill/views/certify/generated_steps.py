@@ -1,4 +1,4 @@
-"""Generated steps for certification, with few distinct values and with all known edge cases.
+"""Generated steps for certification, with few distinct values and many edge cases.
 
 All tables use the same values, so joins find matches, DISTINCT finds duplicates and ORDER BY finds ties. The
 values include NULL, NaN, both zeros, empty strings and empty arrays. Only the last step has the lowest and

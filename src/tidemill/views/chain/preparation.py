@@ -1,4 +1,4 @@
-"""Rewrite a circuit so that its stateful operators read only columns, which projections below compute.
+"""Rewrite a circuit so that its stateful operators read plain columns, which projections below them compute.
 
     join        expressions in keys become columns of its inputs; other conditions become a filter above it
     aggregate   its input becomes a projection of keys and arguments; a FILTER becomes a CASE in the argument

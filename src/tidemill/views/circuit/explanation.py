@@ -1,4 +1,4 @@
-"""Explain a circuit as text, JSON or an SVG drawing: its operators, their rungs and the reasons for these.
+"""Explain a circuit as text, JSON or an SVG drawing: the rung of each operator, and the reason for it.
 
 Columns of a circuit have positions instead of names. The explanation shows the original names as long as an
 operator passes a column on unchanged.
@@ -113,7 +113,7 @@ class CircuitExplanation:
     notes: Mapping[str, tuple[str, ...]]
 
     def incremental(self, view: str) -> bool:
-        """Return whether no operator of the view scans, is on the rung full, or is not deterministic."""
+        """Return False if an operator of the view scans, is on the rung full, or is not deterministic."""
         return all(line.placement.incremental for line in self._below(self.outputs[view]))
 
     def _below(self, root: str) -> list[OperatorLine]:

@@ -6,7 +6,7 @@ the same thing share an operator, and an edit of a query changes only the ids of
 affects. `FORMAT` is part of the normal form. Increment it when the meaning of the form changes: operators
 stored under the old number are then rebuilt.
 
-A fingerprint depends on the query only. An id adds everything else that decides the result: the pinned
+A fingerprint depends on the query only. An id adds everything else that affects the result: the pinned
 settings (time zone, ANSI, case sensitivity, collation, time type) and the digests of the user functions that
 the subtree calls.
 """

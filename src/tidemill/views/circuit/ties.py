@@ -1,11 +1,10 @@
 """Tie breaking: where the order of a query leaves ties, the hash of the row is the last sort key (DBSP-20).
 
-With ties Spark may return any of several results, depending on the partitioning. A view has exactly one
-result: the hash is part of the normal form of the circuit, so every rung, every replay and certification
-    break ties in the same way. The hash is H128 of the row that the operator reads, before any rewrite; row
-    identity
-uses the same two hashes (`views.spark.weighted_rows`). Rows that are equal in all columns may have any order:
-the result is the same.
+If there are ties, Spark may return any of several results, depending on the partitioning. A view has exactly
+one result: the hash is part of the normal form of the circuit, so every rung, every replay and certification
+break ties in the same way. The hash is H128 of the row that the operator reads, before any rewrite; row
+identity uses the same two hashes (`views.spark.weighted_rows`). Rows that are equal in all columns may have
+any order: the result is the same.
 
     Window     row_number, ntile, lag, lead and ROWS frames; never rank, dense_rank, percent_rank, cume_dist
                or a RANGE frame, which treat peers equally

@@ -1,9 +1,9 @@
-"""MIN and MAX: store the best few values of each group, and whether the group has more.
+"""MIN and MAX: store the best few values of each group, and whether the group has more values.
 
-The stored values are complete up to the worst stored one. So a change of a value that is at least as good as
-that one is applied to the trace. A change of a worse value affects only values that are not stored. A group
-with more values than it stores is *truncated*. When a truncated group has no stored value left, it is
-*exhausted*. The step then reads the values of all exhausted groups again, together (DBSP-13).
+A group with more values than it stores is *truncated*. It stores all values from its best to its worst stored
+one. So a change of a value in this range is applied to the trace, and a change of a worse value affects only
+values that are not stored. When a truncated group has no stored value left, it is *exhausted*. The step then
+reads the values of all exhausted groups again, together (DBSP-13).
 
 The trace has one row per stored value, with its weight. A truncated group has another row with the value
 NULL, which cannot be a stored value, because MIN and MAX ignore NULL. Values are ordered as in Spark: NaN is

@@ -1,4 +1,4 @@
-"""Convert Spark types to the Arrow types of kernels; kernels do not support all of them (DBSP-21)."""
+"""Convert Spark types to the Arrow types of kernels. Kernels do not support all Spark types (DBSP-21)."""
 
 import functools
 import inspect

@@ -1,11 +1,11 @@
 """The pieces of a view's table, and the plan of their merges.
 
-The changes of a step are a run, and so is the result of a merge. A piece is a run, limited to some grains of
-hash space. The rows of a table are the sum of its pieces. A merge rewrites a *window* of hash space: it adds
-up the rows of some runs in the window into one new run, and these runs then count only outside the window. So
-each row of each run counts exactly once, regardless of the order and size of merges (DBSP-47).
+The changes of a step are a run, and so is the result of a merge. A piece is the part of a run in some grains
+of hash space. The rows of a table are the sum of its pieces. A merge rewrites a *window* of hash space: it
+adds up the rows of some runs in the window into one new run, and these runs then count only outside the
+window. So each row of each run counts exactly once, regardless of the order and size of merges (DBSP-47).
 
-- The *tail* consists of runs over all of hash space: changes of steps. Runs of similar size are merged.
+- The *tail* consists of the changes of steps: runs over all of hash space. Runs of similar size are merged.
 - The *base* is one run, or several runs that follow each other in hash space. When the tail has grown to a
   fraction of the base, tail and base are rewritten together, window by window from the lower end. Each step
   continues as far as its budget allows. Changes that arrive during the rewrite form a new tail for the next

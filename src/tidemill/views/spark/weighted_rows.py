@@ -1,4 +1,4 @@
-"""Weighted rows in Spark: their identity, their sums, and rows repeated by their weight.
+"""Weighted rows in Spark: compute their identity, add up equal rows, and repeat rows by their weight.
 
 **Identity.** H128 consists of two `xxhash64` values with different salts, over every column and a flag for
 NULL. For nested values it includes inner NULLs and lengths; maps are hashed as entries sorted by key. The

@@ -1,4 +1,4 @@
-"""The entry point of the SQL compiler: turns the text of a view into its output operator.
+"""The entry point of the SQL compiler: turns the query of a view into its output operator.
 
 Spark checks the query and the result. If Spark refuses the query, the compiler raises an error with Spark's
 message. The circuit must have exactly the columns and types of the query in Spark's analysis. If they differ,

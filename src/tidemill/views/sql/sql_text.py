@@ -1,8 +1,8 @@
 """Copy expressions from the text of a query, in a normal form.
 
-The copy keeps the tokens as they are written, so literals and functions do not change. It normalises what has
-no meaning: comments, line breaks, spaces, and the case of keywords and function names. Replacements put a
-column or another expression in the place of a piece of text.
+The copy keeps the tokens as they are written, so literals and functions do not change. It normalises what
+does not affect the meaning: comments, line breaks, spaces, and the case of keywords and function names.
+Replacements put a column or another expression in the place of a piece of text.
 """
 
 from collections.abc import Sequence

@@ -4,11 +4,11 @@
 (C, "step-last", P)                        the number of the newest record, and the cursor of the next one
 (C, "step-record", P, n)                   record n: which input belongs to step n
 (C, "step-base", P, name, version)         the last position of a base dataset that is assigned to a step
-(C, "step-range", P, name, version, n)     the same at step n, if step n moved it
+(C, "step-range", P, name, version, n)     this position at step n, if step n changed it
 (C, "group", P, group)                     a group: its declaration, and the step it has committed
 (C, "group-step", P, group, n)             what its commit of step n published
 (C, "retired", P, view)                    the last table of a view that is no longer declared
-(C, "group-gone", P, view, group)          a view, or a group, that is no longer declared: to be collected
+(C, "group-gone", P, view, group)          a view or group that is no longer declared, for the collector
 (C, "pin", P, name)                        until when to keep the files that a manifest or version file lists
 (C, "lease", "coordinator", P)             the coordinator's lease and epoch
 """

@@ -2,8 +2,8 @@
 
 Shuffled columns compress well and fast. The rows of a run are sorted by hash, so neighbouring values have
 little in common except their magnitude. After the shuffle, high bytes are mostly equal and take almost no
-space, and random low bytes take almost no time. Strings are stored with lengths instead of offsets. Nested
-columns are not changed.
+space, and random low bytes take almost no time to compress. Strings are stored with lengths instead of
+offsets. Nested columns are not changed.
 
 The result is an Arrow batch again. A column of numbers becomes fixed-size binary of the same width. A text
 column becomes two columns: the lengths, and all bytes together as the value of the first row.

@@ -2,9 +2,10 @@
 
 The runs that cover a piece of hash space form a stack, sorted by density (rows per grain), lowest first. A
 stack of fewer than `FAN` runs is not merged. In a higher stack, the policy merges from the least dense run up
-to the last run whose density is at most the total of the runs before it. So each time a row is rewritten, its
-run at least doubles. In a stack that is not merged, each run is denser than all runs before it together, so
-the stack stays low.
+to the last run whose density is at most the total of the runs before it. Once it has chosen half of `FAN`
+runs, it stops at the first denser run. So each time a row is rewritten, its run becomes at least twice as
+dense. In a stack that is not merged, each run is denser than all runs before it together, so the stack stays
+low.
 
 If a merge exceeds the budget, only its first grains are merged now, and the others in later steps (DBSP-47).
 Rows add up in any order, so the order of merges does not matter.
@@ -102,9 +103,10 @@ def _stacks(entries: Sequence[RunEntry]) -> list[tuple[int, int, list[RunEntry]]
 def _runs_to_merge(stack: list[RunEntry]) -> tuple[RunEntry, ...]:
     """Return the runs of a stack to merge now.
 
-    There are none if the stack is low, or if each run is denser than all runs below it together. The last run
-    that is not denser than all below it decides. So a few small runs at the bottom do not prevent the merge
-    of many large ones above.
+    There are none if the stack is low, or if each run is denser than all runs below it together. Otherwise,
+    the last run that is not denser than all runs below it is the last one to merge, so a few small runs at
+    the bottom do not prevent the merge of many large runs above. The search ends early at a denser run if
+    half of `FAN` runs are already chosen.
     """
     if len(stack) < FAN:
         return ()
