@@ -1,1 +1,1 @@
-"""Lots: the data that arrived in one interval of a dataset, and the names under which it is found."""
+"""Lots: the data that arrived in one interval of a dataset, and the names of lots and their files."""

@@ -1,7 +1,7 @@
 """Checks: conditions that the rows of a lot must meet (LOT-33).
 
     not_null("id")                    no value of these columns is NULL
-    unique("id")                      no two rows of a lot have the same values there; NULLs are never equal
+    unique("id")                      no two rows of a lot have the same values in them; NULLs are never equal
     expect("amount > 0")              the expression is true for every row; NULL is not true
     rows(at_least=1)                  how many rows a lot has
 
@@ -9,8 +9,8 @@
 to the quarantine table. `fail`, the default, refuses to publish the lot. The lot's manifest records the
 counts under the name of the check.
 
-Checks apply to inserted rows only: deletions and retractions pass. Every keyed dataset has one check
-without a declaration: each write, upsert or deletion, must have a key (LOT-40).
+Checks apply to inserted rows only: deletions and retractions pass. Every keyed dataset has one check that is
+not declared: each upsert and each deletion must have a key (LOT-40).
 """
 
 from collections.abc import Sequence
@@ -90,7 +90,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
                 return f"expected {' and '.join(filter(None, bounds))} rows"
 
     def rows_out_of_bounds(self, rows: int) -> int:
-        """Return how many rows a lot has too few or too many, for a check of kind `rows`."""
+        """Return by how many rows a lot misses the bounds, for a check of kind `rows`."""
         if self.at_least is not None and rows < self.at_least:
             return self.at_least - rows
         if self.at_most is not None and rows > self.at_most:
@@ -108,7 +108,7 @@ def not_null(*columns: str, on_fail: Action = "fail", name: str | None = None) -
 
 
 def has_key(*columns: str) -> Check:
-    """Check that every write to a keyed dataset has a key, deletions included; drop those without."""
+    """Check that every write to a keyed dataset has a key, deletions included; drop writes without a key."""
     return Check(kind="not_null", name=KEY, on_fail=OnFail.DROP, columns=columns, all_operations=True)
 
 

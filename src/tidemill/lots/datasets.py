@@ -1,9 +1,9 @@
 """Datasets: the declaration of each dataset, as stored (LOT-1, LOT-4, LOT-41).
 
 Every process that imports the pipeline declares its datasets, so repeating an equal declaration changes
-nothing. A different one is refused with a list of differences, because published lots follow the first. Only
-the columns may change, and only with `Drift.EVOLVE`: the earlier columns are kept under their revision
-number, and old lots are read with the new columns (LOT-34).
+nothing. A different declaration is refused with a list of differences, because published lots follow the
+first one. Only the columns may change, and only with `Drift.EVOLVE`: the store keeps the earlier columns
+under their revision number, and old lots are read with the new columns (LOT-34).
 """
 
 import hashlib

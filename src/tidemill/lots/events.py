@@ -2,8 +2,8 @@
 
 The transaction that writes an event also locks the row of the dataset's head and takes the next position. So
 positions follow the order of commits, and a reader that sees event n sees all events before it: a consumer
-that reads by position skips nothing. A database sequence would not do, because its transactions commit in any
-order.
+that reads by position skips nothing. A database sequence would not be enough, because transactions that take
+numbers from it can commit in any order.
 
 An event names a lot and a generation, but no manifest. Compaction may revise the layout of a generation
 without an event (LOT-37); readers find the current layout in the lot's row.

@@ -2,12 +2,12 @@
 
     20230101              a day
     20230101PT5M050       the 51st five minutes of that day: [04:10, 04:15), UTC
-    20230101PT1H023       its last hour
+    20230101PT1H023       the last hour of that day
     A00000000000000017    the 17th append of a dataset whose producers decide their own batches
 
 An interval is half-open, in UTC, and its unit divides the day. So every day has the same lots, and the id
-alone says when its lot begins and ends. All ordinals of a unit have the same number of digits, so ids of one
-unit sort like their intervals. Every id has exactly one spelling; `parse` refuses all others.
+alone tells when its interval begins and ends. All ordinals of a unit have the same number of digits, so ids
+of the same unit sort by time. Every id has exactly one spelling; `parse` refuses all others.
 """
 
 import re
@@ -83,7 +83,7 @@ DAY = Unit(DAY_S)
 
 
 class LotId(msgspec.Struct, frozen=True, order=True):
-    """The id of an interval's lot. It sorts by day, unit and ordinal: by time within a unit."""
+    """The id of an interval's lot. Ids sort by day, unit and ordinal, so ids of one unit sort by time."""
 
     day: int  # days since 1970
     unit: Unit

@@ -1,13 +1,14 @@
-"""Object names of lots: a report can read everything it needs from them (LOT-21 to LOT-24).
+"""Object names of lots: contain everything that a report needs (LOT-21 to LOT-24).
 
     arcs/project=P/version=V/arc=A/lot=L/{running|complete|partial|missing}.arc
     datasets/name=D/version=V/lot=L/state=S/gen=G/attempt=T/manifest.json    (or manifest-root.json)
     datasets/name=D/version=V/lot=L/state=S/gen=G/attempt=T/part=N/manifest.json
     data/name=D/version=V/lot=L/attempt=T/{partition columns}/*.parquet
 
-Names that users choose appear unchanged where that is safe, and percent-encoded otherwise. So `=`, `/`,
-quotes, blanks and every script round-trip, and no name can point outside its folder. Every object that an
-attempt writes has the attempt in its name, so two attempts never share a folder (LOT-17).
+Names that users choose appear unchanged where that is safe, and percent-encoded otherwise. So names with `=`,
+`/`, quotes, blanks and letters of any script can be decoded again, and no name can point outside its folder.
+Every object that an attempt writes has the attempt in its name, so two attempts never share a folder
+(LOT-17).
 """
 
 from urllib.parse import unquote
@@ -68,7 +69,10 @@ def manifest_key(
 
 
 def projected_manifest_key(dataset: str, version: str, lot: str, state: ManifestState) -> str:
-    """Return the key of a manifest's projection: without attempt, written after the commit (LOT-23)."""
+    """Return the key of a manifest's projection.
+
+    It names no attempt, and is written after the commit (LOT-23).
+    """
     return lot_prefix(dataset, version, lot) + f"state={state}/manifest.json"
 
 

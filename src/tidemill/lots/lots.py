@@ -1,8 +1,8 @@
-"""Lots: rows in the store that say which manifest holds the content of each lot (LOT-20).
+"""Lots: rows in the store that name the manifest of each lot (LOT-20).
 
 A lot's row names the manifest of its newest published generation. `add` writes the row together with the
 event, so a lot and its event always exist together. A replaced generation keeps a row under its number, so a
-reader that pinned it still finds its files. Only `publish` calls `add` and `revise`.
+reader that started with that generation still finds its files. Only `publish` calls `add` and `revise`.
 """
 
 import msgspec
@@ -156,7 +156,7 @@ def fragmented(tx: Tx, keys: LotKeys, dataset: DatasetId, limit: int = 100) -> l
 
 
 def unmark_fragmented(tx: Tx, keys: LotKeys, expected: LotRow) -> None:
-    """Remove a lot from the fragmented ones, unless it changed: compaction cannot reduce its files."""
+    """Remove a lot from the fragmented ones, unless it changed: compaction cannot make its files fewer."""
     if current(tx, keys, expected.dataset, expected.lot) == expected:
         tx.clear(keys.fragmented[(*expected.dataset.parts, expected.lot)], quiet=True)
 
@@ -196,7 +196,7 @@ def current(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: str) -> LotRow | Non
 
 
 def resolve(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: str, generation: int) -> LotRow:
-    """Return one generation of a lot, current or replaced: from an event to its files."""
+    """Return one generation of a lot, current or replaced, to find the files of an event."""
     row = current(tx, keys, dataset, lot)
     if row is not None and row.generation == generation:
         return row
@@ -207,7 +207,7 @@ def resolve(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: str, generation: int
 
 
 def listed(tx: Tx, keys: LotKeys, dataset: DatasetId, after: str = "", limit: int = 100) -> list[LotRow]:
-    """Return a page of a dataset's lots, ordered by id and thereby by time."""
+    """Return a page of a dataset's lots, ordered by id and therefore by time."""
     lo, hi = keys.lot.under(*dataset.parts)
     if after:
         lo = keys.lot[(*dataset.parts, after)] + b"\x00"

@@ -1,9 +1,9 @@
 """Manifests: the list of objects that a lot consists of (LOT-7, LOT-15, LOT-25).
 
-The manifest defines the lot: readers read the objects it lists and never list a folder. Its state is also in
-its name, so a report does not have to read it (LOT-21). It is JSON, sorted and indented for people;
-`schema()` is published with the docs. A reader accepts every format up to its own and ignores unknown fields;
-it refuses a newer format.
+The manifest defines the lot: readers read the objects it lists and never list a folder. The manifest's name
+contains its state, so a report does not have to read the manifest (LOT-21). Manifests are JSON, sorted and
+indented for people to read; `schema()` is published with the docs. A reader accepts its own format version
+and earlier ones, and ignores unknown fields. It refuses a newer version.
 """
 
 from enum import StrEnum

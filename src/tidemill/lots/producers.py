@@ -1,9 +1,9 @@
 """Producers: make repeated appends safe (LOT-36).
 
 A producer numbers its appends in increasing order and may skip numbers. If it repeats a number with the same
-digest, it gets the receipt of the first time. The same number with another digest is refused, and so is an
-unused number below the highest one, because appends cannot be inserted later. The transaction that makes the
-append durable also writes the receipt.
+digest, it gets the receipt of the first append. The same number with another digest is refused. An unused
+number below the highest one is refused too, because appends cannot be inserted between earlier ones. The
+transaction that makes the append durable also writes the receipt.
 """
 
 import msgspec
@@ -48,7 +48,10 @@ _decoder = msgspec.msgpack.Decoder(_StoredReceipt)
 
 
 def find(tx: Tx, keys: LotKeys, dataset: DatasetId, append: Identity) -> Receipt | None:
-    """Return the receipt of an earlier try, or None for a new append; raise `ProducerConflict` if refused."""
+    """Return the receipt of an earlier attempt, or None for a new append.
+
+    Raise `ProducerConflict` if refused.
+    """
     raw = tx.get(keys.receipt[(*dataset.parts, append.producer, append.seq)])
     if raw is not None:
         stored = _decoder.decode(raw)

@@ -9,9 +9,9 @@ takes three steps of bounded size, however many appends the interval has:
 3. `close`, in the transaction that publishes the lot: move on to the next interval. `sweep` removes the
    staging rows later, page by page.
 
-Intervals close one by one and in order; those without appends become empty lots. Any process can do a step,
-and repeat it. Of two processes that close an interval, one publishes: `close` accepts only the current
-interval, which is the first that is not closed.
+Intervals close one by one and in order; those without appends become empty lots. Any process can perform or
+repeat a step. If two processes close an interval, only one publishes: `close` accepts only the current
+interval, which is the first one that is not closed.
 
 Times are the store's wall time. If the clock is set back, appends go to the current interval.
 """
@@ -69,7 +69,10 @@ def wall_us(moment: datetime) -> int:
 
 
 def begin(tx: Tx, keys: LotKeys, dataset: DatasetId) -> Interval:
-    """Start to close intervals, beginning with the one of this moment; return the current interval."""
+    """Start to close intervals, beginning with the one at the current time.
+
+    Return the current interval.
+    """
     interval = read(tx, keys, dataset)
     if interval is not None:
         return interval
@@ -87,9 +90,10 @@ def read(tx: Tx, keys: LotKeys, dataset: DatasetId) -> Interval | None:
 
 
 def stage(tx: Tx, keys: LotKeys, dataset: DatasetId, append: Staged) -> Receipt:
-    """Make an append durable, in the interval of this moment or, if that is sealed, in the next one.
+    """Make an append durable in the interval at the current time or, if that is sealed, in the next one.
 
-    Its objects must be stored. An append that a producer repeats gets its first receipt (LOT-36).
+    The append's objects must be stored already. An append that a producer repeats gets its first receipt
+    (LOT-36).
     """
     identity = None
     if append.seq is not None:

@@ -1,8 +1,8 @@
 """States of lots and intervals, with their transitions. No other code assigns these states.
 
 The row of a lot describes one generation and never changes its state: every change is a new generation. An
-interval first accepts appends (open). When it is sealed, it accepts no more, so its appends can be listed.
-The publication of its lot closes it (LOT-42).
+interval first accepts appends (open). Once sealed, the interval accepts no more appends, so its appends can
+be listed. The publication of its lot closes the interval (LOT-42).
 """
 
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""Object storage: one port for files, memory, S3, Google Cloud Storage and Azure."""
+"""Object storage: one interface for files, memory, S3, Google Cloud Storage and Azure."""
 
 from tidemill.objects.open import (
     Probed,

@@ -1,9 +1,9 @@
 """Durable files: new files in a scratch folder, folders that survive a crash, and a lock per key.
 
-A write is durable only when the file's data, the entry in its folder and the entries of all folders above are
-on the disk: three different fsyncs. Some file systems have one journal that is written in order
-(`ONE_JOURNAL`). There one fsync of the last folder also writes all folders above. These functions raise
-`OSError`; `local` translates it.
+A write is durable only when the file's data, the entry in its folder and the entries of all parent folders
+are on the disk. These need three different fsyncs. Some file systems have one journal that is written in
+order (`ONE_JOURNAL`). On those, one fsync of the last folder also writes all of its parents. The functions of
+this module raise `OSError`; `local` translates it.
 """
 
 import contextlib
@@ -77,7 +77,7 @@ def _claim(scratch: Path, chance: random.Random) -> tuple[Path, int]:
 
 
 def sweep(scratch: Path) -> int:
-    """Delete scratch files without an owner; return how many. Live writers are safe (`NewFile`)."""
+    """Delete scratch files without an owner; return how many. Files of live writers stay (`NewFile`)."""
     swept = 0
     for path in list(scratch.iterdir()):
         with contextlib.suppress(FileNotFoundError, BlockingIOError):
@@ -92,10 +92,10 @@ def sweep(scratch: Path) -> int:
 
 
 class Folders:
-    """Makes folders and their entries durable, and remembers which are.
+    """Makes folders and their entries durable, and remembers which folders are durable already.
 
     A folder that another process has just made may not be on the disk yet. So the first use of any folder
-    syncs the folder above it. The inode is remembered, so that a folder that another process removed and made
+    syncs its parent folder. This class remembers inodes, so a folder that another process removed and created
     again counts as new.
     """
 
@@ -126,7 +126,7 @@ class Folders:
             self._durable[below] = status.st_dev, status.st_ino
 
     def prune(self, folder: Path) -> Path:
-        """Remove empty folders from here upwards, up to the root; return the first that stays."""
+        """Remove this folder and its empty parents, up to the root. Return the first folder that stays."""
         while folder != self._root:
             self._durable.pop(folder, None)
             try:
@@ -174,8 +174,8 @@ def sync_folder(folder: Path) -> None:
 class KeyLocks:
     """One lock per key across processes: 64 files, and keys are spread over them by hash.
 
-    The kernel releases a lock when its process ends. A process that is only stopped keeps it, so waiting has
-    a time limit.
+    The kernel releases a lock when its process ends. A process that is only suspended keeps its locks, so
+    waiting has a time limit.
     """
 
     def __init__(self, folder: Path, clock: Clock, chance: random.Random, *, patience_s: float) -> None:

@@ -1,9 +1,9 @@
-"""A walk through folders in the order of the full keys.
+"""Walks through folders and returns the objects in the order of their full keys.
 
-The order of folders is not the order of keys: of `a/x` and `a-1` the folder `a` comes first by name, but the
-key `a-1` by bytes ('-' sorts before '/'). Sorting folders by their names *with* the slash gives exactly the
-order in which S3 lists, with one folder per level in memory. Local files are listed like this, and so are
-providers that list by folders.
+Sorting names in each folder does not give the order of keys. For example, the name `a` sorts before `a-1`,
+but the key `a-1` sorts before `a/x`, because '-' sorts before '/'. Sorting folder names *with* the slash
+gives exactly the order in which S3 lists. It needs only one folder per level in memory. Local files are
+listed like this, and so are providers that list by folders.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class FolderEntry(NamedTuple, Generic[T]):
-    """One name in a folder; `info` is what the backend knows of an object, None for a folder."""
+    """One name in a folder; `info` is what the backend knows about an object, None for a folder."""
 
     name: str
     info: T | None
@@ -24,7 +24,8 @@ def walk(
 ) -> Iterator[tuple[str, T]]:
     """List the objects whose key begins with `prefix` and sorts after `after`, in key order.
 
-    It reads only the folders that can hold such a key, each when it is reached.
+    It reads only the folders that can contain such a key, and reads each folder only when the walk reaches
+    it.
 
     Args:
         read: returns the entries of a folder (`""` or a path that ends in `/`) in any order.

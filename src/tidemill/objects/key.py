@@ -1,14 +1,16 @@
 """The keys of objects: which names are valid on every backend.
 
-A key is a list of names joined by `/`. A key may contain what local files, S3, GCS and Azure all distinguish
-and return unchanged. So a key that works on one works on all, and none leads out of its root:
+A key is a list of names joined by `/`. A key may contain only characters that local files, S3, GCS and Azure
+all distinguish and return unchanged. So a key that works on one backend works on all, and no key points
+outside of its root:
 
 - no empty name (so no `/` at either end and no `//`), no `.` and no `..`;
 - no control character, no lone surrogate, and no backslash (some servers treat it as `/`);
-- at most 255 bytes per name (file systems) and 900 in all (S3 has 1,024, the rest is for the root's prefix).
+- at most 255 bytes per name (the limit of file systems) and 900 per key (S3 allows 1,024; the rest is for the
+  root's prefix).
 
-Everything else is valid: spaces, quotes, `%`, `=`, `#`, any script. Keys sort by their UTF-8 bytes, which is
-the order of Python strings without surrogates.
+Everything else is valid: spaces, quotes, `%`, `=`, `#`, any script. Keys sort by their UTF-8 bytes. Python
+strings without surrogates sort in the same order.
 """
 
 import re
@@ -25,14 +27,14 @@ _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
 
 
 def check_key(key: str) -> None:
-    """Raise `BadKey` unless every backend can hold an object of this name."""
+    """Raise `BadKey` unless every backend can store an object with this key."""
     reason = fault(key)
     if reason:
         raise BadKey(f"invalid object key {key!a:.200}: {reason}")
 
 
 def check_prefix(prefix: str) -> None:
-    """Raise `BadKey` unless keys can begin like this. It may be empty, or end within a name."""
+    """Raise `BadKey` unless valid keys can begin with this prefix. It may be empty, or end within a name."""
     folder, _, partial = prefix.rpartition("/")
     reason = fault(folder) if "/" in prefix else ""
     if not reason and _FORBIDDEN.search(partial):

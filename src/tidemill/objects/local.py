@@ -1,20 +1,21 @@
-"""Objects as plain files in one folder: the backend of the embedded mode.
+"""Stores objects as plain files in one folder: the backend of the embedded mode.
 
-The key is the path. Each write goes to a scratch file first (`.tidemill/scratch`), which is synced. Then it
-is linked (`put_if_absent`) or renamed (all other writes) to its name, and its folders are synced. `link`
-fails if the name is taken, so exactly one of many creators succeeds; with `rename` all would believe that
-they had. A crash leaves a scratch file without a key, and the next process deletes it.
+The key is the path. Each write goes to a scratch file first (`.tidemill/scratch`), which is synced. Then the
+file is linked (`put_if_absent`) or renamed (all other writes) to its name, and its folders are synced. `link`
+fails if the name is taken, so exactly one of several concurrent creators succeeds. With `rename`, all of them
+would seem to succeed. A crash leaves a scratch file without a key, and the next process deletes it.
 
 **Replacing.** `rename` has no condition, so `put_if_match` compares and renames under the lock of the key.
-Every other change of an existing object (`put`, `delete`) takes that lock too. `put_if_absent` needs no lock:
-it acts only if there is nothing to compare.
+Every other change of an existing object (`put`, `delete`) takes that lock too. `put_if_absent` needs no lock,
+because it never replaces an object.
 
 **The ETag** is inode, size and time of modification. Inodes are reused, and the kernel's time can be as
-coarse as 4 ms. So we set that time ourselves: now, minus up to one random second, and always later than that
-of the replaced object. So two writes of equal bytes differ, also after a delete, and also if the clock stands
-still. A file system that does not keep nanoseconds has no `put_if_match`.
+coarse as 4 ms. So we set that time ourselves: the current time minus a random part of a second, but always
+later than the time of the replaced object. So two writes of equal bytes have different ETags, even after a
+delete, and even if the clock stops. On a file system that does not keep nanoseconds, `put_if_match` is not
+supported.
 
-Symbolic links are not objects, and are not followed: they could lead out of the root.
+Symbolic links are not objects, and are not followed: they could point outside of the root.
 """
 
 import contextlib
@@ -40,7 +41,7 @@ _TRIES = 100  # of making a folder, if others keep removing it because it is emp
 
 
 class LocalObjects(Objects):
-    """Files in one folder, which the first write makes.
+    """Files in one folder, which the first write creates.
 
     Args:
         root: the folder, on a file system of this machine.
@@ -82,8 +83,8 @@ class LocalObjects(Objects):
     def _leads_away(self, key: str) -> bool:
         """Return whether one of the folders of a key is a symbolic link.
 
-        Each folder is checked every time, because it can change; the root is resolved once. This is most of
-        the overhead of an access, so it makes only a few system calls.
+        Each folder is checked every time, because it can change; the root is resolved once. This check is
+        most of the overhead of an access, so it makes only a few system calls.
         """
         folder, slash = f"{self.root}/{key}", len(str(self.root))
         while (slash := folder.find("/", slash + 1)) > 0:

@@ -1,9 +1,10 @@
-"""Open object storage by its URL, and probe a bucket once for conditional writes (STO-13).
+"""Opens object storage by its URL, and tests once whether a bucket supports conditional writes (STO-13).
 
 Some servers accept `If-None-Match` and `If-Match`, respond with 200 and overwrite anyway. Two writers of one
-key then both believe that they created it. The probe makes writes that must not succeed, one after the other
-and from several threads at once, on its own objects, and deletes these. It also finds out whether the server
-lists by key. It makes about forty small requests. Keep the result: it does not change for a bucket.
+key then both believe that they created it. The probe tries writes that must not succeed, first one after the
+other and then from several threads at once. It uses its own objects, and deletes them afterwards. It also
+finds out whether the server lists objects in key order. It makes about forty small requests. Keep the result:
+it does not change for a bucket.
 """
 
 import random
@@ -31,7 +32,7 @@ _RACES = 4
 
 
 class Probed(msgspec.Struct, frozen=True):
-    """The result of a probe. A bucket that ignores conditions has no result; it is an error."""
+    """The result of a probe. A bucket that ignores conditions has no result: the probe raises an error."""
 
     if_match: bool
     """Whether `put_if_match` can be used; False if the server says that it does not support it."""
@@ -78,7 +79,10 @@ def open_objects(
 
 
 def place_of(objects: Objects) -> "str | RemoteUrl":
-    """Return what `open_place` needs in another process. It may hold secrets; its repr does not show them."""
+    """Return what `open_place` needs in another process.
+
+    It may contain secrets; its repr does not show them.
+    """
     where = getattr(objects, "where", None)
     return where if isinstance(where, RemoteUrl) else objects.url
 
@@ -91,7 +95,7 @@ def open_place(place: "str | RemoteUrl", *, clock: Clock) -> Objects:
 
 
 def probe_bucket(url: str, *, clock: Clock, chance: random.Random | None = None) -> Probed | None:
-    """Probe a bucket, to keep the result; None for a storage that needs no probe."""
+    """Probe a bucket and return the result, so that the caller can keep it; None if no probe is needed."""
     if scheme(url) not in KINDS:
         return None
     return _probe(parse_remote(url), clock, chance or random.Random())
@@ -111,8 +115,8 @@ def _remote(where: RemoteUrl, clock: Clock, chance: random.Random, probed: Probe
 def try_conditions(objects: Objects, chance: random.Random) -> Probed:
     """Try the conditional writes of a bucket, and delete the objects of the probe.
 
-    `ConditionsIgnored` if a conditional write succeeded that must not, `ObjectUnavailable` if the bucket
-    cannot be reached or written.
+    Raise `ConditionsIgnored` if a conditional write succeeded that must fail, `ObjectUnavailable` if the
+    bucket cannot be reached or written.
 
     Args:
         objects: the bucket, opened with `flat=True` to see the provider's own order.
@@ -183,7 +187,7 @@ def _replaces(objects: Objects, key: str, body: bytes, etag: str) -> bool:
 
 
 def _lists_by_key(objects: Objects, keys: list[str]) -> bool:
-    """Return whether `keys`, sorted by bytes, are listed in that order, also after each of them."""
+    """Return whether a listing has `keys` in the order of their bytes, even if it starts after one of them."""
     for key in keys:
         objects.put(key, b"")
     folder = keys[0].rpartition("/")[0] + "/"

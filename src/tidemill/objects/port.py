@@ -1,6 +1,6 @@
-"""The port of object storage: named, immutable bodies. The store decides which of them are current.
+"""The interface of object storage: named, immutable bodies. The store records which of them are current.
 
-Contract, the same on every backend (`tidemill.testing.objects_conformance` is its executable form):
+The contract is the same for every backend, and `tidemill.testing.objects_conformance` tests it:
 
 - A body appears whole or not at all, and an acknowledged write survives a crash of the machine.
 - Reads and listings see the last acknowledged write.
@@ -12,15 +12,18 @@ Contract, the same on every backend (`tidemill.testing.objects_conformance` is i
   `a/b` can both be objects depends on the provider. Local files refuse the second (`BadKey`).
 
 **Mine or other.** A PUT whose response was lost may have succeeded, and the repeated PUT then finds an
-object. It is ours exactly if its bytes are the bytes we sent. For that, no two writers may send equal bodies.
-So the body contains a *nonce*: bytes that only this writer has, for example the id of its attempt.
-`put_if_absent` takes the nonce and refuses a body without it. Objects stay plain files that any program can
-read. Repeat a PUT with the same body: a body that was built again, with another time in it, is another body.
+object. That object is ours exactly if its bytes are the bytes we sent. For this to hold, no two writers may
+send equal bodies. So the body contains a *nonce*: bytes that only this writer has, for example the id of its
+attempt. `put_if_absent` takes the nonce and refuses a body without it. Objects stay plain files that any
+program can read. Repeat a PUT with the same body: a body that was built again, with another time in it, is
+another body.
 
 **ETags.** Providers use the MD5 of the body. So equal bodies have equal ETags, and an object that changed
-from A to B and back to A matches. The nonce solves this too: use a new one in each body for `put_if_match`.
+from A to B and back to A has its first ETag again. The nonce solves this too: put a new nonce into each body
+for `put_if_match`.
 
-All checks are here, above the backends. A backend implements the methods that begin with an underscore.
+`Objects` makes all checks, so that backends need none. A backend implements the methods that begin with an
+underscore.
 """
 
 import enum
@@ -65,7 +68,7 @@ class ObjectInfo(NamedTuple):
 
 
 class Objects(ABC):
-    """One root in one object storage. Threads can share it; another process opens its own.
+    """One root in one object storage. Threads can share it; each process opens its own.
 
     >>> from tidemill.clock import SYSTEM
     >>> from tidemill.objects import open_objects
@@ -79,7 +82,7 @@ class Objects(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """The URL without secrets (STO-14): for people, not for opening it again."""
+        """The URL without secrets (STO-14): for messages, not for opening the storage again."""
 
     @property
     @abstractmethod
@@ -137,8 +140,8 @@ class Objects(ABC):
     def put_if_match(self, key: str, body: Body, etag: str) -> ObjectInfo:
         """Replace the object that has this ETag; `ObjectConflict` if it has another one or is missing.
 
-        The body contains a new nonce for each write, see above. A conflict means that our body is not there
-        now; after a lost response it may have been there for a while.
+        The body contains a new nonce for each write, see above. A conflict means that the object does not
+        have our body now. If an earlier response was lost, it may have had our body in between.
         """
         check_key(key)
         if not self.supports_if_match:
@@ -173,11 +176,14 @@ class Objects(ABC):
         return self._get(key)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Read bytes from start to start + length: fewer at the end of the object, none after it."""
+        """Read bytes from start to start + length.
+
+        Return fewer at the end of the object, and none after it.
+        """
         return self.get_ranges(key, [(start, length)])[0]
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Bodies:
-        """Read several ranges (start, length) of one object; near ones may be fetched together."""
+        """Read several ranges (start, length) of one object. Nearby ranges may be fetched together."""
         check_key(key)
         for start, length in ranges:
             if start < 0 or length < 1:
@@ -200,7 +206,8 @@ class Objects(ABC):
             prefix: characters, as on S3; end it with `/` for a folder.
             after: list only keys after this one, which need not exist.
             limit: the most objects to list.
-            ahead: fetch the next page while the caller reads one. Without it no page is fetched in vain.
+            ahead: fetch the next page while the caller reads one. If False, no page is fetched that the
+                caller does not read.
         """
         check_prefix(prefix)
         if limit is not None and limit < 0:
@@ -213,7 +220,8 @@ class Objects(ABC):
         """List like `list` where other programs write: names that are not keys are reported and skipped.
 
         Args:
-            skip: called with the name, or its folder if the provider does not tell the name, and the reason.
+            skip: called with the name, or its folder if the provider does not report the name, and with the
+                reason.
             prefix: as in `list`.
             after: as in `list`.
         """
@@ -257,5 +265,5 @@ class Objects(ABC):
 
 
 def _octets(body: Body) -> Body:
-    """Return the body as something whose length is its size in bytes."""
+    """Return the body as an object whose length is its size in bytes."""
     return body.cast("B") if isinstance(body, memoryview) else body

@@ -1,4 +1,4 @@
-"""The errors of storage providers, classified and without secrets.
+"""Classifies the errors of storage providers, and removes secrets from their messages.
 
 obstore's messages contain the URL of the request (for Azure with its signature), the whole response and a
 dump of Rust structures. Tidemill's messages contain only the kind of error, the HTTP status and the
@@ -96,7 +96,10 @@ def _code(text: str) -> str:
 
 
 class Refusal(Exception):
-    """A request that the provider refuses. `lost` means that an earlier try may have succeeded unseen."""
+    """A request that the provider refuses.
+
+    `lost` means that an earlier try may have succeeded without a response.
+    """
 
     def __init__(self, kind: RefusalKind, text: str, *, lost: bool) -> None:
         super().__init__(text)

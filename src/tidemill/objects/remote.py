@@ -1,16 +1,17 @@
 """Objects on S3, Google Cloud Storage and Azure Blob Storage, through obstore.
 
 **Retries.** obstore's own retries are off: only the code that repeats a request knows that an earlier try may
-have succeeded. If the condition of a conditional write fails after a lost response, we read the object. If it
-is our body, our write succeeded. Each request has a timeout, and retries end after twice that time.
+have succeeded. If the condition of a conditional write fails after a lost response, we read the object. If
+the object has our body, our write succeeded. Each request has a timeout, and retries end after twice that
+time.
 
 **Listing.** S3, GCS and Azure list by key bytes, and can start after any key. Some servers that are
-compatible with S3 list by folders instead (SeaweedFS, S3 Express buckets), and their listing after a key
-lacks objects. Unless a provider is known to list by key (`flat`), we list by folders ourselves and sort. That
-costs more, and is always right.
+compatible with S3 list by folders instead (SeaweedFS, S3 Express buckets), and if their listing starts after
+a key, objects are missing from it. Unless a provider is known to list by key (`flat`), we list by folders
+ourselves and sort. That costs more requests, but is always correct.
 
-**Processes.** obstore's threads do not survive a fork, and its calls would then wait forever. If this is used
-before a fork and again in the child, it raises an error.
+**Processes.** obstore's threads do not survive a fork, and its calls would then wait forever. If
+`RemoteObjects` is used before a fork and again in the child, it raises an error.
 """
 
 import os
@@ -60,7 +61,7 @@ class RemoteObjects(Objects):
         where: the parsed URL.
         clock: for waiting between retries, and for the time of a put.
         chance: spreads the retries.
-        flat: whether the provider lists by key bytes; False is always right.
+        flat: whether the provider lists by key bytes; False is always correct.
         if_match: whether the provider supports conditional replacement.
     """
 
@@ -238,7 +239,7 @@ class RemoteObjects(Objects):
     def _list_foreign(
         self, prefix: str, after: str | None, skip: Callable[[str, str], None]
     ) -> Iterator[ObjectInfo]:
-        """List by folders after the first bad name: there it hides only its own folder, not a whole page."""
+        """List by folders after the first bad name, so that a bad name hides only its folder, not a page."""
         last = after
         if self._flat:
             try:
@@ -409,7 +410,7 @@ def join_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def before(prefix: str) -> str:
-    """Return a string that sorts before every key with this prefix, and after nearly all keys before those.
+    """Return a string that sorts before every key with this prefix, and after nearly all smaller keys.
 
     >>> before("lots/7") < "lots/7" < before("lots/8")
     True

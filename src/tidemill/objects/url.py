@@ -7,7 +7,7 @@
     az://container/prefix?account=…         Azure Blob Storage
 
 Credentials come from where the provider's own tools look (`AWS_*`, `GOOGLE_*`, `AZURE_*`, instance roles), or
-from the URL: `s3://KEY:SECRET@bucket`, `az://ACCOUNT:KEY@container`, with / + @ : inside a secret
+from the URL: `s3://KEY:SECRET@bucket`, `az://ACCOUNT:KEY@container`, with the characters / + @ : of a secret
 percent-encoded. We parse the URL ourselves, because the errors of urllib quote parts of it.
 """
 

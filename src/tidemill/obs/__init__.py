@@ -1,1 +1,1 @@
-"""What people see of what happens: events become lines of a log and a picture of progress."""
+"""Observability: turns events into log lines and progress bars."""

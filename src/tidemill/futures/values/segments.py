@@ -1,18 +1,19 @@
-"""Segments: results in a node's shared memory, which other processes of its host can map (FUT-29).
+"""Segments: results in a node's shared memory, which other processes on the same host can map (FUT-29).
 
-A segment is a file in /dev/shm, or in a folder for temporary files if there is no /dev/shm. The segments of
-one supervisor are in a folder with its boot id:
+A segment is a file in /dev/shm, or in the folder for temporary files if there is no /dev/shm. Each supervisor
+has a folder for its segments, named after the supervisor's boot id:
 
-    <root>/<boot>/lock              the supervisor holds its flock while it lives
+    <root>/<boot>/lock              the supervisor holds a flock on this file while it runs
     <root>/<boot>/ledger/…          how many bytes are in use, see `segment_writer`
     <root>/<boot>/<name>            a sealed segment, mode 0400
     <root>/<boot>/<name>.draft      a segment that is being written
-    <root>/<boot>/spill             a link to a similar folder on disk, used if memory is full
+    <root>/<boot>/spill             a link to a folder of the same form on disk, used if memory is full
 
-Segments belong to the supervisor, not to the child that wrote them, so they stay when the child ends. Only
-the supervisor unlinks them; a process that has mapped one keeps it. The kernel releases the flock when the
-supervisor dies. So a folder with a free lock has no owner, and the next start on this host removes it.
-Python's `shared_memory` is not used, because it is unlinked when its creator ends.
+Segments belong to the supervisor, not to the child that wrote them, so they remain after the child ends. Only
+the supervisor unlinks segments. A process that has mapped a segment can still read it after that. The kernel
+releases the flock when the supervisor dies. So a folder with a free lock has no owner, and the next start on
+this host removes it. This module does not use Python's `shared_memory`, because Python unlinks it when the
+process that created it ends.
 """
 
 import contextlib
@@ -77,10 +78,10 @@ def default_root() -> Path:
 
 
 def map_segment(name: str, root: Path | None = None) -> memoryview:
-    """Return a read-only view of a segment on this host. Raise `CopyGone` if it is not here.
+    """Return a read-only view of a segment on this host. Raise `CopyGone` if this host does not have it.
 
     Args:
-        name: as in a `Location`: boot id and segment.
+        name: boot id and segment name, as in a `Location`.
         root: the folder of this host's segments.
     """
     boot, _, file = name.partition("/")
@@ -94,13 +95,13 @@ def map_segment(name: str, root: Path | None = None) -> memoryview:
 
 
 class Segments:
-    """The segments of one supervisor, from its start to its end. Not safe for several threads at once.
+    """The segments of one supervisor, from its start to its end. Not thread-safe.
 
     Args of `open`:
         boot: the id of the node, which is new with every start (FUT-37).
         quota_bytes: how much memory its segments may use.
-        root: the folder of segments on this host; it must be the same for every process of the host.
-        spill: a folder on disk to use if memory is full; without it, more is refused.
+        root: the folder of segments on this host; it must be the same for every process on the host.
+        spill: a folder on disk to use if memory is full; without it, new segments are refused.
     """
 
     def __init__(self, folder: Path, lock: int, spill: Path | None, spill_lock: int | None) -> None:
@@ -141,7 +142,7 @@ class Segments:
 
     @property
     def used_bytes(self) -> int:
-        """How much memory the segments use, without those on disk."""
+        """How much memory the segments use, not counting those on disk."""
         return self._ledger.used()
 
     def writer(self) -> SegmentWriter:
@@ -166,7 +167,10 @@ class Segments:
         self._kept.add(self._file(name))
 
     def delete(self, name: str) -> bool:
-        """Unlink a segment. Processes that have mapped it keep it. Return False if it does not exist."""
+        """Unlink a segment.
+
+        Processes that have mapped it can still read it. Return False if it does not exist.
+        """
         file = self._file(name)
         self._kept.discard(file)
         for folder in self._folders():
@@ -190,11 +194,11 @@ class Segments:
             self._ledger.write(FREED, self._ledger.read(FREED) + size)
 
     def child_gone(self, pid: int) -> int:
-        """Remove the drafts and unreported segments of a dead child. Return how many.
+        """Remove the drafts and unreported segments of a dead child. Return how many were removed.
 
         The remaining segments are counted again from the files, because the child may have died between
         reserving and writing. Its counter is removed, because the next child may have the same process id.
-        In the meantime, the count is too high but never too low.
+        Until then, the count may be too high but is never too low.
         """
         removed = 0
         left = 0
@@ -241,10 +245,10 @@ class Segments:
 
 
 def sweep(root: Path) -> int:
-    """Remove the folders of dead supervisors. Return how many. Safe while others are alive.
+    """Remove the folders of dead supervisors. Return how many were removed. Safe while other supervisors run.
 
-    A folder gets its name when it has its lock (`_create_folder`). So a folder without a lock was removed,
-    except for files that a process of its dead supervisor wrote later.
+    A folder gets its final name only after it is locked (`_create_folder`). So a folder without a lock was
+    removed, except for files that a process of its dead supervisor wrote later.
     """
     swept = 0
     for name in _names(root):

@@ -1,15 +1,15 @@
 """The cluster key, and the signatures made with it (FUT-59).
 
 A pickle is a program. Without signatures, anyone who can write to the store or the objects could make every
-worker run their code. So nothing is unpickled before its signature is checked: neither code nor arguments,
-results or exceptions. Signing needs the cluster key, which is neither in the store nor in the objects.
+worker run their code. So nothing is unpickled before its signature is checked: not code, arguments, results
+or exceptions. Signing needs the cluster key, which is stored neither in the store nor in the objects.
 
 A signature is keyed BLAKE2b over a domain and length-prefixed parts. So a signature is valid only for one
 kind of thing, and no two lists of parts have the same signature. A result is bound to its future and version,
 so it cannot be moved to another future. The key never appears in a repr, a log, an error or a pickle.
 
-Signatures do not protect against anyone who has the key, or this user's account on this machine. Someone who
-can write to the store can also write an old spec again; then a call that was submitted once runs again.
+Signatures do not protect against anyone who has the key, or access to this user's account on this machine. An
+attacker who can write to the store can also write an old spec to it again. Then an earlier call runs again.
 """
 
 import contextlib
@@ -203,7 +203,10 @@ _signed = msgspec.msgpack.Encoder().encode
 
 
 def _spec_parts(spec: Spec) -> bytes:
-    """Return the signed fields of a spec. They are listed, so that a new field does not change signatures."""
+    """Return the signed fields of a spec.
+
+    They are listed here, so that a new field does not change signatures.
+    """
     args = spec.args
     return _signed(
         (

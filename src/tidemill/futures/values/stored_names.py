@@ -1,9 +1,9 @@
-"""Names in stored pickles: where modules, functions and classes are now that have moved since.
+"""Names in stored pickles: maps the old names of moved modules, functions and classes to the current ones.
 
 A pickle refers to a function or class by module and name. Stored futures, arguments, results and exceptions
-contain such names. If you move or rename code that a pickle may refer to, add an entry here: the stored name,
-and the current one. New pickles contain the new name. Keep an entry as long as a stored future may contain
-the old name.
+contain such names. If you move or rename code that a pickle may refer to, add an entry here with the stored
+name and the current one. New pickles contain the new name. Keep an entry as long as a stored future may
+contain the old name.
 """
 
 import io
@@ -35,7 +35,7 @@ def current_name(module: str, name: str) -> tuple[str, str]:
 
 
 class StoredUnpickler(pickle.Unpickler):
-    """Loads pickles that refer to functions and classes by earlier names."""
+    """Loads pickles, including those that refer to functions and classes by earlier names."""
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         return super().find_class(*current_name(module_name, global_name))

@@ -1,7 +1,7 @@
-"""The child pool of a worker: runs jobs in child processes and handles the messages of the children.
+"""The child pool of a worker: runs jobs in child processes and handles messages from the children.
 
-It is the `Executor` of a worker process. The claim loop gives it jobs, and it reports their outcomes to the
-ledger. Only the supervisor's loop calls it.
+The child pool is the `Executor` of a worker process. The claim loop gives it jobs, and the pool reports their
+outcomes to the ledger. Only the supervisor's loop calls the pool.
 """
 
 import contextlib
@@ -96,7 +96,8 @@ class ChildPool(Executor):
     def start_child(self, actor: bytes = b"") -> WorkerChild | None:
         """Start a child process. Messages sent before it is ready wait in its socket.
 
-        Return None for a while after children failed to start, or ended before they were ready.
+        After children have failed to start, or ended before they were ready, return None until a delay has
+        passed.
         """
         if self.draining or not self.may_start():
             return None
@@ -118,7 +119,7 @@ class ChildPool(Executor):
     # --- messages of children
 
     def receive(self, timeout_s: float) -> None:
-        """Wait for messages of children, or for a wakeup, and handle all messages."""
+        """Wait for messages from children, or for a wakeup, and handle all messages."""
         readable: dict[WorkerChild, None] = {}
         for key, mask in self._selector.select(timeout_s):
             child = key.data
@@ -171,7 +172,7 @@ class ChildPool(Executor):
                     self.ledger.set_status(job.id, message.text)
 
     def _remove_job(self, child: WorkerChild, number: int) -> FutureJob | None:
-        """Remove a job that a child has ended. Return None if we do not hold the job any more."""
+        """Remove a job that a child has ended. Return None if this node no longer holds the job."""
         job = child.jobs.pop(number, None)
         if not child.jobs or job is None or job.waiting or job.needs is not NOTHING:
             update_reservation(
@@ -280,7 +281,7 @@ class ChildPool(Executor):
         self.watchdog.interrupt(job)
 
     def recall_call(self, child: WorkerChild, job: FutureJob) -> None:
-        """Queue a call again that was sent ahead to its actor."""
+        """Put a call that was sent ahead to its actor back into the queue."""
         actor = self.hosting.of(child)
         if actor is not None:
             actor.add(job)
@@ -333,7 +334,10 @@ class ChildPool(Executor):
             self.segments.delete(name)
 
     def old_results(self, age_s: float) -> list[str]:
-        """Return the segments older than this. By now the store contains their records, if they are used."""
+        """Return the segments older than `age_s`.
+
+        If they are in use, the store contains their records by now.
+        """
         if self.segments is None:
             return []
         before = self.clock.wall() - age_s
@@ -348,7 +352,7 @@ class ChildPool(Executor):
     # --- placement
 
     def place(self) -> None:
-        """Give slots to tasks that resume, then to calls of actors, then to queued jobs in their order."""
+        """Give slots to tasks that resume, then to actor calls, then to queued jobs in order."""
         placement, children = self.placement, self.children.all
         placement.resume(children)
         batches: dict[WorkerChild, list[FutureJob]] = {}

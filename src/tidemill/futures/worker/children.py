@@ -1,10 +1,11 @@
-"""The child processes of a supervisor: how it starts them, sends messages, kills them, and reads their exit.
+"""The child processes of a supervisor: starts them, exchanges messages with them, kills and reaps them.
 
 A child is a fork of the zygote, not of the supervisor, so it inherits no threads, connections or locks of the
-supervisor. It leads its own process group: processes that a task starts end with it. It ends when the
-supervisor ends.
+supervisor. A child leads its own process group, so processes that a task starts end with the child. A child
+ends when the supervisor ends.
 
-Nothing here blocks. Bytes that a child does not receive at once are kept until its socket is writable again.
+Sending and receiving never block. Bytes that a child's socket does not accept at once are kept until the
+socket is writable again.
 """
 
 import contextlib
@@ -43,7 +44,7 @@ LINGER_S = 0.5
 
 
 class ChildExit(msgspec.Struct, frozen=True):
-    """How a child ended, and which task it ran."""
+    """How a child ended, and which task it was running."""
 
     kind: str  # "crash" | "oom", or why the supervisor killed it
     message: str
@@ -179,7 +180,10 @@ class WorkerChild(SupervisedProcess):
     # --- its exit
 
     def reap(self, clock: Clock) -> ChildExit:
-        """Wait for a child that has closed its socket, kill the processes it left, return how it ended."""
+        """Wait for a child that has closed its socket.
+
+        Kill the processes it left, and return how it ended.
+        """
         running = self.page.running
         code = self._wait(clock)
         self.kill_group()  # processes that its tasks have started
@@ -189,7 +193,7 @@ class WorkerChild(SupervisedProcess):
         return child_exit
 
     def _wait(self, clock: Clock) -> int:
-        """Wait for the exit code, in the form of `subprocess`: negative for a signal."""
+        """Wait for the exit code, in the form that `subprocess` uses: negative for a signal."""
         give_up = clock.monotonic() + LINGER_S
         while True:
             late = clock.monotonic() > give_up
@@ -219,7 +223,7 @@ class WorkerChild(SupervisedProcess):
         return ChildExit("crash", message, evidence, running, code)
 
     def close(self) -> None:
-        """Close the sockets. A child that still runs notices this and exits."""
+        """Close the sockets. A child that is still running notices this and exits."""
         self.work.close()
         self.control.close()
         self.page.close()
@@ -257,7 +261,10 @@ class WorkerChildren:
         return child
 
     def read_zygote(self) -> None:
-        """Read the state of the zygote. Restart it if it has ended: at once, if it had been ready."""
+        """Read the state of the zygote.
+
+        Restart it if it has ended: at once if it was ready before, else after a delay.
+        """
         was_ready = self.zygote.ready
         if self.zygote.read_state():
             self._zygote_pause.succeeded()
@@ -276,7 +283,7 @@ class WorkerChildren:
             self._selector.register(self.zygote.socket, selectors.EVENT_READ, self.zygote)
 
     def watch_writes(self, child: WorkerChild) -> None:
-        """Have the selector watch for a writable socket as long as something is unsent."""
+        """Have the selector watch for a writable socket as long as bytes are unsent."""
         events = selectors.EVENT_READ if child.flush() else selectors.EVENT_READ | selectors.EVENT_WRITE
         if self._selector.get_key(child.work).events != events:
             self._selector.modify(child.work, events, child)

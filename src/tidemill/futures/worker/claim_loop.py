@@ -1,16 +1,18 @@
 """The claim loop: claims futures for a node, gives them to an executor, and writes their outcomes.
 
 A worker process, the in-process worker of a runner and a simulated worker all use this loop. They differ in
-the `Executor`, which runs the jobs: in child processes, in threads, or as simulated events.
+the `Executor`, which runs the jobs in child processes, in threads, or as simulated events.
 
 One thread calls `run_once` repeatedly and waits at most `pause_s` in between. Each round writes results and
 pending writes, claims as many futures as the executor has room for, loads them, passes them to the executor,
 and handles commands from the node's inbox. Why this is safe:
 
-- Every write checks the claim and the node's lease in the same transaction, so a stale node is refused.
-- A lost lease drops everything that was claimed under it (FUT-55). The node joins again under a higher epoch.
-- After it joins, and every half minute, the node releases claims in its name that it does not know (FUT-38):
-  from an earlier boot, from a lost lease, or from a commit with unknown outcome.
+- Every write checks the claim and the node's lease in the same transaction, so the store refuses the writes
+  of a stale node.
+- When the node loses its lease, it drops everything that it claimed under that lease (FUT-55), and joins
+  again under a higher epoch.
+- After it joins, and every half minute, the node releases claims in its name that it does not know (FUT-38).
+  They are from an earlier boot, from a lost lease, or from a commit with unknown outcome.
 """
 
 from abc import ABC, abstractmethod
@@ -36,7 +38,7 @@ INBOX_EVERY_S = 0.020
 
 
 class NodeLease(Protocol):
-    """A node's lease on its entry in the node list, from the holder's point of view."""
+    """A node's lease on its entry in the node list, as the node itself sees it."""
 
     @property
     def node(self) -> Node:
@@ -52,14 +54,15 @@ class NodeLease(Protocol):
         ...
 
     def left_s(self) -> float:
-        """Return for how long, at least, the store considers the lease valid."""
+        """Return the minimum time for which the store will still consider the lease valid."""
         ...
 
 
 class Executor(ABC):
     """Runs the jobs of a claim loop, and reports how each ended to the node's `Ledger`.
 
-    It sets `room_changed` when a job may fit that did not fit before. The loop clears it when it claims.
+    The executor sets `room_changed` when a job that did not fit before may fit now. The loop clears it when
+    it claims.
     """
 
     room_changed = True
@@ -85,13 +88,16 @@ class Executor(ABC):
 
     @abstractmethod
     def drop(self) -> None:
-        """End all jobs: the lease is over, and none of their results is written."""
+        """End all jobs: the lease is over, and none of their results will be written."""
 
     def place(self) -> None:
         """Assign waiting jobs to free slots."""
 
     def settled(self, job: FutureJob, state: FutureState | None) -> None:
-        """React to the end of a job's claim. `state` is its future's; None if the claim had ended before."""
+        """React to the end of a job's claim.
+
+        `state` is its future's state; None if the claim had already ended.
+        """
 
     def recover(self, node: Node) -> int:
         """After the node has joined, release the claims of its earlier boots. Return how many."""
@@ -101,7 +107,10 @@ class Executor(ABC):
         """Do periodic work. The loop calls this about once a second while the store answers."""
 
     def claimed(self, *, starved: bool, took_s: float) -> None:
-        """React to a round that took `took_s`. `starved`: a future that a waiting task needs did not fit."""
+        """React to a round that took `took_s`.
+
+        `starved` means that a future that a waiting task needs did not fit.
+        """
 
     def old_results(self, age_s: float) -> list[str]:
         """Return the names of results older than `age_s` that this node stores outside of the store."""
@@ -149,15 +158,15 @@ class ClaimLoop:
     # --- called by other threads
 
     def on_work(self) -> None:
-        """Handle a wakeup of the store: there is something to claim."""
+        """Handle a wakeup from the store: there is something to claim."""
         self._wakeup = True
 
     def on_mail(self) -> None:
-        """Handle a wakeup of the store: there is a command."""
+        """Handle a wakeup from the store: there is a command."""
         self._mail = True
 
     def is_lost(self) -> bool:
-        """Return whether the lease is over under which the jobs were claimed."""
+        """Return whether the lease under which the jobs were claimed is over."""
         return bool(self.epoch) and not (self._lease.alive() and self._lease.node.epoch == self.epoch)
 
     def mark_lost(self) -> None:
@@ -165,7 +174,7 @@ class ClaimLoop:
         self._lost = True
 
     def drain(self, by: float) -> None:
-        """Claim nothing new; release jobs that have not ended by this time (monotonic) (CLU-25)."""
+        """Claim nothing new; release jobs that have not ended by this monotonic time (CLU-25)."""
         self._drain_by = by
 
     @property
@@ -253,7 +262,7 @@ class ClaimLoop:
         return self._wakeup or self._full or self._executor.room_changed
 
     def _request(self) -> ClaimRequest | None:
-        """Return how much to claim: nothing while the node drains, or when too little of the lease is left."""
+        """Return how much to claim: nothing while the node drains, or if too little of the lease is left."""
         lease = self._lease
         if self._drain_by is not None or not lease.accepts() or lease.left_s() <= CLAIM_MARGIN_S:
             return None
@@ -341,7 +350,10 @@ class ClaimLoop:
             self.ledger.emit(ClaimsGivenBack(node=self.ledger.node_id, claims=claims))
 
     def _read_mail(self, node: Node) -> None:
-        """Handle commands, after jobs were started: the rows already contain what the commands say."""
+        """Handle commands.
+
+        This runs after jobs were started: the rows already contain what the commands say.
+        """
         now = self._clock.monotonic()
         if not self._mail or now < self._mail_at or self._session.rests or node.epoch != self.epoch:
             return

@@ -39,14 +39,14 @@ class TaskParked(Event, frozen=True):
 
 
 class WorkDropped(Event, frozen=True):
-    """The node lost its lease: it killed its tasks and writes no result of them."""
+    """The node lost its lease. It killed its tasks and does not write their results."""
 
     node: str
     tasks: int
 
 
 class ClaimsGivenBack(Event, frozen=True):
-    """A worker released claims in its name that it does not hold: of an earlier boot, or of a lost lease."""
+    """A worker released claims in its name that it no longer holds: from an earlier boot or a lost lease."""
 
     node: str
     claims: int

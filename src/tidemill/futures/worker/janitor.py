@@ -1,9 +1,9 @@
 """The janitor: a thread that deletes unreferenced results from object storage.
 
 The transaction that removes the last reference to an object writes the object's name to the store
-(`garbage`). The janitor reads the names, deletes the objects and then clears the names. After a crash in
-between it deletes some objects again. This is harmless, because no name is reused. Only the leader's worker
-does this; two at the same time would do no harm.
+(`garbage`). The janitor reads the names, deletes the objects and then clears the names. After a crash between
+these two steps, it deletes some objects again. This is harmless, because no name is reused. Only the leader's
+worker runs the janitor, but two janitors at the same time would do no harm.
 """
 
 import threading
@@ -56,7 +56,7 @@ class Janitor:
                 continue  # the names are still there the next time
 
     def sweep(self) -> int:
-        """Delete one page of objects and return how many."""
+        """Delete one page of objects and return how many were deleted."""
         names = self._store.run(self._read)
         if names:
             self._objects().delete_many(names)

@@ -1,9 +1,9 @@
-"""The ledger of a node: the jobs it holds, and the outcomes that are not written yet.
+"""The ledger of a node: the jobs the node holds, and the outcomes that it has not written yet.
 
 An executor reports how each job ended. The ledger writes many plain results at a time, in the transaction
-that also claims the next jobs (`round`). Everything that needs a decision is a *pending write*: a failure, a
-released or blocked job, a row that others have changed. A pending write is a function of a transaction.
-Several of them run in one transaction, up to a limit.
+that also claims the next jobs (`round`). An outcome that needs a decision becomes a *pending write*: a
+failure, a released or blocked job, or a row that another process has changed. A pending write is a function
+that takes a transaction. One transaction runs several pending writes, up to a limit.
 """
 
 import random
@@ -73,7 +73,7 @@ class Ledger:
         node_id: the node that holds the claims.
         chance: adds jitter to the delays before retries.
         emit: receives the events.
-        serves: returns whether this node claims from a lane; by default it claims from all.
+        serves: returns whether this node claims from a lane; by default it claims from all lanes.
     """
 
     def __init__(
@@ -339,7 +339,10 @@ class Ledger:
     # --- statuses of tasks
 
     def set_status(self, future_id: bytes, text: str) -> None:
-        """Write this status of a task with the next round. Only the last one is written."""
+        """Write this status of a task in the next round.
+
+        If it is set several times, only the last status is written.
+        """
         self._statuses[future_id] = text
 
     def clear_status(self, future_id: bytes) -> None:

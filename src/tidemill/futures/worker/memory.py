@@ -1,4 +1,4 @@
-"""Memory: how much the machine has, how much a task may use, and how many processes were killed for it."""
+"""Memory: the machine's total, the limit of a task, and the number of processes that the kernel killed."""
 
 import resource
 from collections.abc import Iterator
@@ -84,7 +84,7 @@ def limited(ram: int) -> Iterator[None]:
 
 
 def used_bytes(pid: int | str = "self") -> int:
-    """Return the private memory of a process, without mapped files and shared memory."""
+    """Return the private memory of a process, not counting mapped files or shared memory."""
     return int(_field(Path(f"/proc/{pid}/status"), "RssAnon:")) * 1024
 
 

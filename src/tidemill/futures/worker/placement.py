@@ -1,9 +1,9 @@
-"""Placement: which child runs which job, by slots and reserved resources.
+"""Placement: decides which child runs which job, based on slots and reserved resources.
 
 A child that runs a task uses a slot. A task that waits for other futures frees its slot and keeps its memory.
-A child can hold several short jobs; it runs them one by one and reserves the most that any of them needs.
-Jobs are sent ahead only while tasks are short, because then a round trip for each would take longer than the
-task.
+A child can hold several short jobs. It runs them one by one and reserves the most that any of them needs. The
+supervisor sends jobs ahead to a child only while tasks are short: then a round trip for each task would take
+longer than the task.
 """
 
 from collections import deque
@@ -154,7 +154,7 @@ class Placement:
 
 
 def update_reservation(child: WorkerChild) -> None:
-    """Compute again what a child reserves, after its jobs have changed.
+    """Recompute what a child reserves, after its jobs have changed.
 
     It reserves the most that any of its jobs needs, because they run one by one. A waiting task frees its
     slot and its cpu, and keeps its memory (FUT-41).

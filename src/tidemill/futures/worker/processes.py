@@ -1,4 +1,4 @@
-"""Supervised processes: how a supervisor kills and restarts its children and drains on signals.
+"""Supervised processes: kills child processes, delays restarts, and drains a supervisor on signals.
 
 A worker supervises a pool of children and their zygote; a runner supervises one child with a Spark session.
 Both use this module. A supervised process leads its own process group, so that all processes it starts end

@@ -1,8 +1,8 @@
 """The store session of a node: when it polls and audits, and what it does when the store fails.
 
-The claim loop polls for work even without a wakeup, and compares its claims with the store now and then.
-After a failure it waits before it uses the store again. If the store refuses a write, the session checks
-whether the node still holds its lease.
+The claim loop polls for work even without a wakeup, and compares its claims with the store (an audit) about
+twice a minute. After a failure it waits before it uses the store again. If the store refuses a write, the
+session checks whether the node still holds its lease.
 """
 
 from collections.abc import Callable
@@ -48,11 +48,11 @@ class StoreSession:
 
     @property
     def rests(self) -> bool:
-        """Whether the session waits after a failure of the store."""
+        """Whether the session is waiting after a failure of the store."""
         return self._clock.monotonic() < self.retry_at
 
     def run(self, node: Node, step: Callable[[], None], refused: Callable[[bool], None]) -> None:
-        """Run a step that reads and writes the store, unless the session waits after a failure.
+        """Run a step that reads and writes the store, unless the session is waiting after a failure.
 
         Args:
             node: our entry in the node list.

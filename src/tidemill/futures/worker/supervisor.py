@@ -1,12 +1,13 @@
 """The supervisor of a worker node: claims futures and runs them in child processes. It runs no user code.
 
-The main thread runs a loop: it receives messages of the children, checks them, and calls the claim loop,
-which exchanges results and jobs with the store. No other thread touches jobs and children. There are two more
+The main thread runs a loop: it receives messages from the children, checks the children, and calls the claim
+loop, which exchanges results and jobs with the store. No other thread changes the jobs. There are two more
 threads. One renews the node's lease and performs the leader's duties (`cluster.Member`). The other kills the
 children when the lease expires, even if the main thread is blocked by the store.
 
-A lost lease ends everything that was started under it (FUT-55): the children are killed, their results are
-dropped, and the node joins again under a higher epoch. If a result is sent too late, the store refuses it.
+When the node loses its lease, it ends everything that it started under that lease (FUT-55). It kills the
+children, drops their results, and joins again under a higher epoch. If a result is sent too late, the store
+refuses it.
 """
 
 import os
@@ -36,7 +37,7 @@ class WorkerSupervisor:
     """One worker node.
 
     Args:
-        store: shared by all threads here; children open their own.
+        store: shared by all threads of the supervisor; each child opens its own.
         hello: the first message to each child; its `node` is the id of this node, new with every start.
         settings: the worker's settings.
         zygote: forks the children; by default, a new one.

@@ -1,8 +1,8 @@
-"""Runs one task: checks its signature, loads it, calls its function, stores the result, returns a message.
+"""Runs one task: checks its signature, loads it, calls its function, stores the result and returns a message.
 
-The signature of the spec is checked before anything is unpickled (FUT-59). Errors before the call are kept
-apart from errors that the function raises: another node may be able to load the code (FUT-22), and a lost
-input is computed again (FUT-45).
+The signature of the spec is checked before anything is unpickled (FUT-59). Errors before the call are
+reported differently from errors that the function raises, because they can be repaired: another node may be
+able to load the code (FUT-22), and a lost input is computed again (FUT-45).
 """
 
 import resource
@@ -131,7 +131,7 @@ class TaskRunner:
 
 
 def _all_lost(loss: Loss, task: TaskMessage) -> tuple[Loss, ...]:
-    """Return a loss, and the other inputs on the same node: if it is dead, they are lost too."""
+    """Return a loss, and the other inputs on the same node: if the node is dead, they are lost too."""
     same_node = (
         Loss(future_id, result.version, loss.node, unreachable=False)
         for future_id, result in task.inputs

@@ -1,8 +1,9 @@
-"""The context of a running task: what it is, where it runs, and how it reports to its supervisor (CLU-23).
+"""The context of a running task: what the task is, where it runs, how it reports to its supervisor (CLU-23).
 
 `current_task()` returns the context of the task that runs in this process, or None outside of tasks. With it,
 a task checks whether it was cancelled, reports progress, sets a status, and takes cluster-wide locks and
-semaphores. It also announces that it waits for other futures, so that others can use its slot (FUT-41).
+semaphores. A task also announces through it that it waits for other futures, so that other tasks can use its
+slot (FUT-41).
 """
 
 import random
@@ -176,11 +177,14 @@ class TaskContext:
     # --- reports to the supervisor
 
     def progress(self) -> None:
-        """Report progress: `progress_timeout` starts again (FUT-40)."""
+        """Report progress, which restarts `progress_timeout` (FUT-40)."""
         self._page.progress(int(self.site.clock.monotonic() * 1_000_000))
 
     def status(self, text: str) -> None:
-        """Report progress, and set the text that people see. The text changes at most five times a second."""
+        """Report progress, and set the status text that users see.
+
+        The text changes at most five times a second.
+        """
         self.progress()
         now = self.site.clock.monotonic()
         if now - self._status_at >= STATUS_EVERY_S:
@@ -188,7 +192,7 @@ class TaskContext:
             self._send(Status(self.number, text[:1000]))
 
     def keep(self, segment: str) -> None:
-        """Keep a segment that this task wrote after this process ends, because a result refers to it."""
+        """Keep a segment of this task after this process ends, because a result refers to it."""
         self._send(Keep(segment))
 
     # --- locks of the cluster

@@ -46,7 +46,7 @@ class Watchdog:
     # --- periodic checks
 
     def check(self) -> bool:
-        """Check everything that depends on time. Return False if it was not time yet."""
+        """Check everything that depends on time. Return False if the next check is not due yet."""
         now = self._clock.monotonic()
         pool = self._pool
         if now < self.next_check_at:
@@ -104,7 +104,7 @@ class Watchdog:
             self._check_by(now + timeout_s - silent_s)
 
     def _release_lingering(self, now: float) -> None:
-        """Release the claims of jobs that found no child: other nodes may have one."""
+        """Release the claims of jobs that have found no child: other nodes may have a free one."""
         queued = self._pool.placement.queued
         late_us = (now - LINGER_S) * 1e6
         if queued:
@@ -207,7 +207,7 @@ class Watchdog:
     # --- recalls, cancellation and drain
 
     def on_recalled(self, child: WorkerChild, message: Recalled) -> None:
-        """Queue the jobs again that a child will not start."""
+        """Put the jobs that a child will not start back into the queue."""
         child.recalling = False
         now_us = int(self._clock.monotonic() * 1e6)
         for number in range(message.high - 1, message.low - 1, -1):

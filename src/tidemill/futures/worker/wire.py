@@ -1,9 +1,10 @@
 """The messages between a supervisor and its children: msgpack frames, each preceded by its length.
 
 There are two socket pairs for each child. The *work* socket carries tasks to the child and outcomes back; the
-child's main thread reads it between two tasks. The *control* socket carries the few messages that must arrive
-while a task runs; a thread of the child does nothing but read it. In a *page* of shared memory the child
-records which task it runs. This costs no message, and the supervisor can read it after the child's death.
+child's main thread reads it between tasks. The *control* socket carries the few messages that must arrive
+while a task runs; a separate thread of the child only reads this socket. The child records in a *page* of
+shared memory which task it is running. This needs no message, and the supervisor can read the page after the
+child's death.
 """
 
 import mmap
@@ -135,7 +136,7 @@ class Resuming(Message, frozen=True, array_like=True, tag=15):
 
 
 class Status(Message, frozen=True, array_like=True, tag=16):
-    """The status text that the task has set, for people."""
+    """The status text that the task has set, for users."""
 
     number: int
     text: str

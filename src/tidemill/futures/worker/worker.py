@@ -1,9 +1,9 @@
 """The worker process: `run_worker` opens everything a worker needs and runs its supervisor.
 
-It is the implementation of `tidemill worker`. Each worker has an *address* that no other live process can
-have: the port where it serves results, or a numbered lock on this host. If the node list has the same address
-under another node id, that node is dead. The worker then releases the dead node's claims at once, without
-waiting for its lease to expire (FUT-39).
+This module implements `tidemill worker`. Each worker has an *address* that no other running process can have:
+the port where it serves results, or a numbered lock on this host. If the node list contains another node with
+the same address, that node is dead. The worker then releases the dead node's claims at once, without waiting
+for its lease to expire (FUT-39).
 """
 
 import contextlib
@@ -58,7 +58,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a worker that a user can set; 0 means all that the machine has."""
+    """The options of a worker that a user can set; 0 means everything that the machine has."""
 
     slots: int = 1
     cpu: float = 0.0

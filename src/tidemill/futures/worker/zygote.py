@@ -2,9 +2,9 @@
 
     python -m tidemill.futures.worker.zygote SOCKET SUPERVISOR
 
-A fork of the zygote starts within milliseconds and shares its memory. A new interpreter would take a fifth of
-a second while a caller waits. Forking is safe in the zygote and nowhere else in a worker: it has one thread,
-no connection and no lock, and imports nothing that starts threads.
+A fork of the zygote starts within milliseconds and shares the zygote's memory. A new interpreter would take a
+fifth of a second while a caller waits. Forking is safe in the zygote and nowhere else in a worker: the zygote
+has one thread, no connections and no locks, and imports nothing that starts threads.
 
 The zygote forks twice, and the process in between exits at once. The kernel then makes the supervisor (a
 *subreaper*) the parent of the child, so the supervisor is notified when the child ends.
@@ -70,7 +70,10 @@ class Zygote:
         return self._process.pid
 
     def read_state(self) -> bool:
-        """Read the socket, which must be readable. Return whether the zygote is ready, not ended."""
+        """Read the socket, which must be readable.
+
+        Return True if the zygote is ready, False if it has ended.
+        """
         try:
             self.ready = bool(self.socket.recv(len(READY)))
         except OSError:
@@ -78,7 +81,7 @@ class Zygote:
         return self.ready
 
     def restart(self) -> None:
-        """Replace the process by a new one."""
+        """Replace the process with a new one."""
         self.close()
         self._start()
 
