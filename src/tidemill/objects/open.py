@@ -187,7 +187,7 @@ def _replaces(objects: Objects, key: str, body: bytes, etag: str) -> bool:
 
 
 def _lists_by_key(objects: Objects, keys: list[str]) -> bool:
-    """Return whether a listing has `keys` in the order of their bytes, even if it starts after one of them."""
+    """Return whether a listing has `keys` in the order of their bytes, even if it starts after a key."""
     for key in keys:
         objects.put(key, b"")
     folder = keys[0].rpartition("/")[0] + "/"

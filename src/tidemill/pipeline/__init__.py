@@ -1,1 +1,1 @@
-"""What users import: a pipeline, its datasets, sources, arcs and views."""
+"""The public classes of a pipeline: the pipeline itself, its datasets, sources, arcs and views."""

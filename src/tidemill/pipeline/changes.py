@@ -1,6 +1,6 @@
-"""Read the changes of a table after a position, each with the lots it was computed from (LOT-36).
+"""Reads the changes of a table after a position, each with the lots it was computed from (LOT-36).
 
-A row has the columns of the table and
+Each row has the columns of the table, and these:
 
     _weight     how many times the row is inserted (above 0) or deleted (below 0)
     _position   the position of its lot; for a view, the step
@@ -120,7 +120,7 @@ def _of_view(reader: TableReader, view: str, after: int) -> "DataFrame":
 
 
 def _base_datasets(spec: GroupSpec, view: str) -> frozenset[DatasetId]:
-    """Return the datasets that a view reads, also through other views of its group."""
+    """Return the datasets that a view reads, directly or through other views of its group."""
     views = {member.name: member for member in spec.views}
     bases: set[DatasetId] = set()
     names = [view]

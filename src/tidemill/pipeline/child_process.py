@@ -1,7 +1,8 @@
-"""Run a pipeline in the child process of a runner, and describe it to the supervisor.
+"""Runs a pipeline in the child process of a runner, and tells the supervisor its name and cluster.
 
-The supervisor of a runner never imports the user's file. It needs the pipeline's name and its cluster, and
-gets them from a process that exits at once (`python -m tidemill.pipeline.child_process`).
+The supervisor of a runner never imports the user's file. It needs the pipeline's name and cluster. It gets
+them from a short-lived process that imports the file, prints them and exits (`python -m
+tidemill.pipeline.child_process`).
 """
 
 import subprocess
@@ -49,7 +50,7 @@ class LoadFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The output of the process that imports a pipeline: one of the two."""
+    """The output of the process that imports a pipeline: the pipeline's info, or the failure."""
 
     info: PipelineInfo | None = None
     failure: LoadFailure | None = None

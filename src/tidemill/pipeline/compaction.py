@@ -1,4 +1,4 @@
-"""Compact the lots of a table on request: `table.compact()` and `tidemill compact` (LOT-37)."""
+"""Compacts the lots of a table on request: `table.compact()` and `tidemill compact` (LOT-37)."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ def compact(
     emit: Emit = ignore,
     report: Callable[[str, Compacted | None], None] = lambda _lot, _result: None,
 ) -> list[Compacted]:
-    """Compact these lots of a table, or all; skip lots whose files cannot become fewer.
+    """Compact these lots of a table, or all of them. Skip lots whose number of files cannot be reduced.
 
     - report: called for each lot, with the result, or None if it was skipped.
     """

@@ -1,4 +1,4 @@
-"""Open the store, the object storage and the Spark session of a pipeline in this process."""
+"""Opens the store, the object storage and the Spark session of a pipeline in this process."""
 
 import contextlib
 import random
@@ -146,7 +146,10 @@ class PipelineContext:
 
     @contextlib.contextmanager
     def spark(self) -> Iterator["SparkSession"]:
-        """Yield the session, opened when first used. A user's own session has our settings in the block."""
+        """Yield the session, opened when first used.
+
+        A user's own session has our settings inside the block.
+        """
         if is_session(self._spark_option):
             with adopt(self._spark_option) as session:  # type: ignore[arg-type] # checked above
                 yield session

@@ -1,7 +1,7 @@
-"""The declarations of a user, as frozen values, each with its line (LOT-1).
+"""The declarations of a user, as frozen values, each with its line in the user's file (LOT-1).
 
-A declaration uses neither the store nor Spark. The plan checks declarations and derives stages from them.
-Every process that imports the pipeline gets the same declarations.
+Declaring uses neither the store nor Spark. The plan checks declarations and derives stages from them. Every
+process that imports the pipeline gets the same declarations.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ class DatasetDecl:
 
     @property
     def expected(self) -> tuple[Check, ...]:
-        """The checks of every append, with the check that each row has its key (LOT-40).
+        """The checks of every append, including the check that each row has a key (LOT-40).
 
         Sources check keys themselves, because they know the file and the line.
         """

@@ -1,4 +1,4 @@
-"""Explain a view: its circuit, the rung of each operator, and how it is computed."""
+"""Explains a view: its circuit, the rung of each operator, and how the view is computed."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ RECOMPUTED = "each step recomputes it and stores the difference"
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """Explain how a view is computed: as text, as JSON, or as a drawing.
+    """Explains how a view is computed, as text, as JSON, or as a drawing.
 
     >>> import tidemill as tm
     >>> shop = tm.Pipeline("shop", home="shop-home", spark=spark)
@@ -40,7 +40,7 @@ class Explanation:
 
     @property
     def runs(self) -> str:
-        """Return how it is computed, as a sentence."""
+        """Return how the view is computed, as a sentence."""
         return f"{RECOMPUTED}: {self.recomputed}" if self.recomputed else INCREMENTAL
 
     @property

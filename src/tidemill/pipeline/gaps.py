@@ -1,6 +1,6 @@
-"""Find the gaps of a pipeline's tables: lots that are expected but not published, and why (LOT-32).
+"""Finds gaps in a pipeline's tables: lots that are expected but not published, with the reason (LOT-32).
 
-Everything is read from the store, without object storage and without Spark.
+All information comes from the store. Object storage and Spark are not used.
 """
 
 from collections.abc import Iterable
@@ -57,7 +57,7 @@ def gaps_of(
     last: Bound = None,
     late_s: float = LATE_S,
 ) -> GapReport:
-    """Return the gaps of these tables, or of all; for a view, those of the tables it reads.
+    """Return the gaps of these tables, or of all tables. For a view, return the gaps of the tables it reads.
 
     - first, last: the range of lots to check, both included.
     - late_s: how many seconds after the end of its interval a lot is expected.

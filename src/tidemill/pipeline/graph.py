@@ -1,4 +1,4 @@
-"""Find which tables a table depends on, from the declarations and without Spark."""
+"""Finds which tables a table depends on, from the declarations and without Spark."""
 
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time
@@ -52,7 +52,10 @@ def arc_id(pipeline: "Registry", arc: str) -> str:
 
 
 def maker(pipeline: "Pipeline", name: str) -> "ArcDecl":
-    """Return the arc of this name, or the arc that writes the table of this name; else `UsageError`."""
+    """Return the arc with this name, or the arc that writes the table with this name.
+
+    Else raise `UsageError`.
+    """
     if name in pipeline.all_arcs():
         return pipeline.all_arcs()[name]
     for arc in pipeline.all_arcs().values():
@@ -81,7 +84,7 @@ def groups(pipeline: "Pipeline") -> dict[str, str]:
 
 
 def read_by(pipeline: "Pipeline", view: str) -> list[str]:
-    """Return the tables of lots that a view reads, also through other views."""
+    """Return the tables of lots that a view reads, directly or through other views."""
     tables: dict[str, None] = {}
     views = [view]
     visited = {view}
@@ -98,7 +101,7 @@ def read_by(pipeline: "Pipeline", view: str) -> list[str]:
 
 
 def downstream(pipeline: "Pipeline", arc: str) -> Iterator[str]:
-    """Yield the tables of other arcs, and the views, that follow when lots of an arc are made again."""
+    """Yield the tables of other arcs, and the views, that are updated when lots of an arc are made again."""
     changed = {sink.name for sink in pipeline.all_arcs()[arc].sinks}
     own = set(changed)
     grew = True
@@ -126,7 +129,7 @@ def unit_of(pipeline: "Pipeline", table: str) -> Unit | None:
 
 
 def lot_of(table: str, unit: Unit | None, text: str) -> str:
-    """Return the id of a lot of this table; `BadLotId` if it has another interval."""
+    """Return the id of a lot of this table. Raise `BadLotId` if the lot has another interval."""
     lot = ids.parse(text)
     lot_unit = None if isinstance(lot, AppendId) else lot.unit
     if lot_unit == unit:

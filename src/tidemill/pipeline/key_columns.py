@@ -1,4 +1,4 @@
-"""Check the key columns of a dataset, and convert rows that delete by key (LOT-40)."""
+"""Checks the key columns of a dataset, and converts rows that delete by key (LOT-40)."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -46,7 +46,7 @@ def check_columns(dataset: DatasetRow) -> None:
 
 
 def check_types(spark: "SparkSession", dataset: DatasetRow) -> None:
-    """Check, by Spark's analysis, that it can group by the key and sort by the order columns."""
+    """Let Spark check that it can group by the key and sort by the order columns."""
     from pyspark.sql import functions as sf
 
     if not dataset.key:

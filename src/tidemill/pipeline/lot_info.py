@@ -1,4 +1,4 @@
-"""List the lots of a table: those that are published, and those that an arc still has to write."""
+"""Lists the lots of a table: those that are published, and those that an arc still has to write."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
@@ -49,7 +49,7 @@ class LotInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lots_of(pipeline: "Pipeline", name: str) -> list[LotInfo]:
-    """Return the lots of a table in the order of their ids; the steps of a view in their order."""
+    """Return the lots of a table in the order of their ids; for a view, return its steps in order."""
     if name in pipeline.views:
         return list(_steps(pipeline, name))
     times = _publication_times(pipeline, name)
@@ -77,7 +77,7 @@ def lots_of(pipeline: "Pipeline", name: str) -> list[LotInfo]:
 
 
 def waiting_lots(pipeline: "Pipeline", arc: str, limit: int = PAGE) -> dict[str, str]:
-    """Return what the lots of an arc over several tables wait for, those that wait longest first."""
+    """Return what the lots of an arc that reads several tables wait for. The longest wait comes first."""
     keys, name = ArcKeys(pipeline.context.place.cluster), graph.arc_id(pipeline, arc)
 
     def read(tx: Tx) -> dict[str, str]:

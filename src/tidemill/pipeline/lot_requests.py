@@ -1,9 +1,9 @@
-"""Request lots: backfill missing lots, replay existing ones, retry failed ones (LOT-31).
+"""Requests lots: backfills missing lots, replays existing ones, retries failed ones (LOT-31).
 
-A plan lists for each lot the action and the arc. `submit` then stores a request for each lot, and runners
-process the requests, a limited number at a time. Nothing is removed: a replayed lot stays as it is
-until its next generation is published. Arcs and views downstream follow, because a publication is an event
-like any other.
+A plan lists the action and the arc for each lot. `submit` then stores a request for each lot, and runners
+process the requests, a limited number at a time. Nothing is removed: a replayed lot stays as it is until its
+next generation is published. Arcs and views downstream then process the new generation, because its
+publication writes an event like any other.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -62,7 +62,7 @@ class PlannedLot(msgspec.Struct, frozen=True):
 
 
 class LotRequestPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The lots that a backfill or a replay requests. `batch` is empty for a dry run.
+    """The lots that a backfill or a replay requests. For a dry run, `batch` is empty.
 
     >>> from tidemill.arcs.lot_requests import RequestKind
     >>> lots = (PlannedLot("clean", "20260131PT1H014", LotAction.MAKE),)
@@ -70,7 +70,7 @@ class LotRequestPlan(msgspec.Struct, frozen=True, kw_only=True):
     backfill of clean: 1 make, 4 in parallel
 
     - parallel: how many lots run in parallel.
-    - downstream: the tables and views that follow.
+    - downstream: the tables and views that will be updated.
     """
 
     kind: RequestKind
@@ -199,7 +199,7 @@ class _Planner:
         return [PlannedLot(spec.name, lot, LotAction.REMAKE)]
 
     def _backfill(self, table: DatasetId, lot: str) -> list[PlannedLot]:
-        """Plan what makes a lot: its arc, or arcs upstream whose lots it waits for."""
+        """Plan the requests that make a lot: to its arc, or to arcs upstream whose lots it waits for."""
         inventory, spec = self._inventory, self._inventory.makers.get(table)
         if spec is None:
             return [
@@ -223,9 +223,9 @@ class _Planner:
 
 
 def submit(pipeline: "Pipeline", planned: LotRequestPlan, report: Report = ignore) -> LotRequestPlan:
-    """Store a request for every lot that runners make, page by page; return the plan with its batch.
+    """Store a request for each lot that runners must make, page by page. Return the plan with its batch.
 
-    It may be repeated: lots that are already requested, or that exist by now, are skipped. If the process
+    Repeating this is safe: lots that are already requested, or that exist by now, are skipped. If the process
     dies before the end, only the first pages are requested.
     """
     context = pipeline.context

@@ -1,4 +1,4 @@
-"""Define when an arc or a view group runs: its pace, and its grace period for late inputs.
+"""Defines when an arc or a view group runs: its pace, and its grace period for late inputs.
 
 See HEAP-1, HEAP-14 and LOT-28.
 """
@@ -37,9 +37,9 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         cadence: the minimum time between two starts: seconds, a timedelta, or text like `PT5M`.
-        debounce: start when nothing has arrived for this time.
+        debounce: start when nothing has arrived for this long.
         max_wait: with `debounce`, the longest time that the first change waits.
-        cron: run only at these times, like `0 6 * * *`, for everything published until then.
+        cron: run only at these times, like `0 6 * * *`, and process everything published until then.
         zone: the time zone of `cron`.
         catch_up: what to process after a pause, or after scheduled times without a runner: `all`, `latest` or
             `none`. By default everything published during a pause, and one run for all missed times.
@@ -87,7 +87,7 @@ def declare_schedule(tx: Tx, keys: TriggerKeys, lots: LotKeys, pace: Pace, name:
 
 
 def shortest(paces: Sequence[Pace]) -> Pace:
-    """Combine the paces of the views of one group: the shortest of each kind. Schedules must be equal."""
+    """Combine the paces of the views of one group: use the shortest of each kind. Schedules must be equal."""
     crons = {(pace.cron, pace.zone) for pace in paces if pace.cron}
     if len(crons) > 1:
         expressions = " and ".join(sorted(repr(cron) for cron, _ in crons))
@@ -119,7 +119,7 @@ def _least(name: str, durations: Sequence[Duration]) -> float | None:
 
 
 def _check(pace: Pace) -> None:
-    """Raise `DeclarationError` for values that are wrong or do not go together."""
+    """Raise `DeclarationError` for values that are invalid or cannot be combined."""
     seconds("cadence", pace.cadence)
     debounce_s, max_wait_s = seconds("debounce", pace.debounce), seconds("max_wait", pace.max_wait)
     if max_wait_s is not None and debounce_s is None:
@@ -153,7 +153,7 @@ def _check_cron(cron: str, zone: str) -> None:
 
 
 class Grace(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a lot of an arc waits for the last of several inputs, and what happens then (LOT-28)."""
+    """How long a lot of an arc waits for the last of several inputs, and what happens after that (LOT-28)."""
 
     grace_s: float = 0.0
     then: AfterGrace = AfterGrace.WAIT

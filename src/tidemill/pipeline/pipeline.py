@@ -1,4 +1,4 @@
-"""Define `Pipeline`: what users declare and run.
+"""Defines `Pipeline`, which users declare and run.
 
 >>> import tidemill as tm
 >>> shop = tm.Pipeline("shop", home="shop-home")
@@ -6,8 +6,8 @@
 >>> shop
 <Pipeline shop: 1 dataset>
 
-A declaration uses neither the store nor Spark, so a file that declares a pipeline can be imported anywhere.
-The store is opened when it is first needed, and Spark when something must be computed.
+Declaring uses neither the store nor Spark, so a file that declares a pipeline can be imported anywhere. The
+store is opened when it is first needed, and Spark when something must be computed.
 """
 
 import os
@@ -116,7 +116,7 @@ class Pipeline(Registry):
 
     @property
     def quarantines(self) -> dict[str, SourceLine]:
-        """The quarantine tables, which hold rows that do not fit or that a check drops.
+        """The quarantine tables, which contain rows that do not fit the columns or that a check drops.
 
         They need no declaration; each has the line of the dataset, source or arc that it belongs to.
         """
@@ -170,7 +170,7 @@ class Pipeline(Registry):
             return self._context
 
     def use_spark(self, spark: "SparkSession | SparkSettings | str") -> None:
-        """Use another Spark than declared, from now on."""
+        """Use another Spark session than the declared one, from now on."""
         self.close()
         self._spark = spark
 
@@ -190,10 +190,10 @@ class Pipeline(Registry):
             return run_as_node(self, presence, watch=watch, emit=emit, stop=stop)
 
     def gaps(self, *tables: str, first: "Bound" = None, last: "Bound" = None) -> "GapReport":
-        """Return the lots that are expected but not published, of these tables or of all.
+        """Return the lots that are expected but not published, in these tables or in all tables.
 
         Each gap has a state (absent, running, partial, missing, dead) and a cause: the first table upstream
-        that lacks the lot. Reads only the store, without Spark.
+        that lacks the lot. This reads only the store, without Spark.
 
         >>> import tidemill as tm
         >>> shop = tm.Pipeline("shop", home="shop-home")
@@ -246,8 +246,8 @@ class Pipeline(Registry):
     ) -> "LotRequestPlan":
         """Request existing lots to be made again, for example after a bug fix; the next run makes them.
 
-        Each result is the next generation of its lot. Readers see the old generation until it is published.
-        Tables and views downstream follow. Arguments as for `backfill`.
+        Each result is the next generation of its lot. Readers see the old generation until the new one is
+        published. Tables and views downstream are then updated. The arguments are those of `backfill`.
         """
         return self._request("replay", table, lots, first, last, parallel, dry_run)
 
@@ -345,7 +345,7 @@ class Pipeline(Registry):
         return {graph.arc_id(self, graph.maker(self, name).name): name}
 
     def snapshot(self) -> "Mapping[str, DataFrame]":
-        """Return all tables that are not empty, at one moment, by name."""
+        """Return all tables that are not empty, by name, as of the same point in time."""
         from tidemill.pipeline.reader import snapshot
 
         return snapshot(self)

@@ -1,8 +1,8 @@
-"""Find and import a pipeline: by `-f shop.py:shop`, or by a `tidemill.toml` or `pyproject.toml`.
+"""Finds and imports a pipeline: from `-f shop.py:shop`, or from a `tidemill.toml` or `pyproject.toml`.
 
-The configuration is searched for in the current folder and in those above it. A file is imported under a
-private module name, with its folder on `sys.path` as `python shop.py` does, so that it can import modules
-next to it. An error that the user's file raises is reported with its line.
+The search for a configuration file starts in the current folder and continues in its parents. The pipeline's
+file is imported under a private module name. Its folder is put on `sys.path`, as `python shop.py` does, so
+that the file can import modules next to it. An error that the user's file raises is reported with its line.
 """
 
 import importlib
@@ -29,7 +29,7 @@ def find(target: str | None = None, start: Path | None = None) -> "Pipeline":
     Args:
         target: `file.py:name`, `package.module:name`, or a file that has one pipeline; None to search for a
             configuration file.
-        start: the folder in which that search starts, upwards.
+        start: the folder in which that search starts; it continues in the parents.
     """
     return load(*locate(target, start))
 

@@ -1,7 +1,8 @@
-"""Read the tables of a pipeline as Spark DataFrames.
+"""Reads the tables of a pipeline as Spark DataFrames.
 
-A DataFrame shows one moment. The position is read first, and then everything up to it through manifests,
-which never change. Lots that are published later do not appear in it.
+A DataFrame shows a table as of one position. The reader first reads the table's current position. It then
+reads all lots up to that position through manifests, which never change. Lots that are published later do not
+appear in the DataFrame.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,7 +35,7 @@ def table(pipeline: "Pipeline", name: str) -> "DataFrame":
 
 
 def snapshot(pipeline: "Pipeline") -> "Mapping[str, DataFrame]":
-    """Return all tables that are not empty, at one moment: one transaction reads their positions."""
+    """Return all tables that are not empty, as of the same moment: one transaction reads their positions."""
     with pipeline.context.spark() as spark:
         return TableReader(pipeline, spark).snapshot()
 
@@ -121,7 +122,7 @@ def _group_of(pipeline: "Pipeline", view: str) -> ViewGroup:
 
 
 class TableReader:
-    """Read the published tables of a pipeline with one Spark session."""
+    """Reads the published tables of a pipeline with one Spark session."""
 
     def __init__(self, pipeline: "Pipeline", spark: "SparkSession") -> None:
         context = pipeline.context
@@ -151,9 +152,9 @@ class TableReader:
         return _group_of(self.pipeline, view)
 
     def view_table(self, name: str, *, pin: bool = False) -> str:
-        """Return the manifest of a view's table now.
+        """Return the current manifest of a view's table.
 
-        - pin: keep the files that it lists for a while, although later steps replace them.
+        - pin: keep the files that the manifest lists for a while, even if later steps replace them.
         """
         context, pipeline = self.context, self.pipeline
 
@@ -172,7 +173,7 @@ class TableReader:
         return manifest
 
     def snapshot(self) -> "dict[str, DataFrame]":
-        """Return all tables that are not empty, at one moment."""
+        """Return all tables that are not empty, as of the same moment."""
         context, pipeline = self.context, self.pipeline
         names = [name for name in pipeline.names if name not in pipeline.views]
         stored = {}

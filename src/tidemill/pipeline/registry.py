@@ -1,7 +1,7 @@
-"""Collect the declarations of a pipeline: datasets, sources, arcs and views, each with its line.
+"""Collects the declarations of a pipeline: datasets, sources, arcs and views, each with its source line.
 
-A declaration uses neither the store nor Spark, so a file that declares a pipeline can be imported anywhere.
-An error in one declaration is raised at once; the plan checks whether all declarations fit together.
+Declaring uses neither the store nor Spark, so a file that declares a pipeline can be imported anywhere. An
+error in one declaration is raised at once; the plan checks whether all declarations fit together.
 """
 
 from abc import ABC, abstractmethod
@@ -67,11 +67,11 @@ class Registry(ABC):
 
     @abstractmethod
     def _dataset(self, name: str) -> Dataset:
-        """Return the object of a declared dataset that users hold."""
+        """Return the object that represents a declared dataset for users."""
 
     @abstractmethod
     def _view(self, name: str) -> View:
-        """Return the object of a declared view that users hold."""
+        """Return the object that represents a declared view for users."""
 
     def dataset(
         self,
@@ -94,8 +94,8 @@ class Registry(ABC):
             key: columns that identify a row. Rows are then upserted and deleted by key. Rows with a NULL in a
                 key column go to the quarantine table.
             order_by: with a key, columns that order the writes of a key, such as a time or a version. A write
-                that is older than the current row, or than its deletion, changes nothing. Without it, or
-                between equal values, the write that arrived later wins. NULL is the oldest value.
+                that is older than the current row, or than its deletion, changes nothing. Without `order_by`,
+                or if the values are equal, the write that arrived later wins. NULL is the oldest value.
             deletes: whether `delete(rows)` is allowed; append-only is the default.
             lots: the length of an interval, like `"PT5M"`; without it every append is a lot.
             version: a new version is a new table.
@@ -189,25 +189,28 @@ class Registry(ABC):
         Args:
             reads: the table that it reads. With several tables, which need equal intervals, it gets their
                 DataFrames in this order when all of them have the lot. A pattern like `raw_*` is a template:
-                one arc for each table whose name matches, also for tables that are declared later.
-            writes: the table that it writes. With several tables it returns as many DataFrames, in this
-                order. Or a dictionary from names to schemas. In a template, `{name}` is the text that the
-                star matched.
+                it creates one arc for each table whose name matches, including tables that are declared
+                later.
+            writes: the table that it writes. With several tables, the function returns one DataFrame for
+                each, in this order. `writes` can also be a dictionary from names to schemas. In a template,
+                `{name}` is the text that the star matched.
             partition_by: columns that partition the output; arcs that read it run in parts by these columns.
             schema: the schema of the output, if Spark cannot derive it from the function.
             retries: how often a failed part is retried automatically.
-            parts: into how many parts a lot is split at most.
+            parts: the maximum number of parts into which a lot is split.
             max_concurrent: how many lots run at the same time; they are published in order.
             pace: when it runs, like `tm.Pace(cadence="PT5M")`; by default as soon as a lot arrives.
             grace: for an arc that reads several tables: how long a lot waits for the last table, after the
-                first one has it.
-            after_grace: what to do then. `wait`: wait without limit. `partial`: run with the tables that have
-                the lot, and again when a late one arrives. `skip`: skip the lot, unless it is requested.
+                first table has the lot.
+            after_grace: what to do when the grace period is over. `wait`: wait without limit. `partial`: run
+                with the tables that have the lot, and again when a late one arrives. `skip`: skip the lot,
+                unless it is requested.
             changes: for a table with deletes. `"linear"`: the function maps single rows, and Tidemill carries
                 the weights. `"raw"`: the function reads and returns `_weight`.
             enabled: whether it runs. A disabled arc loses nothing: when enabled, it processes everything.
             name: the name of the arc; the function's name by default.
-            checks: conditions for the rows of every lot it writes; for several tables a dictionary by name.
+            checks: conditions for the rows of every lot it writes; for several tables, a dictionary by table
+                name.
             drift: `evolve` allows new columns and wider types when the function returns them.
         """
         line = caller_line()
@@ -289,14 +292,14 @@ class Registry(ABC):
             query: a Spark SQL query over tables of this pipeline. Or a function from DataFrames of the tables
                 in `reads` to one DataFrame; declare it `linear`, `keyed_by` or `full`.
             reads: the tables of a function, in the order of its arguments.
-            linear: the function maps single rows: its result for two tables together is the sum of its
-                results.
-            keyed_by: columns of the result; the function computes the rows of each value of these columns
-                from the input rows of that value alone.
+            linear: the function maps single rows: its result for two sets of rows together is the sum of its
+                results for each.
+            keyed_by: columns of the result; the function computes the rows with a value in these columns only
+                from the input rows with that value.
             full: the function needs whole tables.
             refresh: `auto`; `incremental` refuses a view that would be recomputed; `full` always recomputes.
-            group: the views of a group step together; each group has its own pace.
-            pace: when its group steps, like `tm.Pace(cadence="PT5M")`; by default as soon as an input is
+            group: the views of a group are updated together; each group has its own pace.
+            pace: when its group is updated, like `tm.Pace(cadence="PT5M")`; by default as soon as an input is
                 published. A group has the shortest pace that its views declare.
         """
         line = caller_line()

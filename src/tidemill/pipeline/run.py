@@ -1,7 +1,8 @@
-"""Run a pipeline as a node of its cluster: apply the plan, then process new data.
+"""Runs a pipeline as a node of its cluster: applies the plan, then processes new data.
 
-`run_as_node` needs a node. `Pipeline.run()` joins the cluster itself (`join_cluster`). The child process of
-`tidemill run` calls it too: there the supervisor holds the lease of the node.
+`run_as_node` needs a node. `Pipeline.run()` joins the cluster itself (`join_cluster`) and then calls
+`run_as_node`. The child process of `tidemill run` calls it too, but there the supervisor holds the lease of
+the node.
 """
 
 import contextlib

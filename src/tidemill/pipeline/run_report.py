@@ -7,12 +7,12 @@ from tidemill.runner.run_totals import RunTotals
 
 
 class ArcReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Count the lots of one arc in a run.
+    """Counts the lots of one arc in a run.
 
     >>> ArcReport(arc="clean", complete=3, rows={"clean_orders": 120}).complete
     3
 
-    - rows: written, by table.
+    - rows: the number of rows written, by table.
     - errors: the message of each lot that failed, by lot.
     """
 
@@ -32,9 +32,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     shop: caught up in 1.5 s
       3 files read
 
-    - steps: of each view group.
+    - steps: the number of steps of each view group.
     - failures: the last error of each source, arc or group that failed.
-    - later: seconds until the next run of arcs and groups that wait for their pace or for a barrier.
+    - later: the number of seconds until the next run, for arcs and groups that wait for their pace or for a
+      barrier.
     """
 
     pipeline: str

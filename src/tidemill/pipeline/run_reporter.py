@@ -1,4 +1,4 @@
-"""Show the progress of a run: live on a terminal, as lines elsewhere; the result as JSON if requested."""
+"""Shows the progress of a run, live on a terminal or as lines, and its result, as JSON if requested."""
 
 import sys
 import threading
@@ -27,11 +27,11 @@ KINDS = {"source": "files", "arc": "lots", "views": "steps", "interval": "lots"}
 
 
 class RunReporter:
-    """Print events as they happen. Safe to call from any thread.
+    """Prints events as they happen. Safe to call from any thread.
 
     - json: print only the report to standard output, and events to standard error.
     - quiet: print only warnings and errors.
-    - details: also print events of little weight.
+    - details: also print less important events.
     """
 
     def __init__(self, *, json: bool = False, quiet: bool = False, details: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Find the line of the user's file that declares something, so that an error can name it."""
+"""Finds the line of the user's file that contains a declaration, so that an error can name the line."""
 
 import sys
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _PACKAGE = str(Path(__file__).resolve().parent.parent)
 
 
 class SourceLine(msgspec.Struct, frozen=True):
-    """A line of the user's own code; empty in an interactive session, which has no file."""
+    """A line of the user's code; empty in an interactive session, which has no file."""
 
     file: str = ""
     number: int = 0
@@ -57,8 +57,8 @@ def _shown(file: str) -> str:
 def position_in(line: SourceLine, text: str, row: int, column: int = 0) -> str:
     """Return the position in the user's file of a row of a declared text, such as a query.
 
-    Searches the file for the exact text, first after the declaration. A text that the user's code built is
-    not found; then the position is that of the declaration.
+    Searches the file for the exact text, first after the declaration. If the user's code builds the text, the
+    search does not find it. Then the position is that of the declaration.
 
     Args:
         line: where the text is declared.

@@ -1,6 +1,6 @@
-"""Show the state of a pipeline: its tables, and what every source, arc and view group does now.
+"""Shows the state of a pipeline: its tables, and what every source, arc and view group is doing now.
 
-Everything is read from the store: no object is read, Spark is not used (LOT-21), and nothing is changed.
+This module reads only the store. It reads no objects, does not use Spark (LOT-21), and changes nothing.
 """
 
 from typing import TYPE_CHECKING, Literal
@@ -44,10 +44,10 @@ class TableInfo(msgspec.Struct, frozen=True, kw_only=True):
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a source, an arc or a view group.
 
-    - behind: how many lots, steps or windows of files it has still to process.
+    - behind: how many lots, steps or windows of files it still has to process.
     - dead: it failed too often in a row and does not run until it is retried.
-    - waiting: lots that wait for another input, with what they wait for and until when.
-    - address: where rows are pushed to.
+    - waiting: lots that wait for another input, with the missing input and the time until which they wait.
+    - address: the address to which rows are pushed.
     """
 
     name: str
@@ -67,7 +67,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needs_attention(self) -> bool:
-        """Whether it has a problem that does not go away without a user."""
+        """Whether it has a problem that a user must fix."""
         return bool(self.partial or self.missing or self.dead or self.notes)
 
 
@@ -80,7 +80,7 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        """Whether everything that arrived is processed, without failures."""
+        """Whether everything that arrived has been processed without failures."""
         return all(
             run.state == "waiting" and not (run.partial or run.missing or run.notes) for run in self.runs
         )
@@ -235,7 +235,7 @@ def _source_status(pipeline: "Pipeline", dataset: str, source: Source) -> Source
 
 
 def address_of(pipeline: "Pipeline", dataset: str) -> PushAddress:
-    """Return where to push rows of a dataset now, and the token that senders must show."""
+    """Return the current address to push rows of a dataset to, and the token that senders must send."""
     decl = pipeline.sources.get(dataset)
     address = None
     if decl is not None:

@@ -1,7 +1,7 @@
-"""Define the tables that users hold: `Dataset`, the tables of arcs, `View`, and `RetiredView`.
+"""Defines the objects through which users read and write tables: `Table`, `Dataset`, `View`, `RetiredView`.
 
-All can be read: `df()` returns the table now, `changes(after)` returns its changes since a position. A
-dataset can also be written.
+All of them can be read with `df()`, which returns the rows. `changes(after)` returns the changes of a table
+since a position. A dataset can also be written.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -46,8 +46,8 @@ class Table:
     def changes(self, after: int = 0) -> "DataFrame":
         """Return the rows that were inserted and deleted after a position.
 
-        Each row has `_weight`, `_position`, and in `_inputs` the lots it was computed from: empty for rows
-        that users or sources wrote, NULL if there are more than 1,000.
+        Each row also has the columns `_weight`, `_position` and `_inputs`: the lots it was computed from.
+        `_inputs` is empty for rows that users or sources wrote, and NULL if there are more than 1,000 lots.
         """
         from tidemill.pipeline.changes import changes
 
@@ -122,25 +122,25 @@ class Dataset(Table):
 
         Args:
             rows: columns match by name; a missing column becomes NULL.
-            producer: the name of the sender. With `seq`, a repeated append takes effect once.
+            producer: the name of the sender. With `seq`, a repeated append takes effect only once.
             seq: a number that grows with each append of the producer; numbers may be skipped.
         """
         return self._write(rows, RowOperation.APPEND, producer, seq)
 
     def upsert(self, rows: Any, *, producer: str | None = None, seq: int | None = None) -> Receipt:
-        """Insert rows, or replace the rows that have the same key. Arguments as for `append`."""
+        """Insert rows, or replace the rows that have the same key. The arguments are those of `append`."""
         return self._write(rows, RowOperation.UPSERT, producer, seq)
 
     def delete(self, rows: Any, *, producer: str | None = None, seq: int | None = None) -> Receipt:
-        """Delete rows: by key if the dataset has one, else equal rows, one for each given row."""
+        """Delete rows: by key if the dataset has a key; otherwise one equal row for each given row."""
         return self._write(rows, RowOperation.DELETE, producer, seq)
 
     def replace(self, lot: str, rows: Any) -> Receipt:
         """Replace the rows of a published lot.
 
         The new rows are the lot's next generation. Readers see the old rows until it is published. Then
-        `changes()` returns the old rows with weight -1, views remove them, and arcs make this lot again, and
-        no other. A dataset with a key refuses this: upsert the corrected rows instead.
+        `changes()` returns the old rows with weight -1, views remove them, and arcs make only this lot again.
+        A dataset with a key refuses this: upsert the corrected rows instead.
 
         Args:
             lot: the id of the lot, see `lots()`.
@@ -160,7 +160,7 @@ class Dataset(Table):
         return writes.remove(self.pipeline.context, self._decl, lot, why=why)
 
     def address(self) -> "PushAddress":
-        """Return where to push rows now (`tm.http_push`), and the token that senders must show."""
+        """Return the current address to push rows to (`tm.http_push`), and the token that senders need."""
         from tidemill.pipeline.status import address_of
 
         return address_of(self.pipeline, self.name)
@@ -221,9 +221,10 @@ class RetiredView:
             return tables.content(spark, self._manifest)
 
     def drop(self) -> bool:
-        """Drop the view; False if it was already dropped or is declared again.
+        """Drop the view. Return False if it was already dropped or is declared again.
 
-        It cannot be read any more. A runner removes its files after readers that have already started finish.
+        A dropped view cannot be read. A runner removes its files after readers that have already started
+        finish.
         """
         from tidemill.views.steps import retired
 

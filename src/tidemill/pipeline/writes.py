@@ -1,11 +1,11 @@
-"""Write rows to a dataset: append, upsert, delete, replace or remove a lot (LOT-30, LOT-36, LOT-40).
+"""Writes to a dataset: appends, upserts and deletes rows, replaces and removes lots (LOT-30, LOT-36, LOT-40).
 
 An append becomes a lot at once, or waits until its interval closes. A correction becomes the next generation
-of its lot. Rows in this process are written here, without Spark; a Spark DataFrame is written by Spark.
+of its lot. This process writes rows that are in its memory, without Spark. Spark writes a Spark DataFrame.
 
 The row of the attempt is stored before the first object is written. So a crash at any moment leaves either a
 published lot, or an attempt that the cleaner finds. An append with a producer and a sequence number may be
-repeated: it takes effect once.
+repeated: it takes effect only once.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,7 +63,7 @@ def append(
     """Make rows durable, and visible at once or when their interval closes.
 
     Args:
-        context: of the pipeline.
+        context: the context of the pipeline.
         decl: the dataset.
         rows: as the user passed them.
         operation: append, upsert or delete.
@@ -100,7 +100,7 @@ def append(
 def replace(context: PipelineContext, decl: DatasetDecl, lot: str, rows: Any) -> Receipt:
     """Publish these rows as the next generation of a lot.
 
-    `CheckFailed` for rows that fail a check, also a check that drops rows: a correction has no quarantine.
+    Raise `CheckFailed` for rows that fail a check, even one that drops rows: a correction has no quarantine.
     """
     _refuse_keyed(decl, lot)
     body = _body_of(decl, rows, RowOperation.APPEND)
@@ -110,7 +110,7 @@ def replace(context: PipelineContext, decl: DatasetDecl, lot: str, rows: Any) ->
 
 
 def remove(context: PipelineContext, decl: DatasetDecl, lot: str, *, why: str = "") -> Receipt:
-    """Publish the next generation of a lot: without rows, and marked as removed."""
+    """Publish the next generation of a lot, without rows and marked as removed."""
     _refuse_keyed(decl, lot)
     hold = _begin_correction(context, decl, lot, remove=True)
     return _publish_correction(context, hold, context.manifests.write_removal(hold, why or "removed"))
@@ -224,7 +224,7 @@ class _FrameBody(Body):
 
     @contextmanager
     def _spark_errors(self, context: PipelineContext) -> Iterator[None]:
-        """Raise `AppendRefused` for errors of Spark inside: a value that does not fit its column."""
+        """Raise `AppendRefused` for Spark errors inside the block: a value that does not fit its column."""
         from pyspark.errors import PySparkException
 
         try:

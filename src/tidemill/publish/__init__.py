@@ -1,1 +1,1 @@
-"""Publication: the one transaction that everything else hangs on, and the attempts that lead to it."""
+"""Publication: the transaction that makes lots visible, and the attempts that prepare it."""

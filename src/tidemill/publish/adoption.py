@@ -1,8 +1,8 @@
-"""Adoption: open an attempt at a lot, or take over one that a dead node left open.
+"""Adoption: opens an attempt at a lot, or takes over an attempt that a dead node left open.
 
-Only one attempt at a lot is worked on at a time. An open attempt is taken over if its inputs, code, sinks and
-parts are the same, so that its finished parts are reused (LOT-18, LOT-20). Any other open attempt that no
-node works on is abandoned in the same transaction.
+Only one node at a time works on a lot, in one attempt. A node takes over an open attempt if its inputs, code,
+sinks and parts are the same, and then reuses its finished parts (LOT-18, LOT-20). The same transaction
+abandons every other open attempt that no node works on.
 """
 
 from collections.abc import Sequence

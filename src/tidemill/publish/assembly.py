@@ -1,8 +1,9 @@
-"""Assembly: run the parts of an attempt and write the manifests of its lot. Arcs and file sources use it.
+"""Assembly: runs the parts of an attempt and writes the manifests of its lot. Arcs and file sources use it.
 
-The order is: intent manifests, the parts through the port `Parts`, a manifest for each part as soon as it
-ends, then the manifest of the lot. A stale holder's writes here are harmless: the transactions before
-(`adoption.open_or_adopt`) and after (`Publisher.publish`) are fenced by the attempt's `Hold`.
+Assembly writes intent manifests, runs the parts through the interface `Parts`, writes a manifest for each
+part as soon as it ends, and finally writes the manifest of the lot. The writes of a stale holder are
+harmless: the transactions before (`adoption.open_or_adopt`) and after (`Publisher.publish`) are fenced by the
+attempt's `Hold`.
 """
 
 from collections.abc import Sequence
@@ -44,8 +45,8 @@ class Assembler:
         """Run the parts that are not made yet, and write all manifests.
 
         - tasks: one for each listed part, in that order, made by `tasks_of`.
-        - adopted: earlier holders may have made some parts. Raises `AttemptDamaged` if their results are
-          damaged; the caller then abandons the attempt.
+        - adopted: whether earlier holders may have made some parts. Raises `AttemptDamaged` if their results
+          are damaged; the caller then abandons the attempt.
         """
         fingerprints = self._fingerprints(hold)
         completed = self.manifests.finished_parts(hold, [task.part for task in tasks]) if adopted else {}
@@ -88,7 +89,7 @@ def tasks_of(hold: Hold, tasks: Sequence[PartTask]) -> list[PartTask]:
     """Return the tasks as parts of this attempt.
 
     Their keys name the attempt too. A part of an abandoned attempt is never reused, because its objects may
-    be deleted at any moment; a part of an adopted attempt is, because it is the same attempt.
+    be deleted at any moment; a part of an adopted attempt is reused, because it is the same attempt.
     """
     return [
         msgspec.structs.replace(task, attempt=hold.draft.id, key=f"{hold.draft.id}/{task.key}")

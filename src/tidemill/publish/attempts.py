@@ -1,10 +1,10 @@
-"""Attempts. Each one is a row in the store, written before the first object of its lots (LOT-17, LOT-20).
+"""Attempts to publish lots: rows in the store, written before the first object of a lot (LOT-17, LOT-20).
 
 The row names the lots that the attempt will publish, the generations of its inputs, and its code. A node
-holds it, under an epoch that grows when another node takes it over. Every operation must pass the attempt's
-`Hold`. After a takeover, a write under the old hold raises `LeaseLost`. Once the attempt has ended, a write
-raises `AttemptEnded`. So a stale holder publishes nothing, and an abandoned attempt is never published. Its
-objects may be deleted only after it is abandoned.
+holds the attempt under an epoch, which grows when another node takes over the attempt. Every operation must
+pass the attempt's `Hold`. After a takeover, a write under the old hold raises `LeaseLost`. Once the attempt
+has ended, a write raises `AttemptEnded`. So a stale holder publishes nothing, and an abandoned attempt is
+never published. The objects of an attempt may be deleted only after the attempt is abandoned.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ PARTS_PAGE = 400
 class Target(msgspec.Struct, frozen=True, order=True, array_like=True):
     """What an attempt will publish: one generation of a lot of one sink.
 
-    An `optional` target may be left out at publication: a quarantine without rows.
+    An `optional` target, such as a quarantine without rows, may be left out at publication.
     """
 
     dataset: DatasetId
@@ -42,7 +42,7 @@ class Target(msgspec.Struct, frozen=True, order=True, array_like=True):
 
     @property
     def place(self) -> tuple[DatasetId, str, int]:
-        """The generation and lot; the targets of an attempt differ in it."""
+        """The generation and lot. No two targets of an attempt have the same place."""
         return self.dataset, self.lot, self.generation
 
 
@@ -230,8 +230,9 @@ def adopt(
     """Take over an attempt that a dead node, or an earlier start of this one, left open.
 
     Returns None if it has changed since `expected` was read, if its inputs or code differ, or if another node
-    may still work on it. Of two nodes that adopt it at the same time one wins, because the other has seen an
-    old epoch. The caller then verifies the attempt's manifests and objects, and publishes or abandons it.
+    may still work on it. If two nodes adopt it at the same time, only one succeeds, because the other has
+    read an old epoch. The caller then verifies the attempt's manifests and objects, and publishes or abandons
+    it.
     """
     nodes.check(tx, keys.cluster, node)
     row = read(tx, keys, expected.draft.id)
@@ -264,8 +265,8 @@ def end_published(
 ) -> Published:
     """Open -> published, in the transaction that publishes the lots. Only `publish` calls it.
 
-    Without manifests, as for a view's step that names its files itself, the cleaner does not visit the
-    attempt.
+    Without manifests, the cleaner does not visit the attempt: a view's step, for example, names its files
+    itself.
     """
     row = check(tx, keys, hold)
     step(row.state, AttemptEdge.PUBLISH)
@@ -363,9 +364,10 @@ def sweep_again(tx: Tx, keys: PublishKeys, expected: Published | Abandoned, at: 
 
 
 def forget(tx: Tx, keys: PublishKeys, attempt: str, limit: int = PARTS_PAGE) -> bool:
-    """Delete the rows of an abandoned attempt whose data is gone, one page; return True if there are more.
+    """Delete a page of the rows of an abandoned attempt whose data is gone; return True if there are more.
 
-    Only a stale holder could still write to its folder; the cleaner decides how long to wait for it.
+    Only a stale holder could still write to the attempt's folder. The cleaner decides how long to wait for
+    it.
     """
     row = read(tx, keys, attempt)
     if not isinstance(row, Abandoned):

@@ -1,12 +1,14 @@
 """The cleaner: deletes objects that no manifest lists, and only those (LOT-19).
 
 - It abandons an attempt whose node is gone and that no node took over in time. That transaction conflicts
-  with takeover and publication. Only after it are objects of the attempt deleted.
-- It deletes the data of an abandoned attempt, then replaces its manifests by one with the state `removed`.
+  with takeover and publication. The cleaner deletes objects of the attempt only after that commit.
+- It deletes the data of an abandoned attempt, then replaces its manifests with one that has the state
+  `removed`.
 - It deletes what a published attempt left over: data of failed or repeated parts, intents, and manifests of
   earlier holders. It keeps everything that the attempt's own manifests list, even if the layout was revised.
-- It visits both again, at growing intervals, because a stale holder may still write: until the Spark
-  application is gone, or a day has passed. Then it deletes the rows of an abandoned attempt.
+- It visits abandoned and published attempts again, at growing intervals, because a stale holder may still
+  write. It stops when the Spark application is gone, or after a day. Then it deletes the rows of an abandoned
+  attempt.
 - It deletes a replaced layout of a lot (LOT-37) after the grace period of its readers.
 
 It never touches open attempts: they may be published, or their parts reused. Any number of cleaners can run
@@ -58,9 +60,9 @@ def _only_manifests(_: str) -> Collection[str] | None:
 class Cleaner:
     """Deletes what ended attempts left.
 
-    - gone: tells that no process of the attempt can write any more; then the next sweep is the last. By
-      default it is unknown, and sweeps continue for `keep_s`.
-    - drop: deletes other things of an ended attempt, such as the results of its parts; can be repeated.
+    - gone: returns whether no process of the attempt can write any more; then the next sweep is the last. By
+      default this is unknown, and sweeps continue for `keep_s`.
+    - drop: deletes other data of an ended attempt, such as the results of its parts; can be repeated.
     - lists: returns the objects listed in a file that a published attempt names, such as a version file; None
       for a manifest. It raises `ObjectMissing` or `ManifestUnreadable` if it cannot read the file.
     - grace_s: how long an attempt must be open before it is abandoned because its node is gone.
@@ -213,7 +215,8 @@ class Cleaner:
     def _in_use(self, draft: Draft, manifest: str, *, read: bool) -> set[str]:
         """Return the manifests of one sink of a published attempt and, if `read`, the objects they list.
 
-        A root may have parts of other attempts, such as appends. Those list no objects of this attempt.
+        A root manifest may list parts of other attempts, such as appends. Those list no objects of this
+        attempt.
         """
         if not manifest:  # an optional sink that was left out
             return set()

@@ -14,7 +14,7 @@ class AttemptOpened(Event, frozen=True):
 
 
 class AttemptAdopted(Event, frozen=True):
-    """A node took over an attempt that another left open."""
+    """A node took over an attempt that another node left open."""
 
     attempt: str
     author: str
@@ -66,7 +66,10 @@ class PartEnded(Event, frozen=True):
 
 
 class ChecksFailed(Event, frozen=True):
-    """Rows of a part failed checks, but the lot is still published; counts by the name of the check."""
+    """Rows of a part failed checks, but the lot is still published.
+
+    Rows are counted by the name of the check.
+    """
 
     attempt: str
     author: str

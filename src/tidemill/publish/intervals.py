@@ -1,8 +1,8 @@
-"""Intervals: when an interval has ended, its appends are published as one lot (LOT-42).
+"""Intervals: publishes the appends of an interval as one lot when the interval has ended (LOT-42).
 
-Every runner closes intervals, without a leader: when two close the same one, one of them publishes. The lot's
-manifest is a root over the manifests of the appends. Closing therefore reads and copies no data, and its
-transaction is as small for ten thousand appends as for one.
+Every runner closes intervals; there is no leader. If two runners close the same interval, only one of them
+publishes it. The lot's manifest is a root that lists the manifests of the appends. So closing reads and
+copies no data, and its transaction is as small for ten thousand appends as for one.
 """
 
 from functools import partial

@@ -11,7 +11,7 @@ write the same name: a late write of a stale holder changes nothing.
 
 The lists of objects come from the tasks, never from a listing (LOT-17). If another node takes over the
 attempt, it reuses a part only if one previous holder wrote that part's manifests for all sinks, because only
-then do they come from one run of the part. It verifies all of them first (LOT-20).
+then do the manifests come from one run of the part. It verifies all of the manifests first (LOT-20).
 """
 
 from collections import Counter
@@ -70,7 +70,7 @@ class Manifests:
     # --- writing
 
     def write_intents(self, hold: Hold) -> None:
-        """Record for each target where its data will be written, before any is (LOT-16)."""
+        """Record for each target where its data will be written, before any data is written (LOT-16)."""
         for target in hold.draft.targets:
             body = replace(
                 self._new(hold.draft, target, ManifestState.PARTIAL),
@@ -88,7 +88,7 @@ class Manifests:
         alone: bool,
         fingerprints: Fingerprints,
     ) -> PartMade:
-        """Write the manifests of a part, one for each sink; `alone`: the lot has no other part.
+        """Write the manifests of a part, one for each sink. `alone` means that the lot has no other part.
 
         The objects must be in this attempt's folder, because the cleaner deletes other attempts' objects.
         """
@@ -135,7 +135,7 @@ class Manifests:
         and the manifest.
 
         - write: writes the data. It gets the attempt's folder for each sink, and returns what it wrote.
-        - fingerprints: of the sinks' schemas.
+        - fingerprints: the fingerprints of the sinks' schemas.
         """
         self.write_intents(hold)
         folders = {
@@ -353,7 +353,7 @@ def _all_data(target: Target, attempt: str) -> StoredObject:
 
 
 def _is_in(key: str, start: str) -> bool:
-    """Return whether a key is in the folder of an attempt, its holders or parts; not of a longer id."""
+    """Return whether a key is in the folder of this attempt, and not of one whose id begins with this id."""
     return key.startswith(start) and key[len(start) : len(start) + 1] in ("/", ".")
 
 

@@ -1,9 +1,9 @@
 """Parts: pieces of an attempt's work, each run as one task (LOT-8, LOT-17, LOT-26).
 
-Arcs and sources split their work into tasks, run them through the port `Parts`, and build manifests from the
-objects that the tasks report. A task is plain data: it names code by digest and objects by key, so any
-process that has the pipeline can run it. Its folder contains the attempt, the id of the task and the epoch of
-the claim that runs it, so a stale holder and its successor never share a folder.
+Arcs and sources split their work into tasks, run the tasks through the interface `Parts`, and build manifests
+from the objects that the tasks report. A task is plain data: it names code by digest and objects by key, so
+any process that has the pipeline can run it. The name of its folder contains the attempt, the id of the task
+and the epoch of the claim that runs it, so a stale holder and its successor never share a folder.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ class PartTask(msgspec.Struct, frozen=True, kw_only=True):
 
     - kind: "arc" or "source".
     - author, code: the arc or source, and the digest of its code.
-    - key: identifies the work: the result of a part with an equal key is reused (LOT-18).
+    - key: identifies the work; the result of a part with an equal key is reused (LOT-18).
     - options: other values that the code needs, as text.
     """
 

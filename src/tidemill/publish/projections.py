@@ -1,12 +1,13 @@
 """Projections: objects whose names repeat the state in the store, for people and other tools.
 
-    datasets/name=D/version=V/lot=L/state=S/manifest.json                         the current manifest of a
-    lot arcs/project=P/version=V/arc=A/lot=L/{running|complete|partial|missing}.arc   the state of an arc's
-    lot
+The current manifest of a lot, and the state of an arc's lot:
 
-They are written after the commit and may be late. Nothing in Tidemill reads them, and they can be written
+    datasets/name=D/version=V/lot=L/state=S/manifest.json
+    arcs/project=P/version=V/arc=A/lot=L/{running|complete|partial|missing}.arc
+
+Projections are written after the commit and may be late. Tidemill does not depend on them, and can write them
 again from the store at any time (LOT-22, LOT-23). A writer reads the store before and after it writes a
-projection, so that of two writers the later state stays.
+projection, so that if two writers run at the same time, the later state remains.
 """
 
 import contextlib
@@ -182,7 +183,7 @@ class ProjectionThread:
                 return
 
     def end(self, *, drop: bool = False) -> None:
-        """Write what is pending, and end; with `drop`, leave it to the cleaner."""
+        """Write the pending projections, and end the thread. With `drop`, leave them to the cleaner."""
         with self._changed:
             self._over = True
             if drop:

@@ -1,20 +1,22 @@
-"""The publisher: every durable step of a publication, each one transaction between two crash points.
+"""The publisher: the durable steps of a publication. Each step is one transaction between two crash points.
 
-Other packages call these methods instead of the store, so the list of crash points `publish.*` is the list of
+Other packages call the publisher's methods instead of the store, so the crash points `publish.*` cover all
 durable steps.
 
-An **append** has its own attempt: begin, write objects and manifest, commit. In a dataset without intervals
-the append then is a lot. In a dataset with intervals it is staged: it is durable, and becomes visible when
-its interval closes (`tidemill.publish.intervals`).
+An **append** has its own attempt: begin, write objects and manifest, commit. In a dataset without intervals,
+the append is then a lot. In a dataset with intervals, the append is staged: it is durable, and becomes
+visible when its interval closes (`tidemill.publish.intervals`).
 
-A **correction** replaces or removes a published lot (LOT-30). It is the lot's next generation: readers see
-the previous one until it is published, and a reader that pinned the previous one still finds it afterwards.
-Its event makes all dependents process that lot again. Of two corrections at the same time, the second is
-refused. A lot of a keyed dataset has one generation: there, a correction is another upsert (LOT-40).
+A **correction** replaces or removes a published lot (LOT-30). It is the lot's next generation. Readers see
+the previous generation until the correction is published, and a reader that started with the previous
+generation still finds it afterwards. The event of the correction makes all dependents process that lot again.
+If two corrections are made at the same time, the second is refused. A lot of a keyed dataset has one
+generation: there, a correction is another upsert (LOT-40).
 
 A **compaction** writes a new layout of a lot's content (LOT-37). It has an attempt, but no generation and no
-event. It is fenced by the lot's row: if the lot was replaced, corrected or compacted in between, it is
-refused. The old layout stays for readers that started with it; the cleaner removes it after a grace period.
+event. The lot's row fences it: if the lot was replaced, corrected or compacted in between, the compaction is
+refused. The old layout stays for readers that started with it, until the cleaner removes it after a grace
+period.
 """
 
 from collections.abc import Sequence
@@ -76,7 +78,7 @@ class Publisher:
     def begin_append(
         self, dataset: DatasetId, attempt: str, append: Identity | None, quarantine: DatasetId | None = None
     ) -> Hold | Receipt:
-        """Open the attempt of an append, or return the receipt of the same append."""
+        """Open the attempt of an append, or return the receipt if the same append was published before."""
         return self._scope.step(
             "publish.append-open",
             lambda tx: _begin_append(tx, self._keys, self._scope.node, dataset, attempt, append, quarantine),
@@ -96,7 +98,7 @@ class Publisher:
     # --- corrections
 
     def begin_correction(self, dataset: DatasetId, lot: str, attempt: str, *, remove: bool = False) -> Hold:
-        """Open the attempt at the next generation of a lot; `remove`: to remove its content."""
+        """Open the attempt at the next generation of a lot. `remove` means to remove its content."""
 
         def begin(tx: Tx) -> Hold:
             generation = self._correctable(tx, dataset, lot, remove=remove).generation + 1
@@ -194,7 +196,7 @@ def _begin_append(
     is committed.
 
     - quarantine: the dataset for rows that checks drop. Its lot has the same id. If the append waits for its
-      interval, it is the quarantine's next lot, because dropped rows do not wait.
+      interval, the dropped rows become the quarantine's next lot, because they do not wait.
     """
     receipt = None if append is None else producers.find(tx, keys.lots, dataset, append)
     if receipt is not None:

@@ -1,4 +1,4 @@
-"""States of an attempt and their transitions, as a table. No other code decides the next state."""
+"""The states of an attempt and their transitions, as a table. No other code decides the next state."""
 
 from enum import StrEnum
 

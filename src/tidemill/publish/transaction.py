@@ -1,9 +1,10 @@
 """The publication transaction: an attempt becomes the lot of all its sinks (LOT-20).
 
-It does all of this or nothing: it ends the attempt, makes the caller's own transition, points the lot row of
-every sink to its manifest, adds an event at the next position of every sink, announces the new data to
-subscribers, and finishes the subscription that ran. Its size depends only on the number of sinks. Files and
-appends are listed in manifests, and subscribers are announced to by one row per dataset (HEAP-20).
+The transaction does all of the following or nothing. It ends the attempt and makes the caller's own
+transition. For every sink, it points the lot row to the new manifest and adds an event at the next position.
+It announces the new data to subscribers, and finishes the subscription that ran. Its size depends only on the
+number of sinks: manifests list files and appends, and one row per dataset announces the data to all
+subscribers (HEAP-20).
 
 Groups of views and a pipeline's step log have steps instead of lots. `publish_step` is the same transaction
 for them: such a source has a head, which is its newest step, and subscribers (DBSP-39).
@@ -98,7 +99,7 @@ def publish_step(
 ) -> None:
     """Publish a step of a group.
 
-    - hold: of the attempt that wrote the step's objects; None for a step without objects.
+    - hold: the hold of the attempt that wrote the step's objects; None for a step without objects.
     - manifests: for each target of the attempt, the file that lists its objects, or an empty name.
     - move: the caller's transition, which moves the group to this step.
     - ending: finishes the running subscription.

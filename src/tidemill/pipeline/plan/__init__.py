@@ -1,1 +1,1 @@
-"""Plan a pipeline: check its declarations and derive the stages that apply them to the store."""
+"""Plans a pipeline: checks its declarations and derives the stages that apply them to the store."""

@@ -102,7 +102,10 @@ class DeclareArc:
                 )
 
     def _switch(self, tx: Tx, context: "PipelineContext", keys: ArcKeys) -> None:
-        """Pause or resume the arc if the declaration changed; a pause by a user stays (LOT-38)."""
+        """Pause or resume the arc if the declaration changed.
+
+        If a user paused the arc, it stays paused (LOT-38).
+        """
         try:
             before = arc_rows.read(tx, keys, self.spec.id).enabled
         except ArcUnknown:

@@ -1,4 +1,4 @@
-"""Plan arcs: check what they read and write, and derive the schemas that their functions return."""
+"""Plans arcs: checks what they read and write, and derives the schemas that their functions return."""
 
 import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class ArcPlanner:
-    """Plan the arcs of a pipeline, each after the arcs whose tables it reads."""
+    """Plans the arcs of a pipeline, each after the arcs whose tables it reads."""
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
@@ -49,7 +49,8 @@ class ArcPlanner:
         """Plan all arcs.
 
         - children: the arcs of templates.
-        - foreign: tables of other pipelines. An arc of a template that cannot read one is refused alone.
+        - foreign: tables of other pipelines. If an arc of a template cannot read one, only that arc is
+          refused.
         """
         unplanned = {**self.pipeline.arcs, **children}
         foreign = set(foreign)

@@ -1,4 +1,4 @@
-"""Collect the tables that planning knows so far, and the stages that declare them."""
+"""Collects the tables that planning knows so far, and the stages that declare them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class Catalog:
         self._frames: dict[str, DataFrame] = {}
 
     def add(self, dataset: DatasetRow, line: SourceLine, *, made_by: str = "") -> DatasetRow:
-        """Add a table; one that evolves may have more columns in the store than are declared (LOT-34)."""
+        """Add a table. If it evolves, it may have more columns in the store than are declared (LOT-34)."""
         if dataset.drift is Drift.EVOLVE:
             dataset = self._evolved(dataset)
         self.datasets[dataset.id] = dataset
@@ -72,7 +72,7 @@ class Catalog:
     # --- checks
 
     def expected(self, dataset: DatasetRow, checks: Sequence[Check]) -> None:
-        """Check, by Spark's analysis, that the checks fit the columns of the dataset."""
+        """Let Spark check that the checks fit the columns of the dataset."""
         if checks:
             verify(self.spark.createDataFrame([], dataset.schema), checks)
 
@@ -115,7 +115,7 @@ class Catalog:
         return self.spark.createDataFrame([], stored_schema(table.ddl, kind))
 
     def frame(self, name: str) -> "DataFrame":
-        """Return an empty DataFrame of a table; made once, because each costs a call to Spark."""
+        """Return an empty DataFrame of a table. It is cached, because creating one costs a call to Spark."""
         if name not in self._frames:
             self._frames[name] = self.spark.createDataFrame([], self.tables[name].ddl)
         return self._frames[name]

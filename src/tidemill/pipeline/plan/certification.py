@@ -1,4 +1,4 @@
-"""The stages of a plan that certify views: compare a circuit with its query on generated data (DBSP-19)."""
+"""The stages of a plan that certify views by comparing circuits with queries on generated data (DBSP-19)."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Certify(ABC):
-    """Test a property of a view on generated steps, once for its code.
+    """Tests a property of a view on generated steps, once for each version of its code.
 
-    - digest: of the code that is tested.
+    - digest: the digest of the code that is tested.
     - certificate: the result of an earlier test of the same code.
     """
 
@@ -75,7 +75,7 @@ class Certify(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class CertifyView(Certify):
-    """Compare the circuit of a view with its query."""
+    """Compares the circuit of a view with its query."""
 
     sql: str
     output: ViewOutput = field(repr=False)
@@ -107,7 +107,7 @@ class CertifyView(Certify):
 
 @dataclass(frozen=True, kw_only=True)
 class CertifyFunction(Certify):
-    """Test a view that is a function and is declared linear or keyed."""
+    """Tests a view that is a function and is declared linear or keyed."""
 
     declared: str
     function: "Callable[..., DataFrame]" = field(repr=False)
@@ -144,7 +144,7 @@ def certify_arc(
     table: str,
     ddl: str,
 ) -> ViewCertificate:
-    """Test whether the function of an arc is linear, on generated rows, once for its code.
+    """Test whether the function of an arc is linear, on generated rows, once for each version of its code.
 
     The results of two halves of the rows must add up to the result of all rows, and an empty table must give
     an empty result.

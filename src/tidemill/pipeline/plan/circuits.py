@@ -1,4 +1,4 @@
-"""Compile a view's query to a circuit while planning, and report errors with their position.
+"""Compiles a view's query to a circuit during planning, and reports errors with their position.
 
 Spark analyses the query on empty tables. Tidemill's parser reports wrong names and syntax, because it knows
 the position in the query. If the query's text is found in the user's file, that position is a line of the
@@ -40,9 +40,9 @@ _POSITION = re.compile(r"line (\d+),? pos (\d+)")
 class ViewCircuit:
     """The circuit of a view.
 
-    - output: as it runs.
+    - output: the circuit as it runs, after rewrites.
     - notes: remarks for `explain`.
-    - written: before rewrites.
+    - written: the circuit before rewrites.
     """
 
     output: ViewOutput
@@ -112,7 +112,7 @@ def _refusal(message: str, sql: str) -> QueryRefused:
 
 @contextmanager
 def query_errors_at(line: SourceLine, sql: str) -> Iterator[None]:
-    """Prefix errors of a query with their position in the user's file, if it is known."""
+    """Prefix errors of a query with their position in the user's file, if the position is known."""
     try:
         yield
     except QueryError as error:

@@ -1,8 +1,8 @@
-"""Plan a pipeline: check its declarations, and derive what they would change in the store.
+"""Plans a pipeline: checks its declarations, and derives what they would change in the store.
 
-A plan is a list of stages. `Plan.apply` applies them, `Plan.describe` describes them. Planning checks
-everything that can be checked before a run: names, cycles, which table may read which, and queries and
-functions by Spark's analysis on empty tables (LOT-44). Every error names the line of its declaration.
+A plan is a list of stages. `Plan.apply` applies them, and `Plan.describe` describes them. Planning checks
+everything that can be checked before a run: names, cycles, and which tables an arc or view may read. Spark
+analyses queries and functions on empty tables (LOT-44). Every error names the line of its declaration.
 """
 
 from collections.abc import Mapping
@@ -59,7 +59,7 @@ class Plan:
         return [{**stage.describe(), "status": status.value} for stage, status in self.status()]
 
     def apply(self, holder: str, emit: Emit = ignore) -> None:
-        """Apply the plan to the store. Several processes may do so, and repeat it."""
+        """Apply the plan to the store. Several processes may apply it, and may repeat it."""
         for stage in self.stages:
             event = stage.apply(self.context, holder)
             if event is not None:

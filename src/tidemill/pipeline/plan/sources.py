@@ -1,4 +1,4 @@
-"""Plan sources: check them, and bind each to the dataset that it fills."""
+"""Plans sources: checks them, and binds each to the dataset that it fills."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SourcePlanner:
-    """Plan the sources of a pipeline."""
+    """Plans the sources of a pipeline."""
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
@@ -54,7 +54,7 @@ class SourcePlanner:
         return PlannedSource(source=source, target=target)
 
     def _quarantine(self, decl: SourceDecl, dataset: DatasetRow) -> DatasetId | None:
-        """Plan the quarantine of a source, if it has one; else that of its dataset's own checks."""
+        """Plan the quarantine of a source. If it has none, plan the quarantine of its dataset's checks."""
         if decl.source.quarantines:
             return self.catalog.quarantine(dataset.id, None, decl.line, f"source of {decl.dataset}")
         if can_drop((*decl.checks, *self.pipeline.datasets[decl.dataset].expected)):
@@ -63,7 +63,7 @@ class SourcePlanner:
 
 
 def source_context(pipeline: "Pipeline", dataset: str) -> SourceContext:
-    """Return what the source of a dataset may leave to its pipeline."""
+    """Return the values that the source of a dataset may take from its pipeline."""
     return SourceContext(
         pipeline=pipeline.name,
         dataset=dataset,

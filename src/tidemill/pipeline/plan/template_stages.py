@@ -1,4 +1,4 @@
-"""Plan stages that declare and remove templates, and reject invalid changes to them."""
+"""The stages of a plan that declare templates, remove them, or show tables that a template cannot read."""
 
 from dataclasses import dataclass
 from functools import partial

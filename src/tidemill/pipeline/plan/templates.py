@@ -1,8 +1,8 @@
-"""Plan templates: an arc that reads a pattern becomes one arc for each table that matches (HEAP-12).
+"""Plans templates: an arc that reads a pattern becomes one arc for each matching table (HEAP-12).
 
-The arcs of a template follow from the names of tables alone: those declared here, those in the store that
-another pipeline declared, and those that the arcs themselves write. When a runner finds the arc of a table
-that was created later, `make_child` plans and declares it.
+The names of tables alone determine the arcs of a template. These are the tables declared in this pipeline,
+the tables of other pipelines in the store, and the tables that the arcs themselves write. If a table is
+created later, a runner calls `make_child`, which plans and declares the table's arc.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -78,7 +78,7 @@ def check(pipeline: "Registry", decl: ArcDecl) -> None:
 
 
 def children_of(pipeline: "Pipeline", stored: Iterable[str] = ()) -> dict[str, ArcDecl]:
-    """Return the arcs of all templates, by name: for tables declared here, and for stored ones."""
+    """Return the arcs of all templates, by name, for tables of this pipeline and for stored tables."""
     if not pipeline.templates:
         return {}
     declared = {decl.name: template_of(pipeline, decl) for decl in pipeline.templates.values()}

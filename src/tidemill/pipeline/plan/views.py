@@ -1,4 +1,4 @@
-"""Plan views: analyse their queries with Spark, compile circuits, form groups, and declare them."""
+"""Plans views: analyses queries with Spark, compiles circuits, forms groups, and declares the groups."""
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -43,7 +43,7 @@ class DeclareGroups:
     """Declare all groups of views, and the circuit that they form together.
 
     - views: name, line and query of each view.
-    - paces: of the groups, in their order.
+    - paces: the paces of the groups, in the same order.
     """
 
     pipeline: str
@@ -121,7 +121,7 @@ class RemoveGroup:
 
 
 class ViewPlanner:
-    """Plan the views of a pipeline, each after the views it reads."""
+    """Plans the views of a pipeline, each after the views it reads."""
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
@@ -299,7 +299,7 @@ class ViewPlanner:
         )
 
     def _clock(self, decl: ViewDecl, names: Sequence[str]) -> ClockUse | None:
-        """Return how a query uses the clock; None for a function, whose code is not analysed."""
+        """Return how a query uses the clock. Return None for a function, because its code is not analysed."""
         if decl.function is not None:
             return None
         columns = [column for name in names for column in schema.parse(self.catalog.tables[name].ddl).names]
@@ -310,7 +310,7 @@ class ViewPlanner:
         return circuits.table_of(name, self.catalog.frame(name), key=key, append_only=not table.retracts)
 
     def _result(self, decl: ViewDecl, names: Sequence[str]) -> str:
-        """Return the columns of a view, by Spark's analysis on empty tables."""
+        """Return the columns of a view. Spark derives them on empty tables."""
         frames = {name: self.catalog.frame(name) for name in names}
         try:
             if decl.function is not None:
