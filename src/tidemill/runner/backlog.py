@@ -1,4 +1,4 @@
-"""The backlog: the work that is left for a runner that catches up."""
+"""The backlog: the work that a runner still has to do before it has caught up."""
 
 from functools import partial
 
@@ -32,7 +32,7 @@ class Backlog:
         self._state = state
 
     def is_empty(self) -> bool:
-        """Return whether all new data is processed, by this node or others, or has failed too often.
+        """Return whether all new data has been processed, by this node or others, or has failed too often.
 
         Records in the totals which runs are due later.
         """

@@ -2,11 +2,11 @@
 
 The supervisor writes to the child's standard input: first a `RunnerHello`, later `Drain`. If this pipe
 closes, the supervisor is dead, and the child exits too. The node gets a new epoch for each child. When that
-epoch ends, the store refuses the child's writes and the supervisor kills it. The child calls `main`, a
+epoch ends, the store refuses the child's writes and the supervisor kills the child. The child calls `main`, a
 function named as `module:function`, with a `ChildContext`. The return value is the exit code.
 
-Before it ends, the child writes its exit code to a pipe. A child that ends without writing it has died, even
-if its exit code is 0.
+Before it ends, the child writes its exit code to a pipe. If a child ends without writing to this pipe, it has
+died, even if its exit code is 0.
 """
 
 import contextlib
@@ -66,7 +66,7 @@ class Drain(msgspec.Struct, frozen=True):
 class ChildContext:
     """The context that the main function of a child receives.
 
-    - place, store: of the cluster; the store is open.
+    - place, store: the cluster's address and its open store.
     - presence: the node, under this child's own epoch; the supervisor renews its lease.
     - arguments: plain data for the function, from the supervisor.
     - draining: set when the function should end, within `grace_s`.

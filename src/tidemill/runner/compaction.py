@@ -1,14 +1,14 @@
-"""Compact a lot: replace its small files by a few large ones; readers see the same rows (LOT-37).
+"""Compacts a lot: replaces its small files with a few large ones. Readers see the same rows (LOT-37).
 
-    read     the lot's row and the files of its manifest; stop if there cannot be fewer files
-    open     the attempt, before its first object
+    read     the lot's row and the files of its manifest; stop if the number of files cannot be reduced
+    open     an attempt, before its first object is written
     rewrite  all rows into new files; read old and new files, and compare their digests
     digest   store the digest of the content in the lot's row, if it has none
     commit   one transaction: the row names the new manifest, the old layout is retired, the attempt has ended
 
-The generation stays, there is no event, and no subscriber is woken. Files of different lots are never
-combined, because a lot is replaced, read and removed as one unit. A process may die at any point: the lot has
-its old layout or the new one, and the cleaner removes unused files.
+The generation stays the same, there is no event, and no subscriber is woken. Files of different lots are
+never combined, because a lot is replaced, read and removed as one unit. A process may die at any point: the
+lot then has either its old layout or the new one, and the cleaner removes unused files.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -56,7 +56,7 @@ def on_spark(spark: "Session", storage: Storage, tags: JobTags | None = None) ->
 
 
 class Compacted(msgspec.Struct, frozen=True, kw_only=True):
-    """Report the files of a lot before and after it was compacted.
+    """Describes the files of a lot before and after it was compacted.
 
     >>> Compacted(lot="a1", generation=1, revision=2, files_before=9, files=1, size_before=90, size=20).files
     1
@@ -96,9 +96,9 @@ class Compactor:
         self._target_bytes = target_bytes
 
     def compact(self, dataset_id: DatasetId, lot: str) -> Compacted | None:
-        """Compact one lot; return None if it cannot have fewer files, or another node compacts it.
+        """Compact one lot. Return None if it cannot have fewer files, or if another node is compacting it.
 
-        Raises `WriteMismatch` if the rows written are not the rows read. Then the lot stays as it is.
+        Raises `WriteMismatch` if the rows written are not the rows read. In that case the lot stays as it is.
         """
         keys = self._keys
         # Read both in one transaction: then the dataset has all columns of the lot.

@@ -1,4 +1,4 @@
-"""Report the failures of a runner, and schedule retries after a pause."""
+"""Reports the failures of a runner, and schedules retries after a pause."""
 
 import contextlib
 
@@ -18,7 +18,7 @@ RELEASED_US = 200_000
 
 
 class Failures:
-    """Reports failures on one node, and postpones their runs."""
+    """Reports failures on one node, and postpones the runs that failed."""
 
     def __init__(self, scope: Scope, state: LoopState) -> None:
         self._scope = scope
@@ -26,7 +26,7 @@ class Failures:
         self._state = state
 
     def add(self, name: str, error: Exception, ticket: Ticket | None = None) -> float:
-        """Report a failure and postpone its run; return the pause in seconds."""
+        """Report a failure and postpone the run that failed; return the pause in seconds."""
         messages = self._state.totals.failures.setdefault(name, [])
         messages.append(_message(error))
         del messages[:-MOST_MESSAGES]
@@ -47,7 +47,10 @@ class Failures:
         return pause_s
 
     def release(self, ticket: Ticket | None) -> None:
-        """Release a run whose lease was lost; if it is still ours, another node continues it at once."""
+        """Release a run whose lease was lost.
+
+        If the run is still ours, another node can continue it at once.
+        """
         if ticket is None or self._state.dead:
             return
         keys = self._keys

@@ -1,8 +1,8 @@
-"""Run a claimed future in a thread of a runner, and give its code access to that run.
+"""Runs a claimed future in a thread of a runner, and gives the future's code access to that run.
 
-The code is a function of a module, found by its name. `tools()` returns what it works with, such as a Spark
-session. `current()` returns where it may write: every folder name contains the future's id and the epoch of
-its claim, so a stale run and its successor never share a folder (LOT-17).
+The code is a function of a module, found by its name. It calls `tools()` to get shared objects, such as a
+Spark session. It calls `current()` to get the future's id and the epoch of its claim. Every folder that it
+writes to has both in its name, so a stale run and its successor never share a folder (LOT-17).
 """
 
 from contextvars import ContextVar

@@ -1,15 +1,16 @@
 """The worker inside a runner: claims the futures of the runner's pipelines and runs them in threads.
 
-One thread runs the claim loop, the same as in a worker process. Worker threads run the claimed futures. A
-guard thread interrupts a future when the lease has ended or the future was requested to end, even while the
-loop waits for the store.
+One thread runs the same claim loop as a worker process. Worker threads run the claimed futures. A guard
+thread interrupts a future when the lease has ended or the future must end, even while the loop waits for the
+store.
 
-A lost lease ends everything that started under it (FUT-55): results of running futures are dropped, and the
-claims are returned under the next epoch. The store refuses a result that is written too late. Claims that an
-earlier process of this node left are ended as a leader would end them, and count as one more death (FUT-49).
+When the node loses its lease, the worker ends everything that started under that lease (FUT-55). It drops the
+results of running futures, and releases the claims under the next epoch. The store refuses a result that is
+written too late. The worker ends claims that an earlier process of this node left, as a leader would. Each
+counts as one more death of its future's runner (FUT-49).
 
-A crash point in a future or in the loop simulates the death of the process: nothing more is written, and
-`check` raises the error.
+A crash point in a future or in the loop simulates the death of the process: the worker writes nothing more,
+and `check` raises the error.
 """
 
 import threading
@@ -36,7 +37,8 @@ LEAST_PAUSE_S = 0.02
 class InProcessWorker:
     """Runs the futures that require one of `names`, in threads of this process.
 
-    A node has at most one in-process worker, because it returns claims of its node that it does not know.
+    A node has at most one in-process worker, because the worker releases claims of its node that it does not
+    know.
 
     Args:
         scope: the runner's scope.
@@ -98,7 +100,7 @@ class InProcessWorker:
         threading.Thread(target=self._guard, name="claim-guard", daemon=True).start()
 
     def check(self) -> None:
-        """Raise an error if this worker has ended: a caller would wait for its futures forever."""
+        """Raise an error if this worker has ended, because a caller would wait for its futures forever."""
         if self._broken is not None:
             raise self._broken
         if self._over.is_set():
@@ -113,7 +115,8 @@ class InProcessWorker:
         """Claim nothing more, let running futures finish within the grace, return the others, end (CLU-25).
 
         Returns when nothing is left to write, or False if the store did not answer in time. Idempotent; the
-        shortest grace applies. A future that ignores its interruption is abandoned after some seconds.
+        shortest grace period applies. A future that ignores its interruption is abandoned after a few
+        seconds.
         """
         deadline = self.clock.monotonic() + grace_s
         earlier = self._claims.drain_by
@@ -126,7 +129,7 @@ class InProcessWorker:
         return ended and self._broken is None
 
     def stop(self) -> None:
-        """Return all claims and end."""
+        """Release all claims and end."""
         self.drain(0.0)
 
     def abandon(self) -> None:

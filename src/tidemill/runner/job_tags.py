@@ -1,4 +1,4 @@
-"""Job tags: tag a runner's Spark jobs with their attempt, so that they can be interrupted."""
+"""Job tags: tags a runner's Spark jobs with their attempt, so that the jobs can be interrupted."""
 
 import contextlib
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ class JobTags:
             self._tags.discard(tag)
 
     def interrupt(self) -> None:
-        """Interrupt all running jobs, but not one that starts a moment later: repeat the call."""
+        """Interrupt all running jobs. Repeat the call, because a job may start right after it."""
         for tag in list(self._tags):
             with contextlib.suppress(Exception):  # Spark may have died too
                 interrupt(self._session, tag)

@@ -1,4 +1,4 @@
-"""The loop of a runner: start what is due, wait for a wakeup, and repeat until caught up or stopped.
+"""The loop of a runner: starts what is due, waits for a wakeup, and repeats until caught up or stopped.
 
 A node that loses its lease joins the node list again, under a higher epoch. The loop then drops the
 `NodeWork` of the old epoch and creates one for the new epoch.
@@ -36,7 +36,7 @@ THREADS = 8
 
 
 def _fine() -> None:
-    """Check nothing: for a loop whose worker is another process."""
+    """Check nothing. Used by a loop whose worker is another process."""
 
 
 class Loop:
@@ -46,7 +46,7 @@ class Loop:
         scope: the runner's store, objects, clock and so on; each epoch of its node gets a copy.
         presence: keeps our entry in the node list.
         program: what to run.
-        engine: the ports that compute.
+        engine: the functions and objects that compute.
         check: raises an error when the worker, or our entry in the node list, has ended and cannot recover.
         projections: whether to show states as names in object storage.
     """
@@ -110,7 +110,7 @@ class Loop:
         return state.totals
 
     def _wait_for_store(self, error: StoreError) -> None:
-        """Wait before the next pass, if the runner watches; raise the error if it only catches up."""
+        """Wait before the next pass if the runner watches. Raise the error if it only catches up."""
         if not self.state.watching:
             raise error
         self._failed_passes += 1
@@ -145,7 +145,7 @@ class Loop:
 
         Long jobs end early: compaction ends after its current lot.
 
-        - drop: discard projections that wait to be written.
+        - drop: discard projections that are not written yet.
         """
         self.state.ending = True
         ended = self.state.threads.stop(timeout_s)

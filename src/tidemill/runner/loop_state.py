@@ -1,4 +1,4 @@
-"""The state of a runner's loop and its threads. It is kept when the node rejoins under a new epoch."""
+"""The state of a runner's loop and its threads. It survives when the node rejoins under a new epoch."""
 
 import threading
 from dataclasses import dataclass, field
@@ -38,5 +38,5 @@ class LoopState:
         return self.ending or self.stop.is_set()
 
     def is_patient(self, name: str) -> bool:
-        """Return whether to retry a run, a source or an arc of this name that has failed."""
+        """Return whether to retry a failed run, source or arc with this name."""
         return self.watching or len(self.totals.failures.get(name, ())) < PATIENCE

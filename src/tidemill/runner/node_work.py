@@ -1,9 +1,9 @@
-"""Find the work that is due for a runner's node, and start each job in a run thread.
+"""Finds the work that is due for a runner's node, and starts each job in a run thread.
 
 Each pass (`NodeWork.start_due`) wakes the subscribers of new lots, closes intervals that are over, polls
-sources, starts runs that are due, and makes lots that were requested: retries, replays, backfills. Everything
-that takes time gets a thread, under a name that only one job has at a time. Nothing here needs a leader: each
-step is a transaction, and the store lets only one node commit it.
+sources, starts runs that are due, and makes lots that were requested by retries, replays and backfills. Each
+job that takes time gets a thread and a name, and no two jobs with the same name run at the same time. None of
+this needs a leader: each step is a transaction, and the store lets only one node commit it.
 """
 
 import contextlib
@@ -47,13 +47,13 @@ IDLE = frozenset({LotEnd.DONE, LotEnd.ELSEWHERE, LotEnd.FULL, LotEnd.WAITING})
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """The ports that compute: on Spark in production, in process in tests.
+    """The functions and objects that compute: with Spark in production, in process in tests.
 
     Args:
         parts: runs the parts of arcs and sources.
         compute: computes the steps of views.
         rewrite: rewrites the small files of a lot; None to compact nothing.
-        evaluate: evaluates the expressions of checks; None where there are none.
+        evaluate: evaluates the expressions of checks; None if there are no expressions.
     """
 
     parts: PartFutures
@@ -98,9 +98,9 @@ class NodeWork:
         self._retry_at: dict[str, float] = {}  # by arc: when to try again a lot that another node works on
 
     def start_due(self) -> bool:
-        """Start in threads everything that is due; return False if nothing was due or the lease is lost.
+        """Start everything that is due, in threads. Return False if nothing was due or the lease is lost.
 
-        Waking subscribers and closing intervals take little time, so they happen here.
+        Waking subscribers and closing intervals take little time, so this method does both itself.
         """
         try:
             did = self._scheduler.tick() == 0.0
@@ -154,7 +154,7 @@ class NodeWork:
                 yield RunJob(name, partial(self._poll, name))
 
     def _poll(self, name: str) -> None:
-        """Poll a source: take new data, and publish what this node or a dead one has taken."""
+        """Poll a source: take new data, and publish data that this node or a dead node has taken."""
         try:
             polled = self._sources[name].poll()
             self._totals.failures[name] = list(polled.failed) * PATIENCE
@@ -211,7 +211,7 @@ class NodeWork:
     # --- lots outside of the runs of their arcs
 
     def _requested_lots(self) -> Iterator[RunJob]:
-        """Yield the requested lots; they leave some threads for new data."""
+        """Yield jobs for the requested lots; they leave some threads free for new data."""
         now, arcs = self._scope.clock.monotonic(), self._program.all_arcs()
         for request in self._workable():
             if now >= self._retry_at.get(request.arc, 0.0):
@@ -227,8 +227,8 @@ class NodeWork:
     def _ended_graces(self) -> Iterator[RunJob]:
         """Yield the lots that have waited long enough for their last source.
 
-        No subscription is due at the end of a grace, because nothing was published. So each pass reads which
-        lots have waited longest: one short range for each arc that has such a policy.
+        No subscription is due at the end of a grace period, because nothing was published. So each pass reads
+        which lots have waited longest: one short range for each arc with a grace period.
         """
         specs = barriers.with_grace(arc.spec for arc in self._program.all_arcs().values())
         if not specs:
@@ -240,7 +240,7 @@ class NodeWork:
                 yield RunJob(f"{spec.id} {lot}", partial(self._make_lot, spec.id, lot, make))
 
     def _make_lot(self, arc: str, lot: str, make: Callable[[], LotOutcome]) -> None:
-        """Make a lot that was requested, or whose grace is over."""
+        """Make a lot that was requested, or whose grace period is over."""
         try:
             outcome = make()
             if outcome.ended in (LotEnd.ELSEWHERE, LotEnd.FULL):  # other nodes work on it: try again later

@@ -1,12 +1,12 @@
-"""Run the parts of arcs and sources as durable futures (LOT-18, LOT-26).
+"""Runs the parts of arcs and sources as durable futures (LOT-18, LOT-26).
 
-The future of a part has no owner, so its result outlives the process that submitted it. It is pinned, so its
-result is kept until its attempt ends. A runner that continues the attempt finds the parts that were made
-under an equal key, and runs only the others. Submitting a failed part again resets its counters and runs it
-again.
+The future of a part has no owner, so its result outlives the process that submitted it. The future is pinned,
+so its result is kept until the attempt ends. A runner that continues the attempt finds the finished parts by
+their keys, and runs only the others. Submitting a failed part again resets its counters and runs it again.
 
-A row per part, by attempt, records which futures to delete when the attempt has ended. The row is written and
-cleared together with the future. So any runner can delete what a dead runner left (`forget_ended`).
+The store has a row for each part of an attempt. It records which future to delete when the attempt has ended.
+The row is written and cleared together with the future. So any runner can delete what a dead runner left
+(`forget_ended`).
 """
 
 import contextlib
@@ -65,7 +65,7 @@ def resource_of(pipeline: str) -> str:
 
 
 def _fine() -> None:
-    """Check nothing: for parts that run in other processes."""
+    """Check nothing. Used for parts that run in other processes."""
 
 
 class PartFutures:
@@ -103,8 +103,9 @@ class PartFutures:
     def run(self, tasks: Sequence[PartTask]) -> Iterator[PartEnd]:
         """Make parts; yield how each ended, in the order in which they end.
 
-        A part that was made under an equal key is returned as it is (`reused`). A part that runs already is
-        awaited. One that failed, was quarantined or was cancelled runs again. The first `next` submits all.
+        A part that was made before under an equal key is returned as it is (`reused`). A part that is already
+        running is awaited. A part that failed, was quarantined or was cancelled runs again. The first `next`
+        submits all parts.
         """
         submitted = self._submit(tasks)
         awaited = dict(submitted)
@@ -125,7 +126,7 @@ class PartFutures:
     def _end_of(self, task: PartTask, future_id: bytes, row: AnyRow | None, version: int) -> PartEnd | None:
         """Return how a part ended; None if its result is lost, so that it is made again.
 
-        - version: of the result that existed before we submitted the part; 0 if there was none.
+        - version: the version of the result that existed before we submitted the part; 0 if there was none.
         """
         if isinstance(row, Realized):
             exists, value = self._outcomes.value(future_id, row)
@@ -207,8 +208,8 @@ class PartFutures:
     ) -> list[tuple[bytes, int] | None]:
         """Store the futures of a page; return for each part the future's id and the version of its result.
 
-        None for a future that was deleted since we read it. If another runner has submitted the same part in
-        the meantime, both await that future.
+        The entry is None for a future that was deleted since we read it. If another runner has submitted the
+        same part since then, both runners await that future.
         """
         futures: list[tuple[bytes, int] | None] = []
         for task in page:
@@ -239,7 +240,7 @@ class PartFutures:
     def forget(self, attempt: str) -> int:
         """Delete the futures of an ended attempt, with their results and rows; return how many.
 
-        A future that runs is cancelled; a later call deletes it.
+        A future that is running is cancelled; a later call deletes it.
         """
         deleted, after = 0, b""
         while True:
@@ -287,7 +288,7 @@ class PartFutures:
         return _Page(deleted, garbage, index_rows[-1].key if len(index_rows) == DELETE_PAGE else b"")
 
     def _remove(self, names: Sequence[str]) -> None:
-        """Delete objects that are listed as garbage; if that fails, a leader deletes them later."""
+        """Delete objects that are listed as garbage. If that fails, the leader deletes them later."""
         if not names:
             return
         with contextlib.suppress(ObjectError, StoreError):

@@ -1,12 +1,13 @@
-"""Compute a part of a lot: run the user's function on Spark, in a worker thread of a runner.
+"""Computes a part of a lot: runs the user's function on Spark, in a worker thread of a runner.
 
 `make_part` reads exactly the objects that the task names, calls the function, checks that the result has the
 columns of its sink, and writes each sink into a folder that belongs to this claim alone. It returns the list
 of files, which becomes the manifest.
 
 The function of a linear arc over a table with inserts and deletes never sees a weight (LOT-41). It is called
-once with the inserted rows and once with the deleted rows, each repeated by its weight. Its result for the
-deleted rows is deleted. This is correct for a function that maps row by row; planning tests this.
+once with the inserted rows and once with the deleted rows, each repeated by its weight. The result for the
+deleted rows is then deleted from the output. This is correct for a function that maps each row separately.
+Planning tests that the function does so.
 """
 
 from collections.abc import Mapping, Sequence
@@ -134,7 +135,7 @@ def results_of(arc: ArcProgram, returned: Any) -> "list[DataFrame]":
 def select_columns(
     arc: ArcProgram, sink: str, frame: "DataFrame", columns: str, *, evolves: bool = False
 ) -> "DataFrame":
-    """Select exactly the columns of the sink, in their order; raise `ArcResult` if the frame has others.
+    """Select exactly the columns of the sink, in order. Raise `ArcResult` if the frame has other columns.
 
     - evolves: the sink may have columns that the function no longer returns, and wider types.
     """

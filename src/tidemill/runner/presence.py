@@ -1,9 +1,9 @@
 """The presence of a runner: its entry in the node list, which fences everything it writes.
 
 In one process (`Pipeline.run()`), a thread of `OwnPresence` renews the runner's entry. It also takes part in
-the election of the leader, so that a cluster without workers has a leader too. In a child process the
-supervisor renews the entry, and `GivenPresence` reads when it expires. So a child whose supervisor hangs
-stops by itself; if it does not, the store refuses its writes.
+the election of the leader, so that a cluster without workers has a leader too. In a child process, the
+supervisor renews the entry, and `GivenPresence` reads when the entry expires. So a child whose supervisor
+hangs stops by itself. If it does not, the store refuses the child's writes.
 """
 
 import threading
@@ -45,7 +45,7 @@ class OwnPresence:
 
     Args:
         context: the cluster, its store, clock and timing.
-        node_id: ours; every process that takes the same slot has the same id.
+        node_id: the id of our node; every process that takes the same slot has the same id.
         epoch: all our epochs are above this one.
         names: the resources that futures may require here.
         threads: how many futures run at the same time.
@@ -151,13 +151,13 @@ class OwnPresence:
 
 
 class GivenPresence:
-    """An entry that the supervisor renews. This process reads it every second. Once lost, it stays lost.
+    """An entry that the supervisor renews. This process reads it every second. A lost entry stays lost.
 
     Args:
         store: contains the node list.
         cluster: its name.
         node: our node, under our epoch.
-        timing: of its lease.
+        timing: the timing of its lease.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """A program: everything that a runner runs for one pipeline, with its code.
 
-Planning a pipeline turns its declarations into a program: specs, which are stored, and functions, which are
-not. Every process that imports the pipeline gets the same program. If one has different code, the digests
-differ, and it refuses parts of the other code (`CodeDiffers`).
+Planning a pipeline turns its declarations into a program. The program consists of specs, which are stored,
+and functions, which are not. Every process that imports the pipeline gets the same program. If a process has
+different code, the digests differ, and the process refuses parts made for the other code (`CodeDiffers`).
 """
 
 import threading
@@ -39,7 +39,7 @@ class ArcProgram:
 class ViewProgram:
     """A view: its query, and its tables by the names that the query uses.
 
-    - function, reads: instead of a query, a function over frames of these tables, in this order.
+    - function, reads: instead of a query, a function that takes frames of these tables, in this order.
     - code: the digest of everything that decides its result.
     - clock: how its query uses the clock; None if it does not.
     - circuit: its query as a circuit, for kernels; None if it has none.

@@ -1,6 +1,6 @@
-"""Run threads: the thread pool of a runner, with one thread per run from its start to its end.
+"""Run threads: the thread pool of a runner. Each run has one thread from its start to its end.
 
-A run mostly waits, for workers that make its parts and for Spark. So a thread per run is cheap. The workers
+A run mostly waits for Spark, and for workers that make its parts. So a thread per run is cheap. The workers
 and Spark limit how much is computed at the same time.
 """
 
@@ -44,7 +44,10 @@ class RunThreads:
         self.wakeup = threading.Event()  # set when a job has ended; the waiting loop clears it
 
     def start(self, name: str, job: Callable[[], None], *, spare: int = 0) -> bool:
-        """Start a job; return False if a job of that name runs, or at most `spare` threads are free."""
+        """Start a job.
+
+        Return False if a job with that name is running, or if at most `spare` threads are free.
+        """
         with self._lock:
             if name in self._names or len(self._names) >= self._most - spare or self._broken is not None:
                 return False
@@ -58,7 +61,7 @@ class RunThreads:
 
     @property
     def busy(self) -> frozenset[str]:
-        """The names of the jobs that run now."""
+        """The names of the jobs that are running now."""
         with self._lock:
             return frozenset(self._names)
 
@@ -68,7 +71,7 @@ class RunThreads:
             raise self._broken
 
     def stop(self, timeout_s: float = 30.0) -> bool:
-        """Start no more jobs, and wait for those that run; return False if some still run."""
+        """Start no more jobs, and wait for the running ones. Return False if some are still running."""
         with self._lock:
             self._most = 0
         for _ in self._threads:

@@ -1,7 +1,7 @@
-"""Count what a runner has done so far, and what it has given up.
+"""Counts the work that a runner has done so far, and the work that it has given up.
 
-A runner that watches for weeks makes millions of lots. It counts them and does not keep them, so the size of
-the totals depends only on the pipeline.
+A runner that watches for weeks makes millions of lots. It counts lots but does not keep a list of them, so
+the size of the totals depends only on the pipeline.
 """
 
 import threading
@@ -38,11 +38,11 @@ class RunTotals:
     """The work of a runner so far. Its run threads write it, and any thread may read it.
 
     Args:
-        arcs: by arc.
-        failures: by name of a run, a source or an arc: the messages of its last failures in a row.
-        steps: by group of views.
-        settled: by source, whether all new data is taken.
-        later: by name, in how many seconds a run is due.
+        arcs: the totals of each arc.
+        failures: for each run, source or arc, by name, the messages of its last failures in a row.
+        steps: the number of steps of each group of views.
+        settled: for each source, whether all new data has been taken.
+        later: for each run that is due later, by name, the number of seconds until then.
         unfinished: (arc, lot) of requested lots whose work failed.
         files: how many files were taken.
         closed: how many intervals were closed.

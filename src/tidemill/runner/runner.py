@@ -1,4 +1,4 @@
-"""A runner in one process: a worker makes parts, a loop starts runs, and both share one Spark session."""
+"""A runner in one process: a worker makes parts, and a loop starts runs. They share one Spark session."""
 
 import contextlib
 import threading
@@ -130,7 +130,7 @@ class Runner:
 def _step_computer(
     scope: Scope, spark: "SparkSession", storage: Storage, program: Program, tags: JobTags
 ) -> StepComputer:
-    """Return the computer of the program's view steps; each step has a job tag, to interrupt it."""
+    """Return the object that computes the program's view steps. Each step has a job tag, to interrupt it."""
     manifests = ManifestReader(storage.objects)
     declared = [view for group in program.groups.values() for view in group.views]
     sources = ViewSources(

@@ -1,13 +1,13 @@
-"""Slots: each live runner of a home has a unique number.
+"""Slots: give each running runner of a home a unique number.
 
-A runner takes the first free number by an exclusive lock on `runners/N.lock`. The kernel releases the lock
-when the process ends in any way. So the holder of the lock knows that the previous runner is dead, and uses
-the same name, `runner-N`. Joining under this name raises the epoch, which ends all claims of the dead runner
-at once, before its lease expires.
+A runner takes the first free number with an exclusive lock on `runners/N.lock`. The kernel releases the lock
+when the process ends, however it ends. So the holder of the lock knows that the previous holder is dead, and
+uses the same name, `runner-N`. Joining under this name raises the epoch, which ends all claims of the dead
+runner at once, before its lease expires.
 
-An epoch of a name must never repeat, even after its entry has left the node list. So the file counts the
-starts, and each start has its own range of epochs. In a store that several machines share, names are random,
-and leases have to expire.
+The epochs of a name must never repeat, even after its entry has left the node list. So the file counts the
+starts, and each start has its own range of epochs. If several machines share a store, names are random, and
+the claims of a dead runner end only when its lease expires.
 """
 
 import contextlib

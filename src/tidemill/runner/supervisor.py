@@ -1,11 +1,12 @@
 """The supervisor of a runner: renews the node's lease and keeps a child running. It runs no user code.
 
 Each child has its own epoch of the node. When a child dies, its epoch and all its claims end at once, and
-another child starts under the next epoch. If children keep dying soon after their start, each restart waits
-longer. When the lease is lost, the supervisor kills the child, and the node joins again.
+another child starts under the next epoch. If children keep dying soon after their start, the supervisor waits
+longer before each restart. When the lease is lost, the supervisor kills the child, and the node joins again.
 
-SIGTERM and SIGINT drain the runner: the child finishes what it can within the grace period, and ends. A
-second signal ends the grace period. A child that ends by itself ends the runner, with its exit code.
+SIGTERM and SIGINT drain the runner: the child finishes as much work as it can within the grace period, and
+ends. A second signal ends the grace period. If a child ends by itself, the runner ends with the child's exit
+code.
 """
 
 import contextlib
@@ -92,7 +93,7 @@ def run_runner(
         options: the settings.
         clock: the source of time.
         chance: the source of random numbers.
-        emit: where events go.
+        emit: receives the events.
     """
     chance = chance if chance is not None else random.Random()
     with slot(place, chance) as own_slot, open_store(place.store, clock=clock, chance=chance) as store:
@@ -149,14 +150,17 @@ class SparkChild(SupervisedProcess):
         self.pidfd = os.pidfd_open(self.pid)
 
     def send(self, message: RunnerHello | Drain) -> None:
-        """Write one line to its standard input; a dead child reads nothing."""
+        """Write one line to its standard input. Do nothing if the child is dead."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.write(msgspec.json.encode(message) + b"\n")
             self.process.stdin.flush()
 
     def reap(self) -> int | None:
-        """Wait for its end and kill the processes it started; return its exit code, or None if it died."""
+        """Wait until the child ends, and kill the processes it started.
+
+        Return its exit code, or None if it died.
+        """
         code = self.process.wait()
         self.kill_group()
         written = os.read(self._ended, 32)
@@ -313,7 +317,7 @@ class RunnerSupervisor:
             self._leave_by(self.clock.monotonic() + self.options.grace_s)
 
     def hurry(self) -> None:
-        """Drain the runner without a grace, or end the grace now."""
+        """Drain the runner without a grace period, or end the grace period now."""
         self._leave_by(self.clock.monotonic())
 
     def _leave_by(self, deadline: float) -> None:

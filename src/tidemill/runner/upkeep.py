@@ -1,4 +1,4 @@
-"""Upkeep: periodically remove what ended attempts and steps left, and compact lots."""
+"""Upkeep: periodically removes what ended attempts and steps left behind, and compacts lots."""
 
 from functools import partial
 
@@ -97,7 +97,7 @@ class Upkeep:
             self._failures.report("clean", error, CLEAN_EVERY_S)
 
     def compact(self, compactor: Compactor) -> None:
-        """Compact the lots that are marked now. If one fails, it stays as it is and is retried later.
+        """Compact the lots that are marked now. A lot that fails stays as it is and is retried later.
 
         When the runner ends, this ends after the current lot.
         """
@@ -121,8 +121,8 @@ class Upkeep:
 class AttemptLeftovers:
     """Removes what an ended attempt leaves apart from its objects, for the cleaner. May be repeated.
 
-    It deletes the futures of the attempt's parts, and corrects the names that show its lots. A publisher
-    writes these names right after the publication. If it dies in between, they are outdated, such as
+    It deletes the futures of the attempt's parts, and corrects the projections of its lots. A publisher
+    writes projections right after the publication. If it dies in between, they are outdated, such as
     `running.arc` for a complete lot. The cleaner visits each ended attempt at least once (LOT-22, LOT-23).
     """
 

@@ -1,11 +1,11 @@
 """Worker threads of a runner: each runs one claimed future at a time.
 
-They are the `Executor` of the in-process worker. Futures are claimed only when a thread is free, because
-several runners share them. A future that should end is interrupted by its tag, repeatedly until it has ended
-(`interrupt_ended`).
+They are the `Executor` of the in-process worker. The worker claims a future only when a thread is free, so
+that other runners can claim the rest. A future that should end is interrupted through the tag of its Spark
+jobs, again and again until it has ended (`interrupt_ended`).
 
 A suspect is a future that was running when two runners died: it may be the reason. While there are suspects,
-one future runs at a time, until each suspect has run. So the next death counts against one future only.
+only one future runs at a time, until each suspect has run. So the next death counts against only one future.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ Interrupt = Callable[[str], None]
 
 
 def no_interrupt(tag: str) -> None:
-    """Do nothing: for futures that cannot be interrupted."""
+    """Do nothing. Used for futures that cannot be interrupted."""
 
 
 class Suspects:
@@ -77,7 +77,7 @@ class Suspects:
         return total
 
     def refresh(self, own: Container[bytes]) -> None:
-        """Remove suspects that have ended or that other nodes run; keep those that we run (`own`)."""
+        """Remove suspects that have ended or that other nodes are running. Keep those that we run (`own`)."""
         ids = list(self._ids)[:SUSPECTS_PAGE]
         rows = self._store.run(lambda tx: edges.read_many(tx, self._keys, ids))
         for future_id, row in zip(ids, rows, strict=True):
@@ -231,7 +231,10 @@ class WorkerThreads(Executor):
                 end(run.job)
 
     def drop(self) -> None:
-        """Discard the results of running futures and let them be interrupted; any thread may call this."""
+        """Discard the results of running futures, and let the guard interrupt them.
+
+        Any thread may call this.
+        """
         for run in self._running:
             run.stopped = run.stopped or "lost"
 
