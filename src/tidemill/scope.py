@@ -1,10 +1,10 @@
-"""A node's scope: the store, the objects, the clock and the identity that a node works with, in one value.
+"""A node's scope: groups the store, the objects, the clock and the identity that a node works with.
 
-Classes that act for a node take a `Scope` instead of these arguments one by one. Each package derives its key
+Classes that act for a node take a `Scope` instead of several separate arguments. Each package derives its key
 layout from the cluster's name, for example `ArcKeys(scope.cluster)`.
 
 A scope belongs to one epoch of a node's entry in the node list. When the node joins the list again, it gets a
-new scope, and the objects that hold the old one are dropped. The store refuses their writes.
+new scope, and the objects that hold the old scope are dropped. The store refuses writes under the old scope.
 """
 
 import random
@@ -37,7 +37,7 @@ class Scope:
         node: our entry in the node list; its epoch fences what we write.
         clock: the source of time.
         chance: the source of random numbers.
-        emit: where events go.
+        emit: receives the events.
     """
 
     store: Store
@@ -52,7 +52,7 @@ class Scope:
         """Run one durable step of a protocol: a transaction between two crash points.
 
         The list of crash points is therefore the list of durable steps. A test can kill the process at each
-        of them and check that the next one recovers.
+        crash point and check that the next process recovers.
 
         Args:
             name: the package and the step, such as "arcs.begin"; the points are `{name}.before` and
@@ -67,8 +67,8 @@ class Scope:
     def new_attempt(self) -> str:
         """Return a new attempt id: milliseconds of the wall clock, then 80 random bits.
 
-        Ids have 26 characters and sort by time. Everything that an attempt writes has names that begin
-        with `attempt={id}`. Because all ids have one length, no id is the beginning of another.
+        Ids have 26 characters and sort by time. Everything that an attempt writes has names that begin with
+        `attempt={id}`. Because all ids have the same length, no id is the beginning of another.
         """
         return _spelled(int(self.clock.wall() * 1000), _TIME_LETTERS) + _spelled(
             self.chance.getrandbits(80), ATTEMPT_LETTERS - _TIME_LETTERS

@@ -188,7 +188,7 @@ class View(Table):
         return self.pipeline.views[self.name].sql
 
     def explain(self) -> "Explanation":
-        """Explain how the view is computed: its operators, the rung of each and why, and its certificate."""
+        """Explain how the view is computed: its operators, the rung of each, reasons, and the certificate."""
         from tidemill.pipeline.explanation import explain
 
         return explain(self.pipeline, self.name)

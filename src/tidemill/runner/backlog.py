@@ -75,7 +75,7 @@ class Backlog:
         return rows
 
     def _opens_us(self, tx: Tx, row: Waiting) -> int | None:
-        """Return how long until the gate of a subscription opens; None if it has nothing to process."""
+        """Return the time until the gate of a subscription opens; None if there is nothing to process."""
         return schedules.opens_us(tx, self._keys.triggers, self._keys.lots, row.tally)
 
     def _graces_us(self) -> dict[str, int]:

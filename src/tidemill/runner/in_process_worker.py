@@ -112,7 +112,7 @@ class InProcessWorker:
         return len(self._threads)
 
     def drain(self, grace_s: float = 30.0) -> bool:
-        """Claim nothing more, let running futures finish within the grace, return the others, end (CLU-25).
+        """Claim nothing more, let running futures finish within `grace_s`, and release the others (CLU-25).
 
         Returns when nothing is left to write, or False if the store did not answer in time. Idempotent; the
         shortest grace period applies. A future that ignores its interruption is abandoned after a few

@@ -1,4 +1,4 @@
-"""The layout of the runner's rows in the store.
+"""Keys of runners in the store. All of them begin with the cluster's name, C.
 
 (C, "part-future", attempt, key)     the future that makes a part -> its id
 """

@@ -1,1 +1,1 @@
-"""Schemas: columns and their types as values, their text, their Arrow form, and the table of all types."""
+"""Schemas: columns and their types, conversion from text and to Arrow, and the table of all types."""

@@ -1,6 +1,6 @@
-"""Conversion between column types and Arrow types.
+"""Converts between column types and Arrow types.
 
-`to_arrow` gives the Arrow schema for rows that are appended without Spark. Spark reads such files with the
+`to_arrow` returns the Arrow schema for rows that are appended without Spark. Spark reads such files with the
 declared types.
 """
 
@@ -35,7 +35,7 @@ def _arrow_field(column: Column) -> pa.Field:
 
 
 def arrow_of(kind: Type) -> pa.DataType:
-    """Return the Arrow type of a type; raise `KeyError` with its name if it has none."""
+    """Return the Arrow type of a column type. Raise `KeyError` with the type's name if there is none."""
     match kind:
         case Array():
             return pa.list_(pa.field("element", arrow_of(kind.element), kind.nullable))

@@ -1,6 +1,6 @@
 """Columns and their types as plain values, independent of Spark and Arrow.
 
-A simple type is its short name in Spark (`bigint`, `decimal(10,2)`, `string collate UNICODE`).
+A simple type is represented by its short name in Spark (`bigint`, `decimal(10,2)`, `string collate UNICODE`).
 """
 
 import hashlib
@@ -25,7 +25,7 @@ class Simple:
 
 @dataclass(frozen=True)
 class Array:
-    """An array. Only DataFrames, not schema texts, can say that its elements are never NULL."""
+    """An array. Only DataFrames, not schema texts, can declare that its elements are never NULL."""
 
     element: "Type"
     nullable: bool = True
@@ -99,7 +99,7 @@ class Schema:
         return hashlib.sha256(str(_without_comments(Struct(self.columns))).encode()).hexdigest()[:32]
 
     def stored(self) -> "Schema":
-        """Return the columns as files have them: nullable, and without maximum text lengths."""
+        """Return the columns as files store them: nullable, and without maximum text lengths."""
         struct = _relaxed(Struct(self.columns))
         assert isinstance(struct, Struct)
         return Schema(struct.fields)

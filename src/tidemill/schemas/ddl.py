@@ -1,7 +1,7 @@
-"""Parser for the text of a schema, without Spark: `id BIGINT, name STRING NOT NULL, tags ARRAY<STRING>`.
+"""Parses the text of a schema without Spark: `id BIGINT, name STRING NOT NULL, tags ARRAY<STRING>`.
 
-It accepts the same columns as Spark's parser (a test compares the two). Its errors say where in the text the
-problem is.
+The parser accepts the same columns as Spark's parser; a test compares the two. Its errors name the position
+of the problem in the text.
 """
 
 import re

@@ -1,10 +1,10 @@
 """The table of column types: one row for each simple Spark type, with everything that depends on the type.
 
-To add a type, add a row. Parsing schemas, files, drift, hashing, views and certification all read it here.
-Nested types (arrays, maps, structs) follow from the types inside them.
+To add a type, add a row. The code for schema parsing, files, drift, hashing, views and certification reads
+this table. The properties of nested types (arrays, maps, structs) follow from the types inside them.
 
-Kernels and run files are not listed: they work on Arrow arrays, and choose an algorithm by the layout of the
-array in memory. A new type with a known Arrow form needs no change there.
+The table has no columns for kernels and run files. They work on Arrow arrays, and choose an algorithm by the
+layout of the array in memory. A new type needs no change there if kernels already support its Arrow type.
 """
 
 import datetime as dt
@@ -20,7 +20,10 @@ from tidemill.schemas.columns import Array, Map, Simple, Struct, Type
 
 
 class Family(Enum):
-    """Groups of similar types. Within a family, later rows of the table hold all values of earlier ones."""
+    """Groups of similar types.
+
+    Within a family, later types in the table can hold all values of earlier ones.
+    """
 
     BOOLEAN = "boolean"
     INTEGER = "integer"
@@ -60,14 +63,14 @@ class TypeRow:
         name: Spark's short name, without length, precision or collation.
         spark: the class in `pyspark.sql.types`.
         family: the group of similar types it belongs to.
-        aliases: further names of the type. A schema's text may use them.
-        arrow: its Arrow type; None if it has none, or if that depends on its parameters.
-        read_from: further Arrow types whose values are read as this type.
+        aliases: other names of the type, which the text of a schema may use.
+        arrow: its Arrow type; None if it has none, or if the Arrow type depends on its parameters.
+        read_from: other Arrow types whose values are read as this type.
         native: whether kernels support it. Spark recomputes operators over other types.
         not_kept: why views cannot store or compare it, as text to follow "it is"; empty if they can.
         hashed: the SQL expression whose value is hashed with `xxhash64`.
-        wider: types as which Spark reads a file of this type without loss.
-        digits: the decimal digits before the point that hold every value; 0 if none do.
+        wider: other types that Spark can use to read a file of this type without loss.
+        digits: how many decimal digits before the point can hold every value; 0 if no number of digits can.
         file_bytes: the approximate size of a value in a file.
         carried: for a type that Spark cannot read from Arrow: the type to carry it in, and the SQL that
             restores it ({0}: the value, {1}: the type).
@@ -387,7 +390,7 @@ def holds_map(kind: Type) -> bool:
 
 
 def why_not_kept(kind: Type) -> str:
-    """Explain why views cannot store a column of this type, to follow "it is"; empty if they can."""
+    """Explain why views cannot store a column of this type, as text to follow "it is"; empty if they can."""
     if isinstance(kind, Struct) and not kind.fields:
         return "a struct without fields, which no file can hold"
     if isinstance(kind, Simple):

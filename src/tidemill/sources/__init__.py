@@ -1,1 +1,1 @@
-"""Sources: what arrives from outside becomes lots, each file and message once (LOT-35, CLU-19 to CLU-22)."""
+"""Sources: put each file and message from outside into a lot exactly once (LOT-35, CLU-19 to CLU-22)."""

@@ -1,4 +1,4 @@
-"""The lot of a batch: rows that were pushed or fetched, and that one process writes as a whole."""
+"""Batch lots: writes rows that were pushed or fetched as one lot, in one process."""
 
 from collections.abc import Mapping
 
@@ -92,7 +92,7 @@ def write(
 
 
 def _rescued(dataset: DatasetRow, rows: pa.Table) -> dict[str, int]:
-    """Count the rows with values that did not fit, if the dataset keeps these."""
+    """Count the rows with values that did not fit, if the dataset keeps such values."""
     if dataset.drift is not Drift.RESCUE:
         return {}
     column = rows.column(RESCUED)

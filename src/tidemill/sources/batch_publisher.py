@@ -1,10 +1,11 @@
-"""The publisher of fetched batches: a batch becomes a lot, and its checkpoints advance (LOT-35, CLU-22).
+"""Publishes fetched batches: each batch becomes a lot, and its checkpoints advance (LOT-35, CLU-22).
 
 A checkpoint records how far a source was fetched: an ETag, or an offset for each partition of a topic. A
-batch names the checkpoints that it advances, with their values before and after. The one transaction that
-publishes the lot also writes them, if they still have their values before. So every fetched record is in
-exactly one lot. A node that dies before that has changed nothing, and the next one fetches the same again.
-The store refuses a node that comes too late.
+batch names the checkpoints that it advances, with their values before and after. The transaction that
+publishes the lot also advances the checkpoints, but only if they still have their earlier values. So every
+fetched record is in exactly one lot. If a node dies before this transaction, nothing has changed, and the
+next node fetches the same records again. If another node has advanced the checkpoints, the store refuses the
+batch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -74,7 +75,7 @@ class BatchPublisher:
         return list(self.scope.store.run(lambda tx: tx.get_many(keys)))
 
     def report(self, problems: Mapping[str, str]) -> None:
-        """Record in the store why checkpoints do not advance; an empty text if they do."""
+        """Record in the store why checkpoints do not advance; the text is empty for those that do."""
         changed = {
             name: problem[:2000]
             for name, problem in problems.items()
@@ -106,8 +107,8 @@ class BatchPublisher:
     def publish(self, batch: ParsedRecords, moves: Sequence[CheckpointMove], fence: Fence) -> PublishedBatch:
         """Publish a batch and advance its checkpoints; without rows, only advance them.
 
-        `LeaseLost` if another node has advanced one of them, `CheckFailed` if rows fail a check that forbids
-        them: then nothing is published, and no checkpoint advances.
+        Raise `LeaseLost` if another node has advanced one of them, and `CheckFailed` if rows fail a check
+        with `on_fail="fail"`. Then nothing is published, and no checkpoint advances.
         """
         stored = batch_lots.stored(batch.rows, self.dataset)
         checked = check_table(stored, self._checks, self.dataset.kind, self._evaluate)
@@ -176,6 +177,6 @@ def _padded(quarantined: pa.Table) -> pa.Table:
 
 
 def problems(tx: Tx, keys: SourceKeys, source: str, limit: int = 5) -> tuple[str, ...]:
-    """Read why checkpoints of a source do not advance, for some of them."""
+    """Read why checkpoints of a source do not advance, for at most `limit` of them."""
     rows = tx.range(*keys.trouble.under(source), limit=limit, snapshot=True)
     return tuple(f"{keys.trouble.unpack(row.key)[1]!s}: {row.value.decode()}" for row in rows)

@@ -1,7 +1,8 @@
 """A bucket as a source: `bucket("s3://landing/orders/**/*.json")`.
 
-Objects appear whole, so they need no time to settle, and their ETag shows whether they changed. The URL is
-that of any object storage (`tidemill.objects.url`), with a pattern as its path. Its secrets are never shown.
+Objects appear whole, so they need no time to settle, and their ETags show whether they changed. The URL can
+name any object storage (`tidemill.objects.url`), and has a pattern as its path. The secrets of the URL are
+never shown.
 """
 
 import io
@@ -62,14 +63,14 @@ def bucket(
     Args:
         url: the URL of a bucket with a pattern as its path. The pattern has no `?`, which begins the settings
             of the URL.
-        format: json (one object per line), csv, parquet or text; by default from the ending.
-        settle_s: take an object when it is this old.
+        format: json (one object per line), csv, parquet or text; by default, the file name's ending decides.
+        settle_s: take an object when it is this many seconds old.
         on_change: what to do with an object that is replaced after it was taken: `warn` once, or `take` it
             again.
-        max_files: the most objects of one lot.
-        max_bytes: the most bytes of one lot, unless a single object is larger.
-        listing_shards: into how many shards to cut the listing, for nodes to share; useful from about 10,000
-            objects.
+        max_files: the maximum number of objects in one lot.
+        max_bytes: the maximum size of one lot in bytes, unless a single object is larger.
+        listing_shards: how many shards to split the listing into, for nodes to share; useful from about
+            10,000 objects.
         options: options of the format, see `tidemill.spark.ingest.formats.FormatOptions`.
     """
     name = scheme(url)

@@ -1,4 +1,4 @@
-"""The columns that a source adds to its dataset, in the transaction that publishes them (LOT-34)."""
+"""Adds new columns of a source's lot to its dataset, in the transaction that publishes the lot (LOT-34)."""
 
 import msgspec
 
@@ -17,7 +17,7 @@ def read(tx: Tx, keys: SourceKeys, dataset: DatasetId) -> str:
 
 
 def add(tx: Tx, keys: SourceKeys, dataset: DatasetId, columns: str) -> None:
-    """Give a dataset the columns of a lot, in the transaction that publishes the lot.
+    """Add the columns of a lot to its dataset, in the transaction that publishes the lot.
 
     Raises `DatasetChanged` if another lot has added one of them with another type.
     """

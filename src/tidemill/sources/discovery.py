@@ -1,13 +1,14 @@
-"""File discovery: compare a listing with the files that were taken, and take the new ones into windows.
+"""File discovery: compares a listing with the files that were taken, and takes new files into windows.
 
-Each page of the listing is compared with the rows of its paths. So discovery costs one read of the store
-per thousand listed files, and files that were taken earlier and deleted since cost nothing. A page without
-new files is remembered by its digest for some minutes, and skipped while it stays the same. Pages end at
-paths chosen by their hash, so a new file changes its own page and no other. Patterns are matched after that,
-for changed pages only. So listing many known files costs hardly more than the listing itself.
+For each page of the listing, discovery reads the stored rows of the paths on that page. So it costs one read
+of the store per thousand listed files. Files that were taken earlier and deleted since then cost nothing.
+Discovery remembers the digest of a page without new files for some minutes, and skips the page while it stays
+the same. The hash of a path decides whether a page ends there, so a new file changes only its own page.
+Patterns are matched only for changed pages. So if most files are known, discovery costs hardly more than the
+listing itself.
 
-Nodes do not coordinate: if two discover the same files at the same time, each file is taken by one of them
-(`windows.add`). A range of paths can be discovered separately, so that nodes share a listing.
+Nodes do not coordinate: if two nodes discover the same files at the same time, only one of them takes each
+file (`windows.add`). A range of paths can be discovered separately, so that nodes share a listing.
 """
 
 import hashlib
@@ -43,7 +44,7 @@ class DiscoveryResult(msgspec.Struct, frozen=True, kw_only=True):
     - listed: how many files exist, including taken ones.
     - taken: how many files were taken.
     - windows: the numbers of the windows that were made.
-    - waiting_s: when the first unsettled file can have settled; None if all have.
+    - waiting_s: the time until the first unsettled file can settle; None if all files have settled.
     - complete: whether all files were listed, by us or by the nodes that share the listing.
     """
 
@@ -90,8 +91,8 @@ class FileDiscovery:
         """List once, and take the new files.
 
         Args:
-            after: list paths after this one only.
-            until: list paths up to this one only.
+            after: list only paths after this one.
+            until: list only paths up to this one.
             fence: checks the lease under which we list, whenever files are taken.
             each_page: called for every page, to renew that lease.
         """
@@ -183,7 +184,7 @@ class FileDiscovery:
             totals.windows.append(window.about.number)
 
     def _skip(self, path: str, why: str) -> None:
-        """Report a file once, while the reason stays the same."""
+        """Report a skipped file only once, as long as the reason stays the same."""
         if (path, why) in self._reported:
             return
         if len(self._reported) >= MOST_REPORTED:

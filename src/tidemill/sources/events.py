@@ -13,7 +13,7 @@ class FilesDiscovered(Event, frozen=True):
 
 
 class ListingSharded(Event, frozen=True):
-    """The listing of a source was cut into shards that nodes share."""
+    """The listing of a source was split into shards that nodes share."""
 
     source: str
     shards: int
@@ -30,7 +30,7 @@ class ListingShardDone(Event, frozen=True):
 
 
 class FileSkipped(Event, frozen=True):
-    """A file or folder cannot be taken, and is skipped until that changes."""
+    """A file or folder cannot be taken. It is skipped until it can be taken."""
 
     source: str
     path: str
@@ -38,7 +38,7 @@ class FileSkipped(Event, frozen=True):
 
 
 class FileChanged(Event, frozen=True):
-    """A file changed after it was taken; `taken` if it is taken again."""
+    """A file changed after it was taken. `taken` means that it is taken again."""
 
     source: str
     path: str
@@ -54,7 +54,7 @@ class FilesLeftOut(Event, frozen=True):
 
 
 class WindowTaken(Event, frozen=True):
-    """A node began to work on a window; `over` if it took it over from a dead node."""
+    """A node began to work on a window. `over` means that it took the window over from a dead node."""
 
     source: str
     window: int
@@ -79,7 +79,7 @@ class ColumnsDrifted(Event, frozen=True):
     """Records of a lot had columns that are not declared, or values of another type.
 
     - unknown: how many records had columns that were left out.
-    - rescued: how many records had something that is kept as JSON in the row.
+    - rescued: how many records had values that are kept as JSON in the row.
     - added: the columns that the dataset gained.
     """
 
@@ -93,7 +93,7 @@ class ColumnsDrifted(Event, frozen=True):
 
 
 class RecordsQuarantined(Event, frozen=True):
-    """Records that do not fit, and files that cannot be read, are in a lot of the quarantine dataset."""
+    """A lot of the quarantine dataset has records that do not fit, or files that cannot be read."""
 
     source: str
     window: int
@@ -113,7 +113,7 @@ class WindowFailed(Event, frozen=True):
 
 
 class BatchReceived(Event, frozen=True):
-    """Pushed requests are in a lot, and their senders have an answer."""
+    """The rows of pushed requests are in a lot, and their senders have received a response."""
 
     source: str
     lot: str

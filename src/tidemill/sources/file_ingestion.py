@@ -1,13 +1,14 @@
-"""Ingest files: from new files to a published lot (LOT-35).
+"""Ingests files: turns new files into published lots (LOT-35).
 
     discover  take new files into windows; under a lease, so that only one node lists
     begin     hold a window, assign an id to its lot, open or take over its attempt: one transaction
     produce   write intents, run the window's task, write manifests (`publish.assembly`)
-    publish   the one transaction; it also ends the window, which acknowledges its files
+    publish   publish the lot; the same transaction also ends the window, which acknowledges its files
 
-A window is one task. The task's own retries come first, then a later attempt. If files have changed or
-disappeared when the task has failed, they leave the window and are taken again as they are then. Any node can
-resume after any step at which another node died: a file stays taken, and is published once.
+One task reads a window. If the task fails, it is retried first, and later a new attempt is made. If files
+have changed or disappeared when the task has failed, they are removed from the window and taken again in
+their new version. If a node dies after any step, another node can resume from there: each file stays taken,
+and is published only once.
 """
 
 import hashlib
@@ -102,11 +103,11 @@ class FileIngestion:
     # --- discovery
 
     def discover(self, *, fresh_s: float = 0.0) -> DiscoveryResult | None:
-        """Take new files; None while another node lists.
+        """Take new files. Return None while another node lists.
 
-        If nodes share the listing (`listing_shards` of the policy), they list at the same time, each some of
-        the shards. They skip shards that were listed within `fresh_s`, so a node that polls passes its
-        interval.
+        If nodes share the listing (`listing_shards` of the policy), they list at the same time, and each
+        lists some of the shards. They skip shards that were listed within the last `fresh_s` seconds. A node
+        that polls passes its polling interval.
         """
         if self._sharded is not None:
             return self._sharded.discover(fresh_s=fresh_s)
@@ -123,7 +124,7 @@ class FileIngestion:
     # --- windows
 
     def ingest(self, most: int | None = None) -> int:
-        """Ingest all free windows, or at most `most`; return how many ended."""
+        """Ingest all free windows, or at most `most` of them; return how many ended."""
         ended = after = 0
         while most is None or ended < most:
             waiting = self._scope.store.run(
@@ -310,7 +311,7 @@ def begin(
 ) -> BegunWindow | None:
     """Hold a window and open the attempt at its lot, or adopt the attempt of its last holder.
 
-    None if another node works on the window, or it has ended.
+    Return None if another node is working on the window, or if it has ended.
     """
     window = windows.read(tx, keys, spec.id, number)
     if window is None or not windows.may_hold(tx, keys, node, window):
@@ -344,7 +345,7 @@ def begin(
 
 
 def part_name(files: Sequence[ListedFile]) -> str:
-    """Name exactly these files in these versions: other files need another attempt."""
+    """Return a name for exactly these files in these versions, so that other files need another attempt."""
     digest = hashlib.sha256()
     for file in files:
         digest.update(f"{file.path}\0{file.version}\0".encode())

@@ -1,4 +1,4 @@
-"""A source of files: the base of folders and buckets.
+"""The base class of file sources: folders and buckets.
 
 Each kind of file source has its own listing (`FileSource.listing`). Everything else is the same: nodes
 discover new files, take them into windows, read each window on Spark and publish it as a lot.
@@ -51,8 +51,8 @@ class FilePolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     - settle_s: a file must be unchanged for this long.
     - on_change: what to do with a file that changes after it was taken: `warn` or `take` it again.
-    - max_files, max_bytes: the size of one window.
-    - listing_shards: into how many shards to cut the listing, for nodes to share; 1 lists on one node.
+    - max_files, max_bytes: the maximum size of one window.
+    - listing_shards: how many shards to split the listing into, for nodes to share; 1 lists on one node.
     """
 
     settle_s: float = 0.0
@@ -82,7 +82,7 @@ DEFAULT_POLICY = FilePolicy()
 
 
 class FileSourceSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A file source that is bound to its dataset: everything that decides what becomes of a file.
+    """A file source that is bound to its dataset, with everything that decides how a file is processed.
 
     - id: `source:{pipeline}/{dataset}`, the author of its attempts.
     - schema, kind, key: those of the dataset, as declared. Records of a dataset with a key are upserts, in
@@ -110,7 +110,7 @@ class FileSourceSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def code(self) -> str:
-        """The digest of everything that decides what becomes of a file."""
+        """The digest of everything that decides how a file is processed."""
         parts = (self.schema, self.kind, self.key, self.reading, self.partition_by, self.quarantine)
         if self.checks or self.drift is not Drift.FREEZE:
             parts = (*parts, self.checks, self.drift)  # type: ignore[assignment]
@@ -234,7 +234,7 @@ class FileArrival:
         return discovery.waiting_s is not None and self._scope.clock.monotonic() < self._settled_by
 
     def close(self) -> None:
-        """Do nothing: a listing releases its lease itself, and windows lapse with the node."""
+        """Do nothing: a listing releases its lease itself, and windows become free when the node ends."""
 
 
 def reading_of(pattern: str, name: str | None, options: dict[str, object]) -> FormatOptions:

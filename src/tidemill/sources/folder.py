@@ -1,8 +1,8 @@
 """A folder as a source: `folder("landing/orders/*.json")`.
 
-Links to files are followed. Links to folders are not, because they can lead in a circle. A file that this
-process cannot open is reported, and taken when it can be opened. A missing folder
-is treated as empty, so a disk that is not mounted loses nothing.
+Links to files are followed. Links to folders are not, because they can form a cycle. A file that this process
+cannot open is reported, and is taken later when it can be opened. A missing folder is treated as empty, so
+nothing is lost if a disk is not mounted.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ SETTLE_S = 2.0
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FolderSource(FileSource):
-    """Files of one folder of this machine, or of a file system that all machines share."""
+    """Files in one folder, on this machine or on a file system that all machines share."""
 
     path: str
 
@@ -61,13 +61,13 @@ def folder(
 
     Args:
         path: a folder, or a pattern for paths (`tidemill.sources.path_patterns`).
-        format: json (one object per line), csv, parquet or text; by default from the ending.
+        format: json (one object per line), csv, parquet or text; by default, the file name's ending decides.
         settle_s: take a file when it has not changed for this long.
         on_change: what to do with a file that changes after it was taken: `warn` once, or `take` it again.
-        max_files: the most files of one lot.
-        max_bytes: the most bytes of one lot, unless a single file is larger.
-        listing_shards: into how many shards to cut the listing, for nodes to share; useful from about 10,000
-            files.
+        max_files: the maximum number of files in one lot.
+        max_bytes: the maximum size of one lot in bytes, unless a single file is larger.
+        listing_shards: how many shards to split the listing into, for nodes to share; useful from about
+            10,000 files.
         options: options of the format, see `tidemill.spark.ingest.formats.FormatOptions`.
     """
     text = os.fspath(path)
@@ -109,7 +109,7 @@ class FolderListing:
         return f"file://{self._root}"
 
     def files(self, skip: Skip, *, after: str = "", until: str | None = None) -> Iterator[ListedFile]:
-        """List files by path. Each folder is read when it is reached; one per level is in memory."""
+        """List files in path order. Each folder is read when it is reached; one per level is in memory."""
 
         def entries(below: str) -> Iterator[FolderEntry[os.DirEntry[str]]]:
             return self._entries(below, skip)
@@ -127,7 +127,10 @@ class FolderListing:
             yield _listed(path, status)
 
     def entries(self, skip: Skip, *, after: str = "", until: str | None = None) -> Iterator[ListedFile]:
-        """List the files: names are checked before files are."""
+        """List the same files as `files`.
+
+        It has already checked their names, so `wanted` accepts all of them.
+        """
         return self.files(skip, after=after, until=until)
 
     def wanted(self, path: str, skip: Skip) -> bool:

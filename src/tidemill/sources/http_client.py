@@ -1,8 +1,8 @@
-"""An HTTP client with limits: on the time of a request, on the size of the response, on redirects.
+"""An HTTP client that limits the time of a request, the size of the response, and redirects.
 
-A server that hangs, sends slowly, or sends forever costs at most its time limit: a thread closes the
-connection when the time is over, no matter how far the request is. What the headers of a response say is
-checked against its body.
+A server that hangs, sends slowly, or never stops sending cannot exceed the time limit: a thread closes the
+connection when the time is over, at any stage of the request. The client checks that the body of a response
+matches its headers.
 """
 
 import gzip
@@ -35,7 +35,7 @@ class HttpResponse(NamedTuple):
 
 
 class HttpLimits(NamedTuple):
-    """The most time for a request, and the largest body, compressed and decompressed."""
+    """The maximum time for a request, and the maximum size of a body, compressed and decompressed."""
 
     timeout_s: float
     body_bytes: int
@@ -44,8 +44,8 @@ class HttpLimits(NamedTuple):
 def get(url: str, headers: Mapping[str, str], limits: HttpLimits, clock: Clock) -> HttpResponse:
     """Send a GET request and follow redirects; the given headers go to the first host only.
 
-    `SourceUnavailable` if the server does not respond in time, `PollRefused` if the response is not what its
-    headers say.
+    Raise `SourceUnavailable` if the server does not respond in time, and `PollRefused` if the response does
+    not match its headers.
     """
     deadline = clock.monotonic() + limits.timeout_s
     first = urlsplit(url)

@@ -34,7 +34,7 @@ class PollSource(Source):
 
     Args:
         format: `json` or `lines`; empty to use the Content-Type of the response.
-        headers: may hold secrets.
+        headers: request headers, which may contain secrets.
     """
 
     url: str
@@ -48,7 +48,7 @@ class PollSource(Source):
 
     @property
     def description(self) -> str:
-        """The address without user, password and query, which may hold secrets."""
+        """The address without user, password or query, which may contain secrets."""
         parts = urlsplit(self.url)
         port = f":{parts.port}" if parts.port else ""
         return f"{parts.scheme}://{parts.hostname}{port}{parts.path}"
@@ -80,16 +80,17 @@ def http_poll(
     <PollSource https://example.com/orders.json every 60 s>
 
     Args:
-        url: requested with GET.
-        every_s: how long to wait after a response.
+        url: the address, which is requested with GET.
+        every_s: how many seconds to wait after a response.
         follow: which data is new: `versions`, each new version of the whole response (by its ETag, or its
             content), or `lines`, the lines that were added at its end.
-        format: `json` (an array of objects, or one object) or `lines` (one object per line); by default
-            from the Content-Type of the response.
+        format: `json` (an array of objects, or one object) or `lines` (one object per line); by default, the
+            Content-Type of the response decides.
         headers: sent with each request to this host, for example `{"Authorization": "Bearer …"}`.
-        timeout_s: the most time for a request and its response.
-        body_bytes: the largest response, compressed and decompressed.
-        on_gone: what to do if `lines` has fewer lines than were taken: `fail`, or `restart` from the first.
+        timeout_s: the maximum time for a request and its response.
+        body_bytes: the maximum size of a response, compressed and decompressed.
+        on_gone: with `follow="lines"`, what to do if the response is now shorter than the part that was
+            taken: `fail`, or `restart` from the first line.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:

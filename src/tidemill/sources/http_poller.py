@@ -1,8 +1,8 @@
-"""The poller of a web address: requests it, and publishes new records (CLU-20).
+"""The poller of a web address: requests the address, and publishes new records (CLU-20).
 
-A checkpoint records the ETag and the digest of the last response, or how many of its bytes were taken. It
-advances in the transaction that publishes the lot. A response that cannot be trusted advances nothing: the
-poller reports it, and requests the address again later.
+A checkpoint records the ETag and the digest of the last response, or how many of its bytes were taken. The
+transaction that publishes the lot also advances the checkpoint. If a response cannot be trusted, the
+checkpoint does not advance: the poller reports the response, and requests the address again later.
 """
 
 import hashlib
@@ -171,7 +171,7 @@ class HttpPoller:
         return [], PollCheckpoint()
 
     def _lines(self, body: bytes, first: int) -> list[SourceRecord]:
-        """Split a body into lines. If lines are followed, their numbers are unknown: use byte offsets."""
+        """Split a body into lines. With `follow="lines"`, line numbers are unknown, so use byte offsets."""
         records, offset = [], first
         for number, line in enumerate(body.split(b"\n"), 1):
             if line.strip():

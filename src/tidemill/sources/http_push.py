@@ -1,4 +1,4 @@
-"""Rows that other programs push, as a source: `http_push("orders")`."""
+"""A source of rows that other programs push: `http_push("orders")`."""
 
 import hmac
 import os
@@ -46,8 +46,8 @@ class PushSource(Source):
     """Where a node receives rows, and the token of their senders.
 
     Args:
-        path: the path in the address; empty for the name of the dataset.
-        token: empty for one that is derived from the cluster key.
+        path: the path in the address; if empty, the name of the dataset.
+        token: the token of senders; if empty, it is derived from the cluster key.
     """
 
     path: str
@@ -109,12 +109,13 @@ def http_push(
 
     Args:
         path: the path in the address; the name of the dataset if omitted.
-        token: what senders show (`Authorization: Bearer …`). If omitted, `TIDEMILL_PUSH_TOKEN` of the
-            environment, or else a token derived from the cluster key, which `Dataset.address()` returns.
+        token: the token that senders must send (`Authorization: Bearer …`). If omitted, `TIDEMILL_PUSH_TOKEN`
+            of the environment, or else a token derived from the cluster key, which `Dataset.address()`
+            returns.
         host: an address of this machine; a loopback address unless `public`.
-        port: any free one if omitted; `tidemill status` shows it.
+        port: the port to listen on; any free port if omitted. `tidemill status` shows it.
         public: accept requests from other machines. Put a proxy with TLS in front of it.
-        body_bytes: the largest body, compressed and decompressed.
+        body_bytes: the maximum size of a body, compressed and decompressed.
     """
     shown = token if token is not None else os.environ.get(ENVIRONMENT, "")
     if (token is not None or shown) and len(shown) < TOKEN_LETTERS:
@@ -139,7 +140,7 @@ def http_push(
 class PushArrival:
     """A source of pushed rows that is open on one node.
 
-    It receives only while the runner watches: a run that catches up does not wait for senders.
+    It receives rows only while the runner watches: a run that catches up does not wait for senders.
     """
 
     def __init__(self, source: PushSource, target: SourceTarget, runtime: SourceRuntime) -> None:
@@ -182,9 +183,9 @@ class PushArrival:
 class PushHost:
     """Lets one node at a time receive pushed rows: with a lease, a server and its address (CLU-19).
 
-    The runner calls `tick` at intervals. A node without the lease tries to acquire it. The node that holds it
-    listens, and stops when the lease is lost. The store holds its address, so that senders find it. A node
-    that takes over writes its own.
+    The runner calls `tick` at intervals. A node without the lease tries to acquire it. The node that holds
+    the lease listens, and stops when it loses the lease. The store contains the node's address, so that
+    senders can find it. A node that takes over writes its own address.
 
     Args:
         source: the id of the source.
@@ -206,11 +207,11 @@ class PushHost:
 
     @property
     def url(self) -> str | None:
-        """Where this node listens; None while it does not."""
+        """The address where this node listens; None while it does not listen."""
         return self._server.url if self._server is not None else None
 
     def tick(self) -> bool:
-        """Receive, if no other node does; return whether this node receives."""
+        """Receive pushed rows if no other node does. Return whether this node receives."""
         if self._lease is not None and not self._lease.alive():
             self._stop("its lease was lost")
         if self._lease is not None and self._server is not None and not self._server.receives:
@@ -256,7 +257,10 @@ class PushHost:
 
 
 def receiving_node(tx: Tx, keys: SourceKeys, source: str) -> tuple[str, str] | None:
-    """Read which node receives now, and where; None if none does, or it has not stored its address yet."""
+    """Return which node receives now, and its address.
+
+    Return None if no node does, or if its address is not stored yet.
+    """
     lease, raw = leases.read(tx, keys.push_lease(source)), tx.get(keys.address[source])
     if lease is None or raw is None or lease.expires_at <= tx.now():
         return None

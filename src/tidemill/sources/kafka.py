@@ -43,7 +43,7 @@ class KafkaSource(Source):
     """A topic, where to begin, and how much of it becomes one lot.
 
     Args:
-        settings: settings of librdkafka; they may hold secrets.
+        settings: settings of librdkafka; they may contain secrets.
     """
 
     brokers: str
@@ -57,7 +57,7 @@ class KafkaSource(Source):
 
     @property
     def description(self) -> str:
-        """The topic, without the settings, which may hold secrets."""
+        """The topic, without the settings, which may contain secrets."""
         return f"topic {self.topic} at {self.brokers}"
 
     def __repr__(self) -> str:
@@ -94,9 +94,9 @@ def kafka(
         start: where to begin a partition that was never read: `earliest` or `latest`.
         on_gone: what to do if Kafka has deleted messages that were not read: `fail`, or continue with the
             `earliest` or the `latest` message.
-        max_records: the most messages of one lot.
-        linger_s: how long to wait for more messages of one lot.
-        timeout_s: how long to wait for a response of the brokers.
+        max_records: the maximum number of messages in one lot.
+        linger_s: how long to wait for more messages for the same lot.
+        timeout_s: how long to wait for a response from the brokers.
         settings: settings of librdkafka, for example `{"security.protocol": "SASL_SSL", …}`.
     """
     if not brokers.strip() or any(not broker.strip() for broker in brokers.split(",")):

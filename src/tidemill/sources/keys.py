@@ -1,4 +1,4 @@
-"""The layout of sources in the store.
+"""Keys of sources in the store. All of them begin with the cluster's name, C.
 
 (C, "source-file", source, path)                a file that was taken: its version and its window
 (C, "source-window-number", source)             the number of the newest window
@@ -7,10 +7,10 @@
 (C, "source-window-open", source, number)       the windows that have not ended
 (C, "source-stretches", source)                 the shards in which nodes share the source's listing
 (C, "source-seen", source, generation, shard)   when a shard was last listed
-(C, "source-address", source)                   where rows are pushed, while a node receives
+(C, "source-address", source)                   the address to push rows to, while a node receives
 (C, "source-mark", source, name)                a checkpoint: an ETag, an offset
 (C, "source-trouble", source, name)             why a checkpoint does not advance, as text
-(C, "source-tending", source, node)             a node that shares a topic, and its last report
+(C, "source-tending", source, node)             a node that reads a share of a topic, and its last report
 """
 
 from tidemill.publish.keys import PublishKeys
