@@ -9,8 +9,8 @@
 to the quarantine table. `fail`, the default, refuses to publish the lot. The lot's manifest records the
 counts under the name of the check.
 
-Checks apply to inserted rows only: deletions and retractions pass. Every keyed dataset has one check that is
-not declared: each upsert and each deletion must have a key (LOT-40).
+Checks apply to inserted rows only: deletions and retractions pass. Every keyed dataset also has an implicit
+check: each upsert and each deletion must have a key (LOT-40).
 """
 
 from collections.abc import Sequence

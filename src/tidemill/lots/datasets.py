@@ -1,4 +1,4 @@
-"""Datasets: the declaration of each dataset, as stored (LOT-1, LOT-4, LOT-41).
+"""Datasets: the stored declaration of each dataset (LOT-1, LOT-4, LOT-41).
 
 Every process that imports the pipeline declares its datasets, so repeating an equal declaration changes
 nothing. A different declaration is refused with a list of differences, because published lots follow the
@@ -121,9 +121,11 @@ def fingerprint(schema: str) -> str:
 
 
 Evolve: TypeAlias = Callable[[DatasetRow, DatasetRow], DatasetRow]
-"""A function of the stored and the newly declared dataset that returns the stored one with the columns of
-both. It raises `DatasetChanged` if they cannot be combined. The caller passes it in, because this package
-does not parse columns."""
+"""Takes the stored and the newly declared dataset; returns the stored one with the columns of both.
+
+It raises `DatasetChanged` if the columns cannot be combined. The caller passes this function in, because this
+package does not parse columns.
+"""
 
 
 def declare(tx: Tx, keys: LotKeys, dataset: DatasetRow, evolve: Evolve | None = None) -> DatasetRow:

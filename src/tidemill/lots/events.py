@@ -1,4 +1,4 @@
-"""Events: the record that a lot is available, numbered without gaps per dataset (LOT-5).
+"""Lot events: record that lots are available. Each dataset numbers its events without gaps (LOT-5).
 
 The transaction that writes an event also locks the row of the dataset's head and takes the next position. So
 positions follow the order of commits, and a reader that sees event n sees all events before it: a consumer

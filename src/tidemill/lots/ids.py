@@ -1,13 +1,13 @@
 """Lot ids: readable names that sort by time (LOT-2, LOT-3, LOT-4).
 
     20230101              a day
-    20230101PT5M050       the 51st five minutes of that day: [04:10, 04:15), UTC
+    20230101PT5M050       the 51st five-minute interval of that day: [04:10, 04:15), UTC
     20230101PT1H023       the last hour of that day
     A00000000000000017    the 17th append of a dataset whose producers decide their own batches
 
-An interval is half-open, in UTC, and its unit divides the day. So every day has the same lots, and the id
-alone tells when its interval begins and ends. All ordinals of a unit have the same number of digits, so ids
-of the same unit sort by time. Every id has exactly one spelling; `parse` refuses all others.
+Intervals are half-open and in UTC, and their length divides the day evenly. So every day has the same lots,
+and the id alone tells when its interval begins and ends. All ordinals of a unit have the same number of
+digits, so ids of the same unit sort by time. Every id has exactly one spelling; `parse` refuses all others.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Object names of lots: contain everything that a report needs (LOT-21 to LOT-24).
+"""Object names of lots, which contain everything that a report needs (LOT-21 to LOT-24).
 
     arcs/project=P/version=V/arc=A/lot=L/{running|complete|partial|missing}.arc
     datasets/name=D/version=V/lot=L/state=S/gen=G/attempt=T/manifest.json    (or manifest-root.json)

@@ -1,8 +1,9 @@
 """Lots: rows in the store that name the manifest of each lot (LOT-20).
 
 A lot's row names the manifest of its newest published generation. `add` writes the row together with the
-event, so a lot and its event always exist together. A replaced generation keeps a row under its number, so a
-reader that started with that generation still finds its files. Only `publish` calls `add` and `revise`.
+event, so a lot and its event always exist together. A replaced generation keeps a row under its generation
+number, so a reader that started with that generation still finds its files. Only `publish` calls `add` and
+`revise`.
 """
 
 import msgspec

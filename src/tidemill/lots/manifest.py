@@ -1,4 +1,4 @@
-"""Manifests: the list of objects that a lot consists of (LOT-7, LOT-15, LOT-25).
+"""Manifests: lists of the objects that lots consist of (LOT-7, LOT-15, LOT-25).
 
 The manifest defines the lot: readers read the objects it lists and never list a folder. The manifest's name
 contains its state, so a report does not have to read the manifest (LOT-21). Manifests are JSON, sorted and

@@ -1,7 +1,7 @@
 """Durable files: new files in a scratch folder, folders that survive a crash, and a lock per key.
 
 A write is durable only when the file's data, the entry in its folder and the entries of all parent folders
-are on the disk. These need three different fsyncs. Some file systems have one journal that is written in
+are on the disk. This takes three different fsyncs. Some file systems have one journal that is written in
 order (`ONE_JOURNAL`). On those, one fsync of the last folder also writes all of its parents. The functions of
 this module raise `OSError`; `local` translates it.
 """

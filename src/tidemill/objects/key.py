@@ -20,7 +20,10 @@ from tidemill.errors import BadKey
 KEY_BYTES = 900
 NAME_BYTES = 255
 RESERVED = ".tidemill"
-"""The first name that the local backend reserves. All backends refuse it, because trees can be copied."""
+"""The local backend reserves this first name.
+
+All backends refuse it, so that objects can be copied between them.
+"""
 
 _CHARACTER = "it has a control character, a backslash or a lone surrogate"
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")

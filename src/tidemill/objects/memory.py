@@ -1,4 +1,4 @@
-"""Objects in memory: the strictest implementation of the port, for simulation and tests."""
+"""Objects in memory: the strictest implementation of `Objects`, for simulation and tests."""
 
 import threading
 from bisect import bisect_left, bisect_right, insort
@@ -10,7 +10,10 @@ from tidemill.errors import BadKey, ObjectConflict, ObjectMissing
 from tidemill.objects.port import Bodies, Body, ObjectInfo, Objects
 
 Fault = Callable[[Literal["before", "after"], str, str], None]
-"""Called with (moment, operation, key). Raising before loses the request, raising after the response."""
+"""Called with (moment, operation, key).
+
+An error raised before loses the request; an error raised after loses the response.
+"""
 
 
 def no_fault(moment: Literal["before", "after"], operation: str, key: str) -> None:

@@ -3,8 +3,8 @@
 Some servers accept `If-None-Match` and `If-Match`, respond with 200 and overwrite anyway. Two writers of one
 key then both believe that they created it. The probe tries writes that must not succeed, first one after the
 other and then from several threads at once. It uses its own objects, and deletes them afterwards. It also
-finds out whether the server lists objects in key order. It makes about forty small requests. Keep the result:
-it does not change for a bucket.
+finds out whether the server lists objects in key order. It makes about forty small requests. Keep the result,
+because it does not change for a bucket.
 """
 
 import random
@@ -37,7 +37,7 @@ class Probed(msgspec.Struct, frozen=True):
     if_match: bool
     """Whether `put_if_match` can be used; False if the server says that it does not support it."""
     flat: bool
-    """Whether it lists by key bytes, also after a given key."""
+    """Whether the bucket lists by key bytes, even if a listing starts after a given key."""
 
 
 _UNKNOWN = Probed(if_match=True, flat=False)

@@ -15,8 +15,8 @@ The contract is the same for every backend, and `tidemill.testing.objects_confor
 object. That object is ours exactly if its bytes are the bytes we sent. For this to hold, no two writers may
 send equal bodies. So the body contains a *nonce*: bytes that only this writer has, for example the id of its
 attempt. `put_if_absent` takes the nonce and refuses a body without it. Objects stay plain files that any
-program can read. Repeat a PUT with the same body: a body that was built again, with another time in it, is
-another body.
+program can read. When you repeat a PUT, send the same bytes. A body that is built again may contain another
+time, and is then another body.
 
 **ETags.** Providers use the MD5 of the body. So equal bodies have equal ETags, and an object that changed
 from A to B and back to A has its first ETag again. The nonce solves this too: put a new nonce into each body

@@ -1,7 +1,7 @@
 """The URLs of object storage: parsed once, and shown only without their secrets (STO-14).
 
-    /data/objects, file:///data/objects     files of this machine
-    memory://                               this process
+    /data/objects, file:///data/objects     files on this machine
+    memory://                               memory of this process
     s3://bucket/prefix?region=…&endpoint=…  S3 and compatible servers
     gs://bucket/prefix                      Google Cloud Storage
     az://container/prefix?account=…         Azure Blob Storage
@@ -60,7 +60,7 @@ KINDS: Final[dict[str, UrlOptions]] = {
     ),
 }
 OWN: Final = ("listing", "timeout_s")
-"""Options that we use, and obstore does not: see `RemoteUrl`."""
+"""Options that Tidemill uses and obstore does not; see `RemoteUrl`."""
 
 
 @dataclass(frozen=True)

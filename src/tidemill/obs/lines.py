@@ -1,6 +1,6 @@
 """Progress lines: describe typed events in words, with a severity.
 
-Events without a line here are not shown to users. Programs receive every event.
+Events that this module does not describe are not shown to users. Programs receive every event.
 """
 
 from enum import StrEnum

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 INPUTS: Final = "_inputs"
 INPUTS_TYPE: Final = "array<struct<dataset:string,version:string,lot:string,generation:int>>"
 MAX_INPUTS: Final = 1000
-"""How many lots `_inputs` names at most: each row of the position carries them."""
+"""The maximum number of lots in `_inputs`, because every row of a position contains all of them."""
 PAGE: Final = 100
 
 _arrow: Final = pa.list_(

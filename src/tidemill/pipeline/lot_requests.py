@@ -35,7 +35,7 @@ PAGE = 200
 """How many requests one transaction stores."""
 
 Report = Callable[[int, int], None]
-"""Called with the number of stored requests, and the number of all."""
+"""Called with the number of stored requests and the total number."""
 
 
 def ignore(stored: int, total: int) -> None:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 MAX_LEASES = 3
-"""How often an append starts again because this process lost its lease."""
+"""How often an append is tried if this process loses its lease each time."""
 
 
 def append(

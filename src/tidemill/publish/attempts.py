@@ -4,7 +4,7 @@ The row names the lots that the attempt will publish, the generations of its inp
 holds the attempt under an epoch, which grows when another node takes over the attempt. Every operation must
 pass the attempt's `Hold`. After a takeover, a write under the old hold raises `LeaseLost`. Once the attempt
 has ended, a write raises `AttemptEnded`. So a stale holder publishes nothing, and an abandoned attempt is
-never published. The objects of an attempt may be deleted only after the attempt is abandoned.
+never published. The objects of an open attempt may be deleted only after it is abandoned.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,10 @@ from tidemill.store import Tx
 MOST_TARGETS = 100
 MOST_INPUTS = 300
 MOST_BYTES = 48 * 1024
-"""The largest draft. With the fields that are added at its end, the row still fits into a store value."""
+"""The maximum size of a draft.
+
+With the fields that are added when it ends, the row still fits into a store value.
+"""
 
 PARTS_PAGE = 400
 

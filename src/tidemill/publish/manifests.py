@@ -1,7 +1,7 @@
 """The manifests of an attempt: one for its intent, one for each part, and one for the lot (LOT-8, LOT-16).
 
 The names of an attempt's manifests contain the attempt *and the epoch of its holder*, so no two writers ever
-write the same name: a late write of a stale holder changes nothing.
+write an object with the same name: a late write of a stale holder changes nothing.
 
     …/state=partial/gen=G/attempt={id}.{epoch}/manifest.json          the intent, before any data
     …/state=complete/gen=G/attempt={id}.{epoch}/part=P/manifest.json  a completed part (or state=empty)
@@ -38,7 +38,7 @@ LEAF, ROOT = "manifest.json", "manifest-root.json"
 MAX_COMMENT_CHARS = 2000
 
 Fingerprints: TypeAlias = Mapping[DatasetId, str]
-"""The fingerprint of each dataset's schema; a dataset without a schema is missing."""
+"""The fingerprint of each dataset's schema. Datasets without a schema have no entry."""
 
 
 class SinkPart(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """Projections: objects whose names repeat the state in the store, for people and other tools.
 
-The current manifest of a lot, and the state of an arc's lot:
+There are two kinds, for the current manifest of a lot and for the state of an arc's lot:
 
     datasets/name=D/version=V/lot=L/state=S/manifest.json
     arcs/project=P/version=V/arc=A/lot=L/{running|complete|partial|missing}.arc

@@ -8,7 +8,7 @@ from tidemill.runner.run_threads import RunThreads
 from tidemill.runner.run_totals import RunTotals
 
 PATIENCE = 3
-"""How often a run may fail before a runner that catches up gives it up. One that watches never does."""
+"""How often a run may fail before a runner that catches up gives up on it. A watching runner never does."""
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """The presence of a runner: its entry in the node list, which fences everything it writes.
 
-In one process (`Pipeline.run()`), a thread of `OwnPresence` renews the runner's entry. It also takes part in
-the election of the leader, so that a cluster without workers has a leader too. In a child process, the
-supervisor renews the entry, and `GivenPresence` reads when the entry expires. So a child whose supervisor
+In one process (`Pipeline.run()`), a thread of `OwnPresence` renews the runner's entry. The thread also takes
+part in the election of the leader, so that a cluster without workers has a leader too. In a child process,
+the supervisor renews the entry, and `GivenPresence` reads when the entry expires. So a child whose supervisor
 hangs stops by itself. If it does not, the store refuses the child's writes.
 """
 

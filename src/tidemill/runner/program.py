@@ -77,7 +77,10 @@ class TemplateArc:
 
 
 MakeTemplateArc = Callable[[str], TemplateArc | None]
-"""Makes the arc of this id; None if its dataset does not exist. Raises an error if the arc is invalid."""
+"""Makes the arc with this id.
+
+Returns None if its dataset does not exist, and raises an error if the arc is invalid.
+"""
 
 
 class TemplateArcs:

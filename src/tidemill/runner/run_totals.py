@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from tidemill.arcs.work import LotEnd, LotOutcome
 
 MOST_ERRORS = 100
-"""How many errors to keep per arc: the newest."""
+"""How many errors to keep per arc. Older errors are dropped."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Slots: give each running runner of a home a unique number.
+"""Slots: give each live runner of a home a unique number.
 
 A runner takes the first free number with an exclusive lock on `runners/N.lock`. The kernel releases the lock
 when the process ends, however it ends. So the holder of the lock knows that the previous holder is dead, and

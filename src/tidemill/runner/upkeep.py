@@ -23,7 +23,10 @@ from tidemill.views.steps.keys import StepKeys
 
 CLEAN_EVERY_S = 30.0
 COLLECT_EVERY_S = 300.0
-"""Listing objects costs requests, and nothing is collected before its grace is over."""
+"""How often to list objects to collect.
+
+Listing costs requests, and nothing is collected before its grace period is over.
+"""
 
 COMPACT_EVERY_S = 10.0
 SPARE = 2

@@ -32,7 +32,10 @@ from tidemill.store import Store
 INTERRUPT_EVERY_S = 1.0
 
 PLENTY = Capacity(cpu=1e9, ram=2**60)
-"""What futures may require in addition to a name. The number of threads is the limit; Spark has its own."""
+"""The capacity that futures may require in addition to a name.
+
+The number of threads is the limit; Spark has its own limits.
+"""
 
 SUSPECT_REAPS = 2
 """A future is a suspect after this many deaths of its runner."""

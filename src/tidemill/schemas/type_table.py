@@ -329,7 +329,7 @@ TYPE_TABLE: Final[Mapping[str, TypeRow]] = {row.name: row for row in _ROWS}
 """Every simple type, by its name."""
 
 UNKNOWN: Final = TypeRow("unknown", "DataType", hashed=AS_TEXT)
-"""A type that the table does not have, for example one of a later Spark."""
+"""A type that is not in the table, for example one from a later version of Spark."""
 
 BY_NAME: Final[Mapping[str, TypeRow]] = {name: row for row in _ROWS for name in (row.name, *row.aliases)}
 """Every simple type, by its name and its aliases."""

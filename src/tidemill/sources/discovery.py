@@ -7,8 +7,9 @@ the same. The hash of a path decides whether a page ends there, so a new file ch
 Patterns are matched only for changed pages. So if most files are known, discovery costs hardly more than the
 listing itself.
 
-Nodes do not coordinate: if two nodes discover the same files at the same time, only one of them takes each
-file (`windows.add`). A range of paths can be discovered separately, so that nodes share a listing.
+Discovery itself needs no coordination: if two nodes discover the same files at the same time, only one of
+them takes each file (`windows.add`). A range of paths can be discovered separately, so that nodes share a
+listing.
 """
 
 import hashlib
@@ -32,10 +33,10 @@ TRUST_S = 300.0
 """How long to remember a page without new files."""
 
 WINDOW_ROW_BYTES = 700_000
-"""The most bytes of one window's rows, twice their paths: well below the limit of a transaction."""
+"""The maximum size of one window's rows, estimated from the paths: well below a transaction's limit."""
 
 MOST_REPORTED = 10_000
-"""The most skipped files that are remembered as reported."""
+"""The maximum number of skipped files that are remembered as reported."""
 
 
 class DiscoveryResult(msgspec.Struct, frozen=True, kw_only=True):

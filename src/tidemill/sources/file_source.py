@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 MOST_SHARDS = 64
 MOST_FILES = 500
-"""The most files of one window: its rows fit one transaction (LOT-43)."""
+"""The maximum number of files in one window, so that its rows fit into one transaction (LOT-43)."""
 
 
 class FilePolicy(msgspec.Struct, frozen=True, kw_only=True):

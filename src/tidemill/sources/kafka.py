@@ -35,7 +35,7 @@ RESERVED = frozenset(
         "group.id",
     }
 )
-"""Settings that users cannot give: offsets are stored with the lots, and nowhere else."""
+"""Settings that users cannot set, because offsets are stored with the lots and nowhere else."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

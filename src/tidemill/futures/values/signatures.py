@@ -4,9 +4,10 @@ A pickle is a program. Without signatures, anyone who can write to the store or 
 worker run their code. So nothing is unpickled before its signature is checked: not code, arguments, results
 or exceptions. Signing needs the cluster key, which is stored neither in the store nor in the objects.
 
-A signature is keyed BLAKE2b over a domain and length-prefixed parts. So a signature is valid only for one
-kind of thing, and no two lists of parts have the same signature. A result is bound to its future and version,
-so it cannot be moved to another future. The key never appears in a repr, a log, an error or a pickle.
+A signature is a keyed BLAKE2b hash of a domain and length-prefixed parts. So a signature is valid only for
+one kind of data, and no two lists of parts have the same signature. A result is bound to its future and
+version, so it cannot be moved to another future. The key never appears in a repr, a log, an error or a
+pickle.
 
 Signatures do not protect against anyone who has the key, or access to this user's account on this machine. An
 attacker who can write to the store can also write an old spec to it again. Then an earlier call runs again.

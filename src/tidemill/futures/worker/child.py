@@ -1,7 +1,7 @@
 """The child process of a worker: runs the tasks that its supervisor sends, one at a time.
 
-It is a fork of the zygote. The main thread reads the work socket and runs tasks; another thread reads the
-control socket (`wire`). The zygote imports this module, and the zygote must not start threads. Large
+The child is a fork of the zygote. Its main thread reads the work socket and runs tasks; another thread reads
+the control socket (`wire`). The zygote imports this module, and the zygote must not start threads. Large
 libraries may start threads, so this module imports them only when a task needs them.
 """
 

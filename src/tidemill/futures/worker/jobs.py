@@ -1,4 +1,4 @@
-"""Jobs: claimed futures that a node holds until their outcome is written, and how they are loaded."""
+"""Jobs: claimed futures that a node holds until their outcome is written, and the loader of their data."""
 
 from collections import OrderedDict
 from collections.abc import Sequence

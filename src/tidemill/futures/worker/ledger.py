@@ -2,8 +2,8 @@
 
 An executor reports how each job ended. The ledger writes many plain results at a time, in the transaction
 that also claims the next jobs (`round`). An outcome that needs a decision becomes a *pending write*: a
-failure, a released or blocked job, or a row that another process has changed. A pending write is a function
-that takes a transaction. One transaction runs several pending writes, up to a limit.
+failure, a released or blocked job, or a result whose row has changed since the claim. A pending write is a
+function that takes a transaction. One transaction runs several pending writes, up to a limit.
 """
 
 import random
@@ -38,7 +38,7 @@ PENDING_BYTES = 300_000
 
 ROUND_RESULTS = 100
 ROUND_BYTES = 500_000
-"""How many results one round writes at most, and how many bytes."""
+"""The maximum number of results, and of bytes, that one round writes."""
 
 AWAITED_AT_ONCE = 200
 PAGE = 100

@@ -2,8 +2,8 @@
 
 A child that runs a task uses a slot. A task that waits for other futures frees its slot and keeps its memory.
 A child can hold several short jobs. It runs them one by one and reserves the most that any of them needs. The
-supervisor sends jobs ahead to a child only while tasks are short: then a round trip for each task would take
-longer than the task.
+supervisor sends jobs ahead to a child only while tasks are short, because a round trip takes longer than a
+short task.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ AHEAD_S = 0.005
 
 AHEAD_MOST = 64
 LONG_S = 0.050
-"""A task that runs longer than this is long: jobs that wait behind it are recalled."""
+"""A task that runs longer than this is long: jobs that wait for it in the same child are recalled."""
 
 CLAIM_MOST = 100
 

@@ -2,7 +2,7 @@
 
 A worker supervises a pool of children and their zygote; a runner supervises one child with a Spark session.
 Both use this module. A supervised process leads its own process group, so that all processes it starts end
-with it. The kernel kills it when its supervisor dies.
+with it. The kernel kills a supervised process when its supervisor dies.
 """
 
 import contextlib

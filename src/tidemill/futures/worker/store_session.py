@@ -1,4 +1,4 @@
-"""The store session of a node: when it polls and audits, and what it does when the store fails.
+"""The store session of a node: schedules polls and audits, and handles failures of the store.
 
 The claim loop polls for work even without a wakeup, and compares its claims with the store (an audit) about
 twice a minute. After a failure it waits before it uses the store again. If the store refuses a write, the

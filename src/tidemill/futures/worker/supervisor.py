@@ -3,7 +3,7 @@
 The main thread runs a loop: it receives messages from the children, checks the children, and calls the claim
 loop, which exchanges results and jobs with the store. No other thread changes the jobs. There are two more
 threads. One renews the node's lease and performs the leader's duties (`cluster.Member`). The other kills the
-children when the lease expires, even if the main thread is blocked by the store.
+children when the lease expires, even if the main thread is waiting for the store.
 
 When the node loses its lease, it ends everything that it started under that lease (FUT-55). It kills the
 children, drops their results, and joins again under a higher epoch. If a result is sent too late, the store

@@ -1,7 +1,7 @@
 """Runs one task: checks its signature, loads it, calls its function, stores the result and returns a message.
 
 The signature of the spec is checked before anything is unpickled (FUT-59). Errors before the call are
-reported differently from errors that the function raises, because they can be repaired: another node may be
+reported differently from errors that the function raises, because recovery is possible: another node may be
 able to load the code (FUT-22), and a lost input is computed again (FUT-45).
 """
 

@@ -2,8 +2,8 @@
 
 `current_task()` returns the context of the task that runs in this process, or None outside of tasks. With it,
 a task checks whether it was cancelled, reports progress, sets a status, and takes cluster-wide locks and
-semaphores. A task also announces through it that it waits for other futures, so that other tasks can use its
-slot (FUT-41).
+semaphores. The context also tells the supervisor when the task waits for other futures, so that other tasks
+can use its slot (FUT-41).
 """
 
 import random

@@ -1,4 +1,4 @@
-"""The watchdog of a child pool: acts on tasks that run long, hang, wait, exceed their memory or must end."""
+"""The watchdog of a child pool: acts on tasks that run long, hang, wait, use too much memory or must end."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""The zygote: a process that imports everything children need, and then only forks them.
+"""The zygote: a process that imports everything children need, and then only forks children.
 
     python -m tidemill.futures.worker.zygote SOCKET SUPERVISOR
 
@@ -6,7 +6,7 @@ A fork of the zygote starts within milliseconds and shares the zygote's memory. 
 fifth of a second while a caller waits. Forking is safe in the zygote and nowhere else in a worker: the zygote
 has one thread, no connections and no locks, and imports nothing that starts threads.
 
-The zygote forks twice, and the process in between exits at once. The kernel then makes the supervisor (a
+The zygote forks twice, and the intermediate process exits at once. The kernel then makes the supervisor (a
 *subreaper*) the parent of the child, so the supervisor is notified when the child ends.
 """
 
