@@ -129,7 +129,7 @@ package does not parse columns.
 
 
 def declare(tx: Tx, keys: LotKeys, dataset: DatasetRow, evolve: Evolve | None = None) -> DatasetRow:
-    """Store a dataset's declaration, or return the stored one; `DatasetChanged` lists the differences.
+    """Store a dataset's declaration, or return the stored one. Raise `DatasetChanged` if they differ.
 
     - evolve: combines the columns if they may change; the returned declaration has all of them.
     """

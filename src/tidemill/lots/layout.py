@@ -59,7 +59,7 @@ def manifest_key(
     part: str = "",
     root: bool = False,
 ) -> str:
-    """Return the key of an attempt's manifest; `root` for one that lists the manifests of parts."""
+    """Return the key of an attempt's manifest. `root` means that it lists the manifests of parts."""
     attempt_path = f"state={state}/gen={generation:06}/attempt={quote(attempt)}/"
     if part:
         attempt_path += f"part={quote(part)}/"

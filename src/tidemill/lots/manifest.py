@@ -56,7 +56,7 @@ class InputLot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The content of a lot, of one part of it, or of what an attempt intends to write."""
+    """The content of a lot or of one part of it, or the data that an attempt intends to write."""
 
     format: int = 1
     state: ManifestState

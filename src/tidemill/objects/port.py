@@ -101,7 +101,7 @@ class Objects(ABC):
     # --- writing
 
     def put(self, key: str, body: Body) -> ObjectInfo:
-        """Write an object, or replace the one that is there. Repeating it is safe."""
+        """Write an object, or replace the existing one. Repeating this is safe."""
         check_key(key)
         return self._put(key, _octets(body))
 
@@ -138,7 +138,7 @@ class Objects(ABC):
         )
 
     def put_if_match(self, key: str, body: Body, etag: str) -> ObjectInfo:
-        """Replace the object that has this ETag; `ObjectConflict` if it has another one or is missing.
+        """Replace the object that has this ETag. Raise `ObjectConflict` if it has another or is missing.
 
         The body contains a new nonce for each write, see above. A conflict means that the object does not
         have our body now. If an earlier response was lost, it may have had our body in between.
@@ -171,7 +171,7 @@ class Objects(ABC):
     # --- reading
 
     def get(self, key: str) -> tuple[bytes, ObjectInfo]:
-        """Read the body of an object; `ObjectMissing` if there is none."""
+        """Read the body of an object. Raise `ObjectMissing` if there is none."""
         check_key(key)
         return self._get(key)
 
@@ -193,7 +193,7 @@ class Objects(ABC):
         return self._get_ranges(key, ranges) if ranges else []
 
     def head(self, key: str) -> ObjectInfo:
-        """Read the metadata of an object; `ObjectMissing` if there is none."""
+        """Read the metadata of an object. Raise `ObjectMissing` if there is none."""
         check_key(key)
         return self._head(key)
 
@@ -205,7 +205,7 @@ class Objects(ABC):
         Args:
             prefix: characters, as on S3; end it with `/` for a folder.
             after: list only keys after this one, which need not exist.
-            limit: the most objects to list.
+            limit: the maximum number of objects to list.
             ahead: fetch the next page while the caller reads one. If False, no page is fetched that the
                 caller does not read.
         """
@@ -243,7 +243,7 @@ class Objects(ABC):
 
     @abstractmethod
     def _create(self, key: str, body: Body) -> bool:
-        """Create an object; False if one is already there, which may be ours."""
+        """Create an object. Return False if one already exists, which may be ours."""
 
     @abstractmethod
     def _put_if_match(self, key: str, body: Body, etag: str) -> ObjectInfo: ...

@@ -185,7 +185,7 @@ class RemoteObjects(Objects):
     def _spans(self, key: str, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
         """Read spans (start, end) in order, up to the end of the object, which the first request returns.
 
-        obstore fetches several spans in parallel, and panics at one that begins after the end.
+        obstore fetches several spans in parallel, and panics if a span begins after the end of the object.
         """
 
         def first(store: Store, path: str) -> tuple[bytes, int]:

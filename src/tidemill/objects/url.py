@@ -120,7 +120,7 @@ def is_path(url: str) -> bool:
 
 
 def parse_remote(url: str) -> RemoteUrl:
-    """Parse a URL of S3, GCS or Azure; `BadUrl`, without its secrets, if it is not valid."""
+    """Parse a URL of S3, GCS or Azure. Raise `BadUrl`, without secrets, if it is not valid."""
     name, shown = scheme(url), redact(url)
     kind = KINDS[name]
     rest, _, query = url[len(name) + 3 :].partition("?")

@@ -77,7 +77,7 @@ def maker(pipeline: "Pipeline", name: str) -> "ArcDecl":
 
 
 def groups(pipeline: "Pipeline") -> dict[str, str]:
-    """Return the group of each view, and each group by its own name unless an arc has that name."""
+    """Return the groups by the names of their views, and by their own names unless an arc has that name."""
     arcs = pipeline.all_arcs()
     by_group = {view.group: view.group for view in pipeline.views.values() if view.group not in arcs}
     return by_group | {view.name: view.group for view in pipeline.views.values()}

@@ -261,7 +261,7 @@ def remaining(pipeline: "Pipeline", planned: LotRequestPlan) -> int:
 
 
 def retry(pipeline: "Pipeline", arc: str | None = None, lots: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """Request a retry of lots that are partial or missing, of one arc or of all; return them as (arc, lot).
+    """Request a retry of partial or missing lots, of one arc or of all arcs. Return them as (arc, lot).
 
     Arcs and view groups that stopped after too many failures run again.
     """

@@ -30,7 +30,7 @@ CatchUpWord = Literal["all", "latest", "none"]
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """When an arc or a view runs. Without arguments: as soon as one of its inputs is published.
+    """When an arc or a view runs. By default, it runs as soon as one of its inputs is published.
 
     >>> Pace(cadence="PT5M").cadence
     'PT5M'
@@ -41,8 +41,9 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
         max_wait: with `debounce`, the longest time that the first change waits.
         cron: run only at these times, like `0 6 * * *`, and process everything published until then.
         zone: the time zone of `cron`.
-        catch_up: what to process after a pause, or after scheduled times without a runner: `all`, `latest` or
-            `none`. By default everything published during a pause, and one run for all missed times.
+        catch_up: what to process after a pause, or after scheduled times at which no runner was running:
+            `all`, `latest` or `none`. By default everything published during a pause, and one run for all
+            missed times.
         most_failures: stop after this many failed runs in a row, until a retry; 0 means never. A lot that
             fails is not a failed run: the arc continues with the next lot.
     """

@@ -107,7 +107,7 @@ def _version(pipeline: "Pipeline", name: str) -> str:
 
 
 def stored_dataset(pipeline: "Pipeline", name: str) -> DatasetRow:
-    """Return a table as the store has it; `NothingYet` if it does not exist yet."""
+    """Return a table as the store has it. Raise `NothingYet` if it does not exist yet."""
     context = pipeline.context
     dataset = DatasetId(name, _version(pipeline, name))
     try:
@@ -144,11 +144,11 @@ class TableReader:
         return dataset_frame(self.spark, self.context.storage, dataset, self.inputs.at(dataset.id, head))
 
     def dataset(self, name: str) -> DatasetRow:
-        """Return a table as the store has it; `NothingYet` if it does not exist yet."""
+        """Return a table as the store has it. Raise `NothingYet` if it does not exist yet."""
         return stored_dataset(self.pipeline, name)
 
     def group(self, view: str) -> ViewGroup:
-        """Return the group of a view; `GroupUnknown` before its first step."""
+        """Return the group of a view. Raise `GroupUnknown` before its first step."""
         return _group_of(self.pipeline, view)
 
     def view_table(self, name: str, *, pin: bool = False) -> str:

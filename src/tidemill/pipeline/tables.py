@@ -80,7 +80,7 @@ class Table:
     def compact(self, *lots: str) -> "list[Compacted]":
         """Merge the small files of these lots, or of all lots; return the result for each changed lot.
 
-        The rows stay the same, also for readers that have already started. A runner compacts lots with many
+        The rows stay the same, even for readers that have already started. A runner compacts lots with many
         small files automatically.
         """
         from tidemill.pipeline.compaction import compact

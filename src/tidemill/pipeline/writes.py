@@ -60,7 +60,7 @@ def append(
     producer: str | None = None,
     seq: int | None = None,
 ) -> Receipt:
-    """Make rows durable, and visible at once or when their interval closes.
+    """Make rows durable. They become visible at once, or when their interval closes.
 
     Args:
         context: the context of the pipeline.
@@ -258,7 +258,7 @@ class _FrameBody(Body):
 
 
 def _body_of(decl: DatasetDecl, rows: Any, operation: RowOperation) -> Body:
-    """Convert the user's rows to the columns of the table; `AppendRefused` for rows that do not fit."""
+    """Convert the user's rows to the columns of the table. Raise `AppendRefused` for rows that do not fit."""
     columns = schema.parse(effective(decl.dataset).schema)
     check_columns(decl.dataset)
     if operations.is_frame(rows):

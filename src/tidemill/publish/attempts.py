@@ -68,7 +68,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
-    """The attempt has not ended; a node works on it, or did."""
+    """The attempt has not ended: a node is working on it, or was."""
 
     draft: Draft
     node: str

@@ -146,7 +146,7 @@ class Manifests:
         return self.finish(hold, [part], fingerprints)
 
     def write_failed_part(self, hold: Hold, failed: PartFailed) -> None:
-        """Record for each sink that a part failed, and why."""
+        """Record for each sink that a part failed, with the reason."""
         for target in hold.draft.targets:
             body = replace(
                 self._new(hold.draft, target, ManifestState.PARTIAL),

@@ -141,7 +141,7 @@ class Loop:
                 return
 
     def end(self, timeout_s: float = 30.0, *, drop: bool = False) -> bool:
-        """Start nothing more, and wait for the current runs; return False if some still run.
+        """Start nothing more, and wait for the current runs. Return False if some are still running.
 
         Long jobs end early: compaction ends after its current lot.
 

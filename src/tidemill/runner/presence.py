@@ -47,7 +47,7 @@ class OwnPresence:
         context: the cluster, its store, clock and timing.
         node_id: the id of our node; every process that takes the same slot has the same id.
         epoch: all our epochs are above this one.
-        names: the resources that futures may require here.
+        names: the resources that this node offers to futures.
         threads: how many futures run at the same time.
         objects: opens the object storage, where the leader deletes results that are no longer needed.
     """

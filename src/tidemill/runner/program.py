@@ -105,7 +105,7 @@ class TemplateArcs:
         self._arcs: Mapping[str, TemplateArc] = {}
 
     def template_of(self, arc: str) -> str | None:
-        """Return the template that an arc of this id belongs to, by its name alone."""
+        """Return the template that the arc with this id belongs to, judged only by the id."""
         template, bracket, _ = arc.partition("[")
         return template if bracket and arc.endswith("]") and template in self.templates else None
 
@@ -146,7 +146,7 @@ class Program:
     template_arcs: TemplateArcs = field(default_factory=TemplateArcs, repr=False)
 
     def knows(self, name: str) -> bool:
-        """Return whether a subscription of this name belongs to this pipeline."""
+        """Return whether the subscription with this name belongs to this pipeline."""
         return name in self.arcs or name in self.groups or self.template_arcs.template_of(name) is not None
 
     def arc(self, id_: str) -> ArcProgram | None:

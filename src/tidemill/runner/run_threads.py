@@ -17,7 +17,7 @@ class RunJob:
     """Something to run in a thread.
 
     Args:
-        name: no two jobs of one name run at the same time.
+        name: no two jobs with the same name run at the same time.
         run: does the work.
         spare: start only if more threads than this are free.
     """
@@ -28,7 +28,7 @@ class RunJob:
 
 
 class RunThreads:
-    """Runs jobs in threads. No two jobs of one name run at the same time.
+    """Runs jobs in threads. No two jobs with the same name run at the same time.
 
     Jobs catch the errors that they can handle. An error that a job raises means that this process is dead:
     no new job starts, and `check` raises the error.

@@ -122,7 +122,7 @@ class Upkeep:
 
 
 class AttemptLeftovers:
-    """Removes what an ended attempt leaves apart from its objects, for the cleaner. May be repeated.
+    """Removes what an ended attempt left besides its objects. The cleaner calls it, and may repeat it.
 
     It deletes the futures of the attempt's parts, and corrects the projections of its lots. A publisher
     writes projections right after the publication. If it dies in between, they are outdated, such as

@@ -25,7 +25,7 @@ _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "Z": "
 
 
 def parse(text: str) -> Schema:
-    """Parse the text of a schema; `BadSchema` says where it is invalid.
+    """Parse the text of a schema. Raise `BadSchema` with the position if it is invalid.
 
     >>> str(parse("id LONG, `a b` ARRAY<int> NOT NULL"))
     'id bigint, `a b` array<int> NOT NULL'

@@ -336,7 +336,7 @@ BY_NAME: Final[Mapping[str, TypeRow]] = {name: row for row in _ROWS for name in 
 
 
 def row_of(kind: Simple | str) -> TypeRow:
-    """Return the row of a simple type, or of its name with parameters; `UNKNOWN` if there is none.
+    """Return the row for a simple type, or for a type name with parameters; `UNKNOWN` if there is none.
 
     >>> row_of("decimal(10,2)").name, row_of("string collate UNICODE").name, row_of("interval hour").name
     ('decimal', 'string', 'interval day')
@@ -351,7 +351,7 @@ def row_of(kind: Simple | str) -> TypeRow:
 
 
 def family_of(kind: Type | str) -> Family:
-    """Return the family of a type; `OTHER` for a nested one."""
+    """Return the family of a type; `OTHER` for a nested type."""
     return row_of(kind).family if isinstance(kind, Simple | str) else Family.OTHER
 
 

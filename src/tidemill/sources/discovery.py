@@ -89,7 +89,7 @@ class FileDiscovery:
         fence: Callable[[Tx], None] | None = None,
         each_page: Callable[[], None] = lambda: None,
     ) -> DiscoveryResult:
-        """List once, and take the new files.
+        """List the files once, and take the new ones.
 
         Args:
             after: list only paths after this one.

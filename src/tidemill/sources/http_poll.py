@@ -82,8 +82,8 @@ def http_poll(
     Args:
         url: the address, which is requested with GET.
         every_s: how many seconds to wait after a response.
-        follow: which data is new: `versions`, each new version of the whole response (by its ETag, or its
-            content), or `lines`, the lines that were added at its end.
+        follow: which data is new. `versions`: each new version of the whole response, judged by its ETag or
+            its content. `lines`: the lines that were added at its end.
         format: `json` (an array of objects, or one object) or `lines` (one object per line); by default, the
             Content-Type of the response decides.
         headers: sent with each request to this host, for example `{"Authorization": "Bearer …"}`.

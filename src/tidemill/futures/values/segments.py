@@ -154,7 +154,7 @@ class Segments:
         return {name for folder in self._folders() for name in _names(folder) if is_name(name)}
 
     def map(self, name: str) -> memoryview:
-        """Return a read-only view of a segment by its name. Raise `CopyGone` if there is none."""
+        """Return a read-only view of the segment with this name. Raise `CopyGone` if there is none."""
         boot, _, _ = name.partition("/")
         if boot != self.boot:
             raise CopyGone(

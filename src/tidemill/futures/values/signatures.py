@@ -75,7 +75,7 @@ def home_key(home: Path) -> ClusterKey:
     """Read the key of a home, or create it (mode 0600).
 
     Several processes may call this at the same time: the file is written under another name and then linked.
-    So it appears once and complete, and all processes read the same key.
+    So only one complete file appears, and all processes read the same key.
     """
     path = home / FILE_NAME
     for _ in range(2):

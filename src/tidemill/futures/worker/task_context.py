@@ -223,7 +223,7 @@ class TaskContext:
     def waiting(self, ids: Sequence[bytes]) -> Iterator[None]:
         """Free the task's slot while the body waits for these futures; then wait for a slot again (FUT-41).
 
-        In threads other than the one that runs the task this does nothing: they hold no slot.
+        In threads other than the one that runs the task, this does nothing, because they hold no slot.
         """
         if threading.get_ident() != self._thread:
             yield

@@ -214,7 +214,7 @@ def child_frames() -> Frames[ChildMessage]:
 
 
 def receive(sock: socket.socket, frames: Frames[T]) -> list[T]:
-    """Wait until at least one message is complete. Return none if the other side has closed the socket."""
+    """Wait until at least one message is complete. Return no messages if the other side closed the socket."""
     while True:
         data = sock.recv(RECEIVE_BYTES)
         if not data:

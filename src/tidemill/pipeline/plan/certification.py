@@ -150,7 +150,7 @@ def certify_arc(
     an empty result.
 
     Args:
-        context: of the pipeline; its store keeps the certificate.
+        context: the context of the pipeline; its store keeps the certificate.
         spark: the session.
         code: the digest of the function.
         results: the function, which returns a DataFrame for each of its tables.
