@@ -826,7 +826,7 @@ class WeightNegative(TraceError):
     """Source operators quarantine rows that would cause it, so this is a bug."""
 
     code = "trace-weight-negative"
-    hint = "Tidemill should have put this row into quarantine; this is a bug, please report it"
+    hint = "this is a bug in Tidemill, which should have put the row into quarantine; please report it"
 
 
 class WeightOverflow(TraceError):
