@@ -1,6 +1,6 @@
 """Tidemill: incremental data pipelines on Apache Spark.
 
-`__all__` is the public API. A name's module is imported when the name is first used.
+`__all__` lists the public API. The package imports a module only when one of its names is first used.
 """
 
 import importlib

@@ -1,8 +1,8 @@
 """The clock that code receives as an argument, so that tests and simulations can replace it.
 
-Everything that waits, measures time or needs random numbers takes a `Clock` and a `random.Random`. The
-command line and `Pipeline` create the real ones. A simulation passes its own, so that a run depends only on
-its seed.
+All code that waits, measures time or needs random numbers takes a `Clock` and a `random.Random`. The command
+line and `Pipeline` create the real clock and random numbers. A simulation passes simulated ones, so a
+simulated run depends only on its seed.
 """
 
 import random
@@ -59,7 +59,7 @@ def backoff(attempt: int, chance: random.Random, *, first_s: float = 0.002, most
 
 
 def poll(ready: Callable[[], bool], clock: Clock, *, every_s: float, timeout_s: float) -> bool:
-    """Poll until `ready`, or until the timeout; return whether it became ready."""
+    """Poll until `ready()` returns True, or until the timeout; return whether it did."""
     end = clock.monotonic() + timeout_s
     while not ready():
         left = end - clock.monotonic()

@@ -1,10 +1,11 @@
 """Named crash points: places where a test can make a process die. They do nothing until a test arms one.
 
-Every durable write has a point before and after it. `point("publish.before_commit")` costs one dictionary
-lookup when nothing is armed. A test arms a point in its process (it raises `Crashed`, a BaseException that
-the product does not catch), or in a child process by the environment variable `TIDEMILL_CRASH=name[:n]`; the
-child then kills itself at the n-th visit. In a list, `name[:n],name[:n]`, each entry is for one run of a
-process that is restarted after it was killed.
+Every durable write has a crash point before and after it. `point("publish.before_commit")` costs one
+dictionary lookup when no point is armed. A test can arm a point in two ways:
+
+- in its own process: the point raises `Crashed`, a BaseException that the product does not catch;
+- in a child process, with the environment variable `TIDEMILL_CRASH=name[:n]`: the child kills itself at the
+  n-th visit. If a supervisor restarts the child, each run uses the next entry of `name[:n],name[:n]`.
 """
 
 import os
@@ -61,7 +62,7 @@ def armed(name: str, *, visit: int = 1) -> Iterator[None]:
 
 @contextmanager
 def recorded() -> Iterator[set[str]]:
-    """Collect the names of the points that are visited, so that a test can kill at each of them."""
+    """Collect the names of the visited points, so that a test can kill the process at each of them."""
     global _seen
     outer, inner = _seen, set[str]()
     _seen = inner

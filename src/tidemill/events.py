@@ -1,7 +1,7 @@
-"""The base of typed events, which packages emit and the log, the progress display and tests receive.
+"""The base class of typed events. Packages emit events; the log, the progress display and tests receive them.
 
-Each package defines its own events as frozen msgspec structs. Code that emits an event does not print or
-count anything itself. Nothing depends on an event: a lost one changes only what people see.
+Each package defines its events as frozen msgspec structs. Code that emits an event does not print or count
+anything itself. No decision depends on an event: a lost event changes only what users see.
 """
 
 from collections.abc import Callable

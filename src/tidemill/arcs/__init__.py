@@ -1,1 +1,4 @@
-"""Arcs: functions from lots to lots, with a state for each lot, in parts, retried only where one failed."""
+"""Arcs: functions that make the lots of tables from the lots of other tables.
+
+Each lot has a state and is made in parts. A retry makes only the parts that failed.
+"""

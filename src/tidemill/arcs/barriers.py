@@ -1,16 +1,17 @@
 """Barriers: lots that wait until every source has closed them, and what happens after a long wait.
 
-A run of an arc passes a lot that some source does not have yet. A row records since when the lot waits: since
-the first source had it, even if the arc noticed later. The event of the last source starts the arc again. The
-row serves the case that has no event, the end of the grace period (LOT-28), and reports on waiting lots.
+A run of an arc skips a lot that a source has not closed yet, and writes a row with the start of the wait. The
+wait starts when the first source closes the lot, even if the arc notices later. When the last source closes
+the lot, its event starts the arc again. The end of the grace period (LOT-28) has no event, so runners find it
+with the row. Reports on waiting lots read the row too. After the grace period the arc's policy applies:
 
     wait     keep waiting
     partial  make the lot from the sources that have it; later data makes the next generation
     skip     give the lot up: it is missing, and is made only on request
 
-The row stores the start of the wait and not its end, so a changed grace period also applies to lots that wait
-already. It stays until the lot is published or given up. So a node that takes over a lot that began after its
-grace period knows that the period was over.
+The row stores the start of the wait and not its end, so a changed grace period also applies to lots that are
+already waiting. The row stays until the lot is published or given up. So if a lot began after its grace
+period, and another node takes the lot over, that node knows that the period was over.
 """
 
 from collections.abc import Iterable
@@ -35,8 +36,8 @@ _since = msgspec.msgpack.Decoder(int)
 class AwaitedLot(msgspec.Struct, frozen=True, kw_only=True):
     """A lot that waits for its sources. Times are store times, in µs.
 
-    - until: the end of its grace period; None if it waits without limit.
-    - missing: the sources that do not have it.
+    - until: the end of the grace period; None if the lot waits without limit.
+    - missing: the sources that do not have the lot.
     """
 
     arc: str
@@ -53,10 +54,10 @@ def missing_sources(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> tuple[Dat
 
 
 def is_over(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str, row: AnyLot | None) -> bool:
-    """Return whether a lot may be made although a source has not closed it. `row` is the arc's newest row of
-    it.
+    """Return whether a lot may be made although a source has not closed it.
 
-    A lot that began this way before may: late data is added to it, and a broken-off attempt resumes.
+    A lot that has already begun may be made: late data is added to it, and an interrupted attempt resumes.
+    `row` is the arc's newest row of the lot.
     """
     if spec.after_grace is not AfterGrace.PARTIAL:
         return False
@@ -123,8 +124,9 @@ def with_grace(specs: Iterable[ArcSpec]) -> list[ArcSpec]:
 
 
 def all_expired(tx: Tx, keys: ArcKeys, specs: Iterable[ArcSpec]) -> list[tuple[ArcSpec, str]]:
-    """List the lots of active arcs whose grace period is over, for each arc as many as it may make at
-    once.
+    """List the lots of active arcs whose grace period is over.
+
+    The list has at most as many lots of each arc as the arc may make at once.
     """
     return [
         (spec, lot)
@@ -135,7 +137,7 @@ def all_expired(tx: Tx, keys: ArcKeys, specs: Iterable[ArcSpec]) -> list[tuple[A
 
 
 def remaining_us(tx: Tx, keys: ArcKeys, specs: Iterable[ArcSpec]) -> dict[str, int]:
-    """Return the time to the next end of a grace period, for each active arc with a waiting lot."""
+    """Return how long until the next grace period ends, for each active arc with a waiting lot."""
     ends = {
         spec.id: next_expiry(tx, keys, spec) for spec in specs if not lot_requests.parked(tx, keys, spec.id)
     }
@@ -183,8 +185,10 @@ def _duration(us: int) -> str:
 
 
 def skip(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> MissingLot | None:
-    """Give up a lot whose grace period is over; return None if a source has closed it or another node was
-    faster. The caller checks the node's fence in the same transaction.
+    """Give up a lot whose grace period is over.
+
+    Return None if the last source has closed the lot, or another node was faster. The caller checks the
+    node's fence in the same transaction.
     """
     raw = tx.get(keys.barrier[spec.id, lot])
     missing = missing_sources(tx, keys, spec, lot)

@@ -1,8 +1,8 @@
 """Declarations of arcs: what they read and write, and how they run (LOT-26, LOT-29).
 
-Every process that imports the pipeline makes the same declaration. Unlike a dataset's declaration, it can
-change. New lots then use the new code. The stored row is used for reports, and by processes that do not have
-the user's code.
+Every process that imports the pipeline makes the same declarations. The declaration of an arc can change,
+unlike that of a dataset; new lots then use the new code. The store keeps a copy of the declaration for
+reports, and for processes that do not have the user's code.
 """
 
 from typing import Literal
@@ -24,7 +24,7 @@ Changes = Literal["", "linear", "raw"]
 
 
 def arc_id(pipeline: str, arc: str) -> str:
-    """Return the id of an arc: its key in the store, its subscription, and the author of its attempts."""
+    """Return the id of an arc. Its row, its subscription and its attempts use this id."""
     return f"arc:{pipeline}/{arc}"
 
 
@@ -33,14 +33,14 @@ class ArcSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     - reads: one dataset, or several; a run reads the same interval of each.
     - sinks: the datasets it writes. An output lot has the id of the input lot.
-    - parts: the most parts a lot is split into, by the partition values of its objects.
+    - parts: the maximum number of parts that a lot is split into, by the partition values of its objects.
     - retries: how often a part is retried before it counts as failed.
     - max_concurrent: how many of its lots may run at the same time, in the whole cluster.
     - code: the digest of the function. A part is reused only if the same code made it.
     - changes: how it treats inserted and deleted rows (LOT-41).
-    - enabled: whether it runs when it is first declared; later, users pause and resume it.
-    - grace_us, after_grace: how long a lot waits for the last of several sources, counted from the first, and
-      what happens then (LOT-28).
+    - enabled: whether it runs when it is first declared; after that, users pause and resume it.
+    - grace_us: how long a lot waits for the last of several sources after the first has closed it (LOT-28).
+    - after_grace: what happens to the lot after that time.
     - on_empty: publish an empty lot as empty without running the function, or run the function on it.
     """
 
@@ -102,7 +102,7 @@ class ArcSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def id(self) -> str:
-        """Its key in the store, its subscription, and the author of its attempts."""
+        """The id of the arc, which its row, its subscription and its attempts use."""
         return arc_id(self.pipeline, self.name)
 
 
@@ -110,7 +110,7 @@ _decoder = msgspec.msgpack.Decoder(ArcSpec)
 
 
 def declare(tx: Tx, keys: ArcKeys, spec: ArcSpec) -> bool:
-    """Store the declaration of an arc; return False if the stored one is equal."""
+    """Store the declaration of an arc; return False if the store already has an equal one."""
     key, raw = keys.arc[spec.id], msgspec.msgpack.encode(spec)
     if tx.get(key) == raw:
         return False

@@ -42,7 +42,7 @@ class ArcLotPartial(Event, frozen=True):
 
 
 class ArcLotMissing(Event, frozen=True):
-    """An arc could make nothing of a lot, or its parts were cleaned up."""
+    """An arc could not make any part of a lot, or the results of its parts were deleted."""
 
     arc: str
     lot: str
@@ -51,7 +51,7 @@ class ArcLotMissing(Event, frozen=True):
 
 
 def report_begun(emit: Emit, began: BegunLot, parts: int) -> None:
-    """Report that a lot began, its opened or adopted attempt, and the attempts abandoned for it."""
+    """Report that a lot began, which attempt was opened or taken over, and which were abandoned for it."""
     draft, hold = began.hold.draft, began.hold
     for abandoned in began.opened.abandoned:
         emit(abandoned_event(abandoned))

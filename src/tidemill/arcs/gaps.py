@@ -2,8 +2,8 @@
 
     gaps = expected − lots that are complete or empty
 
-The arc that makes the table classifies each gap. If the arc only waits for an input, the search continues
-upstream, table by table, to the place where the gap began.
+The state of a gap comes from the arc that makes the table. If the arc only waits for an input, the search
+continues upstream, table by table, until it finds the table where the gap began.
 """
 
 from collections.abc import Iterable, Sequence
@@ -152,11 +152,11 @@ class Gaps:
         return self._make_cause(table.name, spec.name, status.state, status.why)
 
     def _make_cause(self, table: str, arc: str, state: GapState, why: str) -> Cause:
-        """Return the same value for equal causes, because many lots can share one."""
+        """Return the same object for equal causes, because many lots can share a cause."""
         return self._causes.setdefault((table, arc, state, why), Cause(table, arc, state, why))
 
     def _why_waiting(self, spec: ArcSpec) -> dict[str, str]:
-        """Explain lots that wait at a barrier, up to a limit; read once for each arc."""
+        """Explain why lots wait at a barrier, up to a limit; the store is read once for each arc."""
         if spec.id not in self._waiting:
             now = self._inventory.store.run(lambda tx: tx.now())
             awaited = self._inventory.store.run(
@@ -186,7 +186,7 @@ class Gaps:
         return _ArcStatus(GapState.ABSENT, f"arc {spec.name} {SKIPPED}")
 
     def _load_reasons(self, spec: ArcSpec, lots: Iterable[str]) -> None:
-        """Read why an arc's begun lots are not finished, in pages and up to a limit; once for each arc."""
+        """Read why lots that an arc began are not finished, up to a limit; reads only once for each arc."""
         if spec.id in self._arcs_with_reasons:
             return
         self._arcs_with_reasons.add(spec.id)

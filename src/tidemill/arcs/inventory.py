@@ -1,13 +1,14 @@
 """Inventory: the lots that tables have, and the lots they should have (LOT-32).
 
-It reads only the store, in large pages: a report over a hundred thousand lots takes a few dozen short
-transactions and reads no object. These do not see one moment. The inventory reads expected lots first, then
-running ones, then published ones, so a lot that completes in between is not reported as a gap.
+The inventory reads only the store, in large pages. A report on a hundred thousand lots takes a few dozen
+short transactions and reads no objects. The store can change between these transactions. So the inventory
+reads expected lots first, then running ones, then published ones. A lot that completes in between is then not
+reported as a gap.
 
-A table made by an arc should have the lots that its inputs have or should have, because an output lot has the
-id of its input lot. A table written from outside should have every interval that has ended, since its first.
-If each append is a lot, it should have the appends it has: a number that was never published is not a gap. A
-removed lot is not expected any more.
+If an arc makes a table, the table should have every lot that an input has or should have, because an output
+lot has the id of its input lot. Other tables should have every interval that has ended, from the first one
+on. If each append to a table is a lot, then only the published lots are expected: a number that was never
+published is not a gap. A removed lot is no longer expected.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Span(msgspec.Struct, frozen=True):
-    """A range of lot ids, both ends included; an empty end means no limit."""
+    """A range of lot ids, including both ends; an empty end means no limit."""
 
     first: str = ""
     last: str = ""
@@ -112,7 +113,7 @@ class Inventory:
         if unit is None or not (begin or current):
             return set()
         begin = max(min(lot for lot in (begin, current) if lot), self.span.first)
-        # The end is the current interval, or the first one that is not over for long enough.
+        # The end is the current interval, or the first one that has not been over for long enough.
         late = unit.at(_EPOCH + timedelta(microseconds=max(0, wall_us - self._late_us)))
         end = max(str(late), current)
         if begin >= end:
@@ -146,8 +147,9 @@ class Inventory:
             after = page[-1].lot
 
     def unfinished(self, arc: str) -> Mapping[str, tuple[ArcState, int]]:
-        """Return the lots of an arc whose newest generation is running, partial or missing, with its
-        number.
+        """Return the lots of an arc whose newest generation is running, partial or missing.
+
+        The values are the state and the number of that generation.
         """
         if arc not in self._unfinished:
             unfinished: dict[str, tuple[ArcState, int]] = {}

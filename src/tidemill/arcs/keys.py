@@ -1,4 +1,4 @@
-"""Keys of arcs in the store, in addition to those of `publish`. All begin with the cluster's name, C.
+"""Keys of arcs in the store, in addition to the keys of `publish`. All begin with the cluster's name, C.
 
 (C, "arc", id)                                 the declaration of an arc
 (C, "arc-lot", id, lot, generation)            the state of one generation of a lot
@@ -15,7 +15,7 @@ from tidemill.store import Space
 
 
 class ArcKeys:
-    """The spaces of one cluster's arcs."""
+    """The key spaces of one cluster's arcs."""
 
     def __init__(self, cluster: str) -> None:
         self.publish = PublishKeys(cluster)

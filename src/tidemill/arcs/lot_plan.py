@@ -1,7 +1,7 @@
-"""Planning of a lot: the generations of its inputs, their objects, and the parts to make.
+"""Plan a lot: read the generations of its inputs and their objects, and choose the parts to make.
 
-A plan decides nothing. `lots.begin` reads the inputs again, in the transaction that begins the lot. If they
-have changed, the lot is planned again.
+A plan may be outdated when it is used. So `lots.begin` reads the inputs again, in the transaction that begins
+the lot. If the inputs have changed, the lot is planned again.
 """
 
 import msgspec
@@ -23,12 +23,12 @@ from tidemill.store import Tx
 class LotInputs(msgspec.Struct, frozen=True):
     """The inputs of a lot at this moment.
 
-    - lots: their generations.
-    - rows: their rows, which name their manifests.
+    - lots: the generations of the inputs.
+    - rows: the rows of the inputs, which name the manifests.
     - missing: sources that do not have this lot yet.
-    - enough: the lot may be made from `rows`: every source has it, or its grace period is over.
-    - is_complete: the lot is complete for these inputs.
-    - skipped: the arc's policy has given the lot up.
+    - enough: whether the lot may be made from `rows`: every source has it, or its grace period is over.
+    - is_complete: whether the lot is complete for these inputs.
+    - skipped: whether the arc's policy has given the lot up.
     """
 
     lots: tuple[InputLot, ...] = ()

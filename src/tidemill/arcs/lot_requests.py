@@ -1,18 +1,19 @@
 """Lot requests: lots that users ask an arc to make, in addition to those of its subscription (LOT-31).
 
-There is one queue for all kinds, with one row per lot. Any runner works on it:
+There is one queue for all kinds of requests, with one row per lot. Any runner works on it:
 
-- retry: try a partial or missing lot again. The subscription has passed the lot when it failed, so that later
-  lots do not wait for it.
+- retry: try a partial or missing lot again. The subscription moved on when the lot failed, so that later lots
+  do not wait for it.
 - backfill: make a lot that was never made, or that failed.
-- replay: make a lot again, as its next generation. Readers see the previous one until then.
+- replay: make a lot again, as its next generation. Readers see the previous generation until then.
 
-A row names the requested generation, and is removed when that generation begins, by any node. From then on
-the lease of the running lot says which node continues it. `lots.begin` refuses to act on a row that is gone,
-so when two runners have read one row, one of them makes the lot.
+A row names the requested generation. The node that begins this generation removes the row. From then on the
+lease of the running lot decides which node continues it. `lots.begin` refuses a request whose row is gone, so
+if two runners have read the same row, only one of them makes the lot.
 
-Replays and backfills are limited: a batch by its own option, all requests of an arc by `max_concurrent`. They
-leave room for one lot of the subscription while it has something to run.
+An option of a batch limits how many of its lots run at the same time, and `max_concurrent` limits all lots of
+an arc. Replays and backfills leave room for one lot of the subscription while the subscription has lots to
+make.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -108,7 +109,7 @@ def requested_generation(last: tuple[int, AnyLot] | None, kind: RequestKind) -> 
 def pending(
     tx: Tx, keys: ArcKeys, after: LotRequest | None = None, limit: int = PAGE, *, arc: str | None = None
 ) -> list[LotRequest]:
-    """Return a page of requests, ordered by arc and lot; of one arc, if it is given."""
+    """Return a page of requests, ordered by arc and lot; with `arc`, only the requests of this arc."""
     lo, hi = keys.request.all() if arc is None else keys.request.under(arc)
     if after is not None:
         lo = keys.request[after.arc, after.lot, after.generation] + b"\x00"
@@ -126,9 +127,9 @@ def pending(
 
 
 def startable(tx: Tx, keys: ArcKeys, specs: Iterable[ArcSpec]) -> list[LotRequest]:
-    """Return the requests of these arcs that may begin now, as many of each arc as it may run.
+    """Return the requests of these arcs that may begin now, for each arc as many as it may run.
 
-    This is a hint: `lots.begin` decides. Paused arcs have none.
+    This is a hint: `lots.begin` decides. The result has no requests of paused arcs.
     """
     if not tx.range(*keys.request.all(), limit=1, snapshot=True):
         return []
@@ -159,7 +160,7 @@ def _retries(tx: Tx, keys: ArcKeys, arc: str) -> list[LotRequest]:
 
 
 def paused(tx: Tx, keys: ArcKeys, arc: str) -> bool:
-    """Return whether this arc is paused. Then none of its lots begins, and its requests stay."""
+    """Return whether this arc is paused. A paused arc begins no lots, and keeps its requests."""
     row = subscriptions.read(tx, keys.publish.triggers, arc)
     return row is not None and row.tally.paused
 
@@ -186,6 +187,9 @@ def withdraw(tx: Tx, keys: ArcKeys, requested: LotRequest) -> None:
 
 
 def remaining(tx: Tx, keys: ArcKeys, arc: str, batch: str, limit: int = 10_000) -> Mapping[str, int]:
-    """Count the waiting lots of a batch, among the first requests, and its running lots: for progress."""
+    """Count the waiting and the running lots of a batch, to show progress.
+
+    Only the first requests of the queue are searched for waiting lots.
+    """
     waiting = sum(row.options.batch == batch for row in pending(tx, keys, limit=limit, arc=arc))
     return {"waiting": waiting, "running": running_lots.running_lots(tx, keys, arc).batches.get(batch, 0)}

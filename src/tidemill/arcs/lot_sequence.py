@@ -1,8 +1,8 @@
-"""Lot sequence: the lots of one run are made at the same time, but end in order.
+"""Lot sequence: make the lots of one run at the same time, but end them in order.
 
-Making a lot takes time and needs no order. The transaction that ends it, whether it publishes the lot or
-records why not, must keep the order: it waits for the lots before it. The last lot also ends the run, unless
-an earlier lot could not begin or broke off.
+Making a lot takes time, and lots can be made in any order. The last transaction of a lot publishes it, or
+records why it was not published. These transactions must run in order, so each waits until all earlier lots
+have ended. The last lot also ends the run, unless an earlier lot could not begin or was interrupted.
 """
 
 import threading
@@ -17,7 +17,7 @@ from tidemill.triggers.runs import Ticket
 
 
 class LotTurn:
-    """Decides when a lot may end, and which run ends with it. This one is for a lot without a sequence."""
+    """Decides when a lot may end, and which run ends with it. This class is for a lot without a sequence."""
 
     def __init__(self, ending: Ending | None = None) -> None:
         self._ending = ending

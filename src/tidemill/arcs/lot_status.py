@@ -1,4 +1,4 @@
-"""The state of arcs' lots, for reports: of each lot, of failed lots, and of lots that no node works on."""
+"""Read the states of arcs' lots: of each lot, of failed lots, and of lots that no node works on."""
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -14,9 +14,10 @@ from tidemill.store import Row, Tx
 
 
 class LotStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of an arc's lot: its newest published generation, or else its newest.
+    """The state of an arc's lot: of its newest published generation, or else of its newest generation.
 
-    `replaying`: a newer generation runs or has failed. That is not a gap, because the lot exists (LOT-12).
+    `replaying`: a newer generation is running or has failed. That is not a gap, because the lot exists
+    (LOT-12).
     """
 
     arc: str
@@ -37,7 +38,7 @@ def status(tx: Tx, keys: ArcKeys, arc: str, lot: str) -> LotStatus:
 
 
 def _status(arc: str, lot: str, generations: Sequence[tuple[int, AnyLot]]) -> LotStatus:
-    """Return the state of a lot with these last generations: at least two, if it has so many."""
+    """Return the state of a lot from its last generations: at least two, if it has that many."""
     if not generations:
         return LotStatus(arc=arc, lot=lot, generation=0, row=None)
     generation, row = generations[-1]
@@ -57,7 +58,7 @@ def _generation(keys: ArcKeys, row: Row) -> tuple[int, AnyLot]:
 def listed(tx: Tx, keys: ArcKeys, arc: str, after: str = "", limit: int = 100) -> list[LotStatus]:
     """Return a page of the states of an arc's lots, ordered by lot id.
 
-    Reads many rows at once, because most lots have one generation.
+    Reads many rows at once, because most lots have only one generation.
     """
     statuses: list[LotStatus] = []
     lo, hi = keys.lot.under(arc)
@@ -89,10 +90,10 @@ def failed(tx: Tx, keys: ArcKeys, arc: str, limit: int = 100) -> list[LotStatus]
 def stale(
     tx: Tx, keys: ArcKeys, after: bytes | None = None, limit: int = 100, *, node: Node | None = None
 ) -> tuple[list[LotStatus], bytes | None]:
-    """Return a page of running lots of all arcs whose node is gone or is `node`, and where the next begins.
+    """Return a page of running lots, of all arcs, whose node is gone or is `node`.
 
-    Lots of `node` are included because the caller knows which of them it works on. The second value is None
-    after the last page.
+    Lots of `node` are included because the caller knows which of them it works on. The second value is the
+    `after` of the next page; None after the last page.
     """
     lo, hi = keys.running.all()
     page = tx.range(lo if after is None else after + b"\x00", hi, limit=limit, snapshot=True)

@@ -1,13 +1,13 @@
 """Transitions of an arc's lot, as functions of `tx` (LOT-9 to LOT-14).
 
-Work on a lot is fenced twice. A running row names its node and the node's epoch: no other node begins the lot
-while that node is alive under this epoch (LOT-9). It also names its attempt: every later step presents the
-attempt's `Hold`, which is invalid after another node takes over the attempt. So a node that was replaced
-cannot change the row.
+Work on a lot is fenced twice. The row of a running lot names a node and the node's epoch: no other node
+begins the lot while that node is alive under this epoch (LOT-9). The row also names an attempt: every later
+step must pass the attempt's `Hold`, which becomes invalid when another node takes over the attempt. So a node
+that was replaced cannot change the row.
 
-The inputs decide which generation is due (LOT-12). A lot that is not complete keeps its generation. A
-complete lot gets the next one if an input has a new generation, or if a replay was requested; otherwise none
-is due.
+The inputs decide which generation to make (LOT-12). A lot that is not complete keeps its generation. A
+complete lot gets the next generation if an input has a new generation, or if a replay was requested.
+Otherwise there is nothing to make.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ class MakeOptions(msgspec.Struct, frozen=True):
     """How to make a lot outside of a run of its arc.
 
     - replay: make it again although it is complete.
-    - generation: the requested generation; its request must still exist. None without a request.
+    - generation: the requested generation, whose request must still exist; None if there was no request.
     - batch, parallel: the batch of the request, and how many of its lots may run at the same time.
     """
 
@@ -100,7 +100,7 @@ def due_generation(
 
 
 def is_outdated(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> bool:
-    """Return whether a lot is being made, or was made, from generations of its inputs that are not current.
+    """Return whether a lot is being made, or was made, from old generations of its inputs.
 
     A lot that has not begun is not outdated: it will begin with the current inputs.
     """
@@ -118,7 +118,7 @@ def is_outdated(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> bool:
 
 
 def current_inputs(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> tuple[InputLot, ...]:
-    """Return the current generations of a lot, of every source that has it."""
+    """Return the current generation of a lot in every source that has it."""
     rows = [published.current(tx, keys.publish.lots, dataset, lot) for dataset in spec.reads]
     return tuple(
         InputLot(dataset=row.dataset.name, version=row.dataset.version, lot=lot, generation=row.generation)
@@ -130,7 +130,7 @@ def current_inputs(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> tuple[Inpu
 def begin(
     tx: Tx, keys: ArcKeys, node: Node, plan: LotPlan, attempt: str, *, idle: bool = False
 ) -> BegunLot | BeginRefused:
-    """Begin a lot, or take it over from a node that is gone, with an opened or adopted attempt.
+    """Begin a lot, or take it over from a node that is gone. Open an attempt, or take over the earlier one.
 
     - attempt: the id of a new attempt, if one is opened.
     - idle: the caller knows that this node does not work on the lot, even if the row names it.
@@ -174,8 +174,8 @@ def begin(
 def _targets(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str, generation: int) -> tuple[Target, ...]:
     """Return the lots that an attempt writes: one for each sink, and one for each quarantine table.
 
-    A quarantine table counts its own generations, because it has no lot until a check drops rows. From then
-    on it is written with every generation of the lot, even if no row is dropped any more.
+    A quarantine table has separate generation numbers, because it has no lot until a check drops rows. From
+    then on, every generation of the lot also writes the quarantine table, even if no check drops rows.
     """
     targets = [Target(sink.dataset, lot, generation) for sink in spec.sinks]
     for sink in spec.sinks:
@@ -187,7 +187,7 @@ def _targets(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str, generation: int) ->
 
 
 def renew(tx: Tx, keys: ArcKeys, began: BegunLot, parts: Sequence[str], attempt: str, why: str) -> BegunLot:
-    """Replace the attempt at a lot by a new one, because its stored results are damaged."""
+    """Replace the attempt at a lot with a new one, because the stored results of the old one are damaged."""
     row = _check_held(tx, keys, began.hold)
     abandoned = attempts.abandon(tx, keys.publish, began.hold, why)
     draft = msgspec.structs.replace(began.hold.draft, id=attempt)
@@ -224,7 +224,7 @@ def fail(tx: Tx, keys: ArcKeys, hold: Hold, failed: Sequence[str], error: str) -
 
 
 def miss(tx: Tx, keys: ArcKeys, node: Node, plan: LotPlan, error: str) -> AnyLot | BeginRefused:
-    """Begin and end a lot in one step, because it cannot be made: for example, an input is unreadable.
+    """Begin and end a lot that cannot be made, in one step: for example, an input is unreadable.
 
     Nothing was written, so the lot is missing. A partial lot stays partial, so that a retry can reuse its
     parts.
@@ -251,7 +251,7 @@ def miss(tx: Tx, keys: ArcKeys, node: Node, plan: LotPlan, error: str) -> AnyLot
 
 
 def skip(tx: Tx, keys: ArcKeys, arc: str, lot: str, why: str) -> MissingLot | None:
-    """Give up a lot before it begins; return None if it has begun, or was given up."""
+    """Give up a lot before it begins; return None if it has already begun or was already given up."""
     last = rows.newest(tx, keys, arc, lot)
     if last is not None and not (isinstance(last[1], MissingLot) and not last[1].skipped):
         return None
@@ -263,9 +263,7 @@ def skip(tx: Tx, keys: ArcKeys, arc: str, lot: str, why: str) -> MissingLot | No
 
 
 def stop_waiting(tx: Tx, keys: ArcKeys, arc: str, lot: str, *, begun: bool = False) -> None:
-    """End a lot's wait for its sources (`barriers`). If it has `begun`, the start of the wait stays
-    recorded.
-    """
+    """End a lot's wait for its sources (`barriers`). If the lot has `begun`, keep the start of the wait."""
     raw = tx.get(keys.barrier[arc, lot])
     if raw is None:
         return
@@ -275,7 +273,7 @@ def stop_waiting(tx: Tx, keys: ArcKeys, arc: str, lot: str, *, begun: bool = Fal
 
 
 def clean(tx: Tx, keys: ArcKeys, arc: str, lot: str, why: str = "cleaned up on request") -> MissingLot:
-    """Partial -> missing: give up the results of its parts; the cleaner removes them."""
+    """Partial -> missing: give up the results of the lot's parts; the cleaner removes them."""
     last = rows.newest(tx, keys, arc, lot)
     if last is None or not isinstance(last[1], PartialLot):
         state = ArcState.NONE if last is None else last[1].state
@@ -315,7 +313,7 @@ def _begin_edge(row: AnyLot | None) -> ArcEdge:
 
 
 def _check_held(tx: Tx, keys: ArcKeys, hold: Hold) -> RunningLot:
-    """Check the fence: the lot runs, with the attempt that this node holds."""
+    """Check the fence: the lot is running, with the attempt that this node holds."""
     attempts.check(tx, keys.publish, hold)
     return _read_running(tx, keys, hold.draft)
 
@@ -328,7 +326,7 @@ def _read_running(tx: Tx, keys: ArcKeys, draft: Draft) -> RunningLot:
 
 
 def _generation_to_make(tx: Tx, keys: ArcKeys, plan: LotPlan) -> int | None:
-    """Return the generation that is due. If the plan is for a request, it must be for this generation."""
+    """Return the generation to make. If the plan is for a request, the request must be for this one."""
     arc, lot, requested = plan.spec.id, plan.lot, plan.options.generation
     generation = due_generation(tx, keys, arc, lot, plan.inputs, replay=plan.options.replay)
     if generation is None or requested is None:

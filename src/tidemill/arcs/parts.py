@@ -2,8 +2,8 @@
 
 A lot is split by the partition values of its objects. Objects with the same values stay in one part, and the
 parts have about the same size. Splitting is a pure function of the input's objects, so every node splits a
-lot in the same way. The name of a part contains a digest of what it reads: if the layout of an input changes,
-the names change too, and results from the old layout are not mixed with the new.
+lot in the same way. The name of a part contains a digest of what the part reads. If the layout of an input
+changes, the names change too, so results from the old and the new layout are never mixed.
 """
 
 import hashlib
@@ -18,14 +18,14 @@ from tidemill.publish.parts import PartInput, PartTask
 
 
 class LotPart(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of a lot: its name in manifests, and its inputs."""
+    """One part of a lot: the part's name in manifests, and its inputs."""
 
     name: str
     inputs: tuple[PartInput, ...]
 
     @property
     def size(self) -> int:
-        """The size of its inputs, in bytes."""
+        """The size of the part's inputs, in bytes."""
         return sum(item.size for part_input in self.inputs for item in part_input.objects)
 
 
@@ -41,7 +41,7 @@ def split(inputs: Sequence[PartInput], most: int) -> tuple[LotPart, ...]:
 
 
 def _groups(objects: Sequence[StoredObject]) -> list[list[StoredObject]]:
-    """Group objects by partition values, largest group first, equal sizes by value."""
+    """Group objects by partition values, largest group first; groups of equal size by value."""
     groups: dict[tuple[tuple[str, bool, str], ...], list[StoredObject]] = {}
     for item in objects:
         values = sorted((name, value is not None, value or "") for name, value in item.partition.items())
@@ -68,7 +68,7 @@ def _part(ordinal: int, inputs: Sequence[PartInput]) -> LotPart:
 def tasks(
     spec: ArcSpec, lot: str, generation: int, inputs: Sequence[InputLot], parts: Sequence[LotPart]
 ) -> list[PartTask]:
-    """Return the tasks for the parts of a lot, without attempt: it is filled in later."""
+    """Return the tasks for the parts of a lot. The attempt is filled in later."""
     options = {**spec.options, **({"changes": spec.changes} if spec.changes else {})}
     return [
         PartTask(
@@ -91,7 +91,10 @@ def tasks(
 
 
 def part_key(spec: ArcSpec, lot: str, generation: int, inputs: Sequence[InputLot], part: str) -> str:
-    """Return a digest of arc, lot, generation, input generations, code and part; equal parts are reused."""
+    """Return a digest of arc, lot, generation, input generations, code and part.
+
+    The result of a part is reused if the digest is equal.
+    """
     read = [(item.dataset, item.version, item.lot, item.generation) for item in inputs]
     return _digest([spec.id, lot, generation, read, spec.code, part])
 

@@ -1,6 +1,6 @@
-"""Rows of arcs' lots, one for each (arc, lot, generation), with a class for each state; and their indexes.
+"""Rows of arcs' lots and their indexes: one row for each (arc, lot, generation), one class for each state.
 
-Only `write` changes a row. It follows the transitions of the table in `states`.
+Only `write` changes a row. It allows only the transitions of the table in `states`.
 """
 
 from collections.abc import Sequence
@@ -77,7 +77,7 @@ _decoder: msgspec.msgpack.Decoder[AnyLot] = msgspec.msgpack.Decoder(
 
 
 class Holder(msgspec.Struct, frozen=True, array_like=True):
-    """The node that works on a lot, and the batch: a row of the index of running lots."""
+    """A row of the index of running lots: the node that works on a lot, and the batch of the lot."""
 
     node: str
     node_epoch: int
@@ -93,7 +93,7 @@ def decode(raw: bytes) -> AnyLot:
 
 
 def read(tx: Tx, keys: ArcKeys, arc: str, lot: str, generation: int) -> AnyLot | None:
-    """Read the row of a generation; None before it begins."""
+    """Read the row of a generation; None if the generation has not begun."""
     raw = tx.get(keys.lot[arc, lot, generation])
     return None if raw is None else _decoder.decode(raw)
 
@@ -119,7 +119,7 @@ def is_held(tx: Tx, keys: ArcKeys, row: RunningLot) -> bool:
 
 
 def is_alive(tx: Tx, keys: ArcKeys, node: str, epoch: int) -> bool:
-    """Return whether this epoch of a node lasts."""
+    """Return whether a node is still alive under this epoch."""
     entry = nodes.read(tx, keys.publish.cluster, node)
     return entry is not None and entry.epoch == epoch and entry.expires_at > tx.now()
 
@@ -139,7 +139,7 @@ def write(
     edges: Sequence[ArcEdge],
     new: AnyLot,
 ) -> AnyLot:
-    """Write a row along edges of the table, and update the indexes."""
+    """Write a row, if the table has these transitions, and update the indexes."""
     state = ArcState.NONE if old is None else old.state
     for edge in edges:
         state = step(state, edge)

@@ -16,9 +16,9 @@ SOON_US = 5_000_000
 class RunningLots(msgspec.Struct, frozen=True, kw_only=True):
     """Counts the lots of one arc that live nodes work on.
 
-    - live: lots of its subscription, and retries.
-    - batches: lots of replays and backfills, by batch.
-    - awaited: whether the subscription has something to run, now or soon.
+    - live: the number of lots of its subscription and of retries.
+    - batches: the number of lots of replays and backfills, by batch.
+    - awaited: whether the subscription has lots to make, now or soon.
     """
 
     live: int = 0
@@ -42,7 +42,7 @@ class RunningLots(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def running_lots(tx: Tx, keys: ArcKeys, arc: str, *, except_: tuple[str, int] | None = None) -> RunningLots:
-    """Count the lots of an arc that live nodes work on, except one (lot, generation)."""
+    """Count the lots of an arc that live nodes work on, without one given (lot, generation)."""
     live, batches = 0, dict[str, int]()
     for row in tx.range(*keys.running.under(arc), limit=MOST_RUNNING):
         holder = rows.decode_holder(row.value)

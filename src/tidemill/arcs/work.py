@@ -1,4 +1,4 @@
-"""The work of arcs: make one lot, from the input's event to publication, or all lots of a run (LOT-20).
+"""Make one lot of an arc, from the input's event to publication, or all lots of a run (LOT-20).
 
     plan      the generations of the input lots, their objects, and the parts to make
     begin     one transaction: the lot runs, an attempt is opened or taken over, its parts are listed
@@ -7,10 +7,10 @@
     or fail   one transaction: the lot is partial, the attempt is kept for a retry, the run is finished, so
               that later lots do not wait for this one
 
-A process may die at any point. The next node finds a running lot whose node is gone, or that an earlier epoch
-of itself began. It takes over the lot and the attempt: parts with a manifest are not made again.
-Errors that are not caused by the lot, such as unavailable storage or a lost lease, leave the lot running and
-are raised: the runner tries again.
+A process may die at any point. Another node then finds a running lot whose node is gone. The same node, in a
+later epoch, finds the lots of its earlier epoch. It takes over the lot and the attempt, and does not make
+parts with a manifest again. Some errors are not caused by the lot, such as unavailable storage or a lost
+lease. These are raised and leave the lot running, and the runner tries again.
 """
 
 import threading
@@ -106,12 +106,12 @@ class ArcWork:
     def run(self, spec: ArcSpec, ticket: Ticket, *, most: int = MOST_LOTS) -> list[LotOutcome]:
         """Make the lots that a started subscription has not seen yet, in the order of their events (LOT-27).
 
-        As many lots as the arc allows are made at the same time. Each ends after those before it, so the
-        sinks get them in the order of the input.
+        As many lots as the arc allows are made at the same time. Each lot ends after all earlier ones, so the
+        sinks get the lots in the order of the input.
 
-        The last lot ends the run, in the transaction that ends the lot. A lot that fails is passed. If the
-        arc may not make more lots, the run ends early and starts again a little later. An error leaves the
-        run open: the caller fails it, or lets it expire.
+        The transaction that ends the last lot also ends the run. The run continues after a lot that fails. If
+        the arc may not make more lots now, the run ends early and starts again a little later. An error
+        leaves the run open: the caller marks the run as failed, or lets it expire.
         """
         page = self._events(spec, ticket, most)
         if not page:
@@ -162,7 +162,7 @@ class ArcWork:
             self._finish(tx, Ending(ticket, progress))
 
     def make_requested(self, spec: ArcSpec, request: LotRequest) -> LotOutcome:
-        """Make a requested lot, unless it is made already."""
+        """Make a requested lot, unless it is already made."""
         options = MakeOptions(
             replay=request.options.kind is RequestKind.REPLAY,
             generation=request.generation,
@@ -177,7 +177,7 @@ class ArcWork:
     def end_grace(self, spec: ArcSpec, lot: str) -> LotOutcome:
         """Make a lot whose grace period is over from the sources that have it, or give it up (LOT-28).
 
-        Does nothing if the last source has closed it by now, or another node was faster.
+        Does nothing if the last source has closed the lot in the meantime, or another node was faster.
         """
         if spec.after_grace is AfterGrace.PARTIAL:
             return self._make(spec, lot, LotTurn(), MakeOptions())
@@ -196,8 +196,8 @@ class ArcWork:
     def left(self) -> list[LotStatus]:
         """Return running lots that no node works on: their node is gone, or an error ended our work on them.
 
-        The next run of a subscription finds its own lots again. This method finds the others, such as
-        retries.
+        The next run of a subscription finds the lots of the subscription again. This method finds the other
+        lots, such as retries.
         """
         left: list[LotStatus] = []
         after: bytes | None = None
@@ -400,7 +400,7 @@ class ArcWork:
         return self._passed(spec, lot, LotEnd.DONE, turn)
 
     def _elsewhere(self, spec: ArcSpec, lot: str, turn: LotTurn) -> LotOutcome:
-        """Pass a lot that another node works on, unless that node makes it from older inputs.
+        """Skip a lot that another node works on, unless that node makes it from older inputs.
 
         In that case no node would make it from the current inputs, so this node tries again later.
         """
@@ -409,7 +409,7 @@ class ArcWork:
         return self._passed(spec, lot, LotEnd.ELSEWHERE, turn)
 
     def _passed(self, spec: ArcSpec, lot: str, ended: LotEnd, turn: LotTurn) -> LotOutcome:
-        """Pass a lot that this node does not make: it is done, it waits, or another node holds its lease."""
+        """Skip a lot that this node does not make: it is done, it waits, or another node holds its lease."""
         ending = turn.wait()
         if ending is not None:
             self._scope.step("arcs.pass", lambda tx: self._finish(tx, ending))

@@ -1,9 +1,9 @@
 """The command line: parse arguments, call the library, print the result.
 
-A command is imported when it is used, so that `tidemill --help` is fast. It returns its exit code, or None
-for 0. Errors are raised, and only `main` prints them and chooses the exit code
-(docs/reference/exit-codes.md). Every command accepts `--json` (`json_option`) and then prints one JSON object
-on the last line of standard output.
+A command's module is imported only when the command is used, so `tidemill --help` is fast. A command returns
+its exit code, or None for 0. Commands raise errors; only `main` prints an error and chooses the exit code for
+it (docs/reference/exit-codes.md). Every command accepts `--json` (`json_option`). It then prints one JSON
+object as the last line of standard output.
 """
 
 import importlib

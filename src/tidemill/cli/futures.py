@@ -148,7 +148,7 @@ def cancel_command(
 
 
 def _where(home: str | None, store: str | None, cluster: str) -> ClusterLocation:
-    """Return the location, from the options of the command or of `futures` before it."""
+    """Return the location, from the options of the subcommand or of `futures` itself."""
     if home is None and store is None:
         options = click.get_current_context().meta.get("tidemill.where")
         if options is not None:
@@ -240,7 +240,7 @@ def _facts(details: FutureDetails) -> dict[str, object]:
 
 
 def _result(details: FutureDetails, tree: Lineage) -> dict[str, object]:
-    """Return the future as JSON, without code, arguments and pickled data."""
+    """Return the future as JSON, without code, arguments or pickled data."""
     failure = details.failure
     return {
         **_facts(details),

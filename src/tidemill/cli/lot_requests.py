@@ -121,7 +121,7 @@ def _request(
 
 
 def _wait(output: CommandOutput, pipeline: "Pipeline", plan: LotRequestPlan) -> int:
-    """Wait until runners, which are other processes, have produced every lot of the plan."""
+    """Wait until runners, in other processes, have produced every lot of the plan."""
     total = len(plan.requested)
     with _progress(output, "lots produced") as report:
         while remaining := lot_requests.remaining(pipeline, plan):

@@ -48,7 +48,7 @@ def nodes_command(output: CommandOutput, home: str | None, store: str | None, cl
 
 
 def read(tx: Tx, keys: ClusterKeys) -> list[NodeLine]:
-    """Read the node list, and which node leads."""
+    """Read the node list, and which node is the leader."""
     lease = leases.read(tx, keys.leader)
     now = tx.now()
     leader = lease.holder if lease is not None and lease.expires_at > now else ""

@@ -13,7 +13,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def pipeline_option(command: F) -> F:
-    """Add the option `-f` to a command, which receives it as `file`."""
+    """Add the option `-f` to a command. The command receives it as the argument `file`."""
     return click.option(
         "-f",
         "--file",
@@ -23,7 +23,7 @@ def pipeline_option(command: F) -> F:
 
 
 class ClusterLocation:
-    """An existing cluster. Reading it neither creates it nor needs its key."""
+    """The location of an existing cluster. Opening it does not create it, and needs no cluster key."""
 
     def __init__(self, home: str | None, store: str | None, cluster: str) -> None:
         if (home is None) == (store is None):
@@ -39,7 +39,7 @@ class ClusterLocation:
 
 
 def location_options(command: F) -> F:
-    """Add the options to a command, which receives `home`, `store` and `cluster`."""
+    """Add the options of a cluster to a command. The command receives `home`, `store` and `cluster`."""
     for option in (
         click.option(
             "--cluster", default=CLUSTER, show_default=True, metavar="NAME", help="The name of the cluster."

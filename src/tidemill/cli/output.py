@@ -1,7 +1,7 @@
 """Print the output of a command: as text for people, or as one JSON object.
 
-Text goes through rich, which omits colours where they make no sense (a file, a pipe, NO_COLOR). With
-`--json`, standard output has only the JSON object, and all other output goes to standard error.
+The library rich prints the text. It omits colours in files and pipes, and if NO_COLOR is set. With `--json`,
+standard output has only the JSON object, and all other output goes to standard error.
 """
 
 import sys
@@ -30,11 +30,11 @@ class CommandOutput:
 
     @property
     def people(self) -> Console:
-        """The console for text: standard error with `--json`, else standard output."""
+        """The console for text: standard error with `--json`, otherwise standard output."""
         return self.stderr if self.json else self._stdout
 
     def result(self, value: Any) -> None:
-        """With `--json`, print the result as one line; else do nothing."""
+        """With `--json`, print the result as one line; otherwise do nothing."""
         if self.json:
             sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
             sys.stdout.flush()

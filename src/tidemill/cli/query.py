@@ -42,7 +42,7 @@ def query_command(output: CommandOutput, sql: str, file: str | None, limit: int)
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that JSON supports; other values as text."""
+    """Return the value unchanged if JSON supports it, otherwise as text."""
     try:
         json.dumps(value)
     except (TypeError, ValueError):

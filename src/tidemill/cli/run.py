@@ -1,4 +1,4 @@
-"""Define `tidemill run`: run a pipeline until it has caught up, or watch it."""
+"""Define `tidemill run`: run a pipeline until it has processed all new data, or keep watching for data."""
 
 import click
 import msgspec
@@ -69,7 +69,7 @@ def run_pipeline(
     ttl_s: float = TTL_S,
     quiet: bool = False,
 ) -> int:
-    """Run a pipeline in a child process, with a supervisor in this one; return the exit code."""
+    """Run a pipeline in a child process, supervised by this process; return the exit code."""
     target, folder = locate(file)
     info = read_info(target, folder)
     request = RunRequest(

@@ -1,4 +1,4 @@
-"""Define `tidemill status` and `tidemill ls`: the state of a pipeline, and its tables."""
+"""Define `tidemill status` and `tidemill ls`: show the state of a pipeline, and list its tables."""
 
 from datetime import UTC, datetime
 

@@ -173,7 +173,7 @@ def rebuild_command(output: CommandOutput, home: str | None, store: str | None, 
 
 
 def _where(home: str | None, store: str | None, cluster: str) -> ClusterLocation:
-    """Return the location: from the command's options, those of `triggers` before it, or the pipeline."""
+    """Return the location: from the options of the subcommand or of `triggers` itself, or the pipeline."""
     file, *options = click.get_current_context().meta["tidemill.where"]
     if home is None and store is None:
         home, store, cluster = options
@@ -190,7 +190,7 @@ def _each(
     participle: str,
     change: Callable[[Tx, str], AnyRow],
 ) -> int:
-    """Change each trigger in a separate transaction; return 1 if one of several is refused."""
+    """Change each trigger in a separate transaction; return 1 if one of several changes is refused."""
     changed: list[str] = []
     refused: dict[str, str] = {}
     with where.open() as opened:

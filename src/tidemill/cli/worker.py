@@ -97,7 +97,7 @@ class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a worker waits for tasks, and how long others wait for the worker."""
+    """How long a worker waits for tasks, and how long other nodes wait for the worker."""
 
     grace_s: float
     cancel_grace_s: float
@@ -110,7 +110,7 @@ Decorator = Callable[[Command], Command]
 
 
 def grouped(name: str, kind: type[msgspec.Struct], *options: Decorator) -> Decorator:
-    """Add options to a command, which gets them as one object: the argument `name`, of this kind."""
+    """Add options to a command. The command receives them as one object of this kind, the argument `name`."""
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)

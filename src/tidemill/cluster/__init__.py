@@ -1,1 +1,1 @@
-"""Coordination through the store: leases, leader, node list, partitions, locks."""
+"""Coordinate nodes through the store: leases, leader, node list, partitions, locks."""

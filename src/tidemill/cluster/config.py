@@ -1,4 +1,4 @@
-"""The cluster's configuration. It is in the store, so that any node can start the cluster again (CLU-17)."""
+"""The configuration of the cluster, stored so that any node can start the cluster again (CLU-17)."""
 
 import msgspec
 

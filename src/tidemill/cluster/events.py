@@ -4,7 +4,7 @@ from tidemill.events import Event
 
 
 class NodeJoined(Event, frozen=True):
-    """A node joined the list, for the first time or again."""
+    """A node joined the node list, for the first time or again."""
 
     node: str
     epoch: int
@@ -18,7 +18,7 @@ class NodeLost(Event, frozen=True):
 
 
 class NodeLeft(Event, frozen=True):
-    """A node left the list."""
+    """A node left the node list."""
 
     node: str
 
@@ -38,7 +38,7 @@ class LeaderElected(Event, frozen=True):
 
 
 class LeaderLost(Event, frozen=True):
-    """A leader's time ended."""
+    """A node is no longer the leader."""
 
     node: str
     epoch: int

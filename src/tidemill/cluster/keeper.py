@@ -1,9 +1,10 @@
-"""The keeper holds the leases of one process, and renews them together.
+"""The keeper: holds the leases of one process, and renews them together.
 
-`tick` renews everything that is due in one transaction and returns when to call it again. A thread calls it
-(`start`), or the scheduler of a simulation. If the store does not answer a renewal, nothing changes: the
-lease is usable until its deadline, and the next tick retries (CLU-8). `store.run` itself settles a commit of
-unknown outcome. A lease ends only at its deadline, or when the store says that another holder has it.
+`tick` renews all leases that are due, in one transaction, and returns the seconds until the next call. A
+thread (`start`) or the scheduler of a simulation calls `tick`. If the store does not answer a renewal, the
+lease is still valid until its deadline, and the next tick retries (CLU-8). If the outcome of a commit is
+unknown, `store.run` finds it out. A lease ends only at its deadline, or when the store says that another
+holder has it.
 """
 
 import random
@@ -18,7 +19,7 @@ from tidemill.store import Store, Tx
 
 
 class HeldLease:
-    """A lease that we hold. Call `check()` before every act that needs it; it raises after the deadline."""
+    """A lease that we hold. Call `check()` before every action that needs the lease."""
 
     def __init__(self, key: bytes, lease: Lease, deadline: float, clock: Clock) -> None:
         self.key = key
@@ -32,7 +33,7 @@ class HeldLease:
         return self.lease.epoch
 
     def alive(self) -> bool:
-        """Return whether we may still act; once False it stays False, even if a renewal succeeds later."""
+        """Return whether we may still act. Once False, it stays False, even if a renewal succeeds later."""
         if not self.lost and self._clock.monotonic() >= self.deadline:
             self.lost = True
         return not self.lost
@@ -73,7 +74,7 @@ class Keeper:
         self._thread: threading.Thread | None = None
 
     def acquire(self, key: bytes) -> HeldLease | Busy:
-        """Try once. The keeper renews the lease from then on."""
+        """Try once to acquire a lease. The keeper then renews it."""
         sent = self.clock.monotonic()
         lease = self.store.run(lambda tx: leases.acquire(tx, key, self.holder, self.timing.ttl_us))
         if isinstance(lease, Busy):
@@ -86,11 +87,11 @@ class Keeper:
         return held
 
     def deadline(self, sent: float) -> float:
-        """Return until when a holder may act that sent its request at `sent` (CLU-4)."""
+        """Return the time until which a holder may act if it sent its request at `sent` (CLU-4)."""
         return self.timing.deadline(sent)
 
     def release(self, held: HeldLease, also: Callable[[Tx], None] | None = None) -> bool:
-        """Release the lease, with what `also` writes; return whether it was still ours."""
+        """Release the lease; return whether it was still ours. If so, call `also` in the same transaction."""
         held.lost = True
         self._forget(held)
 

@@ -5,7 +5,7 @@
 (C, "vacancies")                        how many times a leader resigned before its lease expired
 (C, "node", id)                         one node's entry
 (C, "node-expiry", expires_at, id)      nodes by expiry, so that one short range read finds the dead ones
-(C, "node-version")                     counts every node that joins or leaves (CLU-16)
+(C, "node-version")                     a counter that grows when a node joins or leaves (CLU-16)
 (C, "part", group, id)                  a partition
 (C, "part-expiry", group, expires_at, id)   partitions by expiry: one read gives all of them (CLU-14)
 (C, "part-floor", group)                the highest epoch of the partitions that were removed (CLU-7)
@@ -18,7 +18,7 @@ LEADER = "leader"
 
 
 class ClusterKeys:
-    """The spaces of one cluster."""
+    """The key spaces of one cluster."""
 
     def __init__(self, cluster: str) -> None:
         self.cluster = cluster

@@ -1,12 +1,14 @@
 """Elect a leader, and run duties that only the leader may carry out (CLU-9).
 
-Leadership is a lease. There is no "I am the leader" outside a transaction: every step of a duty runs through
-`Tenure.run`, whose transaction reads the leader's row. The step of a deposed leader finds another epoch there
-and aborts. Between its steps a duty calls `tenure.check()`, which raises `LeaseLost` once our own deadline
-has passed. So a duty that is still running when leadership moves ends at its next step.
+Leadership is a lease. A node may act as the leader only inside a transaction: every step of a duty runs in
+`Tenure.run`, whose transaction reads the leader's row. If another node has become the leader, the row has
+another epoch and the step aborts. Between steps, a duty calls `tenure.check()`, which raises `LeaseLost` if
+our deadline has passed. So if a duty is still running when another node becomes the leader, it ends at its
+next step.
 
-A node does not try to become leader while the lease is held (CLU-5). A leader that resigns increments the
-counter `vacancies`. The others read it once per period, so they need not wait for the expiry.
+A node does not try to become the leader while another node holds the lease (CLU-5). A leader that resigns
+increments the counter `vacancies`. The other nodes read this counter once per period, so they need not wait
+until the lease expires.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +26,7 @@ T = TypeVar("T")
 
 
 class Tenure:
-    """One leader's time in office: its epoch, and the only way to act as leader."""
+    """The time in which this node is the leader, under one epoch. Leader duties write only through `run`."""
 
     def __init__(self, store: Store, held: HeldLease) -> None:
         self.store = store
@@ -42,7 +44,7 @@ class Tenure:
         self.held.check()
 
     def run(self, fn: Callable[[Tx], T]) -> T:
-        """Commit a step of a duty, or raise `NotLeader` and write nothing."""
+        """Commit a step of a duty. Raise `NotLeader` and write nothing if this node is not the leader."""
         self.check()
 
         def fenced(tx: Tx) -> T:
@@ -60,7 +62,7 @@ Duty = Callable[[Tenure], float]
 
 
 class Election:
-    """Tries to become leader whenever the lease is free, and runs the duties while it leads."""
+    """Tries to become the leader whenever the lease is free, and runs the duties while it is the leader."""
 
     def __init__(self, keeper: Keeper, keys: ClusterKeys, duties: Mapping[str, Duty], *, emit: Emit) -> None:
         self.keeper = keeper
@@ -76,7 +78,7 @@ class Election:
         self._due: dict[str, float] = {}
 
     def tick(self) -> float:
-        """Renew the lease or try to get it, then run the duties that are due."""
+        """Renew the lease, or try to acquire it. Then run the duties that are due."""
         wait_s = self.keeper.tick()
         if self.tenure is not None and not self.tenure.alive():
             self._lose()

@@ -1,15 +1,16 @@
 """Leases: exclusive rights that expire, with an epoch that fences late writes.
 
 A lease is a row {holder, epoch, expires_at}. The holder is a random token. The epoch grows by one with every
-acquisition and never falls, because a lease that ends keeps its row (CLU-7). A writer calls `check` in the
-same transaction, so the store refuses every write under an old epoch.
+acquisition and never falls, because the row stays when the lease ends (CLU-7). A writer calls `check` in the
+transaction that writes, so the store refuses every write under an old epoch.
 
-Expiry is judged by the store's time alone (CLU-6). The holder does not know that time. It stops at a
-deadline by its monotonic clock, counted from *before* it sent the renewal, minus a margin (CLU-4,
-`tidemill.cluster.keeper`). So clocks may differ by hours; only their rates must agree.
+Only the store's time decides whether a lease has expired (CLU-6). The holder does not know that time. It
+stops at a deadline by its monotonic clock: the time *before* it sent the renewal, plus the duration of the
+lease, minus a margin (CLU-4, `tidemill.cluster.keeper`). So clocks may differ by hours, but must run at the
+same rate.
 
-Rejected: extending an expired lease that no other node has taken. It would be safe, but then "expired" would
-mean two things, and a paused node could write after its time (CLU-26).
+Rejected: extending an expired lease that no other node has taken. This would be safe, but then "expired"
+would mean two things, and a paused node could write after its lease has expired (CLU-26).
 """
 
 import msgspec
@@ -23,9 +24,9 @@ TTL_S = 15.0
 
 
 class LeaseTiming(msgspec.Struct, frozen=True):
-    """How long a lease lasts, and all times that are derived from it.
+    """How long a lease lasts, and all times that are derived from that.
 
-    The margin covers the drift of the holder's clock and the time that a stop takes.
+    The margin covers the drift of the holder's clock, and the time that the holder needs to stop.
     """
 
     ttl_s: float = TTL_S
@@ -52,7 +53,10 @@ class LeaseTiming(msgspec.Struct, frozen=True):
         return int(self.ttl_s * SECOND_US)
 
     def deadline(self, sent: float) -> float:
-        """Return until when a holder may act that sent its renewal at `sent`; both by its monotonic clock."""
+        """Return the time until which a holder may act if it sent its renewal at `sent`.
+
+        Both times are by the holder's monotonic clock.
+        """
         return sent + self.ttl_s - self.margin_s
 
 
@@ -84,7 +88,7 @@ def decode(raw: bytes) -> Lease:
 
 
 def lease_state(lease: Lease | None, now_us: int) -> LeaseState:
-    """Return the state: held until it expires; free if it is absent, released or expired."""
+    """Return the state of a lease: held until it expires; free if it is absent, released or expired."""
     return LeaseState.HELD if lease is not None and lease.expires_at > now_us else LeaseState.FREE
 
 
@@ -95,7 +99,7 @@ def read(tx: Tx, key: bytes) -> Lease | None:
 
 
 def acquire(tx: Tx, key: bytes, holder: str, ttl_us: int) -> Lease | Busy:
-    """Take a free lease under the next epoch; `Busy` while it is held, even if we hold it."""
+    """Take a free lease under the next epoch. Return `Busy` while the lease is held, even by us."""
     now = tx.now()
     old = read(tx, key)
     if old is not None and lease_state(old, now) is LeaseState.HELD:
@@ -117,7 +121,7 @@ def is_ours(current: Lease | None, lease: Lease, now_us: int) -> bool:
 
 
 def check(tx: Tx, key: bytes, lease: Lease) -> Lease:
-    """Fence the transaction: raise `LeaseLost` unless we hold the lease now. Return it as stored."""
+    """Fence the transaction: raise `LeaseLost` unless we hold the lease now. Return the stored lease."""
     current = read(tx, key)
     if current is None or not is_ours(current, lease, tx.now()):
         raise LeaseLost(

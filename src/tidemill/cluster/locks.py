@@ -1,8 +1,9 @@
 """A lock and a semaphore for all processes that share a store.
 
-Both are leases. A waiter sleeps until the holder's lease may have expired, or until a watch reports its
-release; no process polls a held lock (CLU-5). The `Keeper` that is passed in renews the lease. A holder calls
-`held.check()` before acts that need it, and fences its writes with `held.fence(tx)`.
+A lock is a lease, and so is each permit of a semaphore. A waiting process sleeps until the holder's lease may
+have expired, or until a watch reports that the lease was released. No process polls a held lock (CLU-5). The
+`Keeper` that the caller passes renews the lease. A holder calls `held.check()` before every action that needs
+the lease, and fences its writes with `held.fence(tx)`.
 """
 
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ class Semaphore:
         self._keys = [keys.lease["semaphore", name, number] for number in range(permits)]
 
     def acquire_nowait(self) -> HeldLease | Busy:
-        """Try every permit once, beginning with a random one, so that waiters do not compete for the same."""
+        """Try every permit once. Start with a random one, so that waiters do not all try the same permit."""
         start = self.keeper.chance.randrange(len(self._keys))
         wait_s = float("inf")
         for key in self._keys[start:] + self._keys[:start]:
@@ -38,7 +39,7 @@ class Semaphore:
         return Busy(wait_s)
 
     def acquire(self, timeout_s: float | None = None) -> HeldLease | None:
-        """Wait for a permit; return None when the time is over."""
+        """Wait for a permit; return None after the timeout."""
         clock = self.keeper.clock
         end = None if timeout_s is None else clock.monotonic() + timeout_s
         with self.keeper.store.watch(self._keys) as watch:
@@ -60,7 +61,7 @@ class Semaphore:
 
     @contextmanager
     def holding(self, timeout_s: float | None = None) -> Iterator[HeldLease]:
-        """Hold it in a `with` statement; raise `LockTimeout` if it is not free in time."""
+        """Hold a permit in a `with` statement; raise `LockTimeout` if none is free in time."""
         held = self.acquire(timeout_s)
         if held is None:
             raise LockTimeout(f"{self.name!r} was not free within {timeout_s:g} s")

@@ -1,8 +1,8 @@
-"""A member of the cluster: one node with its entry in the node list and its candidacy for leader.
+"""A member of the cluster: one node, which has an entry in the node list and can become the leader.
 
-`tick` does the work that is due and returns the time of the next call. `run` calls it in the calling thread
-until the member is gone. On one machine the same member leads and works in one process, on the embedded store
-(CLU-18).
+`tick` does the work that is due and returns the seconds until the next call. `run` calls `tick` in the
+calling thread until the member has left. On a single machine with the embedded store, one process is both the
+leader and the worker (CLU-18).
 """
 
 import random
@@ -27,14 +27,14 @@ def random_id(chance: random.Random) -> str:
 
 
 class LeasedWork(Protocol):
-    """Work with separate leases, such as partitions, that a member renews with its entry."""
+    """Work with separate leases, such as partitions. The member renews them together with its entry."""
 
     def tick(self) -> float:
-        """Renew and take what is due; return the seconds until the next call."""
+        """Renew the leases that are due and take new work; return the seconds until the next call."""
         ...
 
     def guard(self) -> float:
-        """Abort what is past its deadline; return the seconds until the next deadline.
+        """Abort work that is past its deadline; return the seconds until the next deadline.
 
         May be called from another thread.
         """
@@ -45,10 +45,10 @@ class LeasedWork(Protocol):
         ...
 
     def stop_all(self) -> None:
-        """Finish or hand back what is held: the member drains."""
+        """Finish or hand back all held work, because the member is draining."""
 
     def give_up_all(self) -> None:
-        """Hand back what is still held: the drain's grace is over."""
+        """Hand back all work that is still held, because the grace period of the drain is over."""
 
 
 class Member:
@@ -56,8 +56,8 @@ class Member:
 
     Args:
         context: the cluster, its store, clock and timing.
-        node: our entry; a new id if omitted.
-        duties: what this node does while it leads, by name.
+        node: our entry; if omitted, an entry with a new id.
+        duties: what this node does while it is the leader, by name.
         busy: returns whether a drain must wait for other work of this process.
     """
 
@@ -104,7 +104,7 @@ class Member:
         return self.election.tenure
 
     def tick(self) -> float:
-        """Do what is due; return the seconds until the next call."""
+        """Do the work that is due; return the seconds until the next call."""
         if self.state is MemberState.GONE:
             return self.timing.ttl_s
         if self._drain_until is not None and not self._draining:
@@ -119,7 +119,7 @@ class Member:
         return wait_s
 
     def run(self) -> None:
-        """Tick until the member is gone; a second thread checks the deadlines of leases."""
+        """Tick until the member has left. A second thread checks the deadlines of leases."""
         over = threading.Event()
         guard = threading.Thread(target=self._guard, args=(over,), name=f"guard-{self.id[:8]}", daemon=True)
         guard.start()
@@ -142,7 +142,7 @@ class Member:
     # --- leaving
 
     def drain(self, grace_s: float) -> None:
-        """Take nothing new, hand back what has not begun, finish or give back the rest (CLU-25).
+        """Take no new work, hand back work that has not begun, and finish or hand back the rest (CLU-25).
 
         May be called from any thread. The next tick begins the drain, so it never overlaps with a renewal.
         """

@@ -1,7 +1,7 @@
 """Keep a node's own entry in the node list (CLU-10).
 
-`ClusterContext` is what a process needs to take part in a cluster. `Membership` joins, renews the entry, and
-joins again under a higher epoch when the entry was lost.
+`ClusterContext` holds what a process needs to take part in a cluster. `Membership` joins the list and renews
+the entry. If the entry is lost, it joins again under a higher epoch.
 """
 
 import random
@@ -28,7 +28,7 @@ class ClusterContext:
 
     Args:
         store: the opened store.
-        cluster: the cluster's name, which every key in the store begins with.
+        cluster: the cluster's name; every key in the store begins with it.
         clock: the source of time.
         chance: the source of random numbers.
         emit: where events go.
@@ -67,7 +67,7 @@ class Membership:
     def alive(self) -> bool:
         """Return whether we may act as this node.
 
-        This is judged by our own clock, which never allows more than the store does (CLU-4).
+        Our own clock decides this. It never allows us to act for longer than the store does (CLU-4).
         """
         return (
             self.state in (MemberState.ACTIVE, MemberState.DRAINING)
@@ -75,11 +75,11 @@ class Membership:
         )
 
     def accepts(self) -> bool:
-        """Return whether this node may take new work: it is in the list and does not leave."""
+        """Return whether this node may take new work: it is in the list and is not leaving."""
         return self.state is MemberState.ACTIVE and not self.leaving and self.alive()
 
     def left_s(self) -> float:
-        """Return for how long, at least, the store still treats this node as alive."""
+        """Return the minimum number of seconds for which the store still treats this node as alive."""
         return self.deadline + self.timing.margin_s - self.clock.monotonic()
 
     def tick(self) -> float:
@@ -123,7 +123,7 @@ class Membership:
         self._due = 0.0
 
     def begin_again(self) -> None:
-        """End this epoch, and with it everything that began under it.
+        """End this epoch, and all work that began under it.
 
         The next tick joins under a higher epoch, in one transaction, so the node never disappears from the
         list. May be called from any thread.
@@ -135,7 +135,7 @@ class Membership:
         self._free = free
 
     def drain(self) -> None:
-        """Take nothing new, and report that at once. A node that is out stays out."""
+        """Take no new work, and report that at once. A node that is not in the list does not join again."""
         self.leaving = True
         if self.state is MemberState.ACTIVE:
             self.state = step(MEMBER, self.state, MemberEdge.DRAIN)

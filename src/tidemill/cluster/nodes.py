@@ -1,8 +1,8 @@
-"""The node list: which nodes are alive, what they offer, and until when.
+"""The node list: which nodes are alive, which resources they offer, and when their leases expire.
 
-A node has a new random id at every start; its address is only an attribute. Its entry is its lease: one write
-renews the node and everything that it claims under its (id, epoch). An index by expiry finds the work of dead
-nodes. Correctness does not depend on the list: a wrong entry can only cost time (CLU-11).
+A node gets a new random id at every start; its address is only an attribute. The entry of a node is its
+lease: one write renews the node and everything that it claims under its (id, epoch). An index by expiry finds
+dead nodes. Correctness does not depend on the list: a wrong entry can only cost time (CLU-11).
 """
 
 import msgspec
@@ -48,7 +48,7 @@ def read(tx: Tx, keys: ClusterKeys, node_id: str, *, lock: bool = False) -> Node
 
 
 def read_all(tx: Tx, keys: ClusterKeys) -> list[Node]:
-    """Read the whole node list, by id; nodes are processes, so it is short."""
+    """Read the whole node list, ordered by id. The list is short, because a node is a process."""
     return [decode(row.value) for row in tx.range(*keys.node.all(), snapshot=True)]
 
 
@@ -99,7 +99,7 @@ def check(tx: Tx, keys: ClusterKeys, node: Node, *, lock: bool = False) -> Node:
 
 
 def beat(tx: Tx, keys: ClusterKeys, node: Node, ttl_us: int) -> Node:
-    """Renew our entry, with the current content of `node`; raise `LeaseLost` if it is over."""
+    """Renew our entry, with the current content of `node`; raise `LeaseLost` if the entry has expired."""
     old = check(tx, keys, node)
     now = tx.now()
     renewed = msgspec.structs.replace(node, seen_at=now, expires_at=max(old.expires_at, now + ttl_us))
@@ -117,14 +117,16 @@ def leave(tx: Tx, keys: ClusterKeys, node: Node) -> bool:
 
 
 def expired(tx: Tx, keys: ClusterKeys, limit: int) -> list[str]:
-    """Return the ids of nodes whose lease has expired, oldest first: one short range of the index."""
+    """Return the ids of nodes whose lease has expired, oldest first. Reads one short range of the index."""
     lo = keys.node_expiry.prefix + b"\x00"
     rows = tx.range(lo, keys.node_expiry[tx.now()], limit=limit)
     return [str(keys.node_expiry.unpack(row.key)[1]) for row in rows]
 
 
 def clean(tx: Tx, keys: ClusterKeys, grace_us: int, limit: int) -> list[Node]:
-    """Remove entries that expired at least a grace ago (CLU-11). The leader calls it in its transaction."""
+    """Remove entries whose grace period after expiry is over (CLU-11). The leader calls it in its
+    transaction.
+    """
     removed = []
     for node_id in expired(tx, keys, limit):
         node = read(tx, keys, node_id)

@@ -1,8 +1,8 @@
-"""Partitions: pieces of work that nodes share, each a lease with a payload.
+"""Partitions: pieces of work that are divided among nodes. Each is a lease with a payload.
 
-The leader creates and removes them; nodes take them (`tidemill.cluster.shares` decides which). Every step is
-a function of `tx`, and the partition's epoch fences every write of a holder. This package never decodes a
-payload.
+The leader creates and removes partitions, and nodes take them. `tidemill.cluster.shares` decides which
+partition a node takes. Every step is a function of `tx`, and the partition's epoch fences every write of a
+holder. This package never decodes a payload.
 """
 
 import msgspec
@@ -52,7 +52,7 @@ def read(tx: Tx, keys: ClusterKeys, group: str, part_id: str) -> Partition | Non
 
 
 def read_all(tx: Tx, keys: ClusterKeys, group: str) -> list[Partition]:
-    """Read a group's partitions by id, with payloads: to display them, not to decide by them."""
+    """Read a group's partitions by id, with payloads. Use this for display, not for decisions."""
     return [decode(row.value) for row in tx.range(*keys.part.under(group), snapshot=True)]
 
 
@@ -62,7 +62,7 @@ def is_expired(part: Partition, now_us: int) -> bool:
 
 
 class PartitionSummary(msgspec.Struct, frozen=True, array_like=True):
-    """A partition in the index by expiry: enough to choose one, in one read (CLU-14)."""
+    """A partition in the index by expiry. A node reads this index once to choose a partition (CLU-14)."""
 
     id: str
     holder: str
@@ -73,7 +73,7 @@ class PartitionSummary(msgspec.Struct, frozen=True, array_like=True):
 
 
 def summaries(tx: Tx, keys: ClusterKeys, group: str) -> list[PartitionSummary]:
-    """Read all partitions of a group that are not done, by expiry: one range, without payloads."""
+    """Read all partitions of a group that are not done, by expiry, without payloads, in one range read."""
     rows = tx.range(*keys.part_expiry.under(group), snapshot=True)
     return [msgspec.msgpack.decode(row.value, type=PartitionSummary) for row in rows]
 
@@ -105,8 +105,8 @@ def map_of(tx: Tx, keys: ClusterKeys, group: str) -> PartitionMap | None:
 def take(tx: Tx, keys: ClusterKeys, group: str, part_id: str, holder: str, ttl_us: int) -> Partition | None:
     """Take a free or expired partition under the next epoch; return None if that is not possible.
 
-    It is never taken from a holder whose lease has not expired: the fence would refuse that holder's writes
-    to the store, but not what it does elsewhere until its next renewal (CLU-4).
+    A partition is never taken from a holder whose lease has not expired. The fence would refuse that holder's
+    writes to the store, but could not stop its other actions until its next renewal (CLU-4).
     """
     old = read(tx, keys, group, part_id)
     now = tx.now()
@@ -150,8 +150,8 @@ def check(tx: Tx, keys: ClusterKeys, part: Partition) -> Partition:
 def renew(tx: Tx, keys: ClusterKeys, part: Partition, ttl_us: int) -> Partition:
     """Extend our lease; the result shows whether another node requests the partition (`wanted_by`).
 
-    If another node requested it a ttl ago, the holder gets no more time: the result has the old expiry, and
-    after that any node can take the partition.
+    If another node requested the partition more than a ttl ago, the lease is not extended: the result has the
+    old expiry, and after that any node can take the partition.
     """
     current = check(tx, keys, part)
     if current.wanted_by and current.wanted_at + ttl_us <= tx.now():
@@ -162,7 +162,7 @@ def renew(tx: Tx, keys: ClusterKeys, part: Partition, ttl_us: int) -> Partition:
 
 
 def hand_back(tx: Tx, keys: ClusterKeys, part: Partition) -> Partition:
-    """Hand it back unfinished. The request stays in the row, so that we do not take it again first."""
+    """Hand back an unfinished partition. A request stays in the row, so that the requesting node gets it."""
     current = check(tx, keys, part)
     new = msgspec.structs.replace(
         current,
@@ -231,8 +231,8 @@ def remove_done(tx: Tx, keys: ClusterKeys, group: str, limit: int) -> list[str]:
 def _last_epoch(tx: Tx, keys: ClusterKeys, group: str) -> int:
     """Return the highest epoch of all removed partitions.
 
-    A partition that is created again begins there. Otherwise a paused holder of the removed one could find
-    its own epoch in the row, and its write would be accepted (CLU-7).
+    A partition that is created again starts from this epoch. Otherwise a paused holder of the removed
+    partition could find its own epoch in the row, and its write would be accepted (CLU-7).
     """
     raw = tx.get(keys.part_floor[group])
     return 0 if raw is None else msgspec.msgpack.decode(raw, type=int)

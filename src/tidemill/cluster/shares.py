@@ -1,20 +1,21 @@
-"""Choose which partition a node takes next: a pure function of what the node sees (CLU-13).
+"""Choose which partition a node takes next: a pure function of the rows that the node has read (CLU-13).
 
-1. Expired partitions come before balance: any node with a free slot takes them.
-2. Free partitions are taken up to the fair share, which depends on the slots. A partition that stays free for
-   a ttl can be taken by any node: the node that should take it is slow, or dead.
-3. If nothing is free, a node requests one partition at a time from the fullest node. A partition that is then
-   handed back is reserved for that node for a short time. A holder that does not hand it back within a ttl
-   gets no more time, and the expired partition is reserved too.
+1. Expired partitions come first: any node with a free slot takes them, even above its fair share.
+2. A node takes free partitions up to its fair share, which depends on its slots. Any node can take a
+   partition that stays free for a ttl, because the node that should take it is slow or dead.
+3. If no partition is free, a node requests one partition at a time from the fullest node. When the holder
+   hands the partition back, it is reserved for the requesting node for a short time. If the holder does not
+   hand it back within a ttl, its lease is not extended, and the expired partition is reserved too.
 
-Each node starts at a different place in the list, so that nodes do not compete for the same partition, and
-pauses at random between two acquisitions.
+Each node starts at a different place in the list, and pauses for a random time between two acquisitions. So
+nodes do not compete for the same partition.
 
-Balance ends. A share is rarely a whole number, so it has two bounds: `least` (rounded down) and `most`
-(rounded up). A node below its most requests from a node above its most; a node below its least requests from
-a node above its least. Neither move takes a node out of its bounds, and each brings at least one node closer.
-When no move is left, every node is within its bounds: the sum of all `least` is at most the number of
-partitions, and the sum of all `most` at least that number.
+Requests stop after a finite number of moves. A share is rarely a whole number, so it has two bounds: `least`
+(rounded down) and `most` (rounded up). A node below its `most` requests from a node above its `most`. A node
+below its `least` requests from a node above its `least`. Neither move takes a node out of its bounds, and
+each move brings at least one node closer to them. When no move is left, every node is within its bounds,
+because the sum of all `least` is at most the number of partitions, and the sum of all `most` is at least that
+number.
 """
 
 import random
@@ -41,7 +42,7 @@ class RequestPartition(msgspec.Struct, frozen=True):
 
 
 class WaitForChange(msgspec.Struct, frozen=True):
-    """There is nothing to do before `wait_s` is over."""
+    """There is nothing to do until `wait_s` has passed."""
 
     wait_s: float
 
@@ -57,7 +58,7 @@ class Share(NamedTuple):
 
 
 def fair_share(nodes: list[Node], node_id: str, partitions: int) -> Share:
-    """Return the share of a node: by its slots, rounded down and up; zero if it drains."""
+    """Return the share of a node according to its slots, rounded down and up; zero if it is draining."""
     slots = {node.id: node.slots for node in nodes if not node.draining}
     total = sum(slots.values())
     if not total:
@@ -86,7 +87,7 @@ def choose(
         free_slots: how many partitions we can still take.
         now_us: the store's time.
         ttl_s: how long a partition is held without renewal.
-        pause_s: the longest random addition to a wait.
+        pause_s: the maximum random time that is added to a wait.
         chance: the source of random numbers.
     """
     if free_slots <= 0:
@@ -137,7 +138,7 @@ def _excess(
 ) -> PartitionSummary | None:
     """Return a partition of the fullest node that has more than its share, if there is one.
 
-    A node that drains gets no requests: it hands back what it does not finish within its grace (CLU-25).
+    A draining node gets no requests: it hands back what it does not finish in its grace period (CLU-25).
     """
     by_holder: dict[str, list[PartitionSummary]] = {}
     for part in summaries:

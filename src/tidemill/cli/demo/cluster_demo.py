@@ -1,6 +1,6 @@
 """Run the cluster demo: three nodes share work through one file, and the leader is killed.
 
-The nodes are real processes (`tidemill.testing.node`) and the kill is a real SIGKILL. At the end
+The nodes are real processes (`tidemill.testing.node`), and the demo kills one with SIGKILL. At the end
 `tidemill.testing.work.violations` checks what the nodes wrote.
 """
 
@@ -34,7 +34,7 @@ LIMIT_S = 120.0
 
 @dataclass(frozen=True)
 class LeaderKill:
-    """The leader that was killed: its epoch, its partitions, and when (monotonic seconds)."""
+    """The leader that was killed: its epoch, its partitions, and the time of the kill (monotonic seconds)."""
 
     leader: NodeProcess
     epoch: int
@@ -65,7 +65,7 @@ class ClusterDemo:
         self._events: queue.Queue[tuple[NodeProcess, NodeEvent]] = queue.Queue()
 
     def run(self, *, keep: bool) -> ClusterSummary:
-        """Start the nodes, kill the leader, wait for the end, and check the result (15 seconds)."""
+        """Start the nodes, kill the leader, wait for the end, and check the result. Takes 15 seconds."""
         with ExitStack() as stack:
             store = stack.enter_context(open_store(self.url, clock=self.clock))
             store.run(lambda tx: self.work.put_plan(tx, PLAN))
@@ -231,13 +231,13 @@ def _short(partitions: list[str]) -> str:
 
 
 def _elections(nodes: list[NodeProcess], old_epoch: int) -> list[float]:
-    """Return when these nodes were elected under an epoch above the old one."""
+    """Return when these nodes were elected leader under a higher epoch than the old leader's."""
     events = [event for node in nodes for event in node.events("LeaderElected")]
     return sorted(float(event["t"]) for event in events if event["epoch"] > old_epoch)
 
 
 def _first_taken(nodes: list[NodeProcess], since: float) -> dict[str, float]:
-    """Return when each partition was first taken by one of these nodes, since a moment."""
+    """Return when one of these nodes first took each partition, after a given time."""
     times: dict[str, float] = {}
     for node in nodes:
         for event in node.events("PartitionTaken"):

@@ -1,7 +1,7 @@
 """Draw the cluster demo: live on a terminal, as plain lines anywhere else.
 
 Each partition is a bar that grows with its progress, in the colour of the node that holds it. When a node
-dies its bars turn red. When another node takes them over they change colour and continue to grow.
+dies, its bars turn red. When another node takes over the partitions, their bars change colour and grow again.
 """
 
 from types import TracebackType
@@ -78,7 +78,7 @@ class ClusterScreen:
 
     @staticmethod
     def fits(console: Console) -> bool:
-        """Return whether this terminal is large enough and can draw it."""
+        """Return whether this terminal is large enough and can draw the screen."""
         drawable = console.is_terminal and not console.is_dumb_terminal and console.encoding.startswith("utf")
         return drawable and console.width >= WIDTH and console.height >= ABOVE_LOG + 8
 
@@ -201,7 +201,7 @@ class ClusterScreen:
 
 
 def sentences(summary: ClusterSummary) -> list[tuple[str, bool]]:
-    """Return the summary as sentences, each with whether its check passed."""
+    """Return the sentences of the summary, and for each one whether its check passed."""
     checks = summary.checks
     led = f"another node led {summary.failover_s:.2f} s after the kill (leases last {summary.ttl_s:g} s)"
     moved = f"other nodes took over its {summary.moved} partitions within {summary.moved_s:.2f} s"

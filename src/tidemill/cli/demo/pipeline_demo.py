@@ -1,7 +1,8 @@
 """Run the pipeline demo: kill a runner with kill -9, start another, and check the result to the cent.
 
-Everything is real: a home in a temporary folder, `tidemill run` as a process with its own Spark session,
-SIGKILL. At the end the view is compared with the files, summed up in plain Python.
+The demo creates a home in a temporary folder, starts `tidemill run` as a process with its own Spark session,
+and kills that process with SIGKILL. At the end it sums up the files in plain Python and compares the sums
+with the view.
 """
 
 import json

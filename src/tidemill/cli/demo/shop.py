@@ -1,4 +1,4 @@
-"""The pipeline of `tidemill demo`: orders arrive as files, are cleaned, and summed up by region and day."""
+"""The pipeline of `tidemill demo`: read orders from files, clean them, and sum them up by region and day."""
 
 import tidemill as tm
 
