@@ -28,7 +28,7 @@ MAX_EXPLAINED = 1000
 """The most lots of an arc for which a report explains what went wrong."""
 
 SKIPPED = "skipped this lot"
-"""How the cause of a gap ends that only a backfill fills."""
+"""The end of the cause's text, if only a backfill can fill the gap."""
 
 PAGE = 500
 
@@ -40,7 +40,7 @@ class GapState(StrEnum):
     RUNNING = "running"
     PARTIAL = "partial"
     MISSING = "missing"
-    DEAD = "dead"  # its arc failed too often and does not run any more
+    DEAD = "dead"  # its arc failed too often and no longer runs
 
 
 class Cause(msgspec.Struct, frozen=True):

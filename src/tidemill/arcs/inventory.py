@@ -29,7 +29,7 @@ from tidemill.store import Store, Tx
 
 PAGE = 5000
 LATE_S = 60.0
-"""How long an interval may be over before a report misses its lot: closing it takes time."""
+"""How long after its end an interval's lot is expected, because closing the interval takes time."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

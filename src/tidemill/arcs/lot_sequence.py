@@ -33,7 +33,7 @@ class LotSequence:
     def __init__(self, ticket: Ticket, page: Sequence[tuple[DatasetId, LotEvent]]) -> None:
         self._ticket = ticket
         self._page = page
-        self._ended = 0  # so many lots from the front have ended
+        self._ended = 0  # how many lots from the front have ended
         self._ended_early: set[int] = set()  # lots that ended before an earlier one
         self._changed = threading.Condition()
         self.stopped_at: int | None = None

@@ -10,7 +10,7 @@ from tidemill.triggers.subscriptions import Scheduled
 
 MOST_RUNNING = 1000
 SOON_US = 5_000_000
-"""Batches keep room for a run that is due within this time. A run that waits for its cadence gets none."""
+"""Batches keep room for a run that is due within this time, but not for one that is due later."""
 
 
 class RunningLots(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
-"""States of an arc's lot as a table, and the rule that derives them from the manifests of its parts.
+"""The state machine of an arc's lot, as a table, and the rule that derives the state from the lot's parts.
 
-There is one such machine for each (arc, lot, generation). The running state is held by a lease: a node takes
-the lot over when the node that ran it is gone (LOT-9, LOT-12).
+There is one state machine for each (arc, lot, generation). A running lot is leased to a node. When that node
+is gone, another node takes over the lot (LOT-9, LOT-12).
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from tidemill.lots.manifest import ManifestState
 
 
 class ArcState(StrEnum):
-    """The state of an arc's lot. Complete blocks duplicates; partial and missing allow a retry."""
+    """The state of an arc's lot. A complete lot is not made twice. Partial and missing lots can be retried."""
 
     NONE = "none"  # it never began, and has no row
     RUNNING = "running"
@@ -60,7 +60,7 @@ def step(state: ArcState, edge: ArcEdge) -> ArcState:
 
 
 class PartState(StrEnum):
-    """The state of a part for one sink: that of its manifest, or absent."""
+    """The state of a part for one sink: the state of its manifest, or absent."""
 
     COMPLETE = "complete"
     PARTIAL = "partial"
@@ -76,7 +76,7 @@ ROLLUP: tuple[tuple[frozenset[PartState], ArcState], ...] = (
     (frozenset({P.REMOVED, P.ABSENT}), S.MISSING),
     (frozenset(P), S.PARTIAL),
 )
-"""The first row that contains the states of all parts gives the state of the arc's lot (LOT-13)."""
+"""The first row whose set contains the states of all parts gives the state of the arc's lot (LOT-13)."""
 
 
 def rollup(parts: Iterable[PartState]) -> ArcState:

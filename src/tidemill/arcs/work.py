@@ -50,7 +50,7 @@ ROUNDS = 10
 """How often a lot is planned again because an input changed while it was planned."""
 
 MOST_LOTS = 100
-"""The most lots in one run. Each has its own state, and the last one ends the run (LOT-27)."""
+"""The maximum number of lots in one run. Each has its own state, and the last one ends the run (LOT-27)."""
 
 FULL_BACKOFF_S = 1.0
 

@@ -12,7 +12,7 @@ from tidemill.errors import LeaseLost, ProtocolMismatch
 from tidemill.store import Tx
 
 PROTOCOL = 1
-"""The version of all rows that nodes share; increased when older nodes would misread them."""
+"""The version of the rows that all nodes read. It must be increased if older nodes would misread new rows."""
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,9 +124,7 @@ def expired(tx: Tx, keys: ClusterKeys, limit: int) -> list[str]:
 
 
 def clean(tx: Tx, keys: ClusterKeys, grace_us: int, limit: int) -> list[Node]:
-    """Remove entries whose grace period after expiry is over (CLU-11). The leader calls it in its
-    transaction.
-    """
+    """Remove entries that expired at least `grace_us` ago (CLU-11), in a transaction of the leader."""
     removed = []
     for node_id in expired(tx, keys, limit):
         node = read(tx, keys, node_id)

@@ -14,7 +14,7 @@ Edge = TypeVar("Edge", bound=StrEnum)
 
 
 class LeaseState(StrEnum):
-    """A lease is free or held; an expired one is free."""
+    """A lease is free or held. An expired lease is free."""
 
     FREE = "free"
     HELD = "held"
@@ -71,7 +71,7 @@ class MemberState(StrEnum):
     """The state of a node as it sees itself.
 
     A node that lost its entry, for example because it was paused for too long, is out. It may join again
-    under a new epoch. A node that drains takes nothing new, and then leaves.
+    under a new epoch. A draining node takes no new work, and then leaves.
     """
 
     OUT = "out"

@@ -1,11 +1,13 @@
 """The address of a cluster: its store, its object storage, its name and its key.
 
-A *home* is a folder that contains all of them: `store.db`, `objects/` and `cluster.key` (mode 0600, created
-with the home). Any other store is identified by its URL, and the user must provide its key (FUT-59).
+A *home* is a folder that contains the store (`store.db`), the objects (`objects/`) and the key
+(`cluster.key`, with mode 0600). The key is created with the home. Any other store is identified by its URL,
+and the user must provide the key (FUT-59).
 
 A `ClusterAddress` can be pickled, so that a handle or a client can connect to its cluster from another
-process. The pickle contains neither the key nor the password of a URL. The other process reads both from the
-home. Without a home it must be connected already, or get them from its own environment.
+process. The pickle contains neither the key nor the password of a URL. With a home, the other process reads
+the key from the home. Without a home, it must already be connected, or get the key and the password from its
+own environment.
 """
 
 import os
@@ -26,7 +28,7 @@ CLUSTER = "default"
 
 
 class ClusterAddress:
-    """The store, objects, name and key of one cluster. `home` is empty if the cluster has no home."""
+    """The store, objects, name and key of one cluster. `home` is empty for a cluster without a home."""
 
     __slots__ = ("_key", "cluster", "home", "objects", "store")
 
@@ -80,7 +82,8 @@ class ClusterAddress:
         Args:
             home: a folder.
             store: the store's URL, instead of a home.
-            objects: the URL for large code, arguments and durable results; without it they are refused.
+            objects: the URL for large code, large arguments and durable results; without it, Tidemill refuses
+                them.
             cluster: the name that prefixes all keys (FUT-11).
             key_file: the file with the cluster key; not needed for a home.
             environ: the environment that contains the key if there is no `key_file`.
@@ -106,7 +109,7 @@ class ClusterAddress:
 
     @property
     def key(self) -> ClusterKey:
-        """The cluster key: that of the home, or the one the user provided or set in the environment."""
+        """The cluster key: from the home, from the user's key file, or from the environment."""
         if self._key is None:
             self._key = self._read_key()
         return self._key

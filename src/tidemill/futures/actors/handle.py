@@ -1,12 +1,12 @@
-"""`ActorHandle`: the handle of an actor. The actor runs the calls of its methods in order (FUT-47).
+"""`ActorHandle`: calls the methods of an actor. The actor runs these calls in order (FUT-47).
 
     counter = client.actor(Counter, start=5)
     counter.add(2)                      # returns a future
     counter.add.submit(3, deadline=10)  # the same, with options
     counter.value().result()
 
-A handle can be passed to tasks and pickled. Unlike the handle of a future, it is not replaced by a result.
-An actor lives as long as its worker. After its death every call fails with `ActorDied`.
+A handle can be pickled and passed to tasks. A task receives the handle itself; of a future, it receives the
+result. An actor lives as long as its worker. After the actor has died, every call fails with `ActorDied`.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Method:
-    """The code of a call: calls the actor's method of this name. Stored futures refer to this class."""
+    """The code of a call: it calls the actor's method with this name. Stored futures refer to this class."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -53,7 +53,7 @@ class ActorMethod:
 
 
 class ActorHandle:
-    """The handle of an actor. `kind` is its class, if known; then unknown methods are refused at once."""
+    """The handle of an actor. If the class of the actor (`kind`) is known, unknown methods fail at once."""
 
     __slots__ = ("__weakref__", "creation", "kind")
 

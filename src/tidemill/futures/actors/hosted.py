@@ -1,8 +1,9 @@
-"""Hosted actors: the actors of a worker, each in its child process, and the order of their calls (FUT-47).
+"""Hosted actors: the actors of a worker and the order of their calls (FUT-47). Each has its child process.
 
 A worker claims calls like other futures. The calls then wait here for their turn, in the order of their
-ordinals. If the next call is missing, it may have ended elsewhere (cancelled, or failed by a deadline); the
-worker reads that from the store. Or it waits for an input; then later calls wait too.
+ordinals. The next call may be missing for two reasons. It may have ended without being claimed, because it
+was cancelled or its deadline passed; the worker reads that from the store. Or it still waits for an input;
+then later calls wait too.
 """
 
 from typing import TYPE_CHECKING
@@ -41,7 +42,7 @@ class HostedActor:
             self.holding = job.spec.ordinal
 
     def ended(self, job: "FutureJob", *, again: bool) -> None:
-        """Record that an attempt of a call has ended. `again`: the same call will be claimed again."""
+        """Record that an attempt of a call has ended. `again`: whether the call will be claimed again."""
         if self.holding == job.spec.ordinal:
             self.holding = 0
         if again:

@@ -5,8 +5,8 @@
     print(sum(client.gather(squares)))
 
 The cluster retries calls when workers die. Inside a task, `connect()` returns the client of the task's
-process. Futures that a task submits are its children (FUT-62). While a task waits for them, other tasks can
-use its slot (FUT-41).
+process. The futures that a task submits are its children (FUT-62). While a task waits for its children, other
+tasks can use its slot (FUT-41).
 """
 
 import atexit
@@ -69,12 +69,12 @@ def connect(
     """Connect to a cluster: a home, or a store with its objects. In a task, omit both to use its cluster.
 
     Args:
-        home: a folder for everything; it is created if it does not exist.
+        home: a folder for the store, the objects and the key; it is created if it does not exist.
         store: the store's URL, instead of a home. The cluster key is then read from `key_file`, or from
             TIDEMILL_CLUSTER_KEY or TIDEMILL_CLUSTER_KEY_FILE.
         objects: the URL of object storage for large code, arguments and durable results.
         cluster: the name of the cluster; it prefixes all keys in the store.
-        workers: start a local worker with this many slots, which ends with the client.
+        workers: start a local worker with this many slots; it stops when the client closes.
         key_file: the file with the cluster key.
 
     >>> import tidemill as tm
@@ -100,7 +100,7 @@ def connect(
 
 
 class Client:
-    """A connection to one cluster, for any number of threads. `connect` creates it. Close it, or use `with`.
+    """A connection to one cluster, safe to share between threads. Create it with `connect`, and close it.
 
     >>> import tidemill as tm
     >>> with tm.connect(home="tidemill-home") as client:
@@ -157,7 +157,7 @@ class Client:
         progress_timeout: float | timedelta | None = None,
         **kwargs: Any,
     ) -> Future[T]:
-        """Submit a call, which is durable when this returns. Futures in the arguments become their results.
+        """Submit a call. It is durable when `submit` returns. The task gets results in place of futures.
 
         If a keyword argument of the function has the name of an option, bind it with `functools.partial`.
 
@@ -172,10 +172,11 @@ class Client:
             retries: how often to retry after an exception.
             near: run on the node that has the result of this future, if possible.
             priority: futures with a higher priority run first.
-            deadline: seconds, a timedelta, or a datetime with a time zone; after it the future fails.
+            deadline: when the future fails if it has not ended: seconds, a timedelta, or a datetime with a
+                time zone.
             key: an idempotency key. Submitting the same key again returns the first future.
             durable: store a large result in object storage, so that it outlives its worker.
-            queue: the name of a queue, see `limit`.
+            queue: the name of a queue; see `limit`.
             on_unsatisfiable: what to do if no live worker has the resources: "fail" raises an error here,
                 "wait" waits without limit, a number waits that many seconds.
             progress_timeout: after this many seconds without progress the task is considered hung.
@@ -202,7 +203,7 @@ class Client:
         return self._submitter.map(function, iterables, Options.of(options) if options else _PLAIN)
 
     def actor(self, kind: Callable[..., Any], /, *args: Any, **kwargs: Any) -> ActorHandle:
-        """Create an actor: an object on one worker that runs the calls of its methods in order (FUT-47).
+        """Create an actor: an object on one worker that runs its method calls in order (FUT-47).
 
         The options are those of `submit`. `handle.method.submit(*args)`, or just `handle.method(*args)`,
         returns a future.
@@ -218,10 +219,10 @@ class Client:
         return self._submitter.call_method(actor.id, function, args, kwargs, options)
 
     def put(self, value: T, *, durable: bool = True) -> Future[T]:
-        """Store a value once and return it as a realized future, to pass it to many calls (FUT-33).
+        """Store a value once and return a realized future, which you can pass to many calls (FUT-33).
 
-        It has no lineage and cannot be computed again. `durable` stores a large value in object storage.
-        Otherwise, in a task, the value is stored on the task's worker and on one other worker.
+        The value has no lineage and cannot be computed again. `durable` stores a large value in object
+        storage. Otherwise, in a task, the value is stored on the task's worker and on one other worker.
         """
         future_id = self.placement.put(self, value, durable=durable)
         return self._submitter.handles_of([future_id])[0]
@@ -248,7 +249,7 @@ class Client:
 
         Args:
             futures: futures, or one iterable of them.
-            timeout: seconds; after it `FutureTimeout` is raised.
+            timeout: after this many seconds, raise `FutureTimeout`.
             return_exceptions: return errors in place of results instead of raising them.
         """
         self._check_open()
@@ -303,7 +304,7 @@ class Client:
     # --- acting on futures
 
     def cancel(self, future: Future[Any]) -> bool:
-        """Cancel a future. Return False if it has already ended. Its dependents fail."""
+        """Cancel a future; its dependents fail. Return False if the future has already ended."""
         keys, future_id = self._link.keys, future.id
 
         def end(tx: Tx) -> bool:
@@ -381,7 +382,7 @@ class Client:
         resources: Sequence[str] = (),
         results_ram: int | str = 0,
     ) -> None:
-        """Start a worker on this machine that ends with this client.
+        """Start a worker on this machine. The worker stops when this client closes.
 
         Args:
             slots: how many tasks it runs at once.
@@ -389,7 +390,7 @@ class Client:
             ram: how much memory it offers, in bytes or as text such as "2GB"; by default, all.
             gpu: how many GPUs it offers; by default, none.
             resources: names of resources that tasks may require.
-            results_ram: how much of the ram results may use; by default, half.
+            results_ram: how much of this memory results may use; by default, half.
         """
         options = [f"--resource={name}" for name in Options.of({"resources": resources}).needs.named]
         options += [f"--cpu={number('cpu', cpu)}"] if cpu else []
@@ -401,7 +402,7 @@ class Client:
         worker.wait_ready(self._link.store, self._link.cluster)
 
     def _on_quiet(self, ids: Sequence[bytes]) -> None:
-        """Handle a wait in which nothing ends: raise if no worker is left, else do the leader's duties."""
+        """Act when no future has ended for a while: raise if no worker is left, else do leader duties."""
         codes = [worker.exit_code for worker in self._workers]
         if codes and None not in codes and not self._link.live_workers():
             raise FutureError(
@@ -468,7 +469,7 @@ def _task_client(task: task_context.TaskContext) -> Client:
 
 
 def client_of(place: ClusterAddress) -> Client:
-    """Return this process's client for a cluster: an open one, that of its task, or a new one."""
+    """Return this process's client for a cluster: an open client, the client of its task, or a new one."""
     task = task_context.current_task()
     client = _open.get(place.identity)
     if client is not None and not client.closed:

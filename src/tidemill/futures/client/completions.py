@@ -1,13 +1,14 @@
 """Completions: waits until futures end, and calls callbacks when they do.
 
-The waiting thread watches and reads a window of the futures at a time: the oldest 500 that have not ended.
-It reads the window in one read-only transaction and moves it on. So a wait for 100,000 futures costs no more
-than a window, and a handle without a wait costs nothing. After a wakeup, a wide window is read a little
-later, so that one read finds many ends; a narrow window is read at once. Polling covers lost wakeups (STO-8).
+The waiting thread watches only a window of the futures: the oldest 500 that have not ended. It reads the
+window in one read-only transaction, and then fills it up with the next futures. So each read of a wait for
+100,000 futures costs no more than a read of 500, and a handle that no thread waits for costs nothing. After a
+wakeup, the thread reads a wide window a little later, so that one read finds many ended futures. It reads a
+narrow window at once. Polling covers lost wakeups (STO-8).
 
-Rejected: one thread that waits on behalf of all others. Each wakeup would pass through it to the waiting
-thread, and switching between two threads costs more than the read. A watch cannot be widened, so every new
-wait would have to interrupt it.
+Rejected: one thread that waits on behalf of all others. That thread would have to pass each wakeup on to the
+waiting thread, and switching between two threads costs more than the read. A watch cannot be extended to more
+futures, so every new wait would have to interrupt the thread.
 """
 
 import itertools
@@ -28,13 +29,13 @@ WINDOW = 500
 FIRST_POLL_S, LAST_POLL_S, SLOWER = 0.05, 1.0, 1.5
 NARROW = 50
 FIRST_GATHER_S, LAST_GATHER_S = 0.003, 0.05
-"""How long to wait after a wakeup before a wide window is read, so that one read finds many ends."""
+"""How long to wait after a wakeup before a wide window is read, so that one read finds many ended futures."""
 
 QUIET_S, QUIET_SHOWN = 5.0, 3
-"""After how long without an end `on_quiet` is called, and with how many of the oldest futures."""
+"""`on_quiet` is called after this many seconds in which no future ended, with this many futures."""
 
 CALLBACK_WAIT_S = 0.05
-"""How long at most a new callback waits until its future is watched together with the others."""
+"""The longest time until the future of a new callback is watched together with the others."""
 
 log = logging.getLogger("tidemill.futures")
 
@@ -42,7 +43,7 @@ Callback = Callable[[], object]
 
 
 class EndedFuture(NamedTuple):
-    """A future that has ended. `row` is None if the future does not exist (any more)."""
+    """A future that has ended. `row` is None if the future never existed or was deleted."""
 
     id: bytes
     row: AnyRow | None
@@ -67,7 +68,7 @@ class Completions:
         self.keys = keys
         self.clock = clock
         self.on_quiet: Callable[[Sequence[bytes]], None] = _ignore
-        """Called with some of the futures while nothing ends (FUT-49). An error from it ends the wait."""
+        """Called with some of the futures while none ends (FUT-49). If it raises an error, the wait ends."""
 
     def read(self, ids: Sequence[bytes]) -> list[AnyRow | None]:
         """Read the state rows of futures."""
@@ -90,7 +91,7 @@ class Completions:
 
 
 class _Wait:
-    """One wait: the outstanding futures, and the window of them that is watched."""
+    """One wait: the outstanding futures, and the window of futures that the thread watches."""
 
     def __init__(
         self, completions: Completions, outstanding: dict[bytes, None], timeout_s: float | None
@@ -156,7 +157,7 @@ class _Wait:
         return ended
 
     def _wait(self) -> None:
-        """Wait for a change in the window, or until it is time to poll it or the next window."""
+        """Wait for a change in the window, or until it is time to poll this window or the next one."""
         assert self._watch is not None
         poll_s = self._poll_s
         if self._end_at is not None:
@@ -174,7 +175,7 @@ class _Wait:
     def _gather(self) -> None:
         """Pause so that more futures end before the window is read again.
 
-        The pause lasts until about half a window has ended, but only a small part of the remaining time.
+        The pause lasts until about half a window has ended, but is short compared with the remaining time.
         """
         if len(self._window) <= NARROW:
             return
@@ -220,7 +221,7 @@ class Callbacks:
                 self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread. No callback is called any more."""
+        """Stop the thread. After this, no callback is called."""
         self._closed = True
         self._added.set()
         if self._thread is not None and self._thread is not threading.current_thread():

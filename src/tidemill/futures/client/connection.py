@@ -1,8 +1,9 @@
-"""The connection of a process to a cluster: everything that a client uses.
+"""The connection of a process to a cluster: the store, the objects and the services that a client uses.
 
-Outside of tasks it opens the store and joins the node list as a node of kind "client" (FUT-64). A thread
-renews the node's lease and releases dropped handles. Inside a task it uses the store that the task's process
-has opened. Its handles then belong to the worker, and the supervisor renews the worker's lease.
+Outside of tasks, the connection opens the store and joins the node list as a node of kind "client" (FUT-64).
+A thread renews the node's lease and releases dropped handles. Inside a task, the connection uses the store
+that the task's process has already opened. The handles then belong to the worker, and the supervisor renews
+the worker's lease.
 """
 
 import contextlib
@@ -96,7 +97,7 @@ class Connection:
     ) -> "Connection":
         """Open the store and the objects of a cluster, and join its node list."""
         chance = chance if chance is not None else random.Random()
-        signer = Signer(place.key)  # first: without a key no store must be created
+        signer = Signer(place.key)  # first, because no store must be created without a key
         with contextlib.ExitStack() as stack:
             store = stack.enter_context(open_store(place.store, clock=clock))
             objects = open_objects(place.objects, clock=clock) if place.objects else None
@@ -109,7 +110,7 @@ class Connection:
 
     @classmethod
     def of_task(cls, site: WorkerSite) -> "Connection":
-        """Return a connection that shares what a task's process has opened. Its node is the worker."""
+        """Return a connection that uses the store of a task's process. Its node is the worker."""
         hello = site.hello
         place = ClusterAddress(
             store=hello.store, objects=hello.objects, cluster=hello.cluster, key=ClusterKey(hello.secret)
@@ -127,7 +128,7 @@ class Connection:
         )
 
     def _join(self) -> Membership:
-        """Join the node list, before the first submission: only a listed client can hold handles."""
+        """Join the node list. Only a listed client can hold handles, so this precedes any submission."""
         node = Node(id=self.owner, epoch=0, kind="client", address=socket.gethostname(), slots=0)
         context = ClusterContext(
             store=self.store,
@@ -160,7 +161,7 @@ class Connection:
             self._error = error
 
     def check(self) -> None:
-        """Raise the error that ended the renewal of our lease, if any: without it, writes are refused."""
+        """Raise the error that ended the renewal of our lease, if any. The store then refuses our writes."""
         if self._error is not None:
             raise self._error
 
@@ -182,7 +183,7 @@ class Connection:
         return self._closed.is_set()
 
     def close(self) -> None:
-        """Release dropped handles and leave the node list; the leader releases the others. Idempotent."""
+        """Release dropped handles and leave the node list. The leader releases other handles. Idempotent."""
         if self.closed:
             return
         self._closed.set()

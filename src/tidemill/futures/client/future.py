@@ -1,8 +1,9 @@
 """`Future`: the handle of a durable call. It has an id and a client, and reads the rest from the store.
 
-A handle is small, because there may be 100,000 of them. Its client counts it, and the result is kept while
-there is a handle (FUT-34). It can be pickled: in another process it becomes a handle of that process's
-client, which counts it there. Among the arguments of a submission, a handle is replaced by the result.
+A handle is small, because a client may have 100,000 of them. The client counts its handles. The cluster keeps
+a result as long as a client has a handle of the future (FUT-34). A handle can be pickled. In another process
+it becomes a handle of that process's client, which counts it too. If a handle is an argument of a call, the
+task receives the result in its place.
 """
 
 import html
@@ -46,11 +47,11 @@ class Future(Handle, Generic[T]):
 
     @property
     def remembered(self) -> AnyRow | None:
-        """The row with the result, if it was read before."""
+        """The row with the result, if this handle has already read it."""
         return self._row
 
     def remember(self, row: AnyRow | None) -> None:
-        """Keep a row with a result, so that it is not read again. Rows without a result may still change."""
+        """Remember a row with a result, to avoid reading it again. Rows without a result may still change."""
         self._row = row if isinstance(row, Realized) else None
 
     # --- result and state
@@ -91,11 +92,14 @@ class Future(Handle, Generic[T]):
     # --- actions
 
     def cancel(self) -> bool:
-        """Cancel the future; return False if it has ended. A running task is notified, and later killed."""
+        """Cancel the future. Return False if it has already ended.
+
+        A running task is notified, and killed after a grace period.
+        """
         return self._client.cancel(self)
 
     def add_done_callback(self, call: "Callable[[Future[T]], object]") -> None:
-        """Call a function with this future when it has ended, from a thread of the client."""
+        """When this future has ended, call a function with the future, from a thread of the client."""
         self._client.call_when_done(self, call)
 
     def lineage(self) -> "Lineage":

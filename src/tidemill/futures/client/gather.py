@@ -1,4 +1,4 @@
-"""`gather` and `as_completed` for futures of any client."""
+"""`gather` and `as_completed`: wait for futures of any client."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any

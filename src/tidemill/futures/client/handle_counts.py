@@ -1,12 +1,12 @@
-"""Handle counts: how many handles of each future a client has, and their release in batches (FUT-34, FUT-64).
+"""Handle counts: counts a client's handles of each future, and releases them in batches (FUT-34, FUT-64).
 
 The garbage collector may drop a handle at any time, in any thread. So a dropped handle only adds its id to a
 queue, and the client's thread does the rest. A small result is stored in the future's row and needs no
-release: dropping its handle costs a read and no write. A future that has not ended gets some time to end
-before its row is changed, because a changed row makes its completion slower.
+release: dropping its handle costs a read and no write. If a future has not ended, the client waits some time
+before it changes the future's row, because a changed row makes the completion of the future slower.
 
-A pickled handle may be on its way to another process, which counts it after it arrives. Until then, for a
-grace period, it counts here.
+A pickled handle may be on its way to another process, which counts it after it arrives. Until then this
+client keeps counting the handle, for a grace period.
 """
 
 import threading
@@ -77,9 +77,9 @@ class HandleCounts:
             self._in_transit[future_id] = self.clock.monotonic() + IN_TRANSIT_S
 
     def tick(self, *, last: bool = False) -> None:
-        """Hold new handles and release dropped ones: some of them, or with `last` all that have ended.
+        """Hold new handles, and release some dropped ones; with `last`, all those of ended futures.
 
-        If the store does not answer, everything is left for the next tick.
+        If the store does not answer, the next tick does the work.
         """
         try:
             self._hold()
@@ -154,5 +154,5 @@ class HandleCounts:
 
 
 def _is_outside(row: AnyRow | None) -> bool:
-    """Return whether the result is stored outside of its row."""
+    """Return whether the result is stored outside of the future's row."""
     return isinstance(row, Realized) and row.result.location.kind in ("segment", "object", "actor")

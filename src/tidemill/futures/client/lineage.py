@@ -32,7 +32,11 @@ STYLES = {
 
 
 class Lineage(msgspec.Struct, frozen=True, kw_only=True):
-    """One future and its inputs. `again`: its inputs are shown further up. `more`: how many were left out."""
+    """One future and its inputs.
+
+    - again: whether its inputs are already shown further up.
+    - more: how many inputs were left out.
+    """
 
     id: bytes
     name: str

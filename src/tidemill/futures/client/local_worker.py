@@ -1,7 +1,7 @@
-"""A local worker: a worker process that a client starts on its machine, and that ends with the client.
+"""A local worker: a worker process that a client starts on its machine. The worker ends with the client.
 
-It is an ordinary `tidemill worker` process. Its standard input is a pipe that the client holds open. When the
-client ends, for any reason, the pipe is closed and the worker drains.
+A local worker is an ordinary `tidemill worker` process. Its standard input is a pipe that the client holds
+open. When the client's process ends for any reason, the pipe is closed and the worker drains.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from tidemill.store import Store, Tx
 
 START_S, END_S = 60.0, 20.0
 GRACE_S = 5.0
-"""How long running tasks may take when the client ends. Unfinished ones wait for another worker."""
+"""How long running tasks may take after the client ends. Unfinished tasks wait for another worker."""
 POLL_S = 0.02
 
 

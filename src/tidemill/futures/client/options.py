@@ -41,7 +41,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> "Options":
-        """Check the options that a user has passed. Raise `UsageError` for one that is wrong."""
+        """Check the options that a user has passed. Raise `UsageError` if an option is invalid."""
         for name in values:
             if name not in NAMES:
                 raise UsageError(
@@ -112,7 +112,7 @@ def split(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def amount_of_bytes(name: str, value: object) -> int:
-    """Parse bytes: a number, or text such as "2 GB" or "512MiB" (both units are powers of 1024)."""
+    """Parse a number of bytes: an int, or text such as "2 GB" or "512MiB" (units are powers of 1024)."""
     expected = 'a number of bytes, or text such as "512MB" or "2GB"'
     if isinstance(value, str):
         parts = _AMOUNT.fullmatch(value)
@@ -124,7 +124,7 @@ def amount_of_bytes(name: str, value: object) -> int:
 
 
 def seconds(name: str, value: object) -> float:
-    """Check a duration in seconds, or a timedelta; 0 for None."""
+    """Check a duration, in seconds or as a timedelta; return 0 for None."""
     if value is None:
         return 0.0
     if isinstance(value, timedelta):
@@ -137,7 +137,7 @@ def seconds(name: str, value: object) -> float:
 
 
 def timeout(value: object) -> float | None:
-    """Check a timeout: seconds, or a timedelta; None for no limit."""
+    """Check a timeout, in seconds or as a timedelta; None means no limit."""
     if value is None:
         return None
     if isinstance(value, timedelta):
@@ -146,7 +146,7 @@ def timeout(value: object) -> float | None:
 
 
 def above_zero(name: str, value: object) -> float:
-    """Check a positive number; 0 for None."""
+    """Check a positive number; return 0 for None."""
     if value is None:
         return 0.0
     expected = "a positive number; omit it for no limit"

@@ -3,9 +3,9 @@
 A failure is stored as data. Its kind decides which error class is raised (`errors`). An exception of the
 user's function is raised unchanged if it can be loaded here, with the remote traceback as a note (FUT-50).
 
-If a value is not where its row says, the client tries again. Only a dead node or repeated failures to fetch
-make it a loss. The client reports the loss for the version that it read (FUT-63). The cluster then computes
-the value again, and the client waits for it.
+If a value is not at the location in its row, the client tries again. The value counts as lost only if its
+node is dead or fetching it fails repeatedly. The client reports the loss for the version that it read
+(FUT-63). The cluster then computes the value again, and the client waits for the new value.
 """
 
 import random
@@ -120,7 +120,7 @@ class Outcomes:
         return self._store.run(lose)
 
     def error(self, future_id: bytes, row: AnyRow | None) -> BaseException:
-        """Return the error of a future that ended without a value: a new object with each call."""
+        """Return the error of a future that ended without a value. Each call returns a new object."""
         if row is None:
             return FutureUnknown(f"future {future_id.hex()} does not exist or was deleted")
         name, failure = self._store.run(lambda tx: _name_and_failure(tx, self._keys, future_id))

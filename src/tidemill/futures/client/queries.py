@@ -1,7 +1,7 @@
 """Queries about futures: list them, show one in detail, and find an id by its first digits (FUT-58).
 
-A list is read in pages, each in a separate read-only transaction. So listing a million futures blocks
-nothing, but the list is not a snapshot of one moment.
+A list is read in pages, each in a separate read-only transaction. So listing a million futures blocks no
+other transaction, but the futures may change between two pages.
 """
 
 import fnmatch
@@ -99,7 +99,7 @@ def _pages(store: Store, keys: FutureKeys) -> Iterator[list[_FutureRows]]:
 
 
 def _page(tx: Tx, keys: FutureKeys, lo: bytes, hi: bytes) -> tuple[list[_FutureRows], bytes]:
-    """Read a page of futures from the end. Return it, and where the next page ends."""
+    """Read a page of futures from the end. Return the page, and where the next page ends."""
     state_rows = tx.range(lo, hi, limit=PAGE, reverse=True, snapshot=True)
     ids = ids_in(keys.future, state_rows)
     spaces = (keys.spec, keys.error)
@@ -178,7 +178,7 @@ def show_future(store: Store, keys: FutureKeys, future_id: bytes) -> FutureDetai
 
 
 def find_id(store: Store, keys: FutureKeys, begins: str) -> bytes:
-    """Return the id that begins with these hexadecimal digits. Raise if there is none, or more than one."""
+    """Return the id that begins with these hexadecimal digits. Raise if no id or several ids match."""
     text = begins.strip().lower()
     if not text or len(text) > 32 or any(digit not in "0123456789abcdef" for digit in text):
         raise UsageError(

@@ -1,6 +1,6 @@
-"""The result waiter: waits for futures and loads their results, in order, as they end, or a single one.
+"""The result waiter: waits for one or more futures and loads their results.
 
-The waiting thread loads the values. A task frees its slot while it waits (FUT-41), and requests one again
+The waiting thread loads the values. A task frees its slot while it waits (FUT-41), and requests a slot again
 when a future has ended.
 """
 
@@ -17,7 +17,7 @@ from tidemill.futures.protocol.states import ENDED
 from tidemill.futures.worker import task_context
 
 NAMED = 300
-"""How many of the futures that a task waits for it reports to its supervisor."""
+"""A task reports at most this many of the futures that it waits for to its supervisor."""
 
 
 class ResultWaiter:
@@ -25,7 +25,7 @@ class ResultWaiter:
 
     Args:
         link: the client's connection.
-        actor: returns the handle of an actor, which is the result of its creation.
+        actor: returns the handle of an actor, for a future whose result is an actor.
     """
 
     def __init__(self, link: Connection, actor: Callable[[bytes], object]) -> None:
@@ -95,8 +95,8 @@ class ResultWaiter:
     ) -> Iterator[EndedFuture]:
         """Yield the futures that have ended. A task frees its slot only if it has to wait.
 
-        `together`: the caller needs all of them, unless one fails. So a task requests its slot again only
-        once, when all have ended or one has failed.
+        `together`: the caller needs all of the futures, unless one fails. So a task requests a slot only
+        once, when all futures have ended or one has failed.
         """
         completions = self._link.completions
         task = task_context.current_task()

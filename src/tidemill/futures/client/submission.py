@@ -1,9 +1,9 @@
 """Submissions: turns calls into futures and writes them to the store in batches.
 
 A submission contains everything that is known before the transaction: code and arguments as bytes, checked
-options and an id. Submissions of several threads collect while one of them commits, so that they share a
-transaction. Each is durable when its own call returns. If the store refuses one of a batch, the batch is
-written one by one, so that only the faulty submission fails.
+options and an id. While one thread commits, the submissions of other threads are collected into a batch,
+which the next transaction writes. Each submission is durable when its call returns. If the store refuses a
+batch, the submissions are written one by one, so that only the faulty one fails.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ class StoredFunction(NamedTuple):
 
 
 class Submission(msgspec.Struct, frozen=True):
-    """A future that is ready to be written. `actor` is the actor that it calls, or creates."""
+    """A future that is ready to be written. `actor` is the actor that it calls or creates."""
 
     spec: Spec
     options: Options
@@ -79,7 +79,7 @@ class SubmissionFactory:
         )
 
     def code(self, function: Callable[..., object]) -> StoredFunction:
-        """Store the code of a function, unless it is stored already."""
+        """Store the code of a function, unless it is already stored."""
         content = calls.dump_code(function)
         return StoredFunction(self._blobs.store_code(content), calls.name_of(function), function)
 
@@ -131,7 +131,7 @@ class SubmissionFactory:
         return Submission(spec, options, actor)
 
     def check_call(self, function: Callable[..., object], args: Sequence[object], kwargs: Kwargs) -> None:
-        """Raise `UsageError` if the function does not accept these arguments: here, not on a worker."""
+        """Raise `UsageError` if the function does not accept these arguments, before a worker runs it."""
         try:
             signature = self._signatures[function]
         except (KeyError, TypeError):
@@ -158,7 +158,10 @@ def _signature(function: Callable[..., object]) -> inspect.Signature | None:
 
 
 def child_key(task: task_context.TaskContext, digest: bytes) -> str:
-    """Return the idempotency key of a future that a task submits: a retried task finds it again (FUT-62)."""
+    """Return the idempotency key of a future that a task submits.
+
+    With this key, a retried task finds the future again (FUT-62).
+    """
     return f"{task.id.hex()}.{task.next_call()}.{digest.hex()}"
 
 
@@ -198,7 +201,7 @@ class SubmissionWriter:
     def write(self, submission: Submission) -> bytes:
         """Write a submission, in one batch with those of other threads. Return the id of its future.
 
-        If its idempotency key exists already, this is the id of the earlier future.
+        If its idempotency key already exists, this is the id of the earlier future.
         """
         queued = _QueuedSubmission(submission)
         self._queue.append(queued)
@@ -228,8 +231,8 @@ class SubmissionWriter:
     def write_many(self, submissions: Iterable[Submission]) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """Write many submissions, a page at a time, while the caller creates them.
 
-        Yield for each page the ids of the futures, and the ids with which they were created. They differ
-        where an idempotency key existed already.
+        For each page, yield the ids of the futures, and the ids that the submissions had. They differ if an
+        idempotency key already existed.
         """
         rest = iter(submissions)
         while chunk := list(islice(rest, bulk.PAGE)):
@@ -280,7 +283,7 @@ class CallSubmitter:
 
     Args:
         link: the client's connection.
-        future: returns the handle of a future that was counted already.
+        future: returns the handle of a future; the handle is already counted.
     """
 
     def __init__(self, link: "Connection", future: "Callable[[bytes], Future[Any]]") -> None:
@@ -360,7 +363,7 @@ class CallSubmitter:
         return self.handles_of([future_id], [submission.spec.id])[0]
 
     def handles_of(self, ids: Sequence[bytes], new_ids: Sequence[bytes] | None = None) -> "list[Future[Any]]":
-        """Return handles of futures. An id that differs from its new id belongs to an earlier submission."""
+        """Return handles of futures. A future whose id differs from its new id was submitted earlier."""
         earlier = {old for old, new in zip(ids, new_ids, strict=True) if old != new} if new_ids else set()
         handles = self._link.handles
         handles.count([future_id for future_id in ids if future_id not in earlier], own=True)

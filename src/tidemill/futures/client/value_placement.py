@@ -1,8 +1,8 @@
-"""Value placement: `put`, `clone` and `take_ownership` of a client (FUT-31, FUT-33).
+"""Value placement: stores and copies values for `put`, `clone` and `take_ownership` (FUT-31, FUT-33).
 
-A task may write segments in addition to its result. It reports each one to its supervisor before it writes a
-row that refers to it. So the segment outlives the task's process. Unreported segments are deleted with the
-process.
+A task may write segments in addition to its result. It reports each segment to its supervisor before it
+writes a row that refers to the segment. So the segment outlives the task's process. When the process ends,
+segments that it did not report are deleted.
 """
 
 from collections.abc import Callable
@@ -141,7 +141,10 @@ def _value(value: object) -> object:
 
 
 def clone_here(future_id: bytes) -> bool:
-    """Copy a result to the worker that runs this. `clone` submits it; stored futures refer to it by name."""
+    """Copy a result to the worker that runs this function.
+
+    `clone` submits this function, and stored futures refer to it by name.
+    """
     from tidemill.futures.client.client import connect
 
     task = task_context.current_task()

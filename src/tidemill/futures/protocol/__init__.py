@@ -1,1 +1,1 @@
-"""The protocol of futures in the store: states, rows, indices and transitions."""
+"""How futures are stored: their states, rows and indices, and the transitions between states."""

@@ -1,10 +1,11 @@
 """The rows of actors and their calls (FUT-47).
 
 The creation of an actor is a future. Its result is the actor itself (a location of kind "actor"), and the
-actor has the id of that future. A call is a future with the creation as its input. It is bound to the actor's
-node and has an ordinal from the actor's row. The node runs the calls in the order of their ordinals and finds
-the next one in `call[actor, ordinal]`. Neither is computed again automatically. When the actor dies, its
-creation fails with kind "actor". Then all its unfinished calls fail, page by page, like any dependents.
+actor has the id of that future. A call is a future with the creation as its input. The call is bound to the
+actor's node and gets its ordinal from the actor's row. The node runs the calls in the order of their ordinals
+and finds the next call in `call[actor, ordinal]`. Tidemill never repeats a creation or a call to recover a
+lost result. When the actor dies, its creation fails with kind "actor". Then all unfinished calls of the actor
+fail, page by page, like any dependents.
 """
 
 from collections.abc import Callable
@@ -40,7 +41,7 @@ class ActorRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ActorCall(msgspec.Struct, frozen=True):
-    """One call of an actor. `row` is None if the call was swept."""
+    """One call of an actor. `row` is None if the sweep has deleted the call."""
 
     ordinal: int
     id: bytes
@@ -52,7 +53,7 @@ Sign = Callable[[Spec], Spec]
 
 
 def unsigned(spec: Spec) -> Spec:
-    """Return the spec without a signature, for specs that are never run."""
+    """Return the spec unchanged, without a signature: for specs that are never run."""
     return spec
 
 
@@ -87,7 +88,7 @@ def create(tx: Tx, keys: FutureKeys, spec: Spec, *, sign: Sign = unsigned) -> by
 def call(
     tx: Tx, keys: FutureKeys, actor_id: bytes, specs: list[Spec], *, sign: Sign = unsigned
 ) -> list[bytes]:
-    """Submit calls in this order, after all earlier ones. Calls of a dead actor fail at once."""
+    """Submit calls in this order, after all earlier calls. Calls of a dead actor fail at once."""
     actor = read(tx, keys, actor_id)
     creation = edges.read(tx, keys, actor_id)
     if actor is None or creation is None:
@@ -124,7 +125,7 @@ def call(
 
 
 def calls(tx: Tx, keys: FutureKeys, actor_id: bytes, ordinal: int, limit: int = 20) -> list[ActorCall]:
-    """Read the calls from this ordinal on. A node uses it to see that the call it waits for has ended."""
+    """Read the calls from this ordinal on. With it, a node sees whether the call it waits for has ended."""
     lo, hi = keys.call[actor_id, ordinal], keys.call.under(actor_id)[1]
     call_rows = tx.range(lo, hi, limit=limit, snapshot=tx.mode == "take")
     states = edges.read_many(tx, keys, [row.value for row in call_rows])
@@ -143,7 +144,7 @@ def record_location(tx: Tx, keys: FutureKeys, spec: Spec, result: Result) -> Non
 
 
 def died(tx: Tx, keys: FutureKeys, actor_id: bytes, failure: Failure) -> bool:
-    """Record the death of an actor and fail its calls, page by page. Return False if it was dead."""
+    """Record the death of an actor and fail its calls, page by page. Return False if it was already dead."""
     actor = read(tx, keys, actor_id)
     if actor is None or actor.state is ActorState.DEAD:
         return False
@@ -166,7 +167,7 @@ def actor_failure(failure: Failure, now_us: int) -> Failure:
 
 
 def forget(tx: Tx, keys: FutureKeys, spec: Spec) -> None:
-    """Delete the rows of a creation or a call that is swept."""
+    """Delete the rows of a creation or a call when the sweep deletes its future."""
     if spec.actor == spec.id:
         actor = read(tx, keys, spec.id)
         if actor is not None and actor.node:

@@ -1,9 +1,9 @@
 """Bulk submission: creates many plain futures at once, with the same rows as `submit` but much less work.
 
-Plain futures have no inputs, keys, deadlines or assignments. If they also have the same needs, they share the
-state row, the lane and the time; only the ids differ. The first one is created by `submit.submit_one`. The
-others are written as copies of its rows, in one call to the store. A test compares the rows with those of
-`submit`.
+Plain futures have no inputs, keys, deadlines or assignments. If plain futures also have the same needs,
+priority and queue, they have the same state row, lane and time; only their ids and specs differ.
+`submit.submit_one` creates the first future. The others are written as copies of its rows, in one call to the
+store. A test compares these rows with those of `submit`.
 """
 
 from collections.abc import Sequence
@@ -27,12 +27,12 @@ def is_plain(spec: Spec) -> bool:
 
 
 def weight(spec: Spec) -> int:
-    """Return how many rows the submission writes at most."""
+    """Return the maximum number of rows that the submission writes."""
     return PLAIN_WRITES if is_plain(spec) else submit.weight(spec)
 
 
 def submit_many(tx: Tx, keys: FutureKeys, specs: Sequence[Spec]) -> list[bytes]:
-    """Create futures as `submit.submit` does. Plain ones come first, because others may depend on them."""
+    """Create futures like `submit.submit`. Plain ones come first, because others may depend on them."""
     alike: dict[tuple[object, ...], list[Spec]] = {}
     for spec in specs:
         if is_plain(spec):

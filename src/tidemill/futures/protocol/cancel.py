@@ -1,8 +1,8 @@
-"""Cancel: ends futures by command, and by their deadline (FUT-56).
+"""Cancel: ends futures when a user cancels them or their deadline passes (FUT-56).
 
-A future that is not claimed ends at once. A claimed one is marked (`Claimed.cancel`), and its node gets a
-command. The node ends the task and calls `finish.cancelled`. A marked claim cannot return to the pool: if its
-node or the reaper returns it, the future ends instead.
+A future that is not claimed ends at once. A claimed future is marked (`Claimed.cancel`), and its node gets a
+command. The node ends the task and calls `finish.cancelled`. A marked future cannot return to the pool: if
+its node or the reaper returns the claim, the future ends instead.
 """
 
 import msgspec
@@ -19,9 +19,9 @@ PAGE = 50
 
 
 def cancel(tx: Tx, keys: FutureKeys, future_id: bytes) -> AnyRow:
-    """Cancel a future. Return its row: ended, or claimed and marked. A future that has ended does not change.
+    """Cancel a future. Return its row: ended, or claimed and marked.
 
-    Its dependents fail with kind "upstream".
+    A future that has already ended does not change. The dependents of the future fail with kind "upstream".
     """
     row = edges.read(tx, keys, future_id)
     if row is None:

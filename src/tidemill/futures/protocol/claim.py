@@ -1,8 +1,8 @@
-"""Claim: the transition from unclaimed to claimed, in batched `take` transactions.
+"""Claim: moves futures from unclaimed to claimed, in batches, in `take` transactions.
 
 A claim is a lease that lasts as long as the lease of its node. So one renewal of the node's lease renews all
-its claims (FUT-36). A claim consists of the node, the node's epoch and the future's epoch. The future's epoch
-grows with every claim and every return, so the store refuses a late write (FUT-13).
+claims of the node (FUT-36). A claim consists of the node, the node's epoch and the future's epoch. The
+future's epoch grows whenever the future is claimed or returned, so the store refuses a late write (FUT-13).
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,13 @@ from tidemill.futures.protocol.states import FutureEdge, FutureState, step
 from tidemill.store import Row, Swap, Tx, unpack
 
 LEAST_LEFT_US = 2_500_000
-"""How much of its lease a node must have left to claim: more than a transaction may take. So every claim of a
-node is committed before its lease expires, and the reaper, which runs later, sees all of them."""
+"""A node may claim only if its lease still lasts this long, which is longer than a transaction may take. So
+every claim of a node is committed before its lease expires, and the reaper, which runs later, sees all of
+them."""
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A claim: the id, the row, and its stored bytes. The bytes are the fence of the completion."""
+    """A claim: the id and the row of the future, and the row's stored bytes, which fence the completion."""
 
     id: bytes
     row: Claimed
@@ -38,7 +39,7 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 def read_lanes(tx: Tx, keys: FutureKeys) -> list[Lane]:
-    """Read the list of lanes, in the order they are served."""
+    """Read the list of lanes, in the order in which workers serve them."""
     lanes = []
     for row in tx.range(*keys.lane.all(), snapshot=True):
         queue, label, minus_priority = keys.lane.unpack(row.key)
@@ -57,9 +58,9 @@ def claim(
 ) -> list[Claim]:
     """Claim up to `limit` futures that fit together: our assignments first, then the lanes (FUT-43).
 
-    Runs in a `take` transaction, which removes a future from the index and writes the claim and the holder's
-    pointer. A crash before the commit undoes all of it (STO-4). Lanes are served by priority, and within a
-    priority the futures that have waited longest come first (FUT-26).
+    Runs in a `take` transaction, which removes futures from the index and writes their claims and the `own`
+    rows of the node. A crash before the commit undoes all of this (STO-4). Lanes are served by priority, and
+    within a priority the futures that have waited longest come first (FUT-26).
     """
     check_time(tx, cluster, node)
     index_rows = _take_assigned(tx, keys, node, free, limit)
@@ -100,7 +101,7 @@ def remaining(free: Capacity, claimed: Sequence[Row]) -> Capacity:
 def claim_these(
     tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, specs: Sequence[Spec], free: Capacity
 ) -> list[Claim]:
-    """Claim these futures if they are unclaimed and fit: our waiting tasks need them (FUT-41)."""
+    """Claim these futures, which our waiting tasks need, if they are unclaimed and fit (FUT-41)."""
     check_time(tx, cluster, node)
     claims: list[Claim] = []
     for spec in specs:
@@ -119,7 +120,7 @@ def claim_these(
 
 
 def _read_unlocked(tx: Tx, keys: FutureKeys, future_id: bytes) -> AnyRow | None:
-    """Read a row without a lock. Nodes compete for the index row, which is taken first, as in `claim`."""
+    """Read a row without a lock. Nodes compete for the index row, which they take first, as in `claim`."""
     key = keys.future[future_id]
     single = tx.range(key, key + b"\x00", snapshot=True)
     return rows.decode_row(single[0].value) if single else None
@@ -147,13 +148,13 @@ def _count_queue(chosen: Sequence[Row], queue: str) -> int:
 
 
 def _swap_out(tx: Tx, chosen: Sequence[Row]) -> list[Row]:
-    """Remove index rows. Return those that no other node has removed before."""
+    """Remove index rows. Return those that no other node had already removed."""
     swapped = tx.swap_many([Swap(row.key, row.value, None) for row in chosen])
     return [row for row, ok in zip(chosen, swapped, strict=True) if ok]
 
 
 def _shares(tx: Tx, keys: FutureKeys, able: Sequence[Lane], limit: int) -> list[tuple[Lane, int]]:
-    """Return how many to take from each lane of one priority, so that the oldest come first."""
+    """Return how many futures to take from each lane of one priority, so that the oldest come first."""
     if len(able) < 2:
         return [(lane, limit) for lane in able]
     heads: list[tuple[int, int]] = []
@@ -239,7 +240,7 @@ def is_held(row: AnyRow | None, claim: Claim) -> bool:
 
 
 def check_held(row: AnyRow | None, claim: Claim) -> Claimed:
-    """Return the claimed row. Raise `LeaseLost` if this node does not hold this claim any more."""
+    """Return the claimed row. Raise `LeaseLost` if this node no longer holds this claim."""
     if not isinstance(row, Claimed) or not is_held(row, claim):
         raise LeaseLost(f"this worker no longer holds the claim on {claim.id.hex()} (epoch {claim.epoch})")
     return row

@@ -1,18 +1,19 @@
-"""Dependents: updates the futures that depend on a future when its state changes, page by page.
+"""Dependents: when the state of a future changes, updates the futures that depend on it, page by page.
 
-A row `dep[upstream, id]` records that `id` needs the upstream's result. Its value is "w" while the upstream
-is counted in the dependent's `waits_on`, and "s" afterwards. The value says what has been counted, so
-notifying a dependent twice counts nothing twice. A parked task depends in the same way on the futures that it
-waits for (`Blocked.extra`). Any end of those counts: the task runs again and checks them itself.
+A row `dep[upstream, id]` records that `id` needs the upstream's result. The row's value is "w" while the
+dependent's `waits_on` counts the upstream, and "s" afterwards. So if a dependent is notified twice, the
+upstream is still counted only once. A parked task depends in the same way on the futures that it waits for
+(`Blocked.extra`). When such a future ends, with or without a result, the task runs again and checks the
+future itself.
 
-A future with dependents that ends, is lost or is requeued writes `cursor[id]`. The cursor means: "dependents
-after this key may not know the state of the upstream". `notify_page` reads the current state and updates a
-page of dependents. If the state changes in the meantime, the cursor is reset to the start. This is enough for
-a fan-out of any size (FUT-65), and any process may advance a cursor.
+When a future with dependents ends, is lost or is requeued, the same transaction writes `cursor[id]`. The
+cursor means: "dependents after this key may not know the state of the upstream". `notify_page` reads the
+current state and updates a page of dependents. If the state changes in the meantime, the cursor is reset to
+the start. This works for any number of dependents (FUT-65), and any process may advance a cursor.
 
-Why no dependent is forgotten: `submit` reads the upstream's row under a lock in the transaction that adds the
-dep row, and the last page reads the dep rows to the end of their range. So a submit that saw the old state
-either commits before that page, which then sees it, or conflicts with it.
+Why no dependent is missed: `submit` reads the upstream's row under a lock in the transaction that adds the
+dep row, and the last page reads the dep rows to the end of their range. So if a submit read the old state, it
+either commits before the last page, which then reads its dep row, or conflicts with the last page.
 """
 
 from collections.abc import Sequence
@@ -45,14 +46,14 @@ PAGE = 50
 WRITES_EACH = 6
 ROOM_WRITES = 500
 ROOM_BYTES = 500_000
-"""A transaction that has written more than this notifies no dependents: a page of ends, each with a page of
-dependents, must fit too. The cursor covers the rest."""
+"""A transaction that has written more than this notifies no more dependents. So a page of futures that end,
+each with a page of dependents, still fits into it. Cursors record the rest."""
 
 
 def end(
     tx: Tx, keys: FutureKeys, spec: Spec, old: AnyRow, edge: Path, new: AnyRow, failure: Failure | None = None
 ) -> AnyRow:
-    """Move a future, store its failure, and notify its dependents: a page now, the rest by a cursor."""
+    """Move a future, store its failure, and notify a page of its dependents. A cursor records the rest."""
     edges.move(tx, keys, spec, old, edge, new)
     if failure is not None:
         edges.set_failure(tx, keys, spec.id, failure)
@@ -89,7 +90,7 @@ def notify_page(tx: Tx, keys: FutureKeys, upstream: bytes, limit: int = PAGE) ->
 def notify_pending(tx: Tx, keys: FutureKeys, limit: int = PAGE) -> bool:
     """Advance the first cursors by a page each. Return False if there are none.
 
-    A failure leaves cursors at the dependents that fail with it: repeat until there are none.
+    If dependents fail, they get cursors for their own dependents, so repeat this until it returns False.
     """
     cursors = tx.range(*keys.cursor.all(), limit=10, snapshot=True)
     for upstream in ids_in(keys.cursor, cursors):
@@ -190,7 +191,7 @@ def _uncount_input(tx: Tx, keys: FutureKeys, spec: Spec, state: Blocked | Unclai
 def _fail_dependent(
     tx: Tx, keys: FutureKeys, upstream: bytes, spec: Spec, state: AnyRow, failure: Failure
 ) -> None:
-    """Fail a dependent, because its input has failed. Its own dependents follow by its cursor."""
+    """Fail a dependent, because its input has failed. It gets a cursor, so its own dependents fail later."""
     kind = "actor" if spec.actor == upstream else "upstream"
     if state.state in ENDED or (isinstance(state, Claimed) and kind != "actor"):
         return  # a running task may have loaded the input; if not, it finds out when it loads it
@@ -210,10 +211,9 @@ def _requeue_dependent(tx: Tx, keys: FutureKeys, spec: Spec, state: Failed) -> N
 
 
 def unclaim(tx: Tx, keys: FutureKeys, spec: Spec, old: Claimed, edge: FutureEdge, new: Unclaimed) -> AnyRow:
-    """End a claim without an outcome: the future is unclaimed, or blocked or failed if its inputs are.
+    """End a claim without an outcome. The future becomes unclaimed, or blocked or failed if an input is.
 
-    A claimed future is not notified about its inputs while it runs. So their states are checked here
-    (FUT-15).
+    While a future runs, it is not notified about its inputs. So this function checks their states (FUT-15).
     """
     inputs = list(dict.fromkeys(spec.inputs))
     if all(isinstance(row, Realized) for row in edges.read_many(tx, keys, inputs)):
@@ -233,8 +233,8 @@ def recompute(
 ) -> AnyRow | Failure:
     """Have a future computed again: unclaimed, or blocked while an input is missing. Return the new row.
 
-    `edge` leads to unclaimed. If an input has failed or is lost, nothing changes, and its failure is
-    returned.
+    `edge` has the transitions that lead to unclaimed. If an input has failed or is lost, nothing changes, and
+    the failure of the input is returned.
     """
     missing, broken = submit.attach(tx, keys, spec)
     if broken is not None:

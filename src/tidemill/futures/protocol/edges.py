@@ -1,13 +1,13 @@
 """Edges: moves a future from one state to the next. Only this module writes state rows and their indices.
 
-`move` checks the transition against the table, removes the row from the indices of its old state and adds it
-to those of its new state, in one transaction. So no protocol step can forget an index (FUT-15, FUT-16):
+`move` checks that the table has the transition. In one transaction it removes the row from the indices of its
+old state and adds it to those of its new state. So no protocol step can forget an index (FUT-15, FUT-16):
 
 - an unclaimed future is in the `ready` index of its lane or in the `assigned` index of its node, not in both;
-- a claimed future is in neither of them, but in the `own` index of its holder;
-- a blocked or ended future is in none of them.
+- a claimed future is in neither of these, but in the `own` index of its holder;
+- a blocked or ended future is in none of these indices.
 
-Every read of a state row that a decision depends on takes a lock, because claims and completions run in
+If a decision depends on a state row, the read of the row takes a lock, because claims and completions run in
 `take` transactions (STO-3).
 """
 
@@ -66,7 +66,7 @@ def read_specs(tx: Tx, keys: FutureKeys, ids: list[bytes]) -> dict[bytes, Spec]:
 
 
 def must_read_spec(tx: Tx, keys: FutureKeys, future_id: bytes) -> Spec:
-    """Read the spec of a future that has a state row: both are written and deleted together."""
+    """Read the spec of a future that has a state row. Both rows are written and deleted together."""
     spec = read_spec(tx, keys, future_id)
     if spec is None:
         raise FutureUnknown(
@@ -95,7 +95,7 @@ def ready_value(spec: Spec, tally: AttemptCounts) -> bytes:
 
 
 def enter(tx: Tx, keys: FutureKeys, spec: Spec, row: AnyRow) -> None:
-    """Write a row and add it to the indices of its state. Watchers are woken when the future has ended."""
+    """Write a row and add it to the indices of its state. If the future has ended, notify its watchers."""
     tx.set(keys.future[spec.id], rows.encode(row), quiet=row.state not in ENDED)
     match row:
         case Unclaimed():
@@ -112,7 +112,7 @@ def enter(tx: Tx, keys: FutureKeys, spec: Spec, row: AnyRow) -> None:
 
 
 def _open_lane(tx: Tx, keys: FutureKeys, lane: lanes.Lane) -> None:
-    """Add a lane to the list. Read it first: submits that all write this row would block each other."""
+    """Add a lane to the list, if it is not listed. Submits that all write this row would block each other."""
     key = keys.lane[lane.key]
     if key not in tx.touched and tx.get(key) is None:
         tx.set(key, b"")

@@ -11,7 +11,7 @@ class FuturesReaped(Event, frozen=True):
 
 
 class AssignmentsRerouted(Event, frozen=True):
-    """The assignments of a dead, busy or too small node were moved to the pool, or failed."""
+    """Assignments of a node that is dead, busy or too small were moved to the pool, or failed."""
 
     node: str
     ids: list[str]
@@ -26,25 +26,25 @@ class ActorsDied(Event, frozen=True):
 
 
 class DeadlinesPassed(Event, frozen=True):
-    """Futures were ended by their deadline."""
+    """Futures ended because their deadline passed."""
 
     ids: list[str]
 
 
 class FuturesStranded(Event, frozen=True):
-    """No live node can run these."""
+    """No live node can run these futures."""
 
     ids: list[str]
 
 
 class FuturesSatisfied(Event, frozen=True):
-    """Futures that no node could run can run again, or their grace period is over."""
+    """Futures that no node could run can now run, or have failed because their grace period is over."""
 
     ids: list[str]
 
 
 class FuturesSwept(Event, frozen=True):
-    """Ended futures that are not needed any more were deleted."""
+    """Ended futures that are no longer needed were deleted."""
 
     ids: list[str]
 

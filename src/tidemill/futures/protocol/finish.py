@@ -1,12 +1,12 @@
-"""Finish: the ends of a claim. The future is realized, failed, returned, parked or cancelled.
+"""Finish: ends claims. The future of a claim is realized, failed, returned, parked or cancelled.
 
-The holder of the claim calls these functions. Each transaction is fenced twice: the node's lease is valid
+The holder of the claim calls these functions. Each transaction checks two fences: the node's lease is valid
 (`nodes.check`), and the row is still claimed under our epoch (`claim.check_held`, or the row has the same
 bytes). A late write is refused with `LeaseLost` (FUT-13, FUT-55).
 
-`realize_many` is the fast path, a `take` transaction: it compares bytes and reads nothing. It refuses rows
-that have changed since the claim: a dependent was added, a cancel was requested, or the claim was lost. Then
-`realize`, a serial transaction, decides.
+`realize_many` is the fast path. It is a `take` transaction that compares bytes and reads no state rows. It
+refuses rows that have changed since the claim: a dependent was added, a cancel was requested, or the claim
+was lost. For these rows `realize`, a serial transaction, decides.
 """
 
 from collections.abc import Sequence
@@ -48,8 +48,8 @@ def realize_many(
 ) -> list[bool]:
     """Realize several futures in a `take` transaction. Return False for those that `realize` must decide.
 
-    A future with dependents leaves a cursor: call `depend.notify` right after the commit. If this node dies
-    before that, the leader finds the cursor and notifies the dependents.
+    For a future with dependents this writes a cursor: call `depend.notify` right after the commit. If this
+    node dies before that, the leader finds the cursor and notifies the dependents.
     """
     nodes.check(tx, cluster, node, lock=True)
     plain = [item for item in items if item.result.location.kind != "actor"]
@@ -101,7 +101,7 @@ def fail(
         claim: the claim.
         failure: what happened; its kind decides which count grows (FUT-20).
         jitter: a random number from 0 to 1, for the delay before the next attempt.
-        ram_used: bytes that a task without a `ram` need used when memory ran out.
+        ram_used: how many bytes the task used when memory ran out, if it did not declare `ram`.
     """
     row = _check_claim(tx, keys, cluster, node, claim)
     spec = edges.must_read_spec(tx, keys, claim.id)
@@ -118,9 +118,10 @@ def fail(
 def relinquish(
     tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, claims: Sequence[Claim]
 ) -> list[AnyRow | None]:
-    """Return claims without an outcome: a drain, a recall, or a task that never started (FUT-3, FUT-17).
+    """Return claims without an outcome: for a drain, a recall, or tasks that never started (FUT-3, FUT-17).
 
-    This does not count as an attempt. The result has None for claims that are over. At most 100 at once.
+    This does not count as an attempt. The result has None for claims that this node no longer holds. Pass at
+    most 100 claims.
     """
     nodes.check(tx, cluster, node)
     current = edges.read_many(tx, keys, [claim.id for claim in claims])
@@ -135,10 +136,10 @@ def block(
 ) -> AnyRow:
     """Park a claimed task until these futures are realized (FUT-45, FUT-41). Return the new row.
 
-    The task has lost inputs (call `results.lose` for them first, in the same transaction), or it waits and
-    must free its memory. If all of the futures are realized by now, the task goes back to the pool. If an
-    input has failed, the task fails. If another future that it waits for has failed, it runs again and sees
-    the failure itself.
+    A task is parked if inputs were lost (call `results.lose` for them first, in the same transaction), or if
+    it waits for futures and must free its memory. If all of the futures are already realized, the task goes
+    back to the pool. If an input has failed, the task fails. If another future that it waits for has failed,
+    the task runs again and sees the failure itself.
     """
     row = _check_claim(tx, keys, cluster, node, claim)
     spec = edges.must_read_spec(tx, keys, claim.id)
@@ -168,7 +169,7 @@ def cancelled(
 ) -> AnyRow:
     """Record that a task was cancelled, or ended by its deadline, as its row requests. Return the new row.
 
-    If the row does not request it (the command was stale), the claim is only returned.
+    If the row does not request this (the command was stale), the future only returns to the pool.
     """
     row = _check_claim(tx, keys, cluster, node, claim)
     spec = edges.must_read_spec(tx, keys, claim.id)

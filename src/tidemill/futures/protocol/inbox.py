@@ -1,8 +1,8 @@
-"""The inbox of a node: commands that others write for it, in the order of their commits.
+"""The inbox of a node: commands that other processes write for the node, in the order of their commits.
 
-A command only makes the node act sooner. The row of a task says that it must end (`Claimed.cancel`), and a
-missing record of a copy says that its result is not needed. So a command that is lost with its node does no
-harm. A node watches `keys.inbox[node]` for new commands.
+A command only makes the node act sooner. The row of a task also says that the task must end
+(`Claimed.cancel`), and if the record of a copy is missing, the copy is not needed. So if a command is lost
+with its node, no harm is done. A node watches `keys.inbox[node]` for new commands.
 """
 
 import msgspec

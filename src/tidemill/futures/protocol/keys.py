@@ -1,7 +1,7 @@
 """The keys of futures in the store. Every key begins with the cluster's name (FUT-11).
 
     (C, "spec", id)                                what was submitted
-    (C, "future", id)                              its state row
+    (C, "future", id)                              the state row of a future
     (C, "lane", queue, class, -priority)           a lane that may contain futures: workers read this list
     (C, "ready", queue, class, -priority, ready_at, id)   the resource index: unclaimed, in the pool
     (C, "assigned", node, 0 hard | 1 soft, -priority, ready_at, id)   the assignment index: for one node
@@ -28,8 +28,7 @@
     (C, "swept")                                   the position of the sweep of ended rows
     (C, "bell")                                    no row; watchers are notified of futures to claim
 
-Ids are 16 bytes and begin with the time of submission. So futures of one time are neighbours, and the oldest
-come first.
+Ids are 16 bytes and begin with the time of submission. So futures are sorted by this time, oldest first.
 """
 
 import random
@@ -74,7 +73,7 @@ class FutureKeys:
 
 
 def new_id(wall_ms: int, chance: random.Random) -> bytes:
-    """Return a new future id: 48 bits of time, then 80 random bits. It never changes (FUT-14)."""
+    """Return a new future id: 48 bits of time, then 80 random bits. An id never changes (FUT-14)."""
     return wall_ms.to_bytes(6, "big") + chance.getrandbits(80).to_bytes(10, "big")
 
 
@@ -84,5 +83,5 @@ def ids_in(space: Space, index_rows: Iterable[Row], part: int = 0) -> list[bytes
 
 
 def args_object(future_id: bytes, digest: bytes) -> str:
-    """Return the name of the object with a future's arguments, if they are too large for its spec."""
+    """Return the name of the object that holds a future's arguments if they are too large for its spec."""
     return f"futures/args/{future_id.hex()}/{digest.hex()}"

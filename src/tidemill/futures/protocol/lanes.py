@@ -1,9 +1,9 @@
 """Lanes: the pool of unclaimed futures, sorted so that a worker reads only futures that it can run.
 
-A lane is (queue, class, priority). A class is a range of needs, with amounts rounded up to a step. A node
-that has the upper bound of a class free can run everything in it, without checking each row. A node that has
-only the lower bound free checks the rows one by one. This replaces one index per resource and their
-intersection (FUT-26). The oldest future of a lane comes first.
+A lane is (queue, class, priority). A class is a range of needs: each amount is rounded up to the next step.
+If a node has the upper bound of a class free, it can run any future of the class, without checking its row.
+If it has only the lower bound free, it checks the rows one by one. So there is no need for one index per
+resource, or for the intersection of such indices (FUT-26). The oldest future of a lane comes first.
 """
 
 from math import ceil, log2
@@ -19,7 +19,7 @@ RUNNERS = "spark:"
 
 
 class Lane(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """One lane of the pool. Lanes sort in the order they are served: by priority, then by name."""
+    """One lane of the pool. Workers serve lanes in their sort order: by priority, then by name."""
 
     minus_priority: int
     queue: str
@@ -120,13 +120,13 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def to_node(self) -> dict[str, float]:
-        """Return the form of a node's entry in the node list."""
+        """Return the capacity in the format of the node list."""
         amounts = {"cpu": self.cpu, "ram": float(self.ram), "gpu": self.gpu}
         return {**amounts, **{f"+{name}": 1.0 for name in self.named}}
 
     @staticmethod
     def of_node(amounts: dict[str, float]) -> "Capacity":
-        """Parse the form of a node's entry in the node list."""
+        """Parse the capacity from a node's entry in the node list."""
         return Capacity(
             cpu=amounts.get("cpu", 0.0),
             ram=int(amounts.get("ram", 0)),

@@ -1,7 +1,7 @@
 """The leader's duties for futures: rounds of a few bounded transactions, fenced by the leader's epoch.
 
-A round that finds more work than it may do runs again at once, after the other duties. Claims and results are
-correct without these duties. They make sure that nothing waits forever.
+If a round finds more work than it may do, the duty runs again right after the other duties. Claims and
+results are correct without these duties. The duties make sure that no future waits forever.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from tidemill.futures.protocol.rows import AnyRow, Blocked
 from tidemill.store import Store, Tx
 
 PAGES = 20
-"""Transactions per round and subject, so that a round does not delay the leader's other duties for long."""
+"""The maximum number of transactions in a round of pages. More would delay the leader's other duties."""
 
 BUSY_S = 5.0
 """How long a soft assignment waits for its node before any node may claim it (FUT-60)."""
@@ -85,7 +85,7 @@ class FutureDuties:
         self.keep_us = keep_us
         self.busy_us = busy_us
         self._loose = b""
-        self._positions: dict[tuple[str, str], bytes] = {}  # where rounds stopped that were too long
+        self._positions: dict[tuple[str, str], bytes] = {}  # where unfinished rounds stopped
 
     # --- dead and busy nodes
 
@@ -118,7 +118,7 @@ class FutureDuties:
     # --- dependents and deadlines
 
     def notify(self, tenure: Tenure) -> float:
-        """Notify dependents of cursors that their creators did not complete."""
+        """Notify the dependents after cursors that other processes left unfinished."""
         for _ in range(PAGES):
             if not tenure.run(lambda tx: depend.notify_pending(tx, self.keys)):
                 return self.ttl_s / 10
@@ -134,7 +134,7 @@ class FutureDuties:
     # --- unsatisfiable futures
 
     def strand(self, tenure: Tenure) -> float:
-        """Set aside futures that no live worker can run, and check earlier ones again."""
+        """Set aside futures that no live worker can run, and check futures set aside earlier."""
         args: dict[str, Any] = {"keys": self.keys, "cluster": self.cluster}
         more = False
         for lane in tenure.run(partial(unsatisfiable.lanes_to_check, **args)):
@@ -176,7 +176,7 @@ class FutureDuties:
     # --- pages
 
     def _repeat(self, tenure: Tenure, page: Callable[[Tx], ReapPage], event: Callable[..., Event]) -> bool:
-        """Run pages that remove the rows they handle. Return True if more is left."""
+        """Run pages that remove the rows they handle. Return True if there are more rows."""
         for _ in range(PAGES):
             outcome = tenure.run(page)
             self._emit(outcome.moved, event)
@@ -187,9 +187,10 @@ class FutureDuties:
     def _walk(
         self, tenure: Tenure, page: Callable[..., tuple[ReapPage, bytes]], event: Callable[..., Event]
     ) -> bool:
-        """Run pages over a range of rows that may stay. Return True if more is left for the next round.
+        """Run pages over a range of rows that may stay. Return True if the next round has more rows to visit.
 
-        The next round continues where this one stopped, so that rows after many that must stay are reached.
+        The next round continues where this one stopped. So the rounds reach the end of the range, even if
+        many rows stay.
         """
         assert isinstance(page, partial)
         subject = page.func.__name__, str(page.keywords.get("node_id", page.keywords.get("lane", "")))
@@ -208,7 +209,7 @@ class FutureDuties:
 
 
 REACH = 100
-"""How many inputs a client checks of the future it waits for, directly and indirectly."""
+"""How many direct and indirect inputs of a future a client checks while it waits for the future."""
 
 
 def reap_one(
@@ -216,7 +217,7 @@ def reap_one(
 ) -> AnyRow | None:
     """Do the leader's work for a future that a client waits for, after two ttls without a leader (FUT-49).
 
-    It releases the future, and its inputs, from dead nodes, and notifies dependents on the way. Return the
+    It releases the claims of dead nodes on the future and its inputs, and notifies dependents. Return the
     future's row after that. Does nothing while there is a leader.
     """
     leaderless_us = int(2 * ttl_s * SECOND_US)

@@ -1,7 +1,8 @@
 """The limits of a queue: how many futures run at once, and how many start per second (FUT-57).
 
-No future is dropped. A claim locks the row of the limit and counts the futures it starts in the same
-transaction. Without the lock, `take` transactions would skip each other's rows and exceed the limit.
+Futures above the limit wait; none is dropped. A claim locks the row of the limit and counts the futures that
+it starts, in the same transaction. Without the lock, concurrent `take` transactions would not see each
+other's claims, and would exceed the limit.
 """
 
 import msgspec
@@ -12,7 +13,10 @@ from tidemill.store.port import read_counter
 
 
 class Limit(msgspec.Struct, frozen=True, array_like=True):
-    """A queue's limit: `running` at once, `per_s` starts per second (0: no limit); and its token bucket."""
+    """A queue's limit and its token bucket.
+
+    `running` limits how many futures run at once, `per_s` how many start per second; 0 means no limit.
+    """
 
     running: int = 0
     per_s: float = 0.0
@@ -36,7 +40,8 @@ def clear_limit(tx: Tx, keys: FutureKeys, queue: str) -> None:
 def read(tx: Tx, keys: FutureKeys, queue: str) -> Limit | None:
     """Read a queue's limit and lock it until the commit.
 
-    Without a limit nothing is locked: a lock on a missing row would make all claims wait for each other.
+    If the queue has no limit, nothing is locked: a lock on a missing row would make all claims wait for each
+    other.
     """
     key = keys.limit[queue]
     if key not in tx.touched and not tx.range(key, key + b"\x00", snapshot=True):

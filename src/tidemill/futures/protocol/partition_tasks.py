@@ -5,13 +5,14 @@
     Member(context, node, duties={**future_duties(keys, cluster), "list files": WorkFinder(...)})
 
 The leader finds pieces of work, such as the files of a bucket, and creates a partition for each: a row
-(group, id) with the id of a durable future. The claim on that future is the partition's lease. The future's
-state and attempts are those of the partition; `PartitionTaskState` names them. The row pins the future, so
-that it is not swept before the partition is removed.
+(group, id) with the id of a durable future. The claim on that future is the partition's lease. The state of
+the partition is derived from the state of the future (`PartitionTaskState`). The row pins the future, so that
+the sweep does not delete it before the partition is removed.
 
-A round creates at most as many partitions as the live workers have idle slots. Further work stays where it
-was found and does not fill the store. A round also removes completed partitions. Both are fenced transactions
-of the leader, so a former leader creates nothing. An id that has a row is not created again.
+A round creates at most as many partitions as the live workers have idle slots. So work that cannot start yet
+does not fill the store; a later round finds it again. A round also removes completed partitions. The leader
+does both in fenced transactions, so a former leader cannot create a partition. A partition whose id already
+has a row is not created again.
 """
 
 from collections.abc import Callable, Mapping
@@ -121,14 +122,14 @@ def _task(group: str, part_id: str, future: bytes, row: AnyRow | None) -> Partit
 
 
 def idle_slots(tx: Tx, cluster: ClusterKeys, open_tasks: int) -> int:
-    """Return how many more tasks the live workers can run. This is the back-pressure on finding work."""
+    """Return how many more tasks the live workers can run. `WorkFinder` creates no more than this."""
     live = nodes.alive(nodes.read_all(tx, cluster), tx.now())
     slots = sum(node.slots for node in live if node.kind == "worker" and not node.draining)
     return max(0, slots - open_tasks)
 
 
 def remove_done(tx: Tx, keys: FutureKeys, tasks: list[PartitionTask]) -> list[str]:
-    """Remove partitions that are still completed. Failed and quarantined ones stay visible."""
+    """Remove the partitions that are still completed. Failed and quarantined partitions stay visible."""
     removed = []
     for task, row in zip(tasks, edges.read_many(tx, keys, [task.future for task in tasks]), strict=True):
         if row is not None and STATE_OF[row.state] is PartitionTaskState.DONE:
@@ -175,7 +176,7 @@ class WorkFinder:
         self.every_s = every_s
 
     def __call__(self, tenure: Tenure) -> float:
-        """Run one round. Return the seconds until the next."""
+        """Run one round. Return the seconds until the next round."""
         open_tasks = self._remove_completed(tenure)
         idle = tenure.run(lambda tx: idle_slots(tx, self.cluster, open_tasks))
         if idle:

@@ -1,12 +1,12 @@
 """Reap: releases the claims, assignments and actors of dead nodes (FUT-49, FUT-60).
 
-A node is dead if its lease has expired or its entry is gone. Then the store refuses all its writes, so any
-process may take over its work at any time. The same holds for claims from an earlier epoch of a node that
-lost its entry and joined again. The indices by node lead to them: `own` (claims), `assigned`, `hosted`
-(actors) and `inbox`. The number of steps is the number of nodes, not of futures.
+A node is dead if its lease has expired or its entry is gone. Then the store refuses all writes of the node,
+so any process may take over its work at any time. The same holds for claims from an earlier epoch of a node
+that lost its entry and joined again. Four indices list the rows of each node: `own` (claims), `assigned`,
+`hosted` (actors) and `inbox`. The time to find dead nodes grows with the number of nodes, not of futures.
 
-Why no claim is missed: a claim is committed while its node's entry is locked and its lease is valid. And the
-leader repeats its rounds: the next one finds a claim that appears after its node's expiry.
+Why no claim is missed: a claim is committed while its node's entry is locked and the node's lease is valid.
+If a claim becomes visible only after the lease has expired, the leader finds it in its next round.
 """
 
 import msgspec
@@ -30,7 +30,7 @@ inputs."""
 
 
 class ReapPage(msgspec.Struct, frozen=True):
-    """The outcome of one transaction: the futures it moved, with their new rows; and if there are more."""
+    """The outcome of one transaction: the futures it moved, their new rows, and whether there are more."""
 
     moved: list[tuple[bytes, AnyRow]] = []
     more: bool = False
@@ -68,7 +68,7 @@ def reap_page(
 ) -> tuple[ReapPage, bytes]:
     """Release a page of claims of a dead node, or of an earlier epoch of a live one.
 
-    Return the page, and where the next one begins: the valid claims of a live node stay.
+    Return the page, and where the next one begins. The valid claims of a live node stay.
     """
     node = nodes.read(tx, cluster, node_id)
     alive_epoch = node.epoch if node is not None and _has_lease(node, tx.now()) else 0
@@ -90,7 +90,7 @@ def reap_page(
 
 
 def reap(tx: Tx, keys: FutureKeys, future_id: bytes, row: Claimed) -> AnyRow:
-    """End the claim of a dead node: return the future to the pool, or quarantine it the tenth time."""
+    """End the claim of a dead node: return the future to the pool, or quarantine it after ten dead nodes."""
     spec = edges.must_read_spec(tx, keys, future_id)
     if row.cancel:
         return finish.give_back(tx, keys, future_id, row)
@@ -233,8 +233,8 @@ def _to_pool(tx: Tx, keys: FutureKeys, spec: Spec, row: Unclaimed) -> Unclaimed:
 def reclaim(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, *, limit: int = PAGE) -> ReapPage:
     """Release the claims that earlier boots at the address of a new worker still hold (FUT-39, FUT-48).
 
-    Only a worker that holds its address exclusively may call this. So the earlier ones are dead, even if
-    their leases are valid. The last page removes their entries. This does not count as an attempt.
+    Only a worker that holds its address exclusively may call this. So the earlier workers are dead, even if
+    their leases are still valid. The last page removes their entries. This does not count as an attempt.
     """
     nodes.check(tx, cluster, node)
     moved: list[tuple[bytes, AnyRow]] = []
@@ -264,7 +264,7 @@ def reap_one(
 ) -> AnyRow | None:
     """Do the leader's work for one future that a client waits for, if there is no leader (FUT-49).
 
-    Nothing happens while there is a leader, or there was one `leaderless_us` ago. Return the future's row.
+    Do nothing if there was a leader within the last `leaderless_us`. Return the future's row.
     """
     row = edges.read(tx, keys, future_id)
     if row is None or not _leaderless(tx, cluster, leaderless_us):

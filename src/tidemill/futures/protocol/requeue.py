@@ -1,4 +1,4 @@
-"""Requeue: a command that has a failed or quarantined future computed again (FUT-53)."""
+"""Requeue: computes a failed or quarantined future again when a user requests it (FUT-53)."""
 
 from tidemill.errors import FutureUnknown, UsageError
 from tidemill.futures.protocol import actors, depend, edges
@@ -11,7 +11,7 @@ from tidemill.store import Tx
 def requeue(tx: Tx, keys: FutureKeys, future_id: bytes) -> AnyRow:
     """Have a failed or quarantined future computed again, with all its counts reset. Return the new row.
 
-    Futures that failed because of it follow, page by page. The latest failure is kept.
+    Futures that failed because of this future are requeued too, page by page. The latest failure is kept.
     """
     row = edges.read(tx, keys, future_id)
     if row is None:

@@ -1,12 +1,13 @@
-"""Results: their copies, their loss, and what keeps them.
+"""Results: records their copies, handles lost copies, and deletes results that are no longer needed.
 
 The row of a realized future contains its latest result (FUT-18). A result outside the row has one record per
-copy, `copy[id, node]`; the node of object storage is "". A result is kept by the handle of the client that
-submitted it, by handles of other clients (`hold`), by dependents and by pins (FUT-34).
+copy, `copy[id, node]`; for a copy in object storage, the node is "". A result is kept as long as there is a
+handle of the client that submitted the future, a handle of another client (`hold`), a dependent that may need
+it, or a pin (FUT-34).
 
-A loss is reported for the version that was read. If two readers report the same loss, the second finds
+A reader reports a loss for the version that it read. If two readers report the same loss, the second finds
 another version, or none, and changes nothing (FUT-63). A loss is accepted if the node of the copy is dead, or
-if the reader failed to fetch it several times.
+if the reader failed to fetch the copy several times.
 """
 
 from collections.abc import Sequence
@@ -48,7 +49,7 @@ def lose(
 ) -> AnyRow | None:
     """Report a lost copy of this version: use another copy, or compute the future again (FUT-7, FUT-51).
 
-    The count of exceptions does not change (FUT-9). Return the current row. If the loss was handled before,
+    The count of exceptions does not change (FUT-9). Return the current row. If the loss was already handled,
     nothing is written.
 
     Args:
@@ -58,7 +59,7 @@ def lose(
         future_id: the future.
         version: the version of the lost result.
         node: the node of the lost copy, empty for object storage; by default, that of the latest result.
-        unreachable: fetching failed repeatedly. Otherwise the copy is lost only if its node is dead.
+        unreachable: whether fetching failed repeatedly. If not, the copy is lost only if its node is dead.
     """
     row = edges.read(tx, keys, future_id)
     if not isinstance(row, Realized) or row.result.version != version:
@@ -171,7 +172,7 @@ def free(tx: Tx, keys: FutureKeys, future_id: bytes, row: Realized) -> Realized:
 
 
 def drop_copies(tx: Tx, keys: FutureKeys, spec: Spec, row: AnyRow) -> None:
-    """Remove the records of all copies, and have their holders delete them."""
+    """Remove the records of all copies, and have their nodes delete the copies."""
     for copy in copies(tx, keys, spec.id):
         _delete_copy(tx, keys, spec.id, copy)
     if isinstance(row, Realized) and row.result.location.kind != "inline" and spec.owner:
@@ -200,14 +201,14 @@ def unpin(tx: Tx, keys: FutureKeys, future_id: bytes, owner: str) -> None:
 
 
 def hold(tx: Tx, keys: FutureKeys, client: str, ids: Sequence[bytes]) -> None:
-    """Record handles of a client that did not submit these futures. They last as its lease (FUT-64)."""
+    """Record handles of a client that did not submit these futures. They end with its lease (FUT-64)."""
     for future_id in ids:
         tx.set(keys.hold[client, future_id], b"")
         tx.set(keys.pin[future_id, client], b"")
 
 
 def release(tx: Tx, keys: FutureKeys, client: str, ids: Sequence[bytes]) -> None:
-    """Release the handles of a client. Results that nothing else keeps are deleted. At most 50 at once."""
+    """Release at most 50 handles of a client. Delete results that nothing else keeps."""
     for future_id, row in zip(ids, edges.read_many(tx, keys, list(ids)), strict=True):
         tx.clear(keys.hold[client, future_id])
         tx.clear(keys.pin[future_id, client])
@@ -227,7 +228,7 @@ def _mark_released(tx: Tx, keys: FutureKeys, spec: Spec, row: AnyRow) -> AnyRow:
 
 
 def release_client(tx: Tx, keys: FutureKeys, client: str, limit: int = RELEASE_PAGE) -> int:
-    """Release a page of the handles of a dead client. Return how many."""
+    """Release a page of the handles of a dead client. Return how many handles the page has."""
     ids = ids_in(keys.hold, tx.range(*keys.hold.under(client), limit=limit), 1)
     release(tx, keys, client, ids)
     return len(ids)

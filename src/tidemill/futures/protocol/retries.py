@@ -1,9 +1,9 @@
-"""The retry policy: what follows a failed attempt, for each kind of failure. It reads, but writes nothing.
+"""The retry policy: decides what follows a failed attempt, for each kind of failure. Writes nothing.
 
 - exception: `exceptions + 1`. Fail if `exceptions >= max_retries + 1` (FUT-8), otherwise retry after a delay
   that doubles each time (FUT-50).
 - crash, hang: `crashes + 1`. Quarantine the third time, with the traceback of the crash (FUT-53).
-- oom: `ooms + 1`. Retry with twice the ram, on another node that has it. Fail the third time (FUT-52).
+- oom: `ooms + 1`. Retry with twice the ram, on another node that has this much. Fail the third time (FUT-52).
 - deserialize: `strange + 1`. Retry once on another node, then fail (FUT-22).
 - actor: fail at once.
 
@@ -114,7 +114,7 @@ def pause_us(count: int, jitter: float) -> int:
 
 
 def workers(tx: Tx, cluster: ClusterKeys) -> list[Node]:
-    """Return the live workers. Only these count (FUT-27)."""
+    """Return the live workers. Only live workers count as able to run a future (FUT-27)."""
     return [node for node in nodes.alive(nodes.read_all(tx, cluster), tx.now()) if node.kind == "worker"]
 
 

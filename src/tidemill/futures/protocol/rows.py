@@ -1,8 +1,8 @@
 """The stored rows of a future: an immutable `Spec`, a small state row, results and failures.
 
 The state row is a tagged union with one class per state, so that a row contains only the fields of its state.
-It is small because every state change rewrites it. Code and arguments are in the spec or, if they are large,
-in object storage by digest (FUT-21).
+It is small because every state change rewrites it. The spec contains the digest of the code. It also contains
+the arguments or, if they are large, the digest of an object that contains them (FUT-21).
 """
 
 from typing import ClassVar
@@ -21,7 +21,7 @@ class Blob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Needs(msgspec.Struct, frozen=True, array_like=True):
-    """The resources that a future needs (FUT-23). The default of each is zero."""
+    """The resources that a future needs (FUT-23). By default it needs none."""
 
     cpu: float = 0.0
     ram: int = 0  # bytes
@@ -37,7 +37,7 @@ class LaneEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What was submitted. It never changes, through all retries and reconstructions (FUT-14, FUT-19)."""
+    """The call as it was submitted. Retries and recomputations never change it (FUT-14, FUT-19)."""
 
     id: bytes
     name: str
@@ -110,7 +110,7 @@ class AttemptCounts(msgspec.Struct, frozen=True, array_like=True):
     ooms: int = 0
     strange: int = 0  # code that could not be loaded
     reaps: int = 0  # claims that ended because their node died
-    rebuilds: int = 0  # reconstructions: not attempts (FUT-9)
+    rebuilds: int = 0  # how often a lost result was computed again; not attempts (FUT-9)
     ram: int = 0  # bytes needed since the last out-of-memory error (FUT-52); 0 for the spec's value
     dependents: bool = False  # other futures depend on it and must be notified
     released: bool = False  # the owner has no handle left
@@ -124,7 +124,7 @@ class StateRow(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag_f
 
 
 class Blocked(StateRow, frozen=True, array_like=True, kw_only=True, tag=0):
-    """It waits for inputs. `extra` are futures that its parked task waits for, in addition to its inputs."""
+    """The future waits for inputs. `extra` lists further futures that its parked task waits for."""
 
     state = FutureState.BLOCKED
     waits_on: int
@@ -132,7 +132,7 @@ class Blocked(StateRow, frozen=True, array_like=True, kw_only=True, tag=0):
 
 
 class Unclaimed(StateRow, frozen=True, array_like=True, kw_only=True, tag=1):
-    """It is in a lane of the pool, or assigned to a node. `ready_at` is part of its index key."""
+    """The future is in a lane of the pool, or assigned to a node. `ready_at` is part of its index key."""
 
     state = FutureState.UNCLAIMED
     ready_at: int
@@ -141,7 +141,7 @@ class Unclaimed(StateRow, frozen=True, array_like=True, kw_only=True, tag=1):
 
 
 class Claimed(StateRow, frozen=True, array_like=True, kw_only=True, tag=2):
-    """A node has claimed it."""
+    """A node has claimed the future."""
 
     state = FutureState.CLAIMED
     holder: str
@@ -152,7 +152,7 @@ class Claimed(StateRow, frozen=True, array_like=True, kw_only=True, tag=2):
 
 
 class Realized(StateRow, frozen=True, array_like=True, kw_only=True, tag=3):
-    """It has a result; `result` is the latest one (FUT-18)."""
+    """The future has a result; `result` is the latest one (FUT-18)."""
 
     state = FutureState.REALIZED
     result: Result
@@ -160,7 +160,7 @@ class Realized(StateRow, frozen=True, array_like=True, kw_only=True, tag=3):
 
 
 class Failed(StateRow, frozen=True, array_like=True, kw_only=True, tag=4):
-    """It failed; the error row contains the reason."""
+    """The future failed; the error row contains the reason."""
 
     state = FutureState.FAILED
     at: int
@@ -168,21 +168,21 @@ class Failed(StateRow, frozen=True, array_like=True, kw_only=True, tag=4):
 
 
 class Cancelled(StateRow, frozen=True, array_like=True, kw_only=True, tag=5):
-    """It was cancelled."""
+    """The future was cancelled."""
 
     state = FutureState.CANCELLED
     at: int
 
 
 class Quarantined(StateRow, frozen=True, array_like=True, kw_only=True, tag=6):
-    """It crashed its workers too often and waits for a person."""
+    """The future crashed its workers too often, and waits until a user requeues it."""
 
     state = FutureState.QUARANTINED
     at: int
 
 
 class Unsatisfiable(StateRow, frozen=True, array_like=True, kw_only=True, tag=7):
-    """No live node can run it. It is checked again when a node joins."""
+    """No live node can run the future. It is checked again when a node joins."""
 
     state = FutureState.UNSATISFIABLE
     since: int

@@ -1,7 +1,7 @@
 """The state machine of a future, as a table. No other code decides which state follows which.
 
-The state is stored explicitly (FUT-8), as one frozen class per state (`rows`). Every transition is a
-function with its name that takes a transaction. A future fails by retries if and only if
+The state is stored explicitly (FUT-8), as one frozen class per state (`rows`). Every transition is made in
+one transaction, by a function of this package. Exceptions make a future fail if and only if
 `exceptions >= max_retries + 1`.
 """
 
@@ -11,11 +11,11 @@ from tidemill.errors import IllegalTransition
 
 
 class FutureState(StrEnum):
-    """The states of a future. It is in exactly one of them at a time (FUT-12).
+    """The states of a future. A future is always in exactly one state (FUT-12).
 
     A new future is blocked while an input is missing, and unclaimed when it can run. It is unsatisfiable if
     no live node can run it. A value stored with `put` starts realized, and a future that depends on a failed
-    one starts failed. If all copies of a result are lost, it is computed again (`lose`).
+    one starts failed. If all copies of a result are lost, the future is computed again (`lose`).
     """
 
     BLOCKED = "blocked"  # an input is not realized yet

@@ -24,7 +24,7 @@ from tidemill.futures.protocol.states import ENDED
 from tidemill.store import Tx
 
 ROOM_WRITES = 800
-"""How many rows a transaction of submissions may write. The store's limit leaves room for more."""
+"""How many rows a transaction of submissions may write. The limit of the store is higher."""
 
 MOST_INPUTS = 300
 """How many inputs a future may have. Each input is two writes in the future's transaction."""
@@ -33,7 +33,7 @@ WAITING, SERVED = b"w", b"s"
 
 
 def weight(spec: Spec) -> int:
-    """Return how many rows the submission writes at most."""
+    """Return the maximum number of rows that the submission writes."""
     return 8 + 2 * len(spec.inputs)
 
 
@@ -55,9 +55,9 @@ def pages(specs: Sequence[Spec], weigh: Callable[[Spec], int] = weight) -> list[
 def submit(tx: Tx, keys: FutureKeys, specs: Sequence[Spec]) -> list[bytes]:
     """Create futures: unclaimed, or blocked while an input is not realized (FUT-1). Return their ids.
 
-    If the idempotency key of a spec exists already, nothing is created and the first future's id is returned.
-    A future with a failed input fails at once, with the chain of causes. The batch is one transaction; split
-    it with `pages`.
+    If the idempotency key of a spec already exists, nothing is created and the first future's id is returned.
+    A future with a failed input fails at once, with the chain of causes. All futures are created in one
+    transaction; use `pages` to split a large batch.
     """
     return [submit_one(tx, keys, spec) for spec in specs]
 
@@ -103,13 +103,15 @@ def write_spec(tx: Tx, keys: FutureKeys, spec: Spec) -> Spec:
 def attach(
     tx: Tx, keys: FutureKeys, spec: Spec, *, extra: Sequence[bytes] = (), must_exist: bool = False
 ) -> tuple[int, Failure | None]:
-    """Make a future a dependent of its inputs. Return how many are missing, and the failure of one, if any.
+    """Make a future a dependent of its inputs.
+
+    Return how many inputs are missing, and the failure of an input, if any has failed.
 
     Args:
         tx: the transaction.
         keys: the keys of futures.
         spec: the future.
-        extra: futures that a parked task waits for. Any end of them counts; the task itself checks how.
+        extra: futures that a parked task waits for. They may end in any way; the task itself checks how.
         must_exist: raise `FutureUnknown` for an input that does not exist, instead of returning a failure.
     """
     ids = list(dict.fromkeys((*spec.inputs, *extra)))
@@ -175,7 +177,7 @@ def unclaimed(
     """Return a row for the pool, or for the node with the result that the future wants to be near (FUT-42).
 
     In the pool, a future keeps the position of its submission through all retries: the oldest runs first
-    (FUT-26). An assignment counts from now, because assignments that wait too long go to the pool (FUT-60).
+    (FUT-26). The wait of an assignment starts now; assignments that wait too long go to the pool (FUT-60).
 
     Args:
         tx: the transaction.

@@ -1,11 +1,13 @@
-"""The sweep: deletes ended futures that are not needed any more, in small pages (FUT-34).
+"""The sweep: deletes ended futures that are no longer needed, in small pages (FUT-34).
 
-It reads the rows from the oldest on. A future is deleted if it ended more than 24 hours ago, and
+It reads the rows from the oldest on. A future is deleted if it ended more than 24 hours ago (seven days if it
+is quarantined), and
 
 - no handle keeps it: its owner has released it, or is dead (FUT-64);
 - no pin keeps it; the handles of other clients are pins too;
-- no dependent can need it again: each was deleted, or has ended, with its own result in the row or in object
-  storage (FUT-61). A dependent with a result in a node's memory may lose it, and is then computed from this.
+- no dependent can need it again (FUT-61). A dependent does not need it if it was deleted, failed, was
+  cancelled, or has its result in its row or in object storage. A result in a node's memory may be lost; the
+  dependent is then computed again from this future.
 
 The sweep deletes the dep rows of dependents that cannot need the future, a page at a time. So each
 transaction is short, even for a future with many dependents.
@@ -23,7 +25,7 @@ from tidemill.store import Tx
 
 KEEP_S = 24 * 3600.0
 KEEP_QUARANTINED = 7
-"""Quarantined futures, which wait for a person, are kept this many times as long."""
+"""Quarantined futures, which wait for a user, are kept this many times as long."""
 
 PAGE = 40
 DEPENDENTS_PAGE = 100
@@ -40,7 +42,7 @@ class SweepPage(msgspec.Struct, frozen=True):
 def sweep_page(
     tx: Tx, keys: FutureKeys, cluster: ClusterKeys, keep_us: int, *, limit: int = PAGE
 ) -> SweepPage:
-    """Delete the futures of the next page that are not needed. The position is kept in the store."""
+    """Delete the futures of the next page that are not needed. The store keeps the position of the sweep."""
     after = tx.get(keys.swept) or b""
     lo, _ = keys.future.all()
     oldest_kept = max(0, tx.wall() - keep_us) // 1000

@@ -1,8 +1,8 @@
-"""Futures that no live worker can run (FUT-27): refused at submission, or set aside and failed later.
+"""Find futures that no live worker can run (FUT-27): refuse them at submission, or set them aside.
 
-Only live workers count, and only if there is one: in an empty cluster, futures wait for the first worker. A
-whole lane is checked by the bounds of its class. If these do not decide, each future is checked by its exact
-needs.
+A future that is set aside fails when its grace period is over. In a cluster without live workers, futures
+wait for the first worker. A whole lane is checked by the bounds of its class. If the bounds do not decide,
+each future is checked by its exact needs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -77,7 +77,8 @@ def _fits_any(needs: Needs, totals: Sequence[Capacity]) -> bool:
 def is_safe(lane: Lane, totals: Sequence[Capacity]) -> bool:
     """Return whether some worker can run everything in this lane.
 
-    Lanes for runners are always safe: their futures wait for a runner, as others wait for the first worker.
+    Lanes for runners are always safe: their futures wait for a runner, as other futures wait for the first
+    worker.
     """
     most = lanes.bounds_of(lane.label)[1]
     return not totals or lanes.for_runners(most) or _fits_any(most, totals)
@@ -119,7 +120,7 @@ def strand_page(
 def satisfy_page(
     tx: Tx, keys: FutureKeys, cluster: ClusterKeys, *, after: bytes = b"", limit: int = PAGE // 2
 ) -> tuple[ReapPage, bytes]:
-    """Check a page of the futures set aside: unblock those that a new node can run, fail those out of time.
+    """Check a page of the futures set aside. Release those that a new node can run; fail those out of time.
 
     Return the page, and where the next one begins.
     """

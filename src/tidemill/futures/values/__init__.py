@@ -1,1 +1,1 @@
-"""Values as bytes: pickles, signatures, shared memory, objects, and transfers between hosts."""
+"""Turn values into bytes, and store and transfer them: pickles, signatures, shared memory, objects."""

@@ -1,11 +1,11 @@
 """Blobs: stores code and arguments, in the store if they are small, as objects if they are large (FUT-21).
 
-The name of code is its digest, keyed with the cluster key. Only a holder of the key can create bytes that
-match a name, so the name in a signed spec is also the signature of the code. A function is stored once,
-however often it is submitted. It never changes, because changed code has another name.
+Code is stored under a digest that is keyed with the cluster key. Only a process with the key can compute such
+a digest, so the digest in a signed spec is also the signature of the code. A function is stored once, however
+often it is submitted. Stored code never changes, because changed code has another digest.
 
-Small arguments are part of the spec. Large ones are an object under the id of the future, so that they can be
-deleted with it. The signed spec contains their digest.
+Small arguments are part of the spec. Large arguments are stored as an object under the id of the future, so
+that they can be deleted with the future. The signed spec contains their digest.
 """
 
 import hmac
@@ -23,7 +23,7 @@ from tidemill.objects import Objects, Put
 from tidemill.store import Store, Tx
 
 IN_STORE_BYTES = 48 * 1024
-"""Code up to this size is stored as a value of the store, which has at most 64 KiB."""
+"""Code up to this size is stored as a value in the store. A value in the store has at most 64 KiB."""
 
 IN_SPEC_BYTES = 16 * 1024
 """Arguments up to this size are stored in the spec's row. One transaction writes many specs."""
@@ -51,7 +51,7 @@ class Blobs:
         self._lock = threading.Lock()
 
     def digest(self, content: bytes) -> bytes:
-        """Return the name of code. It cannot be computed without the key."""
+        """Return the digest of code. It cannot be computed without the key."""
         return self._signer.sign("code", content)
 
     def store_code(self, content: bytes) -> bytes:
@@ -107,7 +107,7 @@ class Blobs:
         return content
 
     def _put(self, name: str, digest: bytes, content: bytes, subject: str) -> None:
-        """Write an object with a name that determines its content: an earlier writer wrote the same."""
+        """Write an object whose name determines its content. Replace it if it exists with other content."""
         if self._objects is None:
             raise CannotSerialize(
                 f"{subject} {len(content):,} bytes, too many for the store, and there is no object storage",

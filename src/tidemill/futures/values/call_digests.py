@@ -6,9 +6,11 @@ are different objects, it writes sets in an order that differs between processes
 random number to each class of `__main__`. So this module pickles the call again, into a hash, without
 references between objects, and replaces:
 
-- a function by its module and name, or by its byte code, constants, defaults, and the variables and globals
-  that it uses (but not its file and line);
-- a class without a module by its name and members; a set by its sorted items; a handle by its id.
+- a function with its module and name, or with its byte code, constants, defaults, and the variables and
+  globals that it uses (but not its file and line);
+- a class without a module with its name and members;
+- a set with its sorted items;
+- a handle with its id.
 
 Equal calls may still have different digests, if the pickle of a value contains something random. Then a child
 is submitted twice, which costs time but does no harm.
@@ -166,7 +168,7 @@ def _plain(member: object) -> object:
 
 
 def _picklable(value: object) -> bool:
-    """Return whether a member counts. Descriptors of the interpreter and caches do not."""
+    """Return whether the digest covers a member. It omits descriptors of the interpreter and caches."""
     if isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType | types.FunctionType):
         return isinstance(value, types.FunctionType)
     try:

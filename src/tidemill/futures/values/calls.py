@@ -1,7 +1,8 @@
-"""Calls as bytes: pickles a function and its arguments, and names the part that cannot be pickled.
+"""Pickle a function and its arguments. If that fails, name the part that cannot be pickled.
 
-pickle reports "cannot pickle '_thread.lock' object", but not where it is. After an error, and only then, this
-module tries the parts of the value one by one, and follows the first one that fails to the innermost.
+pickle reports "cannot pickle '_thread.lock' object", but not where this object is. So after an error this
+module pickles the parts of the value one by one. It takes the first part that fails, continues with the parts
+of that part, and reports the innermost part that fails.
 """
 
 import functools
@@ -28,7 +29,7 @@ class Args(NamedTuple):
 
 
 def name_of(function: Callable[..., object]) -> str:
-    """Return the name of a function, for people."""
+    """Return the name of a function, to display it."""
     inner = inspect.unwrap(getattr(function, "func", function))
     name = getattr(inner, "__qualname__", "") or type(inner).__qualname__
     module = getattr(inner, "__module__", "") or ""
@@ -112,7 +113,7 @@ def unpicklable_part(value: object, name: str) -> str:
 
     Args:
         value: a value that cannot be pickled.
-        name: the name of the value for the caller.
+        name: what the caller calls the value.
     """
     tries = _MOST_TRIES
     for _ in range(_DEEPEST):

@@ -1,14 +1,14 @@
 """The digest of code. It changes when the behaviour of a function changes (LOT-18, LOT-20).
 
-The digest of a call identifies a function by its name (`call_digests`), because the same code submits a child
+The digest of a call (`call_digests`) identifies a function by its name, because the same code submits a child
 again. But a stored result, such as a part of a lot, must not be reused after its code has changed. So this
 digest covers a function's byte code, constants and defaults, and the values that it uses: enclosing
-variables, globals of its module, and names from other modules. It includes functions and classes among those
-values if they are the user's code: in the function's own package, or in any file that is not installed.
-Installed libraries are identified by name.
+variables, globals of its module, and names from other modules. If such a value is a function or class of the
+user's code, the digest covers its code too. The user's code is the function's own package and every file that
+is not part of an installed library. The digest contains only the names of installed libraries.
 
-A value that cannot be pickled (a session, a lock, a pipeline) counts by its type only. If the pickle of a
-value differs between processes, so does the digest; then everything runs again each time.
+Of a value that cannot be pickled (a session, a lock, a pipeline), the digest covers only the type. If the
+pickle of a value differs between processes, so does the digest. No result is then reused.
 """
 
 import sys
@@ -128,7 +128,7 @@ class _Out:
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield a code object and those inside it: comprehensions, lambdas, inner functions."""
+    """Yield a code object and the code objects inside it: comprehensions, lambdas, inner functions."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

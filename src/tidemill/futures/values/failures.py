@@ -1,8 +1,8 @@
 """Failures: stores exceptions as text (type, message, traceback) and, if possible, as pickled objects.
 
-An exception is a user's object. Its `__str__` may raise, it may not be picklable, or it may not unpickle,
-which is common (`__init__` with other arguments than `args`). None of this may stop a task from failing
-properly, so the functions here do not raise for such an exception (FUT-50).
+An exception may be an object of the user's code. Its `__str__` may raise, and pickling or unpickling it may
+fail. Unpickling often fails because `__init__` takes other arguments than those in `args`. The failure of the
+task must be recorded anyway, so the functions here do not raise for such an exception (FUT-50).
 """
 
 import contextlib

@@ -1,17 +1,17 @@
-"""Transfer of segments between hosts: an Arrow Flight server in each supervisor, and its client (FUT-29).
+"""Transfer segments between hosts, with an Arrow Flight server in each supervisor, and a client (FUT-29).
 
 A fetch consists of two calls. `hello` sends a nonce of the client. The answer is a nonce of the server, and a
 MAC of both nonces, computed with the cluster key. Then `do_get` sends a signed request (a Flight ticket): the
-segment's name, both nonces, and a MAC of them. The key itself is never sent, and a server nonce is valid for
-one request. This prevents an eavesdropper from impersonating either side. The stream ends with the server's
-MAC of the digest of all bytes, so a truncated, changed or forged stream is an error and never a result.
+segment's name, both nonces, and a MAC of all three. The key itself is never sent, and a server nonce is valid
+for one request. So an eavesdropper cannot impersonate either side. The stream ends with the server's MAC of
+the digest of all bytes, so a truncated, changed or forged stream is an error and never a result.
 
-Connections between hosts are encrypted. Without a certificate, the server listens on the loopback address
-only, and the client uses unencrypted connections only there. Memory is bounded on both sides: the server
-sends slices of the mapped file, the client writes each slice to its destination, and a fetch ends with an
-error if more bytes arrive than expected.
+Connections between hosts are encrypted. Without a certificate, the server listens only on the loopback
+address, and the client uses unencrypted connections only to that address. Memory is bounded on both sides:
+the server sends slices of the mapped file, and the client writes each slice to its destination. A fetch ends
+with an error if more bytes arrive than expected.
 
-This module imports pyarrow only when it serves or fetches: most processes do neither.
+This module imports pyarrow only when it serves or fetches, because most processes do neither.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from tidemill.futures.values.signatures import Signer
 CHUNK_BYTES = 1 << 20
 NONCE_BYTES = 32
 LEAST_BYTES_PER_S = 5_000_000
-"""A transfer that is slower than this, after `patience_s`, fails."""
+"""A transfer fails if it is slower than this after `patience_s`."""
 
 _MOST_NONCES = 4_096
 _MOST_STREAMS = 64
@@ -107,7 +107,7 @@ class SegmentServer:
         self.address = _address(scheme, advertise or host, self._server.port)
 
     def close(self) -> None:
-        """Stop, after the current transfers have ended."""
+        """Stop the server after the current transfers have ended."""
         self._server.shutdown()
 
     def __enter__(self) -> "SegmentServer":
@@ -260,7 +260,7 @@ class SegmentFetcher:
         self._chance = random.SystemRandom()
 
     def fetch(self, location: Location, size: int, write: Callable[[memoryview], None]) -> None:
-        """Pass the bytes of a segment to `write`, piece by piece. On return, all of them arrived unchanged.
+        """Pass the bytes of a segment to `write`, piece by piece. Return when all have arrived unchanged.
 
         After an error, some bytes may have been written; the caller discards them. Raises `CopyGone` if the
         node does not have the segment, `FetchRefused` if one side lacks the key, `FetchFailed` if the node

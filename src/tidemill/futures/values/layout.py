@@ -1,14 +1,14 @@
-"""The byte layout of a large value (its *image*) in a segment, in an object and between hosts.
+"""The byte layout of a large value in a segment, in an object and between hosts: its *image*.
 
     64 bytes   magic, format, size of the head, total size, digest of the head
-    head       sizes, kinds and digests of what follows (msgpack)
+    head       sizes, kinds and digests of the stream and the parts (msgpack)
     stream     the pickle
     parts      each at a multiple of 64 bytes, as numpy and Arrow prefer
 
 Only the head is signed. It contains the digest of the stream, so nothing unsigned is unpickled. The parts are
-plain data. In a segment they have no digest, because it would cost more than copying them. An image that
-leaves this user's account on this machine has a digest of its parts too: in the head if it goes to object
-storage, at the end of the transfer if it goes to another host.
+plain data. In a segment the parts have no digest, because computing it would cost more than copying them. An
+image that leaves this user's account on this machine also has a digest of its parts: in the head if the image
+goes to object storage, at the end of the transfer if it goes to another host.
 """
 
 import struct
@@ -45,7 +45,7 @@ class LayoutHead(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ValueLayout(NamedTuple):
-    """An image that is not written yet. Its pieces are views of the value's memory."""
+    """An image that has not been written yet. Its pieces are views of the value's memory."""
 
     head: bytes
     total: int
@@ -61,7 +61,7 @@ def plan(dumped: Dumped, label: bytes = b"", *, digest_parts: bool = False) -> V
 
     Args:
         dumped: the value.
-        label: signed with the head, so that an image cannot be used in place of another.
+        label: signed with the head, so that one image cannot be used in place of another.
         digest_parts: whether the head contains a digest of the parts.
     """
     views = [part.view.cast("B") if part.view.nbytes else _ZEROS[:0] for part in dumped.parts]
@@ -89,7 +89,7 @@ def plan(dumped: Dumped, label: bytes = b"", *, digest_parts: bool = False) -> V
 
 
 def read_head(view: memoryview) -> bytes:
-    """Return a copy of an image's head. The caller checks the copy and uses the same copy."""
+    """Return a copy of an image's head. The caller must check this copy and use only this copy."""
     if len(view) < ALIGN:
         raise CopyCorrupt(f"the stored value has only {len(view)} bytes, too few for its header")
     magic, form, _, size, total, digest = _PREFIX.unpack_from(view)
@@ -104,7 +104,7 @@ def read_head(view: memoryview) -> bytes:
 
 
 def load(view: memoryview, check: Callable[[bytes], None], *, subject: str) -> Any:
-    """Load the value of an image. It uses the image's memory. Raise `CopyCorrupt` if the image is damaged.
+    """Load the value of an image. The value uses the image's memory. Raise `CopyCorrupt` if it is damaged.
 
     Args:
         view: the image, read-only for as long as the value exists.

@@ -1,9 +1,9 @@
 """Map files into memory, read-only, for as long as an object refers to the mapping.
 
 Python's `mmap` keeps a file descriptor open for each mapping, so a thousand results in one process would use
-up the descriptors. This module calls the operating system's mmap directly and keeps none open. Python objects
-that use the memoryview keep the mapping alive. The file may be unlinked in the meantime; its memory is freed
-with the last view.
+up the descriptors. This module calls the operating system's mmap directly and keeps no descriptor open.
+Python objects that use the memoryview keep the mapping alive. The file may be unlinked in the meantime; its
+memory is freed with the last view.
 """
 
 import ctypes

@@ -2,8 +2,8 @@
 
 `dump` returns a *stream* and *parts*. A part is memory that belongs to the value: the data of a numpy array,
 an Arrow buffer, a large `bytes`. The caller copies each part once, to its destination. `load` builds the
-value from views of that destination, so reading an array copies nothing. These views are read-only for values
-of any size, because all readers of a result share it.
+value from views of that destination, so reading an array copies nothing. These views are always read-only,
+because all readers of a result share the memory.
 
 cloudpickle does the pickling. It pickles functions and classes of a module by reference, and those of
 `__main__` or without a module by value. A pickle that contains code by value records the Python version, and
@@ -12,7 +12,7 @@ no other version loads it: byte code of another version may crash the interprete
 A `Handle` in arguments is replaced by a reference to its id. When the arguments are loaded, the reference
 becomes the future's result (FUT-19).
 
-Nothing here checks a signature: callers do, before they call `load`.
+This module checks no signatures. Callers must check them before they call `load`.
 """
 
 import contextlib
@@ -85,7 +85,7 @@ def dump(value: object, *, handles: bool = False) -> Dumped:
 
     Args:
         value: anything that pickle or cloudpickle accepts.
-        handles: whether to replace each `Handle` by its future's result; otherwise it is an ordinary value.
+        handles: whether to replace each `Handle` with its future's result; otherwise it is an ordinary value.
     """
     if type(value) in _SCALARS:
         return Dumped(pickle.dumps(value, PROTOCOL))
@@ -238,7 +238,7 @@ class _Out:
     """The output of the pickler: the stream in pieces, and the parts in order.
 
     numpy and Arrow pass their memory to `take`. A large `bytes` or `bytearray` has no such hook: pickle
-    writes it as a separate piece, after an opcode with its length. This class replaces that opcode by
+    writes it as a separate piece, after an opcode with its length. This class replaces that opcode with
     NEXT_BUFFER, which pickle also writes for `take`. So the bytes become a part too, at any depth, and are
     neither copied into the stream nor hashed with it.
     """
@@ -276,7 +276,7 @@ class _Out:
 
 
 LARGE_BYTES = 64 * 1024
-"""From this size on, pickle writes bytes as a separate piece (the size of its frames)."""
+"""pickle writes bytes of at least this size, the size of its frames, as a separate piece."""
 
 
 def _header(before: bytes, array: bool, size: int) -> int:

@@ -1,10 +1,11 @@
-"""Reducers: how to pickle arrays and Arrow values, where their own way is not good enough.
+"""Reducers: pickle arrays and Arrow values for which the default method is wasteful or loses information.
 
 - pickle writes an Arrow slice with the whole memory of its table: ten rows of a table of one gigabyte would
-  take a gigabyte. A value that is much smaller than its buffers is written in Arrow's stream format, which
+  take a gigabyte. So a value that is much smaller than its buffers is written in Arrow's stream format, which
   contains only the slice.
 - numpy copies arrays that are not contiguous into the stream. It also copies dates and times, because their
-  type cannot be exported as a buffer, and loses their byte order. Both are written as raw memory and a type.
+  type cannot be exported as a buffer, and loses their byte order. So such arrays are written as raw memory
+  and a type.
 
 Pickles refer by name to the functions that rebuild these values: see `stored_names` before you move them.
 """

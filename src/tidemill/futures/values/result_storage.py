@@ -1,12 +1,12 @@
 """Result storage: decides where a result is stored, and loads it (FUT-28, FUT-29).
 
     up to 16 KiB    in the future's row
-    more            in a segment of the node: its host maps it, other hosts fetch it over Flight
+    larger          in a segment of the node: processes on its host map it, other hosts fetch it over Flight
     `durable`       in an object
 
-Small results are always durable, because the row is. `load` uses the nearest copy. Mapping costs nothing, so
-it is tried first if the result is on this host. If that fails (a container has the host id of its machine,
-but not its memory), the result is fetched from the node.
+Small results are always durable, because the row is durable. `load` uses the nearest copy. If the result is
+on this host, it first maps the segment, because mapping costs nothing. Mapping can fail: a container has the
+host id of its machine, but cannot see its memory. Then the result is fetched from the node.
 """
 
 import contextlib
@@ -84,10 +84,10 @@ class ResultStorage:
         durable: bool = False,
         subject: str = "the result",
     ) -> Result:
-        """Store a value. It is complete and readable when this returns.
+        """Store a value. The stored value is complete and readable when this returns.
 
-        Other processes do not see it before the result is in the future's row. Raise `CannotSerialize` if it
-        cannot be pickled, `SegmentsFull` if the node has no room.
+        Other processes do not see the value until the result is in the future's row. Raise `CannotSerialize`
+        if the value cannot be pickled, `SegmentsFull` if the node has no room.
 
         Args:
             value: the return value of the task.
@@ -155,7 +155,7 @@ class ResultStorage:
             return msgspec.structs.replace(result, location=self._here(draft.seal()))
 
     def delete_object(self, result: Result) -> None:
-        """Delete the object of a durable result. Other results are deleted by their node."""
+        """Delete the object of a durable result. The node of a result deletes other results."""
         if result.location.kind == "object" and self._objects is not None:
             self._objects.delete(result.location.name)
 
@@ -257,7 +257,7 @@ def _octets(number: int) -> bytes:
 
 
 def _memory(size: int) -> memoryview:
-    """Allocate memory that begins at a page, so that all is aligned. It is freed with its views."""
+    """Allocate memory that begins at a page, so that all parts are aligned. It is freed with its views."""
     try:
         return memoryview(mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))[:size]
     except OSError as error:

@@ -1,13 +1,14 @@
 """The segment writer: allocates, fills and seals segments, in any process of a node.
 
-A segment is invisible until it is complete: it is written as a draft and then renamed, read-only. Its bytes
-go directly from the value's memory into the file. Allocating first and then using `pwritev` is twice as fast
-as copying into a mapping, which clears its pages first. And a lack of memory is an error here, not a signal.
+A segment is invisible until it is complete: the writer writes a draft, makes it read-only and renames it. The
+bytes go directly from the value's memory into the file. The writer allocates the file and then calls
+`pwritev`. This is twice as fast as copying into a mapping, because the system clears the pages of a mapping
+first. Also, a lack of memory is then an error and not a signal.
 
 The *ledger* counts the node's bytes without a lock, because a process may stop or hang at any point and must
-not block the others. Each process writes its own counter and reads those of all. A reservation is counted
-first and then compared with the quota. So two reservations at the same time may both be refused, but together
-they never exceed the quota.
+not block the others. Each process writes only its own counter, and reads the counters of all processes. A
+process first adds a reservation to its counter, and then compares the sum with the quota. So two simultaneous
+reservations may both be refused, but together they never exceed the quota.
 """
 
 import contextlib
@@ -40,13 +41,13 @@ def is_name(name: str) -> bool:
 
 
 def pid_of(name: str) -> int:
-    """Return the id of the process that wrote a segment or a draft; 0 if this is neither."""
+    """Return the id of the process that wrote a segment or a draft; 0 for any other name."""
     match = _NAME.fullmatch(name.removesuffix(DRAFT))
     return int(match["pid"]) if match else 0
 
 
 class ByteCounters:
-    """The ledger of a node: counters of the bytes in its segments. Each is a file with one writer."""
+    """The ledger of a node: counters of the bytes in its segments. Each counter is a file with one writer."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -69,7 +70,7 @@ class ByteCounters:
         (self._folder / name).unlink(missing_ok=True)
 
     def used(self) -> int:
-        """Return the bytes reserved by all processes, alive or dead, that are not freed."""
+        """Return how many bytes all processes, alive or dead, have reserved and not freed."""
         pids = [path.name for path in self._folder.iterdir() if path.name.isdigit()]
         return sum(map(self.read, pids)) + self.read(GONE) - self.read(FREED)
 
