@@ -2,8 +2,8 @@
 
 A run of an arc skips a lot that a source has not closed yet, and writes a row with the start of the wait. The
 wait starts when the first source closes the lot, even if the arc notices later. When the last source closes
-the lot, its event starts the arc again. The end of the grace period (LOT-28) has no event, so runners find it
-with the row. Reports on waiting lots read the row too. After the grace period the arc's policy applies:
+the lot, its event starts the arc again. The end of the grace period (LOT-28) has no event, so runners use the
+row to find it. Reports on waiting lots use the row too. After the grace period the arc's policy applies:
 
     wait     keep waiting
     partial  make the lot from the sources that have it; later data makes the next generation

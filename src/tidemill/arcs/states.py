@@ -12,7 +12,7 @@ from tidemill.lots.manifest import ManifestState
 
 
 class ArcState(StrEnum):
-    """The state of an arc's lot. A complete lot is not made twice. Partial and missing lots can be retried."""
+    """The state of an arc's lot. A complete lot is final. A partial or missing lot can be retried."""
 
     NONE = "none"  # it never began, and has no row
     RUNNING = "running"

@@ -7,10 +7,10 @@
     or fail   one transaction: the lot is partial, the attempt is kept for a retry, the run is finished, so
               that later lots do not wait for this one
 
-A process may die at any point. Another node then finds a running lot whose node is gone. The same node, in a
-later epoch, finds the lots of its earlier epoch. It takes over the lot and the attempt, and does not make
-parts with a manifest again. Some errors are not caused by the lot, such as unavailable storage or a lost
-lease. These are raised and leave the lot running, and the runner tries again.
+A process may die at any point. Another node then finds a running lot whose node is gone, or the same node
+finds a lot that it began in an earlier epoch. The node takes over the lot and the attempt, and reuses the
+parts that already have a manifest. Some errors are not caused by the lot, such as unavailable storage or a
+lost lease. The lot is then still running, the error is raised, and the runner tries again.
 """
 
 import threading

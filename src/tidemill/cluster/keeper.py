@@ -3,7 +3,7 @@
 `tick` renews all leases that are due, in one transaction, and returns the seconds until the next call. A
 thread (`start`) or the scheduler of a simulation calls `tick`. If the store does not answer a renewal, the
 lease is still valid until its deadline, and the next tick retries (CLU-8). If the outcome of a commit is
-unknown, `store.run` finds it out. A lease ends only at its deadline, or when the store says that another
+unknown, `store.run` determines it. A lease ends only at its deadline, or when the store says that another
 holder has it.
 """
 

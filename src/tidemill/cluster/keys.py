@@ -7,9 +7,9 @@
 (C, "node-expiry", expires_at, id)      nodes by expiry, so that one short range read finds the dead ones
 (C, "node-version")                     a counter that grows when a node joins or leaves (CLU-16)
 (C, "part", group, id)                  a partition
-(C, "part-expiry", group, expires_at, id)   partitions by expiry: one read gives all of them (CLU-14)
+(C, "part-expiry", group, expires_at, id)   partitions by expiry: one read returns all of them (CLU-14)
 (C, "part-floor", group)                the highest epoch of the partitions that were removed (CLU-7)
-(C, "map", group)                       which node list a group's partitions were computed from
+(C, "map", group)                       the version of the node list from which a group's partitions were made
 """
 
 from tidemill.store import Space

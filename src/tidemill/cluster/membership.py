@@ -1,4 +1,4 @@
-"""Keep a node's own entry in the node list (CLU-10).
+"""Keep a node's entry in the node list, and renew it (CLU-10).
 
 `ClusterContext` holds what a process needs to take part in a cluster. `Membership` joins the list and renews
 the entry. If the entry is lost, it joins again under a higher epoch.

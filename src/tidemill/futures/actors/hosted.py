@@ -1,9 +1,9 @@
-"""Hosted actors: the actors of a worker and the order of their calls (FUT-47). Each has its child process.
+"""Hosted actors: the actors of a worker, and the order in which each runs its calls (FUT-47).
 
-A worker claims calls like other futures. The calls then wait here for their turn, in the order of their
-ordinals. The next call may be missing for two reasons. It may have ended without being claimed, because it
-was cancelled or its deadline passed; the worker reads that from the store. Or it still waits for an input;
-then later calls wait too.
+Each actor has a separate child process. A worker claims calls like other futures. The calls then wait here
+for their turn, in the order of their ordinals. The next call may be missing for two reasons. It may have
+ended without being claimed, because it was cancelled or its deadline passed; the worker reads that from the
+store. Or it still waits for an input; then later calls wait too.
 """
 
 from typing import TYPE_CHECKING

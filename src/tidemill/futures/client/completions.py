@@ -1,10 +1,10 @@
 """Completions: waits until futures end, and calls callbacks when they do.
 
 The waiting thread watches only a window of the futures: the oldest 500 that have not ended. It reads the
-window in one read-only transaction, and then fills it up with the next futures. So each read of a wait for
-100,000 futures costs no more than a read of 500, and a handle that no thread waits for costs nothing. After a
-wakeup, the thread reads a wide window a little later, so that one read finds many ended futures. It reads a
-narrow window at once. Polling covers lost wakeups (STO-8).
+window in one read-only transaction, and then fills it up with the next futures. So even in a wait for 100,000
+futures, each read covers at most 500 rows. A handle that no thread waits for costs nothing. After a wakeup,
+the thread reads a wide window a little later, so that one read finds many ended futures. It reads a narrow
+window at once. Polling covers lost wakeups (STO-8).
 
 Rejected: one thread that waits on behalf of all others. That thread would have to pass each wakeup on to the
 waiting thread, and switching between two threads costs more than the read. A watch cannot be extended to more

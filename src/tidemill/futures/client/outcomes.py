@@ -3,8 +3,8 @@
 A failure is stored as data. Its kind decides which error class is raised (`errors`). An exception of the
 user's function is raised unchanged if it can be loaded here, with the remote traceback as a note (FUT-50).
 
-If a value is not at the location in its row, the client tries again. The value counts as lost only if its
-node is dead or fetching it fails repeatedly. The client reports the loss for the version that it read
+If a value is not at the location that its row names, the client tries again. The value counts as lost only if
+its node is dead or fetching it fails repeatedly. The client reports the loss for the version that it read
 (FUT-63). The cluster then computes the value again, and the client waits for the new value.
 """
 

@@ -3,8 +3,7 @@
 A row `dep[upstream, id]` records that `id` needs the upstream's result. The row's value is "w" while the
 dependent's `waits_on` counts the upstream, and "s" afterwards. So if a dependent is notified twice, the
 upstream is still counted only once. A parked task depends in the same way on the futures that it waits for
-(`Blocked.extra`). When such a future ends, with or without a result, the task runs again and checks the
-future itself.
+(`Blocked.extra`). These may end with or without a result: the task runs again and checks them itself.
 
 When a future with dependents ends, is lost or is requeued, the same transaction writes `cursor[id]`. The
 cursor means: "dependents after this key may not know the state of the upstream". `notify_page` reads the

@@ -1,7 +1,9 @@
-"""Edges: moves a future from one state to the next. Only this module writes state rows and their indices.
+"""Edges: moves a future from one state to the next, and updates the indices of its state row.
 
 `move` checks that the table has the transition. In one transaction it removes the row from the indices of its
-old state and adds it to those of its new state. So no protocol step can forget an index (FUT-15, FUT-16):
+old state and adds it to those of its new state. So a step that calls `move` cannot forget an index. Three
+batched paths write the rows themselves, because that is faster: `claim.claim`, `finish.realize_many` and
+`bulk.submit_many`. After every transaction (FUT-15, FUT-16):
 
 - an unclaimed future is in the `ready` index of its lane or in the `assigned` index of its node, not in both;
 - a claimed future is in neither of these, but in the `own` index of its holder;

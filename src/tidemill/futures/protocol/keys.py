@@ -1,6 +1,6 @@
 """The keys of futures in the store. Every key begins with the cluster's name (FUT-11).
 
-    (C, "spec", id)                                what was submitted
+    (C, "spec", id)                                the call as it was submitted
     (C, "future", id)                              the state row of a future
     (C, "lane", queue, class, -priority)           a lane that may contain futures: workers read this list
     (C, "ready", queue, class, -priority, ready_at, id)   the resource index: unclaimed, in the pool

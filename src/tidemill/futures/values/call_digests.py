@@ -4,13 +4,13 @@ A retried task submits its children again, from another process. The digest of t
 that identifies them. A digest of the pickle is not enough: pickle writes equal strings differently if they
 are different objects, it writes sets in an order that differs between processes, and cloudpickle adds a
 random number to each class of `__main__`. So this module pickles the call again, into a hash, without
-references between objects, and replaces:
+references between objects. In place of some objects it writes:
 
-- a function with its module and name, or with its byte code, constants, defaults, and the variables and
-  globals that it uses (but not its file and line);
-- a class without a module with its name and members;
-- a set with its sorted items;
-- a handle with its id.
+- for a function, its module and name, or its byte code, constants, defaults, and the variables and globals
+  that it uses (but not its file and line);
+- for a class that is not in a module, its name and members;
+- for a set, its sorted items;
+- for a handle, its id.
 
 Equal calls may still have different digests, if the pickle of a value contains something random. Then a child
 is submitted twice, which costs time but does no harm.

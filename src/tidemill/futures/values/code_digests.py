@@ -7,8 +7,8 @@ variables, globals of its module, and names from other modules. If such a value 
 user's code, the digest covers its code too. The user's code is the function's own package and every file that
 is not part of an installed library. The digest contains only the names of installed libraries.
 
-Of a value that cannot be pickled (a session, a lock, a pipeline), the digest covers only the type. If the
-pickle of a value differs between processes, so does the digest. No result is then reused.
+For a value that cannot be pickled (a session, a lock, a pipeline), the digest covers only the type. If the
+pickle of a value differs between processes, so does the digest. In that case no result is reused.
 """
 
 import sys
