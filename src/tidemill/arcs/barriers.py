@@ -73,7 +73,7 @@ def _has_begun(row: AnyLot | None) -> bool:
 
 
 def wait(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> bool:
-    """Record that a lot waits; return False if all its sources have it by now. Can be repeated."""
+    """Record that a lot waits; return False if all its sources already have it. Can be repeated."""
     missing = missing_sources(tx, keys, spec, lot)
     if not missing:
         return False

@@ -122,7 +122,7 @@ def pause_command(
 ) -> int:
     """Pause triggers. Running triggers finish.
 
-    Choose with `resume --catch-up` which lots published during the pause are processed.
+    With `resume --catch-up` you choose which lots published during the pause are processed.
     """
     where = _where(home, store, cluster)
     keys = TriggerKeys(where.cluster)
