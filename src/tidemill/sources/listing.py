@@ -1,13 +1,13 @@
-"""The listing of a folder or bucket: its files in the order of their paths, and which of them to take.
+"""List the files of a folder or bucket in the order of their paths, and decide which of them to take.
 
-The interface is small, so callers treat folders and buckets alike. Files come in the order of their whole
-paths, and a listing can start after a given path. Nodes can therefore share a listing in shards. It is
-compared with the taken files page by page, no matter how many there are.
+Folders and buckets have the same small interface. A listing returns files sorted by their whole paths, and it
+can start after a given path. So nodes can split a listing into shards and share them. A node compares a
+listing with the taken files page by page, no matter how many files there are.
 
-These files are ignored, because another program may still be writing them: hidden names (of the file or a
-folder), endings that programs give to unfinished files, empty files, and files that changed less than
-`settle_s` ago. The wall clock of this machine may differ from that of the writer. Therefore a file also
-counts as settled when this process has seen it unchanged for `settle_s` by its own monotonic clock.
+These files are ignored, because another program may still be writing them: hidden files and files in hidden
+folders, files with an ending that programs give to unfinished files, empty files, and files that changed less
+than `settle_s` ago. The wall clock of this machine may differ from the writer's. So a file also counts as
+settled when this process has seen it unchanged for `settle_s` on its own monotonic clock.
 """
 
 import re
@@ -32,7 +32,7 @@ _UNFINISHED = tuple(ending.lower() for ending in UNFINISHED)
 _HIDDEN = re.compile(r"(?:^|/)[._]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 MOST_PATH_BYTES = 900
-"""The longest path below a source's folder. Two paths and the rest of a row fit the store's limits easily."""
+"""The most bytes in a path below a source's folder. A row with two such paths fits the store's limits."""
 
 Skip = Callable[[str, str], None]
 """Called with the path of a file that cannot be taken, and the reason."""
@@ -51,19 +51,19 @@ class ListedFile(NamedTuple):
 
 
 class FileListing(Protocol):
-    """A folder or bucket of the user's: it is read, and never written."""
+    """A folder or bucket of the user. Tidemill reads it, and never writes to it."""
 
     @property
     def url(self) -> str:
-        """Where it is, without secrets."""
+        """The URL of the folder or bucket, without secrets."""
         ...
 
     def files(self, skip: Skip, *, after: str = "", until: str | None = None) -> Iterator[ListedFile]:
-        """List the files with after < path <= until by path; `SourceUnavailable` if that fails."""
+        """List the files with after < path <= until, sorted by path; `SourceUnavailable` if that fails."""
         ...
 
     def entries(self, skip: Skip, *, after: str = "", until: str | None = None) -> Iterator[ListedFile]:
-        """List the same, including entries that `wanted` rejects, where that is cheaper."""
+        """List like `files`, but include entries that `wanted` rejects, where that is cheaper."""
         ...
 
     def wanted(self, path: str, skip: Skip) -> bool:
@@ -133,7 +133,7 @@ class SettleTracker:
         return False
 
     def wait_s(self) -> float | None:
-        """Return when the first unsettled file can have settled; None if there is none."""
+        """Return how long until the first unsettled file can be settled; None if there is none."""
         if not self._seen:
             return None
         oldest = min(since for _, since in self._seen.values())

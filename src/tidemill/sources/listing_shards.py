@@ -1,11 +1,11 @@
-"""Listing shards: a long listing is split into path ranges that nodes share (CLU-21).
+"""Split a long listing into path ranges, called shards, that nodes share (CLU-21).
 
-Each shard is a partition of the cluster. A node takes a shard that is due and free, lists it, and returns
-it. When a node dies, its shards are free as soon as their leases expire. A node that joins simply takes
-some. If two nodes list the same path anyway, each file is still taken once (`windows.add`).
+Each shard is a partition of the cluster. A node takes a shard that is due and free, lists it, and returns it.
+When a node dies, its shards are free as soon as their leases expire. A node that joins takes some of the free
+shards. If two nodes list the same path anyway, only one of them takes the file (`windows.add`).
 
-One listing, which only counts files, determines the shards. They are cut again when one of them has grown to
-several times its share. Each time the shards are cut, they get a new group of partitions, so that no node
+To cut the shards, a node lists all paths once without taking files. A node cuts the shards again when one of
+them has grown to several times the average size. Each cut creates a new group of partitions, so that no node
 mistakes an old shard for a new one.
 """
 
@@ -25,7 +25,7 @@ from tidemill.sources.listing import FileListing
 from tidemill.store import Tx
 
 GROWN = 3
-"""Shards are cut again when one of them has this many times its share of files."""
+"""Shards are cut again when one of them has this many times the average number of files."""
 
 LEAST_FILES = 1000
 """A shard with fewer files is not cut."""
@@ -59,8 +59,8 @@ class ShardedDiscovery:
     Args:
         source: the id of the source.
         discovery: takes the new files of a shard.
-        listing: cut into shards when there are none.
-        most: the most shards, if there are enough files.
+        listing: the listing to cut into shards, if there are none yet.
+        most: the most shards; fewer if there are few files.
         scope: the node.
         timing: how long a node holds a shard without renewal, and how often it renews.
     """
@@ -85,9 +85,9 @@ class ShardedDiscovery:
         self._timing = timing
 
     def discover(self, *, fresh_s: float = 0.0) -> DiscoveryResult:
-        """Discover files in every shard that no node has listed within `fresh_s` and that is free.
+        """Discover files in every free shard that no node has listed within the last `fresh_s` seconds.
 
-        The result is `complete` if every shard was listed by a listing that began after this call.
+        The result is `complete` if, at the end, every shard has been listed within that time.
         """
         since = self._scope.store.run(lambda tx: tx.now()) - int(fresh_s * SECOND_US)
         layout = self._scope.store.run(lambda tx: read(tx, self._keys, self._source))
@@ -159,8 +159,8 @@ class ShardedDiscovery:
 def cut(paths: Iterable[str], most: int) -> tuple[list[ListingShard], int]:
     """Cut sorted paths into shards of about equal size; return them and the number of paths.
 
-    It keeps some hundred paths in memory, no matter how many there are: every n-th, and n doubles when there
-    are too many.
+    Only a sample of the paths stays in memory, no matter how many paths there are: every n-th path. When the
+    sample gets too large, n doubles.
     """
     sample: list[str] = []
     every, count = 1, 0
@@ -215,7 +215,7 @@ def group(source: str, generation: int) -> str:
 
 
 def due(tx: Tx, keys: SourceKeys, source: str, layout: ShardLayout, since: int) -> list[str]:
-    """Return the shards that no node has listed since a moment. This is a hint: another may hold them."""
+    """Return the shards that no node has listed after `since`. This is a hint: another node may hold them."""
     listed = {
         str(keys.shard_listed.unpack(row.key)[2])
         for row in tx.range(*keys.shard_listed.under(source, layout.generation), snapshot=True)
@@ -234,7 +234,7 @@ def take(
     since: int,
     ttl_us: int,
 ) -> Partition | None:
-    """Hold a shard; return None if another node holds it or has listed it since."""
+    """Take a shard; return None if another node holds it or has listed it after `since`."""
     raw = tx.get(keys.shard_listed[source, layout.generation, name])
     if raw is not None and msgspec.msgpack.decode(raw, type=ShardListed).at > since:
         return None

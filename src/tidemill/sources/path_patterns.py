@@ -1,8 +1,9 @@
 """Patterns for paths: `landing/*.json`, `in/**/orders-[0-9]*.csv.gz`, `day=*/{a,b}/*.parquet`.
 
 `*` and `?` match within one name, and `**` matches any number of folders. `[…]` matches one character of a
-set, `{a,b}` matches one of several strings, and `[*]` matches a star. A pattern is split into the folder it
-begins with, which is listed, and the rest. The listing does not enter folders that cannot hold a match.
+set, `{a,b}` matches one of several strings, and `[*]` matches a star. `split` separates the folder that a
+pattern begins with from the rest. A source lists that folder, and skips folders below it that cannot hold a
+match.
 """
 
 import re
@@ -87,7 +88,7 @@ def split(text: str) -> tuple[str, str]:
 
 
 def expanded(text: str) -> list[str]:
-    """Return the patterns without braces that a pattern with braces means."""
+    """Expand the braces of a pattern; return the equivalent patterns without braces."""
     braces = _BRACES.search(text)
     if braces is None:
         return [text]

@@ -1,14 +1,14 @@
-"""The receiver of pushed rows: publishes them in lots, and answers when they are durable (LOT-35, CLU-19).
+"""Publish pushed rows in lots, and answer each request when its rows are durable (LOT-35, CLU-19).
 
 Requests that arrive together become one lot. The receiver takes the waiting requests as a batch, writes their
-rows and publishes them in one transaction. That transaction also records the answer to every request with
-a producer and a number (LOT-36). Only then does it answer. So the rows of an answered request are in the
-table. Rows of an unanswered request may or may not be stored. The sender repeats the request with the same
-number; if the rows were already stored, it gets the original answer. The queue is bounded: a request that
-does not fit is refused, and its sender waits.
+rows and publishes them in one transaction. If a request has a producer and a number, that transaction also
+records the answer (LOT-36). The receiver answers only after the transaction has committed. So the rows of an
+answered request are in the table. Rows of an unanswered request may or may not be stored. The sender repeats
+the request with the same number; if the rows were already stored, the sender gets the original answer. The
+queue is bounded: the receiver refuses a request that does not fit, and the sender tries again later.
 
-The node that receives holds a lease, which every publication checks. When the lease moves to another node,
-the old node publishes nothing more.
+The receiving node holds a lease, and every publication checks the lease. After the lease has moved to another
+node, the old node publishes nothing more.
 """
 
 import queue
@@ -48,13 +48,13 @@ from tidemill.spark.table_checks import Evaluate, check_table
 from tidemill.store import Tx
 
 MOST_REQUESTS = 300
-"""The most requests of one batch: two rows for each fit the transaction (LOT-43)."""
+"""The most requests in one batch. Two rows for each request fit in one transaction (LOT-43)."""
 
 _AGAIN = "send it again to the node that receives now; `tidemill status` shows its address"
 
 
 class ReceiverLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The size of a batch, and how much may wait."""
+    """Limits on the size of a batch and of the queue."""
 
     batch_requests: int = MOST_REQUESTS
     batch_bytes: int = 64 << 20
@@ -69,7 +69,7 @@ class ReceiverLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Request(NamedTuple):
-    """A request that waits for its answer; `rows` as they came, if the batch decides the columns."""
+    """A waiting request; `rows` are the unconverted rows, if the batch decides the columns."""
 
     table: pa.Table
     identity: Identity | None
@@ -78,7 +78,7 @@ class _Request(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """Requests that are published together: their rows, the counts of checks, and the new columns."""
+    """Requests that are published together: their rows, how many failed each check, and the new columns."""
 
     requests: list[_Request]
     rows: pa.Table
@@ -87,7 +87,7 @@ class _Batch(NamedTuple):
 
 
 class PushReceiver:
-    """Takes requests for one dataset from any thread, and publishes them in batches with its own thread.
+    """Takes requests for one dataset from any thread, and publishes them in batches on its own thread.
 
     Args:
         target: the dataset, without intervals. A request whose rows fail a check is refused.
@@ -132,7 +132,7 @@ class PushReceiver:
 
     @property
     def closed(self) -> bool:
-        """Whether it refuses requests, after `close` or a failure."""
+        """Whether the receiver refuses requests, after `close` or a failure."""
         with self._lock:
             return self._closed
 
@@ -140,7 +140,7 @@ class PushReceiver:
         self._thread.start()
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Refuse new requests, and publish those that wait."""
+        """Refuse new requests, and publish the waiting ones."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -153,10 +153,11 @@ class PushReceiver:
     ) -> "Future[Receipt]":
         """Submit rows of the declared columns; the future has the receipt when they are durable.
 
-        `PushBusy` if too much waits, `SourceUnavailable` if this node no longer receives. The future raises
-        `ProducerConflict` if the number was used for other rows, and `CheckFailed`.
+        Raises `PushBusy` if the queue is full, and `SourceUnavailable` if this node no longer receives. The
+        future raises `ProducerConflict` if the number was used for other rows, and `CheckFailed` if the rows
+        fail a check.
 
-        - rows: the same rows as they came, for a dataset that gains columns.
+        - rows: the same rows before conversion, for a dataset that gains columns.
         """
         for name in self.dataset.key:
             if table.column(name).null_count:
@@ -283,7 +284,7 @@ class PushReceiver:
         return _Batch(fitting, rows, {}, columns if columns != current else "")
 
     def _check_rows(self, batch: _Batch) -> _Batch:
-        """Keep the requests whose rows pass the checks, each separately; refuse the others."""
+        """Check each request separately; keep those whose rows pass, and refuse the others."""
         if not self._checks or not batch.requests:
             return batch
         stored = batch_lots.stored(batch.rows, self.dataset)
@@ -309,7 +310,7 @@ class PushReceiver:
         return _Batch(passed, rows, counts, batch.columns)
 
     def _new_requests(self, requests: Sequence[_Request]) -> list[_Request]:
-        """Return the new requests, those with numbers in their order; answer the others."""
+        """Return the new requests, numbered ones in the order of their numbers; answer the others."""
         keys, dataset = self._keys.publish.lots, self.dataset.id
 
         def read(tx: Tx) -> list[Receipt | ProducerConflict | None]:
@@ -391,7 +392,7 @@ class PushReceiver:
                 request.answer.set_exception(error)
 
     def _give_up(self, why: str) -> None:
-        """Refuse all requests that wait, and all that come."""
+        """Refuse all waiting requests, and all later ones."""
         with self._lock:
             self._closed = True
         left = [self._next] if self._next else []

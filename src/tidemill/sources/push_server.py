@@ -1,20 +1,22 @@
 """The HTTP server that receives pushed rows, on one node per source, under a lease (CLU-19).
 
-    POST /{dataset}     JSON lines, a JSON array or object, or an Arrow stream; gzip or not
+    POST /{dataset}     JSON lines, a JSON array or object, or an Arrow stream; gzip is optional
     GET  /healthz
 
     Authorization: Bearer TOKEN            required
     Tidemill-Producer, Tidemill-Seq        the sender and the number of the request. A repeated request gets
-                                           the first answer (LOT-36). Without them it is taken twice.
+                                           the first answer (LOT-36). Without these headers,
+                                           a repeated request is stored twice.
 
-Status 200 with the receipt means that the rows are durable and visible. After any other status the sender may
-send them again. 400: the body does not match its header; 401: no or a wrong token; 404: no such dataset;
-409: the number was used for other rows; 411: no length; 413: too large; 415: an unknown type of body; 422:
-rows that do not fit; 429: too many requests wait; 503: this node cannot take the rows now.
+Status 200 with the receipt means that the rows are durable and visible. After any other status, the sender
+may send the rows again. 400: the body does not match its headers; 401: the token is missing or wrong; 404:
+the dataset does not exist; 409: the number was used for other rows; 411: Content-Length is missing; 413: the
+body is too large; 415: the type of the body is unknown; 422: the rows do not fit; 429: too many requests are
+waiting; 503: this node cannot take the rows now.
 
 By default the server listens on a loopback address. It has no TLS: for other machines, put a proxy with TLS
-in front of it. It is Python's own HTTP server (`docs/adr/0009-sources.md` explains why). Each connection has
-a thread and a time limit.
+in front of it. It uses the HTTP server of Python's standard library (`docs/adr/0009-sources.md` explains
+why). Each connection has a thread and a time limit.
 """
 
 import contextlib
@@ -68,13 +70,13 @@ class PushEndpoint(msgspec.Struct, frozen=True):
 
 
 class PushServer:
-    """Listens from `start` to `close`.
+    """An HTTP server that receives pushed rows from `start` until `close`.
 
     Args:
-        endpoints: by the name in the path.
-        token: what senders must show; at least 16 characters.
+        endpoints: the datasets, by the name in the path.
+        token: the token that senders must send; at least 16 characters.
         host: an address of this machine; a loopback address unless `public`.
-        port: 0 for any free one.
+        port: the port; 0 for any free port.
         public: accept requests from other machines.
         body_bytes: the largest body, compressed and decompressed.
         connections: the most open connections; the server closes further ones immediately.
@@ -116,7 +118,7 @@ class PushServer:
 
     @property
     def receives(self) -> bool:
-        """Whether this server still receives for every dataset; it does not after a lease is lost."""
+        """Whether this server still receives rows for every dataset; False after it has lost a lease."""
         return all(not endpoint.receiver.closed for endpoint in self.endpoints.values())
 
     def start(self) -> None:
@@ -128,7 +130,7 @@ class PushServer:
         ).start()
 
     def close(self) -> None:
-        """Close the server; publish and answer the requests that wait."""
+        """Close the server; publish and answer the waiting requests."""
         self._server.shutdown()
         for endpoint in self.endpoints.values():
             endpoint.receiver.close()
@@ -168,7 +170,7 @@ class _Server(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore it: a sender that closes its connection is normal."""
+        """Ignore the error: it is normal that a sender closes its connection."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -259,7 +261,7 @@ class _Handler(BaseHTTPRequestHandler):
         return body
 
     def _drain(self) -> None:
-        """Read on for a moment: closing a connection with unread bytes would discard the answer."""
+        """Keep reading for a moment: closing a connection with unread bytes would discard the answer."""
         self.connection.settimeout(_DRAIN_S)
         left = _DRAIN_BYTES
         with contextlib.suppress(OSError, ValueError):
@@ -297,7 +299,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def parse_rows(body: bytes, content_type: str) -> Any:
-    """Parse the rows of a body, by its content type."""
+    """Parse the rows of a body according to its content type."""
     content_type = content_type.partition(";")[0].strip().lower()
     try:
         if content_type == _ARROW:

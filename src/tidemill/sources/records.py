@@ -25,7 +25,7 @@ _MOST_TEXT = 64 << 10
 
 
 class SourceRecord(NamedTuple):
-    """A JSON object as it arrived, and where: for example a topic's partition and an offset."""
+    """A JSON object as it arrived, and its origin: for example a topic's partition and an offset."""
 
     file: str
     line: int
@@ -33,7 +33,7 @@ class SourceRecord(NamedTuple):
 
 
 class ParsedRecords(NamedTuple):
-    """Rows of the dataset's columns, and the bad records; `columns` if these rows add any."""
+    """The converted rows and the bad records. `columns` is set if the rows add columns."""
 
     rows: pa.Table
     bad: pa.Table
@@ -54,7 +54,7 @@ def parse(
         records: in the order in which they arrived; the rows keep it.
         convert: converts dictionaries to a table.
         key: columns that every row must have.
-        evolving: converts instead, if the dataset gains columns.
+        evolving: the converter to use instead, if the dataset gains columns.
         columns: the columns that such a dataset has now.
     """
     good: list[tuple[SourceRecord, dict[str, Any]]] = []

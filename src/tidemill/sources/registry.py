@@ -1,7 +1,7 @@
-"""The kinds of source: one line for each.
+"""List the kinds of source, one line for each.
 
-`tidemill` exports these functions. A module is imported when its function is first used, so that a source's
-dependencies cost nothing to pipelines without one.
+`tidemill` exports these functions. A module is imported when its function is first used. So a pipeline does
+not load the dependencies of a source that it does not use.
 """
 
 from typing import Final

@@ -1,13 +1,13 @@
-"""Converters from pushed and fetched rows to the columns of a dataset, which may drift (LOT-34).
+"""Convert pushed and fetched rows to the columns of a dataset, under its drift policy (LOT-34).
 
-Spark converts the rows of files. These rows are some thousand at most, and are converted here, with the same
-result:
+Spark converts the rows of files. Pushed and fetched rows are a few thousand at a time, so this module
+converts them without Spark, with the same result:
 
 - freeze: names that are not declared, and values that do not fit, are refused.
 - rescue: names that are not declared, and values that do not fit, are kept as JSON in `_rescued`.
-- evolve: names that are not declared become columns, with a type that fits all their values; a text if no
-  other type does. The table has them from the moment the lot is published. A later value that does not fit
-  such a column does not fit the table.
+- evolve: names that are not declared become columns, with a type that fits all their values; STRING if no
+  other type does. The table has these columns from the moment the lot is published. Later values must fit
+  them.
 """
 
 import json
@@ -45,14 +45,14 @@ def evolving_converter(dataset: DatasetRow) -> "EvolvingConverter | None":
 
 
 class EvolvingConverter:
-    """Converts rows for a dataset that gains the columns which they bring."""
+    """Converts rows for a dataset that gains the undeclared columns of its rows."""
 
     def __init__(self, dataset: DatasetRow) -> None:
         self._table = dataset.name
         self._declared = frozenset(schema.parse(dataset.schema).names)
 
     def columns(self, rows: Any, current: str) -> str:
-        """Return the columns that the table has now, and those that these rows add."""
+        """Return the current columns of the table, and the columns that these rows add."""
         present = schema.parse(current)
         names = set(present.names)
         if isinstance(rows, pa.Table):

@@ -1,13 +1,13 @@
-"""The protocol of a source: something outside the pipeline that brings rows, and how a node takes them.
+"""Define the protocol of a source, which brings rows from outside into a pipeline.
 
 A user declares a source with a function such as `folder("landing/*.json")`. The function returns a `Source`:
 plain data that every process of the pipeline can hold. Planning binds it to its dataset (`PlannedSource`). A
-runner opens it (`Arrival`) and polls it. Nothing outside of this package knows which kinds of source there
-are; `registry` lists them.
+runner opens it (`Arrival`) and polls it. No code outside this package knows the kinds of source; `registry`
+lists them.
 
 To add a kind, write one file with a subclass of `Source` and the function that makes it, and add one line to
-`registry.SOURCES`. A source of files derives from `FileSource` and gives a listing. Other sources publish
-what they fetch with a `BatchPublisher`, and keep their progress in its checkpoints.
+`registry.SOURCES`. A source of files derives from `FileSource` and provides a listing. Other sources publish
+the rows that they fetch with a `BatchPublisher`, and keep their progress in its checkpoints.
 """
 
 from abc import ABC, abstractmethod
@@ -37,7 +37,7 @@ POLL_EVERY_S = 1.0
 
 
 def source_id(pipeline: str, dataset: str) -> str:
-    """Return the id of a dataset's source, which is the author of its attempts."""
+    """Return the id of a dataset's source. The attempts of the source name it as their author."""
     return f"source:{pipeline}/{dataset}"
 
 
@@ -47,7 +47,7 @@ class PollResult:
 
     Args:
         taken: how many files or batches were taken.
-        settled: whether everything that has arrived is published, except for what failed.
+        settled: whether everything that has arrived is published, apart from failures.
         failed: an error message for each thing that could not be taken.
         wait_s: how long to wait before the next poll.
     """
@@ -95,8 +95,8 @@ class SourceTarget:
 
     Args:
         pipeline: the name of the pipeline.
-        dataset: with the columns that it has by now.
-        schema: the columns that are declared.
+        dataset: the dataset, with its current columns.
+        schema: the declared columns.
         where: the line of the declaration, for errors.
         checks: the checks that arriving rows must pass.
         quarantine: the dataset for rows that do not fit; None if the source has none.
@@ -122,7 +122,7 @@ class SourceContext:
     Args:
         pipeline: the name of the pipeline.
         dataset: the name of the dataset.
-        base: the folder of relative paths.
+        base: the folder that relative paths start from.
         secret: returns the secret of the cluster key.
     """
 
@@ -170,8 +170,8 @@ class SourceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a source, read from the store.
 
     - pending: windows of files that are not published.
-    - errors: why the source makes no progress, as far as that is not about a window.
-    - address: where rows are pushed; None for a source that is not pushed to.
+    - errors: why the source makes no progress, apart from the errors of windows.
+    - address: where senders push rows; None if the source does not receive pushed rows.
     """
 
     pending: tuple[PendingWindow, ...] = ()
@@ -188,10 +188,10 @@ class Source(ABC):
     @property
     @abstractmethod
     def description(self) -> str:
-        """The origin of the rows, for people to read: without secrets."""
+        """The origin of the rows, in readable form and without secrets."""
 
     def resolve(self, context: SourceContext) -> "Source":
-        """Return this source with everything filled in that the declaration leaves to the pipeline."""
+        """Return this source, completed with the values that its declaration leaves to the pipeline."""
         return self
 
     @abstractmethod

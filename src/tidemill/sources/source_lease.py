@@ -1,4 +1,4 @@
-"""The lease of a source: taken by the one node that lists it, receives for it or fetches from it."""
+"""The lease of a source: only the node that holds it lists the source, receives for it or fetches from it."""
 
 from tidemill import crash
 from tidemill.cluster import leases
@@ -9,8 +9,9 @@ from tidemill.store import Tx
 def acquire(keeper: Keeper, key: bytes) -> HeldLease | None:
     """Acquire the lease; None if another node holds it.
 
-    A lease that an earlier process of this node still holds is released first. No other node has our name,
-    and the caller does not hold the lease yet. If the earlier process still runs, its next write is refused.
+    If an earlier process of this node still holds the lease, this function releases it first. That is safe:
+    no other node has our name, and the caller does not hold the lease yet. If the earlier process is still
+    running, its next write is refused.
     """
     lease = keeper.acquire(key)
     if isinstance(lease, HeldLease):

@@ -1,8 +1,8 @@
-"""The files that were taken: one row for each (CLU-22).
+"""Record the files that a source has taken, one row for each file (CLU-22).
 
-A file is its path below its source's folder. Its row holds the version of the file and the number of its
-window. The transaction that makes the window writes it, after a read that the store protects. So if two nodes
-discover the same file, one of them takes it.
+A file is identified by its path below the source's folder. Its row holds the version of the file and the
+number of its window. The transaction that creates the window reads the row and then writes it. So if two
+nodes discover the same file, their transactions conflict, and only one node takes the file.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from tidemill.store import Tx
 class TakenFile(msgspec.Struct, frozen=True, array_like=True):
     """A file that belongs to a window.
 
-    `ignored` is a later version of it that was reported and not taken.
+    `ignored` is a later version of the file that was reported and not taken.
     """
 
     version: str

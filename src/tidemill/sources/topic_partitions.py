@@ -1,11 +1,11 @@
-"""The partitions of a topic that a node holds, while nodes come and go (CLU-20, CLU-21).
+"""Divide the partitions of a topic among the nodes, as nodes join and leave (CLU-20, CLU-21).
 
 Each partition of the topic is a partition of the cluster (`cluster.partitions`): a lease under an epoch. A
-node takes a free one, up to its fair share (`cluster.shares`). A node that joins requests partitions of the
-fullest node. That node returns them between two batches, and only then can the other take them: a
-partition is revoked before it is assigned. The partitions of a dead node are free when their leases expire.
-Each node that takes part reports that in its own row at intervals. A node that has not reported for a ttl has
-no share.
+node takes free partitions, up to its fair share (`cluster.shares`). A node that joins requests partitions
+from the node that holds the most. That node releases them between two batches, and only then can the new node
+take them: a partition is revoked before it is assigned. The partitions of a dead node are free when their
+leases expire. Each participating node regularly reports in its own row. A node that has not reported within
+the lease's ttl has no share.
 """
 
 from collections.abc import Sequence
@@ -27,19 +27,19 @@ MOST_AT_ONCE = 64
 
 
 class MemberReport(msgspec.Struct, frozen=True, array_like=True):
-    """A node takes part: under which epoch, and when it last reported (store time, µs)."""
+    """The report of a participating node: its epoch, and when it reported (store time, µs)."""
 
     epoch: int
     at: int
 
 
 class TopicPartitions:
-    """The partitions of one source that this node holds. One thread uses it.
+    """The partitions of one source that this node holds. Use it from one thread only.
 
     Args:
         source: the id of the source.
-        scope: the node. It returns partitions of its earlier epochs at once.
-        timing: how long a partition is held, and a report counts, without renewal.
+        scope: the node. It releases partitions of its earlier epochs at once.
+        timing: how long a partition stays held, and a report stays valid, without renewal.
     """
 
     def __init__(self, source: str, scope: Scope, *, timing: LeaseTiming = DEFAULT_TIMING) -> None:
@@ -61,7 +61,7 @@ class TopicPartitions:
         return f"{self._scope.node.id}.{self._scope.node.epoch}"
 
     def maintain(self, names: Sequence[str]) -> None:
-        """Report, renew our partitions, return those that are requested, and take our share."""
+        """Report, renew our partitions, release those that another node requests, and take our share."""
         scope = self._scope
         if len(names) > self._created:
             scope.step("sources.share", lambda tx: self._create(tx, names))
@@ -107,7 +107,7 @@ class TopicPartitions:
         )
 
     def renew_now(self) -> None:
-        """Renew our partitions with the next call, because something was not as expected."""
+        """Make the next call of `maintain` renew our partitions, because something unexpected happened."""
         self._renew_at = 0.0
 
     def fence(self, names: Sequence[str], tx: Tx) -> None:
@@ -118,7 +118,7 @@ class TopicPartitions:
             partitions.check(tx, self._keys.publish.cluster, self.held[name])
 
     def close(self) -> None:
-        """Return all partitions, and no longer take part."""
+        """Release all partitions, and stop participating."""
 
         def leave(tx: Tx) -> None:
             tx.clear(self._keys.member[self._source, self._scope.node.id])

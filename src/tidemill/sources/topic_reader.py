@@ -1,11 +1,12 @@
-"""The reader of a topic: its messages become lots, each message once, with their offsets (LOT-35, CLU-22).
+"""Read a topic, and publish each message in exactly one lot (LOT-35, CLU-22).
 
-It uses no consumer group of Kafka. The cluster decides which node reads which partition (`topic_partitions`),
-and a checkpoint in the store holds the offset of each partition. The checkpoint advances with the lot. So an
-offset and its rows never disagree, and a message is in exactly one lot, no matter which nodes die, pause or
-join.
+The reader does not use Kafka's consumer groups. The cluster decides which node reads which partition
+(`topic_partitions`), and a checkpoint in the store holds the offset of each partition. The transaction that
+publishes a lot also advances the checkpoints. So an offset always matches the published rows, and a message
+is in exactly one lot, no matter which nodes die, pause or join.
 
-If Kafka has deleted the next message of a partition, it stops and reports that; the others continue.
+If Kafka has already deleted the next message of a partition, the reader stops reading that partition and
+reports it. It continues to read the others.
 """
 
 import logging
@@ -29,14 +30,14 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("tidemill.kafka")
 _LOG.addHandler(logging.NullHandler())
 TOPIC_EVERY = 20
-"""How many reads there are between two requests for the topic's partitions."""
+"""The reader requests the list of the topic's partitions once per this many reads."""
 
 
 class TopicRead(NamedTuple):
     """The result of one read.
 
-    `caught_up` means that our partitions are read to their end, and that live nodes hold all partitions.
-    `stuck` has an error message for each partition that stopped.
+    `caught_up` means that this node has read its partitions to the end, and that live nodes hold all
+    partitions. `stuck` has an error message for each partition that stopped.
     """
 
     batch: PublishedBatch
@@ -45,7 +46,7 @@ class TopicRead(NamedTuple):
 
 
 class TopicReader:
-    """One node's part in reading a topic. One thread uses it.
+    """One node's part in reading a topic. Use it from one thread only.
 
     Args:
         source: the topic.
@@ -66,7 +67,7 @@ class TopicReader:
         self._stuck: dict[str, str] = {}
 
     def read(self) -> TopicRead:
-        """Maintain our partitions, and publish the messages that they have, as at most one lot."""
+        """Maintain our partitions, and publish their new messages in at most one lot."""
         try:
             if self._reads % TOPIC_EVERY == 0:
                 self._names = self._partition_names()
@@ -152,7 +153,7 @@ class TopicReader:
     # --- assignment
 
     def _assign(self) -> None:
-        """Read our partitions from their checkpoints on."""
+        """Start to read our partitions at their checkpoints."""
         from confluent_kafka import TopicPartition
 
         names = sorted(self.partitions.held)
@@ -179,7 +180,7 @@ class TopicReader:
         self._assigned = frozenset(names)
 
     def _first_offset(self, name: str, raw: bytes | None, low: int, high: int) -> int | None:
-        """Return the offset to read from; None if the user has to decide that."""
+        """Return the offset to read from; None if the user has to decide."""
         ends = {"earliest": low, "latest": high}
         if raw is None:
             return ends[self.source.start]

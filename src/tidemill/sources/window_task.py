@@ -1,4 +1,4 @@
-"""The task of a window: read its files on Spark and write their rows."""
+"""Run the task of a window: read its files on Spark and write their rows."""
 
 from typing import TYPE_CHECKING
 
@@ -23,8 +23,8 @@ def run_window(
 ) -> tuple[SinkWritten, ...]:
     """Read the files of a task, and write their rows and the bad records into the folders of this claim.
 
-    The versions of the files are checked before and after. If a file changed or disappeared, the task fails
-    (`SourceFileChanged`). So a published file was read whole.
+    The task checks the versions of the files before and after it reads them. If a file changed or
+    disappeared, the task fails (`SourceFileChanged`). So a published file was read completely.
 
     Args:
         spark: the session.

@@ -1,13 +1,13 @@
-"""Windows: files that become one lot together, from the moment they are taken until the lot is published.
+"""Windows: sets of files that become one lot, from the moment a node takes them until the lot is published.
 
 `add` takes files and creates their window, in one transaction of bounded size: at most 500 rows for files,
-and a few pages for their list (LOT-43). A node holds a window to work on it, together with the attempt at its
-lot. A node that takes over a dead node's window also takes over its attempt, if code and files are the same.
-`publish` is called in the transaction that publishes the lot: the files are acknowledged with it and not
-before (LOT-35).
+and a few pages for their list (LOT-43). To work on a window, a node holds it together with the attempt that
+writes its lot. A node that takes over a dead node's window also takes over the attempt, if the code and the
+files are the same. The transaction that publishes the lot calls `publish`. So files are acknowledged together
+with their lot, and not before (LOT-35).
 
-State changes that free files (`shrink`, `drop`) clear their rows in the same transaction. The next listing
-then takes these files as they are.
+State changes that free files (`shrink`, `drop`) clear the files' rows in the same transaction. The next
+listing then takes the files as they are at that time.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ RETRY_FIRST_S, RETRY_MOST_S = 30, 3600
 
 
 class WindowInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of a window in every state."""
+    """The fields that a window has in every state."""
 
     source: str
     number: int
@@ -43,7 +43,7 @@ class WindowInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListedWindow(msgspec.Struct, frozen=True, tag="listed"):
-    """It waits for a node."""
+    """A window that waits for a node."""
 
     about: WindowInfo
 
@@ -53,7 +53,7 @@ class ListedWindow(msgspec.Struct, frozen=True, tag="listed"):
 
 
 class HeldWindow(msgspec.Struct, frozen=True, tag="held"):
-    """A node works on it, under this attempt."""
+    """A window that a node works on, under this attempt."""
 
     about: WindowInfo
     node: str
@@ -66,7 +66,7 @@ class HeldWindow(msgspec.Struct, frozen=True, tag="held"):
 
 
 class FailedWindow(msgspec.Struct, frozen=True, tag="failed"):
-    """It could not be read; any node can retry it from `retry_at` on (store time, µs)."""
+    """A window that could not be read. Any node can retry it from `retry_at` on (store time, µs)."""
 
     about: WindowInfo
     kind: str
@@ -79,7 +79,7 @@ class FailedWindow(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class PublishedWindow(msgspec.Struct, frozen=True, tag="published"):
-    """Its files are in its lot."""
+    """A window whose files are in its lot."""
 
     about: WindowInfo
     attempt: str
@@ -91,7 +91,7 @@ class PublishedWindow(msgspec.Struct, frozen=True, tag="published"):
 
 
 class DroppedWindow(msgspec.Struct, frozen=True, tag="dropped"):
-    """All its files changed or disappeared before they were read."""
+    """A window whose files all changed or disappeared before they were read."""
 
     about: WindowInfo
     at: int
@@ -118,9 +118,9 @@ def add(
     again: bool = False,
     fence: Callable[[Tx], None] | None = None,
 ) -> ListedWindow | None:
-    """Take files as one window, except those that another node has taken; return None if none is left.
+    """Take files as one window, except files that another node has taken; return None if no file is left.
 
-    - again: take a file again that was taken in another version.
+    - again: also take files that were taken in another version.
     - fence: checks the lease of the node that listed, in this transaction.
     """
     if fence is not None:
@@ -144,7 +144,7 @@ def add(
 
 
 def may_take(file: ListedFile, row: TakenFile | None, *, again: bool) -> bool:
-    """Return whether a file is new, or changed where changes are taken again."""
+    """Return whether a file is new, or has changed and changed files are taken again."""
     return row is None or (again and row.version != file.version)
 
 
@@ -155,7 +155,7 @@ def read(tx: Tx, keys: SourceKeys, source: str, number: int) -> AnyWindow | None
 
 
 def open_windows(tx: Tx, keys: SourceKeys, source: str, after: int = 0, limit: int = 100) -> list[AnyWindow]:
-    """Read a page of the windows that have not ended, oldest first. Do not decide by it: it may be stale."""
+    """Read a page of the windows that have not ended, oldest first. This is a hint: it may be stale."""
     lo, hi = keys.open[source, after] + b"\x00", keys.open.under(source)[1]
     numbers = [keys.open.unpack(row.key)[1] for row in tx.range(lo, hi, limit=limit, snapshot=True)]
     rows = tx.get_many([keys.window[source, number] for number in numbers])
@@ -176,7 +176,7 @@ def files_of(tx: Tx, keys: SourceKeys, source: str, number: int) -> list[ListedF
 def may_hold(tx: Tx, keys: SourceKeys, node: Node, window: AnyWindow) -> bool:
     """Return whether this node can work on a window now.
 
-    It cannot while another live node holds it, and not twice under one epoch.
+    It cannot while another live node holds the window. It also cannot hold a window twice under one epoch.
     """
     match window:
         case ListedWindow():
@@ -223,7 +223,7 @@ def publish(tx: Tx, keys: SourceKeys, window: HeldWindow) -> PublishedWindow:
 
 
 def give_back(tx: Tx, keys: SourceKeys, window: HeldWindow) -> ListedWindow:
-    """Release a window that has no fault, so that any node can take it."""
+    """Release a window without recording a failure, so that any node can take it."""
     check(tx, keys, window)
     step(window.state, WindowEdge.GIVE_BACK)
     tx.hint(keys.open[window.about.source, window.about.number])
@@ -242,7 +242,7 @@ def fail(tx: Tx, keys: SourceKeys, window: HeldWindow, kind: str, message: str) 
 def leave_out(
     tx: Tx, keys: SourceKeys, window: HeldWindow, paths: Sequence[str]
 ) -> ListedWindow | DroppedWindow:
-    """Remove files that changed or disappeared; the next listing takes them as they are then."""
+    """Remove files that changed or disappeared; the next listing takes them as they are at that time."""
     check(tx, keys, window)
     source, number = window.about.source, window.about.number
     left = [file for file in files_of(tx, keys, source, number) if file.path not in set(paths)]

@@ -1,1 +1,4 @@
-"""Spark: sessions, schemas, reading and writing lots. Only the DataFrame API, so that Spark Connect works."""
+"""Spark: sessions, schemas, reading and writing lots.
+
+The package uses only the DataFrame API, so that it works with Spark Connect.
+"""

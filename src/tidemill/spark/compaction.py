@@ -1,4 +1,4 @@
-"""Compact lots with Spark: write the rows of small files into few large ones, unchanged (LOT-37)."""
+"""Compact lots with Spark: write the same rows into fewer, larger files (LOT-37)."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
@@ -35,7 +35,7 @@ def rewrite(
     *,
     target_bytes: int = TARGET_BYTES,
 ) -> Rewritten:
-    """Write the rows of these objects into files of one size, and read them back to compare digests.
+    """Write the rows of these objects into files of similar size, and read them back to compare digests.
 
     Args:
         spark: the session.
@@ -62,12 +62,12 @@ def rewrite(
 
 
 def content_digest(frame: "DataFrame") -> str:
-    """Return the digest of a frame's content, which does not depend on its files and the order of its rows.
+    """Return the digest of a frame's content, which does not depend on its files or the order of its rows.
 
-    It is the number of rows and two sums of their hashes: two `xxhash64` with different salts over every
-    column and its is-null flag. Nested values are hashed as JSON, with their NULLs. Equal content has equal
-    digests. Two different contents have equal digests with a probability of about 1 in 2^128, unless someone
-    chooses the rows on purpose.
+    The digest is the number of rows and two sums of row hashes. A row hash is an `xxhash64` over every column
+    and its is-null flag; the two sums use different salts. Nested values are hashed as JSON, with their
+    NULLs. Equal content has equal digests. Two different contents have equal digests with a probability of
+    about 1 in 2^128, unless someone constructs the rows to collide.
     """
     from pyspark.sql import functions as sf
 

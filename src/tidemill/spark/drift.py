@@ -1,8 +1,8 @@
 """Schema drift: how the columns of a dataset may change (LOT-34).
 
 A column may be added. A type may be widened if Spark can read existing files as the wider type. Any other
-change would make published lots unreadable. A column that is no longer declared stays, and is NULL from then
-on.
+change would make published lots unreadable. A column that is no longer declared stays in the dataset, and is
+NULL in later lots.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from tidemill.schemas.ddl import parse
 from tidemill.schemas.type_table import is_wider
 
 RESCUED: Final = "_rescued"
-"""The column that keeps what did not fit, under `Drift.RESCUE`."""
+"""The column that keeps values that did not fit, under `Drift.RESCUE`."""
 
 VOID: Final = Simple("void")
 """The type of a column that is NULL everywhere."""
@@ -63,7 +63,7 @@ def evolved(current: DatasetRow, new: DatasetRow) -> DatasetRow:
 
 
 def effective(dataset: DatasetRow) -> DatasetRow:
-    """Return a declaration in the spelling that is compared and stored, with the columns that we add."""
+    """Normalize a declaration, to compare and store it; add `_rescued` if the dataset rescues values."""
     columns = parse(dataset.schema)
     if dataset.drift is Drift.RESCUE and RESCUED not in columns.names:
         columns = Schema((*columns.columns, Column(RESCUED, Simple("string"))))
@@ -84,7 +84,7 @@ def added(schema: Schema, new: Sequence[Column]) -> Schema:
 
 
 def storable(column_type: Type) -> Type:
-    """Return a type that files can hold: a column that is NULL everywhere becomes a text."""
+    """Return a type that files can hold: VOID, the type of an always-NULL column, becomes STRING."""
     match column_type:
         case Array():
             return Array(storable(column_type.element))

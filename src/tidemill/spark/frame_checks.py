@@ -1,12 +1,12 @@
-"""Checks of frames, in the pass that writes their rows (LOT-33).
+"""Check the rows of a frame in the pass that writes them (LOT-33).
 
-The write pass counts the rows that fail a check of NULLs or of an expression. It writes rows that a check
+The write pass counts the rows that fail a NULL check or an expression check. It writes rows that a check
 removes into another folder. Each row is computed once, so it is either in the lot or in quarantine, even if
-the function that made it is not deterministic. The removed rows are then written as JSON into the quarantine
-table, with the names of the checks that they failed, and their folder is deleted.
+the function that made it is not deterministic. A second step writes the removed rows as JSON into the
+quarantine table, with the names of the checks that they failed, and deletes the other folder.
 
-Uniqueness is one aggregate over the files that were just written, of the checked columns only. A check that
-removes rows that are not unique must group them before they are written.
+A uniqueness check runs one aggregate over the files that were just written, and reads only the checked
+columns. A check that removes duplicates must group the rows before they are written.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ BAD_SCHEMA: Final = "record STRING, error STRING, check STRING"
 
 
 class LotFolders(msgspec.Struct, frozen=True, kw_only=True):
-    """The folders for rows and for rows that checks remove. No other job writes there. Each ends in `/`.
+    """The folders for good rows and for rows that checks remove. Each ends in `/`. No other job writes there.
 
     - partition_by: columns whose values become folders below `rows`.
     """
@@ -70,7 +70,7 @@ def write_checked(
         folders: where to write; the folders are empty.
         checks: the checks.
         table: the name of the table, for errors.
-        kind: the kind of the table. Only inserted rows of changes and operations are checked.
+        kind: the kind of the table. Of changes and operations, only inserted rows are checked.
     """
     if not checks:
         return Checked(rows=write_frame(df, storage, folders.rows, partition_by=folders.partition_by))
@@ -129,7 +129,7 @@ def _write_pass(
 
 
 def refuse(table: str, checks: Sequence[Check], counts: dict[str, int], rows: int) -> None:
-    """Raise `CheckFailed` if a check failed that forbids publishing."""
+    """Raise `CheckFailed` if rows failed a check that forbids publishing."""
     failed = [check for check in checks if check.on_fail is OnFail.FAIL and counts[check.name]]
     if not failed:
         return
@@ -143,7 +143,7 @@ def refuse(table: str, checks: Sequence[Check], counts: dict[str, int], rows: in
 
 
 def verify(empty: "DataFrame", checks: Sequence[Check]) -> None:
-    """Validate checks by Spark's analysis of an empty frame; `BadCheck` names one that does not fit."""
+    """Validate checks: Spark analyzes them on an empty frame. `BadCheck` names a check that does not fit."""
     for check in checks:
         missing = [name for name in check.columns if name not in empty.columns]
         if missing:
@@ -165,7 +165,7 @@ def verify(empty: "DataFrame", checks: Sequence[Check]) -> None:
 
 
 def _marked(df: "DataFrame", inline: Mapping[str, Check], kind: Kind) -> "DataFrame":
-    """Add a column for each check, by its number: whether a row fails it."""
+    """Add a column for each check, named by the check's number: whether a row fails it."""
     from pyspark.sql import Window
     from pyspark.sql import functions as sf
 
@@ -203,7 +203,7 @@ def _holds(check: Check) -> "Column":
 
 
 def _all_present(columns: "Sequence[Column]") -> "Column":
-    """Return whether all of these are present: no column is NULL."""
+    """Return whether none of these columns is NULL."""
     return reduce(lambda left, right: left & right, [column.isNotNull() for column in columns])
 
 

@@ -1,7 +1,7 @@
-"""The rows that users give, converted to an Arrow table of the declared types without loss (LOT-41).
+"""Convert the rows that a user passes to an Arrow table of the declared types, without loss (LOT-41).
 
 Columns are matched by name. A missing column is NULL. A column that is not declared is refused, and so is a
-value that does not fit its type without loss. The error names the column and the first row.
+value that does not fit its type without loss. The error names the column and the first bad row.
 """
 
 import hashlib
@@ -70,7 +70,7 @@ def _of_python(rows: Sequence[Any], schema: pa.Schema, table: str) -> pa.Table:
 
 
 def array(values: list[Any], field: pa.Field, table: str) -> pa.Array:
-    """Convert values to a column; `AppendRefused` names the first that does not fit."""
+    """Convert values to a column; `AppendRefused` names the first value that does not fit."""
     if pa.types.is_decimal(field.type):
         values = [_decimal(value) for value in values]
     try:

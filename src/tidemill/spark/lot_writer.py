@@ -1,11 +1,11 @@
-"""The writer of lots: writes frames and tables as objects, and counts their rows (LOT-7, LOT-17, LOT-24).
+"""Write frames and tables as the objects of a lot, and count their rows (LOT-7, LOT-17, LOT-24).
 
-A job writes into its own folder, so all files there are its output. The folder is listed once, right after
-the job. Rows are counted in the write pass (`observe`) and again in the footers of the files, and the two
-counts must agree. When a function returns, its objects are durable.
+A job writes into its own folder, so all files there are its output. The writer lists the folder once, right
+after the job. It counts the rows in the write pass (`observe`) and again in the footers of the files, and the
+two counts must agree. When a function of this module returns, its objects are durable.
 
-Partition columns become folders, from copies of the columns. The columns themselves stay inside the files, so
-that their types and NULLs are exact and a reader needs only the files. See `partition_folders`.
+Copies of the partition columns become folders. The columns themselves stay inside the files, so that their
+types and NULLs are exact and a reader needs only the files. See `partition_folders`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -85,11 +85,11 @@ def write_flagged(
     block_bytes: int | None = None,
     flag: str | None = None,
 ) -> Mapping[str, Written]:
-    """Write a frame like `write_frame`, with rows separated by the texts in one column.
+    """Write a frame like `write_frame`, and separate the rows by the text in one column.
 
     This is one pass: each row is computed once, and is in exactly one place.
 
-    - flag: the column, which is not written. Its texts are short, plain and never empty. Without it, all
+    - flag: the column, which is not written. Its texts are short, plain and never empty. If it is None, all
       rows are under "".
     """
     from pyspark.sql import Observation

@@ -1,8 +1,8 @@
-"""The operations of a dataset, and the columns that its lots have for them (LOT-40, LOT-41).
+"""The operations on the rows of a dataset, and the columns that store them in its lots (LOT-40, LOT-41).
 
     rows      no column: each row is an insert
     changes   `_weight`: how many times the row is inserted (above 0) or deleted (below 0)
-    keyed     `_op` ("upsert" or "delete") and `_ordinal`, the place in its append
+    keyed     `_op` ("upsert" or "delete") and `_ordinal`, the row's place in its append
 
 Names that begin with an underscore are reserved in these files; a declared column cannot have one of them.
 """
@@ -27,7 +27,7 @@ ORDINAL: Final = "_ordinal"
 
 
 class RowOperation(StrEnum):
-    """The operation of a producer on rows."""
+    """An operation that a producer applies to rows."""
 
     APPEND = "append"
     UPSERT = "upsert"
@@ -91,7 +91,8 @@ def stored_frame(
 ) -> "DataFrame":
     """Return a frame as a lot stores it: the declared columns by name and type; a missing one is NULL.
 
-    Spark decides the order of a frame's rows, and so which of two rows with one key is the later one.
+    Spark decides the order of a frame's rows. So Spark also decides which of two rows with the same key is
+    the later one.
     """
     from pyspark.sql import functions as sf
 

@@ -1,4 +1,4 @@
-"""Parquet files in object storage, read by ranges: only the parts that are needed are fetched."""
+"""Read Parquet files in object storage with ranged requests, and fetch only the parts that are needed."""
 
 import io
 from collections.abc import Sequence

@@ -1,15 +1,16 @@
-"""The folders of partitions: from the values of partition columns to folder names, and back.
+"""Convert the values of partition columns to folder names, and back.
 
-A folder is called `by.COLUMN=VALUE`. Spark makes it from a copy of the column as text. Spark alone would put
-NULL, the empty string and the text `__HIVE_DEFAULT_PARTITION__` into one folder, and would make names that
-are too long for a file system. So the copy holds the text in a special spelling:
+A folder is called `by.COLUMN=VALUE`. Spark makes this name from a copy of the column as text. On its own,
+Spark would put NULL, the empty string and the text `__HIVE_DEFAULT_PARTITION__` into one folder, and would
+make names that are too long for a file system. So the copy holds an encoded text:
 
     NULL            NULL, which Spark calls __HIVE_DEFAULT_PARTITION__
     ~text           the empty text, a text that begins with ~, and Spark's name for NULL
     ~#digest        a text that is too long for a name, or has a control character
     text            every other text
 
-Spark percent-encodes special characters in a name. The value of a digest is read from the file.
+Spark percent-encodes special characters in a name. If the name holds a digest, the value is read from the
+file.
 """
 
 import re
@@ -56,7 +57,7 @@ class Partitioning:
         self._room = [min(NAME_BYTES, room) - len(_escaped(copy).encode()) - 2 for copy in self.copies]
 
     def prepare(self, df: "DataFrame") -> "DataFrame":
-        """Add the copies of the columns, and bring rows of one value together into few files."""
+        """Add the copies of the columns, and bring rows with the same values together into few files."""
         from pyspark.sql import functions as sf
 
         if not self.copies:

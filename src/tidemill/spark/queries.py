@@ -1,4 +1,4 @@
-"""Queries over frames: a table name in a query refers to a given frame, and to nothing else.
+"""Run SQL queries over frames: a table name in a query refers to a given frame, and to nothing else.
 
 Each table name in the text is replaced by the name of a new temporary view. So it cannot refer to a table of
 the user's catalog, or to a temporary view of another thread's query. Spark gets the rest of the text as
@@ -85,7 +85,8 @@ def over(
     """Run a query over these frames. Consume the result inside the `with`.
 
     - frames: by table name. If two names differ only in case, the case decides.
-    - tag: a part of the temporary views' names, for people. Queries with one tag can run at the same time.
+    - tag: a part of the temporary views' names, for people. Queries with the same tag can run at the same
+      time.
     """
     number = next(_numbers)
     views: dict[str, str] = {}
@@ -116,7 +117,7 @@ def renamed(sql: str, view_of: Callable[[str], str]) -> str:
 
 
 def match(name: str, tables: Mapping[str, object]) -> str:
-    """Return the table that a name refers to, as Spark resolves it: without regard to case."""
+    """Return the table that a name refers to, as Spark resolves it: ignoring case."""
     if name in tables:
         return name
     same = [other for other in tables if other.lower() == name.lower()]

@@ -1,4 +1,4 @@
-"""Schemas for Spark: conversions between DDL, Spark's types and Arrow's types.
+"""Convert schemas between DDL, Spark's types and Arrow's types.
 
 parse(text) -> Schema           without Spark          str(schema) -> text
 analysed(spark, text) -> Schema by Spark's parser      to_spark(schema) -> StructType

@@ -1,8 +1,9 @@
-"""Spark sessions: this is the only place that makes them.
+"""Open Spark sessions. No other module creates a session.
 
 There are three kinds: a session that Tidemill starts (`local[*]`, or any master), a session on a Spark
-Connect server (`sc://…`), and a session of the user's (`adopt`). All three give equal results: the settings
-that change the result of a query are pinned (`PINNED`), and all other code uses only the DataFrame API.
+Connect server (`sc://…`), and a session that the user passes in (`adopt`). All three give equal results: the
+settings that change the result of a query are pinned (`PINNED`), and all other code uses only the DataFrame
+API.
 
 A process is either a Spark driver or a client of Spark Connect, never both: pyspark decides that once for the
 whole process.
@@ -40,8 +41,8 @@ PINNED: Final[Mapping[str, str]] = {
     "spark.sql.parser.escapedStringLiterals": "false",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
-"""Settings that change the meaning of a query, its result or how that is stored. They are the same on every
-machine that runs a pipeline. There is no setting for collations: they belong to the type of a text."""
+"""Settings that change the meaning of a query, its result, or how the result is stored. They are the same on
+every machine that runs a pipeline. There is no setting for collations: they belong to the type of a text."""
 
 _DEFAULTS: Final[Mapping[str, str]] = {
     "spark.ui.showConsoleProgress": "false",
@@ -211,7 +212,7 @@ def _sibling(running: "SparkSession", master: str, settings: SparkSettings) -> "
 
 @contextmanager
 def _environment(settings: SparkSettings) -> Iterator[None]:
-    """Set the environment variables that Spark reads at its start; variables of the user stay."""
+    """Set the environment variables that Spark reads at its start; keep the user's variables."""
     variables = {**java_environment(os.environ)}
     variables.setdefault("PYSPARK_PYTHON", os.environ.get("PYSPARK_PYTHON", sys.executable))
     if settings.local:
@@ -249,7 +250,7 @@ def require(session: "SparkSession") -> None:
 
 
 class _Adopted:
-    """How many blocks use a session, and its settings before."""
+    """How many blocks use a session, and the settings that it had before."""
 
     def __init__(self, session: "SparkSession") -> None:
         self.session = session
@@ -263,7 +264,7 @@ _adopting = threading.Lock()
 
 @contextmanager
 def adopt(session: "SparkSession") -> Iterator["SparkSession"]:
-    """Use a session of the user's: its settings are pinned inside the block, and restored after it.
+    """Use a session that the user passes in: pin its settings inside the block, and restore them after it.
 
     Blocks may overlap, in any thread: the first one pins, the last one restores. Queries that the user runs
     on that session during the block also run with the pinned settings.
@@ -329,8 +330,8 @@ def _shown(remote: str) -> str:
 def tagged(session: "SparkSession", tag: str) -> Iterator[None]:
     """Tag every job that this thread starts in the block, so that `interrupt` finds it.
 
-    If Spark runs in this process, only one thread knows a session's own tags, and `interruptTag` from another
-    thread finds nothing. So the jobs get tags of the Spark context there.
+    If Spark runs in this process, a session's own tags belong to one thread, and `interruptTag` from another
+    thread finds nothing. So in that case the jobs get tags of the Spark context.
     """
     if _is_connect(session):
         session.addTag(tag)
@@ -348,8 +349,8 @@ def tagged(session: "SparkSession", tag: str) -> Iterator[None]:
 def interrupt(session: "SparkSession", tag: str) -> None:
     """Cancel the jobs that run under a tag, from any thread.
 
-    A job that starts a moment later is not cancelled; the caller repeats the call if that matters. Results
-    do not depend on it, because what such a job writes is never published.
+    A job that starts a moment later is not cancelled; the caller repeats the call if that matters. Results do
+    not depend on it, because the output of such a job is never published.
     """
     if _is_connect(session):
         session.interruptTag(tag)

@@ -1,15 +1,16 @@
-"""The object storage as Spark sees it: from a key to the URI that Spark reads or writes, and back.
+"""Convert keys of the object storage to the URIs that Spark reads or writes, and back.
 
-An object has three spellings. Each is exact for every name (`=`, `%`, blanks, quotes, any script):
+The address of an object has three spellings. Each is exact for every name (`=`, `%`, blanks, quotes, any
+script):
 
     key         data/name=D/…/by.city=New York/part-0.parquet        in manifests
     uri         file:///base/data/name=D/…/by.city=New York/part-0…  given to Spark: not encoded, except
-                                                                     that characters of patterns are escaped
+                                                                     that pattern characters are escaped
     file_path   file:/base/data/name=D/…/by.city=New%20York/part-0…  `_metadata.file_path`, a java.net.URI
 
-Spark accesses objects with Hadoop's file systems. Credentials in the URL of the objects are passed as options
-of each read and write: never as settings of a session, as arguments of a process or in a log. Spark redacts
-such options when it shows a plan.
+Spark accesses objects with Hadoop's file systems. Credentials in the URL of the object storage are passed as
+options of each read and write. They are never in the settings of a session, in the arguments of a process or
+in a log. Spark redacts such options when it shows a plan.
 """
 
 import re
@@ -82,7 +83,7 @@ class Storage:
         return self._root + key
 
     def read_uri(self, key: str) -> str:
-        """Return the URI that Spark reads: `uri` with the characters of patterns escaped."""
+        """Return the URI that Spark reads: `uri` with pattern characters escaped."""
         return _GLOB.sub(r"\\\g<0>", self._root + key)
 
     def file_path(self, key: str) -> str:
@@ -117,7 +118,8 @@ class Storage:
     def sync(self, keys: Iterable[str]) -> None:
         """Make what Spark wrote under these keys survive a power failure.
 
-        Spark closes files without syncing them. A bucket needs nothing: its answers mean durable.
+        Spark closes files without syncing them. A bucket needs no sync: when it confirms a write, the object
+        is durable.
         """
         if self._root_path is None or self._folders is None:
             return

@@ -1,1 +1,1 @@
-"""Ingestion of files that other programs wrote: good records become rows, bad ones go to quarantine."""
+"""Ingest files that other programs wrote: good records become rows, bad ones go to quarantine."""

@@ -1,6 +1,6 @@
 """Find the bad records of a window: where each of them is, and why it is bad.
 
-This is the second pass over the files, made only if the first one counted bad records.
+This is a second pass over the files. It runs only if the first pass counted bad records.
 """
 
 from collections.abc import Collection, Mapping, Sequence

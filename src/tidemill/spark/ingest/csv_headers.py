@@ -1,8 +1,8 @@
-"""The headers of CSV files: columns are matched by name, in each file on its own.
+"""Match the columns of CSV files by name, separately for each file.
 
-Spark matches columns by place and ignores the header. It would silently read wrong values from a file with
-another order of columns. So the header of each file is read here, and files with equal headers are read
-together.
+Spark matches columns by position and ignores the header. It would silently read wrong values from a file
+whose columns are in another order. So this module reads the header of each file, and groups files with equal
+headers so that Spark reads them together.
 """
 
 import bz2
@@ -25,9 +25,9 @@ _EXTRA = "_tidemill_extra_"
 
 @dataclass(frozen=True)
 class CsvHeader:
-    """The columns of a file, in its order: declared ones with their types, others under generated names.
+    """The columns of a file, in file order: declared ones with their types, others under generated names.
 
-    - unknown: from a generated name to the name in the file.
+    - unknown: maps each generated name to the name in the file.
     """
 
     schema: "StructType"

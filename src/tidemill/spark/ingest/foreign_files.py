@@ -1,6 +1,6 @@
 """Files that other programs wrote: find the one that a Spark job failed on, and salvage a broken one.
 
-An error deep inside a job reaches the driver as text, so the text is searched for the file.
+An error deep inside a job reaches the driver as text, so this module searches the text for the file.
 """
 
 import gzip
@@ -36,7 +36,7 @@ class ForeignFile(msgspec.Struct, frozen=True):
 
     @property
     def read_uri(self) -> str:
-        """The URI for Spark to read, with the characters of patterns escaped."""
+        """The URI for Spark to read, with pattern characters escaped."""
         return _GLOB.sub(r"\\\g<0>", self.uri)
 
 
@@ -44,7 +44,7 @@ class ForeignFile(msgspec.Struct, frozen=True):
 
 
 def failed_file(error: BaseException, files: Sequence[ForeignFile]) -> ForeignFile | None:
-    """Return the file that an error names; None if it is not one of these."""
+    """Return the file that an error names; None if it names none of these files."""
     failed = _FAILED.search(str(error))
     if failed is None:
         return None
@@ -73,7 +73,7 @@ def reason(error: BaseException) -> str:
 
 
 def one_spelling(uri: str) -> str:
-    """Return the one spelling of a URI: Spark writes `file:/a`, and in some messages `file:///a`."""
+    """Normalize a URI: Spark writes `file:/a`, and in some messages `file:///a`."""
     return re.sub(r"^file:/+", "file:/", uri)
 
 

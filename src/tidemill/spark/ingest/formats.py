@@ -1,4 +1,4 @@
-"""The formats of files, and how to read them. Plain data, so that any process can hold it."""
+"""File formats and the options to read them, as plain data that any process can hold."""
 
 from enum import StrEnum
 from pathlib import PurePosixPath
@@ -35,8 +35,8 @@ COMPRESSED = frozenset({".gz", ".bz2", ".zst", ".lz4", ".snappy", ".deflate"})
 class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How to read the files of one source.
 
-    - header: the first line of a CSV file names its columns, in any order. Without it they are in the order
-      of the declaration.
+    - header: the first line of a CSV file names its columns, in any order. Without a header, the columns are
+      in the order of the declaration.
     - multiline: a CSV record may have line breaks within quotes; a JSON file is one value over many lines.
     - null: the text that means NULL in CSV.
     - date_format, timestamp_format: in the notation of Spark; empty for ISO 8601.

@@ -1,17 +1,17 @@
-"""The ingestion of foreign files: good records become rows of a dataset, bad ones go to quarantine.
+"""Ingest foreign files: good records become rows of a dataset, bad ones go to quarantine.
 
 One pass writes the good records and counts the bad ones. If there are any, a second pass reads their files
 again, finds their lines and gives a reason for each. A file that cannot be read goes to quarantine as a
-whole. Of a compressed file that is truncated, the lines before the damage become rows, and the rest goes to
+whole. If a compressed file is truncated, the lines before the damage become rows, and the rest goes to
 quarantine. So nothing is lost.
 
-**Strict.** Spark reads `{"a": 1}{"a": 2}` as one record and drops the second. Here such a line is bad, and so
-is an object followed by anything else. A number in a STRING column becomes a string. Any other value that
-does not have the declared type is bad. A column that a record lacks is NULL.
+**Strict.** Spark reads `{"a": 1}{"a": 2}` as one record and drops the second object. Here such a line is bad,
+and so is an object followed by any other text. A number in a STRING column becomes a string. Any other value
+that does not have the declared type is bad. A column that a record lacks is NULL.
 
-**Drift.** Columns that are not declared are left out, and the records that have some are counted (`freeze`).
-Or they are added to the declared ones (`evolve`). Or they are kept as JSON in the column `_rescued`, together
-with values that do not have the declared type (`rescue`). See `undeclared_columns`.
+**Drift.** The drift policy decides what happens to undeclared columns. `freeze` leaves them out, and counts
+the records that have any. `evolve` adds them to the declared ones. `rescue` keeps them as JSON in the column
+`_rescued`, together with values that do not have the declared type. See `undeclared_columns`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     Session: TypeAlias = SparkSession  # for packages that do not import pyspark
 
 Write = Callable[["DataFrame", str], Written]
-"""Writes the rows of a frame. The text names a folder for this attempt only (empty for the first)."""
+"""Writes the rows of a frame. The string names a folder for this attempt only (empty for the first)."""
 
 
 class Ingested(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class Ingested(msgspec.Struct, frozen=True, kw_only=True):
 
     - rows, quarantined: the written objects.
     - checks: how many rows failed each check, and how many records drifted.
-    - schema: the columns of the rows, if they are more than the declared ones.
+    - schema: the columns of the rows, if there are more than the declared ones.
     """
 
     rows: Written
@@ -233,7 +233,7 @@ class Ingestion:
         )
 
     def run(self, files: Sequence[ForeignFile], write_rows: Write, write_bad: Write) -> Ingested:
-        """Write good records with one function and bad ones with the other."""
+        """Write good records with `write_rows` and bad ones with `write_bad`."""
         from pyspark.sql import Observation
 
         refused: dict[str, str] = {}
@@ -301,7 +301,7 @@ class Ingestion:
         truncated: dict[str, Salvaged],
         groups: list[FileGroup],
     ) -> None:
-        """Set a file aside that a job failed on; raise the error if the access failed, and not the file."""
+        """Set aside a file that a job failed on; raise the error if the fault is the access, not the file."""
         if foreign_files.is_missing(error):
             raise SourceFileChanged(f"{file.path} disappeared") from error
         if foreign_files.is_unreachable(error):

@@ -1,4 +1,4 @@
-"""Spark expressions that return why a record is bad."""
+"""Spark expressions that return the reason why a record is bad."""
 
 from functools import reduce
 from typing import TYPE_CHECKING, Final
@@ -46,9 +46,10 @@ def _time_formats(format_options: FormatOptions) -> dict[str, str]:
 
 
 def has_trailing_text(text: "Column") -> "Column":
-    """Return whether something follows the object on a line. Spark's reader stops at its end.
+    """Return whether something follows the object on a line. Spark's reader stops at the object's end.
 
-    Nearly all lines pass the first two tests, which are cheap. Strings are removed only for the others.
+    Nearly all lines pass the first two tests, which are cheap. Only for the other lines, the expression
+    removes strings before it searches.
     """
     from pyspark.sql import functions as sf
 
@@ -60,7 +61,7 @@ def has_trailing_text(text: "Column") -> "Column":
 
 
 def error_of(text: "Column", schema: "StructType", format_options: FormatOptions) -> "Column":
-    """Return the reason why a bad record is bad, for people."""
+    """Return a readable reason why a bad record is bad."""
     from pyspark.sql import functions as sf
 
     if format_options.format is Format.TEXT:

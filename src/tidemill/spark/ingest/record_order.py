@@ -1,9 +1,10 @@
-"""The order of records within a window: by file, then by their place in it.
+"""Order the records of a window: by file, then by their place in the file.
 
-Of two upserts of one key the later one counts (LOT-40). So each record of a dataset with a key gets an
-ordinal that sorts as (path of the file, place in the file): nine bits for the file, then the place. In a
-Parquet file the place is the number of the row. In other formats it is the block that a task read, in units
-of 1 MiB (Spark makes no smaller ones), and the number of the record within the task.
+If a window upserts a key twice, the later upsert wins (LOT-40). So each record of a dataset with a key gets
+an ordinal that sorts as (path of the file, place in the file): nine bits for the file, then the place. In a
+Parquet file the place is the number of the row. In other formats the place is the start of the block that a
+task read, in units of 1 MiB, and the number of the record within the task. Spark makes no blocks smaller than
+1 MiB.
 """
 
 from collections.abc import Sequence
@@ -37,7 +38,7 @@ def with_files(
 ) -> "DataFrame":
     """Add `file`, the path of each record's file, and `number`, the place of that path among the files.
 
-    - column: the file that Spark reports. One that is not among these files fails the query.
+    - column: the file that Spark reports. The query fails if Spark reports any other file.
     """
     from pyspark.sql import functions as sf
 

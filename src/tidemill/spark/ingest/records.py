@@ -1,12 +1,12 @@
-"""The records of foreign files, as frames with these columns:
+"""Read the records of foreign files, as frames with these columns:
 
 PARSED    the declared columns, as a struct
-BAD       whether it is not a record of these columns
-FILE      its file
-TEXT      its text: always for formats with one record per line, else only for bad records
-UNKNOWN   whether it has columns that are not declared and are left out (LOT-34)
-RESCUED   what PARSED does not have of it, as JSON, if the dataset keeps that (LOT-34)
-PLACE     its place in the file, for a dataset with a key
+BAD       whether the record does not fit these columns
+FILE      the file of the record
+TEXT      the text of the record: always for formats with one record per line, else only for bad records
+UNKNOWN   whether the record has undeclared columns that are left out (LOT-34)
+RESCUED   the values of the record that PARSED lacks, as JSON, if the dataset keeps them (LOT-34)
+PLACE     the place of the record in its file, for a dataset with a key
 BLOCK     the block of the file, for formats with one record per line
 """
 

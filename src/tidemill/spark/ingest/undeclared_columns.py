@@ -1,7 +1,7 @@
-"""The columns of files that are not declared, and values that do not fit: added, counted or rescued (LOT-34).
+"""Add, count or rescue the undeclared columns of files, and rescue values that do not fit (LOT-34).
 
 A CSV file names its columns in the header, a Parquet file in its footer, and a JSON file in each object. Only
-names at the top level count: fields within a struct that are not declared are ignored, as Spark does.
+names at the top level count: undeclared fields within a struct are ignored, as Spark ignores them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,8 +41,8 @@ def find(
 ) -> list[Column]:
     """Find the columns of these files that are not declared, with their types.
 
-    Files that cannot be read have none. JSON is read once for this, with Spark's own inference. The columns
-    of CSV are texts. A column that two Parquet files have with different types is left out.
+    A file that cannot be read adds none. JSON files are read once for this, with Spark's own type inference.
+    Columns of CSV files are STRING. A column that has different types in two Parquet files is left out.
     """
     declared = {name.casefold() for name in schema.names}
     match format_options.format:
@@ -78,7 +78,7 @@ def _header_names(
 
 
 def count_in_parquet(files: Sequence[ForeignFile], schema: "StructType", open_file: Open) -> int:
-    """Count the rows of Parquet files that have columns which are not declared."""
+    """Count the rows of those Parquet files that have undeclared columns."""
     declared = {name.casefold() for name in schema.names}
     rows = 0
     for file in files:
@@ -146,10 +146,10 @@ def is_not_object(text: "Expression") -> "Expression":
 
 
 def rescued_json(text: "Expression", parsed: "Expression", schema: "StructType") -> "Expression":
-    """Return what the row of an object lacks, as JSON: names with their values as texts; NULL if nothing.
+    """Return what the row of an object lacks, as JSON: names with their values as text; NULL if nothing.
 
-    Spark keeps the part of a nested value that fits. So if anything of a record did not fit, its nested
-    values are rescued too.
+    Spark keeps the part of a nested value that fits. So if any value of a record did not fit, the record's
+    nested values are rescued too.
     """
     from pyspark.sql import functions as sf
     from pyspark.sql import types as st
@@ -171,7 +171,7 @@ def rescued_csv(
 ) -> "tuple[Expression, Expression]":
     """Return what the row of a record lacks, as JSON, and whether the record is bad as a whole.
 
-    A record with another number of values is bad: which value belongs to which column is unknown.
+    A record with the wrong number of values is bad: it is unknown which value belongs to which column.
     """
     from pyspark.sql import functions as sf
 
