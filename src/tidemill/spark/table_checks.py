@@ -1,6 +1,6 @@
-"""Checks of Arrow tables, without Spark: the same as `frame_checks`, for small appends and batches (LOT-33).
+"""Check the rows of Arrow tables like `frame_checks`, but without Spark, for small appends (LOT-33).
 
-Only the expressions of checks are Spark SQL. A process with a Spark session evaluates them (`evaluator`).
+Only the expressions of checks need Spark SQL. A process with a Spark session evaluates them (`evaluator`).
 """
 
 import base64
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Evaluate = Callable[[pa.Table, Sequence[str]], list[pa.Array]]
-"""Returns for each expression which rows of a table it is true for; NULL is not true."""
+"""Returns for each expression whether it is true, for each row of the table; NULL is not true."""
 
 _ROW: Final = "_tidemill_row"
 
@@ -43,10 +43,10 @@ def check_table(
     kind: Kind = Kind.ROWS,
     evaluate: Evaluate | None = None,
 ) -> CheckedTable:
-    """Check a table as a lot stores it. Rows that fail raise nothing.
+    """Check a table as a lot stores it. Rows that fail a check raise no error.
 
-    - kind: the kind of the table. Only inserted rows of changes and operations are checked.
-    - evaluate: evaluates expressions; without it, no check may have one.
+    - kind: the kind of the table. Of changes and operations, only inserted rows are checked.
+    - evaluate: evaluates expressions; without it, no check may have an expression.
     """
     inserted = _inserted(table, kind)
     failed: dict[str, pa.Array] = {}
@@ -97,7 +97,7 @@ def _inserted(table: pa.Table, kind: Kind) -> pa.Array:
 
 
 def _all_present(table: pa.Table, columns: Sequence[str]) -> pa.Array:
-    """Return for each row whether all these columns are present: none of them is NULL."""
+    """Return for each row whether none of these columns is NULL."""
     present = pa.array([True] * table.num_rows, pa.bool_())
     for name in columns:
         present = pc.and_(present, pc.is_valid(table.column(name)).combine_chunks())
@@ -143,7 +143,7 @@ def _text(value: Any) -> str:
 
 
 def evaluator(spark: "SparkSession") -> Evaluate:
-    """Return what evaluates expressions on a session: one job for all expressions of a batch."""
+    """Return a function that evaluates expressions on a session: one job for all expressions of a batch."""
 
     def evaluate(table: pa.Table, expressions: Sequence[str]) -> list[pa.Array]:
         from pyspark.sql import functions as sf

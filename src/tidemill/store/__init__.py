@@ -1,4 +1,4 @@
-"""The transactional, ordered key/value store, through which all coordination goes."""
+"""The transactional, ordered key/value store through which all nodes coordinate."""
 
 from tidemill.store.keys import Space, Versionstamp, pack, unpack
 from tidemill.store.open import open_store

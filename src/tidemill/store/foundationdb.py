@@ -1,4 +1,4 @@
-"""Keep the store in FoundationDB. The port follows its model, so almost every operation is native.
+"""Keep the store in FoundationDB. The port follows FoundationDB's model: most operations are native.
 
 This backend follows the documented binding (API version 730) but has *not run* against a cluster yet.
 `tests/conformance/test_store_foundationdb.py` runs the conformance suite wherever a cluster file works.
@@ -61,7 +61,7 @@ _NOT_COMMITTED, _TOO_OLD, _TIMED_OUT, _TOO_LARGE = 1020, 1007, 1031, 2101
 
 
 def load_binding() -> Any:
-    """Import fdb and select its API version; raise MissingDriver if it or its library is missing."""
+    """Import fdb and select its API version; raise MissingDriver if fdb or its library is missing."""
     hint = "run pip install 'tidemill[foundationdb]', and install FoundationDB's client library (libfdb_c)"
     try:
         import fdb
@@ -209,7 +209,7 @@ class FoundationStore(RetryingStore):
 
     Args:
         cluster_file: path of the cluster file; None for the platform's default.
-        prefix: what every key begins with.
+        prefix: the bytes that every key begins with.
     """
 
     def __init__(
@@ -300,7 +300,7 @@ class FoundationStore(RetryingStore):
         return tr
 
     def call(self, request: Callable[[], T], *, committing: bool = False) -> T:
-        """Call the cluster; its errors become Conflict, Unknown, Unreached or one of the store's."""
+        """Call the cluster; its errors become Conflict, Unknown, Unreached or a `StoreError`."""
         try:
             return request()
         except self._fdb.FDBError as error:

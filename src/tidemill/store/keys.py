@@ -37,7 +37,7 @@ Part: TypeAlias = bytes | str | int | float | bool | UUID | Versionstamp | tuple
 
 
 def pack(parts: Sequence[Part]) -> bytes:
-    """Pack a tuple into bytes; `pack(a) < pack(b)` exactly if `a` sorts before `b`."""
+    """Pack a tuple into bytes; `pack(a) < pack(b)` if and only if `a` sorts before `b`."""
     out = bytearray()
     for part in parts:
         _encode(part, out, nested=False)

@@ -1,8 +1,8 @@
 """Keep the store in memory: the reference for the other backends, and the store of simulations.
 
-It is optimistic, like FoundationDB: a transaction reads a snapshot, buffers its writes, and is checked at its
-commit against the commits since. Wherever the contract leaves a choice, it makes the *weakest* one, so that
-code which works here works on every backend:
+This store is optimistic, like FoundationDB: a transaction reads a snapshot and buffers its writes. The commit
+checks the transaction against all commits since its snapshot. Wherever the contract leaves a choice, this
+store makes the *weakest* one, so that code that works here works on every backend:
 
 - a plain read conflicts only with commits of serial transactions. Only a locked read sees a conflict with a
   `take` transaction, as on PostgreSQL, where SERIALIZABLE ignores READ COMMITTED (STO-3);
@@ -32,7 +32,7 @@ class StoreFaults(Protocol):
     def before(self, store: "MemoryStore") -> None: ...
 
     def between(self, store: "MemoryStore") -> None:
-        """Called after fn has read and written, before the commit; others may run here."""
+        """Called after fn has read and written, before the commit; other transactions may run here."""
 
     def after(self, store: "MemoryStore") -> None:
         """Called after the commit; an error raised here hides a success."""

@@ -4,13 +4,14 @@ The contract is the same on every backend, and `tidemill.testing.StoreConformanc
 
 - `store.run(fn)` calls `fn(tx)` and commits its writes. Conflicts are retried, so `fn` may run several times:
   it must use only `tx` and return a value.
-- `mode="serial"` is serialisable. `mode="take"` depends only on rows that it took, swapped or read under a
-  row lock. It refuses plain reads, because on PostgreSQL such a transaction is READ COMMITTED. Other
-  transactions read a row that a `take` transaction may write with `get(key, lock=True)` (STO-3).
-- A transaction reads its own writes. The only exception are rows of `set_versioned`, which get their keys at
+- A transaction with `mode="serial"` is serialisable. A transaction with `mode="take"` depends only on rows
+  that it took, swapped or read under a row lock. It refuses plain reads, because on PostgreSQL such a
+  transaction is READ COMMITTED. If a `take` transaction may write a row, other transactions must read that
+  row with `get(key, lock=True)` (STO-3).
+- A transaction reads its own writes. The only exception is rows of `set_versioned`, which get their keys at
   the commit.
-- If the outcome of a commit is unknown, the operation's id settles it. A commit never takes effect twice
-  (STO-5).
+- If the outcome of a commit is unknown, the store looks up the operation's id to find out. A commit never
+  takes effect twice (STO-5).
 - All backends have the same limits (STO-7), so code that works on one backend works on all of them.
 
 All checks are in this module; a backend implements the methods that begin with an underscore.
@@ -121,7 +122,7 @@ class Tx(ABC):
         self._set(key, value)
 
     def set_many(self, rows: Sequence[tuple[bytes, bytes]], *, quiet: bool = False) -> None:
-        """Set several rows; of two values for one key the last one wins."""
+        """Set several rows; if a key has two values, the last one wins."""
         self._count_many([key for key, _ in rows], [value for _, value in rows], watched=not quiet)
         self._set_many(rows)
 
@@ -194,7 +195,7 @@ class Tx(ABC):
 
     @abstractmethod
     def wall(self) -> int:
-        """Return wall time in microseconds since 1970, for lot intervals and for people."""
+        """Return wall time in microseconds since 1970, for lot intervals and for display."""
 
     # --- checks, of many keys at once: a claim of a hundred rows costs a few calls, not hundreds
 
@@ -315,19 +316,19 @@ def write_counter(value: int) -> bytes:
 class Watch(ABC):
     """A hint that one of some keys may have changed since the watch was created.
 
-    Create it, then read, then wait: a change between the read and the wait is not missed. It may fire without
-    a reason, and it may be lost, so a caller must also poll (STO-8).
+    Create it, then read, then wait: a change between the read and the wait is not missed. A watch may fire
+    without a reason, and it may miss a change, so a caller must also poll (STO-8).
     """
 
     @abstractmethod
     def wait(self, timeout_s: float) -> bool:
-        """Wait until a key may have changed; False after the timeout. Each wait starts again."""
+        """Wait until a key may have changed; False after the timeout. This resets the watch."""
 
     def notify(self, call: Callable[[], None]) -> Callable[[], None]:
-        """Call `call` each time the watch fires, for loops that wait for other things.
+        """Call `call` each time the watch fires, for loops that also wait for other things.
 
-        A thread of the store makes the call, so it should be fast. The returned function ends it. It is a
-        hint like any other: the caller must also poll.
+        A thread of the store makes the call, so `call` should be fast. The returned function stops the calls.
+        A call is only a hint: the caller must also poll.
         """
         over = threading.Event()
 
@@ -360,7 +361,7 @@ class Store(ABC):
 
     @abstractmethod
     def run(self, fn: Callable[[Tx], T], *, mode: Mode = "serial") -> T:
-        """Run `fn(tx)`, commit its writes, return its value. It retries conflicts, so `fn` must be pure."""
+        """Run `fn(tx)`, commit its writes, return its value. Conflicts are retried, so `fn` must be pure."""
 
     @abstractmethod
     def watch(self, keys: Iterable[bytes]) -> Watch:

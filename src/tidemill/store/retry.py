@@ -1,16 +1,16 @@
-"""Retry transactions that conflict, for the backends memory, PostgreSQL and FoundationDB.
+"""Retry transactions that conflict, for the memory, PostgreSQL and FoundationDB backends.
 
 One call of `run` has one operation id, not one per attempt (STO-5). An attempt that writes also inserts
 `op/<minute>/<id>` with its own number, in the same transaction. If the outcome of a commit is unknown (the
 connection broke, the server restarted), the loop reads that row before it repeats anything:
 
 - The row has the number i: attempt i committed. Its result is still in memory and is returned.
-- There is no row: nothing was committed, and nothing can be any more, because the lookup *fences* the lost
-  attempt. It inserts the row with number 0, so a commit that is still on its way fails on that key. The call
-  continues under a new id.
+- There is no row: nothing was committed, and nothing can be committed later, because the lookup *fences* the
+  lost attempt. The lookup inserts the row with number 0, so a commit that is still on its way fails on that
+  key. The call continues under a new id.
 
-Results are not stored: only the caller of this `run` needs them, and it keeps the result of each attempt. So
-a result may be any Python value.
+Results are not stored: only the caller of this `run` needs them, and `run` keeps the result of each attempt
+in memory. So a result may be any Python value.
 """
 
 import random
@@ -32,11 +32,11 @@ MINUTE_US = 60_000_000
 
 
 class Conflict(Exception):
-    """This attempt lost against another transaction; nothing of it was committed."""
+    """This attempt conflicted with another transaction; nothing was committed."""
 
 
 class Unknown(Exception):
-    """The connection went away during the commit; the attempt may have been committed or not."""
+    """The connection broke during the commit; the attempt may or may not have been committed."""
 
 
 class Unreached(Exception):

@@ -1,11 +1,11 @@
-"""Keep secrets of URLs out of messages: show URLs without them, and clean driver messages (STO-14).
+"""Keep the secrets of URLs out of messages: redact URLs, and clean the messages of drivers (STO-14).
 
-A URL has a password in its user part or in a parameter. Two measures keep it out of errors and logs:
+A URL may have a password in its user part or in a parameter. Two measures keep it out of errors and logs:
 
-- A URL is only shown through `redact`. It does not expect a valid URL: everything between `//` and the last
-  `@` counts as the user part, because a password that was not percent-encoded (`p@ss/word`) makes every
-  parser cut it in the wrong place.
-- A driver's message may quote the password in any form. `Scrubber` removes all of them, and a driver's
+- A URL is only shown through `redact`. `redact` does not expect a valid URL: everything between `//` and the
+  last `@` counts as the user part. A password that was not percent-encoded (`p@ss/word`) would make any
+  parser split the URL in the wrong place.
+- A driver's message may quote the password in any form. `Scrubber` removes all these forms. A driver's
   exception is never chained: only its cleaned text and its SQLSTATE are kept.
 """
 
@@ -21,7 +21,7 @@ _AUTHORITY_END = re.compile(r"[/?#]")
 
 
 def redact(url: str) -> str:
-    """Return the URL without password and secret parameters.
+    """Return the URL without its password and secret parameters.
 
     >>> redact("postgresql://ann:tide%40mill@db.example/shop?sslpassword=x&sslmode=require")
     'postgresql://ann:***@db.example/shop?sslpassword=***&sslmode=require'

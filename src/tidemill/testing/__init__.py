@@ -1,7 +1,7 @@
-"""Tools for testing code that uses Tidemill, and backends for it.
+"""Tools for testing code that uses Tidemill, and for testing new backends.
 
-The conformance tests need pytest and hypothesis, and the comparison of views needs Spark. They are imported
-when they are used.
+The conformance tests need pytest and hypothesis, and the comparison of views needs Spark. These parts are
+imported when they are first used.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""A clock that moves only when a test waits or advances it, so that tests of hours take no time.
+"""A clock that moves only when a test waits or advances it, so that a test of several hours takes no time.
 
 >>> clock = FakeClock()
 >>> clock.sleep(3600)
@@ -49,7 +49,7 @@ class FakeClock:
 
 
 class ShiftedClock:
-    """The clock of another node: it differs from the true one by a constant."""
+    """The clock of another node: it differs from the true clock by a constant."""
 
     def __init__(self, true: Clock, *, wall_s: float = 0.0, monotonic_s: float = 0.0) -> None:
         self._true = true

@@ -1,7 +1,7 @@
-"""A member that works on partitions: it takes its share, renews them together, completes or hands them back.
+"""A member of a cluster that takes its share of the partitions, renews them, and completes or returns them.
 
-The nodes of the demo (`tidemill.testing.node`) and of the simulation use it to share work. Partitions, leases
-and the fair share are those of `tidemill.cluster`, which the sources use too.
+The nodes of the demo (`tidemill.testing.node`) and of the simulation use it to share work. The partitions,
+leases and fair shares come from `tidemill.cluster`, which the sources use too.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,7 +41,7 @@ class HeldPartition:
         return not self.lost
 
     def check(self) -> None:
-        """Raise `LeaseLost` if we must not work on it any more."""
+        """Raise `LeaseLost` if we must not work on the partition any more."""
         self.check_time()
         if self.ending:
             raise LeaseLost(f"partition {self.part.group}/{self.part.id}: it was completed or handed back")
@@ -66,7 +66,7 @@ class Host(Protocol):
 
 
 class Holdings:
-    """Takes partitions of some groups up to the slots, renews them in one write, gives them up on request."""
+    """Takes partitions until its slots are full, renews them in one write, and releases them on request."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Holdings:
         return bool(self.held)
 
     def tick(self) -> float:
-        """Renew what is held and take what is due; return the seconds until the next call."""
+        """Renew our partitions and take free ones when due; return the seconds until the next call."""
         self.guard()
         if self.held and self.clock.monotonic() >= self._renew_at:
             self._renew()
@@ -118,7 +118,7 @@ class Holdings:
     # --- renewing
 
     def guard(self) -> float:
-        """Abort what is past its deadline; return the seconds until the next deadline.
+        """Abort the work on partitions past their deadline; return the seconds until the next deadline.
 
         May be called from another thread, so that work ends in time even if a tick waits for the store
         (CLU-4).
@@ -235,11 +235,11 @@ class Holdings:
     # --- giving up
 
     def complete(self, held: HeldPartition, also: Callable[[Tx], None] | None = None) -> None:
-        """Mark the work as done, with what `also` writes, in one fenced transaction.
+        """Mark the work as done, together with the writes of `also`, in one fenced transaction.
 
-        From here on nothing may be done under the lease (`held.check()` refuses), unless the store reports
-        that nothing was written. After `CommitUnknown` call it again: it ends the partition, or `LeaseLost`
-        says that the partition had ended.
+        After this call, no work may run under the lease (`held.check()` raises), unless the store reports
+        that nothing was written. After `CommitUnknown`, call it again: the second call ends the partition, or
+        raises `LeaseLost` if the partition has already ended.
         """
         held.check_time()
 
@@ -251,7 +251,7 @@ class Holdings:
         self._end(held, finish, PartitionDone)
 
     def hand_back(self, held: HeldPartition) -> None:
-        """Return it unfinished, for the next holder; otherwise like `complete`."""
+        """Return the partition unfinished, for the next holder; otherwise like `complete`."""
         held.check_time()
 
         def give(tx: Tx) -> None:
@@ -293,7 +293,7 @@ class Holdings:
         self.guard()
 
     def give_up_all(self) -> None:
-        """Hand back what is left when the grace of a drain is over; the rest expires."""
+        """Hand back all partitions after a drain's grace period; if that fails, their leases expire."""
         for held in list(self.held.values()):
             self.host.abort(held)
             try:
@@ -304,7 +304,7 @@ class Holdings:
                     self._report(PartitionLost, held.part)
 
     def _forget(self, held: HeldPartition) -> bool:
-        """Remove it, but not the same partition that was taken again since."""
+        """Remove this holding, but not a later holding of the same partition."""
         key = held.part.group, held.part.id
         return self.held.get(key) is held and self.held.pop(key, None) is not None
 
@@ -336,8 +336,8 @@ class PartitionMember(Member):
         context: the cluster, its store, clock and timing.
         node: our entry, with the number of slots.
         groups: the groups whose partitions it takes.
-        host: what works on them.
-        duties: what this node does while it leads, by name.
+        host: works on the partitions.
+        duties: the tasks of this node while it leads, by name.
         pause_s: the longest random pause between two partitions that it takes.
     """
 

@@ -2,13 +2,13 @@
 
     python -m tidemill.testing.node --store sqlite:///tmp/x/store.db --cluster c --slots 4 --ttl-s 2
 
-It joins the cluster, takes part in elections, and does the work of the plan in the store
+The node joins the cluster, takes part in elections, and does the work of the plan in the store
 (`tidemill.testing.work`), each partition in a separate thread. It prints one JSON object per event, with `t`,
-the machine's monotonic time in seconds, which all processes of a machine share. SIGTERM drains it, a second
-SIGTERM ends it.
+the machine's monotonic time in seconds, which all processes of a machine share. SIGTERM drains the node, and
+a second SIGTERM ends it.
 
-`--careless` makes it a bad lease holder on purpose: it ignores its deadline and does not stop when its lease
-is over. Then only the store's fence protects the data, and that must be enough.
+`--careless` makes the node a bad lease holder on purpose: it ignores its deadline and does not stop when its
+lease is over. Then only the store's fence protects the data, and the fence must be enough.
 """
 
 import argparse
@@ -118,7 +118,7 @@ class PartitionHost:
             self.member.wake()
 
     def _continue(self, job: PartitionThread, member: PartitionMember) -> bool:
-        """Do one unit; return False at the end. It raises `LeaseLost`, and waits for an absent store."""
+        """Do one unit; return False at the end. It raises `LeaseLost`, and waits while the store is away."""
         held = job.held
         try:
             if not self.careless:

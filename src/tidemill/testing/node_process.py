@@ -1,7 +1,7 @@
 """Start nodes as child processes; read their events, and kill, pause, continue or stop them.
 
-A child process ends when its parent does, so that a killed test or demo leaves nothing running. Start them
-from the main thread: the kernel watches the thread that started them.
+A child process ends when its parent does, so that a killed test or demo leaves nothing running. Start nodes
+from the main thread: the kernel ends a child when the thread that started it ends.
 """
 
 import os
@@ -84,7 +84,7 @@ class NodeProcess:
         return self._process.poll() is None
 
     def events(self, kind: str) -> list[NodeEvent]:
-        """Return its events of one kind."""
+        """Return the node's events of one kind."""
         return [event for event in list(self.all_events) if event["type"] == kind]
 
     def wait_for(self, kind: str, *, timeout_s: float, count: int = 1) -> NodeEvent:
@@ -116,7 +116,7 @@ class NodeProcess:
             self._process.send_signal(number)
 
     def kill(self) -> None:
-        """Kill it, and wait until it has ended."""
+        """Kill the node, and wait until it has ended."""
         self.signal(signal.SIGKILL)
         self.wait(timeout_s=STUCK_S)
 
@@ -130,7 +130,7 @@ class NodeProcess:
         self.signal(signal.SIGTERM)
 
     def wait(self, *, timeout_s: float) -> int:
-        """Wait until it has ended and all its events are read; return its exit code."""
+        """Wait until the node has ended and all its events are read; return its exit code."""
         code = self._process.wait(timeout_s)
         self._reader.join(timeout_s)
         return code

@@ -9,12 +9,12 @@
         def objects_url(self, my_server):
             return f"my://{my_server.new_bucket()}"
 
-`objects` is an empty root for each test. `objects_url` is the URL with which another process opens it;
-without it the tests with several processes are skipped. Set `etags_differ = False` if an etag is a digest of
-the body. The marks `rule` name the rules of docs/rules/store.md.
+`objects` is an empty root for each test. `objects_url` is the URL with which another process opens the same
+root; without a URL, the tests with several processes are skipped. Set `etags_differ = False` if an etag is a
+digest of the body. The `rule` marks name the rules of docs/rules/store.md.
 
-The other processes run `tidemill.testing.objects_writer` and open the storage by its URL, which they get
-through their environment: all users of a machine can see a command line.
+The other processes run `tidemill.testing.objects_writer` and open the storage by its URL. They get the URL in
+an environment variable, because all users of a machine can see a command line.
 """
 
 import json
@@ -36,7 +36,7 @@ KILLS = 4
 
 
 class ObjectProcessTests(ObjectTests):
-    """Test several processes: one creates an object, and a killed one leaves no partial object."""
+    """Test several processes: only one creates an object, and a killed one leaves no partial object."""
 
     @pytest.mark.rule("STO-12")
     def test_exactly_one_of_many_processes_creates_an_object(

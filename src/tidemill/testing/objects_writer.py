@@ -1,4 +1,4 @@
-"""The other processes of the conformance tests: `python -m tidemill.testing.objects_writer`.
+"""The program of other processes in conformance tests: `python -m tidemill.testing.objects_writer`.
 
     race N    wait for a line, create race/0 to race/N-1, print the result of each as JSON
     write X   write objects of all sizes until killed, print each key after its write is confirmed
@@ -71,7 +71,7 @@ def _say(line: str) -> None:
 
 
 def main() -> None:
-    """Run the command line, on the storage of the environment."""
+    """Run the command on the storage that the environment names."""
     crash.arm_from_environment()
     command, argument = sys.argv[1:]
     objects = open_objects(os.environ[URL], clock=SYSTEM, probe=False)

@@ -12,7 +12,7 @@
 `store` is an empty store for each test. `reopen` returns a second handle on the same data, or None if that is
 not possible. A store that processes can share returns, from `opens_elsewhere`, Python source that opens the
 same data in another process. A store whose clock can jump overrides `age`. `examples` is the number of random
-programs that are compared with the model. The marks `rule` name the rules of docs/rules/store.md; a project
+programs that are compared with the model. The `rule` marks name the rules of docs/rules/store.md; a project
 that runs pytest with `--strict-markers` must register that mark.
 
 Some tests race threads against each other. Their assertions hold for every interleaving: a failure is never

@@ -1,4 +1,4 @@
-"""Threads for tests: several that start together, and one that runs in between.
+"""Threads for tests: several that start together, or one that runs in the middle of a transaction.
 
 A test that races threads must never hang, and must not pass because a thread died unnoticed. So every wait
 has a limit, and an exception in a thread is raised again where the test waits for it.
@@ -11,8 +11,8 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 STUCK_S = 300.0
-"""How long a test waits for a condition. It holds at once, or late on a busy machine; after this time
-something is broken. No test passes by reaching it."""
+"""How long a test waits for a condition. Usually the condition holds at once, or late on a busy machine.
+After this time something is broken, and the test fails."""
 
 
 class Racer(threading.Thread, Generic[T]):
@@ -54,8 +54,8 @@ class Interloper(Generic[T]):
     """Work that another thread does in the middle of our transaction.
 
     An optimistic backend lets it commit before us; a backend with locks makes it wait for us. `steps_in`
-    waits long enough for the first, and continues after a moment in the second case. So a test need not know
-    the backend: its assertions must hold for both.
+    waits for the commit in the first case, and continues after a moment in the second. So a test need not
+    know the backend: its assertions must hold in both cases.
     """
 
     def __init__(self, work: Callable[[], T], *, within_s: float = 0.1) -> None:

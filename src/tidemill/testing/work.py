@@ -1,4 +1,4 @@
-"""Do work that can be checked afterwards: partitions of numbered units, each a fenced write to a history.
+"""Do work that a test can check afterwards: numbered units in partitions, each a fenced write to a history.
 
 The plan is in the cluster's configuration, so that any node can lead and create the partitions (CLU-17). A
 node that takes a partition continues where the last holder stopped. Every unit is one transaction: it reads
@@ -7,7 +7,7 @@ the partition's row, checks the partition's epoch, advances the progress and app
 
 - no write has an epoch older than that of the row (the row's epoch is recorded too);
 - in each partition epochs never decrease, and each epoch has one node;
-- each unit is there once, in order, followed by one end.
+- each partition has every unit exactly once, in order, and then one end.
 """
 
 from collections import defaultdict
@@ -67,7 +67,7 @@ class PartitionWork:
         return msgspec.json.decode(text, type=WorkPlan) if isinstance(text, str) else None
 
     def create(self, tx: Tx, leader_epoch: int) -> bool:
-        """Create the next page of partitions; return True when all exist. In the leader's transaction."""
+        """Create the next page of partitions, in the leader's transaction; return True when all exist."""
         plan = self.plan(tx)
         if plan is None:
             return False
@@ -81,7 +81,7 @@ class PartitionWork:
         return first + len(ids) == plan.partitions
 
     def finish(self, tx: Tx) -> bool:
-        """Mark the work as finished if all partitions are done. In the leader's transaction."""
+        """Mark the work as finished, in the leader's transaction, if all partitions are done."""
         plan, current = self.plan(tx), partitions.map_of(tx, self.keys, self.group)
         all_exist = plan is not None and current is not None and current.count == plan.partitions
         if all_exist and not partitions.summaries(tx, self.keys, self.group):
@@ -140,7 +140,7 @@ class PartitionWork:
     # --- looking
 
     def all_progress(self, tx: Tx) -> dict[str, int]:
-        """Return how many units of each partition are done, without those not begun."""
+        """Return how many units of each partition are done; omit partitions that have not begun."""
         rows = tx.range(*self._progress.all(), snapshot=True)
         return {
             str(self._progress.unpack(row.key)[0]): msgspec.msgpack.decode(row.value, type=int)

@@ -1,9 +1,9 @@
 """Alarms: times at which a source advances without a write (DBSP-22).
 
 A run sets the alarm of its own subscription, in the transaction that ends the run. A source has at most one
-alarm. When its time comes, one transaction clears the alarm, moves the head of the source and announces it to
-subscribers, like any publication. So cadence, pauses and crashes work as for writes. Every scheduler fires
-alarms; if two try, one succeeds.
+alarm. When its time comes, one transaction clears the alarm, moves the head of the source and announces the
+new head to subscribers, like any publication. So cadence, pauses and crashes work as for writes. Every
+scheduler fires alarms; if two schedulers fire the same alarm, only one succeeds.
 
 Times are the store's wall time, as for schedules. If that clock is set back, an alarm is only late.
 """
@@ -25,7 +25,7 @@ def declare(tx: Tx, lots: LotKeys, source: DatasetId) -> None:
 
 
 def set_at(tx: Tx, keys: TriggerKeys, source: DatasetId, at: int | None) -> None:
-    """Set the source's next time (wall time, µs) instead of the previous one; None removes the alarm."""
+    """Set or replace the alarm of a source (wall time, µs); None removes the alarm."""
     old = next_at(tx, keys, source)
     if old == at:
         return

@@ -1,10 +1,10 @@
-"""Attach: create a subscription in two phases, with its first item on the heap (HEAP-13).
+"""Create a subscription in two phases, with its first item on the heap (HEAP-13).
 
 `attach` writes a row that is not ready, pushes its item to the heap, and marks the row ready. No run starts
-before that. When `attach` returns, the item is on the heap. If the caller dies before, the scheduler deletes
-the row after a grace period; attaching again continues where the caller stopped. It is for programs that
-create subscriptions themselves: pipelines subscribe in the transaction that declares an arc or a view, and
-the scheduler pushes the item.
+before the row is ready. When `attach` returns, the item is on the heap. If the caller dies earlier, the
+scheduler deletes the row after a grace period; a second call of `attach` continues where the first one
+stopped. `attach` is for programs that create subscriptions themselves. Pipelines do not need it: they
+subscribe in the transaction that declares an arc or a view, and the scheduler pushes the item.
 """
 
 from collections.abc import Mapping
@@ -75,8 +75,9 @@ def ready(
     epoch: int,
     progress: Mapping[DatasetId, int] | None = None,
 ) -> AnyRow:
-    """Mark a row ready, because its item is on the heap. If the row was deleted in between, create it again;
-    then the scheduler pushes its item.
+    """Mark a row ready, because its item is on the heap.
+
+    If the row was deleted in between, create it again; then the scheduler pushes its item.
     """
     row = subscriptions.read(tx, keys, name)
     if row is None:

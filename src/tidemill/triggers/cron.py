@@ -1,9 +1,9 @@
 """Cron expressions: parse them and compute the next time in a time zone.
 
 An expression has five fields: minute, hour, day of the month, month, day of the week (0 and 7 are Sunday).
-Each is `*`, a number, a range `a-b`, any of these with a step `/n`, or a comma-separated list. Months and
-weekdays can be written as names. If both day fields are set, a day that matches either is enough. `@hourly`,
-`@daily` (`@midnight`), `@weekly`, `@monthly` and `@yearly` (`@annually`) are supported.
+Each field is `*`, a number, a range `a-b`, any of these with a step `/n`, or a comma-separated list. Months
+and weekdays can be written as names. If both day fields are set, a day needs to match only one of them.
+`@hourly`, `@daily` (`@midnight`), `@weekly`, `@monthly` and `@yearly` (`@annually`) are supported.
 
 When clocks go forward, a local time that does not exist on that day is shifted by the same amount. When they
 go back, a local time that occurs twice counts once. An expression for every hour follows elapsed hours

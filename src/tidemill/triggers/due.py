@@ -1,4 +1,4 @@
-"""Due times: a pure function that decides when a subscription runs next (HEAP-8).
+"""Decide when a subscription runs next, with a pure function (HEAP-8).
 
 All times are store times, in microseconds.
 """
@@ -16,17 +16,17 @@ but a query for due runs never finds them (HEAP-15)."""
 
 
 class Now(msgspec.Struct, frozen=True):
-    """It can run now."""
+    """The subscription can run now."""
 
 
 class At(msgspec.Struct, frozen=True):
-    """It waits until this time: for other sources, or for its sources to be quiet."""
+    """The subscription waits until this time: for other sources, or for its sources to be quiet."""
 
     time: int
 
 
 class Nothing(msgspec.Struct, frozen=True):
-    """It has nothing to process; the next publication wakes it."""
+    """The subscription has nothing to process; the next publication wakes it."""
 
 
 Next: TypeAlias = Now | At | Nothing
@@ -38,7 +38,8 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     - gate: run when this source has something new, even if the others have nothing.
     - barrier: run when every source has something new.
     - grace_us: how long a barrier waits for the other sources; None for no limit.
-    - debounce_us, max_wait_us: wait until nothing new has arrived for this long, but at most so long in all.
+    - debounce_us, max_wait_us: wait until nothing new has arrived for `debounce_us`, but at most for
+      `max_wait_us` in total.
     """
 
     gate: DatasetId | None = None

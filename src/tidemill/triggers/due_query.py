@@ -1,4 +1,4 @@
-"""The due query: which runs a node may start now, by the heap and the rows (HEAP-7, HEAP-15).
+"""Find the runs that a node may start now, from the heap and the subscriptions' rows (HEAP-7, HEAP-15).
 
 Items that cannot start a run (paused, dead, running, of an old epoch, or due later in this minute) do not
 count towards the limit, so they do not delay others.
@@ -23,8 +23,8 @@ PAGE = 500  # rows per transaction
 class DueRuns(msgspec.Struct, frozen=True):
     """The runs that may start.
 
-    - due: longest due first.
-    - next_at: when to query again (store time, µs); None: when woken.
+    - due: the runs; the one that has been due the longest is first.
+    - next_at: when to query again (store time, µs); None to wait until woken.
     - lag_us: how long the oldest of them has been due.
     """
 
@@ -42,11 +42,11 @@ class DueQuery:
         self._heap = heap
 
     def due(self, limit: int = 100, matches: Callable[[str], bool] = lambda _: True) -> DueRuns:
-        """Return the runs that may start now, at most `limit`. Other nodes see the same.
+        """Return the runs that may start now, at most `limit`.
 
-        `runs.start` decides which node gets a run.
+        Other nodes find the same runs; `runs.start` decides which node gets a run.
 
-        - matches: filters by name before the limit counts; a runner excludes the runs of other pipelines.
+        - matches: filters by name before the limit applies; a runner excludes the runs of other pipelines.
         """
         now = self._store.run(lambda tx: tx.now())
         due: list[Due] = []

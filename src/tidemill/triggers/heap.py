@@ -5,13 +5,13 @@ Every heap follows this contract; `tests/conformance/test_heap.py` tests it:
 - An item names a subscription, one of its epochs, and the time of that epoch. Each (subscription, epoch) has
   one time, so an item has one place.
 - `push` adds items that are not on the heap. Any process can repeat it, in any order.
-- `listed` returns items by time. A heap may store times to the minute. Then it lists an item from the
-  beginning of its minute, and a start reads the exact time from the row.
-- `remove` removes items; an item that is not on the heap is not an error.
+- `listed` returns items by time. A heap may store times to the minute. Such a heap lists an item from the
+  beginning of its minute, and the start of a run reads the exact time from the row.
+- `remove` removes items; removing an item that is not on the heap is not an error.
 - Everything that was pushed or removed is visible to the next reader.
 
-No heap operation touches the row of a subscription, and no transaction spans both (HEAP-4). The heap decides
-nothing: a start reads the row again.
+No heap operation touches the row of a subscription, and no transaction spans the heap and a row (HEAP-4). The
+heap decides nothing: the start of a run reads the row again.
 """
 
 from abc import ABC, abstractmethod
@@ -42,7 +42,7 @@ class Heap(ABC):
     @property
     @abstractmethod
     def form(self) -> str:
-        """The place and layout of the heap. All runners of a cluster must use the same."""
+        """The place and layout of the heap. All runners of a cluster must use the same heap."""
 
     @abstractmethod
     def push(self, items: Sequence[Item]) -> None:
@@ -61,5 +61,5 @@ class Heap(ABC):
         """Remove items."""
 
     def parked(self) -> Iterator[Item]:
-        """Yield the items of paused and dead subscriptions, and leftovers of former ones."""
+        """Yield the items of paused and dead subscriptions, and leftover items of former ones."""
         return self.listed(NEVER, NEVER + MINUTE_US)

@@ -6,12 +6,12 @@ the row owes to the heap. The scheduler reads the debts (`owed`), pushes the ite
 scheduler pushes the item again, to the same place. If the heap is lost, `overdue` finds rows that should run
 but do not, and their items are pushed again. `rebuild` pushes the items of all rows (HEAP-17).
 
-**Prune** (HEAP-10). Items that can no longer start a run are removed from the heap. The order makes it safe:
-the heap is listed first, and the rows are read afterwards. A listed item had a row before it was pushed
-(INV2). If the row is missing now, it was deleted, and the item is dead. In the other order, an item pushed in
-between would seem to have no row, and a scheduled subscription would lose its item. An item of an older epoch
-is removed if its row waits, or if the item of the row's current epoch is on the heap: a scheduled row always
-has an item (INV4).
+**Prune** (HEAP-10). The scheduler removes items that can no longer start a run. The order makes this safe:
+the scheduler lists the heap first, and reads the rows afterwards. A listed item had a row before it was
+pushed (INV2). If the row is missing now, it was deleted, and the item is dead. In the other order, an item
+pushed in between would seem to have no row, and a scheduled subscription would lose its item. An item of an
+older epoch is removed if its row waits, or if the item of the row's current epoch is on the heap: a scheduled
+row always has an item (INV4).
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ _debt = msgspec.msgpack.Decoder(tuple[int, int])
 
 
 def owed(tx: Tx, keys: TriggerKeys, limit: int = PAGE) -> list[Item]:
-    """Return items that may not be on the heap, each of a row that is scheduled under its epoch (INV2).
+    """Return items that may be missing from the heap; their rows are scheduled under their epochs (INV2).
 
     Clears the debts of rows that have changed: nothing is pushed for a row that waits or is gone.
     """
@@ -78,14 +78,14 @@ def overdue(
 
 
 def begin_rebuild(tx: Tx, keys: TriggerKeys) -> None:
-    """Request a rebuild: the schedulers push every scheduled row again, and agree on a heap again."""
+    """Request a rebuild: the schedulers push the item of every scheduled row, and agree on a heap again."""
     tx.set(keys.heap_rebuild, b"")
     tx.clear(keys.heap_form)
     tx.hint(keys.wakeup)
 
 
 def rebuild(tx: Tx, keys: TriggerKeys, limit: int = PAGE) -> bool:
-    """Do one page of a requested rebuild: its rows owe their items again. Return True if there is more."""
+    """Rebuild one page, if requested: its rows owe their items again. Return True if there is more."""
     cursor = tx.get(keys.heap_rebuild)
     if cursor is None:
         return False

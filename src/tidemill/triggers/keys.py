@@ -25,7 +25,7 @@ from tidemill.store import Space
 
 
 class TriggerKeys:
-    """The spaces of one cluster's subscriptions."""
+    """The key spaces of one cluster's triggers."""
 
     def __init__(self, cluster: str) -> None:
         self.cluster = cluster

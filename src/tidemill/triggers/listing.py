@@ -1,4 +1,4 @@
-"""Listing of subscriptions: which are due, waiting, paused or dead, and why."""
+"""List subscriptions: which of them are due, waiting, paused or dead, and the reasons."""
 
 from collections.abc import Collection, Iterator
 from enum import StrEnum

@@ -1,10 +1,10 @@
-"""The heap in object storage: one immutable object per item, described by its name (HEAP-9, HEAP-19).
+"""Keep the heap in object storage: one immutable object per item, named after it (HEAP-9, HEAP-19).
 
     heap/v1/shard=NN/{minute}/{subscription}.{epoch}
 
 A push creates the object unless it exists. No object is ever rewritten, so schedulers cannot undo each
-other's work. A delete needs no condition, because an epoch never returns. Names sort by time, so a listing
-finds the due items with one request per 1,000 items, without reading their bodies.
+other's work. A delete needs no condition, because an epoch is never used again. Names sort by time, so a
+listing finds the due items with one request per 1,000 items, without reading their bodies.
 
 Each shard is listed separately. With more shards, more schedulers can write at the same time, but a listing
 takes at least one request per shard.

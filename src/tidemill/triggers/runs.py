@@ -1,9 +1,9 @@
 """Runs: the lease on a scheduled subscription, from start to finish (HEAP-7, HEAP-8).
 
-A run lasts as long as its node is in the node list, so one write per renewal keeps all runs of a node. While
-it runs, the index lists the subscription under the time at which the node's entry would expire. A scheduler
-that finds it there calls `end_if_lost`, which moves it to a later time, or ends the run if the node is gone.
-No leader is needed.
+The lease of a run lasts as long as its node is in the node list, so a node renews all its runs with one
+write. During a run, the index by time lists the subscription at the time when the node's entry would expire.
+At that time, a scheduler calls `end_if_lost`, which moves the subscription to a later time, or ends the run
+if the node is gone. No leader is needed.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ class Due(msgspec.Struct, frozen=True):
 
 
 class Ticket(msgspec.Struct, frozen=True):
-    """The right to act as a run. It processes positions after `progress`, at most up to `heads`."""
+    """The right to act as a run. The run processes positions after `progress`, at most up to `heads`."""
 
     name: str
     epoch: int
@@ -60,12 +60,15 @@ def due_page(tx: Tx, keys: TriggerKeys, after: bytes, limit: int) -> tuple[list[
 def start(
     tx: Tx, keys: TriggerKeys, lots: LotKeys, cluster: ClusterKeys, node: Node, name: str, epoch: int
 ) -> Ticket | None:
-    """Begin a run under the next fence. Return None if the row is not scheduled under this epoch, is not due,
-    or is running: another node may have been faster, which is not an error.
+    """Begin a run under the next fence; return None if it cannot start.
 
-    The decision is made again with the current heads. If there is nothing to process, the subscription waits.
-    If its sources are not quiet yet, it is postponed, so a burst of writes costs one new time and not one for
-    each write. If its barrier skips, its progress advances. In these cases there is no run either.
+    It cannot start if the row is not scheduled under this epoch, is not due, or is running: another node may
+    have been faster, which is not an error.
+
+    This function decides again, with the current heads. If there is nothing to process, the subscription
+    waits. If its sources are not quiet yet, it is postponed; so a burst of writes sets one new time, and not
+    one for each write. If its barrier skips, its progress advances. In these three cases no run starts
+    either.
     """
     entry = nodes.check(tx, cluster, node)
     row = subscriptions.read(tx, keys, name)
@@ -152,8 +155,8 @@ def finish(
 ) -> AnyRow:
     """End a run that processed everything up to `target`, in one fenced update (HEAP-8).
 
-    This transaction also decides what is next, by the heads that it reads. A publication since the start is
-    either seen here, or wakes the subscription afterwards.
+    This transaction also decides when the next run starts, from the heads that it reads. A publication since
+    the start is either seen here, or wakes the subscription afterwards.
     """
     row = check(tx, keys, cluster, ticket)
     heads = events.heads(tx, lots, row.tally.terms.sources)
@@ -201,8 +204,8 @@ def fail(
 ) -> AnyRow:
     """End a failed run: its progress does not change, and it is retried after the backoff.
 
-    After as many failures as its terms allow it is dead: it stays scheduled and is still woken, but does not
-    run until `retry` (HEAP-15).
+    After as many failures as its terms allow, the subscription is dead: it stays scheduled and is still
+    woken, but does not run until `retry` (HEAP-15).
 
     - backoff_us: the backoff; by default it follows from the terms and the number of failures.
     - counted: False for a run that could not begin because others occupy its capacity.
@@ -243,9 +246,9 @@ def end_earlier_runs(
 ) -> tuple[list[str], bytes]:
     """End the runs that earlier starts of this node left, among one page of scheduled subscriptions.
 
-    A node that starts again has a higher epoch, so its earlier runs cannot finish. Without this they would
-    end only after the old entry would have expired. Returns the names of the ended runs, and where the next
-    page begins; empty after the last page.
+    A node that starts again has a higher epoch, so its earlier runs cannot finish. Without this function,
+    they would end only when the old entry would have expired. Returns the names of the ended runs, and where
+    the next page begins; empty after the last page.
     """
     nodes.check(tx, cluster, node)
     lo, hi = keys.due.all()

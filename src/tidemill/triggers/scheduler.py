@@ -1,10 +1,10 @@
-"""The scheduler: schedules subscriptions and keeps the heap up to date. Every runner has one.
+"""Schedule subscriptions, and keep the heap up to date. Every runner has a scheduler.
 
-In each round it fires schedules and alarms, wakes the subscribers of new data, instantiates new templates,
-pushes the items that subscriptions owe to the heap, and ends runs whose node is gone. From time to time it
-pushes overdue items again (the heap may have been lost), prunes the heap, and deletes subscriptions that
-never became ready. Each step is one transaction or one operation on the heap, with crash points between them,
-so any number of schedulers can work at the same time.
+In each round the scheduler fires schedules and alarms, wakes the subscribers of new data, instantiates new
+templates, pushes the items that subscriptions owe to the heap, and ends runs whose node is gone. From time to
+time it pushes overdue items again (the heap may have been lost), prunes the heap, and deletes
+subscriptions that never became ready. Each step is one transaction or one operation on the heap, with crash
+points between them, so any number of schedulers can work at the same time.
 """
 
 from collections.abc import Callable, Sequence
@@ -79,7 +79,7 @@ class Scheduler:
         self._agreed = False
 
     def tick(self) -> float:
-        """Run one round; return the seconds until the next makes sense (0: there is more to do)."""
+        """Run one round; return the seconds until the next round is useful (0: there is more to do)."""
         if not self._agreed:
             self.agree()
         self.fire()
@@ -99,7 +99,7 @@ class Scheduler:
         return 0.0 if more else self._poll_s
 
     def agree(self) -> None:
-        """Check that all runners of the cluster use the same heap, or set it; else raise `HeapDiffers`."""
+        """Raise `HeapDiffers` if the cluster uses another heap; set our heap if it has none yet."""
 
         def set_or_compare(tx: Tx) -> str:
             form = tx.get(self.keys.heap_form)

@@ -1,12 +1,12 @@
 """Schedules: cron expressions that act as sources (HEAP-16).
 
-A schedule is a source. When its time comes, one transaction moves its head, sets its next time and announces
-the head to subscribers, like a publication. So cadence, barriers, pauses and crashes work as for writes.
-Every scheduler fires schedules; if two try, one succeeds.
+When the time of a schedule comes, one transaction moves its head, sets its next time and announces the head
+to subscribers, like a publication. So cadence, barriers, pauses and crashes work as for writes. Every
+scheduler fires schedules; if two schedulers fire the same time, only one succeeds.
 
 Times are the store's wall time. If that clock is set back, nothing fires twice, because the next time is in
-the row and only moves forward. `catch_up` says what to do with times that passed while no scheduler was
-active.
+the row and only moves forward. `catch_up` decides which of the missed times count: times that passed while no
+scheduler was active.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -23,7 +23,7 @@ from tidemill.triggers.subscriptions import Tally
 from tidemill.triggers.terms import CatchUp
 
 LATE_US = 60_000_000
-"""With the policy `none`, a time is missed if it is this long ago."""
+"""With the policy `none`, a time counts as missed if it is this long ago."""
 
 MOST_MISSED = 1000
 """The most times that one transaction handles; the next one continues."""
@@ -52,7 +52,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fired(msgspec.Struct, frozen=True):
-    """The result of firing a schedule: how many times were written, and how many skipped."""
+    """The result of firing a schedule: how many times were written, and how many were skipped."""
 
     written: int
     left_out: int
@@ -67,8 +67,9 @@ def source(name: str) -> DatasetId:
 
 
 def declare(tx: Tx, keys: TriggerKeys, lots: LotKeys, schedule: Schedule) -> Entry:
-    """Store a schedule, or return the stored one. A changed expression applies from now on. Raises
-    `BadSchedule` if the expression is invalid.
+    """Store a schedule, or return the stored one; `BadSchedule` if the expression is invalid.
+
+    A changed expression applies from now on.
     """
     layout.quote(schedule.name)
     old = find(tx, keys, schedule.name)
@@ -98,8 +99,9 @@ def find(tx: Tx, keys: TriggerKeys, name: str) -> Entry | None:
 
 
 def opens_us(tx: Tx, keys: TriggerKeys, lots: LotKeys, tally: Tally) -> int | None:
-    """Return the time until a schedule opens the gate of a subscription (µs). None if its gate is not a
-    schedule, or if its tables have nothing new.
+    """Return the time until a schedule opens the gate of a subscription (µs).
+
+    None if its gate is not a schedule, or if its tables have nothing new.
     """
     gate = tally.terms.gate
     if gate is None or not gate.name.startswith(SOURCE):

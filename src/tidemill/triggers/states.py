@@ -1,8 +1,8 @@
 """States of a subscription and their transitions, as a table (HEAP-3). No other code decides the next state.
 
 Running is not a state: a run is a lease on a scheduled subscription. Paused and dead are not states either
-but flags: such a subscription is scheduled and waits like any other, but does not run (HEAP-15). The table in
-`tests.heap_table` says how rows, heap items and templates change together.
+but flags: such a subscription is scheduled or waits like any other, but does not run (HEAP-15). The table in
+`tests.heap_table` shows how rows, heap items and templates change together.
 """
 
 from enum import StrEnum
@@ -11,7 +11,7 @@ from tidemill.errors import IllegalTransition
 
 
 class SubscriptionState(StrEnum):
-    """The state of a subscription. An absent one has no row."""
+    """The state of a subscription. An absent subscription has no row."""
 
     ABSENT = "absent"
     SCHEDULED = "scheduled"  # it will run at a time
@@ -22,13 +22,13 @@ class SubscriptionEdge(StrEnum):
     """The transitions of a subscription."""
 
     SUBSCRIBE = "subscribe"
-    ATTACH = "attach"  # created as scheduled, even if there is nothing to process (INV3)
+    ATTACH = "attach"  # created in the state scheduled, even if there is nothing to process (INV3)
     READY = "ready"  # its first item is on the heap
     COLLECT = "collect"  # it never became ready
     WAKE = "wake"  # a head is ahead of its progress
     START = "start"
-    AGAIN = "again"  # a run ended, and there is more
-    REST = "rest"  # a run ended and there is no more, or there was nothing to process
+    AGAIN = "again"  # a run ended, and there is more to process
+    REST = "rest"  # a run ended and nothing is left to process, or there was nothing to process
     POSTPONE = "postpone"  # its sources are not quiet yet
     SKIP = "skip"  # the grace period of a barrier is over, and its policy is to skip
     FAIL = "fail"
@@ -37,7 +37,7 @@ class SubscriptionEdge(StrEnum):
     CHANGE = "change"  # it has other sources or another gate, so its progress is decided again
     PAUSE = "pause"
     RESUME = "resume"
-    RETRY = "retry"  # a dead one runs again, or one that backs off runs at once
+    RETRY = "retry"  # a dead subscription runs again, or one that backs off runs at once
     REMOVE = "remove"
 
 

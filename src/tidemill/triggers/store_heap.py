@@ -1,4 +1,4 @@
-"""The heap in the store: a separate index of rows, (C, "heap", time, subscription, epoch), exact to the µs.
+"""Keep the heap in the store, as rows (C, "heap", time, subscription, epoch) with times exact to the µs.
 
 It follows the same protocol as the heap in object storage. Its transactions read and write no other rows, so
 both heaps have the same guarantees. Pushes are batched: a hundred items are one commit.

@@ -8,8 +8,8 @@ A row is scheduled or waiting. It has
 - the progress: one position per source.
 
 `transition` and `write` are the only functions that write rows. They also update the index by time, and
-record the item that the row owes to the heap; the scheduler pushes it (HEAP-9). No operation touches both
-(HEAP-4).
+record the item that the row owes to the heap. The scheduler pushes the item later (HEAP-9): no operation
+touches both a row and the heap (HEAP-4).
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ from tidemill.triggers.terms import AfterGrace, CatchUp, Terms
 __all__ = ["AfterGrace", "AnyRow", "CatchUp", "Run", "Scheduled", "Tally", "Terms", "Waiting"]
 
 MOST_SOURCES = 100
-"""Every transaction of a run reads one row per source."""
+"""The most sources of one subscription. Every transaction of a run reads one row per source."""
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -175,10 +175,10 @@ def _check_growth(name: str, old: AnyRow, new: AnyRow) -> None:
 class Creation(msgspec.Struct, frozen=True, kw_only=True):
     """How to create a subscription.
 
-    - scheduled: create it as scheduled, even if there is nothing to process (INV3); then its first start
-      makes it wait. This is required with a heap. Otherwise the heads decide whether it is scheduled or
-      waits.
-    - ready: False while its first item is not on the heap; no run starts before.
+    - scheduled: create the subscription in the state scheduled, even if there is nothing to process (INV3);
+      then its first start makes it wait. A heap requires this. If False, the heads decide whether the
+      subscription is scheduled or waits.
+    - ready: False until its first item is on the heap; no run starts before that.
     - template: the template that creates it.
     """
 
@@ -206,8 +206,8 @@ def subscribe(
 
     This transaction reads the heads, so a publication at the same time is either seen here or wakes the
     subscription afterwards. Equal terms change nothing. Other sources are refused with `SubscriptionChanged`.
-    Other terms apply from the next run. With another gate the subscription keeps its progress, and a current
-    run can no longer finish.
+    Other terms apply from the next run. If the gate changes, the subscription keeps its progress, and a
+    current run can no longer finish.
 
     - progress: the position to begin after, by source; by default the beginning.
     - replace_sources: accept other sources; known sources keep their progress unless `progress` is further.
@@ -244,8 +244,9 @@ def _change_sources(
     terms: Terms,
     progress: Mapping[DatasetId, int],
 ) -> AnyRow:
-    """Give a subscription other sources. Its progress, last start and flags stay; a current run cannot
-    finish.
+    """Give a subscription other sources.
+
+    Its progress, last start and flags stay; a current run cannot finish.
     """
     before = old.tally
     for source in before.terms.sources:
@@ -361,7 +362,7 @@ def pause(tx: Tx, keys: TriggerKeys, name: str) -> AnyRow:
 def resume(tx: Tx, keys: TriggerKeys, lots: LotKeys, name: str, catch_up: CatchUp | None = None) -> AnyRow:
     """Start runs again.
 
-    - catch_up: which lots published during the pause to process; by default as the terms say. The others are
+    - catch_up: which lots published during the pause to process; by default the terms decide. The others are
       marked as seen.
     """
     row = must_read(tx, keys, name)
@@ -384,7 +385,7 @@ def resume(tx: Tx, keys: TriggerKeys, lots: LotKeys, name: str, catch_up: CatchU
 
 
 def retry(tx: Tx, keys: TriggerKeys, name: str) -> AnyRow:
-    """Restart a dead subscription with no failures; one that backs off is due at once."""
+    """Restart a dead subscription, and reset its failures; one that backs off is due at once."""
     row = must_read(tx, keys, name)
     if isinstance(row, Waiting) or row.run is not None or not (row.tally.failures or row.tally.dead):
         return row
@@ -412,7 +413,7 @@ def decide(
     *,
     starting: bool = False,
 ) -> Next:
-    """Decide when a subscription runs next, by the heads that this transaction reads.
+    """Decide when a subscription runs next, from the heads that this transaction reads.
 
     - starting: its time has come, so steps, which have no publication time, have waited long enough.
     """

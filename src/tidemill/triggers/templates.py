@@ -1,8 +1,9 @@
 """Templates: an arc declared for a pattern of datasets has one subscription per matching dataset (HEAP-12).
 
-Subscriptions are created in two cases: when the template is declared, for existing datasets, and when a
-dataset is published for the first time, by its wake row. Both work in pages, and any scheduler continues from
-the stored cursor. Children are created as scheduled (INV3), and the scheduler pushes their items.
+These subscriptions are the children of the template. Schedulers create them in two cases: for existing
+datasets, after the template is declared; and for a new dataset, when they handle the wake row of its first
+publication. In both cases they work in pages, and any scheduler continues from the stored cursor. A new child
+is scheduled (INV3), and the scheduler pushes its item.
 
 A child is named after the template and its dataset. It cannot be removed while the template exists (INV6).
 When the template is removed, its children stay as ordinary subscriptions.
@@ -63,8 +64,9 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"{self.name}[{dataset.name}]"
 
     def matches(self, dataset: DatasetId) -> bool:
-        """Return whether this dataset has a child. A quarantine table matches only a pattern that ends like
-        one.
+        """Return whether this dataset has a child.
+
+        A quarantine table matches only a pattern that ends like the name of one.
         """
         pattern = self.pattern
         if dataset.name.endswith(QUARANTINE_SUFFIX) and not pattern.suffix.endswith(QUARANTINE_SUFFIX):
@@ -76,9 +78,11 @@ _decoder = msgspec.msgpack.Decoder(Template)
 
 
 def declare(tx: Tx, keys: TriggerKeys, template: Template) -> Template:
-    """Store a template, or update the stored one. Other terms are passed on to its children. Another pattern,
-    target or table is refused with `TemplateChanged`. A template that reads what it writes, directly or
-    through other templates, is refused with `BadTemplate`.
+    """Store a template, or update the stored one.
+
+    Changed terms are passed on to its children. A changed pattern, target or table is refused with
+    `TemplateChanged`. A template that reads what it writes, directly or through other templates, is refused
+    with `BadTemplate`.
     """
     old = find(tx, keys, template.name)
     if old == template:
@@ -100,9 +104,7 @@ def declare(tx: Tx, keys: TriggerKeys, template: Template) -> Template:
 
 
 def check_cycles(new: Template, others: list[Template]) -> None:
-    """Follow written datasets to their readers; raise `BadTemplate` if that leads back to the new
-    template.
-    """
+    """Raise `BadTemplate` if a chain of written datasets and their readers returns to the new template."""
     pattern, front = new.pattern, new.targets
     for target, text in zip(front, [text for text in (new.writes, *new.also) if text], strict=True):
         if target.meets(pattern):

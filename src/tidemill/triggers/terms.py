@@ -35,13 +35,14 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     - gate: the source that starts runs, such as a schedule. The other sources are processed when the gate has
       something new. Without a gate, every source starts runs.
     - cadence_us: the minimum time between two starts (HEAP-1); 0 for no limit.
-    - debounce_us, max_wait_us: start when the sources have been quiet for this long, or the first unseen lot
-      has waited for this long, whichever is earlier.
-    - barrier, grace_us, after_grace: start when every source has something new; when the grace period ends,
-      see `AfterGrace`. Without a grace period it waits without limit.
+    - debounce_us, max_wait_us: start when the sources have been quiet for `debounce_us`, or the first unseen
+      lot has waited for `max_wait_us`, whichever is earlier.
+    - barrier, grace_us, after_grace: start when every source has something new. `AfterGrace` decides what
+      happens when the grace period ends. Without a grace period, the barrier waits without limit.
     - backoff_us, most_backoff_us: the pause after a failure; it doubles with each further failure, up to a
       limit.
-    - most_failures: after this many failures in a row it is dead, until `retry`; 0 for no limit.
+    - most_failures: after this many failures in a row the subscription is dead, until `retry`; 0 for no
+      limit.
     - catch_up: see `CatchUp`.
     """
 

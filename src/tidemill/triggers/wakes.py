@@ -2,13 +2,13 @@
 
 A publication writes one wake row per dataset, however many subscribers there are. Every scheduler turns wake
 rows into cursors and advances the cursors page by page. If a wake row is written while its cursor advances,
-it stays until the cursor has reached the end, and then starts another round. So the last subscriber is
-reached however fast publications follow each other, and no dataset waits without end.
+the wake row stays until the cursor has reached the end, and then starts another round. So the schedulers
+reach the last subscriber however fast publications follow each other, and no dataset waits forever.
 
 No wake-up is lost. The transaction that sets a cursor clears its wake row. The transaction that schedules a
-page advances the cursor, and decides by the heads that it reads. It skips a running subscriber, because the
-end of that run reads the heads too; the two are ordered, because both read the subscriber's row and the end
-of the run writes it.
+page of subscribers also advances the cursor, and decides from the heads that it reads. It skips a running
+subscriber, because the transaction that ends the run reads the heads too. The two transactions are ordered:
+both read the subscriber's row, and the one that ends the run writes it.
 """
 
 import msgspec

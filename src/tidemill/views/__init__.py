@@ -1,1 +1,1 @@
-"""Views: queries whose results are kept up to date, step by step."""
+"""Views: queries whose results Tidemill keeps up to date, step by step."""

@@ -301,7 +301,7 @@ class Ingestion:
         truncated: dict[str, Salvaged],
         groups: list[FileGroup],
     ) -> None:
-        """Set aside a file that a job failed on; raise the error if the fault is the access, not the file."""
+        """Set aside a file that a job failed on; raise the error if the access failed, not the file."""
         if foreign_files.is_missing(error):
             raise SourceFileChanged(f"{file.path} disappeared") from error
         if foreign_files.is_unreachable(error):

@@ -48,8 +48,8 @@ def _time_formats(format_options: FormatOptions) -> dict[str, str]:
 def has_trailing_text(text: "Column") -> "Column":
     """Return whether something follows the object on a line. Spark's reader stops at the object's end.
 
-    Nearly all lines pass the first two tests, which are cheap. Only for the other lines, the expression
-    removes strings before it searches.
+    Nearly all lines pass the first two tests, which are cheap. The expression removes strings only from the
+    other lines.
     """
     from pyspark.sql import functions as sf
 

@@ -38,7 +38,7 @@ def with_files(
 ) -> "DataFrame":
     """Add `file`, the path of each record's file, and `number`, the place of that path among the files.
 
-    - column: the file that Spark reports. The query fails if Spark reports any other file.
+    - column: the file that Spark reports. The query fails if that is not one of these files.
     """
     from pyspark.sql import functions as sf
 

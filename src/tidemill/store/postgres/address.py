@@ -1,7 +1,8 @@
 """Parse the URL of a PostgreSQL store strictly, and keep its password out of messages.
 
-libpq could parse the URL itself, but its errors quote what it does not understand, and that may be a password
-which was not percent-encoded. So this module checks the shape first and shows no text of libpq's parser.
+libpq could parse the URL itself, but its errors quote the text that it cannot parse, and that text may be a
+password that was not percent-encoded. So this module checks the shape of the URL first, and never shows a
+message of libpq's parser.
 """
 
 import re

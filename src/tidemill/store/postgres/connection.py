@@ -2,11 +2,11 @@
 
 The connection is always in libpq's pipeline mode, and all data is binary: a value of the store is bytes here,
 on the wire and in the table, so nothing is converted. `exchange` sends statements and waits for all results;
-if one fails, the server skips the rest of the batch. A BEGIN, a query and a time stamp cost one round trip
-together, and so do the last writes and the COMMIT.
+if one fails, the server skips the rest of the batch. A BEGIN, a query and a timestamp together cost one round
+trip, and so do the last writes and the COMMIT.
 
-psycopg's cursors convert each value, and wait without limit when the network drops packets. Here a connection
-that is silent for `SILENCE_S` counts as lost.
+This module does not use psycopg's cursors: they convert each value, and wait without limit when the network
+drops packets. Here a connection that is silent for `SILENCE_S` counts as lost.
 """
 
 import select
@@ -78,7 +78,7 @@ class PostgresConnection:
 
     @property
     def backend_pid(self) -> int:
-        """The process that serves us, as the other side reports it; a pooler reports a different one."""
+        """The id of the server process that serves us; a pooler reports a different one."""
         return self._pg.backend_pid
 
     @property
@@ -99,7 +99,7 @@ class PostgresConnection:
         self._connection.close()
 
     def is_open(self) -> bool:
-        """Read messages that the server sent without a request: mostly that it closed the connection."""
+        """Return whether the connection is open, by reading messages that the server sent unrequested."""
         try:
             for _ in range(3):  # a last message, then the end of the stream
                 if not self._poll.poll(0):
@@ -110,7 +110,7 @@ class PostgresConnection:
         return False
 
     def prepare(self, statements: Sequence[Statement]) -> None:
-        """Prepare the statements once; from then on they are called by name."""
+        """Prepare the statements once, so that later calls use their names."""
         self._converse(lambda statement: self._pg.send_prepare(statement.name, statement.text), statements)
         self._prepared = True
 

@@ -1,24 +1,25 @@
 """Lease time on PostgreSQL: the server's clock, prevented from running backwards (STO-6).
 
-`clock_timestamp()` is one clock for all nodes, but an operator can set it, and a fail-over brings another
-one. Three measures keep `now` from running backwards:
+`clock_timestamp()` is one clock for all nodes, but an operator can set it, and after a fail-over it is
+another machine's clock. Three measures keep `now` from running backwards:
 
 1. Within a process, the highest time returned so far is a lower bound.
-2. Across processes, the sequence `tidemill_lease_mark` is a lower bound. A transaction that read the time and
-   writes raises the mark to its time, rounded up to the next tick, before it commits. So every transaction
-   that can see a row written at time t gets a time of t or later. Sequences are read and set outside of
-   transactions: nothing waits for them, and SERIALIZABLE ignores them. Because of the rounding the mark is
-   written once per tick instead of once per commit; in return lease time may be up to a tick ahead.
+2. Across processes, the sequence `tidemill_lease_mark` is a lower bound. If a transaction has read the time
+   and writes rows, it raises the mark to its time, rounded up to the next tick, before it commits. So every
+   transaction that can see a row written at time t gets a time of t or later. Sequences are read and set
+   outside of transactions: nothing waits for them, and SERIALIZABLE ignores them. Because of the rounding,
+   the mark is written once per tick instead of once per commit; in return, lease time may be up to a tick
+   ahead.
 3. If the clock is set back by more than `STEP_US`, lease time would stand still at the mark, and no lease
-   would expire. Then the difference goes into the sequence `tidemill_lease_offset`, once for all processes,
-   and lease time continues from the mark at its normal speed.
+   would expire. In that case, one process adds the difference to the sequence `tidemill_lease_offset` for all
+   processes, and lease time continues from the mark at its normal speed.
 
 One case is not covered: a transaction that only reads, in another process, may have got a time above the
-mark. After the server's clock is set back, our time can be below it. Nothing in the store depends on that
-time. If the clock is set forward, leases expire early. That costs work and nothing else, because every write
-is fenced.
+mark. After the server's clock is set back, our time can be below that time. This is harmless, because no row
+depends on the time of a transaction that only reads. If the clock is set forward, leases expire early. That
+only costs work, because every write is fenced.
 
-`wall` is the server's clock without changes.
+`wall` is the server's clock, unchanged.
 """
 
 import threading
@@ -39,7 +40,7 @@ class Time(NamedTuple):
 
     @property
     def reached(self) -> int | None:
-        """The value to raise the mark to before a row may hold this time; None if it is high enough."""
+        """The value to raise the mark to before a row may hold this time; None if the mark is high enough."""
         return None if self.now <= self.mark else -(-self.now // TICK_US) * TICK_US
 
 
@@ -62,7 +63,7 @@ class LeaseClock:
             return Time(self._last, wall, mark)
 
     def step_back(self) -> int | None:
-        """Return the time from which lease time continues after the server's clock was set back; once."""
+        """Return the time to continue from if the server's clock was set back, but only once; else None."""
         with self._lock:
             if not self._stepped_back:
                 return None

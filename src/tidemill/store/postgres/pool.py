@@ -1,8 +1,8 @@
 """Open and reuse connections to PostgreSQL, and classify its errors.
 
-The pool is a last-in-first-out stack: connections in use stay warm, and the surplus of a burst becomes idle
-at the bottom. A forked child gets its own pool and never touches its parent's connections: closing one would
-end the session on the server, which the parent still uses.
+The pool is a last-in-first-out stack: connections in use stay warm, and connections left over from a burst
+become idle at the bottom. A forked child gets its own pool and never touches its parent's connections:
+closing one would end the session on the server, which the parent still uses.
 """
 
 import re
@@ -52,7 +52,8 @@ _CORRUPT = {"42P01", "42883", "3F000", "XX001", "XX002"}
 def connect(address: Address, *, opening: bool = False) -> PostgresConnection:
     """Open a connection and set up its session; raise Unreached if a retry may help, else StoreUnavailable.
 
-    When a store is opened (`opening`), an unknown host is an error at once: it is probably misspelt.
+    When a store is opened (`opening`), an unknown host raises an error at once: the name is probably
+    misspelt.
     """
     link: PostgresConnection | None = None
     trouble: Exception

@@ -7,7 +7,7 @@ tidemill_meta    the format number
 tidemill_version, tidemill_lease_mark, tidemill_lease_offset
                  sequences: the order of `set_versioned`, and lease time (see `lease_clock`)
 tidemill_set, tidemill_add, tidemill_raise_mark, tidemill_rebase
-                 small functions for what must happen on the server in one step
+                 small functions for operations that must run on the server in one step
 """
 
 import re

@@ -1,12 +1,12 @@
 """All statements that a PostgreSQL store sends (`schema` defines the tables).
 
-Statements for several rows get them as arrays sorted by key (unnested in the SELECT list, which is an eighth
-faster than in FROM). They are planned as index lookups in that order (SETTINGS), so two transactions lock
-rows in the same order and rarely deadlock. Index scans also keep the predicate locks of SERIALIZABLE small: a
-sequential scan would lock, and later conflict with, the whole table.
+Statements for several rows get the rows as arrays sorted by key (unnested in the SELECT list, which is an
+eighth faster than in FROM). They are planned as index lookups in that order (SETTINGS), so two transactions
+lock rows in the same order and rarely deadlock. Index scans also keep the predicate locks of SERIALIZABLE
+small: a sequential scan would lock, and later conflict with, the whole table.
 
-In the statements `@` is replaced by the schema and the prefix of our names: `@kv` is `"schema".tidemill_kv`.
-Words in capitals that are not SQL are defined in `Sql.text`.
+`Sql.text` replaces `@` in a statement with the schema and the prefix of our names: `@kv` becomes
+`"schema".tidemill_kv`. It also replaces words in capitals that are not SQL.
 """
 
 import hashlib

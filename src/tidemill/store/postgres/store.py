@@ -1,12 +1,13 @@
 """Keep the store in a PostgreSQL database, for pipelines that run on several machines.
 
 One table holds byte keys and byte values (`schema`). `serial` is SERIALIZABLE; `take` is READ COMMITTED with
-SKIP LOCKED (`transaction`). A transaction can fail in three ways (`store.retry`): a conflict, a server
-that cannot be reached before COMMIT was sent, or a connection that breaks after it. Only the third leaves the
-outcome unknown. The operation's row settles it: the transaction inserts the row, and the primary key lets
-either the commit or the check for it succeed, never both. When the server restarts, the store waits for it.
+SKIP LOCKED (`transaction`). A transaction can fail in three ways (`store.retry`): a conflict, a server that
+cannot be reached before COMMIT is sent, or a connection that breaks after COMMIT is sent. Only the third
+leaves the outcome unknown. The operation's row then decides: the transaction inserts that row, and a later
+check inserts it too. The primary key lets only one of them succeed. When the server restarts, the store waits
+for it.
 
-`ProcessState` holds what belongs to one process (connections, the notifying thread); a fork makes a new one.
+`ProcessState` holds the connections and the notifying thread of one process; a forked child gets a new one.
 """
 
 import os

@@ -3,8 +3,8 @@
 `serial` is SERIALIZABLE, `take` is READ COMMITTED (STO-3). Effects happen in the order of the calls:
 
 - `set`, `clear` and `add` are buffered, the last one per key; reads of those keys use the buffer. A range, a
-  take or a swap that touches one of them sends the buffer first, in the same round trip;
-- `clear_range` is queued, and removes what it covers from the buffer;
+  take or a swap that touches one of those keys sends the buffer first, in the same round trip;
+- `clear_range` is queued, and removes the keys that it covers from the buffer;
 - rows of `set_versioned` get their keys at the end. Transactions that append to one prefix take turns under
   an advisory lock from the moment they get a number until they commit. So numbers sort like commits, and a
   reader that continues after the last number it saw misses nothing.

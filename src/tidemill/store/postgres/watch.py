@@ -1,14 +1,14 @@
 """Notify watchers through PostgreSQL: one thread with one connection sends and receives (STO-8).
 
 A commit notifies its own process directly. Other processes get a NOTIFY, which is never part of the commit:
-inside a transaction it takes a lock that all commits of the database wait for. The thread collects the
+inside a transaction, NOTIFY takes a lock that all commits of the database wait for. The thread collects the
 changed keys and sends them, at most once in `PAUSE_S`, or in `BUSY_PAUSE_S` under constant load. The payload
-is the checksums of the keys, eight digits each, or `*` if there are too many.
+holds the checksums of the keys, eight digits each, or `*` if there are too many.
 
 The thread listens only while there are watches, and ends after `LINGER_S` without work. When its connection
-breaks, and again when it is back, it wakes all watchers, because a notification may be lost. Without it, and
-with a connection pooler, which may drop LISTEN, a wait ends after `POLL_S` at the latest, and the caller
-checks the store. A lost notification costs this delay and nothing else.
+breaks, and again when it has reconnected, the thread wakes all watchers, because a notification may be lost.
+Without a connection, or with a connection pooler, which may drop LISTEN, a wait ends after `POLL_S` at the
+latest, and the caller checks the store. So a lost notification only costs this delay.
 
 The thread also removes operation rows that have expired.
 """

@@ -1,15 +1,16 @@
-"""The file of a SQLite store: its connections, its write lock, its errors, and its protection against forks.
+"""Manage the file of a SQLite store: connections, the write lock, errors, and protection against forks.
 
 SQLite protects the file with POSIX locks, which belong to a process and not to a handle. If other code in
 this process opened and closed the file, the process would lose every lock. A forked child inherits SQLite's
-memory of locks that it does not hold. So only SQLite opens the file, and a forked child can use neither the
-inherited connections nor the file (`_after_fork`).
+records of locks that the child does not hold. So only SQLite opens the file, and a forked child can use
+neither the inherited connections nor the file (`_after_fork`).
 
 `WriteLock` waits for the write lock so that no process starves. SQLite's own wait sleeps for up to 100 ms at
 a time, while a busy process releases the lock for a fraction of a millisecond between two commits. Here a
-waiting process tries about every millisecond, and shows that it waits by a shared lock on a file next to the
-store. A process that has held the lock for a few milliseconds checks that file and lets waiting processes go
-first. Both are only hints: SQLite's lock decides, and a killed process leaves no hint behind.
+waiting process tries about every millisecond. To show that it waits, it holds a shared lock on a file next to
+the store. A process that has held the lock for a few milliseconds checks that file and lets waiting processes
+go first. The shared lock is only a hint: SQLite's own lock decides, and the hint of a killed process
+disappears with it.
 """
 
 import ctypes
@@ -271,8 +272,8 @@ def _after_fork() -> None:
     """Protect the parent's connections in a forked child: never use them, and never close them.
 
     Closing an inherited connection could remove the log that the parent uses. So each connection gets an
-    extra reference and is never closed. The child cannot open the file again either: by SQLite's inherited
-    memory, this process holds the parent's locks.
+    extra reference and is never closed. The child cannot open the file again either: according to SQLite's
+    inherited records, this process holds the parent's locks.
     """
     for file in list(_files):
         file.forked = True

@@ -6,18 +6,19 @@ is rolled back alone; its caller also gets the error after the commit, because t
 others in the batch wrote.
 
 A separate thread runs the batches, because a caller may be interrupted (Ctrl-C) at any line and would abort
-the functions of others. If no other call is waiting, a caller runs its own function, which saves two thread
-switches, about as long as a commit on a fast disk.
+the functions of others. If no other call is waiting, a caller runs its own function. That saves two thread
+switches, which take about as long as a commit on a fast disk.
 
-If a COMMIT fails, the outcome of its batch is unknown. Each open store has one operation row, in which every
-batch writes its number. After the failure the store opens a new connection and reads the row.
+If a COMMIT fails, the outcome of its batch is unknown. Each open store has one operation row, and every batch
+writes its number into that row. After the failure the store opens a new connection and reads the row.
 
 - The row has the number: the batch is committed. The store copies the log into the file to make the batch
   durable, because a log whose fsync failed proves nothing, and then returns the results. Results are not
-  stored: their callers are waiting here, and the results are in memory.
-- The row has another number: the functions run again. Their commit also overwrites what the failed one left
-  in the log, which a crash might otherwise bring back. If that fails too, the callers get `CommitUnknown`. A
-  full disk is different, because nothing complete was left in the log.
+  stored: their callers are waiting in this process, and the results are in memory.
+- The row has another number: the functions run again. Their commit also overwrites what the failed commit
+  left in the log; otherwise a crash could bring it back. If every retry fails, the callers get
+  `CommitUnknown`. A full disk is different, because nothing complete was left in the log: the calls are then
+  committed one by one.
 
 Operation rows of stores that have not committed for two hours are removed.
 """

@@ -7,8 +7,9 @@ shows whether another process has committed (`Watches`). The clock implements ST
 
 Every process of one boot computes the same value, from two numbers that stay the same until the next boot. No
 time beyond `ceiling_us` is returned before a higher ceiling is committed. After a reboot the base becomes
-that ceiling, so time continues above every time returned before. It starts at the wall clock when the file is
-created (so rows copied from another store are about right) and does not use the wall clock afterwards.
+that ceiling, so time continues above every time returned before. Lease time starts at the wall clock when the
+file is created, so that the times in rows copied from another store are about right. It does not use the wall
+clock afterwards.
 """
 
 import sqlite3
@@ -98,7 +99,7 @@ def admit(
 ) -> None:
     """Check a file that was just opened, or create the store in it; refuse a file that we must not write.
 
-    It runs inside a write transaction of the caller. It is idempotent, so several processes may call it.
+    Call it inside a write transaction. It is idempotent, so several processes may call it.
     """
     if not connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
         connection.execute(TABLE)

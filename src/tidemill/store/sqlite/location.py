@@ -1,10 +1,10 @@
 """Check where a SQLite store is, and which machine owns it.
 
 SQLite's locks and shared memory work only among the processes of one machine, on a local disk. On a network
-file system two machines corrupt the file without an error. So the type of the file system is checked before
-the file is opened, and the file records the machine that owns it. Another machine is refused when it opens
-the file. If it takes over with `adopt`, the old owner notices at its next transaction, because the boot id in
-the header row is no longer its own (`Header.read`).
+file system, two machines can corrupt the file without an error. So the store checks the type of the file
+system before it opens the file, and the file records the machine that owns it. Another machine gets an error
+when it opens the file. If that machine takes over the file with `adopt`, the old owner notices at its next
+transaction, because the boot id in the header row is no longer its own (`Header.read`).
 """
 
 import os

@@ -9,8 +9,8 @@ disk. Each module describes its part:
 - `file`: connections, fair waiting for the write lock, errors, forks;
 - `watch` and `wakeups`: notification of changes.
 
-The files next to it (`-wal`, `-shm`, `-turn`) belong to the store: a copy of the main file alone is not a
-backup.
+The files next to the main file (`-wal`, `-shm`, `-turn`) belong to the store: a copy of the main file alone
+is not a backup.
 """
 
 import errno
@@ -49,7 +49,7 @@ class SqliteStore(Store):
         patience_s: how long to wait for another process or a failing disk.
         adopt: take over a file that was moved here from another machine.
         machine: the identity of this machine, for tests.
-        commit_delay_s: makes every commit slower, for benches.
+        commit_delay_s: makes every commit slower, for benchmarks.
 
     >>> import tempfile
     >>> with SqliteStore(tempfile.mkdtemp() + "/store.db") as store:

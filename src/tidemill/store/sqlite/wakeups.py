@@ -1,9 +1,9 @@
 """Wake other processes that share a SQLite file after a commit, without a server.
 
-A process that watches keys has a `WakeupReceiver`: a datagram socket on this machine, and a file with its
-name in the folder `<store>-bells`. A commit sends its number and the checksums of its keys to every receiver.
-A wakeup is only a hint: it may be lost (a full buffer, another network namespace). Then the process finds the
-new commit number in the store's header within 200 ms. Nothing depends on a wakeup (STO-8).
+A process that watches keys has a `WakeupReceiver`: a datagram socket on this machine, and a file with the
+socket's name in the folder `<store>-bells`. A commit sends its number and the checksums of its keys to every
+receiver. A wakeup is only a hint: it may be lost (a full buffer, another network namespace). In that case the
+process finds the new commit number in the store's header within 200 ms. Nothing depends on a wakeup (STO-8).
 
 The kernel closes the socket when its process dies. The next sender gets an error and removes the name.
 """

@@ -1,10 +1,10 @@
-"""Notify watchers of changes, made by this process or by others (STO-8).
+"""Notify watchers of changes that this process or another process made (STO-8).
 
 Commits are numbered in the store's header. A commit of this process fires the watches of its keys. Another
 process sends a wakeup (`wakeups`) with its commit number and its keys. If a wakeup is lost, the number in the
-header shows that another process committed, and every watch fires. One thread polls the number, only while
-someone is waiting. The number is also checked when a watch is created and when a wait begins, so a change in
-between is not missed.
+header shows that another process committed, and every watch fires. One thread polls the number, but only
+while a caller is waiting. The number is also checked when a watch is created and when a wait begins, so a
+change in between is not missed.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""The base class of the tests of object storage, and the tests of writing, reading and deleting.
+"""The base class for tests of object storage, and tests of writing, reading and deleting objects.
 
 A conditional write has one winner: one writer creates an object, and a replacement needs the current etag.
 """
@@ -24,21 +24,21 @@ class ObjectTests:
     """The base class: a fixture `objects`, empty for each test, and settings that differ by backend."""
 
     etags_differ: ClassVar[bool] = True
-    """False where the etag is a digest of the body, so that equal bytes written twice have one etag."""
+    """False where the etag is a digest of the body, so that equal bytes written twice have the same etag."""
 
     race_width: ClassVar[int] = 8
     """How many threads race for one object."""
     race_rounds: ClassVar[int] = 12
-    """For how many objects, one after the other."""
+    """How many objects the threads race for, one after the other."""
 
     @pytest.fixture
     def objects(self) -> Objects:
-        """Overridden by each backend: a fresh, empty root."""
+        """Return a fresh, empty root. Each backend overrides this."""
         raise pytest.UsageError(f"{type(self).__name__} has no fixture `objects`")
 
     @pytest.fixture
     def objects_url(self) -> str | None:
-        """Overridden where another process can open the same root: its URL, with its secrets."""
+        """Return the URL, with secrets, by which another process opens the root; None if it cannot."""
         return None
 
 

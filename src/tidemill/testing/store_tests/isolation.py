@@ -1,7 +1,7 @@
-"""Test isolation: what transactions that run at the same time may do to each other.
+"""Test isolation: how transactions that run at the same time may affect each other.
 
-Each scenario is a cycle: two transactions, each of which reads what the other writes. In any serial order one
-of them would see the other, so a backend that commits both has lost an update.
+Each scenario is a cycle: two transactions, each of which reads what the other writes. In any serial order,
+the second one would see the write of the first. So a backend that commits both is not serialisable.
 """
 
 import random

@@ -1,6 +1,7 @@
-"""Test how functions run: those that raise, nested calls, closed stores, and several processes.
+"""Test how a store runs functions: errors, nested calls, closed stores, and several processes.
 
-Processes share a store: the tests check what one commits or takes, and what it leaves when it dies.
+When processes share a store, the tests check the rows that a process commits or takes, and the rows that it
+leaves when it dies.
 """
 
 import signal

@@ -40,10 +40,10 @@ BY_RANGE: dict[str, Callable[[Tx, bytes, bytes], object]] = {
 
 
 class LimitTests(StoreTests):
-    """Test that all backends accept and refuse the same."""
+    """Test that all backends accept and refuse the same keys, values and transactions."""
 
     def refused(self, store: Store, error: type[TidemillError], act: Callable[[Tx], object]) -> None:
-        """Check that the act is refused, that nothing was written, and that the store still works."""
+        """Check that `act` is refused, that nothing was written, and that the store still works."""
         calls = 0
 
         def fn(tx: Tx) -> None:

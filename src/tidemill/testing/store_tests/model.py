@@ -2,7 +2,7 @@
 
 A backend implements the hooks of `StoreTests`. A random program of transactions runs on the store and on a
 plain dictionary. Every operation is a value that applies itself to both and compares the results, so a
-failing example prints as a program that can be typed in.
+failing example prints as a program that can be pasted into a test.
 """
 
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ class ModelStep(Protocol):
     """One operation."""
 
     def on(self, tx: Tx, rows: Rows) -> None:
-        """Apply it to both, and compare the results."""
+        """Apply the operation to the store and to the dictionary, and compare the results."""
 
 
 class Get(NamedTuple):

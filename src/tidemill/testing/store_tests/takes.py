@@ -23,7 +23,7 @@ class Died(BaseException):
 
 
 class TakeTests(StoreTests):
-    """Test takes and swaps: one transaction gets a row."""
+    """Test takes and swaps: only one transaction gets a row."""
 
     @pytest.mark.rule("STO-2")
     def test_take_removes_and_returns_the_first_rows_of_its_range(self, store: Store) -> None:

@@ -1,8 +1,8 @@
 """Test the two clocks and the watches of a store.
 
-`now` is the time of leases and never runs backwards; `wall` is the time for people. A watch is a hint that
-arrives in time, and nothing depends on it. It may fire without a reason, so the tests expect silence only
-from a closed one.
+`now` is the time of leases and never runs backwards; `wall` is the time for display. A watch is a hint that
+arrives in time, and no result depends on it. A watch may fire without a reason, so the tests expect silence
+only from a closed watch.
 """
 
 import threading

@@ -1,9 +1,10 @@
-"""Final expressions: convert the raw columns of an aggregate's kernel to the values of Spark's aggregate.
+"""Convert the raw columns of an aggregate's kernel to the values that Spark's aggregate returns.
 
-Sums of integers and decimals arrive exactly, as DECIMAL(38, s), with a flag for sums that overflow even that.
-They are cast to the result type of Spark's analysis. A value that does not fit raises an error, as in Spark's
-ANSI mode. An average of decimals is rounded like in Spark: half up, first to 38 digits after the point, then
-to the digits of the result. For decimals with few digits, Spark divides doubles twice, and so do we.
+Sums of integers and decimals arrive as exact DECIMAL(38, s) values, with a flag for sums that overflow even
+that type. They are cast to the result type of Spark's analysis. A value that does not fit raises an error, as
+in Spark's ANSI mode. An average of decimals is rounded as in Spark: half up, first to 38 digits after the
+point, then to the digits of the result. For decimals with few digits, Spark divides doubles twice, and so do
+we.
 """
 
 from collections.abc import Sequence
