@@ -1,7 +1,8 @@
 """List the kinds of source, one line for each.
 
-`tidemill` exports these functions. A module is imported when its function is first used. So a pipeline does
-not load the dependencies of a source that it does not use.
+Each kind has a function that declares a source, and `tidemill` exports these functions. A module is imported
+when its function is first used. So a pipeline does not load the dependencies of a source that it does not
+use.
 """
 
 from typing import Final

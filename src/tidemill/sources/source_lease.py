@@ -1,4 +1,4 @@
-"""The lease of a source: only the node that holds it lists the source, receives for it or fetches from it."""
+"""The lease of a source: only the node that holds it lists the source, receives its rows or fetches them."""
 
 from tidemill import crash
 from tidemill.cluster import leases

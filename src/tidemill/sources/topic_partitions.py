@@ -4,8 +4,8 @@ Each partition of the topic is a partition of the cluster (`cluster.partitions`)
 node takes free partitions, up to its fair share (`cluster.shares`). A node that joins requests partitions
 from the node that holds the most. That node releases them between two batches, and only then can the new node
 take them: a partition is revoked before it is assigned. The partitions of a dead node are free when their
-leases expire. Each participating node regularly reports in its own row. A node that has not reported within
-the lease's ttl has no share.
+leases expire. Each participating node regularly writes a report into its own row. A node that has not
+reported within the lease's ttl has no share.
 """
 
 from collections.abc import Sequence

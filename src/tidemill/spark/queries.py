@@ -1,8 +1,8 @@
 """Run SQL queries over frames: a table name in a query refers to a given frame, and to nothing else.
 
-Each table name in the text is replaced by the name of a new temporary view. So it cannot refer to a table of
-the user's catalog, or to a temporary view of another thread's query. Spark gets the rest of the text as
-written. Names that a CTE of the query defines are not replaced.
+Each table name in the text is replaced by the name of a new temporary view. So a table name cannot refer to a
+table of the user's catalog, or to a temporary view of another thread's query. Spark gets the rest of the text
+as written. Names that a CTE of the query defines are not replaced.
 """
 
 import contextlib

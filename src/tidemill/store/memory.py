@@ -4,8 +4,8 @@ This store is optimistic, like FoundationDB: a transaction reads a snapshot and 
 checks the transaction against all commits since its snapshot. Wherever the contract leaves a choice, this
 store makes the *weakest* one, so that code that works here works on every backend:
 
-- a plain read conflicts only with commits of serial transactions. Only a locked read sees a conflict with a
-  `take` transaction, as on PostgreSQL, where SERIALIZABLE ignores READ COMMITTED (STO-3);
+- a plain read conflicts only with commits of serial transactions. Only a locked read conflicts with a `take`
+  transaction, as on PostgreSQL, where SERIALIZABLE ignores READ COMMITTED (STO-3);
 - blind writes never conflict;
 - `faults`, if given, may delay, refuse or lose any commit (`tests.simulation`).
 """

@@ -1,4 +1,4 @@
-"""The program of other processes in conformance tests: `python -m tidemill.testing.objects_writer`.
+"""The program that child processes of conformance tests run: `python -m tidemill.testing.objects_writer`.
 
     race N    wait for a line, create race/0 to race/N-1, print the result of each as JSON
     write X   write objects of all sizes until killed, print each key after its write is confirmed

@@ -5,7 +5,7 @@ node that takes a partition continues where the last holder stopped. Every unit 
 the partition's row, checks the partition's epoch, advances the progress and appends to the history.
 `violations` then checks the history, in the order of the commits:
 
-- no write has an epoch older than that of the row (the row's epoch is recorded too);
+- no write has an older epoch than the partition's row (each entry also records the row's epoch);
 - in each partition epochs never decrease, and each epoch has one node;
 - each partition has every unit exactly once, in order, and then one end.
 """

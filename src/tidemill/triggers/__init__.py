@@ -1,1 +1,1 @@
-"""Triggers: decide which arcs and view groups run after a publication or at a time."""
+"""Triggers: decide which arcs and view groups run after a publication or at a scheduled time."""

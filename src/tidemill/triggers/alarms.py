@@ -1,9 +1,9 @@
 """Alarms: times at which a source advances without a write (DBSP-22).
 
-A run sets the alarm of its own subscription, in the transaction that ends the run. A source has at most one
-alarm. When its time comes, one transaction clears the alarm, moves the head of the source and announces the
-new head to subscribers, like any publication. So cadence, pauses and crashes work as for writes. Every
-scheduler fires alarms; if two schedulers fire the same alarm, only one succeeds.
+A run can set an alarm on a source of its own subscription, in the transaction that ends the run. A source has
+at most one alarm. When its time comes, one transaction clears the alarm, moves the head of the source and
+announces the new head to subscribers, like any publication. So cadence, pauses and crashes work as for
+writes. Every scheduler fires alarms; if two schedulers fire the same alarm, only one succeeds.
 
 Times are the store's wall time, as for schedules. If that clock is set back, an alarm is only late.
 """

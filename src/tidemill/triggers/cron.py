@@ -6,8 +6,8 @@ and weekdays can be written as names. If both day fields are set, a day needs to
 `@hourly`, `@daily` (`@midnight`), `@weekly`, `@monthly` and `@yearly` (`@annually`) are supported.
 
 When clocks go forward, a local time that does not exist on that day is shifted by the same amount. When they
-go back, a local time that occurs twice counts once. An expression for every hour follows elapsed hours
-instead.
+go back, a local time that occurs twice counts once. An expression that matches every hour is different: it
+follows elapsed time, and skips or repeats local hours.
 """
 
 from bisect import bisect_right

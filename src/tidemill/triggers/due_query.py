@@ -1,7 +1,7 @@
 """Find the runs that a node may start now, from the heap and the subscriptions' rows (HEAP-7, HEAP-15).
 
-Items that cannot start a run (paused, dead, running, of an old epoch, or due later in this minute) do not
-count towards the limit, so they do not delay others.
+Items that cannot start a run do not count towards the limit, so they do not delay others. These are the items
+of paused, dead or running subscriptions, items of an old epoch, and items that are due later in this minute.
 """
 
 from collections.abc import Callable

@@ -2,9 +2,9 @@
 
 In each round the scheduler fires schedules and alarms, wakes the subscribers of new data, instantiates new
 templates, pushes the items that subscriptions owe to the heap, and ends runs whose node is gone. From time to
-time it pushes overdue items again (the heap may have been lost), prunes the heap, and deletes
-subscriptions that never became ready. Each step is one transaction or one operation on the heap, with crash
-points between them, so any number of schedulers can work at the same time.
+time it pushes overdue items again (the heap may have been lost), prunes the heap, and deletes subscriptions
+that never became ready. Each step is one transaction or one operation on the heap, with crash points between
+them, so any number of schedulers can work at the same time.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
 """Keep the heap in the store, as rows (C, "heap", time, subscription, epoch) with times exact to the µs.
 
-It follows the same protocol as the heap in object storage. Its transactions read and write no other rows, so
-both heaps have the same guarantees. Pushes are batched: a hundred items are one commit.
+This heap follows the same protocol as the heap in object storage. Its transactions read and write no other
+rows, so both heaps have the same guarantees. Pushes are batched: one commit writes up to 500 items.
 """
 
 from collections.abc import Iterator, Sequence

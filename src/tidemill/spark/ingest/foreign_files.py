@@ -1,6 +1,6 @@
-"""Files that other programs wrote: find the one that a Spark job failed on, and salvage a broken one.
+"""Handle files that other programs wrote: find the file that a job failed on, and salvage a broken file.
 
-An error deep inside a job reaches the driver as text, so this module searches the text for the file.
+An error deep inside a Spark job reaches the driver as text, so this module searches the text for the file.
 """
 
 import gzip

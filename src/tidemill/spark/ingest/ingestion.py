@@ -1,7 +1,7 @@
-"""Ingest foreign files: good records become rows of a dataset, bad ones go to quarantine.
+"""Ingest files that other programs wrote: good records become rows, bad ones go to quarantine.
 
-One pass writes the good records and counts the bad ones. If there are any, a second pass reads their files
-again, finds their lines and gives a reason for each. A file that cannot be read goes to quarantine as a
+One pass writes the good records and counts the bad ones. If there are bad records, a second pass reads their
+files again, finds their lines and gives a reason for each. A file that cannot be read goes to quarantine as a
 whole. If a compressed file is truncated, the lines before the damage become rows, and the rest goes to
 quarantine. So nothing is lost.
 

@@ -1,4 +1,4 @@
-"""Read the records of foreign files, as frames with these columns:
+"""Read the records of files that other programs wrote, as frames with these columns:
 
 PARSED    the declared columns, as a struct
 BAD       whether the record does not fit these columns

@@ -1,13 +1,13 @@
-"""One transaction on PostgreSQL. Writes are buffered and sent with the next query or the COMMIT.
+"""One transaction on PostgreSQL: it buffers writes, and sends them with the next query or the COMMIT.
 
 `serial` is SERIALIZABLE, `take` is READ COMMITTED (STO-3). Effects happen in the order of the calls:
 
-- `set`, `clear` and `add` are buffered, the last one per key; reads of those keys use the buffer. A range, a
-  take or a swap that touches one of those keys sends the buffer first, in the same round trip;
+- `set`, `clear` and `add` are buffered by key; reads of those keys use the buffer. A range, a take or a swap
+  that touches one of those keys sends the buffer first, in the same round trip;
 - `clear_range` is queued, and removes the keys that it covers from the buffer;
-- rows of `set_versioned` get their keys at the end. Transactions that append to one prefix take turns under
-  an advisory lock from the moment they get a number until they commit. So numbers sort like commits, and a
-  reader that continues after the last number it saw misses nothing.
+- rows of `set_versioned` get their keys at the end. Transactions that append to the same prefix take turns
+  under an advisory lock from the moment they get a number until they commit. So numbers sort like commits,
+  and a reader that continues after the last number it saw misses nothing.
 
 A locked read of a missing row must keep others from inserting it, and PostgreSQL cannot lock a row that does
 not exist. So the transaction inserts the row and deletes it again: until it ends, another transaction that

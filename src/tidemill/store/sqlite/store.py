@@ -5,7 +5,7 @@ disk. Each module describes its part:
 
 - `group_commit`: many calls share one COMMIT; what happens when the outcome of a commit is unknown;
 - `transaction`: one transaction; functions that only read never wait for a writer;
-- `header`: format, owner and clock of the file; `location`: where the file may live;
+- `header`: format, owner and clock of the file; `location`: where the file may be;
 - `file`: connections, fair waiting for the write lock, errors, forks;
 - `watch` and `wakeups`: notification of changes.
 

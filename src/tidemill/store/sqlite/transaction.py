@@ -1,4 +1,4 @@
-"""One attempt of one function on a SQLite connection.
+"""Run a function once, as one attempt, on a SQLite connection.
 
 On a reading connection (`head` is None) the transaction is a snapshot, which is serialisable as long as
 nothing is written. The first write ends the attempt with `NeedsWriter`, and the writer runs the function

@@ -5,7 +5,7 @@ socket's name in the folder `<store>-bells`. A commit sends its number and the c
 receiver. A wakeup is only a hint: it may be lost (a full buffer, another network namespace). In that case the
 process finds the new commit number in the store's header within 200 ms. Nothing depends on a wakeup (STO-8).
 
-The kernel closes the socket when its process dies. The next sender gets an error and removes the name.
+The kernel closes the socket when its process dies. The next sender gets an error and removes the file.
 """
 
 import contextlib
