@@ -128,8 +128,8 @@ def observed(shown: tm.Pipeline) -> Recorded:
 
 def stepped(shown: tm.Pipeline, root: Path, events: list[Event]) -> Recorded:
     """The same after a fixed change of every dataset and one more step, with what that published."""
-    keyed = {name for name, one in shown.datasets.items() if one.dataset.key}  # views show their changes
-    names = [*(name for name in pipeline.DATASETS if name not in keyed), *pipeline.ARC_TABLES, *shown.views]
+    keyed = {name for name, one in shown.datasets.items() if one.dataset.key}
+    names = [*(name for name in pipeline.DATASETS if name not in keyed), *pipeline.ARC_TABLES]
     before = {name: shown[name].position for name in names}
     history.write(shown, root, history.STEPS)
     report = shown.run(emit=events.append)

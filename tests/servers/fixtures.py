@@ -15,7 +15,15 @@ from tests.servers.kafka import KafkaServer
 from tests.servers.postgres import PostgresServer
 from tests.servers.process import ServerUnavailable
 from tests.servers.s3 import RcloneS3, S3rver, S3Server, SeaweedS3
-from tests.servers.spark import SMALL, SparkConnectServer, SparkStandalone, require_spark, small_spark
+from tests.servers.spark import (
+    SMALL,
+    WARM,
+    SparkConnectServer,
+    SparkStandalone,
+    remember_classes,
+    require_spark,
+    small_spark,
+)
 from tidemill.spark.sessions import open_session
 
 if TYPE_CHECKING:
@@ -93,9 +101,10 @@ def spark() -> Iterator["SparkSession"]:
         pytest.skip(str(reason))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # pyspark's own, at its start: nothing a test could do about them
-        session = open_session(small_spark(SMALL))
+        session = open_session(small_spark({**SMALL, **WARM}))
     for form in ("short", "long"):  # else Spark walks its stack for every RDD, to say where it was made
         session.sparkContext.setLocalProperty(f"callSite.{form}", "a test")
+    remember_classes(session)
     with shared_certificates():
         yield session
     session.stop()

@@ -9,6 +9,7 @@ import tempfile
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -17,8 +18,12 @@ from tidemill.errors import JavaMissing
 from tidemill.spark.java import find_java, java_environment
 from tidemill.spark.sessions import SparkSettings
 
-# The C1 compiler and a serial collector suit sessions that live for seconds.
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# The C1 compiler and a serial collector suit sessions that live for seconds. With C1 alone Java would reserve
+# 48 MB for compiled code, and compile again and again what it had to drop.
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m"
 ARCHIVE = Path(__file__).parents[2] / ".cache" / "spark" / "classes.jsa"
 _DEPLOY = "org.apache.spark.deploy"
 
@@ -36,8 +41,26 @@ def jvm_options() -> str:
 SMALL = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.ui.explainMode": "simple",
+    "spark.python.sql.dataFrameDebugging.enabled": "false",  # else each F.col makes five calls to Java
 }
-"""For few rows, where compiling a query takes most of the time. Children of tests run as users' Sparks do."""
+"""For few rows, where planning a query takes most of the time. Children of tests run as users' Sparks do."""
+
+WARM = {"spark.python.daemon.module": "tests.servers.warm_daemon"}
+"""For the Spark of a test process, which the daemon of Python workers can import."""
+
+_CLASSES = ("functions", "org.apache.spark.sql.functions", "PythonUtils", "PythonSQLUtils")
+
+
+def remember_classes(session: "SparkSession") -> None:
+    """Let pyspark find its classes of Java at once.
+
+    Otherwise Java searches all jars for a name such as `functions` in each package that pyspark imports,
+    whenever a column is made.
+    """
+    view = session.sparkContext._jvm
+    for name in _CLASSES:
+        setattr(view, name, getattr(view, name))
 
 
 def small_spark(conf: Mapping[str, str] | None = None) -> SparkSettings:
@@ -47,7 +70,7 @@ def small_spark(conf: Mapping[str, str] | None = None) -> SparkSettings:
         app="tidemill-tests",
         conf={
             "spark.driver.memory": "1g",
-            "spark.driver.extraJavaOptions": jvm_options(),
+            "spark.driver.extraJavaOptions": f"-Xmn400m {jvm_options()}",
             "spark.sql.shuffle.partitions": "2",
             "spark.default.parallelism": "2",
             **(conf or {}),
