@@ -11,7 +11,7 @@ import pytest
 from tests import shop
 from tests.acceptance.pipeline_processes import Place, Run
 from tests.servers.fixtures import _or_skip
-from tests.servers.spark import SparkConnectServer, SparkStandalone, small_spark
+from tests.servers.spark import SMALL, SparkConnectServer, SparkStandalone, small_spark
 
 FILES, ROWS = 5, 4
 IDS = [range(10 * n, 10 * n + ROWS) for n in range(FILES)]
@@ -51,20 +51,20 @@ def together(place: Place) -> None:
 @pytest.mark.rule("LOT-14")
 @pytest.mark.rule("LOT-26")
 def test_two_runners_share_the_work_of_one_pipeline_on_sqlite(tmp_path: Path) -> None:
-    together(Place(tmp_path, small_spark(), max_files=1, together=2))
+    together(Place(tmp_path, small_spark(SMALL), max_files=1, together=2))
 
 
 @pytest.mark.rule("LOT-14")
 @pytest.mark.rule("LOT-26")
 def test_two_runners_share_the_work_of_one_pipeline_on_postgresql(tmp_path: Path, postgres_url: str) -> None:
-    together(Place(tmp_path, small_spark(), store=postgres_url, max_files=1, together=2))
+    together(Place(tmp_path, small_spark(SMALL), store=postgres_url, max_files=1, together=2))
 
 
 @pytest.mark.rule("LOT-26")
 def test_a_spark_worker_that_is_killed_in_the_middle_changes_nothing(tmp_path: Path) -> None:
     with _or_skip(SparkStandalone) as cluster, ExitStack() as stack:
         gate = tmp_path / "gate"
-        place = Place(tmp_path, cluster.settings(), max_files=1, gate=str(gate))
+        place = Place(tmp_path, cluster.settings(SMALL), max_files=1, gate=str(gate))
         for n, ids in enumerate(IDS):
             shop.land(place.landing, f"f{n}", ids.start, ROWS)
         run = Run(place)
@@ -82,7 +82,7 @@ def test_a_spark_worker_that_is_killed_in_the_middle_changes_nothing(tmp_path: P
 
 
 def test_the_same_pipeline_through_spark_connect(tmp_path: Path, spark_connect: SparkConnectServer) -> None:
-    place = Place(tmp_path, small_spark(), refresh="auto")  # certified there as well
+    place = Place(tmp_path, small_spark(SMALL), refresh="auto")  # certified there as well
     shop.land(place.landing, "a", 0, 6)
     run = Run(place, "--spark", spark_connect.url)
     try:

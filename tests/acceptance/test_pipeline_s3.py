@@ -12,7 +12,7 @@ from tests.acceptance.pipeline_processes import Run
 from tests.servers.jars import fetched
 from tests.servers.process import ServerUnavailable
 from tests.servers.s3 import S3Server
-from tests.servers.spark import small_spark
+from tests.servers.spark import SMALL, small_spark
 from tidemill.clock import SYSTEM
 from tidemill.objects import Objects, open_objects
 from tidemill.pipeline import pipeline_file
@@ -58,7 +58,7 @@ class Bucket:
                 "objects": f"s3://{credentials}@{name}/lake{settings}",
                 "key_file": str(key),
             },
-            "spark": msgspec.to_builtins(small_spark(conf)),
+            "spark": msgspec.to_builtins(small_spark({**SMALL, **conf})),
             "landing": f"s3://{credentials}@{name}/landing/**/*.json{settings}",
         }
         (folder / "shop.py").write_text(FILE.format(given=json.dumps(given)))

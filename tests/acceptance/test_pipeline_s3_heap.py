@@ -12,7 +12,7 @@ from tests.acceptance.pipeline_processes import Run
 from tests.servers.jars import fetched
 from tests.servers.process import ServerUnavailable, wait_until
 from tests.servers.s3 import S3Server
-from tests.servers.spark import small_spark
+from tests.servers.spark import SMALL, small_spark
 from tidemill.cli import main
 from tidemill.clock import SYSTEM
 from tidemill.objects import Objects, open_objects
@@ -56,7 +56,7 @@ class Bucket:
         key.write_bytes(bytes(range(32)).hex().encode())
         key.chmod(0o600)
         self.at = {"store": self.store_url, "objects": self.objects_url, "key_file": str(key)}
-        given = {"at": self.at, "spark": msgspec.to_builtins(small_spark({"spark.jars": jars}))}
+        given = {"at": self.at, "spark": msgspec.to_builtins(small_spark({**SMALL, "spark.jars": jars}))}
         (folder / "shop.py").write_text(FILE.format(given=json.dumps(given)))
         (folder / "tidemill.toml").write_text('pipeline = "shop.py:shop"\n')
 
