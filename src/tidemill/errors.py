@@ -38,7 +38,7 @@
     │   │   ├── TaskOutOfMemory       the task exceeded its memory limit too often
     │   │   ├── DeadlineExceeded      the deadline passed before the task finished
     │   │   ├── CodeNotLoadable       workers cannot load the code
-    │   │   └── ResultLost            all copies of the result are lost and cannot be recomputed
+    │   │   └── ResultLost            all copies of the result are lost, and it cannot be recomputed
     │   ├── FutureCancelled           the future was cancelled
     │   ├── FutureTimeout             the caller's wait timed out; the future keeps running
     │   ├── ActorDied                 the actor died and its state is lost
@@ -428,7 +428,7 @@ class FetchFailed(FutureError):
 class FetchRefused(FutureError):
     code = "fetch-refused"
     hint = (
-        "use the same cluster key on every node and client; start workers that serve other hosts with"
+        "use the same cluster key on every node and client; if a worker serves other hosts, start it with"
         " --certificate"
     )
 
@@ -808,7 +808,7 @@ class TraceCorrupt(TraceError):
 
 class TraceFormat(TraceError):
     code = "trace-format"
-    hint = "another release wrote the file; use that release or a newer one"
+    hint = "another release wrote the file; use that release, or upgrade if this release is older"
 
 
 class TraceStale(TraceError):

@@ -92,7 +92,7 @@ def test_each_trigger_is_listed_with_its_state_and_reason(scene: Scene) -> None:
     assert triggers["waits"]["why"] == "up to date"
     assert triggers["barrier"]["why"] == "its barrier waits for rates@1, without a time limit"
     assert "until its grace period ends" in triggers["graceful"]["why"]
-    assert triggers["noisy"]["why"] == "waits until its sources are quiet"
+    assert triggers["noisy"]["why"] == "waits until its inputs are quiet"
     assert result["overview"]["heap"] == "store"
     assert result["overview"]["lag_s"] > 0
     assert [template["reads"] for template in result["overview"]["templates"]] == ["raw_*"]

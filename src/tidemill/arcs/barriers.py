@@ -1,12 +1,12 @@
-"""Barriers: lots that wait until every source has closed them, and what happens after a long wait.
+"""Barriers: lots that wait until every input has closed them, and what happens after a long wait.
 
-A run of an arc skips a lot that a source has not closed yet, and writes a row with the start of the wait. The
-wait starts when the first source closes the lot, even if the arc notices later. When the last source closes
-the lot, its event starts the arc again. The end of the grace period (LOT-28) has no event, so runners use the
-row to find it. Reports on waiting lots use the row too. After the grace period the arc's policy applies:
+A run of an arc skips a lot that an input has not closed yet, and writes a row with the start of the wait. The
+wait starts when the first input closes the lot, even if the arc notices later. When the last input closes the
+lot, its event starts the arc again. The end of the grace period (LOT-28) has no event, so runners use the row
+to find it. Reports on waiting lots use the row too. After the grace period the arc's policy applies:
 
     wait     keep waiting
-    partial  make the lot from the sources that have it; later data makes the next generation
+    partial  make the lot from the inputs that have it; later data makes the next generation
     skip     give the lot up: it is missing, and is made only on request
 
 The row stores the start of the wait and not its end, so a changed grace period also applies to lots that are
@@ -34,10 +34,10 @@ _since = msgspec.msgpack.Decoder(int)
 
 
 class AwaitedLot(msgspec.Struct, frozen=True, kw_only=True):
-    """A lot that waits for its sources. Times are store times, in µs.
+    """A lot that waits for its inputs. Times are store times, in µs.
 
     - until: the end of the grace period; None if the lot waits without limit.
-    - missing: the sources that do not have the lot.
+    - missing: the inputs that do not have the lot.
     """
 
     arc: str
@@ -48,13 +48,13 @@ class AwaitedLot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def missing_sources(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> tuple[DatasetId, ...]:
-    """Return the sources that do not have this lot."""
+    """Return the inputs that do not have this lot."""
     current = [published.current(tx, keys.publish.lots, dataset, lot) for dataset in spec.reads]
     return tuple(dataset for dataset, row in zip(spec.reads, current, strict=True) if row is None)
 
 
 def is_over(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str, row: AnyLot | None) -> bool:
-    """Return whether a lot may be made although a source has not closed it.
+    """Return whether a lot may be made although an input has not closed it.
 
     A lot that has already begun may be made: late data is added to it, and an interrupted attempt resumes.
     `row` is the arc's newest row of the lot.
@@ -73,7 +73,7 @@ def _has_begun(row: AnyLot | None) -> bool:
 
 
 def wait(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> bool:
-    """Record that a lot waits; return False if all its sources already have it. Can be repeated."""
+    """Record that a lot waits; return False if all its inputs already have it. Can be repeated."""
     missing = missing_sources(tx, keys, spec, lot)
     if not missing:
         return False
@@ -167,7 +167,7 @@ def explain(awaited: AwaitedLot, spec: ArcSpec, now: int) -> str:
     """Describe why a lot is not made yet, and what happens when its grace period ends."""
     missing = ", ".join(dataset.name for dataset in awaited.missing)
     if not missing:
-        return "every source has it: its arc will run"
+        return "every input has it: its arc will run"
     waiting = f"waits for {missing} ({_duration(now - awaited.since)} so far)"
     if awaited.until is None:
         return waiting
@@ -187,7 +187,7 @@ def _duration(us: int) -> str:
 def skip(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> MissingLot | None:
     """Give up a lot whose grace period is over.
 
-    Return None if the last source has closed the lot, or another node was faster. The caller checks the
+    Return None if the last input has closed the lot, or another node was faster. The caller checks the
     node's fence in the same transaction.
     """
     raw = tx.get(keys.barrier[spec.id, lot])

@@ -1,8 +1,8 @@
 """Declarations of arcs: what they read and write, and how they run (LOT-26, LOT-29).
 
-Every process that imports the pipeline makes the same declarations. The declaration of an arc can change,
-unlike that of a dataset; new lots then use the new code. The store keeps a copy of the declaration for
-reports, and for processes that do not have the user's code.
+Every process that imports the pipeline makes the same declarations. The code and the settings of an arc can
+change, but not the tables that it reads; new lots then use the new code. The store keeps a copy of the
+declaration for reports, and for processes that do not have the user's code.
 """
 
 from typing import Literal
@@ -39,7 +39,7 @@ class ArcSpec(msgspec.Struct, frozen=True, kw_only=True):
     - code: the digest of the function. A part is reused only if the same code made it.
     - changes: how it treats inserted and deleted rows (LOT-41).
     - enabled: whether it runs when it is first declared; after that, users pause and resume it.
-    - grace_us: how long a lot waits for the last of several sources after the first has closed it (LOT-28).
+    - grace_us: how long a lot waits for the last of several inputs after the first has closed it (LOT-28).
     - after_grace: what happens to the lot after that time.
     - on_empty: publish an empty lot as empty without running the function, or run the function on it.
     """
@@ -97,7 +97,7 @@ class ArcSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_barrier(self) -> bool:
-        """Return whether its lots wait until several sources have closed them."""
+        """Return whether its lots wait until several inputs have closed them."""
         return len(self.reads) > 1
 
     @property

@@ -25,8 +25,8 @@ class LotInputs(msgspec.Struct, frozen=True):
 
     - lots: the generations of the inputs.
     - rows: the rows of the inputs, which name the manifests.
-    - missing: sources that do not have this lot yet.
-    - enough: whether the lot may be made from `rows`: every source has it, or its grace period is over.
+    - missing: inputs that do not have this lot yet.
+    - enough: whether the lot may be made from `rows`: every input has it, or its grace period is over.
     - is_complete: whether the lot is complete for these inputs.
     - skipped: whether the arc's policy has given the lot up.
     """
@@ -66,7 +66,7 @@ def plan(
 ) -> LotPlan:
     """Split a lot into parts, by the objects in the manifests of its inputs.
 
-    A source that does not have the lot is treated as empty.
+    An input that does not have the lot is treated as empty.
     """
     rows_of = {row.dataset: row for row in inputs.rows}
     read = []

@@ -118,7 +118,7 @@ def is_outdated(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> bool:
 
 
 def current_inputs(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> tuple[InputLot, ...]:
-    """Return the current generation of a lot in every source that has it."""
+    """Return the current generation of a lot in every input that has it."""
     rows = [published.current(tx, keys.publish.lots, dataset, lot) for dataset in spec.reads]
     return tuple(
         InputLot(dataset=row.dataset.name, version=row.dataset.version, lot=lot, generation=row.generation)
@@ -263,7 +263,7 @@ def skip(tx: Tx, keys: ArcKeys, arc: str, lot: str, why: str) -> MissingLot | No
 
 
 def stop_waiting(tx: Tx, keys: ArcKeys, arc: str, lot: str, *, begun: bool = False) -> None:
-    """End a lot's wait for its sources (`barriers`). If the lot has `begun`, keep the start of the wait."""
+    """End a lot's wait for its inputs (`barriers`). If the lot has `begun`, keep the start of the wait."""
     raw = tx.get(keys.barrier[arc, lot])
     if raw is None:
         return

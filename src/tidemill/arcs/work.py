@@ -175,9 +175,9 @@ class ArcWork:
         return outcome
 
     def end_grace(self, spec: ArcSpec, lot: str) -> LotOutcome:
-        """Make a lot whose grace period is over from the sources that have it, or give it up (LOT-28).
+        """Make a lot whose grace period is over from the inputs that have it, or give it up (LOT-28).
 
-        Does nothing if the last source has closed the lot in the meantime, or another node was faster.
+        Does nothing if the last input has closed the lot in the meantime, or another node was faster.
         """
         if spec.after_grace is AfterGrace.PARTIAL:
             return self._make(spec, lot, LotTurn(), MakeOptions())
@@ -236,7 +236,7 @@ class ArcWork:
                 if inputs.rows and not inputs.enough:
                     if self._scope.step("arcs.wait", lambda tx: barriers.wait(tx, self._keys, spec, lot)):
                         return self._passed(spec, lot, LotEnd.WAITING, turn)
-                    continue  # the last source has published it by now
+                    continue  # the last input has published it by now
                 if not inputs.rows:
                     error = f"{', '.join(map(str, inputs.missing))} has no lot {lot}"
                     plan = LotPlan(spec=spec, lot=lot, inputs=(), options=options)

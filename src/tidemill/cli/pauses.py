@@ -17,8 +17,8 @@ from tidemill.triggers.terms import CatchUp
 def pause_command(output: CommandOutput, names: tuple[str, ...], file: str | None) -> None:
     """Pause arcs or views.
 
-    Running lots finish. When you resume, the lots published during the pause are processed; use
-    `resume --catch-up` to process only the latest, or none of them.
+    Running lots finish. When you resume, the declaration (catch_up=) decides which of the lots published
+    during the pause are processed: all, only the latest, or none. `resume --catch-up` overrides it.
     """
     with find(file) as pipeline:
         paused = pipeline.pause(*names)

@@ -249,8 +249,8 @@ time_options = grouped(
     "--spark",
     "pipeline",
     metavar="FILE[:NAME]",
-    help="Help the runners of this pipeline: run only parts of the lots that they are processing. The parts"
-    " run in --slots threads that share one Spark session, not in child processes.",
+    help="Help the runners of this pipeline: take parts of the lots that they are processing, and run nothing"
+    " else. The parts run in --slots threads that share one Spark session, not in child processes.",
 )
 @click.option(
     "--with-parent",

@@ -1,4 +1,6 @@
-"""The interface of object storage: named, immutable bodies. The store records which of them are current.
+"""The interface of object storage: named bodies, which are replaced as a whole or not at all.
+
+The store records which objects are current.
 
 The contract is the same for every backend, and `tidemill.testing.objects_conformance` tests it:
 
@@ -12,18 +14,18 @@ The contract is the same for every backend, and `tidemill.testing.objects_confor
   `a/b` can both be objects depends on the provider. Local files refuse the second (`BadKey`).
 
 **Mine or other.** A PUT whose response was lost may have succeeded, and the repeated PUT then finds an
-object. That object is ours exactly if its bytes are the bytes we sent. For this to hold, no two writers may
-send equal bodies. So the body contains a *nonce*: bytes that only this writer has, for example the id of its
-attempt. `put_if_absent` takes the nonce and refuses a body without it. Objects stay plain files that any
-program can read. When you repeat a PUT, send the same bytes. A body that is built again may contain another
-time, and is then another body.
+object. That object is ours if, and only if, it has the bytes that we sent. For this to hold, no two writers
+may send equal bodies. So the body contains a *nonce*: bytes that only this writer has, for example the id of
+its attempt. `put_if_absent` takes the nonce and refuses a body without it. Objects stay plain files that any
+program can read. When you repeat a PUT, send the same bytes. If you build the body again, it may contain a
+different timestamp, and then it is a different body.
 
 **ETags.** Providers use the MD5 of the body. So equal bodies have equal ETags, and an object that changed
 from A to B and back to A has its first ETag again. The nonce solves this too: put a new nonce into each body
 for `put_if_match`.
 
-`Objects` makes all checks, so that backends need none. A backend implements the methods that begin with an
-underscore.
+The class `Objects` does all the checks, so backends need none. A backend implements the methods that begin
+with an underscore.
 """
 
 import enum

@@ -62,7 +62,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def terms_of(pace: Pace, sources: tuple[DatasetId, ...], name: str) -> Terms:
-    """Return the terms of the subscription `name` to these sources."""
+    """Return the terms of the subscription `name` to these inputs."""
     gate = schedules.source(name) if pace.cron else None
     max_wait_s = seconds("max_wait", pace.max_wait)
     return Terms(

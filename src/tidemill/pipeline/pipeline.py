@@ -301,7 +301,7 @@ class Pipeline(Registry):
 
         Args:
             names: as for `pause`.
-            catch_up: which lots published during the pause to process: `all`, the `latest` of each source, or
+            catch_up: which lots published during the pause to process: `all`, the `latest` of each input, or
                 `none`. Skipped lots count as seen; they can be backfilled.
         """
         keys, lots = self.context.keys.triggers, self.context.keys.lots

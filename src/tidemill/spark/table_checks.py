@@ -1,4 +1,4 @@
-"""Check the rows of Arrow tables like `frame_checks`, but without Spark, for small appends (LOT-33).
+"""Do the same checks as `frame_checks`, but on Arrow tables and without Spark, for small appends (LOT-33).
 
 Only the expressions of checks need Spark SQL. A process with a Spark session evaluates them (`evaluator`).
 """

@@ -1,11 +1,13 @@
-"""Alarms: times at which a source advances without a write (DBSP-22).
+"""Alarms: times at which an input of a subscription advances although nothing was written (DBSP-22).
 
-A run can set an alarm on a source of its own subscription, in the transaction that ends the run. A source has
-at most one alarm. When its time comes, one transaction clears the alarm, moves the head of the source and
-announces the new head to subscribers, like any publication. So cadence, pauses and crashes work as for
-writes. Every scheduler fires alarms; if two schedulers fire the same alarm, only one succeeds.
+A run can set an alarm on an input of its own subscription, in the transaction that ends the run. An input has
+at most one alarm. When the time of the alarm comes, one transaction clears the alarm, moves the head of the
+input and announces the new head to subscribers, like any publication. So cadence and pauses apply, and
+crashes are handled, exactly as they are for writes. Every scheduler fires alarms; if two schedulers fire the
+same alarm, only one succeeds.
 
-Times are the store's wall time, as for schedules. If that clock is set back, an alarm is only late.
+Times are the store's wall time, as for schedules. If that clock is set back, the worst that happens is that
+an alarm fires late.
 """
 
 import msgspec
@@ -20,12 +22,12 @@ _time = msgspec.msgpack.Decoder(int)
 
 
 def declare(tx: Tx, lots: LotKeys, source: DatasetId) -> None:
-    """Create the source, so that others can subscribe to it."""
+    """Create the input, so that others can subscribe to it."""
     events.advance(tx, lots, source, events.head(tx, lots, source))
 
 
 def set_at(tx: Tx, keys: TriggerKeys, source: DatasetId, at: int | None) -> None:
-    """Set or replace the alarm of a source (wall time, µs); None removes the alarm."""
+    """Set or replace the alarm of an input (wall time, µs); None removes the alarm."""
     old = next_at(tx, keys, source)
     if old == at:
         return
@@ -45,7 +47,7 @@ def next_at(tx: Tx, keys: TriggerKeys, source: DatasetId) -> int | None:
 
 
 def due(tx: Tx, keys: TriggerKeys, limit: int = 100) -> list[DatasetId]:
-    """Return the sources whose alarm is due."""
+    """Return the inputs whose alarm is due."""
     lo, _ = keys.alarm_due.all()
     rows = tx.range(lo, keys.alarm_due[(tx.wall() + 1,)], limit=limit, snapshot=True)
     unpacked = [keys.alarm_due.unpack(row.key) for row in rows]
@@ -53,7 +55,7 @@ def due(tx: Tx, keys: TriggerKeys, limit: int = 100) -> list[DatasetId]:
 
 
 def fire(tx: Tx, keys: TriggerKeys, lots: LotKeys, source: DatasetId) -> bool:
-    """Advance a source whose alarm is due; return False if another scheduler was faster."""
+    """Advance an input whose alarm is due; return False if another scheduler was faster."""
     at = next_at(tx, keys, source)
     if at is None or at > tx.wall():
         return False

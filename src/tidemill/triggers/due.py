@@ -20,7 +20,7 @@ class Now(msgspec.Struct, frozen=True):
 
 
 class At(msgspec.Struct, frozen=True):
-    """The subscription waits until this time: for other sources, or for its sources to be quiet."""
+    """The subscription waits until this time: for other inputs, or for its inputs to be quiet."""
 
     time: int
 
@@ -35,9 +35,9 @@ Next: TypeAlias = Now | At | Nothing
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     """When a subscription with unseen positions may run.
 
-    - gate: run when this source has something new, even if the others have nothing.
-    - barrier: run when every source has something new.
-    - grace_us: how long a barrier waits for the other sources; None for no limit.
+    - gate: run when this input has something new, even if the others have nothing.
+    - barrier: run when every input has something new.
+    - grace_us: how long a barrier waits for the other inputs; None for no limit.
     - debounce_us, max_wait_us: wait until nothing new has arrived for `debounce_us`, but at most for
       `max_wait_us` in total.
     """
@@ -59,9 +59,9 @@ def next_due(
 ) -> Next:
     """Decide whether a subscription runs now, at a later time, or after the next publication.
 
-    - heads, progress: the newest position of each source, and the last position that was processed.
-    - closed: when the first unseen lot of each source was published; needed for a barrier and a debounce.
-    - newest: when the newest lot of each source was published; needed for a debounce.
+    - heads, progress: the newest position of each input, and the last position that was processed.
+    - closed: when the first unseen lot of each input was published; needed for a barrier and a debounce.
+    - newest: when the newest lot of each input was published; needed for a debounce.
     """
     new = [source for source in progress if heads.get(source, 0) > progress[source]]
     if not new or (conditions.gate is not None and conditions.gate not in new):

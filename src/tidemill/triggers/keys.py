@@ -17,7 +17,7 @@
 (C, "heap", at, id, epoch)               the items of a heap in the store
 (C, "cron", id)                          a schedule
 (C, "cron-due", wall, id)                schedules by their next time
-(C, "alarm", name, version)              the time of a source's alarm
+(C, "alarm", name, version)              the time of an input's alarm
 (C, "alarm-due", wall, name, version)    alarms by their time
 """
 

@@ -31,7 +31,7 @@ class TriggerState(StrEnum):
 
 
 class TriggerInfo(msgspec.Struct, frozen=True):
-    """One subscription: its state, the reason, and how many positions each source is ahead of it."""
+    """One subscription: its state, the reason, and how many positions each input is ahead of it."""
 
     name: str
     state: TriggerState
@@ -191,7 +191,7 @@ def _why_later(row: Scheduled, behind: dict[str, int]) -> str:
         missing = ", ".join(source for source, number in behind.items() if not number)
         if tally.terms.barrier and missing:
             return f"its barrier waits for {missing}, until its grace period ends"
-        return "waits until its sources are quiet"
+        return "waits until its inputs are quiet"
     if tally.last_start is not None and tally.terms.cadence_us:
         return "waits for its cadence"
     return "due later"

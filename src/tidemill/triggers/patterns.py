@@ -18,7 +18,7 @@ class Pattern(NamedTuple):
 
     @staticmethod
     def parse(text: str) -> "Pattern":
-        """Parse a pattern of sources; raise `BadTemplate` unless it has exactly one star.
+        """Parse a pattern of dataset names; raise `BadTemplate` unless it has exactly one star.
 
         >>> Pattern.parse("raw_*").match("raw_orders")
         'orders'

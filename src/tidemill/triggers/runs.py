@@ -66,7 +66,7 @@ def start(
     have been faster, which is not an error.
 
     This function decides again, with the current heads. If there is nothing to process, the subscription
-    waits. If its sources are not quiet yet, it is postponed; so a burst of writes sets one new time, and not
+    waits. If its inputs are not quiet yet, it is postponed; so a burst of writes sets one new time, and not
     one for each write. If its barrier skips, its progress advances. In these three cases no run starts
     either.
     """
@@ -99,7 +99,7 @@ def startable(row: Scheduled, epoch: int, now: int) -> bool:
 
 
 def _skips(row: Scheduled, heads: Mapping[DatasetId, int]) -> bool:
-    """Return whether the barrier skips: its grace period is over, and a source has nothing new."""
+    """Return whether the barrier skips: its grace period is over, and an input has nothing new."""
     terms = row.tally.terms
     if not terms.barrier or terms.after_grace is not AfterGrace.SKIP:
         return False

@@ -1,4 +1,4 @@
-"""Schedules: cron expressions that act as sources (HEAP-16).
+"""Schedules: cron expressions that act as inputs of subscriptions (HEAP-16).
 
 When the time of a schedule comes, one transaction moves its head, sets its next time and announces the head
 to subscribers, like a publication. So cadence, barriers, pauses and crashes work as for writes. Every
@@ -62,7 +62,7 @@ _decoder = msgspec.msgpack.Decoder(Entry)
 
 
 def source(name: str) -> DatasetId:
-    """Return the source that subscriptions to a schedule read."""
+    """Return the input that subscriptions to a schedule read."""
     return DatasetId(SOURCE + name)
 
 

@@ -29,12 +29,12 @@ class SubscriptionEdge(StrEnum):
     START = "start"
     AGAIN = "again"  # a run ended, and there is more to process
     REST = "rest"  # a run ended and nothing is left to process, or there was nothing to process
-    POSTPONE = "postpone"  # its sources are not quiet yet
+    POSTPONE = "postpone"  # its inputs are not quiet yet
     SKIP = "skip"  # the grace period of a barrier is over, and its policy is to skip
     FAIL = "fail"
     LAPSE = "lapse"  # the node that ran it is gone
     HASTEN = "hasten"  # what it waited for has arrived
-    CHANGE = "change"  # it has other sources or another gate, so its progress is decided again
+    CHANGE = "change"  # it has other inputs or another gate, so its progress is decided again
     PAUSE = "pause"
     RESUME = "resume"
     RETRY = "retry"  # a dead subscription runs again, or one that backs off runs at once
@@ -78,5 +78,5 @@ def step(state: SubscriptionState, edge: SubscriptionEdge) -> SubscriptionState:
         return SUBSCRIPTION[state][edge]
     except KeyError:
         raise IllegalTransition(
-            f"a subscription in state {state.value} has no transition {edge.value!r}"
+            f"a trigger in state {state.value} has no transition {edge.value!r}"
         ) from None

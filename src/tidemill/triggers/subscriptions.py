@@ -1,4 +1,4 @@
-"""Subscriptions: the progress of an arc or view group in its sources, and when it runs next (HEAP-3, HEAP-7).
+"""Subscriptions: the progress of an arc or view group in its inputs, and when it runs next (HEAP-3, HEAP-7).
 
 A row is scheduled or waiting. It has
 
@@ -86,7 +86,7 @@ class Waiting(msgspec.Struct, frozen=True, tag="w"):
 
 
 class Scheduled(msgspec.Struct, frozen=True, tag="s"):
-    """The subscription runs at `next_run`, or is running; `held`: it waits until then for other sources."""
+    """The subscription runs at `next_run`, or is running; `held`: it waits until then for other inputs."""
 
     tally: Tally
     next_run: int
@@ -205,11 +205,11 @@ def subscribe(
     """Create a subscription, or update the existing one.
 
     This transaction reads the heads, so a publication at the same time is either seen here or wakes the
-    subscription afterwards. Equal terms change nothing. Other sources are refused with `SubscriptionChanged`.
+    subscription afterwards. Equal terms change nothing. Other inputs are refused with `SubscriptionChanged`.
     Other terms apply from the next run. If the gate changes, the subscription keeps its progress, and a
     current run can no longer finish.
 
-    - progress: the position to begin after, by source; by default the beginning.
+    - progress: the position to begin after, by input; by default the beginning.
     - replace_sources: accept other sources; known sources keep their progress unless `progress` is further.
     - creation: used if the subscription is new.
     """
@@ -244,7 +244,7 @@ def _change_sources(
     terms: Terms,
     progress: Mapping[DatasetId, int],
 ) -> AnyRow:
-    """Give a subscription other sources.
+    """Give a subscription other inputs.
 
     Its progress, last start and flags stay; a current run cannot finish.
     """
@@ -296,7 +296,7 @@ def _new_tally(
 def _add_subscriber(
     tx: Tx, keys: TriggerKeys, lots: LotKeys, name: str, terms: Terms, begin: Mapping[DatasetId, int]
 ) -> Mapping[DatasetId, int]:
-    """Register a subscription with its sources; return the position to begin after, by source."""
+    """Register a subscription with its inputs; return the position to begin after, by input."""
     if not 0 < len(terms.sources) <= MOST_SOURCES or len(set(terms.sources)) < len(terms.sources):
         raise UsageError(
             f"trigger {name!r} has an invalid list of {len(terms.sources)} inputs",
@@ -329,7 +329,8 @@ def remove(tx: Tx, keys: TriggerKeys, name: str) -> bool:
     template = row.tally.template
     if template and tx.get(keys.template[template]) is not None:
         raise TemplateChild(
-            f"trigger {name!r} belongs to the template {template!r} and cannot be removed on its own (INV6)"
+            f"trigger {name!r} belongs to the template {template!r} and cannot be removed on its own"
+            " (rule INV6)"
         )
     delete(tx, keys, name, row, SubscriptionEdge.REMOVE)
     return True
@@ -425,7 +426,7 @@ def decide(
     if conditions.debounce_us or (conditions.barrier and conditions.grace_us is not None):
         for source, position in tally.seen.items():
             event = events.first_unseen(tx, lots, source, position)
-            # A source of steps has no events: its waiting time begins when its step is first seen.
+            # A view as an input has no events: its waiting time begins when its step is first seen.
             unknown = 0 if starting else tx.now()
             closed[source] = newest[source] = unknown if event is None else event.at
             if conditions.debounce_us and event is not None and heads[source] > position + 1:

@@ -28,7 +28,7 @@ MOST = 1000
 
 QUARANTINE_SUFFIX = quarantine_of(DatasetId("")).name
 WRITES = 800
-"""A page ends early after this many writes in its transaction: children may have many sources."""
+"""A page ends early after this many writes in its transaction: children may have many inputs."""
 
 
 class Template(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -38,7 +38,7 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     - writes: the dataset that a child writes, such as `clean_{name}`; empty if it writes none.
     - also: other datasets that a child writes.
     - version: the version of the datasets it reads.
-    - terms: the terms of each child. Their sources follow the dataset that matches.
+    - terms: the terms of each child. Their inputs follow the dataset that matches.
     - paused: create children paused.
     """
 

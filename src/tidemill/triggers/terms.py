@@ -9,15 +9,15 @@ from tidemill.lots.keys import DatasetId
 from tidemill.triggers.due import Conditions
 
 DEBOUNCES = 10
-"""Without a max wait, a debounce waits at most for this many times its length, so a source that is never
+"""Without a max wait, a debounce waits at most for this many times its length, so an input that is never
 quiet is processed too."""
 
 
 class AfterGrace(StrEnum):
-    """What a barrier does when its grace period ends and a source has nothing new (LOT-28)."""
+    """What a barrier does when its grace period ends and an input has nothing new (LOT-28)."""
 
     WAIT = "wait"  # keep waiting
-    PARTIAL = "partial"  # run with the sources that have something
+    PARTIAL = "partial"  # run with the inputs that have something
     SKIP = "skip"  # skip: progress advances, nothing runs
 
 
@@ -25,19 +25,19 @@ class CatchUp(StrEnum):
     """Which lots published during a pause to process."""
 
     ALL = "all"
-    LATEST = "latest"  # the newest of each source
+    LATEST = "latest"  # the newest of each input
     NONE = "none"
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The conditions under which a subscription runs.
 
-    - gate: the source that starts runs, such as a schedule. The other sources are processed when the gate has
-      something new. Without a gate, every source starts runs.
+    - gate: the input that starts runs, such as a schedule. The other inputs are processed when the gate has
+      something new. Without a gate, every input starts runs.
     - cadence_us: the minimum time between two starts (HEAP-1); 0 for no limit.
-    - debounce_us, max_wait_us: start when the sources have been quiet for `debounce_us`, or the first unseen
+    - debounce_us, max_wait_us: start when the inputs have been quiet for `debounce_us`, or the first unseen
       lot has waited for `max_wait_us`, whichever is earlier.
-    - barrier, grace_us, after_grace: start when every source has something new. `AfterGrace` decides what
+    - barrier, grace_us, after_grace: start when every input has something new. `AfterGrace` decides what
       happens when the grace period ends. Without a grace period, the barrier waits without limit.
     - backoff_us, most_backoff_us: the pause after a failure; it doubles with each further failure, up to a
       limit.
@@ -86,7 +86,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def tables(self) -> tuple[DatasetId, ...]:
-        """The sources that are processed: all except the gate."""
+        """The inputs that are processed: all except the gate."""
         return tuple(source for source in self.sources if source != self.gate)
 
     @property

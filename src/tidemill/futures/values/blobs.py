@@ -110,7 +110,8 @@ class Blobs:
         """Write an object whose name determines its content. Replace it if it exists with other content."""
         if self._objects is None:
             raise CannotSerialize(
-                f"{subject} {len(content):,} bytes, too many for the store, and there is no object storage",
+                f"{subject} {len(content):,} bytes, more than the store accepts, and there is no"
+                " object storage",
                 hint=_NO_OBJECTS,
             )
         body = digest + content
@@ -120,7 +121,7 @@ class Blobs:
     def _object(self, name: str, subject: str) -> bytes:
         if self._objects is None:
             raise BlobMissing(
-                f"cannot read {subject} from object storage: this process is not connected to any",
+                f"cannot read {subject}: this process is not connected to object storage",
                 hint=_NO_OBJECTS,
             )
         try:

@@ -243,7 +243,7 @@ class ResultStorage:
     def _object(self, name: str) -> memoryview:
         if self._objects is None:
             raise FetchFailed(
-                "cannot read the result from object storage: this process is not connected to any",
+                "cannot read the result: this process is not connected to object storage",
                 hint="connect with objects=…, or start the worker with --objects",
             )
         try:

@@ -82,8 +82,8 @@ class Catalog:
         of_lots = [check.name for check in checks if check.needs_whole_lot]
         if of_lots and dataset.unit is not None:
             raise DeclarationError(
-                f"{dataset.name}: the check {of_lots[0]} needs all rows of a lot, but a lot of this dataset"
-                " collects several appends",
+                f"{dataset.name}: the check {of_lots[0]} needs all rows of a lot, but each lot of this"
+                " dataset collects several appends",
                 hint="declare the check on an arc that reads the dataset",
             )
 

@@ -147,7 +147,8 @@ def check_format(connection: sqlite3.Connection, file: StoreFile) -> None:
     if number < FORMAT:
         raise StoreFormat(
             f"{file.path} has format {number}, but this release supports {FORMAT}",
-            hint="an older release wrote the file; upgrade one release at a time, and open it once with each",
+            hint="an older release wrote the file; upgrade one release at a time, and open the file once"
+            " with each of these releases",
         )
 
 

@@ -1,9 +1,11 @@
-"""The content of a dataset as a DataFrame, the same for views, checks of arcs and users (LOT-40, LOT-41).
+"""The content of a dataset as a DataFrame (LOT-40, LOT-41).
+
+Views, users and the checks of arcs all see the same content. It depends on the kind of the dataset:
 
 rows      the rows of all its objects
 changes   each row, repeated as often as the sum of its weights
 keyed     the last write of each key: by the dataset's `order_by` columns if it has any, then by position, by
-          append (a lot of an interval has several appends), and by the place within the append
+          append (the lot for an interval can contain several appends), and by the place within the append
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Build the chain of a group from the circuits of its views, with Spark's types (DBSP-17).
+"""Build the chain of a group from its circuit, with Spark's types (DBSP-17).
 
 A view is in the chain if a chain can compute all its operators, down to the datasets. The other views are
 recomputed, and so are the views that read them; `reasons` says why.
@@ -66,8 +66,8 @@ def group_chain(
 
     Args:
         spark: the session that resolves types.
-        outputs: the circuits of its views, in order; None for a view without a circuit.
-        frames: an empty frame of each dataset, by its name in the circuits.
+        outputs: the part of the circuit that computes each view, in order; None for a view that is not SQL.
+        frames: an empty frame of each dataset, by its name in the circuit.
         kinds: the kind of each dataset's rows, from `input_kind`.
         tag: a name that no concurrent query uses.
         settings: the settings that are part of operator ids.

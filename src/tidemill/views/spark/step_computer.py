@@ -163,7 +163,7 @@ def _exits_refused(batch: StepBatch) -> Iterator[None]:
         yield
     except (SystemExit, KeyboardInterrupt) as error:
         raise ViewRefused(
-            f"a function of the views of group {batch.spec.name!r} raised {type(error).__name__}",
+            f"a view function in group {batch.spec.name!r} raised {type(error).__name__}",
             hint="do not exit inside a view function; to report a failure, raise an Exception such as"
             " ValueError",
         ) from error

@@ -1,4 +1,4 @@
-"""Bundles: a task writes one file in each layer of a step, with its new and merged runs.
+"""Bundles: in each layer of a step, every task writes one file with all runs that it created or merged.
 
 The key of the file is unique to the attempt of the task. So a retry, a speculative copy of the task or a
 killed worker may leave an unused file, but no version ever lists an incomplete file.

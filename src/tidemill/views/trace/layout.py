@@ -48,7 +48,8 @@ class Layout:
         if len(set(names)) != len(names) or not 0 <= self.key <= len(self.columns) or not self.sums:
             raise UsageError(
                 f"invalid layout: columns {names}, key of {self.key} columns",
-                hint="use different names, at least one sum, and a key within the columns",
+                hint="give every column a different name, include at least one sum, and make the key no"
+                " longer than the list of columns",
             )
         fields = [pa.field(each.name, each.type) for each in self.columns]
         sums = [pa.field(name, pa.int64()) for name in self.sums]
