@@ -5,7 +5,7 @@
 (C, "arc-running", id, lot, generation)        running generations, with their node
 (C, "arc-trouble", id, lot, generation)        partial and missing generations
 (C, "arc-ask", id, lot, generation)            requested generations: retry, replay, backfill
-(C, "arc-barrier", id, lot)                    lots that wait for a source, with the start of the wait
+(C, "arc-barrier", id, lot)                    lots that wait for an input, with the start of the wait
 (C, "arc-grace", id, since, lot)               the same lots, longest wait first
 (C, "arc-bell")                                no row; watchers of this key are notified of requests
 """

@@ -11,9 +11,8 @@ A row names the requested generation. The node that begins this generation remov
 lease of the running lot decides which node continues it. `lots.begin` refuses a request whose row is gone, so
 if two runners have read the same row, only one of them makes the lot.
 
-An option of a batch limits how many of its lots run at the same time, and `max_concurrent` limits all lots of
-an arc. Replays and backfills leave room for one lot of the subscription while the subscription has lots to
-make.
+A batch can limit how many of its lots run at the same time, and `max_concurrent` limits all lots of an arc.
+Replays and backfills leave room for one lot of the subscription while the subscription has lots to make.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -3,8 +3,8 @@
 Leadership is a lease. A node may act as the leader only inside a transaction: every step of a duty runs in
 `Tenure.run`, whose transaction reads the leader's row. If another node has become the leader, the row has
 another epoch and the step aborts. Between steps, a duty calls `tenure.check()`, which raises `LeaseLost` if
-our deadline has passed. So if a duty is still running when another node becomes the leader, it ends at its
-next step.
+our deadline has passed. So if a duty is still running when another node becomes the leader, the duty ends at
+its next step.
 
 A node does not try to become the leader while another node holds the lease (CLU-5). A leader that resigns
 increments the counter `vacancies`. The other nodes read this counter once per period, so they need not wait

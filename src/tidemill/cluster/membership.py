@@ -1,7 +1,7 @@
 """Keep a node's entry in the node list, and renew it (CLU-10).
 
 `ClusterContext` holds what a process needs to take part in a cluster. `Membership` joins the list and renews
-the entry. If the entry is lost, it joins again under a higher epoch.
+the entry. If the entry is lost, the node joins again under a higher epoch.
 """
 
 import random

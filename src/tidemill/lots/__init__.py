@@ -1,1 +1,1 @@
-"""Lots: the data that arrived in one interval of a dataset, and the names of lots and their files."""
+"""Lots: the batches of data in a dataset, and the names of lots and their files."""

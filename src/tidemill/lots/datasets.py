@@ -2,8 +2,8 @@
 
 Every process that imports the pipeline declares its datasets, so repeating an equal declaration changes
 nothing. A different declaration is refused with a list of differences, because published lots follow the
-first one. Only the columns may change, and only with `Drift.EVOLVE`: the store keeps the earlier columns
-under their revision number, and old lots are read with the new columns (LOT-34).
+first one. Only two things may change: `drift`, and with `Drift.EVOLVE` also the columns. The store keeps the
+earlier columns under their revision number, and old lots are read with the new columns (LOT-34).
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Durable files: new files in a scratch folder, folders that survive a crash, and a lock per key.
+"""Write files and folders that survive a crash of the machine, and lock one key at a time.
 
 A write is durable only when the file's data, the entry in its folder and the entries of all parent folders
 are on the disk. This takes three different fsyncs. Some file systems have one journal that is written in

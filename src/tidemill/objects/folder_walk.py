@@ -2,7 +2,7 @@
 
 Sorting names in each folder does not give the order of keys. For example, the name `a` sorts before `a-1`,
 but the key `a-1` sorts before `a/x`, because '-' sorts before '/'. Sorting folder names *with* the slash
-gives exactly the order in which S3 lists. It needs only one folder per level in memory. Local files are
+gives exactly the order in which S3 lists. The walk keeps only one folder per level in memory. Local files are
 listed like this, and so are providers that list by folders.
 """
 

@@ -11,9 +11,9 @@ because it never replaces an object.
 
 **The ETag** is inode, size and time of modification. Inodes are reused, and the kernel's time can be as
 coarse as 4 ms. So we set that time ourselves: the current time minus a random part of a second, but always
-later than the time of the replaced object. So two writes of equal bytes have different ETags, even after a
-delete, and even if the clock stops. On a file system that does not keep nanoseconds, `put_if_match` is not
-supported.
+later than the time of the replaced object. As a result, two writes of equal bytes have different ETags, even
+after a delete, and even if the clock stops. On a file system that does not keep nanoseconds, `put_if_match`
+is not supported.
 
 Symbolic links are not objects, and are not followed: they could point outside of the root.
 """

@@ -2,9 +2,9 @@
 
 Some servers accept `If-None-Match` and `If-Match`, respond with 200 and overwrite anyway. Two writers of one
 key then both believe that they created it. The probe tries writes that must not succeed, first one after the
-other and then from several threads at once. It uses its own objects, and deletes them afterwards. It also
-finds out whether the server lists objects in key order. It makes about forty small requests. Keep the result,
-because it does not change for a bucket.
+other and then from several threads at once. The probe writes its own objects, and deletes them afterwards. It
+also finds out whether the server lists objects in key order. It makes about forty small requests. The result
+does not change for a bucket, so keep it.
 """
 
 import random

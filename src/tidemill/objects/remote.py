@@ -6,9 +6,9 @@ the object has our body, our write succeeded. Each request has a timeout, and re
 time.
 
 **Listing.** S3, GCS and Azure list by key bytes, and can start after any key. Some servers that are
-compatible with S3 list by folders instead (SeaweedFS, S3 Express buckets), and if their listing starts after
-a key, objects are missing from it. Unless a provider is known to list by key (`flat`), we list by folders
-ourselves and sort. That costs more requests, but is always correct.
+compatible with S3 list by folders instead (SeaweedFS, S3 Express buckets), and their listings omit objects if
+they start after a key. Unless a provider is known to list by key (`flat`), we list by folders ourselves and
+sort. That costs more requests, but is always correct.
 
 **Processes.** obstore's threads do not survive a fork, and its calls would then wait forever. If
 `RemoteObjects` is used before a fork and again in the child, it raises an error.

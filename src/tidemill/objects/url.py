@@ -6,9 +6,10 @@
     gs://bucket/prefix                      Google Cloud Storage
     az://container/prefix?account=…         Azure Blob Storage
 
-Credentials come from where the provider's own tools look (`AWS_*`, `GOOGLE_*`, `AZURE_*`, instance roles), or
-from the URL: `s3://KEY:SECRET@bucket`, `az://ACCOUNT:KEY@container`, with the characters / + @ : of a secret
-percent-encoded. We parse the URL ourselves, because the errors of urllib quote parts of it.
+Tidemill looks for credentials where the provider's own tools look (`AWS_*`, `GOOGLE_*`, `AZURE_*`, instance
+roles), or takes them from the URL: `s3://KEY:SECRET@bucket`, `az://ACCOUNT:KEY@container`, with the
+characters / + @ : of a secret percent-encoded. We parse the URL ourselves, because the errors of urllib quote
+parts of the URL.
 """
 
 import re

@@ -1,13 +1,13 @@
 """The publication transaction: publishes an attempt as a lot in each of its sinks (LOT-20).
 
-The transaction does all of the following or nothing. It ends the attempt and makes the caller's own
+The transaction does all of the following or nothing. It ends the attempt and applies the caller's own state
 transition. For every sink, it points the lot row to the new manifest and adds an event at the next position.
 It announces the new data to subscribers, and finishes the subscription that ran. Its size depends only on the
 number of sinks: manifests list files and appends, and one row per dataset announces the data to all
 subscribers (HEAP-20).
 
 Groups of views and a pipeline's step log have steps instead of lots. `publish_step` is the same transaction
-for them: such a source has a head, which is its newest step, and subscribers (DBSP-39).
+for them: a group or a step log has subscribers, and its head is its newest step (DBSP-39).
 """
 
 from collections.abc import Callable, Mapping, Sequence

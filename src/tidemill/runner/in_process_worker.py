@@ -6,8 +6,8 @@ store.
 
 When the node loses its lease, the worker ends everything that started under that lease (FUT-55). It drops the
 results of running futures, and releases the claims under the next epoch. The store refuses a result that is
-written too late. The worker ends claims that an earlier process of this node left, as a leader would. Each
-counts as one more death of its future's runner (FUT-49).
+written too late. The worker ends claims that an earlier process of this node left, as a leader would. Each of
+these claims counts as one more death of its future's runner (FUT-49).
 
 A crash point in a future or in the loop simulates the death of the process: the worker writes nothing more,
 and `check` raises the error.

@@ -5,9 +5,9 @@
     produce   write intents, run the window's task, write manifests (`publish.assembly`)
     publish   publish the lot; the same transaction also ends the window, which acknowledges its files
 
-One task reads a window. If the task fails, it is retried first, and later a new attempt is made. If files
-have changed or disappeared when the task has failed, they are removed from the window and taken again in
-their new version. If a node dies after any step, another node can resume from there: each file stays taken,
+One task reads a window. If the task fails, it is retried first, and later a new attempt is made. After a
+failed task, files that have changed or disappeared are removed from the window; a changed file is taken again
+in its new version. If a node dies after any step, another node can resume from there: each file stays taken,
 and is published only once.
 """
 

@@ -212,8 +212,8 @@ class Source(ABC):
     ) -> "Sequence[SinkWritten]":
         """Run a task of this source on Spark. Only sources that submit tasks need this."""
         raise CodeDiffers(
-            f"source {target.id} ({target.where}) is declared differently on this node and on the node that created"
-            " this task"
+            f"source {target.id} ({target.where}) is declared differently on this node and on the node"
+            " that created this task"
         )
 
 

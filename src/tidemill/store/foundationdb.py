@@ -1,9 +1,9 @@
-"""Keep the store in FoundationDB. The port follows FoundationDB's model: most operations are native.
+"""Keep the store in FoundationDB. The store's interface follows FoundationDB's model.
 
 This backend follows the documented binding (API version 730) but has *not run* against a cluster yet.
 `tests/conformance/test_store_foundationdb.py` runs the conformance suite wherever a cluster file works.
 
-- A key is the prefix of the store followed by the key of the port, so other layers can read our tuples.
+- A key is the prefix of the store followed by the packed tuple, so other layers can decode our keys.
 - Reads add conflict ranges, snapshot reads do not, blind writes never conflict, `add` is the atomic ADD, and
   `set_versioned` is a versionstamped key. Such a key makes its range unreadable until the commit, so these
   writes are buffered until then.
@@ -12,8 +12,8 @@ This backend follows the documented binding (API version 730) but has *not run* 
 - Lease time is the read version, which advances by about a million per second and never goes back (STO-6). It
   is not exact, and a recovery of the cluster makes it jump forward by up to about 100 s. Leases then expire
   early, which is safe because every write is fenced. The cluster has no wall clock: `wall` is this machine's.
-- The operation's row settles a commit whose outcome is unknown. The attempt adds a read conflict on the row
-  without reading it, so a fence that another transaction writes makes the late commit fail.
+- If the outcome of a commit is unknown, the row of the operation decides. The attempt adds a read conflict on
+  the row without reading it, so a fence that another transaction writes makes the late commit fail.
 """
 
 import os

@@ -1,8 +1,8 @@
 """Keep the store in memory: the reference for the other backends, and the store of simulations.
 
 This store is optimistic, like FoundationDB: a transaction reads a snapshot and buffers its writes. The commit
-checks the transaction against all commits since its snapshot. Wherever the contract leaves a choice, this
-store makes the *weakest* one, so that code that works here works on every backend:
+checks the transaction against all commits since its snapshot. Wherever the contract allows several
+behaviours, this store gives the *weakest* guarantee, so that code that works here works on every backend:
 
 - a plain read conflicts only with commits of serial transactions. Only a locked read conflicts with a `take`
   transaction, as on PostgreSQL, where SERIALIZABLE ignores READ COMMITTED (STO-3);

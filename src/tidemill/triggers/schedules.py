@@ -1,12 +1,12 @@
 """Schedules: cron expressions that act as inputs of subscriptions (HEAP-16).
 
 When the time of a schedule comes, one transaction moves its head, sets its next time and announces the head
-to subscribers, like a publication. So cadence, barriers, pauses and crashes work as for writes. Every
-scheduler fires schedules; if two schedulers fire the same time, only one succeeds.
+to subscribers, like a publication. So cadence, barriers and pauses apply, and crashes are handled, exactly as
+they are for writes. Every scheduler fires schedules; if two schedulers fire the same time, only one succeeds.
 
 Times are the store's wall time. If that clock is set back, nothing fires twice, because the next time is in
-the row and only moves forward. `catch_up` decides which of the missed times count: times that passed while no
-scheduler was active.
+the row and only moves forward. Missed times are times that passed while no scheduler was active; `catch_up`
+decides which of them count.
 """
 
 from datetime import UTC, datetime, timedelta

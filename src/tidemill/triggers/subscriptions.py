@@ -5,7 +5,7 @@ A row is scheduled or waiting. It has
 - an epoch, which grows when a run ends or the time changes: each epoch has one time;
 - a fence, which grows with every start: a run acts under (epoch, fence), and an old pair is refused with
   `LeaseLost`;
-- the progress: one position per source.
+- the progress: one position per input.
 
 `transition` and `write` are the only functions that write rows. They also update the index by time, and
 record the item that the row owes to the heap. The scheduler pushes the item later (HEAP-9): no operation

@@ -2,7 +2,7 @@
 
 The pool is a last-in-first-out stack: connections in use stay warm, and connections left over from a burst
 become idle at the bottom. A forked child gets its own pool and never touches its parent's connections:
-closing one would end the session on the server, which the parent still uses.
+closing one would end a session that the parent still uses.
 """
 
 import re

@@ -3,7 +3,7 @@
 Statements for several rows get the rows as arrays sorted by key (unnested in the SELECT list, which is an
 eighth faster than in FROM). They are planned as index lookups in that order (SETTINGS), so two transactions
 lock rows in the same order and rarely deadlock. Index scans also keep the predicate locks of SERIALIZABLE
-small: a sequential scan would lock, and later conflict with, the whole table.
+small: a sequential scan would lock the whole table, and conflict with every write to it.
 
 `Sql.text` replaces `@` in a statement with the schema and the prefix of our names: `@kv` becomes
 `"schema".tidemill_kv`. It also replaces words in capitals that are not SQL.

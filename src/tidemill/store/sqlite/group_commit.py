@@ -13,10 +13,10 @@ If a COMMIT fails, the outcome of its batch is unknown. Each open store has one 
 writes its number into that row. After the failure the store opens a new connection and reads the row.
 
 - The row has the number: the batch is committed. The store copies the log into the file to make the batch
-  durable, because a log whose fsync failed proves nothing, and then returns the results. Results are not
-  stored: their callers are waiting in this process, and the results are in memory.
+  durable, because the content of a log whose fsync failed may not be on the disk, and then returns the
+  results. Results are not stored: their callers are waiting in this process, and the results are in memory.
 - The row has another number: the functions run again. Their commit also overwrites what the failed commit
-  left in the log; otherwise a crash could bring it back. If every retry fails, the callers get
+  left in the log; otherwise those writes could reappear after a crash. If every retry fails, the callers get
   `CommitUnknown`. A full disk is different, because nothing complete was left in the log: the calls are then
   committed one by one.
 

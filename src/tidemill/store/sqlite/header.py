@@ -8,8 +8,8 @@ shows whether another process has committed (`Watches`). The clock implements ST
 All processes compute the same value, from two numbers that stay the same until the next boot. The store
 commits a higher ceiling before it returns a time beyond `ceiling_us`. After a reboot the base becomes the
 last ceiling, so time continues above every time returned before. Lease time starts at the wall clock when the
-file is created, so that the times in rows copied from another store are about right. It does not use the wall
-clock afterwards.
+file is created, so that the times in rows copied from another store are about right. Afterwards, lease time
+does not depend on the wall clock.
 """
 
 import sqlite3

@@ -6,9 +6,9 @@ again from the start. A `take` that finds nothing and a `swap` that does not mat
 that polls an empty queue never needs the write lock.
 
 On the writing connection, writes are buffered and sent to SQLite together when the function has returned. If
-a function raises, only its own writes are undone (STO-5), mostly by dropping the buffer. Writes that must
+a function raises, only its own writes are undone (STO-5), usually by dropping the buffer. Writes that must
 reach SQLite earlier, before a range read, go into a savepoint. A savepoint is not free: SQLite saves the old
-state of every page that it changes.
+state of every page that changes inside the savepoint.
 
 Each statement writes many rows, because Python's `executemany` costs more per row than SQLite itself.
 """

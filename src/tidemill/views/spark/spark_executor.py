@@ -1,7 +1,7 @@
 """Execute a job of a step as one Spark job: layers with one exchange before each, and one action (DBSP-46).
 
-No frame is consumed twice, and none is kept. Each step builds a new plan, because a frame that has run would
-return its old result.
+No frame is consumed twice, and none is kept for the next step. Each step builds a new plan, because a frame
+that has already run would return its old result.
 """
 
 from collections.abc import Callable, Iterator, Mapping
