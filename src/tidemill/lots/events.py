@@ -63,9 +63,9 @@ def write(
 
 
 def advance(tx: Tx, keys: LotKeys, source: DatasetId, position: int) -> None:
-    """Move the head of a source that has steps instead of lots: a group of views or a step log (DBSP-39).
+    """Move the head of an input that has steps instead of lots: a view group or a step log (DBSP-39).
 
-    Subscribers treat it like any other source. It has no events: its package keeps a row for each position.
+    Subscribers treat it like any other input. It has no events: its package keeps a row for each position.
     """
     raw = tx.get(keys.head[source.parts], lock=True)
     before = 0 if raw is None else _position.decode(raw)

@@ -23,7 +23,7 @@ from tidemill.store import Space
 
 
 class DatasetId(msgspec.Struct, frozen=True, order=True, array_like=True):
-    """The name and version of a dataset, or of any other source with a head."""
+    """The name and version of a dataset, or of anything else with a head, such as a view group."""
 
     name: str
     version: str = "1"

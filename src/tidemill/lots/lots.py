@@ -40,7 +40,7 @@ class LotRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Retired(msgspec.Struct, frozen=True, kw_only=True):
-    """A replaced layout. Its files stay until readers that started with them finish."""
+    """A replaced layout. Its files stay for a grace period, for readers that started with them."""
 
     at: int  # store time, µs
     dataset: DatasetId

@@ -25,8 +25,10 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def open_or_adopt(tx: Tx, keys: PublishKeys, node: Node, draft: Draft, parts: Sequence[str]) -> Opened | None:
-    """Adopt an open attempt at the draft's lot if it does the same work, else open a new one. Return None if
-    another node may still work on the lot. The list of parts, at most one page, is stored with the attempt.
+    """Adopt an open attempt at the draft's lot if it does the same work; otherwise open a new one.
+
+    Return None if another node may still work on the lot. The list of parts, at most one page, is stored with
+    the attempt.
     """
     abandoned: list[Abandoned] = []
     # Ended attempts are kept for a while, and ids grow with time: an open one is among the newest.

@@ -114,6 +114,6 @@ def publish_step(
 
 
 def advance(tx: Tx, keys: PublishKeys, source: DatasetId, position: int) -> None:
-    """Move the head of a source that has no lots, and wake its subscribers."""
+    """Move the head of an input that has no lots, and wake its subscribers."""
     events.advance(tx, keys.lots, source, position)
     wakes.wake(tx, keys.triggers, source)

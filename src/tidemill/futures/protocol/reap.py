@@ -3,7 +3,8 @@
 A node is dead if its lease has expired or its entry is gone. Then the store refuses all writes of the node,
 so any process may take over its work at any time. The same holds for claims from an earlier epoch of a node
 that lost its entry and joined again. Four indices list the rows of each node: `own` (claims), `assigned`,
-`hosted` (actors) and `inbox`. The time to find dead nodes depends on the number of nodes, not of futures.
+`hosted` (actors) and `inbox`. The time to find dead nodes depends on the number of nodes, not on the number
+of futures.
 
 Why no claim is missed: a claim is committed while its node's entry is locked and the node's lease is valid.
 If a claim becomes visible only after the lease has expired, the leader finds it in its next round.

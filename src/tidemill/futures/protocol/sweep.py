@@ -5,9 +5,9 @@ is quarantined), and
 
 - no handle keeps it: its owner has released it, or is dead (FUT-64);
 - no pin keeps it; the handles of other clients are pins too;
-- no dependent can need it again (FUT-61). A dependent does not need it if it was deleted, failed, was
-  cancelled, or has its result in its row or in object storage. A result in a node's memory may be lost; the
-  dependent is then computed again from this future.
+- no dependent can need it again (FUT-61). A dependent no longer needs the future if the dependent was
+  deleted, has failed, was cancelled, or has its own result in its row or in object storage. A result in a
+  node's memory may be lost; the dependent is then computed again from this future.
 
 The sweep deletes the dep rows of dependents that cannot need the future, a page at a time. So each
 transaction is short, even for a future with many dependents.

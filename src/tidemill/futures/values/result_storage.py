@@ -5,8 +5,9 @@
     `durable`       in an object
 
 Small results are always durable, because the row is durable. `load` uses the nearest copy. If the result is
-on this host, it first maps the segment, because mapping costs nothing. Mapping can fail: a container has the
-host id of its machine, but cannot see its memory. Then the result is fetched from the node.
+on this host, `load` first tries to map the segment, because mapping costs nothing. Mapping can fail: a
+container has the host id of its machine, but cannot see the machine's memory. Then the result is fetched from
+the node.
 """
 
 import contextlib

@@ -3,7 +3,7 @@
 PARSED    the declared columns, as a struct
 BAD       whether the record does not fit these columns
 FILE      the file of the record
-TEXT      the text of the record: always for formats with one record per line, else only for bad records
+TEXT      the text of the record: for bad records, and for all records of formats with one record per line
 UNKNOWN   whether the record has undeclared columns that are left out (LOT-34)
 RESCUED   the values of the record that PARSED lacks, as JSON, if the dataset keeps them (LOT-34)
 PLACE     the place of the record in its file, for a dataset with a key

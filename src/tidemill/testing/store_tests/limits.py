@@ -1,4 +1,4 @@
-"""Test the limits: keys, values and transactions that are too large, too many or too long."""
+"""Test the limits: keys and values that are too large, transactions that are too large or last too long."""
 
 from collections.abc import Callable
 

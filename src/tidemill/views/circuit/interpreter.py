@@ -1,7 +1,7 @@
 """The circuit of a view as one Spark SQL query, in which every operator is a subquery.
 
-Spark then computes the view from complete tables, exactly as the circuit says. Certification compares the
-result with the result of the original query. This tests the compiler and the rewrites.
+Spark then computes the view from complete tables, operator by operator. Certification compares the result
+with the result of the original query. This tests the compiler and the rewrites.
 
 An operator with one reader is a nested query. An operator with several readers is a common table expression.
 Nesting is faster: Spark applies all its analysis rules to each common table expression separately, but to

@@ -1,4 +1,4 @@
-"""Operators as Spark SQL: one query per operator, over relations that contain its inputs.
+"""Write an operator as a Spark SQL query over relations that contain its inputs.
 
 The keyed rung runs this SQL, and tests compare kernels and rewrites with it. So the SQL is as simple as
 possible. Columns are called `c0`, `c1`, …; expressions are inserted unchanged.

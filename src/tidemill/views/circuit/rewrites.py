@@ -6,8 +6,8 @@
     fuse           merge adjacent projections and adjacent filters
 
 Only total conditions are pushed down (`total_expressions`). Other conditions stay after the filters that
-precede them. Conditions are not pushed into an operator that several operators read, because it could then no
-longer be shared.
+precede them. Conditions are not pushed into an operator that several operators read, because those
+operators could then no longer share it.
 
 Certification compares the rewritten circuit with the original query.
 """

@@ -1,8 +1,8 @@
 """The rung of every operator (linear, native, keyed or full), and the reason for the rung (DBSP-17).
 
-Each operator runs on the highest rung that gives the right result. `scan` marks an operator whose step may
-read a complete trace or table even if little changed. A view is not incremental if one of its operators
-scans, is on the rung full, or is not deterministic.
+Each operator uses the fastest rung that gives the right result. `scan` marks an operator whose step may read
+a complete trace or table even if little changed. A view is not incremental if one of its operators scans, is
+on the rung full, or is not deterministic.
 """
 
 from collections.abc import Callable, Mapping

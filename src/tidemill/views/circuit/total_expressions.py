@@ -3,8 +3,8 @@
 A condition may move below a join only if it is *total*: it is deterministic, and it raises no error on any
 row. The check reads the text and is conservative. Comparisons, logic, NULL tests and a few functions are
 total. Arithmetic on columns, casts and element access are not total, because they raise errors in ANSI mode.
-Neither is any other function. A condition that is not total stays in its operator, after the filters that
-precede it.
+All other functions count as not total. A condition that is not total stays in its operator, after the filters
+that precede it.
 """
 
 import re

@@ -7,7 +7,7 @@ scans the folders of a pipeline's views, page by page:
 1. List objects.
 2. Read the attempts that the object names contain.
 3. In one transaction, read which lists are current. Then read these lists.
-4. Delete the objects of ended attempts that no list names.
+4. Delete the objects that belong to ended attempts and that no list names.
 
 This order makes deletion safe. An attempt is stored before its first object, so every object of step 1
 belongs to a known attempt. The collector keeps the objects of attempts that are still open. The lists of a

@@ -1,4 +1,4 @@
-"""Groups: the views that step together, and the step they have committed (DBSP-34, DBSP-39).
+"""Groups: views that advance in the same steps, and the last step of each group (DBSP-34, DBSP-39).
 
 A group's row holds its declaration, its step, and for each view the manifest of its table at that step. The
 group's head, subscription and attempts use the group's id. The subscription follows the base datasets that

@@ -10,7 +10,7 @@
 (C, "retired", P, view)                    the last table of a view that is no longer declared
 (C, "group-gone", P, view, group)          a view or group that is no longer declared, for the collector
 (C, "pin", P, name)                        until when to keep the files that a manifest or version file lists
-(C, "lease", "coordinator", P)             the coordinator's lease and epoch
+(C, "lease", "coordinator", P)             the coordinator lease and its epoch
 """
 
 from tidemill.lots import layout

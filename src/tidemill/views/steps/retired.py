@@ -1,8 +1,8 @@
 """Retired views: views that are no longer declared, with their last tables.
 
 A view that is removed from its pipeline is no longer computed, but its last table stays readable: a query may
-still use it, or a user may declare it again. Its files stay until a user drops the view. Declaring the view
-again removes it from the retired views.
+still read the table, or a user may declare the view again. Its files stay until a user drops the view.
+Declaring the view again removes it from the retired views.
 """
 
 from collections.abc import Iterable
