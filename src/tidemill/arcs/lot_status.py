@@ -14,7 +14,7 @@ from tidemill.store import Row, Tx
 
 
 class LotStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of an arc's lot: of its newest published generation, or else of its newest generation.
+    """The state of an arc's lot: of its newest published generation; if there is none, of its newest one.
 
     `replaying`: a newer generation is running or has failed. That is not a gap, because the lot exists
     (LOT-12).

@@ -60,7 +60,7 @@ def add(tx: Tx, keys: LotKeys, new: LotRow) -> int:
     """Publish a generation of a lot: write its row and its event, and return the event's position.
 
     Raises `LotConflict` unless it is the lot's next generation (0 for a new lot), so only one of two attempts
-    at a generation succeeds. A lot of a keyed dataset has one generation: a correction is another upsert
+    at a generation succeeds. Each lot of a keyed dataset has one generation: a correction is another upsert
     (LOT-40).
     """
     dataset = datasets.read(tx, keys, new.dataset)

@@ -54,7 +54,7 @@ def arc_id(pipeline: "Registry", arc: str) -> str:
 def maker(pipeline: "Pipeline", name: str) -> "ArcDecl":
     """Return the arc with this name, or the arc that writes the table with this name.
 
-    Else raise `UsageError`.
+    Raise `UsageError` if there is none.
     """
     if name in pipeline.all_arcs():
         return pipeline.all_arcs()[name]

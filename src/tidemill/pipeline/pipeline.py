@@ -287,8 +287,9 @@ class Pipeline(Registry):
     def pause(self, *names: str) -> list[str]:
         """Pause arcs or view groups; return their names (LOT-38).
 
-        A pause loses nothing: lots that are published or requested during the pause are processed after it. A
-        lot or step that is running when the pause begins finishes.
+        Lots that are published during the pause are processed after it, unless `catch_up` skips them. Lots
+        that are requested during the pause are always processed after it. A lot or step that is running when
+        the pause begins finishes.
 
         Args:
             names: names of arcs, tables that arcs write, views, or groups of views.

@@ -10,7 +10,7 @@ visible when its interval closes (`tidemill.publish.intervals`).
 A **correction** replaces or removes a published lot (LOT-30). It is the lot's next generation. Readers see
 the previous generation until the correction is published, and a reader that started with the previous
 generation still finds it afterwards. The event of the correction makes all dependents process that lot again.
-If two corrections are made at the same time, the second is refused. A lot of a keyed dataset has one
+If two corrections are made at the same time, the second is refused. Each lot of a keyed dataset has one
 generation: there, a correction is another upsert (LOT-40).
 
 A **compaction** writes a new layout of a lot's content (LOT-37). It has an attempt, but no generation and no

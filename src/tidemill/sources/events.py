@@ -93,7 +93,7 @@ class ColumnsDrifted(Event, frozen=True):
 
 
 class RecordsQuarantined(Event, frozen=True):
-    """A lot of the quarantine dataset has records that do not fit, or files that cannot be read."""
+    """A quarantine lot was published, with records that do not fit or files that cannot be read."""
 
     source: str
     window: int

@@ -178,7 +178,7 @@ class Tx(ABC):
         return rows
 
     def swap(self, key: bytes, expected: bytes | None, new: bytes | None, *, quiet: bool = False) -> bool:
-        """Write `new` if the row is still `expected`; else write nothing and return False."""
+        """Write `new` if the row is still `expected`; otherwise write nothing and return False."""
         return self.swap_many((Swap(key, expected, new),), quiet=quiet)[0]
 
     def swap_many(self, swaps: Sequence[Swap], *, quiet: bool = False) -> list[bool]:

@@ -46,9 +46,9 @@ class GroupChain:
 def input_kind(dataset: DatasetRow) -> str:
     """Return the kind of a dataset's rows for a chain; a chain supports "rows", "changes" and "keyed".
 
-    A keyed dataset with `order_by` or with intervals has another kind. A lot of an interval has several
-    appends, and the append decides which write of a key is the last, but traces store only a position and an
-    ordinal.
+    A keyed dataset with `order_by` or with intervals has another kind. The lot for an interval can
+    contain several appends, and the append decides which write of a key is the last, but traces store only a
+    position and an ordinal.
     """
     ordered = dataset.order_by or (dataset.kind is Kind.KEYED and dataset.unit is not None)
     return "keyed with its own order" if ordered else dataset.kind.value
@@ -104,7 +104,7 @@ def _check_deterministic(output: ViewOutput) -> None:
 
 
 def _linked(output: ViewOutput, circuits: Mapping[str, ViewOutput], views: frozenset[str]) -> ViewOutput:
-    """Insert the circuits of the views that a view reads; raise `NoKernel` if one of them is recomputed."""
+    """Insert the operators of the views that a view reads; raise `NoKernel` if one of them is recomputed."""
     for op in walk(output):
         if isinstance(op, InputTable) and op.table in views and op.table not in circuits:
             raise NoKernel(f"it reads the view {op.table}, which is recomputed")

@@ -170,7 +170,7 @@ def _exits_refused(batch: StepBatch) -> Iterator[None]:
 
 
 def _datasets_of(sources: ViewSources, spec: GroupSpec) -> dict[str, DatasetId]:
-    """Return the datasets that a group's circuits read, by their names in the circuits."""
+    """Return the datasets that a group's circuit reads, by their names in the circuit."""
     return {
         name: dataset for view in spec.views for name, dataset in sources.code(view.name).datasets.items()
     }

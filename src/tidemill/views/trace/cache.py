@@ -213,7 +213,7 @@ class Cache:
         yield from self._load_batches(entry, run, waiting)
 
     def _load_batches(self, entry: RunEntry, run: _Run, numbers: Sequence[int]) -> list[pa.RecordBatch]:
-        """Return batches from memory, from the folder, or else from object storage."""
+        """Return batches: from memory if they are there, then from the folder, then from object storage."""
         loaded = {number: batch for number in numbers if (batch := run.batches.get(number)) is not None}
         for number in numbers:
             if number not in loaded and (cached := self._map(entry, f"{number}")) is not None:

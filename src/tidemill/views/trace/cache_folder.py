@@ -32,7 +32,7 @@ class CacheFolder(NamedTuple):
 def cache_folder(setting: str = "") -> CacheFolder | None:
     """Return the folder for cached run files; None if the cache is off or no folder is usable.
 
-    - setting: a folder, or `off`; if empty, the value of `TIDEMILL_CACHE`, or else the user's cache folder.
+    - setting: a folder or `off`. If empty: `TIDEMILL_CACHE`; if that is not set, the user's cache folder.
     """
     configured = setting or os.environ.get(ENVIRONMENT, "")
     boot = _boot_id()
