@@ -30,7 +30,7 @@ def caller_line() -> SourceLine:
 
 
 def caller_folder() -> Path:
-    """Return the folder of the user's file, where its relative paths start; else the current folder."""
+    """Return the folder of the user's file, to resolve relative paths; if unknown, the current folder."""
     file, _ = _caller()
     return Path.cwd() if file is None else Path(file).resolve().parent
 

@@ -41,7 +41,7 @@ def begin(
 
 
 def stored(rows: pa.Table, dataset: DatasetRow) -> pa.Table:
-    """Return rows as a lot stores them: upserts for a dataset with a key, else appends."""
+    """Return rows as a lot stores them: upserts for a dataset with a key, otherwise appends."""
     operation = RowOperation.UPSERT if dataset.kind is Kind.KEYED else RowOperation.APPEND
     return stored_table(rows, dataset, operation)
 

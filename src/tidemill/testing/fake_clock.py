@@ -42,7 +42,7 @@ class FakeClock:
         self.advance(seconds)
 
     def wait(self, event: threading.Event, timeout_s: float) -> bool:
-        """Return True at once if the event is set; else advance by the timeout, and check again."""
+        """Return True at once if the event is set; otherwise advance by the timeout, and check again."""
         if not event.is_set():
             self.advance(timeout_s)
         return event.is_set()

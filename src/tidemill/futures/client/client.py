@@ -402,7 +402,7 @@ class Client:
         worker.wait_ready(self._link.store, self._link.cluster)
 
     def _on_quiet(self, ids: Sequence[bytes]) -> None:
-        """Act when no future has ended for a while: raise if no worker is left, else do leader duties."""
+        """If no future has ended for a while: raise if no worker is left; otherwise do leader duties."""
         codes = [worker.exit_code for worker in self._workers]
         if codes and None not in codes and not self._link.live_workers():
             raise FutureError(

@@ -76,7 +76,7 @@ class ModelStep(Protocol):
 
 
 class Get(NamedTuple):
-    """`get` for one key, else `get_many`."""
+    """`get` for one key, otherwise `get_many`."""
 
     keys: tuple[bytes, ...]
     lock: bool
@@ -175,7 +175,7 @@ class ModelTake(NamedTuple):
 
 
 class ModelSwap(NamedTuple):
-    """`swap` for one key, else `swap_many`; `right`: whether the expected value is correct."""
+    """`swap` for one key, otherwise `swap_many`; `right`: whether the expected value is correct."""
 
     swaps: tuple[tuple[bytes, bool, bytes | None], ...]
 
