@@ -105,15 +105,15 @@ def recorded() -> Recorded:
 # --- looking
 
 
-def observed(shown: tm.Pipeline) -> Recorded:
-    """What can be read out of a home, as it is recorded."""
+def observed(shown: tm.Pipeline, *, tables: bool = True) -> Recorded:
+    """What can be read out of a home, as it is recorded; without `tables`, all but the rows of its tables."""
     plan = shown.plan()
     names = [*pipeline.DATASETS, *pipeline.ARC_TABLES, *shown.quarantines, *shown.views]
     site = shown.context
     return {
         "plan": {f"{one['what']} {one['name']}": one["status"] for one in plan.describe()},
         "positions": {name: shown[name].position for name in names},
-        "tables": reading.tables(shown, names),
+        **({"tables": reading.tables(shown, names)} if tables else {}),
         "retired": reading.frame_digests({name: one.df() for name, one in shown.retired().items()}),
         "traces": {
             group.spec.name: reading.traces(

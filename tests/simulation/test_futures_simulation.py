@@ -1,4 +1,4 @@
-"""The futures package under random faults, 2,000 seeds (a quarter in `make test`), and one test per claim."""
+"""The futures package under random faults, 2,000 seeds (an eighth in `make test`), and one test per claim."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from tidemill.futures.protocol.rows import AnyRow, Cancelled, Failed, Quarantine
 
 SEEDS = 2000
 CHUNKS = 8
-CHOSEN = [*range(2), *(pytest.param(chunk, marks=pytest.mark.crash) for chunk in range(2, CHUNKS))]
+CHOSEN = [0, *(pytest.param(chunk, marks=pytest.mark.crash) for chunk in range(1, CHUNKS))]
 
 
 def work_of(world: World) -> FutureWork:
