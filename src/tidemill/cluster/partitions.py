@@ -1,8 +1,8 @@
 """Partitions: pieces of work that are divided among nodes. Each is a lease with a payload.
 
 The leader creates and removes partitions, and nodes take them. `tidemill.cluster.shares` decides which
-partition a node takes. Every step is a function of `tx`, and the partition's epoch fences every write of a
-holder. This package never decodes a payload.
+partition a node takes. Every operation is a function of `tx`, and the partition's epoch fences every write of
+a holder. This package never decodes a payload.
 """
 
 import msgspec

@@ -1,4 +1,7 @@
-"""The lease of a source: only the node that holds it lists the source, receives its rows or fetches them."""
+"""The lease of a source: only its holder receives the rows of the source, fetches them or lists its files.
+
+A listing that is divided into shards, and a topic with partitions, are shared by several nodes instead.
+"""
 
 from tidemill import crash
 from tidemill.cluster import leases

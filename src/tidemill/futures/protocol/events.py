@@ -1,4 +1,4 @@
-"""The events of the leader's duties for futures. Ids are in hex."""
+"""The events that the leader emits while it looks after futures. Ids are in hex."""
 
 from tidemill.events import Event
 

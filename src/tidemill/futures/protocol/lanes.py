@@ -1,6 +1,7 @@
 """Lanes: the pool of unclaimed futures, sorted so that a worker reads only futures that it can run.
 
-A lane is (queue, class, priority). A class is a range of needs: each amount is rounded up to the next step.
+A lane is (queue, class, priority). A class groups futures with similar needs: each amount that a future needs
+is rounded up to the next of a few fixed sizes.
 If a node has the upper bound of a class free, it can run any future of the class, without checking its row.
 If it has only the lower bound free, it checks the rows one by one. So there is no need for one index per
 resource, or for the intersection of such indices (FUT-26). The oldest future of a lane comes first.

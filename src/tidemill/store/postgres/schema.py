@@ -1,8 +1,8 @@
 """Create the tables of a PostgreSQL store, and refuse tables of another format (STO-10).
 
 tidemill_kv      the rows: k bytea primary key, v bytea
-tidemill_op      operation ids (STO-5), in a separate table: in the index of the rows, each commit would
-                 insert into a page that serialisable readers have read, and the two would conflict
+tidemill_op      operation ids (STO-5). They have their own table: in a table with the rows, each commit
+                 would change an index page that serialisable readers have read, and conflict with them
 tidemill_meta    the format number
 tidemill_version, tidemill_lease_mark, tidemill_lease_offset
                  sequences: the order of `set_versioned`, and lease time (see `lease_clock`)

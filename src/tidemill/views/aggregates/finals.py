@@ -3,8 +3,8 @@
 Sums of integers and decimals arrive as exact DECIMAL(38, s) values, with a flag for sums that overflow even
 that type. They are cast to the result type of Spark's analysis. A value that does not fit raises an error, as
 in Spark's ANSI mode. An average of decimals is rounded as in Spark: half up, first to 38 digits after the
-point, then to the digits of the result. For decimals with few digits, Spark divides doubles twice, and so do
-we.
+point, then to the digits of the result. For decimals with few digits, Spark computes the average with two
+divisions of doubles, and so does this module.
 """
 
 from collections.abc import Sequence

@@ -5,11 +5,11 @@ it with: another query (a circuit as Spark SQL), or a function that receives eac
 contents of the maintained view. One Spark job compares many cases.
 
 If the class of a view is *ordered*, its query leaves ties, and Spark breaks them arbitrarily. Then the view
-must have the result of the same query with the hash of the row as the last sort key (`Case.tie_breaking`).
-The original query must have the same result too, unless Spark has several correct results for it. Spark has
-several results if another last key changes the result of the tie-breaking query, or if reversing the rows of
-the tables changes the result of the original query. In that case only the number of rows must be equal, and
-the step counts as `loose`.
+must equal the result of a *tie-breaking* query (`Case.tie_breaking`), which also sorts by the hash of the
+row, last. The original query must have the same result too, unless it has several correct results. The judge
+assumes this if the tie-breaking query gives a different result with a different last sort key, or if the
+original query gives a different result when the rows of the tables are reversed. In that case only the number
+of rows must be equal, and the step counts as `loose`.
 
 A caller can compute the results of some queries in advance (`PrecomputedResults`), for example to plan a
 query only once for all steps. The judge computes the other results.

@@ -1,8 +1,8 @@
 """A circuit: the outputs of the views of a group, with shared operators.
 
 Operators are values, so a circuit only maps view names to outputs. Equal operators have equal fingerprints
-and are shared. A view that reads another view of the group has an `InputTable` with its name. `linked`
-replaces that input with the other view's output, so that one step advances both views.
+and are shared. If a view reads another view of the group, it has an `InputTable` with the name of that other
+view. `linked` replaces this input with the other view's output, so that one step advances both views.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,4 +1,6 @@
-"""Compute the steps of groups of views, at a cost proportional to the size of the change (DBSP-17).
+"""Compute the steps of groups of views.
+
+The cost of an incremental step is proportional to the size of the change (DBSP-17).
 
 In each step, a view is computed in one of three ways:
 
