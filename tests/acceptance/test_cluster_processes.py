@@ -136,7 +136,7 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["postgres", pytest.param("sqlite", marks=pytest.mark.crash)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite://{tmp_path}/store.db"

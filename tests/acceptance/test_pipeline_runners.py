@@ -60,6 +60,7 @@ def test_two_runners_share_the_work_of_one_pipeline_on_postgresql(tmp_path: Path
     together(Place(tmp_path, small_spark(SMALL), store=postgres_url, max_files=1, together=2))
 
 
+@pytest.mark.crash
 @pytest.mark.rule("LOT-26")
 def test_a_spark_worker_that_is_killed_in_the_middle_changes_nothing(tmp_path: Path) -> None:
     with _or_skip(SparkStandalone) as cluster, ExitStack() as stack:

@@ -64,6 +64,7 @@ class Bucket:
         return {info.key for info in self.objects.list(f"{ROOT}/")}
 
 
+@pytest.mark.crash
 @pytest.mark.rule("HEAP-9")
 @pytest.mark.rule("HEAP-12")
 def test_two_runners_share_a_heap_in_the_bucket_and_pass_over_what_does_not_belong_there(

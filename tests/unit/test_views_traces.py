@@ -421,7 +421,7 @@ def test_an_error_names_an_unreadable_version_file(objects: MemoryObjects) -> No
     objects.put("versions/8", good.replace(b'"format":1', b'"format":2', 1))
     with pytest.raises(TraceFormat, match=r"versions/8.*format 2") as caught:
         read_version(objects, "versions/8")
-    assert "newer" in str(caught.value)
+    assert "upgrade" in str(caught.value)
     for at in range(len(good)):
         with pytest.raises(TraceError, match="versions/8"):
             decode_version(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :], "versions/8")
