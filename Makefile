@@ -9,7 +9,8 @@ MAKEFLAGS += --no-print-directory
 
 VENV := .venv
 BIN := $(VENV)/bin
-JOBS ?= 2
+# Many tests wait for processes: three at once keep two cores busy.
+JOBS ?= 3
 ARGS ?=
 # Compiled once, not by each of the hundreds of processes that tests start, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=

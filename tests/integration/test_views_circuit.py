@@ -21,8 +21,8 @@ from tidemill.views.sql.catalog import QueryTable
 
 QUERIES = {**SINGLE, **TRAPS}
 
-PARTS = [0, *(pytest.param(part, marks=pytest.mark.crash) for part in range(1, 6))]
-"""A sixth of the queries runs in `make test`, the rest in `make crash`."""
+TWELFTHS = [0, *(pytest.param(part, marks=pytest.mark.crash) for part in range(1, 12))]
+"""A twelfth of the queries runs in `make test`, the rest in `make crash`."""
 
 THIRDS = [0, *(pytest.param(part, marks=pytest.mark.crash) for part in (1, 2))]
 
@@ -143,26 +143,26 @@ def _covering(outputs: Mapping[str, ViewOutput], texts: Mapping[str, str]) -> di
     return chosen
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", TWELFTHS)
 def test_circuits_equal_queries_over_empty_tables_and_before_rewrites(
     spark: Any, compiled_queries: CompiledQueries, part: int
 ) -> None:
     with views_oracle.stage(spark, {}):
         wrong = views_oracle.differences(
-            spark, [(QUERIES[n], o) for n, o in list(compiled_queries.outputs.items())[part::6]]
+            spark, [(QUERIES[n], o) for n, o in list(compiled_queries.outputs.items())[part::12]]
         )
     assert not wrong, report(wrong)
 
 
 @pytest.mark.rule("DBSP-15")
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", TWELFTHS)
 def test_every_pair_of_operators_equals_its_circuit_after_every_step(
     spark: Any, steps: list[Step], part: int
 ) -> None:
     texts = pairs()
     assert len(texts) > 200
     with views_oracle.stage(spark, {}) as tables:
-        check_after_steps(spark, tables, dict(list(texts.items())[part::6]), steps[:2])
+        check_after_steps(spark, tables, dict(list(texts.items())[part::12]), steps[:2])
 
 
 @pytest.mark.parametrize("part", THIRDS)
