@@ -9,6 +9,7 @@ A process is either a Spark driver or a client of Spark Connect, never both: pys
 whole process.
 """
 
+import importlib.util
 import os
 import re
 import sys
@@ -243,7 +244,15 @@ def faults(session: "SparkSession") -> list[str]:
 
 
 def require(session: "SparkSession") -> None:
-    """Raise `SessionUnusable` with all reasons, unless the session can be used."""
+    """Raise `SessionUnusable` with all reasons, unless the session can be used.
+
+    Raise `MissingDriver` if pandas is missing: pyspark needs it for the first step that runs as a Spark job.
+    """
+    if importlib.util.find_spec("pandas") is None:
+        raise MissingDriver(
+            "pandas is not installed; pyspark needs it to run Python functions on Arrow data",
+            hint="pip install 'tidemill[local]', or pip install 'pandas>=2.2,<3'",
+        )
     reasons = faults(session)
     if reasons:
         raise SessionUnusable(f"this Spark session cannot be used: {'; '.join(reasons)}")
