@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tidemill.views.certify.bounds import Bounds
     from tidemill.views.certify.certificates import ViewCertificate
     from tidemill.views.circuit.operators import ViewOutput
 
@@ -32,11 +33,14 @@ def shared_certificates() -> Iterator[None]:
         *,
         written: "ViewOutput | None" = None,
         seed: int = 0,
+        bounds: "Bounds | None" = None,
     ) -> "ViewCertificate":
         before = written.fingerprint if written is not None else None
         key = (name, sql, output.fingerprint, before, tuple(sorted(tables.items())), seed)
         if key not in certified:
-            certified[key] = certify(spark, name, sql, output, tables, written=written, seed=seed)
+            certified[key] = certify(
+                spark, name, sql, output, tables, written=written, seed=seed, bounds=bounds
+            )
         return certified[key]
 
     certificates.certify = certify_once

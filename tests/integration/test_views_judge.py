@@ -7,6 +7,7 @@ import pytest
 from tests.integration import views_oracle
 from tidemill.testing import Case, Judge, MaintainedView, Step
 from tidemill.views.certify import generated_steps
+from tidemill.views.certify.bounds import BoundExceeded, Bounds
 from tidemill.views.certify.certificates import certify
 from tidemill.views.certify.equality import EXACT, FLOAT_BOUND, Equality, equality_of
 from tidemill.views.circuit.interpreter import interpret
@@ -98,6 +99,38 @@ def test_a_view_is_certified_if_its_circuit_equals_its_query(spark: Any, quick: 
     assert certificates["overflows"].raised == 1, "extreme values overflow on both sides"
     assert certificates["random"].compared == 0
     assert "not deterministic" in certificates["random"].why
+
+
+@pytest.mark.rule("DBSP-19")
+def test_a_view_with_lengths_and_counts_is_certified(spark: Any, quick: Any) -> None:
+    """With extreme values these functions ask Java for 2 GB, which ends Spark."""
+    sql = """
+        SELECT lpad(s, n, 'x') AS l, rpad(s, n, 'x') AS r, repeat(s, n) AS p, space(n) AS b,
+               array_repeat(s, n) AS a, sequence(n, n + 2) AS q, format_number(x, abs(n)) AS f,
+               array_insert(array(s), abs(n) + 1, 'i') AS i
+        FROM (SELECT s, t.x, t.b AS n FROM t JOIN u ON t.a = u.a)"""
+    written = views_oracle.compiled(spark, quick, sql).output
+    certificate = certify(spark, "sizes", sql, rewrite(written), DDL, written=written, bounds=Bounds())
+    assert certificate.equal, certificate.why
+    assert certificate.raised == 0
+
+
+@pytest.mark.rule("DBSP-19")
+def test_a_certification_is_bounded_in_rows_and_bytes(spark: Any, quick: Any) -> None:
+    bounds = Bounds(rows=1000, result_bytes=20_000)
+    for sql, why in {
+        "SELECT explode(sequence(1, 2000)) AS n FROM t": "more than 1,000 rows",
+        "SELECT repeat('x', 30000) AS s FROM t": "more than 20,000 bytes",
+        "SELECT repeat('x', 100) AS s FROM t, u AS v, u AS w": "more than 20,000 bytes",
+    }.items():
+        output = views_oracle.compiled(spark, quick, sql).output
+        with pytest.raises(BoundExceeded, match=why):
+            certify(spark, "large", sql, output, DDL, bounds=bounds)
+    sql = "SELECT a, count(*) AS n, b / (b - 3) AS q FROM t GROUP BY a, b"
+    output = views_oracle.compiled(spark, quick, sql).output
+    certificate = certify(spark, "small", sql, output, DDL, bounds=bounds)
+    assert certificate == certify(spark, "small", sql, output, DDL)
+    assert certificate.equal
 
 
 @pytest.mark.rule("DBSP-19")

@@ -23,8 +23,11 @@ from tidemill.errors import (
     ViewRefused,
 )
 from tidemill.events import Event
+from tidemill.pipeline.explanation import retry_certification
 from tidemill.pipeline.plan import circuits
 from tidemill.publish.manifests import Manifests
+from tidemill.views.certify import certificates
+from tidemill.views.certify.bounds import BoundExceeded
 from tidemill.views.certify.certificates import ViewCertified, ViewNotCertified
 from tidemill.views.steps import commits
 from tidemill.views.steps.events import RowsSetAside
@@ -188,6 +191,40 @@ def test_a_view_is_certified_once_for_its_code_and_a_mismatch_is_loud(
     assert "NOT equal to plain Spark" in line["detail"]
     assert rows(shop["totals"]) == [("n", 1)], "the query itself is what is run"
     assert "NOT equal" in shop["totals"].explain().text()  # type: ignore[attr-defined]
+
+
+@pytest.mark.rule("DBSP-19")
+def test_a_view_that_cannot_be_compared_is_recomputed_and_says_why(
+    shop: tm.Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Event] = []
+
+    def fails(*args: Any, **options: Any) -> Any:
+        raise BoundExceeded("it took longer than 120 s")
+
+    certify = certificates.certify
+    monkeypatch.setattr(certificates, "certify", fails)
+    view = shop.view("totals", "SELECT region, count(*) AS n FROM orders GROUP BY region")
+    shop["orders"].append([(1, "n", 2.0, None)])  # type: ignore[attr-defined]
+    assert shop.run(emit=told.append).ok
+    (event,) = [event for event in told if isinstance(event, ViewNotCertified)]
+    assert event.why == "it took longer than 120 s"
+    assert rows(view) == [("n", 1)]
+    explanation = view.explain()
+    assert explanation.json()["runs"] == "full"
+    assert "it is not certified" in explanation.text()
+    assert "not compared: it took longer than 120 s" in explanation.text()
+    monkeypatch.setattr(certificates, "certify", certify)
+    assert shop.run(emit=told.append).ok
+    assert not [event for event in told if isinstance(event, ViewCertified)], "the attempt is not repeated"
+    assert retry_certification(shop, "totals")
+    assert not retry_certification(shop, "totals")
+    assert shop.run(emit=told.append).ok
+    assert [event.view for event in told if isinstance(event, ViewCertified)] == ["totals"]
+    assert view.explain().json()["runs"] == "incremental"
+    shop["orders"].append([(2, "n", 2.0, None)])  # type: ignore[attr-defined]
+    assert shop.run().ok
+    assert rows(view) == [("n", 2)]
 
 
 # --- the clock

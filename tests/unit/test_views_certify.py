@@ -19,6 +19,7 @@ from tidemill.views.certify.equality import (
 )
 from tidemill.views.certify.table_contents import Step, TableContents
 from tidemill.views.circuit.operators import SparkColumn
+from tidemill.views.circuit.size_arguments import sized_columns
 from tidemill.views.spark.step_time import reads_clock, with_step_time
 from tidemill.views.sql.catalog import QueryTable
 from tidemill.views.sql.compiler import compile_query
@@ -130,6 +131,53 @@ def test_generated_steps_contain_all_difficult_values() -> None:
     assert steps[3] == Step(now=steps[3].now), "only the time changes"
     assert any(row["a"] == 2**31 - 1 for row in contents_after[4])
     assert generated_steps.generate_steps(ddl, seed=1) != generated_steps.generate_steps(ddl, seed=2)
+
+
+@pytest.mark.parametrize(
+    ("sql", "columns"),
+    [
+        ("SELECT lpad('x', a, '0') AS p, a + x AS s FROM t", {"a"}),
+        ("SELECT RPAD(CAST(a AS STRING), 10, '0') AS p FROM t", set()),
+        ("SELECT repeat('x', w) AS p FROM (SELECT a + 1 AS w, x FROM t) WHERE x > 1", {"a"}),
+        ("SELECT explode(sequence(1, a)) AS n FROM t", {"a"}),
+        ("SELECT explode(sequence(ts, ts + INTERVAL 1 HOUR, INTERVAL 1 MINUTE)) AS n FROM t", {"ts"}),
+        ("SELECT space(n) AS s FROM (SELECT x, max(a) AS n FROM t GROUP BY x)", {"a"}),
+        ("SELECT array_repeat(')', coalesce(a, 1)) AS r FROM t", {"a"}),
+        ("SELECT format_number(x, a) AS f FROM t", {"a"}),
+        ("SELECT transform(array(a), n -> repeat('x', n)) AS r FROM t", {"a"}),
+        ("SELECT t.x FROM t JOIN t AS u ON space(t.a) = space(u.a)", {"a"}),
+        ("SELECT space(w) AS s FROM (SELECT a AS w FROM t UNION ALL SELECT 1 AS w)", {"a"}),
+        ("SELECT space(a) AS s FROM (SELECT DISTINCT a, x FROM t)", {"a"}),
+        ("SELECT space(r) AS s FROM (SELECT x, sum(a) OVER (PARTITION BY x) AS r FROM t)", {"a"}),
+        ("SELECT a + 1 AS n FROM t", set()),
+    ],
+)
+def test_columns_that_decide_the_size_of_a_value_are_found(sql: str, columns: set[str]) -> None:
+    assert sized_columns(compile_query(sql, T).output) == ({"t": columns} if columns else {})
+
+
+def test_a_query_that_is_not_split_may_use_every_column_as_a_size() -> None:
+    sql = "SELECT space(mine(a)) AS s FROM t"
+    output = compile_query(sql, T, lambda *_: [SparkColumn("s", "string")]).output
+    assert sized_columns(output) == {"t": {"a", "x", "ts"}}
+
+
+@pytest.mark.rule("DBSP-19")
+def test_lengths_and_counts_are_plausible() -> None:
+    """Java cannot allocate a text of 2147483647 characters: the attempt would end Spark."""
+    ddl = {"t": "n INT, m INT, d DECIMAL(9,0), first TIMESTAMP, day DATE"}
+    sized = {"t": {"N", "d", "first", "day"}}
+    for seed in range(20):
+        steps = generated_steps.generate_steps(ddl, seed=seed, sized=sized)
+        rows = [row for step in steps for row in step.inserts.get("t", ())]
+        drawn = {name: [row[name] for row in rows if row[name] is not None] for name in rows[0]}
+        assert max(drawn["n"]) == generated_steps.LARGE_SIZE
+        assert min(drawn["n"]) >= -1
+        assert max(drawn["d"]) < 100
+        assert max(drawn["first"]) - min(drawn["first"]) <= dt.timedelta(minutes=1)
+        assert max(drawn["day"]) - min(drawn["day"]) <= dt.timedelta(days=40)
+        assert max(drawn["m"]) == 2**31 - 1, "other columns still have extreme values"
+    assert generated_steps.generate_steps(ddl, sized={}) == generated_steps.generate_steps(ddl)
 
 
 @pytest.mark.parametrize(

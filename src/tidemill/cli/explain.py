@@ -8,6 +8,7 @@ from rich.text import Text
 from tidemill.cli.options import pipeline_option
 from tidemill.cli.output import CommandOutput, json_option
 from tidemill.errors import UsageError
+from tidemill.pipeline.explanation import retry_certification
 from tidemill.pipeline.pipeline_file import find
 from tidemill.pipeline.tables import View
 
@@ -20,8 +21,15 @@ from tidemill.pipeline.tables import View
     type=click.Path(dir_okay=False, path_type=Path),
     help="Also write a drawing of the circuit to this SVG file.",
 )
+@click.option(
+    "--retry",
+    is_flag=True,
+    help="If the comparison with plain Spark failed, let the next run repeat it.",
+)
 @json_option
-def explain_command(output: CommandOutput, view: str, file: str | None, draw: Path | None) -> None:
+def explain_command(
+    output: CommandOutput, view: str, file: str | None, draw: Path | None, retry: bool
+) -> None:
     """Show how a view is computed and kept up to date.
 
     For each operator of the view, the output shows how it is kept up to date (its rung: linear, native,
@@ -33,6 +41,8 @@ def explain_command(output: CommandOutput, view: str, file: str | None, draw: Pa
             raise UsageError(
                 f"{view} is not a view", hint=f"views are: {', '.join(pipeline.views) or '(none)'}"
             )
+        if retry and not retry_certification(pipeline, view):
+            raise UsageError(f"the comparison of {view} with plain Spark has not failed", hint="omit --retry")
         explanation = table.explain()
     if draw is not None:
         draw.write_text(explanation.drawing())

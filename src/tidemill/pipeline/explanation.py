@@ -1,9 +1,11 @@
 """Explains a view: its circuit, the rung of each operator, and how the view is computed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tidemill.errors import DeclarationError
+from tidemill.views.certify import certificates
 from tidemill.views.certify.certificates import ViewCertificate
 from tidemill.views.circuit.explanation import CircuitExplanation, draw
 
@@ -47,6 +49,10 @@ class Explanation:
     def certified(self) -> str:
         """Return the result of the comparison with plain Spark, as a sentence."""
         certificate = self.certificate
+        if certificate is not None and certificate.failed:
+            again = f"tidemill explain {self.view} --retry lets the next run try again"
+            what = f"declared {self.declared}, not tested" if self.circuit is None else "not compared"
+            return f"{what}: {certificate.reason}; {again}"
         if self.circuit is None and certificate is not None and not certificate.equal:
             return f"a function that is declared {self.declared} but is not: {certificate.why}"
         if self.circuit is None:
@@ -106,13 +112,36 @@ def explain(pipeline: "Pipeline", view: str) -> Explanation:
     from tidemill.pipeline.plan.circuits import chain_of
 
     plan, decl = pipeline.plan(), pipeline.views[view]
-    certifications = (stage for stage in plan.stages if isinstance(stage, CertifyView | CertifyFunction))
-    certificate = next((stage.certificate for stage in certifications if stage.view == view), None)
+    certificates_of = {
+        stage.view: stage.certificate
+        for stage in plan.stages
+        if isinstance(stage, CertifyView | CertifyFunction) and stage.certificate is not None
+    }
+    certificate = certificates_of.get(view)
+    refused = {name for name, stored in certificates_of.items() if not stored.equal}
     always = decl.refresh == "full"
     groups = plan.program.groups.values()
     (members,) = (group.views for group in groups if any(member.name == view for member in group.views))
+    # As a runner does: a view that is not certified has no circuit.
+    members = tuple(replace(member, circuit=None) if member.name in refused else member for member in members)
     with pipeline.context.spark() as spark:
         reasons = chain_of(spark, members, plan.program.datasets).reasons
     why = "refresh='full'" if always else reasons.get(view, "")
+    if view in refused and not always:
+        why = "it is not certified"
     circuit = None if decl.function is not None else plan.explained(view)
     return Explanation(view, circuit, certificate, decl.declared, always_full=always, recomputed=why)
+
+
+def retry_certification(pipeline: "Pipeline", view: str) -> bool:
+    """Remove a failed comparison of a view, so that the next run repeats it; return whether there was one."""
+    from tidemill.pipeline.plan.certification import Certify
+
+    context = pipeline.context
+    tests = [stage for stage in pipeline.plan().stages if isinstance(stage, Certify) and stage.view == view]
+    return any(
+        context.store.run(
+            partial(certificates.forget_failure, cluster=context.place.cluster, digest=test.digest)
+        )
+        for test in tests
+    )

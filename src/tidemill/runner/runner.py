@@ -151,7 +151,7 @@ def _step_computer(
 
 
 def _trusted(scope: Scope, view: ViewProgram) -> ViewProgram:
-    """Return the view, without its circuit if certification found different rows (DBSP-19)."""
+    """Return the view, without its circuit if certification failed or found different rows (DBSP-19)."""
     if view.circuit is None:
         return view
     digest = certificates.digest_of(view.code, view.circuit)

@@ -31,6 +31,7 @@ from tidemill.runner.program import ArcProgram
 from tidemill.spark import schema
 from tidemill.spark.drift import effective
 from tidemill.spark.operations import WEIGHT
+from tidemill.views.certify.bounds import BoundExceeded
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -233,13 +234,22 @@ class ArcPlanner:
         def results(df: "DataFrame") -> "list[DataFrame]":
             return results_of(program, arc.function(df))
 
-        certificate = certify_arc(
-            self.pipeline.context, self.catalog.spark, program.spec.code, results, arc.reads[0], inputs[0].ddl
-        )
+        hint = "use changes='raw' to read and return _weight, or declare a view instead"
+        try:
+            certificate = certify_arc(
+                self.pipeline.context,
+                self.catalog.spark,
+                program.spec.code,
+                results,
+                arc.reads[0],
+                inputs[0].ddl,
+            )
+        except BoundExceeded as error:
+            message = f"arc {arc.name} is declared linear, but this could not be tested: {error}"
+            raise DeclarationError(message, hint=hint) from None
         if not certificate.equal:
             raise DeclarationError(
-                f"arc {arc.name} is declared linear but is not: {certificate.why}",
-                hint="use changes='raw' to read and return _weight, or declare a view instead",
+                f"arc {arc.name} is declared linear but is not: {certificate.why}", hint=hint
             )
 
     def removed(self, arcs: Mapping[str, ArcProgram]) -> list[PlanStage]:

@@ -7,16 +7,23 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tidemill.clock import Clock
+from tidemill.errors import SparkUnavailable
 from tidemill.events import Event
+from tidemill.pipeline.plan.catalog import short
 from tidemill.pipeline.plan.stages import StageStatus
 from tidemill.store import Tx
 from tidemill.views.certify import certificates, generated_steps
+from tidemill.views.certify.bounds import MOST_SECONDS, BoundExceeded, Bounds, ends_spark
 from tidemill.views.certify.certificates import (
+    UNFINISHED,
+    Attempt,
     ViewCertificate,
     ViewCertified,
     ViewNotCertified,
     certify_function,
 )
+from tidemill.views.certify.equality import Row as Value
 from tidemill.views.certify.equality import difference
 from tidemill.views.certify.query_results import collect_rows
 from tidemill.views.certify.table_contents import Row, Step, TableContents
@@ -27,6 +34,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from tidemill.pipeline.context import PipelineContext
+
+
+POLL_S = 0.2
+MOST_WAIT_S = 2 * MOST_SECONDS
+"""How long a run waits for the test of another node. After that, it recomputes the view."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +57,7 @@ class Certify(ABC):
     certificate: ViewCertificate | None = None
 
     @abstractmethod
-    def _certify(self, spark: "SparkSession") -> ViewCertificate: ...
+    def _certify(self, spark: "SparkSession", bounds: Bounds) -> ViewCertificate: ...
 
     @abstractmethod
     def _event(self, certificate: ViewCertificate) -> Event: ...
@@ -61,13 +73,47 @@ class Certify(ABC):
 
     def apply(self, context: "PipelineContext", holder: str) -> Event | None:
         """Run the test, unless its result is stored; return an event with the result."""
-        cluster = context.place.cluster
-        if context.store.run(lambda tx: certificates.read(tx, cluster, self.digest)) is not None:
+        store, cluster, node = context.store, context.place.cluster, context.node.id
+        begun = self._begin(context, node)
+        if begun is Attempt.DIED:
+            return self._event(UNFINISHED)
+        if begun is not Attempt.BEGUN:
             return None
-        with context.spark() as spark:
-            certificate = self._certify(spark)
-        context.store.run(lambda tx: certificates.write(tx, cluster, self.digest, certificate))
+        try:
+            with context.spark() as spark:
+                certificate, error = self._attempt(spark, context.clock)
+                store.run(lambda tx: certificates.finish(tx, cluster, self.digest, node, certificate))
+        except BaseException:  # such as an interrupt, which says nothing about the view
+            store.run(lambda tx: certificates.withdraw(tx, cluster, self.digest, node))
+            raise
+        if error is not None and ends_spark(error):
+            raise SparkUnavailable(
+                f"Spark ended during the test of view {self.view}: {short(error)}",
+                hint="run again: the test is not repeated, and each step recomputes the view",
+            ) from error
         return self._event(certificate)
+
+    def _begin(self, context: "PipelineContext", node: str) -> ViewCertificate | Attempt:
+        """Begin the test; first wait while another node runs it."""
+        cluster = context.place.cluster
+        ends_at = context.clock.monotonic() + MOST_WAIT_S
+        while True:
+            begun = context.store.run(lambda tx: certificates.begin(tx, cluster, self.digest, node))
+            if begun is not Attempt.RUNNING or context.clock.monotonic() >= ends_at:
+                return begun
+            context.clock.sleep(POLL_S)
+
+    def _attempt(self, spark: "SparkSession", clock: Clock) -> tuple[ViewCertificate, Exception | None]:
+        """Run the test. If it fails, return the reason as a certificate, and the error."""
+        bounds = Bounds()
+        try:
+            with bounds.watch(spark, clock):
+                return self._certify(spark, bounds), None
+        except Exception as error:  # noqa: BLE001 - explain shows it; no test of a view stops a pipeline
+            why = str(error) if isinstance(error, BoundExceeded) else f"the test failed: {short(error)}"
+            if ends_spark(error):
+                why = f"the test ended Spark: {short(error)}"
+            return ViewCertificate(equal=False, kind=certificates.FAILED, why=why), error
 
     def _described(self, kind: str, detail: str) -> dict[str, str]:
         return {"what": kind, "name": self.view, "detail": " ".join(detail.split()), "where": self.where}
@@ -81,9 +127,9 @@ class CertifyView(Certify):
     output: ViewOutput = field(repr=False)
     written: ViewOutput = field(repr=False)
 
-    def _certify(self, spark: "SparkSession") -> ViewCertificate:
+    def _certify(self, spark: "SparkSession", bounds: Bounds) -> ViewCertificate:
         return certificates.certify(
-            spark, self.view, self.sql, self.output, self.tables, written=self.written
+            spark, self.view, self.sql, self.output, self.tables, written=self.written, bounds=bounds
         )
 
     def _event(self, certificate: ViewCertificate) -> Event:
@@ -100,6 +146,10 @@ class CertifyView(Certify):
         elif certificate.equal:
             detail = f"equal to plain Spark ({certificate.kind}) after {certificate.compared} generated steps"
             detail = certificate.why or detail
+        elif certificate.failed:
+            detail = (
+                f"could not be compared with plain Spark, so every step recomputes it: {certificate.reason}"
+            )
         else:
             detail = f"NOT equal to plain Spark, so every step recomputes it: {certificate.why}"
         return self._described("circuit", detail)
@@ -114,12 +164,15 @@ class CertifyFunction(Certify):
     reads: tuple[str, ...]
     keyed_by: tuple[str, ...]
 
-    def _certify(self, spark: "SparkSession") -> ViewCertificate:
-        return certify_function(spark, self.function, self.reads, self.tables, keyed_by=self.keyed_by)
+    def _certify(self, spark: "SparkSession", bounds: Bounds) -> ViewCertificate:
+        return certify_function(
+            spark, self.function, self.reads, self.tables, keyed_by=self.keyed_by, bounds=bounds
+        )
 
     def _event(self, certificate: ViewCertificate) -> Event:
         if not certificate.equal:
-            why = f"it is declared {self.declared} but is not: {certificate.why}"
+            wrong = "this could not be tested" if certificate.failed else "is not"
+            why = f"it is declared {self.declared} but {wrong}: {certificate.why}"
             return ViewNotCertified(pipeline=self.pipeline, view=self.view, why=why)
         return ViewCertified(
             pipeline=self.pipeline, view=self.view, kind=self.declared, steps=certificate.compared
@@ -131,6 +184,8 @@ class CertifyFunction(Certify):
             detail = f"declared {self.declared}; this is tested when it is created"
         elif certificate.equal:
             detail = f"{self.declared} as declared, after {certificate.compared} generated steps"
+        elif certificate.failed:
+            detail = f"declared {self.declared}; this could not be tested: {certificate.reason}"
         else:
             detail = f"declared {self.declared} but is NOT, so every step recomputes it: {certificate.why}"
         return self._described("function", detail)
@@ -156,12 +211,40 @@ def certify_arc(
         results: the function, which returns a DataFrame for each of its tables.
         table: the table that it reads.
         ddl: the columns of that table.
+
+    Raises:
+        BoundExceeded: the results are too large, or the test takes too long.
     """
     digest = hashlib.sha256(repr((certificates.FORMAT, "linear", code, ddl)).encode()).hexdigest()[:32]
     cluster = context.place.cluster
     stored = context.store.run(lambda tx: certificates.read(tx, cluster, digest))
     if stored is not None:
         return stored
+    bounds = Bounds()
+    with bounds.watch(spark, context.clock):
+        rows, rows_of = _arc_results(spark, digest, results, table, ddl, bounds)
+    why = ""
+    for first in range(0, len(rows_of), 4):
+        of_all, of_half, of_other_half, of_none = rows_of[first : first + 4]
+        differs = difference(of_all, [*of_half, *of_other_half])
+        if differs is not None:
+            why = f"the results of two halves of the rows differ from the result of all rows: {differs}"
+        elif of_none:
+            why = f"an empty table gives {len(of_none)} rows"
+    certificate = ViewCertificate(equal=not why, why=why[:1000], compared=rows)
+    context.store.run(lambda tx: certificates.write(tx, cluster, digest, certificate))
+    return certificate
+
+
+def _arc_results(
+    spark: "SparkSession",
+    digest: str,
+    results: "Callable[[DataFrame], Sequence[DataFrame]]",
+    table: str,
+    ddl: str,
+    bounds: Bounds,
+) -> "tuple[int, list[list[Value]]]":
+    """Return the number of generated rows, and four results for each sink: of all, both halves and none."""
     contents = TableContents({table: ddl})
     for step in generated_steps.generate_steps({table: ddl})[:2]:
         contents.apply(step)
@@ -176,18 +259,7 @@ def certify_arc(
             frame.createOrReplaceTempView(view)
             stack.callback(spark.catalog.dropTempView, view)
             queries.append(f"SELECT * FROM {view}")  # noqa: S608
-        rows_of = collect_rows(spark, queries)
-    why = ""
-    for first in range(0, len(rows_of), 4):
-        of_all, of_half, of_other_half, of_none = rows_of[first : first + 4]
-        differs = difference(of_all, [*of_half, *of_other_half])
-        if differs is not None:
-            why = f"the results of two halves of the rows differ from the result of all rows: {differs}"
-        elif of_none:
-            why = f"an empty table gives {len(of_none)} rows"
-    certificate = ViewCertificate(equal=not why, why=why[:1000], compared=len(rows))
-    context.store.run(lambda tx: certificates.write(tx, cluster, digest, certificate))
-    return certificate
+        return len(rows), collect_rows(spark, queries, bounds=bounds)
 
 
 def _frame(spark: "SparkSession", table: str, ddl: str, rows: "Sequence[Row]") -> "DataFrame":

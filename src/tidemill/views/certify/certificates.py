@@ -7,6 +7,11 @@ duplicates, NULL, NaN, deletions, empty tables and a later time. If the results 
 the circuit: it stays on the rung *full*, which runs the original query, and an event reports this. The result
 is stored under a digest of everything that it depends on, so the next start does not repeat the comparison.
 
+A node records its attempt before it starts (`begin`), because a query can end Spark or the whole process. If
+the row still has an attempt and the node is dead, the comparison has failed. The view is then recomputed in
+each step, as if the results had differed, and no later run repeats the attempt. An interrupted node withdraws
+its attempt.
+
 A view that is a function is tested against its declaration:
 
     linear     For the changed rows, the function returns the change of its result. After each generated step
@@ -22,16 +27,20 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from enum import Enum
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from tidemill.cluster import nodes
+from tidemill.cluster.keys import ClusterKeys
 from tidemill.events import Event
 from tidemill.spark import schema
 from tidemill.spark.sessions import expecting_errors
 from tidemill.store import Space, Tx
 from tidemill.views.certify import generated_steps
+from tidemill.views.certify.bounds import Bounds, is_query_error
 from tidemill.views.certify.equality import Row as Value
 from tidemill.views.certify.equality import difference, equality_of
 from tidemill.views.certify.judge import Case, Judge, TimedQuery, Verdict
@@ -41,6 +50,7 @@ from tidemill.views.circuit.interpreter import interpret
 from tidemill.views.circuit.operators import Opaque, ViewOutput
 from tidemill.views.circuit.render import Renderer
 from tidemill.views.circuit.rungs import rungs
+from tidemill.views.circuit.size_arguments import sized_columns
 from tidemill.views.spark.step_time import clock_values, reads_clock
 
 if TYPE_CHECKING:
@@ -58,6 +68,7 @@ class ViewCertificate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     - compared: the number of steps compared.
     - loose: the number of these steps in which Spark itself has several correct results.
     - raised: the number of these steps in which both sides raised an error.
+    - attempted_by: the node that has begun the comparison and has not finished it.
     """
 
     equal: bool
@@ -66,6 +77,33 @@ class ViewCertificate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     compared: int = 0
     loose: int = 0
     raised: int = 0
+    attempted_by: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is no comparison, because it failed or has not finished."""
+        return self.kind == FAILED
+
+    @property
+    def reason(self) -> str:
+        """Why the comparison failed, or which node has not finished it."""
+        if self.attempted_by:
+            return f"node {self.attempted_by} has begun the comparison and has not finished it"
+        return self.why
+
+
+FAILED: Final = "failed"
+UNFINISHED: Final = ViewCertificate(
+    equal=False, kind=FAILED, why="the comparison ended Spark or the process that ran it"
+)
+
+
+class Attempt(Enum):
+    """What `begin` did, if there is no certificate yet."""
+
+    BEGUN = "begun"
+    RUNNING = "running"
+    DIED = "died"
 
 
 class ViewCertified(Event, frozen=True, kw_only=True):
@@ -78,7 +116,7 @@ class ViewCertified(Event, frozen=True, kw_only=True):
 
 
 class ViewNotCertified(Event, frozen=True, kw_only=True):
-    """The circuit of a view gave different results from plain Spark, so every step recomputes the view."""
+    """Each step recomputes a view: its circuit differs from plain Spark, or could not be compared with it."""
 
     pipeline: str
     view: str
@@ -110,6 +148,50 @@ def write(tx: Tx, cluster: str, digest: str, certificate: ViewCertificate) -> No
     tx.set(_space(cluster)[digest], msgspec.msgpack.encode(certificate), quiet=True)
 
 
+def begin(tx: Tx, cluster: str, digest: str, node: str) -> ViewCertificate | Attempt:
+    """Record that a node begins a comparison, before it does anything that could end the process.
+
+    Return the certificate if there is one. If another node is at it, return RUNNING. If that node is dead,
+    its comparison has failed: store this, and return DIED.
+    """
+    stored = read(tx, cluster, digest)
+    if stored is None:
+        write(tx, cluster, digest, msgspec.structs.replace(UNFINISHED, attempted_by=node))
+        return Attempt.BEGUN
+    if not stored.attempted_by:
+        return stored
+    other = nodes.read(tx, ClusterKeys(cluster), stored.attempted_by)
+    if other is not None and other.expires_at > tx.now():
+        return Attempt.RUNNING
+    write(tx, cluster, digest, UNFINISHED)
+    return Attempt.DIED
+
+
+def finish(tx: Tx, cluster: str, digest: str, node: str, certificate: ViewCertificate) -> bool:
+    """Store the result of an attempt; return False if it is no longer this node's attempt."""
+    stored = read(tx, cluster, digest)
+    if stored is None or stored.attempted_by != node:
+        return False
+    write(tx, cluster, digest, certificate)
+    return True
+
+
+def withdraw(tx: Tx, cluster: str, digest: str, node: str) -> None:
+    """Remove an attempt of this node that was interrupted; a later run begins it again."""
+    stored = read(tx, cluster, digest)
+    if stored is not None and stored.attempted_by == node:
+        tx.clear(_space(cluster)[digest])
+
+
+def forget_failure(tx: Tx, cluster: str, digest: str) -> bool:
+    """Remove a failed comparison, so that the next run repeats it; return False if none has failed."""
+    stored = read(tx, cluster, digest)
+    if stored is None or not stored.failed or stored.attempted_by:
+        return False
+    tx.clear(_space(cluster)[digest])
+    return True
+
+
 def certify(
     spark: "SparkSession",
     name: str,
@@ -119,6 +201,7 @@ def certify(
     *,
     written: ViewOutput | None = None,
     seed: int = 0,
+    bounds: Bounds | None = None,
 ) -> ViewCertificate:
     """Compare the circuit of a view with its query, in one Spark job (or a few, if values raise errors).
 
@@ -130,6 +213,7 @@ def certify(
         tables: the columns of the tables that it reads.
         written: the circuit before any rewrite; the comparison uses it if the order of the query leaves ties.
         seed: the seed of the generated rows.
+        bounds: the largest results; a larger one raises `BoundExceeded`.
     """
     kind = equality_of(output)
     if _is_nondeterministic(output):
@@ -142,9 +226,9 @@ def certify(
     case = Case(name, sql, _text(output), kind, keyed)
     clock = reads_clock(sql, [column for text in tables.values() for column in _columns(text)])
     with expecting_errors():  # generated values overflow, and both sides must raise
-        verdict: Verdict = Judge(spark, tables).run(
-            [case], generated_steps.generate_steps(tables, seed=seed, clock=clock)
-        )
+        sized = sized_columns(written or output)
+        steps = generated_steps.generate_steps(tables, seed=seed, clock=clock, sized=sized)
+        verdict: Verdict = Judge(spark, tables, bounds=bounds).run([case], steps)
     why = "" if verdict else str(verdict.mismatches[0])
     if verdict.raised == verdict.compared:
         why = "raises an error in every generated step, so nothing could be compared"
@@ -188,6 +272,7 @@ def certify_function(
     *,
     keyed_by: Sequence[str] = (),
     seed: int = 0,
+    bounds: Bounds | None = None,
 ) -> ViewCertificate:
     """Test a function that is declared keyed by these columns, or linear if there are none, in one Spark job.
 
@@ -198,6 +283,7 @@ def certify_function(
         tables: the columns of the tables.
         keyed_by: the columns of the key.
         seed: the seed of the generated rows.
+        bounds: the largest results; a larger one raises `BoundExceeded`.
     """
     contents = TableContents(tables)
     equations: list[tuple[list[Tables], list[Tables]]] = []  # both sides must have equal results
@@ -212,9 +298,9 @@ def certify_function(
     inputs = [rows for left_tables, right_tables in equations for rows in (*left_tables, *right_tables)]
     try:
         with expecting_errors():
-            results = iter(_results(spark, function, reads, tables, inputs))
+            results = iter(_results(spark, function, reads, tables, inputs, bounds))
     except Exception as error:
-        if not type(error).__module__.startswith(("pyspark.", "py4j.")):
+        if not is_query_error(error):
             raise
         why = f"raises an error on generated rows: {' '.join(str(error).split())[:300]}"
         return ViewCertificate(equal=False, kind="none", why=why)
@@ -260,6 +346,7 @@ def _results(
     reads: Sequence[str],
     tables: Mapping[str, str],
     inputs: Sequence[Tables],
+    bounds: Bounds | None,
 ) -> list[list[Value]]:
     with ExitStack() as stack:
         texts = []
@@ -270,4 +357,4 @@ def _results(
             function(*(contents.frame(spark, name) for name in reads)).createOrReplaceTempView(view)
             stack.callback(spark.catalog.dropTempView, view)
             texts.append(f"SELECT * FROM {view}")  # noqa: S608
-        return collect_rows(spark, texts, small=True)
+        return collect_rows(spark, texts, small=True, bounds=bounds)

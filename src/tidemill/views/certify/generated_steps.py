@@ -4,11 +4,14 @@ All tables use the same values, so joins find matches, DISTINCT finds duplicates
 values include NULL, NaN, both zeros, empty strings and empty arrays. Only the last step has the lowest and
 highest values of the types, because a query may overflow on them. The comparison accepts a step in which both
 sides raise an error.
+
+Columns that are used as lengths or counts get no extreme values: `repeat(s, 2147483647)` raises no error, it
+ends Spark. Timestamps in such columns are at most a minute apart, for `sequence(first, last, step)`.
 """
 
 import datetime as dt
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -21,10 +24,17 @@ ROWS = 9
 FIRST = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 NOW = int(FIRST.timestamp()) * 1_000_000
 DAY_US = 86_400_000_000
+LARGE_SIZE = 40
+"""The largest value of a column that is used as a length or a count."""
 
 
 def generate_steps(
-    ddl: Mapping[str, str], *, seed: int = 0, rows: int = ROWS, clock: bool = False
+    ddl: Mapping[str, str],
+    *,
+    seed: int = 0,
+    rows: int = ROWS,
+    clock: bool = False,
+    sized: Mapping[str, Collection[str]] | None = None,
 ) -> list[Step]:
     """Generate inserts and deletes for tables with these columns.
 
@@ -36,12 +46,16 @@ def generate_steps(
         seed: the seed of the random values.
         rows: the number of rows per table and step.
         clock: whether to add a step in which only the time changes.
+        sized: columns by table that are used as lengths or counts.
     """
     chance = random.Random(seed)
-    columns = {name: schema.parse(text).columns for name, text in ddl.items()}
-    first_rows = {name: _rows(chance, columns[name], rows) for name in columns}
-    second_rows = {name: _rows(chance, columns[name], rows // 2) for name in columns}
-    deleted = {name: chance.sample(first_rows[name], rows // 3) for name in columns}
+    tables = {
+        name: _TableRows(chance, schema.parse(text).columns, (sized or {}).get(name, ()))
+        for name, text in ddl.items()
+    }
+    first_rows = {name: table.draw(rows) for name, table in tables.items()}
+    second_rows = {name: table.draw(rows // 2) for name, table in tables.items()}
+    deleted = {name: chance.sample(first_rows[name], rows // 3) for name in tables}
     steps = [
         Step(now=NOW),
         Step(inserts=first_rows, now=NOW + DAY_US),
@@ -49,26 +63,48 @@ def generate_steps(
     ]
     if clock:
         steps.append(Step(now=NOW + 40 * DAY_US))
-    ends = {
-        name: [_highest(chance, columns[name]), *_rows(chance, columns[name], 3, ends=True)]
-        for name in columns
-    }
-    deleted_later = {name: second_rows[name][: rows // 4] for name in columns}
+    ends = {name: [table.highest(), *table.draw(3, ends=True)] for name, table in tables.items()}
+    deleted_later = {name: second_rows[name][: rows // 4] for name in tables}
     return [*steps, Step(inserts=ends, deletes=deleted_later)]
 
 
-def _rows(chance: random.Random, columns: Sequence[Column], count: int, *, ends: bool = False) -> list[Any]:
-    rows = [{column.name: value(chance, column.type, ends=ends) for column in columns} for _ in range(count)]
-    # Repeat some rows: otherwise wide tables would have no duplicates.
-    return rows[: count - count // 4] + rows[: count // 4]
+class _TableRows:
+    """Draws rows of one table."""
 
+    def __init__(self, chance: random.Random, columns: Sequence[Column], sized: Collection[str]) -> None:
+        self._chance = chance
+        self._columns = columns
+        self._sized = {name.lower() for name in sized}
 
-def _highest(chance: random.Random, columns: Sequence[Column]) -> dict[str, Any]:
-    """Return a row with the highest value of each type that has one."""
-    return {
-        column.name: ends(column.type)[-1] if ends(column.type) else value(chance, column.type, ends=True)
-        for column in columns
-    }
+    def draw(self, count: int, *, ends: bool = False) -> list[dict[str, Any]]:
+        """Return random rows; with `ends`, some values are the lowest or highest of their type."""
+        rows = [
+            {column.name: self._value(column, ends=ends) for column in self._columns} for _ in range(count)
+        ]
+        # Repeat some rows: otherwise wide tables would have no duplicates.
+        return rows[: count - count // 4] + rows[: count // 4]
+
+    def highest(self) -> dict[str, Any]:
+        """Return a row with the highest value of each type that has one."""
+        return {column.name: self._highest(column) for column in self._columns}
+
+    def _highest(self, column: Column) -> Any:
+        if not ends(column.type):
+            return self._value(column, ends=True)
+        if column.name.lower() not in self._sized:
+            return ends(column.type)[-1]
+        assert isinstance(column.type, Simple)
+        return LARGE_SIZE if row_of(column.type).family is Family.INTEGER else self._value(column, ends=False)
+
+    def _value(self, column: Column, *, ends: bool) -> Any:
+        if column.name.lower() not in self._sized:
+            return value(self._chance, column.type, ends=ends)
+        drawn = value(self._chance, column.type)
+        if not isinstance(drawn, dt.datetime):
+            return drawn
+        assert isinstance(column.type, Simple)
+        first = row_of(column.type).samples[0]
+        return first + (drawn - first) / 3600  # seconds instead of hours
 
 
 def value(chance: random.Random, kind: Type, *, ends: bool = False, nulls: float = 0.2) -> Any:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from tidemill.spark import queries, schema
 from tidemill.views.certify import query_results
+from tidemill.views.certify.bounds import Bounds, is_query_error
 from tidemill.views.certify.equality import EXACT, Equality, Row, difference
 from tidemill.views.certify.table_contents import Step, TableContents
 from tidemill.views.circuit.ties import with_other_tie_breaks
@@ -127,6 +128,7 @@ class Judge:
         tables: the columns of the tables that queries read, by name, as Spark writes them.
         batch: about how many results one job computes.
         precomputed: computes results of queries in advance.
+        bounds: the largest results; a larger one raises `BoundExceeded`.
     """
 
     def __init__(
@@ -136,12 +138,14 @@ class Judge:
         *,
         batch: int = 40,
         precomputed: PrecomputedResults | None = None,
+        bounds: Bounds | None = None,
     ) -> None:
         self._spark = spark
         self._tables = dict(tables)
         self._columns = {name for text in tables.values() for name in schema.parse(text).names}
         self._batch = batch
         self._precomputed = precomputed
+        self._bounds = bounds
 
     def run(self, cases: Sequence[Case], steps: Sequence[Step]) -> Verdict:
         """Compare every case after every step. The tables are empty at the start."""
@@ -235,9 +239,9 @@ class Judge:
         small = all(comparison.small for comparison in comparisons)
         try:
             texts = [text for comparison in comparisons for text in comparison.sides if isinstance(text, str)]
-            results = iter(query_results.collect_rows(self._spark, texts, small=small))
+            results = iter(query_results.collect_rows(self._spark, texts, small=small, bounds=self._bounds))
         except Exception as error:
-            if not _of_spark(error):
+            if not is_query_error(error):
                 raise
             if len(comparisons) > 1:
                 # One query raises an error and fails the job. Divide the comparisons to find it.
@@ -259,9 +263,9 @@ class Judge:
         if not isinstance(text, str):
             return text
         try:
-            return query_results.collect_rows(self._spark, [text])[0]
+            return query_results.collect_rows(self._spark, [text], bounds=self._bounds)[0]
         except Exception as error:
-            if not _of_spark(error):
+            if not is_query_error(error):
                 raise
             return error
 
@@ -362,11 +366,6 @@ class _TableViews:
 
 def _at(text: "str | TimedQuery", now: int) -> str:
     return text if isinstance(text, str) else text(now)
-
-
-def _of_spark(error: Exception) -> bool:
-    """Return whether Spark raised the error; any other error is a bug of the judge."""
-    return type(error).__module__.startswith(("pyspark.", "py4j."))
 
 
 def _message(error: Exception) -> str:

@@ -14,9 +14,11 @@ from tidemill.errors import BadSchema
 from tidemill.schemas.columns import Array, Map, Struct, Type
 from tidemill.schemas.type_table import Family, family_of
 from tidemill.spark import schema
+from tidemill.views.certify.bounds import Bounds
 from tidemill.views.certify.equality import FloatValue, Row
 
 if TYPE_CHECKING:
+    from pyspark.sql import Row as SparkRow
     from pyspark.sql import SparkSession
 
 _OPTIONS = (
@@ -29,10 +31,13 @@ JSON_COLUMNS = f"to_json(struct(*), {_OPTIONS}) AS json, typeof(struct(*)) AS ki
 """The columns to select from a query; `ResultReader` decodes them."""
 
 
-def collect_rows(spark: "SparkSession", texts: Sequence[str], *, small: bool = False) -> list[list[Row]]:
+def collect_rows(
+    spark: "SparkSession", texts: Sequence[str], *, small: bool = False, bounds: Bounds | None = None
+) -> list[list[Row]]:
     """Run several queries in one job and return the rows of each.
 
     - small: whether the tables have few rows, so that one task computes all queries.
+    - bounds: the largest result; a larger one raises `BoundExceeded`.
     """
     if not texts:
         return []
@@ -46,9 +51,20 @@ def collect_rows(spark: "SparkSession", texts: Sequence[str], *, small: bool = F
         query = f"SELECT /*+ COALESCE(1) */ * FROM (\n{query}\n)"  # noqa: S608
     readers = [ResultReader(spark, text) for text in texts]
     rows: list[list[Row]] = [[] for _ in texts]
-    for number, json_text, kind in spark.sql(query).collect():
+    for number, json_text, kind in _collect(spark, query, bounds):
         rows[number].append(readers[number].row(json_text, kind))
     return rows
+
+
+def _collect(spark: "SparkSession", query: str, bounds: Bounds | None) -> "list[SparkRow]":
+    if bounds is None:
+        return spark.sql(query).collect()
+    bounds.check()
+    try:
+        return spark.sql(bounds.limited(query)).collect()
+    except Exception as error:
+        bounds.check(error)
+        raise
 
 
 class ResultReader:
