@@ -238,3 +238,13 @@ def test_brokers_and_topics_that_are_not_there_are_told_of(
 def test_a_topic_that_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(BadSource):
         kafka(**{"brokers": "localhost:9092", "topic": "orders", **options})
+
+
+def test_an_error_of_the_driver_does_not_quote_the_values_of_settings() -> None:
+    stage = Stage()
+    scope = stage.scope(stage.node("n0"), stage.stage.clock)
+    source = kafka("127.0.0.1:1", "orders", settings={"security.protocol": "HUNTER2"})
+    partitions = TopicPartitions(SOURCE, scope, timing=LeaseTiming(TTL_S))
+    with pytest.raises(SourceUnavailable, match=r"security\.protocol") as refused:
+        TopicReader(source, BatchPublisher(stage.target(), scope), partitions).read()
+    assert "HUNTER2" not in str(refused.value)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,8 +32,10 @@ from tidemill.lots import datasets
 from tidemill.lots.checks import QUARANTINE_SCHEMA, not_null, quarantine_of
 from tidemill.lots.datasets import DatasetRow
 from tidemill.publish.manifests import Manifests
+from tidemill.sources import batch_publisher, http_client
 from tidemill.sources.batch_publisher import BatchPublisher
 from tidemill.sources.events import CheckpointSkipped
+from tidemill.sources.http_client import HttpLimits, HttpResponse
 from tidemill.sources.http_poll import http_poll
 from tidemill.sources.http_poller import HttpPoller
 from tidemill.sources.records import SourceRecord, parse
@@ -89,6 +92,10 @@ def reply_of(body: Any, kind: str = JSON, status: int = 200, **headers: str) -> 
 
 @pytest.fixture
 def web() -> Iterator[Web]:
+    yield from serving()
+
+
+def serving() -> Iterator[Web]:
     web = Web()
     thread = threading.Thread(target=lambda: web.server.serve_forever(0.01), daemon=True)
     thread.start()
@@ -277,19 +284,102 @@ def test_a_target_that_hangs_or_responds_wrongly_is_reported_and_nothing_is_lost
     assert stage.ids() == [1]
 
 
-def test_headers_are_not_sent_to_another_host(web: Web) -> None:
+@pytest.fixture
+def other() -> Iterator[Web]:
+    yield from serving()
+
+
+def redirect_to(address: str) -> Reply:
+    return _raw(b"HTTP/1.1 302 Go\r\nLocation: " + address.encode() + b"\r\n\r\n")
+
+
+def test_a_redirect_to_another_origin_is_refused_unless_configured(web: Web, other: Web) -> None:
     stage = Stage()
-    other = Web()
-    thread = threading.Thread(target=lambda: other.server.serve_forever(0.01), daemon=True)
-    thread.start()
     other.says(orders(1))
-    web.reply = _raw(b"HTTP/1.1 302 Go\r\nLocation: " + other.url.encode() + b"\r\n\r\n")
-    stage.poller(web.url, headers={"Authorization": "Bearer s"}).poll(stage.lease.fence)
-    assert web.asked[0]["authorization"] == "Bearer s"
+    web.reply = redirect_to(other.url.replace("http://", "http://user:HUNTER2@"))
+    with pytest.raises(PollRefused, match="redirects to another origin") as refused:
+        stage.poller(web.url, headers={"Authorization": "Bearer s"}).poll(stage.lease.fence)
+    assert "redirect_origins=" in refused.value.hint
+    assert "HUNTER2" not in str(refused.value)
+    assert other.asked == [], "the other address was not requested"
+    web.reply = redirect_to(other.url)
+    origins = ["https://cdn.example.com", other.url]
+    allowed = stage.poller(web.url, headers={"Authorization": "Bearer s"}, redirect_origins=origins)
+    assert allowed.poll(stage.lease.fence).rows == 1
+    assert web.asked[-1]["authorization"] == "Bearer s"
     assert "authorization" not in other.asked[0]
-    other.server.shutdown()
-    other.server.server_close()
     assert stage.ids() == [1]
+
+
+def test_a_redirect_within_the_origin_is_followed_with_the_headers(web: Web) -> None:
+    stage = Stage()
+
+    def reply(handler: BaseHTTPRequestHandler) -> None:
+        following = reply_of(orders(1)) if handler.path == "/new" else redirect_to("/new")
+        following(handler)
+
+    web.reply = reply
+    stage.poller(web.url, headers={"Authorization": "Bearer s"}).poll(stage.lease.fence)
+    assert [request["authorization"] for request in web.asked] == ["Bearer s"] * 2
+    assert stage.ids() == [1]
+
+
+def test_an_allowed_origin_does_not_allow_a_redirect_from_https_to_http() -> None:
+    first = urlsplit("https://example.com/orders")
+    response = HttpResponse(302, {"location": "http://example.com/orders"}, b"")
+    with pytest.raises(PollRefused, match="from https to http"):
+        http_client._redirected(first, first, response, {"http://example.com:80"})
+
+
+@pytest.mark.parametrize(
+    "location",
+    ["/orders?token=HUNTER2 x", "/ord\xebrs?token=HUNTER2", "http://[HUNTER2", "http://h:HUNTER2/"],
+    ids=["space", "letter", "host", "port"],
+)
+def test_an_error_about_a_redirect_does_not_quote_its_address(web: Web, location: str) -> None:
+    stage = Stage()
+    web.reply = _raw(b"HTTP/1.1 302 Go\r\nLocation: " + location.encode("latin-1") + b"\r\n\r\n")
+    with pytest.raises(PollRefused) as refused:
+        stage.poller(web.url).poll(stage.lease.fence)
+    assert "HUNTER2" not in str(refused.value)
+    assert refused.value.__suppress_context__
+    stored = stage.store.run(lambda tx: batch_publisher.problems(tx, stage.keys, SOURCE))
+    assert stored
+    assert "HUNTER2" not in str(stored)
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["key=HUNTER2&since=2024-01-01 00:00", "key=HUNTER2\u00e9", "key=HUNTER2\x7f"],
+    ids=["space", "letter", "control"],
+)
+def test_an_address_that_cannot_be_sent_is_refused_without_quoting_its_secret(query: str) -> None:
+    url = f"http://127.0.0.1:1/orders?{query}"
+    with pytest.raises(BadSource, match="contains a space") as refused:
+        http_poll(url)
+    assert "HUNTER2" not in str(refused.value)
+    assert "percent-encode" in refused.value.hint
+    with pytest.raises((PollRefused, SourceUnavailable)) as failed:
+        http_client.get(url, {"X-Key": "HUNTER2"}, HttpLimits(5, 1000), SYSTEM)
+    assert "HUNTER2" not in str(failed.value)
+
+
+def test_a_client_error_does_not_quote_the_request_or_a_header(web: Web) -> None:
+    for path, headers in (("/orders?key=HUNTER2 x", {}), ("/orders", {"X-Key": "HUNTER2\n"})):
+        url = web.url.replace("/orders", path)
+        with pytest.raises(PollRefused, match="cannot be sent") as refused:
+            http_client.get(url, headers, HttpLimits(5, 1000), SYSTEM)
+        assert "HUNTER2" not in str(refused.value)
+    assert web.asked == []
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://me:HUNTER2@x/y", "http//me:HUNTER2@x", "http://x:HUNTER2/", "HUNTER2"]
+)
+def test_an_address_that_is_not_a_web_address_is_not_quoted(url: str) -> None:
+    with pytest.raises(BadSource, match="not a web address") as refused:
+        http_poll(url)
+    assert "HUNTER2" not in str(refused.value)
 
 
 @pytest.mark.rule("CLU-20", "CLU-22")
@@ -365,6 +455,7 @@ def test_bad_records_are_quarantined_and_the_others_keep_their_order() -> None:
         {"headers": {"X": "a\r\nb"}},
         {"on_gone": "latest"},
         {"body_bytes": 0},
+        {"redirect_origins": ["cdn.example.com"]},
     ],
     ids=str,
 )

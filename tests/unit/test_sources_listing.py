@@ -74,17 +74,49 @@ def test_unusable_names_are_reported(tmp_path: Path) -> None:
     assert any("UTF-8" in why for _, why in skipped)
 
 
-def test_links_to_files_are_followed_and_links_to_folders_are_not(tmp_path: Path) -> None:
+def test_links_to_files_in_the_folder_are_followed_and_links_to_folders_are_not(tmp_path: Path) -> None:
     root = tmp_path / "in"
     make(root, "real.json")
-    make(tmp_path, "outside/x.json")
-    (root / "link.json").symlink_to(tmp_path / "outside" / "x.json")
+    (root / "link.json").symlink_to("real.json")
     (root / "gone.json").symlink_to(tmp_path / "nothing.json")
     (root / "loop").symlink_to(root)
     os.mkfifo(root / "pipe.json")
     paths, skipped = listed(root)
     assert paths == ["link.json", "real.json"]
     assert skipped == [("loop", "a link to a folder is not followed")]
+
+
+def test_a_link_out_of_the_folder_is_refused_unless_configured(tmp_path: Path) -> None:
+    make(tmp_path, "landing/real.json", "secrets/x.json", "landing-2/x.json")
+    root = tmp_path / "root"
+    root.symlink_to(tmp_path / "landing")  # the user declares the root, so it may be a link
+    (root / "absolute.json").symlink_to(tmp_path / "secrets" / "x.json")
+    (root / "relative.json").symlink_to("../landing-2/x.json")
+    (root / "twice.json").symlink_to("absolute.json")
+    paths, skipped = listed(root)
+    assert paths == ["real.json"]
+    assert sorted(path for path, _ in skipped) == ["absolute.json", "relative.json", "twice.json"]
+    assert {why for _, why in skipped} == {"a link out of the folder is not followed (outside_links=False)"}
+    listing = folder(f"{root}/*.json", outside_links=True).listing()
+    files = [file.path for file in listing.files(lambda *_: None)]
+    assert files == ["absolute.json", "real.json", "relative.json", "twice.json"]
+    with listing.open("absolute.json") as file:
+        assert file.read() == b"{}"
+
+
+def test_a_file_that_is_replaced_by_a_link_out_of_the_folder_is_not_read(tmp_path: Path) -> None:
+    make(tmp_path, "in/a.json", "in/sub/b.json", "out/a.json", "out/b.json")
+    listing = folder(f"{tmp_path}/in/**/*.json").listing()
+    assert [file.path for file in listing.files(lambda *_: None)] == ["a.json", "sub/b.json"]
+    (tmp_path / "in/a.json").unlink()
+    (tmp_path / "in/a.json").symlink_to(tmp_path / "out" / "a.json")
+    (tmp_path / "in/sub/b.json").unlink()
+    (tmp_path / "in/sub").rmdir()
+    (tmp_path / "in/sub").symlink_to(tmp_path / "out")
+    assert listing.stat(["a.json", "sub/b.json"]) == [None, None]
+    for path in ("a.json", "sub/b.json"):
+        with pytest.raises(FileNotFoundError):
+            listing.open(path)
 
 
 def test_files_deleted_during_the_listing_are_skipped(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """A folder as a source: `folder("landing/orders/*.json")`.
 
-Links to files are followed. Links to folders are not, because they can form a cycle. A file that this process
-cannot open is reported, and is taken later when it can be opened. A missing folder is treated as empty, so
-nothing is lost if a disk is not mounted.
+A link to a file in the same folder is followed. A link that leads out of the folder is not, unless the source
+declares `outside_links=True`: otherwise a program that may only write to the folder could make Tidemill read
+and publish any file of this machine. Links to folders are not followed, because they can form a cycle. A file
+that this process cannot open is reported, and is taken later when it can be opened. A missing folder is
+treated as empty, so nothing is lost if a disk is not mounted.
 """
 
 import contextlib
@@ -30,6 +32,7 @@ class FolderSource(FileSource):
     """Files in one folder, on this machine or on a file system that all machines share."""
 
     path: str
+    outside_links: bool = False
 
     @property
     def root(self) -> str:
@@ -40,7 +43,7 @@ class FolderSource(FileSource):
         return replace(self, path=str(context.base / Path(self.path).expanduser()))
 
     def listing(self) -> "FolderListing":
-        return FolderListing(Path(self.path), self.pattern)
+        return FolderListing(Path(self.path), self.pattern, outside_links=self.outside_links)
 
 
 def folder(
@@ -52,6 +55,7 @@ def folder(
     max_files: int = DEFAULT_POLICY.max_files,
     max_bytes: int = DEFAULT_POLICY.max_bytes,
     listing_shards: int = 1,
+    outside_links: bool = False,
     **options: object,
 ) -> FolderSource:
     """Declare a source: the files that other programs put into a folder.
@@ -68,6 +72,8 @@ def folder(
         max_bytes: the maximum size of one lot in bytes, unless a single file is larger.
         listing_shards: how many shards to split the listing into, for nodes to share; useful from about
             10,000 files.
+        outside_links: also take files outside of the folder that a symbolic link in the folder names. Set it
+            only if you trust every program that can write to the folder.
         options: options of the format, see `tidemill.spark.ingest.formats.FormatOptions`.
     """
     text = os.fspath(path)
@@ -85,6 +91,7 @@ def folder(
             pattern = "*"
     return FolderSource(
         path=root or ".",
+        outside_links=outside_links,
         pattern=PathPattern(pattern),
         reading=reading_of(pattern, format, options),
         policy=FilePolicy(
@@ -98,10 +105,17 @@ def folder(
 
 
 class FolderListing:
-    """Lists a folder."""
+    """Lists a folder.
 
-    def __init__(self, root: Path, pattern: PathPattern) -> None:
+    Args:
+        root: the folder; it may be a link, because the user declares it.
+        pattern: the paths of the files.
+        outside_links: whether to follow links to files outside of the folder.
+    """
+
+    def __init__(self, root: Path, pattern: PathPattern, *, outside_links: bool = False) -> None:
         self._root = Path(os.path.abspath(root))  # noqa: PTH100 - does not follow a link as the root
+        self._outside_links = outside_links
         self._matcher = pattern.matcher()
 
     @property
@@ -160,7 +174,10 @@ class FolderListing:
                         if self._matcher.enters(path):
                             yield FolderEntry(entry.name, None)
                     elif self._matcher.matches(path) and entry.is_file():
-                        yield FolderEntry(entry.name, entry)
+                        if entry.is_symlink() and self._leaves(path):
+                            skip(path, "a link out of the folder is not followed (outside_links=False)")
+                        else:
+                            yield FolderEntry(entry.name, entry)
                     elif entry.is_symlink() and entry.is_dir() and self._matcher.enters(path):
                         skip(path, "a link to a folder is not followed")
 
@@ -172,6 +189,8 @@ class FolderListing:
             status = (self._root / path).stat()
         except OSError:
             return None
+        if self._leaves(path):
+            return None  # a link took its place after it was listed
         return _listed(path, status) if stat.S_ISREG(status.st_mode) else None
 
     def can_read(self, path: str) -> bool:
@@ -184,7 +203,15 @@ class FolderListing:
         return {}
 
     def open(self, path: str) -> BinaryIO:
+        if self._leaves(path):
+            raise FileNotFoundError(f"{path} is a link out of {self._root}")
         return (self._root / path).open("rb")
+
+    def _leaves(self, path: str) -> bool:
+        """Return whether a link leads from a path to a place outside of the folder, where we may not read."""
+        if self._outside_links:
+            return False
+        return not (self._root / path).resolve().is_relative_to(self._root.resolve())
 
 
 def _listed(path: str, status: os.stat_result) -> ListedFile:

@@ -1,5 +1,12 @@
 """An HTTP client that limits the time of a request, the size of the response, and redirects.
 
+A redirect may lead to the origin of the first address (same scheme, host and port) and to origins that the
+caller allows. Otherwise a server could make this process read an internal address, for example the metadata
+service of a cloud provider, and the response would become rows.
+
+Errors never quote the request. The path, the query and the headers may contain secrets, and Python's client
+quotes them in some errors.
+
 A server that hangs, sends slowly, or never stops sending cannot exceed the time limit: a thread closes the
 connection when the time is over, at any stage of the request. The client checks that the body of a response
 matches its headers.
@@ -12,7 +19,7 @@ import socket
 import ssl
 import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import suppress
 from typing import Final, NamedTuple
 from urllib.parse import SplitResult, urljoin, urlsplit
@@ -22,6 +29,7 @@ from tidemill.errors import PollRefused, SourceUnavailable
 
 MOST_REDIRECTS: Final = 5
 _CHUNK: Final = 1 << 16
+_PORTS: Final = {"http": 80, "https": 443}
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _TOO_LARGE: Final = "raise body_bytes=, or make the server send smaller responses"
 
@@ -35,40 +43,72 @@ class HttpResponse(NamedTuple):
 
 
 class HttpLimits(NamedTuple):
-    """The maximum time for a request, and the maximum size of a body, compressed and decompressed."""
+    """The limits of a request.
+
+    - timeout_s: the maximum time for a request with its redirects.
+    - body_bytes: the maximum size of a body, compressed and decompressed.
+    - redirect_origins: the origins that redirects may lead to, other than the first one.
+    """
 
     timeout_s: float
     body_bytes: int
+    redirect_origins: frozenset[str] = frozenset()
+
+
+def origin(url: SplitResult) -> str:
+    """Return the scheme, the host and the port of an address; ValueError if one of them is invalid.
+
+    >>> origin(urlsplit("https://user@Example.com/orders?key=secret"))
+    'https://example.com:443'
+    """
+    if url.scheme not in _PORTS or not url.hostname:
+        raise ValueError("not a web address")
+    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
+    return f"{url.scheme}://{host}:{url.port or _PORTS[url.scheme]}"
 
 
 def get(url: str, headers: Mapping[str, str], limits: HttpLimits, clock: Clock) -> HttpResponse:
-    """Send a GET request and follow redirects; the given headers go to the first host only.
+    """Send a GET request and follow redirects; the given headers go to the first origin only.
 
     Raise `SourceUnavailable` if the server does not respond in time, and `PollRefused` if the response does
-    not match its headers.
+    not match its headers, or redirects to an origin that is not allowed.
     """
     deadline = clock.monotonic() + limits.timeout_s
-    first = urlsplit(url)
+    first = address = urlsplit(url)
     for _ in range(MOST_REDIRECTS + 1):
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise PollRefused(
-                f"{first.hostname} redirects to {parts.scheme!r:.20}, not to http or https",
-                hint="declare an address that responds over http or https",
-            )
-        if first.scheme == "https" and parts.scheme != "https":
-            raise PollRefused(
-                f"{first.hostname} redirects from https to {parts.scheme}", hint="declare the final address"
-            )
-        same = (parts.scheme, parts.netloc) == (first.scheme, first.netloc)
         left_s = deadline - clock.monotonic()
-        response = _Request(parts, limits, clock, max(0.001, left_s)).get(headers if same else {})
+        same = origin(address) == origin(first)
+        response = _Request(address, limits, clock, max(0.001, left_s)).get(headers if same else {})
         if response.status not in _REDIRECTS:
             return response
-        url = urljoin(url, response.headers.get("location", ""))
+        address = _redirected(first, address, response, limits.redirect_origins)
     raise PollRefused(
         f"{first.hostname} redirects more than {MOST_REDIRECTS} times", hint="declare the final address"
     )
+
+
+def _redirected(
+    first: SplitResult, address: SplitResult, response: HttpResponse, allowed: Set[str]
+) -> SplitResult:
+    """Return the address that a response redirects to; `PollRefused` if we may not request it."""
+    try:
+        parts = urlsplit(urljoin(address.geturl(), response.headers.get("location", "")))
+        target = origin(parts)
+    except ValueError:
+        raise PollRefused(
+            f"{first.hostname} redirects to an invalid address, or not to http or https",
+            hint="declare an address that responds over http or https",
+        ) from None
+    if first.scheme == "https" and parts.scheme != "https":
+        raise PollRefused(
+            f"{first.hostname} redirects from https to {parts.scheme}", hint="declare the final address"
+        )
+    if target != origin(first) and target not in allowed:
+        raise PollRefused(
+            f"{first.hostname} redirects to another origin, {target!r:.200}",
+            hint="declare the final address, or list the origin in redirect_origins= if you trust it",
+        )
+    return parts
 
 
 class _Request:
@@ -92,14 +132,16 @@ class _Request:
                 )
             else:
                 connection = http.client.HTTPConnection(host, self._url.port, timeout=self._timeout_s)
-        except ValueError as error:
-            raise PollRefused(f"{host}: {error}") from None
+        except (ValueError, http.client.InvalidURL):
+            raise _cannot_send(host) from None
         over = threading.Event()
         try:
             connection.connect()
             watch = threading.Thread(target=self._watch, args=(connection.sock, over), daemon=True)
             watch.start()
             return self._send(connection, headers)
+        except http.client.InvalidURL:
+            raise _cannot_send(host) from None
         except (OSError, http.client.HTTPException) as error:
             reason = (
                 f"no response within {self._limits.timeout_s:g} s" if self._is_late(error) else _text(error)
@@ -107,6 +149,8 @@ class _Request:
             raise SourceUnavailable(
                 f"{host}: {reason}", hint="no action is needed: the runner repeats the request"
             ) from None
+        except ValueError:  # after OSError: some errors of TLS are both
+            raise _cannot_send(host) from None
         finally:
             over.set()
             connection.close()
@@ -178,5 +222,15 @@ class _Request:
         return data
 
 
+def _cannot_send(host: str) -> PollRefused:
+    """Replace an error of the HTTP client that quotes the address or a header."""
+    return PollRefused(
+        f"{host!r:.200}: the address or a header contains a character that cannot be sent",
+        hint="percent-encode the address, for example a space as %20",
+    )
+
+
 def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".rstrip(": ")[:300]
+    """Describe an error without the text of the HTTP client, which may quote the request or the response."""
+    reason = (error.strerror or "") if isinstance(error, OSError) else ""
+    return f"{type(error).__name__}: {reason}".rstrip(": ")[:300]

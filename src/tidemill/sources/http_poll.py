@@ -1,14 +1,15 @@
 """A web address as a source: `http_poll("https://example.com/orders.json", every_s=60)`."""
 
+import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, cast
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from tidemill.cluster.keeper import HeldLease
 from tidemill.errors import BadSource
-from tidemill.sources import batch_publisher, source_lease
+from tidemill.sources import batch_publisher, http_client, source_lease
 from tidemill.sources.batch_publisher import BatchPublisher
 from tidemill.sources.http_poller import HttpPoller
 from tidemill.sources.keys import SourceKeys
@@ -26,6 +27,8 @@ from tidemill.store import Tx
 Follow = Literal["versions", "lines"]
 OnGone = Literal["fail", "restart"]
 BODY_BYTES = 64 << 20
+_SENDABLE = re.compile(r"[!-~]+")
+"""The characters of an address that can be sent as they are: printable ASCII without the space."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -35,6 +38,7 @@ class PollSource(Source):
     Args:
         format: `json` or `lines`; empty to use the Content-Type of the response.
         headers: request headers, which may contain secrets.
+        redirect_origins: origins that redirects may lead to, other than that of the address.
     """
 
     url: str
@@ -45,6 +49,7 @@ class PollSource(Source):
     timeout_s: float
     body_bytes: int
     on_gone: OnGone
+    redirect_origins: frozenset[str] = frozenset()
 
     @property
     def description(self) -> str:
@@ -73,6 +78,7 @@ def http_poll(
     timeout_s: float = 30.0,
     body_bytes: int = BODY_BYTES,
     on_gone: str = "fail",
+    redirect_origins: Sequence[str] = (),
 ) -> PollSource:
     """Declare a source: the response of a web address, which one node requests at intervals.
 
@@ -91,13 +97,10 @@ def http_poll(
         body_bytes: the maximum size of a response, compressed and decompressed.
         on_gone: with `follow="lines"`, what to do if the response is now shorter than the part that was
             taken: `fail`, or `restart` from the first line.
+        redirect_origins: where redirects may lead, for example `["https://files.example.com"]`. By default,
+            only to the scheme, host and port of `url`. `headers` are never sent to another origin.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise BadSource(
-            f"{url.partition('?')[0]!r:.200} is not a web address",
-            hint="use an address that begins with http:// or https://",
-        )
+    parts = _web_address(url)
     if parts.username or parts.password:
         raise BadSource(
             "the address has a user or a password", hint="use headers={'Authorization': …} instead"
@@ -133,7 +136,27 @@ def http_poll(
         timeout_s=timeout_s,
         body_bytes=body_bytes,
         on_gone=cast(OnGone, on_gone),
+        redirect_origins=frozenset(http_client.origin(_web_address(allowed)) for allowed in redirect_origins),
     )
+
+
+def _web_address(url: str) -> SplitResult:
+    """Parse an address. The errors do not quote it, because it may contain secrets."""
+    try:
+        parts = urlsplit(url)
+        http_client.origin(parts)
+    except ValueError:
+        raise BadSource(
+            "the address is not a web address",
+            hint="use an address that begins with http:// or https://, and has a host and a valid port",
+        ) from None
+    if not _SENDABLE.fullmatch(url):
+        raise BadSource(
+            f"the address on {parts.hostname!r:.100} contains a space, a control character or a letter"
+            " outside ASCII",
+            hint="percent-encode it, for example a space as %20 (urllib.parse.quote)",
+        )
+    return parts
 
 
 class PollArrival:

@@ -85,7 +85,7 @@ class HttpPoller:
             headers["If-None-Match"] = last.etag
         elif last.modified:
             headers["If-Modified-Since"] = last.modified
-        limits = HttpLimits(source.timeout_s, source.body_bytes)
+        limits = HttpLimits(source.timeout_s, source.body_bytes, source.redirect_origins)
         response = http_client.get(source.url, headers, limits, self._publisher.scope.clock)
         if response.status >= 500 or response.status in (408, 425, 429):
             raise SourceUnavailable(

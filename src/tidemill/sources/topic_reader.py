@@ -122,7 +122,7 @@ class TopicReader:
                 )
             except KafkaException as error:
                 raise SourceUnavailable(
-                    f"{self.source.description}: {_text(error)}", hint="check the settings of the source"
+                    f"{self.source.description}: {self._text(error)}", hint="check the settings of the source"
                 ) from None
         return self._consumer
 
@@ -133,7 +133,7 @@ class TopicReader:
             return getattr(self._open(), name)(*arguments, timeout=self.source.timeout_s, **options)
         except KafkaException as error:
             raise SourceUnavailable(
-                f"{self.source.description}: {_text(error)}",
+                f"{self.source.description}: {self._text(error)}",
                 hint="check that the brokers are running; the runner retries automatically",
             ) from None
 
@@ -242,7 +242,10 @@ class TopicReader:
             ends[name] = offset + 1
         return records, ends
 
-
-def _text(error: Exception) -> str:
-    arguments: Sequence[Any] = error.args
-    return str(arguments[0].str() if arguments and hasattr(arguments[0], "str") else error)[:300]
+    def _text(self, error: Exception) -> str:
+        """Return the message of the driver without the values of settings, which it may quote."""
+        arguments: Sequence[Any] = error.args
+        text = str(arguments[0].str() if arguments and hasattr(arguments[0], "str") else error)
+        for value in sorted(map(str, self.source.settings.values()), key=len, reverse=True):
+            text = text.replace(value, "***") if len(value) > 3 else text
+        return text[:300]
