@@ -23,7 +23,7 @@ from tidemill.futures.home import ClusterAddress
 from tidemill.futures.values.signatures import ClusterKey
 from tidemill.objects import open_objects
 from tidemill.publish.parts import PartDone
-from tidemill.runner.child import RESTART, ChildContext
+from tidemill.runner.child import INTERRUPTED, RESTART, ChildContext
 from tidemill.runner.in_process_worker import InProcessWorker
 from tidemill.runner.part_futures import PartFutures, resource_of
 from tidemill.runner.supervisor import RunnerOptions, run_runner
@@ -38,6 +38,7 @@ class Settings(msgspec.Struct, frozen=True):
     ttl_s: float = 15.0
     grace_s: float = 5.0
     most_pause_s: float = 5.0
+    finishes: bool = False
     arguments: dict[str, Any] = {}
 
 
@@ -80,6 +81,26 @@ def once(context: ChildContext) -> int | None:
 def wrong(context: ChildContext) -> int | None:
     """Say what is wrong."""
     raise LookupError("no pipeline here")
+
+
+def unfinished(context: ChildContext) -> int | None:
+    """Wait for a signal, as a run with much to do."""
+    note(context.arguments["folder"], "unfinished")
+    context.draining.wait()
+    return INTERRUPTED
+
+
+def dies_draining(context: ChildContext) -> int | None:
+    """Die after a signal, without a result."""
+    note(context.arguments["folder"], "draining")
+    context.draining.wait()
+    os._exit(0)
+
+
+def leaves(context: ChildContext) -> int | None:
+    """Call sys.exit(), as user code may."""
+    note(context.arguments["folder"], "leaves")
+    sys.exit(7)
 
 
 def young(context: ChildContext) -> int | None:
@@ -128,6 +149,7 @@ if __name__ == "__main__":
                 timing=LeaseTiming(given.ttl_s),
                 grace_s=given.grace_s,
                 most_pause_s=given.most_pause_s,
+                finishes=given.finishes,
             ),
             emit=tell,
         )

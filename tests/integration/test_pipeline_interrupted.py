@@ -11,12 +11,15 @@ import tidemill as tm
 from tidemill.clock import SYSTEM, poll
 from tidemill.cluster import nodes
 from tidemill.cluster.keys import ClusterKeys
+from tidemill.events import Event
 from tidemill.futures.protocol import edges
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.futures.protocol.rows import Claimed
+from tidemill.pipeline.run import join_cluster, run_as_node
 from tidemill.store import Tx
 from tidemill.testing.threads import STUCK_S
 from tidemill.triggers import subscriptions
+from tidemill.triggers.events import RunFailed
 from tidemill.triggers.subscriptions import Scheduled
 
 if TYPE_CHECKING:
@@ -49,6 +52,38 @@ def left_of(shop: tm.Pipeline) -> list[str]:
         return found
 
     return site.store.run(read)
+
+
+@pytest.mark.parametrize("where", ["arc", "view"])
+def test_a_stopped_run_ends_after_its_grace_period_and_is_not_caught_up(
+    spark: "SparkSession", tmp_path: Path, where: str
+) -> None:
+    stop, told = threading.Event(), list[Event]()
+
+    def work(of: str, df: "DataFrame") -> "DataFrame":
+        if not stop.is_set() and of == where and threading.current_thread() is not threading.main_thread():
+            stop.set()
+            spark.range(10**13).selectExpr("sum(id % 7)").collect()  # for hours, until it is interrupted
+        return df.where("id > 0")
+
+    with tm.Pipeline("shop", home=tmp_path / "home", spark=spark) as shop:
+        orders = shop.dataset("orders", "id BIGINT")
+
+        @shop.arc(reads=orders, writes="clean", schema="id BIGINT")
+        def clean(df: "DataFrame") -> "DataFrame":
+            return work("arc", df)
+
+        shop.view("seen", lambda df: work("view", df), reads="clean", full=True)
+        orders.append([(0,), (1,), (2,)])
+        with join_cluster(shop) as presence:
+            report = run_as_node(shop, presence, emit=told.append, stop=stop, left_s=lambda: 0.0)
+        assert report.interrupted
+        assert not report.ok
+        assert not report.failures
+        assert not [event for event in told if isinstance(event, RunFailed)]
+        assert left_of(shop) == []
+        assert shop.run().ok
+        assert sorted(row.id for row in shop["seen"].df().collect()) == [1, 2]
 
 
 def threads() -> set[str]:

@@ -232,6 +232,26 @@ def test_a_main_that_ends_by_itself_ends_the_runner_with_its_code(home: Stage) -
         assert "module:function" in runner.log.read_text()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_the_work_is_done_exits_with_128_plus_its_number(
+    home: Stage, number: signal.Signals
+) -> None:
+    with RunnerProcess(home, main="tests.runner_main:unfinished", finishes=True) as runner:
+        wait(lambda: "unfinished" in home.notes(), "the child runs")
+        assert runner.end(number) == 128 + number
+        assert not runner.events("RunnerInterrupted"), "the child has printed its result"
+    with RunnerProcess(home, main="tests.runner_main:dies_draining", finishes=True) as runner:
+        wait(lambda: "draining" in home.notes(), "the child runs")
+        assert runner.end(number) == 128 + number
+        assert runner.events("RunnerInterrupted"), "the child has printed nothing"
+
+
+def test_sys_exit_in_a_child_ends_the_runner_and_starts_no_new_child(home: Stage) -> None:
+    with RunnerProcess(home, main="tests.runner_main:leaves") as runner:
+        assert runner.end() == 7
+    assert home.notes().count("leaves") == 1
+
+
 def test_children_that_die_young_are_started_again_after_pauses(home: Stage) -> None:
     with RunnerProcess(home, main="tests.runner_main:young") as runner:
         runner.child(3)

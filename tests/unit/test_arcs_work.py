@@ -1,5 +1,7 @@
 """One lot of an arc: planned, made in parts, published for all sinks at once, or partial and retried."""
 
+from contextlib import contextmanager
+
 import msgspec
 import pytest
 
@@ -8,17 +10,20 @@ from tests.unit.lots_stage import SECOND_US
 from tidemill.arcs import declarations, lot_status
 from tidemill.arcs import lots as arc_lots
 from tidemill.arcs.events import ArcLotBegan, ArcLotComplete, ArcLotPartial
+from tidemill.arcs.lot_sequence import LotSequence
 from tidemill.arcs.lots import BeginRefused
 from tidemill.arcs.parts import LotPart
 from tidemill.arcs.rows import CompleteLot
 from tidemill.arcs.states import ArcState
 from tidemill.arcs.work import LotEnd
+from tidemill.clock import SYSTEM, poll
 from tidemill.errors import ArcUnknown, LeaseLost, LotConflict
 from tidemill.lots.manifest import ManifestState
 from tidemill.lots.states import LotState
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Open
 from tidemill.publish.events import AttemptAdopted, AttemptOpened, AttemptPublished, PartEnded
+from tidemill.testing.threads import STUCK_S
 from tidemill.triggers.subscriptions import Scheduled, Waiting
 
 
@@ -234,6 +239,47 @@ def test_a_run_takes_a_limited_number_of_lots_and_keeps_its_progress_when_there_
     lapse(stage)
     assert ended(stage.drain(spec, worker, node)) == [LotEnd.COMPLETE] * 3
     assert len(stage.events(stage.cleaned)) == 5
+
+
+def test_a_run_that_is_stopped_keeps_its_progress_and_the_next_run_continues():
+    stage = ArcStage()
+    spec, node = stage.clean(), stage.living()
+    stage.subscribe(spec.id, stage.orders)
+    for n in range(3):
+        stage.append([n])
+    worker, asked = stage.worker(node), iter([False, True])
+    stage.page_all()
+    outcomes = worker.run(spec, stage.start(node, spec.id), lambda: next(asked, True))
+    assert ended(outcomes) == [LotEnd.COMPLETE]
+    row = stage.row(spec.id)
+    assert isinstance(row, Scheduled)
+    assert (row.tally.progress, row.tally.failures, row.run) == ((1,), 0, None)
+    assert ended(stage.drain(spec, worker, node)) == [LotEnd.COMPLETE] * 2
+
+
+def test_a_lot_that_begins_after_a_later_lot_has_stopped_the_run_is_not_skipped(monkeypatch):
+    stage = ArcStage(scan=False)
+    spec, node = stage.clean(max_concurrent=2), stage.living()
+    stage.subscribe(spec.id, stage.orders)
+    for n in range(2):
+        stage.append([n])
+    turn = LotSequence.turn
+
+    @contextmanager
+    def late_first_turn(sequence, number):
+        if number == 0:
+            assert poll(lambda: sequence.stopped_at is not None, SYSTEM, every_s=0.005, timeout_s=STUCK_S)
+        with turn(sequence, number) as own:
+            yield own
+
+    monkeypatch.setattr(LotSequence, "turn", late_first_turn)
+    worker = stage.worker(node)
+    stage.page_all()
+    assert worker.run(spec, stage.start(node, spec.id), lambda: True) == []
+    monkeypatch.undo()
+    assert stage.row(spec.id).tally.progress == (0,)
+    stage.clock.advance(1)
+    assert ended(stage.drain(spec, worker, node)) == [LotEnd.COMPLETE] * 2
 
 
 def test_a_lot_is_partial_with_a_reason_if_another_arc_publishes_its_sink():

@@ -167,7 +167,7 @@ def test_every_command_loads_and_accepts_json() -> None:
 
 def test_the_exit_codes_are_documented() -> None:
     page = (ROOT / "docs/reference/exit-codes.md").read_text()
-    for code in ("0", "1", "2", "130"):
+    for code in ("0", "1", "2", "130", "141", "143"):
         assert f"\n| {code} | " in page
 
 

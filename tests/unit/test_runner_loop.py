@@ -19,6 +19,7 @@ from tidemill.lots.datasets import DatasetRow
 from tidemill.objects.memory import MemoryObjects
 from tidemill.pipeline.run_report import report_of
 from tidemill.publish import attempts
+from tidemill.publish.cleaner import Cleaner
 from tidemill.publish.intervals import IntervalCloser
 from tidemill.publish.parts import PartTask
 from tidemill.runner.job_tags import JobTags
@@ -27,7 +28,9 @@ from tidemill.runner.node_work import Engine, NodeWork
 from tidemill.runner.program import ArcProgram, Program
 from tidemill.store.memory import MemoryStore
 from tidemill.testing.threads import STUCK_S
+from tidemill.triggers import subscriptions
 from tidemill.triggers.events import RunFailed
+from tidemill.triggers.subscriptions import Scheduled
 from tidemill.views.spark.step_computer import StepComputer
 from tidemill.views.spark.view_sources import ViewSources
 from tidemill.views.steps.commits import StepBatch, StepOutput
@@ -166,6 +169,75 @@ def test_a_loop_that_catches_up_gives_up_an_arc_that_keeps_failing() -> None:
     assert len(totals.failures["arc:shop/clean"]) == 3
 
 
+def test_a_run_that_is_stopped_ends_after_its_current_lot_and_is_not_caught_up() -> None:
+    stage, stop = LoopStage(), threading.Event()
+    first, second = stage.append([1]), stage.append([2])
+    stage.parts.between = lambda _: stop.set()
+    loop = stage.loop()
+    totals = loop.run(watch=False, stop=stop)
+    assert loop.wait(STUCK_S)
+    loop.end()
+    assert stage.rows(stage.cleaned, first) == [1]
+    assert stage.rows(stage.cleaned, second) is None
+    report = report_of("shop", totals, 1.0)
+    assert (report.interrupted, report.ok) == (True, False)
+    assert "shop: interrupted after 1.0 s" in str(report)
+    loop = stage.loop()
+    totals = loop.run(watch=False)
+    loop.end()
+    assert report_of("shop", totals, 1.0).ok
+    assert [stage.rows(stage.summed, lot) for lot in (first, second)] == [[1], [2]]
+
+
+def test_a_run_that_watches_is_not_interrupted_when_it_is_stopped() -> None:
+    stage, stop = LoopStage(), threading.Event()
+    stop.set()
+    loop = stage.loop()
+    assert not loop.run(watch=True, stop=stop).interrupted
+    loop.end()
+
+
+def test_errors_of_work_that_the_runner_interrupts_are_no_failures() -> None:
+    stage = LoopStage()
+    stage.append([1])
+    loop = stage.loop()
+
+    def interrupt(_: PartTask) -> None:
+        loop.state.interrupting = True
+        loop.state.stop.set()
+        raise OSError("the job was cancelled")
+
+    stage.parts.between = interrupt
+    totals = loop.run(watch=False)
+    loop.end()
+    assert not totals.failures
+    assert not [event for event in stage.told if isinstance(event, RunFailed)]
+    row = stage.run(subscriptions.read, stage.keys.publish.triggers, "arc:shop/clean")
+    assert isinstance(row, Scheduled)
+    assert (row.run, row.tally.failures) == (None, 0)
+
+
+def test_a_failure_of_the_cleaner_is_in_the_report_until_it_succeeds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = LoopStage()
+    loop = stage.loop()
+    upkeep = loop.work().upkeep
+
+    def fail(_: object) -> int:
+        raise ObjectUnavailable("storage does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Cleaner, "clean", fail)
+        upkeep.clean()
+    report = report_of("shop", loop.state.totals, 1.0)
+    assert not report.ok
+    assert report.failures == {"clean": "storage does not answer"}
+    upkeep.clean()
+    assert report_of("shop", loop.state.totals, 1.0).ok
+    loop.end()
+
+
 @pytest.mark.slow
 def test_a_loop_that_watches_survives_a_store_outage() -> None:
     stage, stop = LoopStage(), threading.Event()
@@ -284,6 +356,31 @@ def test_compaction_ends_after_the_current_lot_when_a_run_ends(monkeypatch: pyte
 
     loop.work().upkeep.compact(Slow())  # type: ignore[arg-type] # what the loop uses of it
     assert begun == ["a"]
+
+
+def test_a_failure_of_a_compaction_is_in_the_report_until_it_succeeds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = LoopStage()
+    loop, broken = stage.loop(), {"b"}
+    loop.program = replace(
+        loop.program, datasets={stage.orders: DatasetRow(name="orders", schema="id BIGINT")}
+    )
+    monkeypatch.setattr(lots, "fragmented", lambda tx, keys, dataset: ["a", "b"])
+
+    class Broken:
+        def compact(self, dataset: object, lot: str) -> None:
+            if lot in broken:
+                raise ObjectUnavailable("storage does not answer")
+
+    compactor: Any = Broken()
+    upkeep = loop.work().upkeep
+    upkeep.compact(compactor)
+    assert report_of("shop", loop.state.totals, 1.0).failures.keys() == {"compact orders@1 b"}
+    broken.clear()
+    upkeep.compact(compactor)
+    assert report_of("shop", loop.state.totals, 1.0).ok
+    loop.end()
 
 
 class NoSpark:

@@ -51,7 +51,7 @@ class LotSequence:
         return progress
 
     def stop(self, number: int) -> None:
-        """End the run before this lot, because it could not begin."""
+        """End the run before this lot, because it did not begin."""
         with self._changed:
             self.stopped_at = number if self.stopped_at is None else min(number, self.stopped_at)
 

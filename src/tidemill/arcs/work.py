@@ -14,7 +14,7 @@ lost lease. The lot is then still running, the error is raised, and the runner t
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from enum import StrEnum
@@ -103,7 +103,14 @@ class ArcWork:
 
     # --- several lots
 
-    def run(self, spec: ArcSpec, ticket: Ticket, *, most: int = MOST_LOTS) -> list[LotOutcome]:
+    def run(
+        self,
+        spec: ArcSpec,
+        ticket: Ticket,
+        stop: Callable[[], bool] = lambda: False,
+        *,
+        most: int = MOST_LOTS,
+    ) -> list[LotOutcome]:
         """Make the lots that a started subscription has not seen yet, in the order of their events (LOT-27).
 
         As many lots as the arc allows are made at the same time. Each lot ends after all earlier ones, so the
@@ -112,6 +119,8 @@ class ArcWork:
         The transaction that ends the last lot also ends the run. The run continues after a lot that fails. If
         the arc may not make more lots now, the run ends early and starts again a little later. An error
         leaves the run open: the caller marks the run as failed, or lets it expire.
+
+        - stop: called before each lot; True ends the run before this lot.
         """
         page = self._events(spec, ticket, most)
         if not page:
@@ -123,7 +132,10 @@ class ArcWork:
 
         def make(number: int) -> LotOutcome | None:
             with sequence.turn(number) as turn:
-                if sequence.stopped_at is not None or sequence.broken is not None:
+                if sequence.broken is not None:
+                    return None
+                if sequence.stopped_at is not None or stop():
+                    sequence.stop(number)  # a later lot may have stopped the run: this one is not made yet
                     return None
                 outcome = self._make(spec, sequence.lot(number), turn, MakeOptions())
                 if outcome.ended is LotEnd.FULL:

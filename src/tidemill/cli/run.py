@@ -6,10 +6,11 @@ import msgspec
 from tidemill.cli.options import pipeline_option
 from tidemill.cli.output import CommandOutput, json_option
 from tidemill.cluster.leases import TTL_S, LeaseTiming
+from tidemill.events import Event
 from tidemill.pipeline.child_process import MAIN, RunRequest, read_info
 from tidemill.pipeline.pipeline_file import locate
 from tidemill.runner.part_futures import resource_of
-from tidemill.runner.supervisor import RunnerOptions, run_runner
+from tidemill.runner.supervisor import RunnerInterrupted, RunnerOptions, run_runner
 
 
 @click.command("run")
@@ -51,8 +52,8 @@ def run_command(
     """Run the pipeline: its sources, arcs and views process new data.
 
     Without --watch, the command ends when all data that has arrived is processed. The exit code is 1 if
-    something failed. Several runners may run one pipeline at the same time, on machines that share its store
-    and its object storage.
+    something failed, and 130 or 143 if Ctrl-C or SIGTERM ended the command earlier. Several runners may run
+    one pipeline at the same time, on machines that share its store and its object storage.
     """
     return run_pipeline(file, output, watch=watch, spark=spark, threads=threads, grace_s=grace_s, quiet=quiet)
 
@@ -87,5 +88,11 @@ def run_pipeline(
         threads=threads,
         grace_s=grace_s,
         timing=LeaseTiming(ttl_s),
+        finishes=not watch,
     )
-    return run_runner(info.place, MAIN, msgspec.to_builtins(request), options)
+
+    def tell(event: Event) -> None:
+        if isinstance(event, RunnerInterrupted):
+            output.interrupted()
+
+    return run_runner(info.place, MAIN, msgspec.to_builtins(request), options, emit=tell)

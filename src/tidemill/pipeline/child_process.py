@@ -15,9 +15,12 @@ from tidemill.errors import PipelineNotFound, TidemillError
 from tidemill.futures.home import ClusterAddress
 from tidemill.futures.values.signatures import ClusterKey
 from tidemill.pipeline import pipeline_file
-from tidemill.runner.child import ChildContext
+from tidemill.runner.child import INTERRUPTED, ChildContext
 
 MAIN = "tidemill.pipeline.child_process:main"
+
+OUTPUT_CLOSED = 141
+"""The exit code of a run whose output was closed, as shells show it: 128 plus the number of SIGPIPE."""
 
 
 class PipelineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +122,10 @@ def main(context: ChildContext) -> int:
     pipeline = pipeline_file.load(request.target, Path(request.folder))
     if request.spark:
         pipeline.use_spark(request.spark)
-    with RunReporter(json=request.json, quiet=request.quiet) as reporter:
+    reporter = RunReporter(
+        json=request.json, quiet=request.quiet, on_closed=lambda: context.drain(context.grace_s)
+    )
+    with reporter:
         report = run_as_node(
             pipeline,
             context.presence,
@@ -127,10 +133,15 @@ def main(context: ChildContext) -> int:
             starts=request.starts,
             emit=reporter,
             stop=context.draining,
+            left_s=context.left_s,
             threads=request.threads,
         )
     reporter.end(report)
     pipeline.close()
+    if reporter.closed:
+        return OUTPUT_CLOSED
+    if report.interrupted:
+        return INTERRUPTED
     return 0 if report.ok or request.watch else 1
 
 

@@ -7,7 +7,7 @@ the node.
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from tidemill.cluster.leases import TTL_S, LeaseTiming
@@ -68,10 +68,14 @@ def run_as_node(
     watch: bool = False,
     emit: Emit = ignore,
     stop: threading.Event | None = None,
+    left_s: Callable[[], float] | None = None,
     threads: int = THREADS,
     starts: bool = True,
 ) -> Report:
-    """Apply the plan and run the pipeline, as a node whose lease the caller renews."""
+    """Apply the plan and run the pipeline, as a node whose lease the caller renews.
+
+    - stop, left_s: end early, and how much of the grace period is left then; see `Runner.run`.
+    """
     context = pipeline.context
     started_at = context.clock.monotonic()
     plan = pipeline.plan()
@@ -80,5 +84,5 @@ def run_as_node(
         pin(spark)  # planning called functions of the user, which may have changed settings
         scope = context.scope_of(presence.node, emit)
         runner = Runner(scope, context.place.key, presence, plan.program, spark, threads=threads)
-        totals = runner.run(watch=watch, starts=starts, stop=stop)
+        totals = runner.run(watch=watch, starts=starts, stop=stop, left_s=left_s)
     return report_of(pipeline.name, totals, context.clock.monotonic() - started_at)

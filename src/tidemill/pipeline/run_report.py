@@ -25,7 +25,7 @@ class ArcReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The counts and errors of a run. True when nothing failed.
+    """The counts and errors of a run. True when it has caught up and nothing failed.
 
     >>> report = Report(pipeline="shop", seconds=1.5, files=3)
     >>> print(report)
@@ -36,6 +36,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     - failures: the last error of each source, arc or group that failed.
     - later: the number of seconds until the next run, for arcs and groups that wait for their pace or for a
       barrier.
+    - interrupted: whether the run was stopped before it had processed all new data.
     """
 
     pipeline: str
@@ -46,18 +47,25 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     steps: dict[str, int] = {}
     failures: dict[str, str] = {}
     later: dict[str, float] = {}
+    interrupted: bool = False
 
     @property
     def ok(self) -> bool:
-        return not self.failures and not any(arc.partial or arc.missing for arc in self.arcs)
+        """Whether all new data was processed, without failures."""
+        return (
+            not self.interrupted
+            and not self.failures
+            and not any(arc.partial or arc.missing for arc in self.arcs)
+        )
 
     def __bool__(self) -> bool:
         return self.ok
 
     def __str__(self) -> str:
-        lines = [
-            f"{self.pipeline}: {'caught up' if self.ok else 'ended with failures'} in {self.seconds:.1f} s"
-        ]
+        ended = "caught up" if self.ok else "interrupted" if self.interrupted else "ended with failures"
+        lines = [f"{self.pipeline}: {ended} {'after' if self.interrupted else 'in'} {self.seconds:.1f} s"]
+        if self.interrupted:
+            lines.append("  some data is not processed yet; the next run continues")
         if self.files:
             lines.append(f"  {self.files} files read")
         for arc in self.arcs:
@@ -95,4 +103,5 @@ def report_of(pipeline: str, totals: RunTotals, seconds: float) -> Report:
         steps={name.partition("/")[2]: count for name, count in totals.steps.items()},
         later={name.partition("/")[2]: in_s for name, in_s in totals.later.items()},
         failures={name: errors[-1] for name, errors in totals.failures.items() if errors},
+        interrupted=totals.interrupted,
     )

@@ -1,7 +1,9 @@
 """Shows the progress of a run, live on a terminal or as lines, and then its result, as text or as JSON."""
 
+import os
 import sys
 import threading
+from collections.abc import Callable
 from types import TracebackType
 
 import msgspec
@@ -26,19 +28,50 @@ STYLES = {
 KINDS = {"source": "files", "arc": "lots", "views": "steps", "interval": "lots"}
 
 
+class _RunConsole(Console):
+    """A console that calls a function, instead of ending the process, when its reader closes the pipe."""
+
+    def __init__(self, closed: Callable[[], None], *, stderr: bool) -> None:
+        super().__init__(stderr=stderr, highlight=False, soft_wrap=True)
+        self._closed = closed
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        _discard(self.file.fileno())
+        self._closed()
+
+
+def _discard(fd: int) -> None:
+    """Discard further output, or Python reports the closed pipe once more when the process ends."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, fd)
+    os.close(null)
+
+
 class RunReporter:
     """Prints events as they happen. Safe to call from any thread.
 
     - json: print only the report to standard output, and events to standard error.
     - quiet: print only warnings and errors.
     - details: also print less important events.
+    - on_closed: called when the reader of the output closes the pipe, such as `tidemill run | head -1`.
+    - closed: whether that has happened. Nothing is printed after it.
     """
 
-    def __init__(self, *, json: bool = False, quiet: bool = False, details: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        json: bool = False,
+        quiet: bool = False,
+        details: bool = False,
+        on_closed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.closed = False
+        self._on_closed = on_closed
         self._json = json
         self._quiet = quiet
         self._details = details
-        self._console = Console(stderr=json, highlight=False, soft_wrap=True)
+        self._console = _RunConsole(self._close, stderr=json)
         self._progress = Progress()
         self._lock = threading.Lock()
         live = self._console.is_terminal and not quiet
@@ -67,6 +100,10 @@ class RunReporter:
         if self._live is not None:
             self._live.update(self._bars())
 
+    def _close(self) -> None:
+        self.closed = True
+        self._on_closed()
+
     def _is_shown(self, severity: Severity) -> bool:
         if self._quiet:
             return severity in (Severity.WARNING, Severity.ERROR)
@@ -89,8 +126,12 @@ class RunReporter:
     def end(self, report: Report) -> None:
         """Print the report."""
         if self._json:
-            sys.stdout.write(msgspec.json.encode({"ok": report.ok, "report": report}).decode() + "\n")
-            sys.stdout.flush()
+            try:
+                sys.stdout.write(msgspec.json.encode({"ok": report.ok, "report": report}).decode() + "\n")
+                sys.stdout.flush()
+            except BrokenPipeError:
+                _discard(sys.stdout.fileno())
+                self._close()
         elif not self._quiet or not report.ok:
             style = "green" if report.ok else "yellow"
             self._console.print(Text(str(report), style=style))

@@ -36,6 +36,9 @@ from tidemill.views.spark.memory import keep_memory
 RESTART = 75
 """The exit code that requests a new process, for example because the Spark session is lost."""
 
+INTERRUPTED = 76
+"""The exit code of a child that was drained before it had finished. `run_runner` replaces it."""
+
 MOST_HELLO_BYTES = 16_000_000
 
 
@@ -69,7 +72,7 @@ class ChildContext:
     - place, store: the cluster's address and its open store.
     - presence: the node, under this child's own epoch; the supervisor renews its lease.
     - arguments: plain data for the function, from the supervisor.
-    - draining: set when the function should end, within `grace_s`.
+    - draining: set when the function should end, within `grace_s` (`left_s`).
     """
 
     def __init__(self, hello: RunnerHello, store: Store, clock: Clock = SYSTEM) -> None:
@@ -85,11 +88,19 @@ class ChildContext:
         self.arguments = hello.arguments
         self.grace_s = hello.grace_s
         self.draining = threading.Event()
+        self._clock = clock
+        self._drain_by: float | None = None
 
     def drain(self, grace_s: float) -> None:
-        """Request that the main function ends."""
+        """Request that the main function ends. A later request can only shorten the grace period."""
+        drain_by = self._clock.monotonic() + grace_s
+        self._drain_by = drain_by if self._drain_by is None else min(drain_by, self._drain_by)
         self.grace_s = grace_s
         self.draining.set()
+
+    def left_s(self) -> float:
+        """Return how much of the grace period is left."""
+        return self.grace_s if self._drain_by is None else max(0.0, self._drain_by - self._clock.monotonic())
 
 
 Main = Callable[[ChildContext], int | None]
@@ -126,13 +137,22 @@ def main() -> int:
                 context.presence.close()
     except LeaseLost:
         code = RESTART
+    except SystemExit as error:  # user code called sys.exit(): a new child would only repeat it
+        code = error.code if isinstance(error.code, int) else 1
     except TidemillError as error:
-        sys.stderr.write(f"{error}\n")
+        _print(f"{error}\n")
     except Exception:  # noqa: BLE001 - printed, and the exit code is 1
-        traceback.print_exc()
+        _print(traceback.format_exc())
     with contextlib.suppress(OSError):
         os.write(hello.ended, b"%d\n" % code)
     return code
+
+
+def _print(text: str) -> None:
+    """Print to standard error, unless its reader has gone: the supervisor must still get the exit code."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def find_main(name: str) -> Main:

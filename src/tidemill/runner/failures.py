@@ -26,11 +26,15 @@ class Failures:
         self._state = state
 
     def add(self, name: str, error: Exception, ticket: Ticket | None = None) -> float:
-        """Report a failure and postpone the run that failed; return the pause in seconds."""
-        messages = self._state.totals.failures.setdefault(name, [])
-        messages.append(_message(error))
-        del messages[:-MOST_MESSAGES]
-        pause_s = backoff(len(messages), self._scope.chance, first_s=0.2, most_s=60.0)
+        """Report a failure and postpone the run that failed; return the pause in seconds.
+
+        An error after the runner has interrupted its work does not count: the run is released.
+        """
+        if self._state.interrupting:
+            self.release(ticket)
+            return 0.0
+        failures = self._count(name, error)
+        pause_s = backoff(failures, self._scope.chance, first_s=0.2, most_s=60.0)
         if ticket is not None:
             with contextlib.suppress(LeaseLost, StoreError):  # the run then expires with our lease
                 self._scope.store.run(
@@ -43,11 +47,23 @@ class Failures:
                         why=_message(error),
                     )
                 )
-        self.report(name, error, pause_s, len(messages))
+        self.report(name, error, pause_s, failures)
         return pause_s
 
+    def add_upkeep(self, name: str, error: Exception, pause_s: float) -> None:
+        """Report a failure of upkeep, which is repeated after a fixed pause."""
+        if not self._state.interrupting:
+            self.report(name, error, pause_s, self._count(name, error))
+
+    def _count(self, name: str, error: Exception) -> int:
+        """Keep the message of a failure for the report of the run; return the number of failures in a row."""
+        messages = self._state.totals.failures.setdefault(name, [])
+        messages.append(_message(error))
+        del messages[:-MOST_MESSAGES]
+        return len(messages)
+
     def release(self, ticket: Ticket | None) -> None:
-        """Release a run whose lease was lost.
+        """Release a run whose lease was lost, or that was interrupted.
 
         If the run is still ours, another node can continue it at once.
         """

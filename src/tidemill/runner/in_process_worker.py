@@ -118,15 +118,23 @@ class InProcessWorker:
         shortest grace period applies. A future that ignores its interruption is abandoned after a few
         seconds.
         """
+        self.start_drain(grace_s)
+        ended = self.clock.wait(self._idle, grace_s + 30.0)
+        self._end()
+        return ended and self._broken is None
+
+    def start_drain(self, grace_s: float) -> None:
+        """Claim nothing more, without waiting for the futures that run; see `drain`."""
         deadline = self.clock.monotonic() + grace_s
         earlier = self._claims.drain_by
         self._claims.drain(deadline if earlier is None else min(deadline, earlier))
         self._wake.set()
         if self._loop is None:
             self._idle.set()
-        ended = self.clock.wait(self._idle, grace_s + 30.0)
-        self._end()
-        return ended and self._broken is None
+
+    def wait_drained(self, timeout_s: float) -> bool:
+        """Wait until no future runs any more, for at most this long; return whether that is so."""
+        return self.clock.wait(self._idle, timeout_s)
 
     def stop(self) -> None:
         """Release all claims and end."""

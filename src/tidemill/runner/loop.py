@@ -77,6 +77,7 @@ class Loop:
         """Run until all new data is processed, or has failed too often.
 
         - watch: run until stopped instead.
+        - stop: set it to end the loop. The totals then say that the run was interrupted, unless it watches.
         """
         state, threads = self.state, self.state.threads
         state.watching = watch
@@ -105,6 +106,8 @@ class Loop:
                     if not watch and self._backlog.is_empty() and not threads.wakeup.is_set():
                         break
                     self._scope.clock.wait(threads.wakeup, PAUSE_S)
+                else:
+                    state.totals.interrupted = not watch
             finally:
                 unsubscribe()
         return state.totals
@@ -140,15 +143,20 @@ class Loop:
             if not after:
                 return
 
-    def end(self, timeout_s: float = 30.0, *, drop: bool = False) -> bool:
+    def wait(self, timeout_s: float) -> bool:
         """Start nothing more, and wait for the current runs. Return False if some are still running.
 
-        Long jobs end early: compaction ends after its current lot.
+        Long jobs end early: an arc, a source and compaction end after their current lot.
+        """
+        self.state.ending = True
+        return self.state.threads.stop(timeout_s)
+
+    def end(self, timeout_s: float = 30.0, *, drop: bool = False) -> bool:
+        """Wait for the current runs, and close. Return False if some are still running.
 
         - drop: discard projections that are not written yet.
         """
-        self.state.ending = True
-        ended = self.state.threads.stop(timeout_s)
+        ended = self.wait(timeout_s)
         self.close()
         if self.state.projections is not None:
             self.state.projections.end(drop=drop)

@@ -22,6 +22,7 @@ class LoopState:
         watching: whether the runner waits for new data; otherwise it ends when it has caught up.
         dead: whether this process is treated as killed; then it writes nothing more.
         ending: whether the loop has ended and only waits for its threads.
+        interrupting: whether running work is interrupted, so that its errors do not count.
         stop: set by the user to end the loop.
     """
 
@@ -31,6 +32,7 @@ class LoopState:
     watching: bool = False
     dead: bool = False
     ending: bool = False
+    interrupting: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
 
     def stops(self) -> bool:

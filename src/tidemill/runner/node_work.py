@@ -85,6 +85,7 @@ class NodeWork:
             parts=engine.parts,
             keeper=self._keeper,
             watching=lambda: state.watching,
+            stops=state.stops,
             evaluate=engine.evaluate,
         )
         self._sources: Mapping[str, Arrival] = {
@@ -188,7 +189,7 @@ class NodeWork:
             if ticket is None:
                 return  # another node was faster
             if arc is not None:
-                self._totals.add(self._arcs.run(arc.spec, ticket))
+                self._totals.add(self._arcs.run(arc.spec, ticket, self._state.stops))
             else:
                 stepped = self._groups.run(ticket, self._state.stops)
                 self._totals.steps[due.name] = self._totals.steps.get(due.name, 0) + stepped.jobs

@@ -46,6 +46,7 @@ class RunTotals:
         unfinished: (arc, lot) of requested lots whose work failed.
         files: how many files were taken.
         closed: how many intervals were closed.
+        interrupted: whether the run was stopped before it had processed all new data.
     """
 
     arcs: dict[str, ArcTotals] = field(default_factory=dict)
@@ -56,6 +57,7 @@ class RunTotals:
     unfinished: set[tuple[str, str]] = field(default_factory=set)
     files: int = 0
     closed: int = 0
+    interrupted: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, outcomes: Iterable[LotOutcome]) -> None:

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,10 @@ from tidemill.views.steps.inputs import InputReader, ManifestReader
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+GRACE_S = 30.0
+"""How long running work may take to end after `stop`, unless the caller passes a grace period."""
+
+CHECK_EVERY_S = 0.2
 INTERRUPT_ROUNDS = 5
 """How often to interrupt running jobs after an error, once a second."""
 
@@ -90,7 +94,14 @@ class Runner:
         self.worker.check()
         self.loop.state.threads.check()
 
-    def run(self, *, watch: bool, starts: bool = True, stop: threading.Event | None = None) -> RunTotals:
+    def run(
+        self,
+        *,
+        watch: bool,
+        starts: bool = True,
+        stop: threading.Event | None = None,
+        left_s: Callable[[], float] | None = None,
+    ) -> RunTotals:
         """Run until everything is processed.
 
         `Crashed` simulates the death of this process: it is raised at once, without cleaning up. After any
@@ -98,13 +109,16 @@ class Runner:
 
         - watch: run until stopped instead.
         - starts: start runs; if False, only make parts of runs that other runners started.
+        - stop: set it to end early. What runs may finish while `left_s` is positive; then it is interrupted.
+        - left_s: returns the rest of the grace period after `stop`. It may become shorter at any time.
         """
+        stop = stop or threading.Event()
         self.worker.start()
         try:
-            if starts:
-                totals = self.loop.run(watch=watch, stop=stop)
-            else:
-                totals = self._work_only(stop or threading.Event())
+            totals = self.loop.run(watch=watch, stop=stop) if starts else self._work_only(stop)
+            if stop.is_set() and not self._drain(left_s or self._grace()):
+                self._stop_after_error()
+                return totals
             self.loop.end()
             self.worker.check()
         except Crashed:
@@ -118,7 +132,28 @@ class Runner:
         self.worker.drain()
         return totals
 
+    def _grace(self) -> Callable[[], float]:
+        """Return what is left of a grace period that begins now, as a function."""
+        deadline = self._clock.monotonic() + GRACE_S
+        return lambda: max(0.0, deadline - self._clock.monotonic())
+
+    def _drain(self, left_s: Callable[[], float]) -> bool:
+        """Wait for running work within the grace period; return whether all of it has ended.
+
+        The worker still makes parts of our own lots while they run. Then it finishes parts of other runners.
+        """
+        while not self.loop.wait(min(CHECK_EVERY_S, left_s())):
+            self._check()
+            if left_s() <= 0:
+                return False
+        self.worker.start_drain(left_s())
+        while not self.worker.wait_drained(CHECK_EVERY_S):
+            if left_s() <= 0:
+                return False
+        return True
+
     def _stop_after_error(self) -> None:
+        self.loop.state.interrupting = True
         self.worker.stop()  # runs that wait for parts then get an error
         for _ in range(INTERRUPT_ROUNDS):
             self._tags.interrupt()  # again: this does not cover the next job of a step

@@ -4,9 +4,9 @@ Each child has its own epoch of the node. When a child dies, its epoch and all i
 another child starts under the next epoch. If children keep dying soon after their start, the supervisor waits
 longer before each restart. When the lease is lost, the supervisor kills the child, and the node joins again.
 
-SIGTERM and SIGINT drain the runner: the child finishes as much work as it can within the grace period, and
-ends. A second signal ends the grace period. If a child ends by itself, the runner ends with the child's exit
-code.
+SIGTERM and SIGINT drain the runner: the child finishes what is running within the grace period, and ends. A
+second signal ends the grace period. If a child ends by itself, the runner ends with the child's exit code. If
+a signal ends a runner before its work is done, the exit code is 128 plus the number of the signal.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from tidemill.futures.worker.events import ChildEnded
 from tidemill.futures.worker.processes import RestartPause, SupervisedProcess, drained_by_signals
 from tidemill.futures.worker.wakeup import LoopWakeup
 from tidemill.objects import open_objects
-from tidemill.runner.child import RESTART, Drain, RunnerHello
+from tidemill.runner.child import INTERRUPTED, RESTART, Drain, RunnerHello
 from tidemill.runner.presence import OwnPresence
 from tidemill.runner.slots import slot
 from tidemill.store import open_store
@@ -55,6 +55,7 @@ class RunnerOptions(msgspec.Struct, frozen=True, kw_only=True):
     - names, threads: what its entry in the node list offers. The worker in the child decides what to claim.
     - grace_s: how long running futures may take to end when the runner drains.
     - most_pause_s: the longest pause before a restart, after early deaths.
+    - finishes: whether the child ends when its work is done. A signal before that interrupts the runner.
     """
 
     names: frozenset[str] = frozenset()
@@ -62,6 +63,13 @@ class RunnerOptions(msgspec.Struct, frozen=True, kw_only=True):
     timing: LeaseTiming = DEFAULT_TIMING
     grace_s: float = 30.0
     most_pause_s: float = 5.0
+    finishes: bool = False
+
+
+class RunnerInterrupted(Event, frozen=True):
+    """A signal ended a runner before a child had reported its result."""
+
+    node: str
 
 
 class ChildStarted(Event, frozen=True):
@@ -116,10 +124,11 @@ def run_runner(
             else None,
         )
         supervisor = RunnerSupervisor(place, main, arguments, options, presence, clock, chance, emit)
-        with drained_by_signals(supervisor, supervisor.wakeup):
+        with drained_by_signals(supervisor, supervisor.wakeup) as signals:
             presence.start()
             try:
-                return supervisor.run()
+                code = supervisor.run()
+                return 128 + signals[0] if code == INTERRUPTED and signals else code
             finally:
                 supervisor.close()
                 presence.close()
@@ -207,7 +216,7 @@ class RunnerSupervisor:
         while True:
             node = self._node()
             if node is None:
-                return 0
+                return self._drained()
             started_at = self.clock.monotonic()
             child = self._start(node)
             self._watch(child)
@@ -216,8 +225,15 @@ class RunnerSupervisor:
             if code is not None and code != RESTART:
                 return code
             if self.drain_by is not None:
-                return 0
+                return self._drained()
             self._died(child, code, self.clock.monotonic() - started_at)
+
+    def _drained(self) -> int:
+        """Return the exit code of a runner that drained, and whose child reported nothing."""
+        if not self.options.finishes:
+            return 0
+        self.emit(RunnerInterrupted(node=self.presence.node.id))
+        return INTERRUPTED
 
     # --- one child
 

@@ -32,8 +32,11 @@ COMPACT_EVERY_S = 10.0
 SPARE = 2
 """Run threads that requested lots and compaction leave free for new data."""
 
-NAMES = frozenset({"clean", "compact"})
-"""The names of upkeep jobs: a runner that catches up does not wait for them."""
+CLEAN, COMPACT = "clean", "compact"
+NAMES = frozenset({CLEAN, COMPACT})
+"""The names of upkeep jobs: a runner that catches up does not wait for them. The report of a run contains
+their failures.
+"""
 
 
 class Upkeep:
@@ -79,36 +82,39 @@ class Upkeep:
         now, threads = self._scope.clock.monotonic(), self._state.threads
         if now >= self._clean_at:
             self._clean_at = now + CLEAN_EVERY_S
-            threads.start("clean", self.clean)
+            threads.start(CLEAN, self.clean)
         if self._compactor is not None and now >= self._compact_at:
             self._compact_at = now + COMPACT_EVERY_S
-            threads.start("compact", partial(self.compact, self._compactor), spare=SPARE)
+            threads.start(COMPACT, partial(self.compact, self._compactor), spare=SPARE)
 
     def clean(self) -> None:
         """Remove leftovers of ended attempts, the futures of their parts, and objects that steps replaced."""
         try:
             while self._cleaner.clean():
-                pass
+                if self._state.stops():
+                    return
             if self._scope.clock.monotonic() >= self._collect_at:
                 more = self._collector.collect()
                 pause_s = CLEAN_EVERY_S if more else COLLECT_EVERY_S
                 self._collect_at = self._scope.clock.monotonic() + pause_s
             self._parts.forget_ended()
+            self._state.totals.failures.pop(CLEAN, None)
         except LeaseLost:
             return
         except Exception as error:  # noqa: BLE001 - reported, and tried again
-            self._failures.report("clean", error, CLEAN_EVERY_S)
+            self._failures.add_upkeep(CLEAN, error, CLEAN_EVERY_S)
 
     def compact(self, compactor: Compactor) -> None:
         """Compact the lots that are marked now. A lot that fails stays as it is and is retried later.
 
         When the runner ends, this ends after the current lot.
         """
+        failed: set[str] = set()
         for dataset in self._program.all_datasets():
             try:
                 marked = self._scope.store.run(partial(lots.fragmented, keys=self._lots, dataset=dataset))
             except StoreError as error:
-                self._failures.report("compact", error, COMPACT_EVERY_S)
+                self._failures.add_upkeep(COMPACT, error, COMPACT_EVERY_S)
                 return
             for lot in marked:
                 if self._state.stops():
@@ -118,7 +124,13 @@ class Upkeep:
                 except LeaseLost:
                     return
                 except Exception as error:  # noqa: BLE001 - reported, and tried again
-                    self._failures.report(f"compact {dataset} {lot}", error, COMPACT_EVERY_S)
+                    name = f"{COMPACT} {dataset} {lot}"
+                    failed.add(name)
+                    self._failures.add_upkeep(name, error, COMPACT_EVERY_S)
+        failures = self._state.totals.failures
+        for name in list(failures):
+            if name.partition(" ")[0] == COMPACT and name not in failed:
+                del failures[name]
 
 
 class AttemptLeftovers:

@@ -12,7 +12,7 @@ and is published only once.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -123,8 +123,11 @@ class FileIngestion:
 
     # --- windows
 
-    def ingest(self, most: int | None = None) -> int:
-        """Ingest all free windows, or at most `most` of them; return how many ended."""
+    def ingest(self, most: int | None = None, *, stop: Callable[[], bool] = lambda: False) -> int:
+        """Ingest all free windows, or at most `most` of them; return how many ended.
+
+        - stop: called before each window; True leaves the other windows to the next call.
+        """
         ended = after = 0
         while most is None or ended < most:
             waiting = self._scope.store.run(
@@ -134,6 +137,8 @@ class FileIngestion:
                 break
             for window in waiting:
                 after = window.about.number
+                if stop():
+                    return ended
                 if (most is None or ended < most) and self.ingest_window(after):
                     ended += 1
         return ended

@@ -203,6 +203,7 @@ class FileArrival:
         self._scope = runtime.scope
         self._keys = SourceKeys(runtime.scope.cluster)
         self._watching = runtime.watching
+        self._stops = runtime.stops
         self._source = spec.id
         self._settle_s = 2 * spec.policy.settle_s + POLL_EVERY_S
         self._settled_by: float | None = None  # when all files of the first listing have settled
@@ -213,7 +214,7 @@ class FileArrival:
         if self._settled_by is None:
             self._settled_by = self._scope.clock.monotonic() + self._settle_s
         discovery = self._ingestion.discover(fresh_s=POLL_EVERY_S if self._watching() else 0.0)
-        ended = self._ingestion.ingest()
+        ended = self._ingestion.ingest(stop=self._stops)
         unfinished = self._scope.store.run(lambda tx: windows.open_windows(tx, self._keys, self._source))
         waits = discovery is None or not discovery.complete or self._is_settling(discovery)
         failed = [window for window in unfinished if isinstance(window, FailedWindow)]

@@ -79,6 +79,7 @@ class SourceRuntime:
         parts: runs tasks on Spark.
         keeper: renews the node's leases.
         watching: whether this runner keeps running; one that only catches up receives no pushed rows.
+        stops: whether the runner ends, so that nothing new may start.
         evaluate: evaluates the expressions of checks on this runner's Spark session.
     """
 
@@ -86,6 +87,7 @@ class SourceRuntime:
     parts: "Parts"
     keeper: "Keeper"
     watching: Callable[[], bool]
+    stops: Callable[[], bool] = lambda: False
     evaluate: "Evaluate | None" = None
 
 

@@ -104,10 +104,15 @@ class Drainable(Protocol):
 
 
 @contextlib.contextmanager
-def drained_by_signals(supervisor: Drainable, wakeup: LoopWakeup) -> Iterator[None]:
-    """Drain on SIGTERM and SIGINT; a second signal ends the grace period. For the main thread only."""
+def drained_by_signals(supervisor: Drainable, wakeup: LoopWakeup) -> Iterator[list[int]]:
+    """Drain on SIGTERM and SIGINT; a second signal ends the grace period. For the main thread only.
 
-    def end(*_: object) -> None:
+    Yields a list, to which each signal adds its number.
+    """
+    received: list[int] = []
+
+    def end(number: int, _: object) -> None:
+        received.append(number)
         if supervisor.draining:
             supervisor.hurry()
         else:
@@ -116,7 +121,7 @@ def drained_by_signals(supervisor: Drainable, wakeup: LoopWakeup) -> Iterator[No
     old_handlers = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     old_fd = signal.set_wakeup_fd(wakeup.writer.fileno(), warn_on_full_buffer=False)
     try:
-        yield
+        yield received
     finally:
         signal.set_wakeup_fd(old_fd)
         for number, handler in old_handlers.items():
