@@ -240,7 +240,7 @@ def test_the_batch_of_a_lot_stays_with_it_when_another_node_takes_it_over():
     stage.parts.between = die
     with pytest.raises(Died):
         dying.make_requested(spec, ask)
-    assert stage.run(lot_requests.remaining, stage.keys, spec.id, "batch") == {"waiting": 0, "running": 1}
+    assert stage.run(running_lots.running_lots, stage.keys, spec.id).batches == {"batch": 1}
     stage.clock.advance(20)
     heir = stage.worker(stage.living("heir"))
     assert [status.lot for status in heir.left()] == [lot]
@@ -250,7 +250,7 @@ def test_the_batch_of_a_lot_stays_with_it_when_another_node_takes_it_over():
     running: list[dict[str, int]] = []
     assert heir.work(spec, lot).generation == 1
     assert running == [{"batch": 1}]
-    assert stage.run(lot_requests.remaining, stage.keys, spec.id, "batch") == {"waiting": 0, "running": 0}
+    assert stage.run(running_lots.running_lots, stage.keys, spec.id).batches == {}
 
 
 def test_a_run_that_waits_for_its_cadence_keeps_no_place_and_one_that_is_due_soon_does():

@@ -31,9 +31,10 @@ from tidemill.lots.ids import Unit
 from tidemill.lots.keys import DatasetId
 from tidemill.objects import open_objects
 from tidemill.pipeline import graph, lot_requests, pipeline_file
-from tidemill.pipeline.lot_requests import LotAction
+from tidemill.pipeline.lot_requests import LotAction, LotProgress
 from tidemill.pipeline.plan.arc_stages import DeclareArc
 from tidemill.pipeline.status import status_of
+from tidemill.publish.parts import PartTask
 from tidemill.store import open_store
 from tidemill.triggers import runs
 from tidemill.triggers.subscriptions import Scheduled
@@ -125,11 +126,75 @@ def test_a_replay_is_planned_first_and_a_dry_run_changes_nothing(scene: Scene) -
     assert scene.catch_up() == []
     requested = scene.shop.replay("clean", [appended[1]], parallel=1)
     assert requested.batch
-    assert lot_requests.remaining(scene.shop, requested) == 1
+    progress = LotProgress(scene.shop, requested)
+    progress.update()
+    assert len(progress.remaining) == 1
     assert scene.catch_up() == [("clean", appended[1], "complete"), ("sum", appended[1], "complete")]
-    assert lot_requests.remaining(scene.shop, requested) == 0
+    progress.update()
+    assert (progress.remaining, progress.failed) == ([], [])
     assert [row.generation for row in scene.stage.rows_of(scene.stage.summed)] == [0, 1, 0, 0]
     assert "1 remake" in str(requested)
+
+
+def skip_lot(scene: Scene) -> str:
+    """Append a lot that `clean` skips, so that a backfill can request it."""
+    scene.shop.pause("clean")
+    lot = scene.stage.append([7])
+    scene.shop.resume("clean", catch_up="none")
+    return lot
+
+
+def test_a_backfill_waits_for_a_lot_that_was_requested_before(scene: Scene) -> None:
+    lot = skip_lot(scene)
+    scene.shop.backfill("cleaned", [lot])
+    progress = LotProgress(scene.shop, scene.shop.backfill("cleaned", [lot]))
+    progress.update()
+    assert [planned.lot for planned in progress.remaining] == [lot]
+
+    def look(_: PartTask) -> None:
+        running = LotProgress(scene.shop, scene.shop.backfill("cleaned", [lot]))
+        running.update()
+        assert [planned.why for planned in running.remaining] == ["it is running"]
+
+    scene.stage.parts.between = look
+    scene.catch_up()
+    progress.update()
+    assert (progress.remaining, progress.failed) == ([], [])
+
+
+def test_a_backfill_waits_for_the_lots_that_follow_it_and_names_the_lots_that_failed(scene: Scene) -> None:
+    good = skip_lot(scene)
+    progress = LotProgress(scene.shop, scene.shop.backfill("summed", [good]))
+    progress.update()
+    assert {(planned.arc, planned.lot) for planned in progress.remaining} == {("clean", good), ("sum", good)}
+    for request in scene.stage.run(arc_requests.startable, scene.stage.keys, [scene.specs["clean"]]):
+        scene.worker.make_requested(scene.specs["clean"], request)
+    progress.update()
+    assert [(planned.arc, planned.lot) for planned in progress.remaining] == [("sum", good)]
+    scene.catch_up()
+    progress.update()
+    assert (progress.remaining, progress.failed) == ([], [])
+    bad = skip_lot(scene)
+    scene.stage.parts.failing[7] = 10
+    progress = LotProgress(scene.shop, scene.shop.backfill("summed", [bad]))
+    scene.catch_up()
+    progress.update()
+    assert progress.remaining == []
+    assert [(planned.arc, planned.lot) for planned in progress.failed] == [("clean", bad), ("sum", bad)]
+
+
+def test_backfill_with_wait_exits_with_1_if_a_lot_was_not_produced(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lot = skip_lot(scene)
+    scene.shop.backfill("cleaned", [lot])
+    scene.stage.parts.failing[7] = 10
+    monkeypatch.setattr(type(SYSTEM), "sleep", lambda *_: scene.catch_up())
+    assert main(["backfill", "-f", scene.target, "cleaned", lot, "--wait", "--json"]) == 1
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [failed["lot"] for failed in result["failed"]] == [lot]
+    scene.stage.parts.failing.clear()
+    assert main(["backfill", "-f", scene.target, "cleaned", lot, "--wait"]) == 0
 
 
 @pytest.mark.rule("LOT-31")

@@ -15,7 +15,7 @@ A batch can limit how many of its lots run at the same time, and `max_concurrent
 Replays and backfills leave room for one lot of the subscription while the subscription has lots to make.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -183,12 +183,3 @@ def fitting(page: Sequence[LotRequest], spec: ArcSpec, running: RunningLots) -> 
 def withdraw(tx: Tx, keys: ArcKeys, requested: LotRequest) -> None:
     """Remove a request."""
     tx.clear(keys.request[requested.arc, requested.lot, requested.generation], quiet=True)
-
-
-def remaining(tx: Tx, keys: ArcKeys, arc: str, batch: str, limit: int = 10_000) -> Mapping[str, int]:
-    """Count the waiting and the running lots of a batch, to show progress.
-
-    Only the first requests of the queue are searched for waiting lots.
-    """
-    waiting = sum(row.options.batch == batch for row in pending(tx, keys, limit=limit, arc=arc))
-    return {"waiting": waiting, "running": running_lots.running_lots(tx, keys, arc).batches.get(batch, 0)}

@@ -34,7 +34,11 @@ STYLES = {
 def request_options(command: F) -> F:
     """Add the arguments and options that backfill and replay share."""
     for option in (
-        click.option("--wait", is_flag=True, help="Wait until runners have produced all lots."),
+        click.option(
+            "--wait",
+            is_flag=True,
+            help="Wait until runners have produced all lots, including lots that were requested before.",
+        ),
         click.option("--dry-run", is_flag=True, help="Show the plan without changing anything."),
         click.option(
             "--parallel",
@@ -59,7 +63,8 @@ def backfill_command(output: CommandOutput, /, **options: Any) -> int:
     """Produce missing lots of a table.
 
     TABLE is the name of a table or an arc. Pass the LOTs, or a range with --from and --to. Runners produce
-    them, but keep capacity free for new lots. The exit code is 1 if some lots cannot be produced.
+    them, but keep capacity free for new lots. The exit code is 1 if some lots cannot be produced, or, with
+    --wait, if runners failed to produce some.
     """
     return _request(output, RequestKind.BACKFILL, **options)
 
@@ -96,12 +101,12 @@ def _request(
         plan = lot_requests.plan(
             pipeline, kind, table, lots or None, first=first, last=last, parallel=parallel
         )
-        remaining = None
+        failed: list[PlannedLot] | None = None
         if not dry_run:
             with _progress(output, "requesting lots") as report:
                 plan = lot_requests.submit(pipeline, plan, report)
             if wait:
-                remaining = _wait(output, pipeline, plan)
+                failed = _wait(output, pipeline, plan)
     output.result(
         {
             "kind": plan.kind,
@@ -112,23 +117,29 @@ def _request(
             "counts": plan.counts,
             "downstream": plan.downstream,
             "lots": plan.lots,
-            **({} if remaining is None else {"remaining": remaining}),
+            **({} if failed is None else {"remaining": 0, "failed": failed}),
         }
     )
     if not output.json:
         _show(output, plan, dry_run=dry_run)
-    return 1 if plan.with_action(LotAction.BLOCKED) else 0
+        for lot in failed or ():
+            output.people.print(Text(f"{lot.arc}: lot {lot.lot} was not produced", style="red"))
+        if failed:
+            output.people.print(Text("see the reasons with: tidemill gaps", style="dim"))
+    return 1 if plan.with_action(LotAction.BLOCKED) or failed else 0
 
 
-def _wait(output: CommandOutput, pipeline: "Pipeline", plan: LotRequestPlan) -> int:
-    """Wait until runners, in other processes, have produced every lot of the plan."""
-    total = len(plan.requested)
+def _wait(output: CommandOutput, pipeline: "Pipeline", plan: LotRequestPlan) -> list[PlannedLot]:
+    """Wait until runners, in other processes, have produced the lots; return the lots that failed."""
+    progress = lot_requests.LotProgress(pipeline, plan)
     with _progress(output, "lots produced") as report:
-        while remaining := lot_requests.remaining(pipeline, plan):
-            report(total - remaining, total)
+        progress.update()
+        while progress.remaining:
+            report(progress.total - len(progress.remaining), progress.total)
             pipeline.context.clock.sleep(POLL_S)
-        report(total, total)
-    return 0
+            progress.update()
+        report(progress.total, progress.total)
+    return progress.failed
 
 
 @contextmanager

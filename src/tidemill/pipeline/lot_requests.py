@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tidemill import crash
-from tidemill.arcs import lot_requests
+from tidemill.arcs import lot_plan, lot_requests, rows
 from tidemill.arcs.inventory import Inventory, Span
 from tidemill.arcs.keys import ArcKeys
 from tidemill.arcs.lot_requests import RequestKind, RequestOptions
+from tidemill.arcs.rows import CompleteLot, RunningLot
 from tidemill.arcs.states import ArcState
 from tidemill.errors import LotUnknown, NoLots, UsageError
 from tidemill.lots.keys import DatasetId
@@ -246,18 +247,73 @@ def submit(pipeline: "Pipeline", planned: LotRequestPlan, report: Report = ignor
     return msgspec.structs.replace(planned, batch=batch)
 
 
-def remaining(pipeline: "Pipeline", planned: LotRequestPlan) -> int:
-    """Return how many requested lots are neither made nor failed yet."""
-    keys, arcs = ArcKeys(pipeline.context.place.cluster), {lot.arc for lot in planned.requested}
+class LotProgress:
+    """Follows the lots of a plan until runners have made them, or have failed to.
 
-    def read(tx: Tx) -> int:
-        counts = [
-            lot_requests.remaining(tx, keys, graph.arc_id(pipeline, arc), planned.batch)
-            for arc in sorted(arcs)
-        ]
-        return sum(count["waiting"] + count["running"] for count in counts)
+    It reads the state of each lot, so it does not matter which request a runner serves: that of this plan, an
+    earlier one, or none, if the lot was already running.
 
-    return pipeline.context.store.run(read)
+    - total: the number of lots to wait for.
+    - remaining: the lots that are neither made nor failed yet.
+    - failed: the lots that a runner could not make.
+    """
+
+    def __init__(self, pipeline: "Pipeline", planned: LotRequestPlan) -> None:
+        self._pipeline = pipeline
+        self._keys = ArcKeys(pipeline.context.place.cluster)
+        self._specs = {spec.name: spec for spec in graph.specs(pipeline)}
+        self.failed: list[PlannedLot] = []
+        running = self._unfinished(planned.with_action(LotAction.SKIP))
+        self.remaining = [*planned.requested, *running, *planned.with_action(LotAction.FOLLOW)]
+        self.total = len(self.remaining)
+
+    def update(self) -> None:
+        """Read which lots are made or failed by now."""
+        unfinished = self._unfinished(self.remaining)
+        still_waiting = set(unfinished)
+        ended = [lot for lot in self.remaining if lot not in still_waiting]
+        self.failed += self._filter(ended, self._is_incomplete)
+        self.remaining = unfinished
+
+    def _unfinished(self, lots: Sequence[PlannedLot]) -> list[PlannedLot]:
+        requested = [lot for lot in lots if lot.action is not LotAction.FOLLOW]
+        following = [lot for lot in lots if lot.action is LotAction.FOLLOW]
+        unfinished = self._filter(requested, self._is_unfinished)
+        awaited = {lot.lot for lot in unfinished}
+        unfinished += [lot for lot in following if lot.lot in awaited]
+        return unfinished + self._filter(
+            [lot for lot in following if lot.lot not in awaited], self._is_following
+        )
+
+    def _filter(
+        self, lots: Sequence[PlannedLot], matches: Callable[[Tx, PlannedLot], bool]
+    ) -> list[PlannedLot]:
+        """Return the lots for which a function of the transaction is true."""
+        matching: list[PlannedLot] = []
+        for first in range(0, len(lots), PAGE):
+            page = lots[first : first + PAGE]
+            matching += self._pipeline.context.store.run(
+                lambda tx, page=page: [lot for lot in page if matches(tx, lot)]  # type: ignore[misc]
+            )
+        return matching
+
+    def _is_unfinished(self, tx: Tx, lot: PlannedLot) -> bool:
+        """Return whether a lot is requested or running."""
+        arc = self._specs[lot.arc].id
+        if tx.range(*self._keys.request.under(arc, lot.lot), limit=1, snapshot=True):
+            return True
+        last = rows.newest(tx, self._keys, arc, lot.lot)
+        return last is not None and isinstance(last[1], RunningLot)
+
+    def _is_following(self, tx: Tx, lot: PlannedLot) -> bool:
+        """Return whether a lot will be made because its inputs exist now."""
+        if rows.newest(tx, self._keys, self._specs[lot.arc].id, lot.lot) is not None:
+            return self._is_unfinished(tx, lot)
+        return lot_plan.inputs(tx, self._keys, self._specs[lot.arc], lot.lot).enough
+
+    def _is_incomplete(self, tx: Tx, lot: PlannedLot) -> bool:
+        last = rows.newest(tx, self._keys, self._specs[lot.arc].id, lot.lot)
+        return last is None or not isinstance(last[1], CompleteLot)
 
 
 def retry(pipeline: "Pipeline", arc: str | None = None, lots: Sequence[str] = ()) -> list[tuple[str, str]]:
