@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from tidemill.errors import QueryError
+from tidemill.errors import QueryError, ViewRefused
 from tidemill.lots import events, lots
 from tidemill.lots.datasets import DatasetRow, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import InputLot
+from tidemill.pipeline import view_rebuilds
 from tidemill.pipeline.reader import TableReader
 from tidemill.spark.lot_reader import POSITION, read_positioned
 from tidemill.spark.operations import WEIGHT, stored_schema
@@ -27,7 +28,7 @@ from tidemill.spark.queries import quoted
 from tidemill.store import Tx
 from tidemill.views.steps import commits, records
 from tidemill.views.steps.commits import StepRow
-from tidemill.views.steps.groups import GroupSpec
+from tidemill.views.steps.groups import GroupSpec, ViewGroup
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -113,10 +114,38 @@ def _of_view(reader: TableReader, view: str, after: int) -> "DataFrame":
     ):
         steps += page
         last = page[-1].step
+    _check_continuous(reader, group, view, after, steps)
     frame = reader.tables.changes(reader.spark, reader.view_table(view), view, steps)
     bases = _base_datasets(group.spec, view)
     changed = [row for row in steps if any(output.view == view and output.changes for output in row.outputs)]
     return _with_inputs(frame, {row.step: _step_inputs(reader, row, bases) for row in changed})
+
+
+def _check_continuous(
+    reader: TableReader, group: ViewGroup, view: str, after: int, steps: Sequence[StepRow]
+) -> None:
+    """Raise `ViewRefused` if these steps do not add up to the table that a reader had at `after`."""
+    context, pipeline, name = reader.context, reader.pipeline.name, group.spec.name
+    hint = f"read the complete view with df(), and then its changes after position {group.step}"
+    oldest = context.store.run(lambda tx: commits.oldest(tx, context.keys, pipeline, name))
+    if oldest is not None and 0 < after < oldest.after:
+        raise ViewRefused(
+            f"the changes of view {view} begin at position {oldest.after}: its group was declared again after"
+            f" position {after}",
+            hint=hint,
+        )
+    before, at = None, after
+    while before is None and at:
+        before, at = context.store.run(
+            lambda tx, at=at: view_rebuilds.last_output(tx, context.keys, pipeline, name, view, at)  # type: ignore[misc]
+        )
+    rebuilt = view_rebuilds.rebuild_step(view, before, steps)
+    if rebuilt is not None:
+        raise ViewRefused(
+            f"view {view} was built again from nothing at position {rebuilt}, because its columns changed or"
+            f" it was declared again; its changes after position {after} do not continue the earlier ones",
+            hint=hint,
+        )
 
 
 def _base_datasets(spec: GroupSpec, view: str) -> frozenset[DatasetId]:

@@ -48,6 +48,9 @@ class Table:
 
         Each row also has the columns `_weight`, `_position` and `_inputs`: the lots it was computed from.
         `_inputs` is empty for rows that users or sources wrote, and NULL if there are more than 1,000 lots.
+
+        The changes of a view cannot continue after the view got other columns, or was removed and declared
+        again: this raises `ViewRefused`. Read the complete view, and continue after its position.
         """
         from tidemill.pipeline.changes import changes
 

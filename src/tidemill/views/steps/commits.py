@@ -377,6 +377,19 @@ def rows(
     return [_decoder.decode(row.value) for row in tx.range(lo, hi, limit=limit, snapshot=True)]
 
 
+def before(tx: Tx, keys: StepKeys, pipeline: str, group: str, to: int, limit: int = PAGE) -> list[StepRow]:
+    """Return a page of a group's commits: the steps up to `to`, newest first."""
+    lo, hi = keys.step[pipeline, group, 0], keys.step[pipeline, group, to + 1]
+    page = tx.range(lo, hi, limit=limit, reverse=True, snapshot=True)
+    return [_decoder.decode(row.value) for row in page]
+
+
+def oldest(tx: Tx, keys: StepKeys, pipeline: str, group: str) -> StepRow | None:
+    """Return the first commit of a group; None if it has none."""
+    page = tx.range(*keys.step.under(pipeline, group), limit=1, snapshot=True)
+    return _decoder.decode(page[0].value) if page else None
+
+
 def newest(tx: Tx, keys: StepKeys, pipeline: str, group: str, limit: int) -> list[StepRow]:
     """Return the last commits of a group, newest first."""
     page = tx.range(*keys.step.under(pipeline, group), limit=limit, reverse=True, snapshot=True)
