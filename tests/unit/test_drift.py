@@ -59,6 +59,18 @@ def test_a_declaration_that_evolves_gains_columns_and_wider_types_each_as_a_revi
 
 
 @pytest.mark.rule("LOT-34")
+def test_a_frozen_declaration_whose_columns_are_derived_may_grow_and_stays_frozen():
+    stage = Stage()
+    stage.run(datasets.declare, stage.lots, orders("id INT", Drift.FREEZE), evolved)
+    grown = stage.run(
+        datasets.declare, stage.lots, orders("id BIGINT, n INT", Drift.FREEZE), evolved, grows=True
+    )
+    assert (grown.schema, grown.drift, grown.revision) == ("id bigint, n int", Drift.FREEZE, 1)
+    with pytest.raises(DatasetChanged, match="id was bigint and cannot become string"):
+        stage.run(datasets.declare, stage.lots, orders("id STRING", Drift.FREEZE), evolved, grows=True)
+
+
+@pytest.mark.rule("LOT-34")
 def test_a_policy_may_change_while_the_columns_stay():
     stage = Stage()
     stage.run(datasets.declare, stage.lots, orders("id INT", Drift.FREEZE), evolved)

@@ -14,13 +14,18 @@ STYLES = {"new": "green", "same": "dim", "changed": "yellow", "removed": "red", 
 @click.command("plan")
 @pipeline_option
 @json_option
-def plan_command(output: CommandOutput, file: str | None) -> None:
-    """Check the declarations, and show what a run would change."""
+def plan_command(output: CommandOutput, file: str | None) -> int:
+    """Check the declarations, and show what a run would change.
+
+    The exit code is 1 if a run would refuse a declaration.
+    """
     with find(file) as pipeline:
-        stages = pipeline.plan().describe()
-    output.result({"pipeline": pipeline.name, "stages": stages})
+        plan = pipeline.plan()
+        stages, refusals = plan.describe(), plan.refusals()
+    refused = [{"code": error.code, "message": error.message, "hint": error.hint} for error in refusals]
+    output.result({"pipeline": pipeline.name, "stages": stages, "refused": refused})
     if output.json:
-        return
+        return 1 if refused else 0
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("", "what", "name", "detail", "declared at"):
         table.add_column(name, overflow="fold")
@@ -29,3 +34,6 @@ def plan_command(output: CommandOutput, file: str | None) -> None:
         where = Text(stage["where"], style="dim")
         table.add_row(status, stage["what"], Text(stage["name"]), Text(stage["detail"]), where)
     output.people.print(table if stages else Text(f"{pipeline.name} declares nothing"))
+    for error in refusals:
+        output.error(error.code, error.message, error.hint)
+    return 1 if refused else 0

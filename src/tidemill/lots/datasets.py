@@ -128,10 +128,13 @@ package does not parse columns.
 """
 
 
-def declare(tx: Tx, keys: LotKeys, dataset: DatasetRow, evolve: Evolve | None = None) -> DatasetRow:
+def declare(
+    tx: Tx, keys: LotKeys, dataset: DatasetRow, evolve: Evolve | None = None, *, grows: bool = False
+) -> DatasetRow:
     """Store a dataset's declaration, or return the stored one. Raise `DatasetChanged` if they differ.
 
     - evolve: combines the columns if they may change; the returned declaration has all of them.
+    - grows: whether the columns may change although `drift` does not add columns from data.
     """
     if not dataset.fingerprint:
         dataset = msgspec.structs.replace(dataset, fingerprint=fingerprint(dataset.schema))
@@ -141,19 +144,26 @@ def declare(tx: Tx, keys: LotKeys, dataset: DatasetRow, evolve: Evolve | None = 
         tx.set(key, msgspec.msgpack.encode(dataset))
         return dataset
     stored = _decoder.decode(raw)
+    return _revise(tx, keys, stored, combine(stored, dataset, evolve, grows=grows))
+
+
+def combine(
+    stored: DatasetRow, dataset: DatasetRow, evolve: Evolve | None = None, *, grows: bool = False
+) -> DatasetRow:
+    """Return what `declare` stores in place of the stored declaration. Raise `DatasetChanged` if they differ.
+
+    `drift` may always change: it only affects data that arrives later.
+    """
     same_columns = msgspec.structs.replace(dataset, schema=stored.schema, fingerprint=stored.fingerprint)
-    evolves = dataset.drift is Drift.EVOLVE and evolve is not None
+    evolves = evolve is not None and (grows or dataset.drift is Drift.EVOLVE)
     changes = differences(stored, same_columns if evolves else dataset)
     if changes:
         raise DatasetChanged(
             f"dataset {dataset.id} was already declared with a different definition: {'; '.join(changes)}"
         )
     if evolves and evolve is not None and stored.fingerprint != dataset.fingerprint:
-        return _revise(tx, keys, stored, evolve(stored, dataset))
-    if stored.drift is not dataset.drift:  # may change: it only affects data that arrives later
-        stored = msgspec.structs.replace(stored, drift=dataset.drift)
-        tx.set(key, msgspec.msgpack.encode(stored))
-    return stored
+        stored = evolve(stored, dataset)
+    return msgspec.structs.replace(stored, drift=dataset.drift)
 
 
 def _revise(tx: Tx, keys: LotKeys, stored: DatasetRow, new: DatasetRow) -> DatasetRow:

@@ -37,9 +37,19 @@ class DeclareArc:
     pace: Pace = FASTEST
     template: str = ""
 
+    def check(self, tx: Tx, keys: StepKeys) -> None:
+        """Raise the error with which `apply` would refuse the arc."""
+        self._refuse_renamed(tx, ArcKeys(keys.lots.cluster))
+        row = subscriptions.read(tx, keys.triggers, self.spec.id)
+        if not self.template and row is not None and row.tally.terms.tables != self._terms.tables:
+            raise self._changed_inputs()
+
     def status(self, tx: Tx, keys: StepKeys) -> StageStatus:
         try:
+            self.check(tx, keys)
             stored = arc_rows.read(tx, ArcKeys(keys.lots.cluster), self.spec.id)
+        except (DeclarationError, SubscriptionChanged):
+            return StageStatus.REFUSED
         except ArcUnknown:
             return StageStatus.NEW
         if stored != self.spec:
@@ -71,10 +81,13 @@ class DeclareArc:
         try:
             subscriptions.subscribe(tx, keys, lot_keys, name, self._terms, creation=subscriptions.SCHEDULED)
         except SubscriptionChanged as error:
-            raise SubscriptionChanged(
-                f"{self.where}: the tables that arc {self.spec.name} reads have changed",
-                hint="restore reads=, or rename the arc; Tidemill then treats it as a new arc",
-            ) from error
+            raise self._changed_inputs() from error
+
+    def _changed_inputs(self) -> SubscriptionChanged:
+        return SubscriptionChanged(
+            f"{self.where}: the tables that arc {self.spec.name} reads have changed",
+            hint="restore reads=, or rename the arc; Tidemill then treats it as a new arc",
+        )
 
     def _refuse_renamed(self, tx: Tx, keys: ArcKeys) -> None:
         """Refuse a new arc if another one has already made its first lot.
@@ -142,9 +155,10 @@ def _retry_failed(store: Store, keys: ArcKeys, arc: str) -> None:
 
 @dataclass(frozen=True)
 class RemoveArc:
-    """Stop an arc that is no longer declared; its lots stay."""
+    """Stop an arc that is no longer declared; the tables that it wrote stay."""
 
     name: str
+    writes: tuple[str, ...] = ()
 
     def status(self, tx: Tx, keys: StepKeys) -> StageStatus:
         exists = subscriptions.read(tx, keys.triggers, self.name) is not None
@@ -159,4 +173,5 @@ class RemoveArc:
 
     def describe(self) -> dict[str, str]:
         name = self.name.partition("/")[2]
-        return {"what": "arc", "name": name, "detail": "no longer declared", "where": ""}
+        detail = f"no longer declared; these tables stay: {', '.join(self.writes)}"
+        return {"what": "arc", "name": name, "detail": detail, "where": ""}

@@ -197,7 +197,9 @@ class ArcPlanner:
                 schema=ddl,
                 drift=sink.drift,
             )
-            dataset = self.catalog.add(effective(dataset), arc.line, made_by=f"arc {arc.name}")
+            dataset = self.catalog.add(
+                effective(dataset), arc.line, made_by=f"arc {arc.name}", derived=sink.schema is None
+            )
             self.catalog.expected(dataset, sink.checks)
             if can_drop(sink.checks):
                 self.catalog.quarantine(dataset.id, unit, arc.line, f"checks of {sink.name}")
@@ -264,8 +266,11 @@ class ArcPlanner:
             if len(own) < 100:
                 break
         templates = tuple(f"{prefix}{name}[" for name in self.pipeline.templates)
-        removed = [spec.id for spec in stored if spec.id not in arcs and not spec.id.startswith(templates)]
-        return [RemoveArc(name=name) for name in removed]
+        removed = [spec for spec in stored if spec.id not in arcs and not spec.id.startswith(templates)]
+        return [
+            RemoveArc(name=spec.id, writes=tuple(sink.dataset.name for sink in spec.sinks))
+            for spec in removed
+        ]
 
 
 def _unit(inputs: Sequence[KnownTable]) -> Unit | None:

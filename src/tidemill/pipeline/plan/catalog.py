@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tidemill.errors import DatasetUnknown, DeclarationError
+from tidemill.errors import DatasetChanged, DatasetUnknown, DeclarationError
 from tidemill.lots import datasets
 from tidemill.lots.checks import QUARANTINE_SCHEMA, Check, quarantine_of
 from tidemill.lots.datasets import DatasetRow, Drift, Kind
@@ -46,13 +46,22 @@ class Catalog:
         self.datasets: dict[DatasetId, DatasetRow] = {}
         self._frames: dict[str, DataFrame] = {}
 
-    def add(self, dataset: DatasetRow, line: SourceLine, *, made_by: str = "") -> DatasetRow:
-        """Add a table. If it evolves, it may have more columns in the store than are declared (LOT-34)."""
-        if dataset.drift is Drift.EVOLVE:
-            dataset = self._evolved(dataset)
+    def add(
+        self, dataset: DatasetRow, line: SourceLine, *, made_by: str = "", derived: bool = False
+    ) -> DatasetRow:
+        """Add a table. If it evolves, it may have more columns in the store than are declared (LOT-34).
+
+        - derived: whether Spark derived its columns from the function of an arc. They may grow, because the
+          tables that the arc reads may.
+        """
+        stored = self._stored(dataset.id) if derived or dataset.drift is Drift.EVOLVE else None
+        grows = derived and stored is not None and _is_grown(stored, dataset)
+        if stored is not None and (grows or dataset.drift is Drift.EVOLVE):
+            columns = evolved(stored, dataset)
+            dataset = msgspec.structs.replace(dataset, schema=columns.schema, fingerprint=columns.fingerprint)
         self.datasets[dataset.id] = dataset
         self.tables[dataset.name] = KnownTable(dataset, dataset.schema, dataset.kind is not Kind.ROWS)
-        self.stages.append(DeclareDataset(dataset=dataset, where=str(line), made_by=made_by))
+        self.stages.append(DeclareDataset(dataset=dataset, where=str(line), made_by=made_by, grows=grows))
         return dataset
 
     def adopt(self, dataset: DatasetRow) -> None:
@@ -60,14 +69,12 @@ class Catalog:
         self.datasets[dataset.id] = dataset
         self.tables[dataset.name] = KnownTable(dataset, dataset.schema, dataset.kind is not Kind.ROWS)
 
-    def _evolved(self, dataset: DatasetRow) -> DatasetRow:
+    def _stored(self, dataset_id: DatasetId) -> DatasetRow | None:
         context = self.pipeline.context
         try:
-            stored = context.store.run(lambda tx: datasets.read(tx, context.keys.lots, dataset.id))
+            return context.store.run(lambda tx: datasets.read(tx, context.keys.lots, dataset_id))
         except DatasetUnknown:
-            return dataset
-        grown = evolved(stored, dataset)
-        return msgspec.structs.replace(dataset, schema=grown.schema, fingerprint=grown.fingerprint)
+            return None
 
     # --- checks
 
@@ -119,6 +126,19 @@ class Catalog:
         if name not in self._frames:
             self._frames[name] = self.spark.createDataFrame([], self.tables[name].ddl)
         return self._frames[name]
+
+
+def _is_grown(stored: DatasetRow, dataset: DatasetRow) -> bool:
+    """Return whether a dataset has all columns of the stored one, with the same or wider types."""
+    new = schema.parse(dataset.schema)
+    if not set(schema.parse(stored.schema).names) <= set(new.names):
+        return False
+    try:
+        columns = schema.parse(evolved(stored, dataset).schema)
+    except DatasetChanged:
+        return False
+    types = {column.name: column.type for column in columns.columns}
+    return all(types[column.name] == column.type for column in new.columns)
 
 
 def ddl_of(frame: "DataFrame") -> str:

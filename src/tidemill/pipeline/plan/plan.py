@@ -10,21 +10,24 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tidemill.errors import DeclarationError
+from tidemill.errors import DatasetChanged, DeclarationError, SubscriptionChanged, TidemillError
 from tidemill.events import Emit, ignore
 from tidemill.lots.checks import can_drop
 from tidemill.pipeline import key_columns
 from tidemill.pipeline.plan import templates
+from tidemill.pipeline.plan.arc_stages import DeclareArc
 from tidemill.pipeline.plan.arcs import ArcPlanner
 from tidemill.pipeline.plan.catalog import Catalog
 from tidemill.pipeline.plan.circuits import ViewCircuit, explained
 from tidemill.pipeline.plan.sources import SourcePlanner
-from tidemill.pipeline.plan.stages import PlanStage, StageStatus
+from tidemill.pipeline.plan.stages import DeclareDataset, PlanStage, StageStatus
 from tidemill.pipeline.plan.views import ViewPlanner
 from tidemill.pipeline.source_line import errors_at
 from tidemill.runner.program import Program, TemplateArcs
 from tidemill.spark import schema
 from tidemill.spark.drift import effective
+from tidemill.spark.sessions import expecting_errors
+from tidemill.store import Tx
 from tidemill.views.circuit.explanation import CircuitExplanation
 from tidemill.views.steps.keys import group_id
 
@@ -58,6 +61,22 @@ class Plan:
         """Describe each stage: what it declares, its name, details, line and status."""
         return [{**stage.describe(), "status": status.value} for stage, status in self.status()]
 
+    def refusals(self) -> list[TidemillError]:
+        """Return the errors with which `apply` would refuse declarations."""
+        keys = self.context.keys
+
+        def read(tx: Tx) -> list[TidemillError]:
+            errors: list[TidemillError] = []
+            for stage in self.stages:
+                if isinstance(stage, DeclareDataset | DeclareArc):
+                    try:
+                        stage.check(tx, keys)
+                    except (DatasetChanged, DeclarationError, SubscriptionChanged) as error:
+                        errors.append(error)
+            return errors
+
+        return self.context.store.run(read)
+
     def apply(self, holder: str, emit: Emit = ignore) -> None:
         """Apply the plan to the store. Several processes may apply it, and may repeat it."""
         for stage in self.stages:
@@ -79,7 +98,7 @@ class Plan:
 
 def make_plan(pipeline: "Pipeline") -> Plan:
     """Check the declarations of a pipeline and return its plan."""
-    with pipeline.context.spark() as spark:
+    with pipeline.context.spark() as spark, expecting_errors():  # each error names its declaration
         catalog = Catalog(pipeline, spark)
         _plan_datasets(catalog)
         sources = {source.id: source for source in SourcePlanner(catalog).plan()}

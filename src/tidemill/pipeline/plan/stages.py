@@ -4,6 +4,8 @@ A stage is a small frozen value that can be applied and described. The stages fo
 certification are in separate modules.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
@@ -45,33 +47,54 @@ class PlanStage(Protocol):
 
 @dataclass(frozen=True)
 class DeclareDataset:
-    """Declare a table of lots; `made_by` names the arc, source or check that writes it."""
+    """Declare a table of lots.
+
+    - made_by: the arc, source or check that writes it.
+    - grows: whether it may get more columns: an arc writes it, and the function returns more columns.
+    """
 
     dataset: DatasetRow
     where: str
     made_by: str = ""
+    grows: bool = False
+
+    def check(self, tx: Tx, keys: StepKeys) -> None:
+        """Raise `DatasetChanged` if `apply` would."""
+        with suppress(DatasetUnknown):
+            stored = datasets.read(tx, keys.lots, self.dataset.id)
+            with self._explained():
+                datasets.combine(stored, self.dataset, evolved, grows=self.grows)
 
     def status(self, tx: Tx, keys: StepKeys) -> StageStatus:
         try:
             stored = datasets.read(tx, keys.lots, self.dataset.id)
+            self.check(tx, keys)
         except DatasetUnknown:
             return StageStatus.NEW
+        except DatasetChanged:
+            return StageStatus.REFUSED
         changed = datasets.differences(stored, self.dataset) or stored.drift is not self.dataset.drift
         return StageStatus.CHANGED if changed else StageStatus.SAME
 
     def apply(self, context: "PipelineContext", holder: str) -> None:
         def step(tx: Tx) -> None:
-            try:
-                datasets.declare(tx, context.keys.lots, self.dataset, evolved)
-            except DatasetChanged as error:
-                hint = error.hint
-                if self.dataset.drift is not Drift.EVOLVE:
-                    hint += "; drift='evolve' allows new columns and wider types"
-                raise DatasetChanged(f"{self.where}: {error.message}", hint=hint) from error
+            with self._explained():
+                datasets.declare(tx, context.keys.lots, self.dataset, evolved, grows=self.grows)
             if self.dataset.unit is not None and not self.made_by:
                 staging.begin(tx, context.keys.lots, self.dataset.id)
 
         context.store.run(step)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Add the line of the declaration to an error, and what to do."""
+        try:
+            yield
+        except DatasetChanged as error:
+            hint = error.hint
+            if self.dataset.drift is not Drift.EVOLVE:
+                hint += "; drift='evolve' allows new columns and wider types"
+            raise DatasetChanged(f"{self.where}: {error.message}", hint=hint) from error
 
     def describe(self) -> dict[str, str]:
         made_by = f" (by {self.made_by})" if self.made_by else ""

@@ -120,6 +120,29 @@ class RemoveGroup:
         return {"what": "views", "name": self.name, "detail": "no longer declared", "where": ""}
 
 
+@dataclass(frozen=True)
+class RemovedView:
+    """Show a view that is no longer declared. Declaring or removing its group retires it."""
+
+    pipeline: str
+    group: str
+    name: str
+
+    def status(self, tx: Tx, keys: StepKeys) -> StageStatus:
+        try:
+            stored = groups.read(tx, keys, self.pipeline, self.group)
+        except GroupUnknown:
+            return StageStatus.SAME
+        return StageStatus.REMOVED if self.name in stored.spec.names else StageStatus.SAME
+
+    def apply(self, context: "PipelineContext", holder: str) -> None:
+        """Do nothing: another stage declares or removes the group."""
+
+    def describe(self) -> dict[str, str]:
+        detail = "no longer declared; its last table stays readable: Pipeline.retired()"
+        return {"what": "view", "name": self.name, "detail": detail, "where": ""}
+
+
 class ViewPlanner:
     """Plans the views of a pipeline, each after the views it reads."""
 
@@ -174,11 +197,20 @@ class ViewPlanner:
         with errors_at(members[0].line):
             return shortest([decl.pace for decl in members])
 
-    def _removed(self, declared: Collection[str]) -> list[RemoveGroup]:
-        """Return stages that remove groups of this pipeline that have no more views."""
+    def _removed(self, declared: Collection[str]) -> list[RemoveGroup | RemovedView]:
+        """Return stages for the views of this pipeline that are gone, and for groups without views."""
         context, name = self.pipeline.context, self.pipeline.name
         stored = context.store.run(lambda tx: groups.listed(tx, context.keys, name))
-        return [RemoveGroup(name, group.spec.name) for group in stored if group.spec.name not in declared]
+        views = [
+            RemovedView(name, group.spec.name, view.name)
+            for group in stored
+            for view in group.spec.views
+            if view.name not in self.pipeline.views
+        ]
+        return [
+            *views,
+            *(RemoveGroup(name, group.spec.name) for group in stored if group.spec.name not in declared),
+        ]
 
     def _certifications(self, views: Sequence[ViewProgram]) -> Iterator[CertifyView | CertifyFunction]:
         """Return the stages that compare each circuit with its query."""
