@@ -166,6 +166,98 @@ number = 7
 """
 
 
+EVOLVING = """
+from pyspark.sql import SparkSession
+import tidemill as tm
+
+shop = tm.Pipeline("shop", home={home!r}, spark=SparkSession.getActiveSession())
+orders = shop.dataset("orders", "{columns}", drift="{drift}")
+other = shop.dataset("other", "id BIGINT")
+shop.source(orders, tm.folder("in/*.json", settle_s=0))
+
+
+@shop.arc(reads=orders, writes="copies")
+def copy(df):
+    return df
+
+
+@shop.arc(reads=other, writes="others")
+def copy_others(df):
+    return df
+
+
+shop.view("n", "SELECT count(*) AS n FROM copies")
+{more}
+"""
+
+
+def test_an_arc_that_passes_columns_on_gains_the_columns_that_its_source_gained(
+    folder: Folder, spark: "SparkSession", capsys: Capture
+) -> None:
+    def write(columns: str = "id BIGINT", drift: str = "evolve", more: str = "") -> None:
+        home = str(folder.path / "home")
+        folder.write("shop.py", EVOLVING.format(home=home, columns=columns, drift=drift, more=more))
+
+    def run() -> bool:
+        return pipeline_file.find().run().ok
+
+    write(more="shop.view('old', 'SELECT id FROM copies')")
+    folder.write("in/1.json", '{"id": 1}')
+    assert run()
+    folder.write("in/2.json", '{"id": 2, "extra": 5}')
+    assert run()
+    folder.write("in/3.json", '{"id": 3, "extra": 6}')
+    write()
+    plan = folder.json(capsys, "plan")
+    stages = {(stage["what"], stage["name"]): stage["status"] for stage in plan["stages"]}
+    assert stages["dataset", "copies"] == "changed"
+    assert stages["dataset", "others"] == "same"
+    assert stages["view", "old"] == "removed"
+    assert plan["refused"] == []
+    assert run()
+    shop = pipeline_file.find()
+    assert {row["id"]: row["extra"] for row in shop["copies"].df().collect()} == {1: None, 2: None, 3: 6}
+    assert run(), "the next start is the same"
+    plan = folder.json(capsys, "plan")
+    assert {stage["status"] for stage in plan["stages"] if stage["what"] != "certify"} == {"same"}
+
+    write(columns="id STRING, extra BIGINT", drift="freeze")
+    plan = folder.json(capsys, "plan", code=1)
+    stages = {(stage["what"], stage["name"]): stage["status"] for stage in plan["stages"]}
+    assert stages["dataset", "orders"] == stages["dataset", "copies"] == "refused"
+    assert stages["dataset", "others"] == "same"
+    assert "schema was" in plan["refused"][0]["message"]
+    text = folder.text(capsys, "plan", code=1)
+    assert "refused" in text
+    assert "error: shop.py:" in text
+
+
+def test_an_error_in_a_query_is_printed_without_a_stack_trace(
+    folder: Folder, spark: "SparkSession", capfd: Capture
+) -> None:
+    pipeline_file.find()["orders"].append([(1, "n")])  # type: ignore[attr-defined]
+    assert main(["query", "SELECT nope FROM orders"]) == 1
+    text = "".join(capfd.readouterr())
+    assert "nope" in text
+    assert "SQLQueryContextLogger" not in text
+    assert "Traceback" not in text
+    folder.write(
+        "shop.py", FILE.format(home=str(folder.path / "home"), fixed="").replace("count(*)", "max(nope)")
+    )
+    assert main(["plan"]) == 1
+    text = "".join(capfd.readouterr())
+    assert "nope" in text
+    assert "SQLQueryContextLogger" not in text
+
+
+def test_compact_names_a_table_that_does_not_exist(
+    folder: Folder, spark: "SparkSession", capsys: Capture
+) -> None:
+    missing = folder.json(capsys, "compact", "order", code=1)["error"]
+    assert "no table 'order'" in missing["message"]
+    assert missing["hint"] == "did you mean orders?"
+
+
 def test_a_pipeline_is_found_by_a_file_by_a_module_and_by_the_configuration_above(folder: Folder) -> None:
     folder.write("deep/er/x.txt", "")
     folder.write("pack/__init__.py", "")
@@ -188,7 +280,7 @@ def test_a_pipeline_is_found_by_a_file_by_a_module_and_by_the_configuration_abov
         ({"tidemill.toml": "pipeline ="}, None, r"tidemill\.toml cannot be read"),
         ({"tidemill.toml": 'pipeline = "gone.py:x"'}, None, r"the file .*gone\.py does not exist"),
         (
-            {"pyproject.toml": "[tool.tidemill]\nname = 1"},
+            {"pyproject.toml": "[tool.tidemill]\npipeline = 1"},
             None,
             r"pyproject\.toml: the setting `pipeline` is missing",
         ),

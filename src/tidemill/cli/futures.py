@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from tidemill.cli.options import ClusterLocation, location_options
+from tidemill.cli.options import ClusterLocation, cluster_location, location_options, pipeline_option
 from tidemill.cli.output import CommandOutput, json_option
 from tidemill.errors import TidemillError
 from tidemill.futures.client import queries
@@ -25,6 +25,7 @@ ID_DIGITS = 20  # of 32, in lists: enough to distinguish ids, and `show` accepts
 
 
 @click.group("futures", invoke_without_command=True)
+@pipeline_option
 @location_options
 @click.option(
     "--state", "states", multiple=True, type=click.Choice(STATES), help="Only futures in this state."
@@ -47,6 +48,7 @@ ID_DIGITS = 20  # of 32, in lists: enough to distinguish ids, and `show` accepts
 def futures_command(
     ctx: click.Context,
     output: CommandOutput,
+    file: str | None,
     home: str | None,
     store: str | None,
     cluster: str,
@@ -54,13 +56,17 @@ def futures_command(
     name: str,
     limit: int,
 ) -> None:
-    """List futures, newest first. Use a subcommand to show, requeue or cancel a future."""
+    """List futures, newest first. Use a subcommand to show, requeue or cancel a future.
+
+    Select the cluster with --home or --store, or use the pipeline's cluster (-f or tidemill.toml).
+    """
+    ctx.meta["tidemill.where"] = (file, home, store, cluster)
     if ctx.invoked_subcommand is not None:
-        ctx.meta["tidemill.where"] = (home, store, cluster)
         return
-    where = ClusterLocation(home, store, cluster)
+    where = _where(home, store, cluster)
+    keys = FutureKeys(where.cluster)
     with where.open() as opened:
-        futures = queries.list_futures(opened, FutureKeys(cluster), states=states, name=name, limit=limit)
+        futures = queries.list_futures(opened, keys, states=states, name=name, limit=limit)
     output.result({"futures": futures})
     if not output.json:
         output.people.print(_table(futures) if futures else Text("there are no futures"))
@@ -74,8 +80,9 @@ def show_command(
     output: CommandOutput, future_id: str, home: str | None, store: str | None, cluster: str
 ) -> None:
     """Show one future, its last error and its inputs."""
-    with _where(home, store, cluster).open() as opened:
-        keys = FutureKeys(cluster)
+    where = _where(home, store, cluster)
+    keys = FutureKeys(where.cluster)
+    with where.open() as opened:
         id_ = queries.find_id(opened, keys, future_id)
         details = queries.show_future(opened, keys, id_)
         tree = trace(opened, keys, id_)
@@ -103,8 +110,9 @@ def requeue_command(
     """
     if bool(future_ids) == quarantined:
         raise click.UsageError("pass at least one future id, or --quarantined")
-    keys = FutureKeys(cluster)
-    with _where(home, store, cluster).open() as opened:
+    where = _where(home, store, cluster)
+    keys = FutureKeys(where.cluster)
+    with where.open() as opened:
         if quarantined:
             states = [FutureState.QUARANTINED.value]
             futures = queries.list_futures(opened, keys, states=states, limit=QUARANTINED_PAGE)
@@ -136,8 +144,9 @@ def cancel_command(
     output: CommandOutput, future_id: str, home: str | None, store: str | None, cluster: str
 ) -> None:
     """Cancel a future. A running task gets a grace period to stop, then it is killed."""
-    keys = FutureKeys(cluster)
-    with _where(home, store, cluster).open() as opened:
+    where = _where(home, store, cluster)
+    keys = FutureKeys(where.cluster)
+    with where.open() as opened:
         id_ = queries.find_id(opened, keys, future_id)
         row = opened.run(lambda tx: cancel.cancel(tx, keys, id_))
     ending = row.state not in ENDED
@@ -148,12 +157,11 @@ def cancel_command(
 
 
 def _where(home: str | None, store: str | None, cluster: str) -> ClusterLocation:
-    """Return the location, from the options of the subcommand or of `futures` itself."""
+    """Return the location: from the options of the subcommand or of `futures` itself, or the pipeline."""
+    file, *options = click.get_current_context().meta["tidemill.where"]
     if home is None and store is None:
-        options = click.get_current_context().meta.get("tidemill.where")
-        if options is not None:
-            home, store, cluster = options
-    return ClusterLocation(home, store, cluster)
+        home, store, cluster = options
+    return cluster_location(home, store, cluster, file)
 
 
 # --- text output

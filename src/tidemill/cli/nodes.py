@@ -7,7 +7,7 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from tidemill.cli.options import ClusterLocation, location_options
+from tidemill.cli.options import cluster_location, location_options, pipeline_option
 from tidemill.cli.output import CommandOutput, json_option
 from tidemill.cluster import leases, nodes
 from tidemill.cluster.keys import ClusterKeys
@@ -31,18 +31,24 @@ class NodeLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command("nodes")
+@pipeline_option
 @location_options
 @json_option
-def nodes_command(output: CommandOutput, home: str | None, store: str | None, cluster: str) -> None:
-    """List the nodes of a cluster, and which one is the leader."""
-    where = ClusterLocation(home, store, cluster)
+def nodes_command(
+    output: CommandOutput, file: str | None, home: str | None, store: str | None, cluster: str
+) -> None:
+    """List the nodes of a cluster, and which one is the leader.
+
+    Select the cluster with --home or --store, or use the pipeline's cluster (-f or tidemill.toml).
+    """
+    where = cluster_location(home, store, cluster, file)
     with where.open() as opened:
-        lines = opened.run(lambda tx: read(tx, ClusterKeys(cluster)))
+        lines = opened.run(lambda tx: read(tx, ClusterKeys(where.cluster)))
     output.result({"nodes": lines})
     if output.json:
         return
     if not lines:
-        output.people.print(Text(f"the cluster {cluster!r} has no nodes"))
+        output.people.print(Text(f"the cluster {where.cluster!r} has no nodes"))
         return
     output.people.print(table(lines))
 

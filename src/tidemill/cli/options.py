@@ -27,7 +27,7 @@ class ClusterLocation:
 
     def __init__(self, home: str | None, store: str | None, cluster: str) -> None:
         if (home is None) == (store is None):
-            raise click.UsageError("pass --home FOLDER or --store URL")
+            raise click.UsageError("pass either --home FOLDER or --store URL")
         if home is not None and not (Path(home).expanduser() / STORE).exists():
             raise click.UsageError(f"{home} is not the home of a cluster; check the path")
         self._url = store if store is not None else ClusterAddress.of_home(home or "").store
@@ -36,6 +36,24 @@ class ClusterLocation:
     def open(self) -> Store:
         """Open the cluster's store."""
         return open_store(self._url)
+
+
+def cluster_location(
+    home: str | None, store: str | None, cluster: str, file: str | None = None
+) -> ClusterLocation:
+    """Return the location that the options name; without --home and --store, that of the pipeline's cluster.
+
+    - file: the pipeline (`-f`); None to use the one in tidemill.toml.
+    """
+    if home is not None or store is not None:
+        return ClusterLocation(home, store, cluster)
+    from tidemill.pipeline.child_process import read_info
+    from tidemill.pipeline.pipeline_file import configured, locate
+
+    if file is None and configured() is None:
+        raise click.UsageError("pass --home FOLDER, --store URL or -f FILE: there is no tidemill.toml here")
+    info = read_info(*locate(file))
+    return ClusterLocation(info.home or None, None if info.home else info.store, info.cluster)
 
 
 def location_options(command: F) -> F:

@@ -6,12 +6,10 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from tidemill.cli.options import ClusterLocation, location_options, pipeline_option
+from tidemill.cli.options import ClusterLocation, cluster_location, location_options, pipeline_option
 from tidemill.cli.output import CommandOutput, json_option
 from tidemill.errors import TidemillError
 from tidemill.lots.keys import LotKeys
-from tidemill.pipeline.child_process import read_info
-from tidemill.pipeline.pipeline_file import locate
 from tidemill.store import Tx
 from tidemill.triggers import heap_sync, listing, subscriptions
 from tidemill.triggers.keys import TriggerKeys
@@ -177,10 +175,7 @@ def _where(home: str | None, store: str | None, cluster: str) -> ClusterLocation
     file, *options = click.get_current_context().meta["tidemill.where"]
     if home is None and store is None:
         home, store, cluster = options
-    if home is None and store is None:
-        info = read_info(*locate(file))
-        return ClusterLocation(info.home or None, None if info.home else info.store, info.cluster)
-    return ClusterLocation(home, store, cluster)
+    return cluster_location(home, store, cluster, file)
 
 
 def _each(

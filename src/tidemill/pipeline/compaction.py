@@ -8,6 +8,7 @@ from tidemill.errors import UsageError
 from tidemill.events import Emit, ignore
 from tidemill.pipeline.lot_info import lot_rows
 from tidemill.pipeline.reader import stored_dataset
+from tidemill.pipeline.tables import View
 from tidemill.publish.projections import Projections
 from tidemill.runner.compaction import Compacted, Compactor, on_spark
 from tidemill.spark.lot_writer import TARGET_BYTES
@@ -29,7 +30,7 @@ def compact(
 
     - report: called for each lot, with the result, or None if it was skipped.
     """
-    if name in pipeline.views:
+    if isinstance(pipeline[name], View):  # an unknown name raises an error
         raise UsageError(
             f"{name} is a view; views are compacted automatically", hint="compact the tables that it reads"
         )

@@ -10,6 +10,7 @@ import importlib.util
 import sys
 import tomllib
 import traceback
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 CONFIG = "tidemill.toml"
 _PYPROJECT = "pyproject.toml"
+_SETTINGS = frozenset({"pipeline"})
 
 
 def find(target: str | None = None, start: Path | None = None) -> "Pipeline":
@@ -38,12 +40,22 @@ def locate(target: str | None = None, start: Path | None = None) -> tuple[str, P
     """Return the pipeline's target, and the folder that it is relative to, without importing it."""
     if target is not None:
         return target, Path.cwd()
+    located = configured(start)
+    if located is None:
+        raise PipelineNotFound(
+            f"found no {CONFIG} in {(start or Path.cwd()).resolve()} or in a parent folder"
+        )
+    return located
+
+
+def configured(start: Path | None = None) -> tuple[str, Path] | None:
+    """Return the target in the nearest configuration file, and its folder; None if there is no such file."""
     folder = (start or Path.cwd()).resolve()
     for parent in (folder, *folder.parents):
-        configured = _configured(parent)
-        if configured is not None:
-            return configured, parent
-    raise PipelineNotFound(f"found no {CONFIG} in {folder} or in a parent folder")
+        target = _configured(parent)
+        if target is not None:
+            return target, parent
+    return None
 
 
 def load(target: str, folder: Path) -> "Pipeline":
@@ -76,6 +88,11 @@ def _configured(folder: Path) -> str | None:
             table = table.get("tool", {}).get(section)
             if table is None:
                 continue
+        unknown = sorted(set(table) - _SETTINGS)
+        if unknown:
+            near = get_close_matches(unknown[0], _SETTINGS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"use one of: {', '.join(sorted(_SETTINGS))}"
+            raise PipelineNotFound(f"{file}: unknown setting `{unknown[0]}`", hint=hint)
         if not isinstance(table.get("pipeline"), str):
             raise PipelineNotFound(f"{file}: the setting `pipeline` is missing or not a string")
         return str(table["pipeline"])

@@ -15,6 +15,7 @@ from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.keys import DatasetId
 from tidemill.spark import queries
 from tidemill.spark.drift import effective
+from tidemill.spark.sessions import expecting_errors
 from tidemill.store import Tx
 from tidemill.views.spark.dataset_contents import dataset_frame
 from tidemill.views.spark.view_tables import ViewTables
@@ -63,11 +64,12 @@ def collected(pipeline: "Pipeline", sql: str, limit: int) -> tuple[list[str], li
 
 @contextmanager
 def _query_errors() -> Iterator[None]:
-    """Convert errors of Spark to `QueryError`, without the query plan."""
+    """Convert errors of Spark to `QueryError`, without the query plan and without pyspark's log of it."""
     from pyspark.errors import PySparkException
 
     try:
-        yield
+        with expecting_errors():
+            yield
     except PySparkException as error:
         text = str(error).split("\n\nJVM stacktrace")[0].split(";\n'")[0].split("\n== ")[0]
         raise QueryError(
