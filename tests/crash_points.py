@@ -38,17 +38,17 @@ def _in_file(module: ast.Module) -> Iterator[str]:
                     yield from (f"{step}.before", f"{step}.after")
             if ast.unparse(call.func) != "crash.point":
                 continue
-            (said,) = call.args
-            if isinstance(said, ast.Constant):
-                yield str(said.value)
+            (argument,) = call.args
+            if isinstance(argument, ast.Constant):
+                yield str(argument.value)
                 continue
-            assert isinstance(said, ast.JoinedStr), ast.unparse(said)
-            (word,) = [part.value for part in said.values if isinstance(part, ast.FormattedValue)]
-            assert isinstance(word, ast.Name), ast.unparse(said)
+            assert isinstance(argument, ast.JoinedStr), ast.unparse(argument)
+            (word,) = [part.value for part in argument.values if isinstance(part, ast.FormattedValue)]
+            assert isinstance(word, ast.Name), ast.unparse(argument)
             for value in _given(module, function, word.id):
                 yield "".join(
                     value if isinstance(part, ast.FormattedValue) else str(part.value)  # type: ignore[attr-defined]
-                    for part in said.values
+                    for part in argument.values
                 )
 
 
@@ -63,16 +63,16 @@ def _values(module: ast.Module, function: ast.FunctionDef, argument: ast.expr) -
 
 
 def _given(module: ast.Module, function: ast.FunctionDef, word: str) -> Iterator[str]:
-    """What the callers of a function of this file give for one of its arguments, through others of them."""
-    place = [one.arg for one in function.args.args if one.arg != "self"].index(word)
+    """The values that callers in this file pass for an argument of a function, also through each other."""
+    place = [parameter.arg for parameter in function.args.args if parameter.arg != "self"].index(word)
     names = (function.name, f"self.{function.name}")
-    found = False
+    called = False
     for caller in ast.walk(module):
         if not isinstance(caller, ast.FunctionDef):
             continue
         for call in ast.walk(caller):
             if not (isinstance(call, ast.Call) and ast.unparse(call.func) in names):
                 continue
-            found = True
+            called = True
             yield from _values(module, caller, call.args[place])
-    assert found, f"nobody calls {function.name}"
+    assert called, f"nobody calls {function.name}"

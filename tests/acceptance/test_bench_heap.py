@@ -22,12 +22,14 @@ def test_the_heap_bench_tells_every_figure_on_its_last_line() -> None:
     command = [sys.executable, "-m", "bench.heap", "--quick", "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=STUCK_S, check=False)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["bench"] == "heap"
-    assert told["targets"].keys() == {"peek_growth", "lists_per_1000_due", "gets"}
-    assert all(isinstance(told[key], int | float) for key in told["targets"])
-    assert told["raw"]["store_ms"].keys() == {"push_100", "peek", "finish"}
-    assert told["gets"] == 0
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures["bench"] == "heap"
+    assert figures["targets"].keys() == {"peek_growth", "lists_per_1000_due", "gets"}
+    assert all(isinstance(figures[key], int | float) for key in figures["targets"])
+    assert figures["raw"]["store_ms"].keys() == {"push_100", "peek", "finish"}
+    assert figures["gets"] == 0
     assert [
-        value["requests_of_three_peeks"] for key, value in told["raw"].items() if key.startswith("objects_")
+        value["requests_of_three_peeks"]
+        for key, value in figures["raw"].items()
+        if key.startswith("objects_")
     ]

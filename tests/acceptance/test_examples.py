@@ -28,8 +28,8 @@ FUTURE_ID = re.compile(r"\b[0-9a-f]{32}\b")
 
 def regions(file: str) -> dict[str, str]:
     """The marked regions of an example, each without its indentation and the blank lines around it."""
-    found = REGION.finditer((EXAMPLES / file).read_text(encoding="utf-8"))
-    return {region["name"]: textwrap.dedent(region["code"]).strip() for region in found}
+    matches = REGION.finditer((EXAMPLES / file).read_text(encoding="utf-8"))
+    return {region["name"]: textwrap.dedent(region["code"]).strip() for region in matches}
 
 
 def run(file: str, folder: Path) -> str:
@@ -63,15 +63,15 @@ def test_the_tutorial_leaves_no_region_of_its_example_out() -> None:
 
 
 def test_the_example_of_the_readme_prints_what_the_readme_says(tmp_path: Path) -> None:
-    said = run("01_futures.py", tmp_path)
-    assert [shown["text"] for shown in SHOWN.finditer(PAGES[0].read_text(encoding="utf-8"))] == [said]
+    output = run("01_futures.py", tmp_path)
+    assert [shown["text"] for shown in SHOWN.finditer(PAGES[0].read_text(encoding="utf-8"))] == [output]
 
 
 def test_the_tutorial_prints_what_it_says_and_again_the_second_time(tmp_path: Path) -> None:
     shown = "".join(block["text"] for block in SHOWN.finditer(TUTORIAL.read_text(encoding="utf-8")))
     for _ in range(2):
-        said = run("03_futures_tutorial.py", tmp_path)
-        assert FUTURE_ID.sub("…", said) == FUTURE_ID.sub("…", shown)
+        output = run("03_futures_tutorial.py", tmp_path)
+        assert FUTURE_ID.sub("…", output) == FUTURE_ID.sub("…", shown)
 
 
 def test_the_tutorial_of_pipelines_leaves_no_region_out_and_prints_what_it_says(tmp_path: Path) -> None:

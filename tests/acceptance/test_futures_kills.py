@@ -65,12 +65,12 @@ class Waves:
         joins: list[Future[int]] = client.map(tasks.join, [log] * len(tops), left, right)
         self.futures += 4 * len(tops)
         came = client.gather(joins, timeout=STUCK_S, return_exceptions=True)
-        for n, found in zip(numbers, came, strict=True):
+        for n, outcome in zip(numbers, came, strict=True):
             expected = tasks.expected(n, LARGE if n % 4 == 0 else 1)
-            if isinstance(found, TaskCrashed | UpstreamDependencyFailed) and "SIGKILL" in str(found):
+            if isinstance(outcome, TaskCrashed | UpstreamDependencyFailed) and "SIGKILL" in str(outcome):
                 self.unlucky.append(n)  # we killed one task three times: it is set aside, as it should be
-            elif found != expected:
-                self.wrong.append(f"diamond {n} is {found}, not {expected}")
+            elif outcome != expected:
+                self.wrong.append(f"diamond {n} is {outcome}, not {expected}")
 
     def finish(self) -> None:
         """No more waves; wait for the last."""
@@ -102,7 +102,7 @@ class Fleet:
         """One misfortune, by chance."""
         kind = self.chance.choices(["child", "zygote", "supervisor", "pause", "drain"], [78, 4, 11, 3, 4])[0]
         worker = self.chance.choice(self.workers)
-        self.seen |= {str(one["node"]) for one in worker.events("WorkerStarted")}
+        self.seen |= {str(event["node"]) for event in worker.events("WorkerStarted")}
         if kind in ("child", "zygote"):
             children = worker.children(f"tidemill-{kind}") if worker not in self.paused else []
             if not children:
@@ -149,7 +149,7 @@ class Fleet:
         for worker in list(self.paused):
             worker.signal(signal.SIGCONT)
         for worker in self.workers:
-            self.seen |= {str(one["node"]) for one in worker.events("WorkerStarted")}
+            self.seen |= {str(event["node"]) for event in worker.events("WorkerStarted")}
             worker.ready()  # one that was started a moment ago cannot be asked to leave yet
             assert worker.drain() == 0, str(worker)
 
@@ -185,7 +185,7 @@ def run(home: Path, log: Path, *, every: int, kills: int) -> None:
         assert not waves.wrong
         assert len(waves.unlucky) <= waves.futures // 200
         assert sum(fleet.kills.values()) >= kills
-        twice = [one for one, count in collections.Counter(executions(log)).items() if count > 1]
+        twice = [execution for execution, count in collections.Counter(executions(log)).items() if count > 1]
         assert not twice, f"executed twice under one epoch: {twice[:5]}"
         fleet.end()
         with Look(home) as look:

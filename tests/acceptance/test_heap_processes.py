@@ -95,7 +95,9 @@ class Fleet:
 def set_up(store: Store, heap: Heap) -> None:
     for dataset in DATASETS:
         store.run(
-            lambda tx, one=dataset: datasets.declare(tx, LOTS, DatasetRow(name=one.name, schema="id INT"))
+            lambda tx, dataset=dataset: datasets.declare(
+                tx, LOTS, DatasetRow(name=dataset.name, schema="id INT")
+            )
         )
     terms = {
         "quick": Terms(sources=(OTHER,), backoff_us=1000, most_failures=0),
@@ -105,25 +107,25 @@ def set_up(store: Store, heap: Heap) -> None:
             sources=(OTHER,), debounce_us=200_000, max_wait_us=SECOND_US, backoff_us=1000, most_failures=0
         ),
     }
-    for name, one in terms.items():
-        attach.attach(store, KEYS, LOTS, heap, name, one)
+    for name, wanted in terms.items():
+        attach.attach(store, KEYS, LOTS, heap, name, wanted)
     each = Terms(sources=(), cadence_us=500_000, backoff_us=1000, most_failures=0)
     store.run(lambda tx: templates.declare(tx, KEYS, Template(name="each", reads="raw_*", terms=each)))
 
 
 def rows(store: Store) -> dict[str, AnyRow]:
-    found = store.run(lambda tx: tx.range(*KEYS.subscription.all()))
-    return {str(KEYS.subscription.unpack(row.key)[0]): subscriptions.decode(row.value) for row in found}
+    stored = store.run(lambda tx: tx.range(*KEYS.subscription.all()))
+    return {str(KEYS.subscription.unpack(row.key)[0]): subscriptions.decode(row.value) for row in stored}
 
 
 def at_rest(store: Store) -> bool:
     heads = store.run(lambda tx: events.heads(tx, LOTS, DATASETS))
-    found = rows(store).values()
-    return all(isinstance(row, Waiting) and _seen(row, heads) for row in found)
+    current = rows(store).values()
+    return all(isinstance(row, Waiting) and _seen(row, heads) for row in current)
 
 
 def _seen(row: AnyRow, heads: dict[DatasetId, int]) -> bool:
-    return all(position == heads[one] for one, position in row.tally.seen.items())
+    return all(position == heads[dataset] for dataset, position in row.tally.seen.items())
 
 
 def run_through(hits: int, folder: Path, server: S3Server) -> None:
@@ -151,20 +153,20 @@ def run_through(hits: int, folder: Path, server: S3Server) -> None:
 
 
 def often(store: Store, times: int) -> bool:
-    """Whether each of all subscriptions, those of the template too, was started so many times."""
-    found = rows(store)
-    return set(found) == NAMES and all(row.tally.fence >= times for row in found.values())
+    """Whether every subscription, those of the template too, was started at least so many times."""
+    by_name = rows(store)
+    return set(by_name) == NAMES and all(row.tally.fence >= times for row in by_name.values())
 
 
 def judge(store: Store) -> None:
-    found = rows(store)
-    assert set(found) == NAMES
+    by_name = rows(store)
+    assert set(by_name) == NAMES
     heads = store.run(lambda tx: events.heads(tx, LOTS, DATASETS))
     assert all(heads.values()), "something was written to each"
-    for name, row in found.items():
+    for name, row in by_name.items():
         assert _seen(row, heads), f"HEAP-2: {name} has not seen all"
         noted = store.run(lambda tx, name=name: tx.range(*STARTS.under(name)))
-        starts = [msgspec.msgpack.decode(one.value, type=int) for one in noted]
+        starts = [msgspec.msgpack.decode(note.value, type=int) for note in noted]
         assert len(starts) == row.tally.fence, "every start raised the fence"
         gaps = [after - before for before, after in pairwise(starts)]
         assert min(gaps) >= row.tally.terms.cadence_us, f"HEAP-1: {name}"

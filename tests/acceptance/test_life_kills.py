@@ -74,8 +74,8 @@ class Lives:
         scene, shift_s = stage.scene, stage.clock.wall_shift_s
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        told = {"scene": scene.name, "options": scene.options, "home": str(home), "shift_s": shift_s}
-        self._process.stdin.write(json.dumps(told | {"point": point}) + "\n")
+        request = {"scene": scene.name, "options": scene.options, "home": str(home), "shift_s": shift_s}
+        self._process.stdin.write(json.dumps(request | {"point": point}) + "\n")
         self._process.stdin.flush()
         ended = int(self._process.stdout.readline())
         self._context.cancelAllJobs()  # type: ignore[no-untyped-call]
@@ -102,9 +102,9 @@ class Kills(Stage):
 
 @pytest.fixture(scope="module")
 def lives(spark: "SparkSession") -> Iterator[Lives]:
-    found = Lives(spark)
-    yield found
-    found.close()
+    started = Lives(spark)
+    yield started
+    started.close()
 
 
 @pytest.fixture(scope="module")
@@ -147,5 +147,5 @@ def test_also_at_every_step_of_every_scene(
     request: pytest.FixtureRequest,
 ) -> None:
     stage = scenes(name, request)
-    found = {step: trouble(stage, step, lives) for step in STEPS[name].split()}
-    assert {step: wrong for step, wrong in found.items() if wrong} == {}
+    troubles = {step: trouble(stage, step, lives) for step in STEPS[name].split()}
+    assert {step: wrong for step, wrong in troubles.items() if wrong} == {}

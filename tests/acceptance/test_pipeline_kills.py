@@ -172,7 +172,7 @@ def visited(calm: Calm, tmp_path_factory: pytest.TempPathFactory, spark: "SparkS
                 assert pipeline.run().ok
             shop.clean_up(pipeline)
             left.append(shop.seen(pipeline, steps=False))
-    least = {point: min(one[point] for one in times) for point in times[0] if point in POINTS}
+    least = {point: min(visits[point] for visits in times) for point in times[0] if point in POINTS}
     return Visited(least, left)
 
 
@@ -191,7 +191,7 @@ def test_also_after_many_kills_wherever_they_are(
         shop.land(place.landing, f"f{n}", FILES[n].start, len(FILES[n]))
         points = sorted(chance.choices(order, k=AT_ONCE), key=order.index)
         kills += killed_at(
-            place, *(f"{one}:{chance.randint(1, max(1, visited.least[one]))}" for one in points)
+            place, *(f"{point}:{chance.randint(1, max(1, visited.least[point]))}" for point in points)
         )
         with place.declare() as pipeline:
             shop.clean_up(pipeline)

@@ -105,5 +105,5 @@ def _is_there(pipeline: Pipeline, orders: int) -> bool:
     totals: dict[str, list[int]] = {}
     for n in range(2, orders):
         totals.setdefault(REGIONS[n % len(REGIONS)], []).append(n - 1)
-    expected = {(region, sum(found), len(found)): 1 for region, found in totals.items()}
+    expected = {(region, sum(ids), len(ids)): 1 for region, ids in totals.items()}
     return bool(pipeline["totals"].position) and shop.view(pipeline) == expected

@@ -83,7 +83,7 @@ def test_two_runners_share_a_heap_in_the_bucket_and_pass_over_what_does_not_belo
         with pipeline_file.load("shop.py:shop", tmp_path) as pipeline:
             append(pipeline, "raw_a", 0, 1)
             runs[0].until(lambda: there(pipeline, "clean_a", {1}), "the first lot")
-            runs.pop(0).end()  # like kill -9, and nobody is told
+            runs.pop(0).end()  # like kill -9, without notice
             append(pipeline, "raw_a", 2)
             with tm.Pipeline("others", **place.at) as others:  # type: ignore[arg-type] # all of it text
                 others.dataset("raw_b", "id BIGINT")
@@ -93,16 +93,16 @@ def test_two_runners_share_a_heap_in_the_bucket_and_pass_over_what_does_not_belo
             assert wait_until(lambda: place.heap() == set(GARBAGE), timeout_s=STUCK_S), (
                 "no item is left behind"
             )
-            said = runs[0].said()
-            assert all(f"ignores {key}" in said for key in GARBAGE[1:]), said
+            log = runs[0].said()
+            assert all(f"ignores {key}" in log for key in GARBAGE[1:]), log
             assert runs[0].drain() == 0, runs[0].said()
     finally:
         for run in runs:
             run.end()
     assert main(["triggers", "--json"]) == 0  # of the pipeline that tidemill.toml names
-    told = json.loads(capsys.readouterr().out)
-    assert told["overview"]["heap"] == "objects, 1 shards"
-    assert {one["name"]: one["state"] for one in told["triggers"]} == {
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["overview"]["heap"] == "objects, 1 shards"
+    assert {trigger["name"]: trigger["state"] for trigger in shown["triggers"]} == {
         "arc:shop/clean[raw_a]": "waiting",
         "arc:shop/clean[raw_b]": "waiting",
     }
@@ -111,7 +111,7 @@ def test_two_runners_share_a_heap_in_the_bucket_and_pass_over_what_does_not_belo
 def append(pipeline: tm.Pipeline, name: str, *ids: int) -> None:
     table = pipeline[name]
     assert isinstance(table, tm.Dataset)
-    table.append([(one,) for one in ids])
+    table.append([(number,) for number in ids])
 
 
 def there(pipeline: tm.Pipeline, name: str, ids: set[int]) -> bool:

@@ -81,9 +81,9 @@ class Mill:
 
     @property
     def orders(self) -> tm.Dataset:
-        found = self.pipeline["orders"]
-        assert isinstance(found, tm.Dataset)
-        return found
+        table = self.pipeline["orders"]
+        assert isinstance(table, tm.Dataset)
+        return table
 
     def start(self) -> Watching:
         run = Watching(self, "--watch")  # type: ignore[arg-type]
@@ -93,13 +93,13 @@ class Mill:
 
     def rows(self) -> list[LotRow]:
         """The lots of the table."""
-        site, found = self.pipeline.context, list[LotRow]()
+        site, rows = self.pipeline.context, list[LotRow]()
         while True:
-            after = found[-1].lot if found else ""
+            after = rows[-1].lot if rows else ""
             page = site.store.run(partial(lots.listed, keys=site.keys.lots, dataset=ORDERS, after=after))
             if not page:
-                return found
-            found += page
+                return rows
+            rows += page
 
     def count(self) -> int:
         return sum(row.rows for row in self.rows())
@@ -109,9 +109,11 @@ class Mill:
         site = self.pipeline.context
         manifests = Manifests(site.objects, site.clock)
         items = [item for row in self.rows() for item in manifests.lot_objects(row.manifest)]
-        found = Counter(row[0] for row in shop.read(site, items))
+        counts = Counter(row[0] for row in shop.read(site, items))
         once = dict.fromkeys(range(wanted), 1)
-        return {one: found[one] for one in found.keys() | once if found[one] != once.get(one, 0)}
+        return {
+            number: counts[number] for number in counts.keys() | once if counts[number] != once.get(number, 0)
+        }
 
     def viewed(self, wanted: int) -> bool:
         """Does the view know of all of it?"""
@@ -122,9 +124,10 @@ class Mill:
 
     def until(self, ready: Callable[[], bool], what: str) -> None:
         wait_until(
-            lambda: ready() or not any(one.process.poll() is None for one in self.runners), timeout_s=STUCK_S
+            lambda: ready() or not any(runner.process.poll() is None for runner in self.runners),
+            timeout_s=STUCK_S,
         )
-        assert ready(), f"{what}: {[one.said() for one in self.runners]}"
+        assert ready(), f"{what}: {[runner.said() for runner in self.runners]}"
 
 
 @pytest.mark.crash

@@ -39,7 +39,7 @@ def place(tmp_path: Path) -> Iterator[tuple[str, str, Store]]:
 def stored_ids(store: Store, objects_url: str) -> list[int]:
     objects = open_objects(objects_url, clock=SYSTEM)
     manifests = Manifests(objects, SYSTEM)
-    found: list[int] = []
+    ids: list[int] = []
     after = ""
     while page := store.run(
         lambda tx, after=after: lots.listed(tx, KEYS.publish.lots, DatasetId("orders"), after)
@@ -48,8 +48,8 @@ def stored_ids(store: Store, objects_url: str) -> list[int]:
         for row in page:
             for item in manifests.lot_objects(row.manifest):
                 table = pq.read_table(io.BytesIO(objects.get(item.uri)[0]))
-                found += table.column("id").to_pylist()
-    return found
+                ids += table.column("id").to_pylist()
+    return ids
 
 
 def run(place: tuple[str, str, Store], each: int) -> None:
@@ -82,11 +82,11 @@ def run(place: tuple[str, str, Store], each: int) -> None:
             running[name] = stack.enter_context(Process(NODE, url, objects, name))
 
         def killer() -> int:
-            """Kill whoever receives, when a third and two thirds are answered."""
+            """Kill the node that receives, when a third and two thirds are answered."""
             for death in (1, 2):
                 assert wait_until(lambda death=death: sum(answered) >= sent * death // 3, timeout_s=STUCK_S)
                 at = store.run(lambda tx: address(tx, KEYS, SOURCE))
-                name = next(name for name, told in where.items() if told == at)
+                name = next(name for name, announced in where.items() if announced == at)
                 running[name].process.send_signal(signal.SIGKILL)
                 start(f"again{death}")
                 listen(f"again{death}")

@@ -58,18 +58,18 @@ class Nodes:
         output = self.processes[name].process.stdout
         assert output is not None
         for line in output:
-            told = json.loads(line)
-            if "lot" in told:
-                self.lots[name].append(told["rows"])
-            self.listed[name] += "listed" in told
+            message = json.loads(line)
+            if "lot" in message:
+                self.lots[name].append(message["rows"])
+            self.listed[name] += "listed" in message
 
     @property
     def done(self) -> int:
-        return sum(len(found) for found in self.lots.values())
+        return sum(len(sizes) for sizes in self.lots.values())
 
     def until(self, ready: Callable[[], object], what: str) -> None:
         wait_until(lambda: bool(ready()), timeout_s=STUCK_S, every_s=0.05)
-        ended = {name: one.process.poll() for name, one in self.processes.items()}
+        ended = {name: node.process.poll() for name, node in self.processes.items()}
         assert ready(), (what, self.lots, ended)
 
     def trouble(self, store: Store, lots_before: int) -> None:
@@ -84,11 +84,11 @@ class Nodes:
 
 def ids_of(store: Store, objects: Objects, read: Callable[[bytes], list[int]]) -> list[int]:
     manifests = Manifests(objects, SYSTEM)
-    found: list[int] = []
+    ids: list[int] = []
     for row in rows(store):
         for item in manifests.lot_objects(row.manifest):
-            found += read(objects.get(item.uri)[0])
-    return sorted(found)
+            ids += read(objects.get(item.uri)[0])
+    return sorted(ids)
 
 
 def share_a_bucket(folder: Path, server: S3Server, count: int, **settings: Any) -> None:
@@ -107,7 +107,7 @@ def share_a_bucket(folder: Path, server: S3Server, count: int, **settings: Any) 
         **settings,
     }
     windows = count // settings["max_files"]
-    # Each node does a share and then waits for the others, so that a busy machine leaves nobody out.
+    # Each node does a share and then waits for the others, so that a busy machine leaves none out.
     lift, share = folder / "lift", windows // 4
     given |= {"share": share, "lift": str(lift)}
     with ExitStack() as stack:
@@ -124,26 +124,26 @@ def share_a_bucket(folder: Path, server: S3Server, count: int, **settings: Any) 
             return sum(row.rows for row in rows(store)) >= count
 
         helpers = ("b", "c", "d")
-        nodes.until(lambda: all(len(nodes.lots[one]) >= share for one in helpers), "all help")
+        nodes.until(lambda: all(len(nodes.lots[helper]) >= share for helper in helpers), "all help")
         lift.touch()
         nodes.until(all_taken, "every file")
         assert there() == list(range(count)), "each file once"
         taken = store.run(lambda tx: taken_page(tx, KEYS, SOURCE, limit=10 * count))
         assert len(list(taken)) == count
-        most = max(len(found) for found in nodes.lots.values())
+        most = max(len(sizes) for sizes in nodes.lots.values())
         assert most <= 0.75 * windows, f"nobody does nearly all: {nodes.lots}"
         nodes.until(lambda: sum(listed > 0 for listed in nodes.listed.values()) >= 2, "several list")
 
 
 def rows(store: Store) -> list[lots.LotRow]:
-    found: list[lots.LotRow] = []
+    listed: list[lots.LotRow] = []
     after = ""
     while page := store.run(
         lambda tx, after=after: lots.listed(tx, KEYS.publish.lots, DatasetId("orders"), after)
     ):
-        found += page
+        listed += page
         after = page[-1].lot
-    return found
+    return listed
 
 
 @pytest.mark.rule("CLU-21", "CLU-22", "LOT-35")
@@ -197,5 +197,5 @@ def test_nodes_share_a_topic_with_a_rebalance_in_the_middle(
             return list(pq.read_table(io.BytesIO(raw)).column("id").to_pylist())
 
         assert ids_of(store, objects, read) == list(range(count)), "each message once"
-        for one in ("b", "c", "d"):
-            assert nodes.lots[one], f"{one} helps: { ({k: len(v) for k, v in nodes.lots.items()}) }"
+        for helper in ("b", "c", "d"):
+            assert nodes.lots[helper], f"{helper} helps: { ({k: len(v) for k, v in nodes.lots.items()}) }"

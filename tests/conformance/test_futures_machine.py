@@ -290,16 +290,16 @@ class FutureMachine(RuleBasedStateMachine):
                 self.there(claim.claim, node, lanes, free, limit, mode="take")
             return
         could = {
-            one: self.model.futures[one].cpu
-            for one, row in self.mirror.futures.items()
+            key: self.model.futures[key].cpu
+            for key, row in self.mirror.futures.items()
             if isinstance(row, Unclaimed) and row.assigned in ("", name)
         }
         claims = self.there(claim.claim, node, lanes, free, limit, mode="take")
-        assert {one.id for one in claims} <= set(could)
-        for one in claims:
-            free = free.minus(Needs(cpu=could.pop(one.id)))
-            self.model.futures[one.id].state = S.CLAIMED
-            self.holders[one.id] = one
+        assert {taken.id for taken in claims} <= set(could)
+        for taken in claims:
+            free = free.minus(Needs(cpu=could.pop(taken.id)))
+            self.model.futures[taken.id].state = S.CLAIMED
+            self.holders[taken.id] = taken
         self.all_claims += claims
         assert free.cpu >= 0
         if len(claims) < limit:

@@ -238,8 +238,8 @@ def machine(store: Store, heap: Heap, clock: FakeClock) -> type[RuleBasedStateMa
             return not items and not owed and all(isinstance(row, Waiting) for row in self.rows())
 
         def rows(self) -> list[Any]:
-            found = self.run(lambda tx: tx.range(*self.keys.subscription.all()))
-            return [subscriptions.decode(row.value) for row in found]
+            stored = self.run(lambda tx: tx.range(*self.keys.subscription.all()))
+            return [subscriptions.decode(row.value) for row in stored]
 
     return Life
 

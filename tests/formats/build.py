@@ -45,7 +45,7 @@ def submit_futures(root: Path) -> dict[str, str]:
     return ids
 
 
-def check(made: tm.Pipeline, found: home.Recorded, groups: Collection[str]) -> None:
+def check(made: tm.Pipeline, observed: home.Recorded, groups: Collection[str]) -> None:
     """Compare the views of groups that have seen everything with plain Spark over the tables they read."""
     with made.context.spark() as spark:
         frames = {name: made[name].df() for name in (*made.datasets, *pipeline.ARC_TABLES)}
@@ -57,8 +57,8 @@ def check(made: tm.Pipeline, found: home.Recorded, groups: Collection[str]) -> N
                 plain[name] = spark.sql(view.sql)
                 plain[name].createOrReplaceTempView(name)
         for name, expected in reading.frame_digests(plain).items():
-            if expected != found["tables"][name]:
-                raise SystemExit(f"{name} is {found['tables'][name]}, and by plain Spark {expected}")
+            if expected != observed["tables"][name]:
+                raise SystemExit(f"{name} is {observed['tables'][name]}, and by plain Spark {expected}")
         for name in (*frames, *plain):
             spark.catalog.dropTempView(name)
 
@@ -78,11 +78,11 @@ def main() -> None:
         with home.opened(root, spark, history.STEPS) as made:
             kinds = reading.row_kinds(made)
             objects = reading.objects_of(made.context.objects)
-            found = home.observed(made)
-            check(made, found, {one.group for one in made.views.values()})
+            observed = home.observed(made)
+            check(made, observed, {view.group for view in made.views.values()})
             after = home.stepped(made, root, events)
             check(made, after, after["steps"])
-    recorded = {"rows": kinds, "objects": objects, "home": found, "step": after, "futures": ids}
+    recorded = {"rows": kinds, "objects": objects, "home": observed, "step": after, "futures": ids}
     home.RECORDED.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n")
 
 

@@ -98,8 +98,8 @@ def unpack(root: Path, archive: Path = ARCHIVE) -> None:
 
 def recorded() -> Recorded:
     """What was recorded when the home was made."""
-    found: Recorded = json.loads(RECORDED.read_text())
-    return found
+    loaded: Recorded = json.loads(RECORDED.read_text())
+    return loaded
 
 
 # --- looking
@@ -111,10 +111,10 @@ def observed(shown: tm.Pipeline, *, tables: bool = True) -> Recorded:
     names = [*pipeline.DATASETS, *pipeline.ARC_TABLES, *shown.quarantines, *shown.views]
     site = shown.context
     return {
-        "plan": {f"{one['what']} {one['name']}": one["status"] for one in plan.describe()},
+        "plan": {f"{stage['what']} {stage['name']}": stage["status"] for stage in plan.describe()},
         "positions": {name: shown[name].position for name in names},
         **({"tables": reading.tables(shown, names)} if tables else {}),
-        "retired": reading.frame_digests({name: one.df() for name, one in shown.retired().items()}),
+        "retired": reading.frame_digests({name: table.df() for name, table in shown.retired().items()}),
         "traces": {
             group.spec.name: reading.traces(
                 site.objects,
@@ -128,7 +128,7 @@ def observed(shown: tm.Pipeline, *, tables: bool = True) -> Recorded:
 
 def stepped(shown: tm.Pipeline, root: Path, events: list[Event]) -> Recorded:
     """The same after a fixed change of every dataset and one more step, with what that published."""
-    keyed = {name for name, one in shown.datasets.items() if one.dataset.key}
+    keyed = {name for name, table in shown.datasets.items() if table.dataset.key}
     names = [*(name for name in pipeline.DATASETS if name not in keyed), *pipeline.ARC_TABLES]
     before = {name: shown[name].position for name in names}
     history.write(shown, root, history.STEPS)
@@ -137,6 +137,6 @@ def stepped(shown: tm.Pipeline, root: Path, events: list[Event]) -> Recorded:
         **observed(shown),
         "ok": report.ok,
         "changes": reading.changes(shown, before),
-        "steps": {one.group: sorted(one.views) for one in events if isinstance(one, StepCommitted)},
-        "loaded": sorted(one.group for one in events if isinstance(one, StepTimed) and one.load_s),
+        "steps": {event.group: sorted(event.views) for event in events if isinstance(event, StepCommitted)},
+        "loaded": sorted(event.group for event in events if isinstance(event, StepTimed) and event.load_s),
     }

@@ -49,9 +49,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dt.datetime | dt.date):
         return value.isoformat()
     if isinstance(value, dict):
-        return [[name, _plain(one)] for name, one in value.items()]
+        return [[name, _plain(field)] for name, field in value.items()]
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return value
 
 
@@ -109,7 +109,7 @@ def changes(pipeline: tm.Pipeline, after: dict[str, int]) -> Digests:
 
 def layouts(plan: Plan, pipeline: tm.Pipeline, group: str) -> dict[str, Layout]:
     """The traces of a group as its operators want them now, by their ids."""
-    (members,) = (one.views for one in plan.program.groups.values() if one.spec.name == group)
+    (members,) = (planned.views for planned in plan.program.groups.values() if planned.spec.name == group)
     with pipeline.context.spark() as spark:
         chain = chain_of(spark, members, plan.program.datasets).chain
     if chain is None:
@@ -131,12 +131,12 @@ def traces(objects: Objects, version_key: str, wanted: dict[str, Layout]) -> Dig
     """Of the rows of each trace, added up over its runs. The version has these traces, all current."""
     version, cache = read_version(objects, version_key), Cache(objects, None)
     assert set(version.steps) == set(wanted), f"{version_key} has other traces than the operators"
-    found = {}
-    for name, one in sorted(wanted.items()):
-        spine = Trace.of(version, name, one, cache, ALL, version.step)
+    digests = {}
+    for name, trace_layout in sorted(wanted.items()):
+        spine = Trace.of(version, name, trace_layout, cache, ALL, version.step)
         parts = list(spine.scan())
-        found[name] = table_digest(pa.concat_tables(parts) if parts else one.empty())
-    return found
+        digests[name] = table_digest(pa.concat_tables(parts) if parts else trace_layout.empty())
+    return digests
 
 
 # --- all of it
@@ -178,9 +178,9 @@ def _object_kind(key: str, body: bytes) -> str:
         if layout.arc_key(*names) == key and not body:
             return f"arc {names[-1]}"
     elif file in ("manifest.json", "manifest-root.json"):
-        found = manifest.decode(body, key)
-        if manifest.encode(found) == body:
-            return f"manifest {found.state.value}"
+        decoded = manifest.decode(body, key)
+        if manifest.encode(decoded) == body:
+            return f"manifest {decoded.state.value}"
     elif file == "version":
         version = decode_version(body, key)
         if version.encode(key) == body:

@@ -109,7 +109,7 @@ class Ordered(Scene):
         assert pipeline.run()
 
     def act(self, pipeline: tm.Pipeline) -> None:
-        shown = {one.lot: one for one in pipeline["doubled"].lots()}
+        shown = {lot.lot: lot for lot in pipeline["doubled"].lots()}
         passed, made = sorted(shown)
         if shown[passed].state != "complete":
             pipeline.backfill("doubled", [passed], parallel=1)
@@ -299,9 +299,9 @@ def append(pipeline: tm.Pipeline, rows: Any) -> None:
 def seen(pipeline: tm.Pipeline, name: str) -> dict[str, object]:
     """A table as readers find it. Which number a lot has means nothing: they are counted by their events."""
     site = pipeline.context
-    told = site.store.run(lambda tx: events.read(tx, site.keys.lots, DatasetId(name), 0, 1000))
-    assert [event.position for event in told] == list(range(1, len(told) + 1))
-    numbers = {lot: number for number, lot in enumerate(dict.fromkeys(event.lot for event in told))}
+    published = site.store.run(lambda tx: events.read(tx, site.keys.lots, DatasetId(name), 0, 1000))
+    assert [event.position for event in published] == list(range(1, len(published) + 1))
+    numbers = {lot: number for number, lot in enumerate(dict.fromkeys(event.lot for event in published))}
     rows = site.store.run(lambda tx: lots.listed(tx, site.keys.lots, DatasetId(name), "", 1000))
     manifests = Manifests(site.objects, site.clock)
     listed = []
@@ -310,11 +310,11 @@ def seen(pipeline: tm.Pipeline, name: str) -> dict[str, object]:
         parts = sorted(
             (str(sorted(item.partition.items())), item.rows) for item in manifests.lot_objects(row.manifest)
         )
-        inputs = [(one.dataset, one.generation) for one in root.inputs]
+        inputs = [(source.dataset, source.generation) for source in root.inputs]
         listed.append((numbers[row.lot], row.generation, row.revision, row.rows, inputs, parts))
     return {
         "rows": shop.table(pipeline, name),
-        "events": sorted((numbers[event.lot], event.generation, event.state) for event in told),
+        "events": sorted((numbers[event.lot], event.generation, event.state) for event in published),
         "lots": sorted(listed),
     }
 
@@ -332,12 +332,12 @@ def orphans(pipeline: tm.Pipeline, scene: Scene) -> list[str]:
         for name in (*scene.tables, "orders_quarantine")
         for event in site.store.run(lambda tx, n=name: events.read(tx, site.keys.lots, DatasetId(n), 0, 1000))
     ]
-    found = unlisted(site.objects, Manifests(site.objects, site.clock), roots)
-    found += [f"open {one}" for one in site.store.run(lambda tx: attempts.open_ids(tx, site.keys))]
+    left = unlisted(site.objects, Manifests(site.objects, site.clock), roots)
+    left += [f"open {attempt}" for attempt in site.store.run(lambda tx: attempts.open_ids(tx, site.keys))]
     arcs = ArcKeys(site.place.cluster)
     for space in (arcs.running, arcs.request):
-        found += [f"{row.key!r}" for row in site.store.run(lambda tx, s=space: tx.range(*s.all()))]
-    return found + [name for name in scene.spaces if _any(site.store, site.place.cluster, name)]
+        left += [f"{row.key!r}" for row in site.store.run(lambda tx, s=space: tx.range(*s.all()))]
+    return left + [name for name in scene.spaces if _any(site.store, site.place.cluster, name)]
 
 
 def _resolved(keys: Any, name: str, event: events.LotEvent) -> Callable[[Any], lots.LotRow]:
@@ -394,10 +394,10 @@ class Stage:
         with self.scene.declare(home, self.spark, self.clock) as pipeline:
             left = orphans(pipeline, self.scene)
             assert not left, str(left)
-            found = {name: seen(pipeline, name) for name in self.scene.tables}
+            tables = {name: seen(pipeline, name) for name in self.scene.tables}
             if self.scene.in_batches:
-                found = {name: {"rows": one["rows"]} for name, one in found.items()}
-            return found | {"marks": marks(pipeline)}
+                tables = {name: {"rows": table["rows"]} for name, table in tables.items()}
+            return tables | {"marks": marks(pipeline)}
 
     def later(self) -> None:
         """The leases of the dead are over."""
@@ -405,12 +405,12 @@ class Stage:
         self.clock.monotonic_shift_s += LEASES_S
 
     def trouble_after(self, home: Path) -> str:
-        """What is wrong when somebody else lives where one has died; empty if nothing is."""
+        """What is wrong after another process has lived where one died; empty if nothing is."""
         self.later()
         try:
             self.live(home)
-            found = self.seen(home)
-            other = {key: (found[key], calm) for key, calm in self.calm.items() if found[key] != calm}
+            state = self.seen(home)
+            other = {key: (state[key], calm) for key, calm in self.calm.items() if state[key] != calm}
             assert not other, str(other)
         except Exception as error:  # noqa: BLE001 - gathered
             return f"{type(error).__name__}: {error}"
@@ -434,9 +434,9 @@ def staged(
         if name in known:
             return known[name]
         folder = folders.mktemp(name)
-        found = kind(made(name, folder, request.getfixturevalue), folder, spark)
+        new_stage = kind(made(name, folder, request.getfixturevalue), folder, spark)
         if name != "poll":
-            known[name] = found
-        return found
+            known[name] = new_stage
+        return new_stage
 
     return stage

@@ -51,12 +51,12 @@ def main(url: str, folder: str, name: str) -> None:
         host = PushHost(SOURCE, scope, keeper, make=make)
         over = threading.Event()
         threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
-        told = None
+        announced = None
         while not over.is_set():
             host.tick()
-            if host.url != told:
-                told = host.url
-                sys.stdout.write(json.dumps({"url": told}) + "\n")
+            if host.url != announced:
+                announced = host.url
+                sys.stdout.write(json.dumps({"url": announced}) + "\n")
                 sys.stdout.flush()
             SYSTEM.wait(over, 0.1)
         host.close()

@@ -115,8 +115,8 @@ class Stage:
 
     def row(self, task: PartTask) -> AnyRow | None:
         def read(tx: Any) -> AnyRow | None:
-            one = tx.get(self.keys.key[f"part/{task.attempt}/{task.key}"])
-            return None if one is None else edges.read(tx, self.keys, one)
+            future = tx.get(self.keys.key[f"part/{task.attempt}/{task.key}"])
+            return None if future is None else edges.read(tx, self.keys, future)
 
         return self.store.run(read)
 
@@ -125,12 +125,12 @@ class Stage:
         spaces = [
             name for name in vars(self.keys) if name not in ("cluster", "code", "lane", "swept", "bell")
         ]
-        found: list[tuple[object, ...]] = []
+        left: list[tuple[object, ...]] = []
         for name in spaces:
             lo, hi = getattr(self.keys, name).all()
             listed = self.store.run(lambda tx, lo=lo, hi=hi: tx.range(lo, hi))
-            found += [(name, *getattr(self.keys, name).unpack(row.key)) for row in listed]
-        return found
+            left += [(name, *getattr(self.keys, name).unpack(row.key)) for row in listed]
+        return left
 
     def nodes(self) -> list[str]:
         return [node.id for node in self.store.run(lambda tx: nodes.read_all(tx, self.cluster))]

@@ -66,11 +66,11 @@ def load(root: str, encoded: str) -> None:
 
 def _descriptors() -> list[str]:
     """What this process has open."""
-    found = []
+    descriptors = []
     for path in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # the one that lists them is closed by now
-            found.append(str(path.readlink()))
-    return found
+            descriptors.append(str(path.readlink()))
+    return descriptors
 
 
 def supervise(root: str, boot: str) -> None:
@@ -129,26 +129,26 @@ def kills(root: str, times: str) -> None:
     most = 0
     orphans = []
     for number in range(int(times)):
-        told, tell = os.pipe()
+        read_end, write_end = os.pipe()
         pid = os.fork()
         if pid == 0:
             segments = Segments.open(f"boot{number}", quota_bytes=10**9, root=path)
             writer = segments.writer()
             writer.write("ab", 1, image)
             writer.begin("cd", 1, 100_000)  # never sealed
-            if os.fork() == 0:  # it tells of itself: by then it has let go of the folder's lock
-                os.write(tell, os.getpid().to_bytes(4, "little"))
+            if os.fork() == 0:  # it sends its id: by then it has let go of the folder's lock
+                os.write(write_end, os.getpid().to_bytes(4, "little"))
                 signal.pause()
             while True:
                 writer.write("ef", 1, image)
-        orphans.append(int.from_bytes(os.read(told, 4), "little"))
-        os.close(told)
-        os.close(tell)
+        orphans.append(int.from_bytes(os.read(read_end, 4), "little"))
+        os.close(read_end)
+        os.close(write_end)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         most = max(most, sum(1 for _ in path.iterdir()))
     swept = sweep(path)
-    left = sorted(str(one) for one in path.rglob("*"))
+    left = sorted(str(entry) for entry in path.rglob("*"))
     for orphan in orphans:
         os.kill(orphan, signal.SIGKILL)
     say(most=most, swept=swept, left=left)

@@ -75,14 +75,14 @@ def test_runners_and_producers_at_once_process_every_lot_once(stage: ArcStage) -
     node, worker, _ = named(stage, "last")
     while stage.page() or run_due(stage, arcs, node, worker):
         pass
-    for ask in [stage.ask(stage.clean(), one.lot) for one in troubled(stage)]:
+    for ask in [stage.ask(stage.clean(), status.lot) for status in troubled(stage)]:
         assert worker.make_requested(arcs[ask.arc], ask).ended is LotEnd.COMPLETE
     while stage.page() or run_due(stage, arcs, node, worker):
         pass
     stage.check()
     for dataset in (stage.cleaned, stage.odd, stage.summed):
-        found = [event.lot for event in stage.events(dataset)]
-        assert len(found) == len(set(found)) == LOTS + 1
+        published = [event.lot for event in stage.events(dataset)]
+        assert len(published) == len(set(published)) == LOTS + 1
     numbers = sorted(n for rows in stage.table(stage.cleaned).values() for n in rows or ())
     assert numbers == sorted([n + step for n in range(LOTS) for step in (0, 10, 20)] + [100])
     for arc in arcs:
@@ -95,8 +95,8 @@ def test_runners_and_producers_at_once_process_every_lot_once(stage: ArcStage) -
 
 
 def run_due(stage: ArcStage, arcs: dict[str, ArcSpec], node: Node, worker: ArcWork) -> list[LotOutcome]:
-    """What is due, if nobody is faster."""
-    found: list[LotOutcome] = []
+    """Run what is due, unless another runner is faster."""
+    outcomes: list[LotOutcome] = []
     for due in stage.due():
         ticket = stage.store.run(
             lambda tx, due=due: runs.start(  # type: ignore[misc]
@@ -104,8 +104,8 @@ def run_due(stage: ArcStage, arcs: dict[str, ArcSpec], node: Node, worker: ArcWo
             )
         )
         if ticket is not None:
-            found += worker.run(arcs[due.name], ticket, most=2)
-    return found
+            outcomes += worker.run(arcs[due.name], ticket, most=2)
+    return outcomes
 
 
 def troubled(stage: ArcStage) -> list[lot_status.LotStatus]:
@@ -118,25 +118,25 @@ def test_while_one_node_works_the_other_may_begin_neither_the_lot_nor_one_too_ma
     spec = stage.clean()
     lots = [stage.append([n]) for n in (1, 2)]
     inside, tried = threading.Event(), threading.Event()
-    _, one, port = named(stage, "one")
-    _, two, _ = named(stage, "two")
+    _, first, port = named(stage, "one")
+    _, second, _ = named(stage, "two")
 
     def wait(task: PartTask) -> None:
         inside.set()
         assert tried.wait(STUCK_S)
 
     port.between = wait
-    racer = Racer(lambda: one.work(spec, lots[0]))
+    racer = Racer(lambda: first.work(spec, lots[0]))
     racer.start()
     assert inside.wait(STUCK_S)
     try:
-        assert two.work(spec, lots[0]).ended is LotEnd.ELSEWHERE
-        assert two.work(spec, lots[1]).ended is LotEnd.FULL
-        assert two.work(stage.clean(max_concurrent=2), lots[1]).ended is LotEnd.COMPLETE
+        assert second.work(spec, lots[0]).ended is LotEnd.ELSEWHERE
+        assert second.work(spec, lots[1]).ended is LotEnd.FULL
+        assert second.work(stage.clean(max_concurrent=2), lots[1]).ended is LotEnd.COMPLETE
     finally:
         tried.set()
     assert racer.outcome().ended is LotEnd.COMPLETE
-    assert two.work(spec, lots[0]).ended is LotEnd.DONE
+    assert second.work(spec, lots[0]).ended is LotEnd.DONE
     assert len(stage.events(stage.cleaned)) == 2
 
 
@@ -201,9 +201,9 @@ def test_of_many_adopters_of_one_attempt_one_publishes(stage: ArcStage) -> None:
         except (LeaseLost, AttemptEnded):
             return None
 
-    found = together(*(lambda n=n: adopter(f"a{n}") for n in range(4)))  # type: ignore[misc]
-    assert found.count(LotEnd.COMPLETE) == 1
-    assert set(found) <= {LotEnd.COMPLETE, LotEnd.ELSEWHERE, LotEnd.DONE}
+    ends = together(*(lambda n=n: adopter(f"a{n}") for n in range(4)))  # type: ignore[misc]
+    assert ends.count(LotEnd.COMPLETE) == 1
+    assert set(ends) <= {LotEnd.COMPLETE, LotEnd.ELSEWHERE, LotEnd.DONE}
     (event,) = stage.events(stage.cleaned)
     assert event.attempt == port.ran[0][0]
     assert stage.rows(stage.cleaned, lot) == [1, 2, 3, 4, 5]
@@ -224,9 +224,9 @@ def test_a_retry_that_two_runners_see_is_made_once(stage: ArcStage) -> None:
         ended = [worker.make_requested(spec, ask).ended for ask in page]
         return [*ended, *(part for _, part in port.ran)]
 
-    found = [one for each in together(lambda: runner("a"), lambda: runner("b")) for one in each]
-    assert found.count(LotEnd.COMPLETE) == 1
-    assert len([one for one in found if one.startswith("00")]) == 1  # the part that failed, once
+    results = [result for each in together(lambda: runner("a"), lambda: runner("b")) for result in each]
+    assert results.count(LotEnd.COMPLETE) == 1
+    assert len([result for result in results if result.startswith("00")]) == 1  # the part that failed, once
     assert stage.rows(stage.cleaned, lot) == [1, 2, 3]
     assert stage.store.run(lambda tx: lot_requests.pending(tx, stage.keys)) == []
 

@@ -47,8 +47,8 @@ def test_arguments_and_keywords_arrive_and_the_result_comes_back(client: Client)
 
 @pytest.mark.rule("FUT-19", "FUT-1")
 def test_a_future_anywhere_in_the_arguments_arrives_as_its_result(client: Client, look: Look) -> None:
-    one, two = client.submit(tasks.add, 1), client.submit(tasks.add, 2)
-    both = client.submit(describe, one, [{"deep": (two, one)}], c=two)
+    first, second = client.submit(tasks.add, 1), client.submit(tasks.add, 2)
+    both = client.submit(describe, first, [{"deep": (second, first)}], c=second)
     assert both.result(STUCK_S) == (2, [{"deep": (3, 2)}], (), 3, {})
     assert both.lineage().children[0].name == "tests.worker_tasks.add"
 

@@ -136,8 +136,8 @@ def test_gather_raises_the_first_failure_or_gives_the_errors_in_their_place(clie
     futures = [client.submit(tasks.add, 1), client.submit(tasks.raises, "x"), client.submit(tasks.add, 2)]
     with pytest.raises(LookupError):
         client.gather(futures, timeout=STUCK_S)
-    one, error, two = client.gather(futures, timeout=STUCK_S, return_exceptions=True)
-    assert (one, type(error), two) == (2, LookupError, 3)
+    first, error, second = client.gather(futures, timeout=STUCK_S, return_exceptions=True)
+    assert (first, type(error), second) == (2, LookupError, 3)
 
 
 # --- bad input
@@ -337,8 +337,8 @@ def test_a_store_with_its_key_in_the_environment_is_a_place_too(
 def _only(client: Client, name: str) -> bytes:
     """The id of the one future of this name."""
     keys = client._link.keys
-    found = client._link.store.run(lambda tx: tx.range(*keys.spec.all()))
-    specs: list[Spec] = [rows.decode_spec(row.value) for row in found]
+    stored = client._link.store.run(lambda tx: tx.range(*keys.spec.all()))
+    specs: list[Spec] = [rows.decode_spec(row.value) for row in stored]
     (spec,) = (spec for spec in specs if name in spec.name)
     return spec.id
 

@@ -32,8 +32,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def workers(home: Path) -> Iterator[list[WorkerProcess]]:
-    with WorkerProcess(home) as one, WorkerProcess(home) as two:
-        yield [one.ready(), two.ready()]
+    with WorkerProcess(home) as first, WorkerProcess(home) as second:
+        yield [first.ready(), second.ready()]
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +55,8 @@ def place(look: Look, future: Future[Any]) -> Location:
 
 
 def copies(look: Look, future: Future[Any]) -> list[Result]:
-    found = look.store.run(lambda tx: tx.range(*look.keys.copy.under(future.id)))
-    return [decode_result(row.value) for row in found]
+    stored = look.store.run(lambda tx: tx.range(*look.keys.copy.under(future.id)))
+    return [decode_result(row.value) for row in stored]
 
 
 def segment(location: Location) -> Path:
@@ -64,9 +64,9 @@ def segment(location: Location) -> Path:
 
 
 def holders(look: Look, future: Future[Any]) -> set[str]:
-    found = look.store.run(lambda tx: tx.range(*look.keys.hold.all()))
-    pairs = [look.keys.hold.unpack(row.key) for row in found]
-    return {str(node) for node, one in pairs if one == future.id}
+    stored = look.store.run(lambda tx: tx.range(*look.keys.hold.all()))
+    pairs = [look.keys.hold.unpack(row.key) for row in stored]
+    return {str(node) for node, future_id in pairs if future_id == future.id}
 
 
 # --- put
@@ -135,11 +135,11 @@ def test_a_result_is_cloned_to_another_worker_and_survives_its_own(
     future = client.submit(tasks.large, SIZE)
     future.result(STUCK_S)
     source = place(look, future)
-    (other,) = {one.id for one in workers} - {source.node}
+    (other,) = {worker.id for worker in workers} - {source.node}
     assert client.clone(future, other).result(STUCK_S) is True
-    found = {copy.location.node: copy for copy in copies(look, future)}
-    assert found.keys() == {source.node, other}
-    assert future.size_in_bytes == found[other].size > SIZE
+    by_node = {copy.location.node: copy for copy in copies(look, future)}
+    assert by_node.keys() == {source.node, other}
+    assert future.size_in_bytes == by_node[other].size > SIZE
     segment(source).unlink()  # as if that worker had lost it
     assert client.future(future.id).result(STUCK_S) == tasks.large(SIZE)
     assert place(look, future).node == other
@@ -156,7 +156,7 @@ def test_a_task_takes_ownership_and_the_other_copies_go(
     future = client.submit(tasks.large, SIZE)
     future.result(STUCK_S)
     source = place(look, future)
-    (other,) = {one.id for one in workers} - {source.node}
+    (other,) = {worker.id for worker in workers} - {source.node}
     taken = client.submit(
         client_tasks.takes, future.id, resources=[f"node:{other}"], ram=future.size_in_bytes
     )
@@ -257,11 +257,11 @@ def test_a_pickled_handle_holds_no_secret_and_is_at_home_in_its_own_process(clie
     stream = pickle.dumps([future, future, client])
     assert client.place.key.secret not in stream
     assert client.place.key.secret.hex().encode() not in stream
-    one, two, same = pickle.loads(stream)
+    first, second, same = pickle.loads(stream)
     assert same is client
-    assert one == two == future
-    assert one.client is client
-    assert one.result() == "a value"
+    assert first == second == future
+    assert first.client is client
+    assert first.result() == "a value"
 
 
 @pytest.mark.rule("FUT-64")
@@ -301,6 +301,6 @@ def test_repartitioning_runs_on_data_larger_than_one_workers_memory() -> None:
         [sys.executable, str(path)], check=False, capture_output=True, text=True, timeout=STUCK_S
     )
     assert done.returncode == 0, done.stderr
-    told = done.stdout
-    assert "46 MiB in 4 parts by customer, on workers with 32MB each" in told
-    assert "every order is in the part of its customer, and none was lost" in told
+    output = done.stdout
+    assert "46 MiB in 4 parts by customer, on workers with 32MB each" in output
+    assert "every order is in the part of its customer, and none was lost" in output

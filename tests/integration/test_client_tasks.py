@@ -23,9 +23,9 @@ def test_a_parent_that_is_tried_again_does_not_submit_its_children_twice(
 ) -> None:
     parent = client.submit(client_tasks.fails_after_submitting, str(tmp_path), retries=1)
     assert len(parent.result(STUCK_S)) == 3
-    told = tasks.notes(tmp_path)
-    assert sorted(line for line in told if line.startswith("child")) == ["child 0", "child 1", "child 2"]
-    puts = [line for line in told if line.startswith("put")]
+    notes = tasks.notes(tmp_path)
+    assert sorted(line for line in notes if line.startswith("child")) == ["child 0", "child 1", "child 2"]
+    puts = [line for line in notes if line.startswith("put")]
     assert len(puts) == 2
     assert len(set(puts)) == 1
     specs = look.store.run(lambda tx: [edges.must_read_spec(tx, look.keys, parent.id)])
@@ -75,11 +75,11 @@ def test_a_task_may_close_its_client_and_connect_again(client: Client, home: Pat
     where = str(home)
 
     def twice() -> list[int]:
-        found = []
+        results = []
         for n in range(2):
             with tidemill.connect(home=where) as here:
-                found.append(here.submit(tasks.add, n).result())
-        return found
+                results.append(here.submit(tasks.add, n).result())
+        return results
 
     assert client.submit(twice).result(STUCK_S) == [1, 2]
 

@@ -81,9 +81,9 @@ def test_one_more_step_follows_the_change_alone(
     frozen: tm.Pipeline, root: Path, recorded: home.Recorded
 ) -> None:
     events: list[Event] = []
-    found = home.stepped(frozen, root, events)
-    assert found["loaded"] == []
-    steady = _steady(found, frozen.views)
+    after = home.stepped(frozen, root, events)
+    assert after["loaded"] == []
+    steady = _steady(after, frozen.views)
     for what, expected in _steady(recorded["step"], frozen.views).items():
         assert steady[what] == expected, what
 
@@ -92,8 +92,8 @@ def _steady(step: home.Recorded, views: Container[str]) -> home.Recorded:
     """Leave out what depends on how many steps a run takes: arcs and sources publish while it runs."""
     return {
         **step,
-        "positions": {name: one for name, one in step["positions"].items() if name not in views},
-        "changes": {name: one for name, one in step["changes"].items() if name not in views},
+        "positions": {name: position for name, position in step["positions"].items() if name not in views},
+        "changes": {name: change for name, change in step["changes"].items() if name not in views},
         "steps": sorted(step["steps"]),
         "traces": {group: sorted(traces) for group, traces in step["traces"].items()},
     }
@@ -102,7 +102,7 @@ def _steady(step: home.Recorded, views: Container[str]) -> home.Recorded:
 def test_futures_resume(tmp_path: Path, recorded: home.Recorded) -> None:
     home.unpack(tmp_path)
     with tm.connect(home=tmp_path / "home", workers=2) as client:
-        made = {name: client.future(one) for name, one in recorded["futures"].items()}
+        made = {name: client.future(future_id) for name, future_id in recorded["futures"].items()}
 
         def result(name: str) -> object:
             return made[name].result(timeout=LONG_S)

@@ -184,12 +184,12 @@ def test_a_ticket_is_good_for_one_segment_once(served: Served) -> None:
     server, location, _ = served
     with flight.FlightClient(server.address, generic_options=[("grpc.enable_http_proxy", 0)]) as client:
 
-        def ticket(asked: str, signed: str) -> flight.Ticket:
+        def ticket(requested: str, signed: str) -> flight.Ticket:
             nonce = random.SystemRandom().randbytes(32)
             (answer,) = client.do_action(flight.Action("hello", nonce))
             theirs = answer.body.to_pybytes()[:32]
             proof = SIGNER.sign("flight-get", nonce, theirs, signed.encode())
-            return flight.Ticket(msgspec.msgpack.encode((asked, nonce, theirs, proof)))
+            return flight.Ticket(msgspec.msgpack.encode((requested, nonce, theirs, proof)))
 
         good = ticket(location.name, location.name)
         assert client.do_get(good).read_all().num_rows > 3 * MEGABYTE
@@ -226,12 +226,12 @@ class Relay:
     def _accept(self) -> None:
         while True:
             try:
-                one, _ = self._door.accept()
+                incoming, _ = self._door.accept()
             except OSError:
                 return
-            other = socket.create_connection(self._target)
-            self._lines += [one, other]
-            for pair in ((one, other), (other, one)):
+            outgoing = socket.create_connection(self._target)
+            self._lines += [incoming, outgoing]
+            for pair in ((incoming, outgoing), (outgoing, incoming)):
                 thread = threading.Thread(target=self._carry, args=pair, daemon=True)
                 self._threads.append(thread)
                 thread.start()

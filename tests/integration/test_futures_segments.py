@@ -49,11 +49,11 @@ def test_a_result_outlives_its_process_and_is_read_by_others_without_a_copy(
     root: Path, segments: Segments
 ) -> None:
     with run("store", segments.folder, 4 * MEGABYTE) as child:
-        told = child.hear()
+        stored = child.hear()
         assert child.end() == 0
-    segments.keep(msgspec.json.decode(told["result"], type=Result).location.name)
-    assert segments.child_gone(told["pid"]) == 0
-    with run("load", root, told["result"]) as reader:
+    segments.keep(msgspec.json.decode(stored["result"], type=Result).location.name)
+    assert segments.child_gone(stored["pid"]) == 0
+    with run("load", root, stored["result"]) as reader:
         seen = reader.hear()
     assert seen["sum"] == sum(range(MEGABYTE // 2))
     (name,) = segments.names()
@@ -107,20 +107,20 @@ def test_what_a_child_told_of_stays_when_it_is_gone_and_is_counted(segments: Seg
     names = []
     for number in range(3):
         with run("store", segments.folder, MEGABYTE) as child:
-            told = child.hear()
+            stored = child.hear()
             child.end()
-            name = msgspec.json.decode(told["result"], type=Result).location.name
+            name = msgspec.json.decode(stored["result"], type=Result).location.name
             if number:
                 segments.keep(name)
                 names.append(name)
-            segments.child_gone(told["pid"])
+            segments.child_gone(stored["pid"])
     assert len(segments.names()) == 2
     each = segments.used_bytes // 2
     assert MEGABYTE < each < 1.01 * MEGABYTE
     assert segments.delete(names[0])
     assert segments.used_bytes == each
     assert not segments.delete(names[0])
-    segments.child_gone(told["pid"])  # told twice: counted once
+    segments.child_gone(stored["pid"])  # reported twice: counted once
     assert segments.used_bytes == each
     assert not [path for path in (segments.folder / "ledger").iterdir() if path.name.isdigit()]
     assert segments.delete(names[1])
@@ -153,19 +153,19 @@ def test_a_hundred_kills_leave_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_a_living_supervisor_is_never_swept(root: Path) -> None:
-    with run("supervise", root, "one") as one, run("supervise", root, "two") as two:
-        first, second = one.hear(), two.hear()
+    with run("supervise", root, "one") as first_child, run("supervise", root, "two") as second_child:
+        first, second = first_child.hear(), second_child.hear()
         assert sweep(root) == 0
         with Segments.open("three", quota_bytes=1, root=root):
             assert {path.name for path in root.iterdir()} == {"one", "two", "three"}
         assert len(map_segment(f"one/{first['name']}", root)) > 100_000
-        os.kill(two.pid, signal.SIGKILL)
-        two.end()
+        os.kill(second_child.pid, signal.SIGKILL)
+        second_child.end()
         assert sweep(root) == 1
         with pytest.raises(CopyGone):
             map_segment(f"two/{second['name']}", root)
         assert len(map_segment(f"one/{first['name']}", root)) > 100_000
-        one.end()  # in order: it removes its own
+        first_child.end()  # in order: it removes its own
         assert list(root.iterdir()) == []
 
 
@@ -338,7 +338,8 @@ def test_a_segment_of_many_small_parts_is_written_whole(segments: Segments, root
     assert bytes(view) == bytes(layout.joined(plan))
     back = layout.load(view, lambda head: None, subject="it")
     assert all(
-        (one == other).all() and one.shape == other.shape for one, other in zip(value, back, strict=True)
+        (written == loaded).all() and written.shape == loaded.shape
+        for written, loaded in zip(value, back, strict=True)
     )
 
 

@@ -97,7 +97,7 @@ def test_null_keys_of_frames_go_to_quarantine_and_no_reader_sees_them(
         aside = pipeline["t_quarantine"].df().select("check", "error").collect()
         assert {tuple(row) for row in aside} == {("key", "NULL in the key a, b")}
         assert len(aside) == 5
-        assert [one["name"] for one in pipeline.plan().describe()] == ["t", "t_quarantine", "main"]
+        assert [stage["name"] for stage in pipeline.plan().describe()] == ["t", "t_quarantine", "main"]
 
 
 @pytest.mark.rule("LOT-40")
@@ -117,19 +117,19 @@ def test_appends_of_one_interval_keep_their_order_and_compaction_leaves_them_alo
 
 
 def _written(table: Table) -> int:
-    return sum(one.rows for one in table.lots() if one.state == "complete")
+    return sum(lot.rows for lot in table.lots() if lot.state == "complete")
 
 
 @pytest.mark.rule("LOT-40")
 def test_types_that_have_no_order_are_refused_at_plan_with_their_line(
     tmp_path: Path, spark: "SparkSession"
 ) -> None:
-    for options, said in (
+    for options, message in (
         ({"key": "any"}, "t cannot use any as a key"),
         ({"key": "id", "order_by": "m"}, "t cannot be ordered by m"),
         ({"key": "id", "order_by": "when"}, 't has no column "when" to order by'),
     ):
         pipeline = tm.Pipeline("p", home=tmp_path / "home", spark=spark)
         pipeline.dataset("t", "id INT, m MAP<STRING, INT>, any VARIANT", **options)  # type: ignore[arg-type]
-        with pipeline, pytest.raises(DeclarationError, match=rf"{Path(__file__).name}:\d+: {said}"):
+        with pipeline, pytest.raises(DeclarationError, match=rf"{Path(__file__).name}:\d+: {message}"):
             pipeline.plan()

@@ -62,10 +62,10 @@ def test_runners_that_share_a_replay_make_each_lot_once_and_never_too_many_at_on
                 ended.append(worker.make_requested(spec, ask).ended)
         return ended
 
-    found = [one for each in together(lambda: runner("a"), lambda: runner("b")) for one in each]
+    ends = [end for each in together(lambda: runner("a"), lambda: runner("b")) for end in each]
     rest = stage.work_off(spec, first)
-    assert (found + [one.ended for one in rest]).count(LotEnd.COMPLETE) == LOTS
-    assert set(found) <= {LotEnd.COMPLETE, LotEnd.DONE, LotEnd.ELSEWHERE, LotEnd.FULL}
+    assert (ends + [outcome.ended for outcome in rest]).count(LotEnd.COMPLETE) == LOTS
+    assert set(ends) <= {LotEnd.COMPLETE, LotEnd.DONE, LotEnd.ELSEWHERE, LotEnd.FULL}
     assert 1 <= max(seen) <= 2
     assert [row.generation for row in stage.rows_of(stage.cleaned)] == [1] * LOTS
     assert sorted(event.generation for event in stage.events(stage.cleaned)) == [0] * LOTS + [1] * LOTS
@@ -107,8 +107,8 @@ def test_corrections_while_runners_work_are_all_followed_and_readers_see_whole_g
             rows = stage.store.run(lambda tx: lot_rows.current(tx, stage.lots, stage.cleaned, lot))
             if rows is not None:
                 listed = stage.manifests.lot_objects(rows.manifest)
-                found = [n for item in listed for n in json.loads(stage.objects.get(item.uri)[0])]
-                assert found in ([0], [found[0]] * 2)
+                numbers = [n for item in listed for n in json.loads(stage.objects.get(item.uri)[0])]
+                assert numbers in ([0], [numbers[0]] * 2)
         return 0
 
     together(
@@ -135,16 +135,16 @@ def turn(stage: LifeStage, arcs: Mapping[str, ArcSpec], node: Node, worker: ArcW
     """What a runner does: wake, start what is due, see it to its end."""
     did = False
     stage.store.run(lambda tx: wakes.page_wakes(tx, stage.triggers, stage.lots))
-    for one in stage.due():
-        if one.running:
+    for due in stage.due():
+        if due.running:
             continue
         ticket = stage.store.run(
-            lambda tx, one=one: runs.start(
-                tx, stage.triggers, stage.lots, stage.cluster, node, one.name, one.epoch
+            lambda tx, due=due: runs.start(
+                tx, stage.triggers, stage.lots, stage.cluster, node, due.name, due.epoch
             )
         )
         if ticket is not None:
-            worker.run(arcs[one.name], ticket)
+            worker.run(arcs[due.name], ticket)
             did = True
     return did
 

@@ -123,7 +123,7 @@ WRONG: dict[str, tuple[Declare, str]] = {
 def test_what_is_wrong_with_a_declaration_is_told_with_its_line(
     what: str, home: Path, spark: "SparkSession"
 ) -> None:
-    wrong, said = WRONG[what]
+    wrong, message = WRONG[what]
 
     def declare(pipeline: tm.Pipeline) -> None:
         wrong(pipeline)
@@ -131,7 +131,7 @@ def test_what_is_wrong_with_a_declaration_is_told_with_its_line(
 
     with tm.Pipeline("p", home=home, spark=spark) as pipeline:
         pipeline.dataset("orders", "id BIGINT, amount DECIMAL(10,2)")
-        with pytest.raises(TidemillError, match=said) as raised:
+        with pytest.raises(TidemillError, match=message) as raised:
             declare(pipeline)
         number = int(raised.value.message.partition(f"{HERE}:")[2].partition(":")[0] or 0)
         assert line_of("def arc(pipeline") < number < line_of("def test_what_is_wrong"), raised.value.message
@@ -166,13 +166,13 @@ def test_a_plan_says_what_is_new_the_same_changed_and_removed(home: Path, spark:
 
             pipeline.view("v", view)
             made = pipeline.plan()
-            found = {f"{one['what']} {one['name']}": one["status"] for one in made.describe()}
-            assert all(HERE in one["where"] for one in made.describe() if one["status"] != "removed")
-            assert all(name.split()[1] in repr(made) for name in found)
+            statuses = {f"{stage['what']} {stage['name']}": stage["status"] for stage in made.describe()}
+            assert all(HERE in stage["where"] for stage in made.describe() if stage["status"] != "removed")
+            assert all(name.split()[1] in repr(made) for name in statuses)
             made.apply("test")
             if arcs:
                 assert pipeline["out"].schema == "id bigint, `what kind` string"
-            return found
+            return statuses
 
     names = ("dataset orders", "dataset out", "arc copy", "views main", "circuit v")
     assert plan(1) == dict.fromkeys(names, "new")
@@ -238,11 +238,11 @@ def test_rows_are_taken_in_every_form_and_are_the_same(home: Path, spark: "Spark
         count = 0
         for count, (form, rows) in enumerate(forms(spark), 1):
             assert orders.append(rows).position == count, form
-        found = [tuple(row) for row in orders.df().collect()]
-        assert len(found) == count
-        assert set(found) == {(1, "a", decimal.Decimal("12.30"), datetime(2024, 1, 2, 3, 4, 5))}  # noqa: DTZ001
+        collected = [tuple(row) for row in orders.df().collect()]
+        assert len(collected) == count
+        assert set(collected) == {(1, "a", decimal.Decimal("12.30"), datetime(2024, 1, 2, 3, 4, 5))}  # noqa: DTZ001
         assert orders.append([]).position == count + 1  # nothing is an answer too
-        assert [one.state for one in orders.lots()][-2:] == ["complete", "empty"]
+        assert [lot.state for lot in orders.lots()][-2:] == ["complete", "empty"]
 
 
 @pytest.mark.rule("LOT-36")
@@ -279,10 +279,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_rows_that_do_not_fit_are_refused_whole(what: str, home: Path) -> None:
-    rows, said = REFUSED[what]
+    rows, message = REFUSED[what]
     with tm.Pipeline("p", home=home) as pipeline:
         orders = pipeline.dataset("orders", SCHEMA)
-        with pytest.raises(AppendRefused, match=said):
+        with pytest.raises(AppendRefused, match=message):
             orders.append(rows)
         assert orders.position == 0
 
@@ -365,14 +365,16 @@ def test_appends_of_an_interval_become_one_lot_when_it_is_over(home: Path, spark
 
         receipts = [ticks.append([(n,)]) for n in range(3)]
         assert all(receipt.position is None for receipt in receipts)
-        done = wait_for(pipeline, lambda: sum(one.rows for one in pipeline["out"].lots()) == 3)
+        done = wait_for(pipeline, lambda: sum(lot.rows for lot in pipeline["out"].lots()) == 3)
         assert done
-        lots = {one.lot: one for one in pipeline["out"].lots()}
+        lots = {lot.lot: lot for lot in pipeline["out"].lots()}
         assert {receipt.lot for receipt in receipts} <= set(lots)
-        assert [lot for lot, one in lots.items() if one.rows] == sorted({one.lot for one in receipts})
-        assert {one.state for one in lots.values()} <= {"complete", "empty"}
+        assert [lot for lot, shown in lots.items() if shown.rows] == sorted(
+            {receipt.lot for receipt in receipts}
+        )
+        assert {lot.state for lot in lots.values()} <= {"complete", "empty"}
         inputs = ticks.lots()
-        assert [one.lot for one in inputs][: len(lots)] == list(lots)  # the empty ones as well
+        assert [lot.lot for lot in inputs][: len(lots)] == list(lots)  # the empty ones as well
         assert content(ticks) == [(0,), (1,), (2,)]
 
 
@@ -412,8 +414,8 @@ def test_changes_snapshots_and_queries_are_of_one_moment(home: Path, spark: "Spa
         snapshot = pipeline.snapshot()
         assert set(snapshot) == {"orders", "total"}
         assert sum(row["n"] for row in snapshot["total"].collect()) == snapshot["orders"].count() == 3
-        found = query(pipeline, "SELECT o.id, t.n FROM Orders o JOIN total t USING (region) WHERE t.n > 1")
-        assert sorted(tuple(row) for row in found.collect()) == [(1, 2), (3, 2)]
+        joined = query(pipeline, "SELECT o.id, t.n FROM Orders o JOIN total t USING (region) WHERE t.n > 1")
+        assert sorted(tuple(row) for row in joined.collect()) == [(1, 2), (3, 2)]
         assert spark.catalog.listTables() == []  # nothing of ours is left in the user's session
         with pytest.raises(TidemillError, match="nowhere"):
             query(pipeline, "SELECT * FROM nowhere")
@@ -426,7 +428,7 @@ def test_each_change_names_the_lots_it_was_made_from(home: Path, spark: "SparkSe
     def made_from(table: Table, after: int) -> set[tuple[Any, ...]]:
         rows = table.changes(after).select("id", "_weight", "_position", "_inputs").collect()
         return {
-            (*row[:3], tuple((one["dataset"], one["lot"], one["generation"]) for one in row[3]))
+            (*row[:3], tuple((source["dataset"], source["lot"], source["generation"]) for source in row[3]))
             for row in rows
         }
 
@@ -451,7 +453,7 @@ def test_each_change_names_the_lots_it_was_made_from(home: Path, spark: "SparkSe
         assert made_from(pipeline["kept"], before) == {(3, 1, 3, by), (1, -1, 3, by)}, (
             "both by the correction"
         )
-        taken = {one for row in made_from(view, step) for one in row[3]}
+        taken = {source for row in made_from(view, step) for source in row[3]}
         assert taken == {("kept", first.lot, 1), ("other", third.lot, 0)}
         (gone,) = made_from(pipeline["w"], step)
         assert gone[:2] == (1, -1)
@@ -481,8 +483,8 @@ def test_one_run_takes_many_lots_each_with_a_state_of_its_own_and_never_again(
             orders.append([(n,)] if n != 1 else [])
         report = pipeline.run()
         assert (report.ok, report.arcs[0].complete) == (True, 3)
-        assert [one.state for one in pipeline["out"].lots()] == ["complete", "empty", "complete"]
-        assert [one.lot for one in pipeline["out"].lots()] == [one.lot for one in orders.lots()]
+        assert [lot.state for lot in pipeline["out"].lots()] == ["complete", "empty", "complete"]
+        assert [lot.lot for lot in pipeline["out"].lots()] == [lot.lot for lot in orders.lots()]
         again = pipeline.run()
         assert (again.ok, again.arcs) == (True, ())
         shop.clean_up(pipeline)

@@ -55,8 +55,8 @@ def test_a_file_cut_in_half_loses_only_its_torn_record(tmp_path: Path, spark: "S
         (bad,) = shop.table(pipeline, "orders_quarantine")
         assert any("torn.json" in str(value) for value in bad)  # which file
         assert any('"id": 13' in str(value) for value in bad)  # the record, as it was
-        found = shop.held(pipeline)
-        assert found == shop.expected(range(4), range(10, 13))
+        held = shop.held(pipeline)
+        assert held == shop.expected(range(4), range(10, 13))
         assert pipeline.run().files == 0  # taken once
 
 
@@ -88,9 +88,9 @@ class Trouble:
 
     def called(self) -> list[str]:
         """The regions of each part that was made since the last time; the plan's empty table is none."""
-        found = [line for line in self._notes.read_text().splitlines() if line]
+        made = [line for line in self._notes.read_text().splitlines() if line]
         self._notes.write_text("")
-        return sorted(found)
+        return sorted(made)
 
 
 @pytest.mark.rule("LOT-11")
@@ -105,7 +105,7 @@ def test_a_part_that_always_fails_leaves_the_others_and_is_tried_again_alone(
         trouble.orders.append([(1, "good"), (2, "bad"), (3, "fine")])
         report = pipeline.run()
         assert not report.ok
-        arcs = {one.arc: one for one in report.arcs}
+        arcs = {arc.arc: arc for arc in report.arcs}
         assert arcs["split"].complete == 1
         assert isinstance(arcs["check"], ArcReport)
         assert arcs["check"].partial == 1
@@ -118,13 +118,13 @@ def test_a_part_that_always_fails_leaves_the_others_and_is_tried_again_alone(
         assert pipeline.run().ok
         assert rows(pipeline["checked"]) == [(4, "good")]
         assert pipeline.run().ok
-        assert trouble.called() == ["good"]  # nobody asked: it is left alone
+        assert trouble.called() == ["good"]  # without a request it is left alone
         mend.touch()
         run_retry_command(pipeline)
         assert pipeline.run().ok
         assert trouble.called() == ["bad"]  # only what had failed
         assert rows(pipeline["checked"]) == [(1, "good"), (2, "bad"), (3, "fine"), (4, "good")]
-        assert {one.state for one in pipeline["checked"].lots()} == {"complete"}
+        assert {listed.state for listed in pipeline["checked"].lots()} == {"complete"}
         shop.clean_up(pipeline)
 
 
@@ -165,7 +165,7 @@ def test_an_arc_that_returns_other_columns_than_it_said_fails_its_lot_and_says_w
 
         orders.append([(1,)])
         report = pipeline.run()
-        (error,) = next(one for one in report.arcs if one.arc == "wrong").errors.values()
+        (error,) = next(arc for arc in report.arcs if arc.arc == "wrong").errors.values()
         assert f"{HERE}:{line_of('# wrong-columns')}" in error
         assert "name is missing" in error
         assert "more is not in out" in error
@@ -175,7 +175,7 @@ def test_an_arc_that_returns_other_columns_than_it_said_fails_its_lot_and_says_w
 
 
 @pytest.mark.parametrize(
-    ("returned", "said"),
+    ("returned", "message"),
     [
         (lambda df: None, "returned NoneType, but writes out"),
         (lambda df: (df, df), "returned DataFrame, DataFrame, but writes out"),
@@ -185,12 +185,12 @@ def test_an_arc_that_returns_other_columns_than_it_said_fails_its_lot_and_says_w
     ],
 )
 def test_what_an_arc_may_not_return_is_told_at_the_plan(
-    returned: Any, said: str, tmp_path: Path, spark: "SparkSession"
+    returned: Any, message: str, tmp_path: Path, spark: "SparkSession"
 ) -> None:
     with tm.Pipeline("t", home=tmp_path / "home", spark=spark) as pipeline:
         orders = pipeline.dataset("orders", "id BIGINT")
         pipeline.arc(reads=orders, writes="out", name="wrong")(returned)  # returned-line
-        with pytest.raises(TidemillError, match=said) as raised:
+        with pytest.raises(TidemillError, match=message) as raised:
             pipeline.plan()
         assert f"{HERE}:{line_of('# returned-line')}" in raised.value.message
 
@@ -263,7 +263,7 @@ def test_a_lot_of_another_unit_is_refused_with_both_units(
         hourly.append([(1,)])
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(lot_requests, "find", lambda _: _OpenPipeline(pipeline))
-            for lot, said in (
+            for lot, message in (
                 ("20230101PT5M050", "20230101PT5M050 is a lot of PT5M, but out has lots of PT1H"),
                 ("20230101", "20230101 is a lot of P1D, but out has lots of PT1H"),
                 ("A00000000000000001", "A00000000000000001 is an append, but out has lots of PT1H"),
@@ -272,7 +272,7 @@ def test_a_lot_of_another_unit_is_refused_with_both_units(
                 for order in ("retry", "backfill", "replay"):
                     capsys.readouterr()
                     assert main([order, "copy", lot]) == 1, lot
-                    assert said in capsys.readouterr().err
+                    assert message in capsys.readouterr().err
             capsys.readouterr()
             assert main(["retry", "copy", "20230101PT5M050"]) == 1
             assert "the lot that begins at the same time is 20230101PT1H004" in capsys.readouterr().err
@@ -298,7 +298,7 @@ def test_a_table_that_is_declared_again_and_differently_is_refused_with_both(
         orders = pipeline.dataset("orders", "id STRING")
         with pytest.raises((DatasetChanged, DeclarationError), match="orders"):
             orders.append([("x",)])
-        assert [one["status"] for one in pipeline.plan().describe()] == ["changed"]
+        assert [stage["status"] for stage in pipeline.plan().describe()] == ["changed"]
         with pytest.raises((DatasetChanged, DeclarationError), match="orders"):
             pipeline.run()
 
@@ -348,8 +348,8 @@ def test_names_of_tables_columns_arcs_and_views_may_be_any_text(
             assert sorted((tuple(row) for row in frame.collect()), key=str) == want, name
         keys = [layout.parse_key(info.key) for info in pipeline.context.objects.list("")]
         for kind in ("data", "datasets"):
-            found = {key["name"] for key in keys if key["kind"] == kind}
-            assert found >= {table, "öut =/", "öther"}, kind
+            names = {key["name"] for key in keys if key["kind"] == kind}
+            assert names >= {table, "öut =/", "öther"}, kind
         assert {key["arc"] for key in keys if key["kind"] == "arcs"} == {"cléan 'it' = \"x\""}
         outside = [path for path in tmp_path.rglob("*") if not path.is_relative_to(tmp_path / "home")]
         assert outside == []

@@ -32,7 +32,7 @@ def test_a_file_that_is_written_anew_while_it_is_read_is_taken_as_it_is_then(
     landing.mkdir()
     moving = landing / "a.json"
     moving.write_text('{"id": 1}\n')
-    told: list[Event] = []
+    events: list[Event] = []
 
     def rewrite(name: str) -> None:
         if name == "spark.write.before" and len(moving.read_text()) < 12:
@@ -47,8 +47,8 @@ def test_a_file_that_is_written_anew_while_it_is_read_is_taken_as_it_is_then(
             return df
 
         monkeypatch.setattr(crash, "point", rewrite)
-        assert shop.run(emit=told.append).ok
-        assert [one.paths for one in told if isinstance(one, FilesLeftOut)] == [["a.json"]]
+        assert shop.run(emit=events.append).ok
+        assert [event.paths for event in events if isinstance(event, FilesLeftOut)] == [["a.json"]]
         assert rows(shop, "orders") == rows(shop, "copied") == [(11,), (12,)]
         with pytest.raises(NoLots, match="copied has no lots from A00000000000000900"):
             shop.backfill("copied", first="A00000000000000900")
@@ -60,7 +60,7 @@ def test_files_that_drift_and_targets_that_hang_are_told_of_and_lose_nothing(
     tmp_path: Path, spark: "SparkSession", web: Web
 ) -> None:
     landing = tmp_path / "landing"
-    told: list[Event] = []
+    events: list[Event] = []
     with tm.Pipeline("shop", home=tmp_path / "home", spark=spark) as shop:
         for drift in DRIFTS:
             (landing / drift).mkdir(parents=True)
@@ -70,7 +70,7 @@ def test_files_that_drift_and_targets_that_hang_are_told_of_and_lose_nothing(
         hung = shop.dataset("hung", "id BIGINT")
         shop.source(hung, tm.http_poll(web.url, every_s=3600, timeout_s=0.4))
         web.reply = hangs
-        report = shop.run(emit=told.append)
+        report = shop.run(emit=events.append)
         assert not report.ok
         assert "no response within 0.4 s" in report.failures["source:shop/hung"]
         web.says([{"id": 5}])
@@ -82,6 +82,6 @@ def test_files_that_drift_and_targets_that_hang_are_told_of_and_lose_nothing(
         assert rows(shop, "rescue") == sorted([(1, None), (2, '{"more":"m"}'), (None, '{"id":"x"}')], key=str)
         for drift, bad in zip(DRIFTS, (1, 1, 0), strict=True):
             assert len(rows(shop, f"{drift}_quarantine")) == bad
-        drifted = {one.dataset: one for one in told if isinstance(one, ColumnsDrifted)}
+        drifted = {event.dataset: event for event in events if isinstance(event, ColumnsDrifted)}
         assert (drifted["freeze"].unknown, drifted["rescue"].rescued) == (1, 2)
         assert drifted["evolve"].added == ("more",)

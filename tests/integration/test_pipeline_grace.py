@@ -40,7 +40,7 @@ def rows(shop: tm.Pipeline, table: str) -> list[tuple[int, str]]:
 
 
 def lots(shop: tm.Pipeline, table: str) -> list[tuple[str, int, str]]:
-    return [(one.state, one.generation, one.note) for one in shop[table].lots()]
+    return [(lot.state, lot.generation, lot.note) for lot in shop[table].lots()]
 
 
 def pass_by(clock: ShiftedClock, seconds: float) -> None:
@@ -82,8 +82,10 @@ def test_when_its_grace_is_over_an_arc_makes_a_lot_of_what_is_there_skips_it_or_
         assert rows(shop, "soon") == [(1, "click")]
         skipped = "skipped: rates had no such lot within the grace period"
         assert lots(shop, "never") == [("missing", 0, skipped)]
-        status = {one.name: one for one in status_of(shop).runs}
-        assert [said.partition(": ")[2][:17] for said in status["patient"].waiting] == ["waits for rates ("]
+        status = {run.name: run for run in status_of(shop).runs}
+        assert [reason.partition(": ")[2][:17] for reason in status["patient"].waiting] == [
+            "waits for rates ("
+        ]
         assert not status["soon"].waiting
         why = {name: [gap.cause.why for gap in shop.gaps(name).gaps] for name in ("never", "patient")}
         assert why == {"never": [skipped], "patient": ["arc rate is paused"]}

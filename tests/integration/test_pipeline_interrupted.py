@@ -38,18 +38,18 @@ def left_of(shop: tm.Pipeline) -> list[str]:
     keys, cluster = FutureKeys(site.place.cluster), ClusterKeys(site.place.cluster)
 
     def read(tx: Tx) -> list[str]:
-        found = [node.id for node in nodes.read_all(tx, cluster) if node.kind == "runner"]
+        left = [node.id for node in nodes.read_all(tx, cluster) if node.kind == "runner"]
         for row in tx.range(*keys.future.all()):
-            one = keys.future.unpack(row.key)[0]
-            assert isinstance(one, bytes)
-            future = edges.read(tx, keys, one)
+            future_id = keys.future.unpack(row.key)[0]
+            assert isinstance(future_id, bytes)
+            future = edges.read(tx, keys, future_id)
             if isinstance(future, Claimed) or (future is not None and future.tally.reaps):
-                found.append(f"future {one.hex()}")
+                left.append(f"future {future_id.hex()}")
         for row in tx.range(*site.keys.triggers.subscription.all()):
             subscription = subscriptions.decode(row.value)
             if isinstance(subscription, Scheduled) and subscription.run is not None:
-                found.append(str(site.keys.triggers.subscription.unpack(row.key)))
-        return found
+                left.append(str(site.keys.triggers.subscription.unpack(row.key)))
+        return left
 
     return site.store.run(read)
 
@@ -88,9 +88,9 @@ def test_a_stopped_run_ends_after_its_grace_period_and_is_not_caught_up(
 
 def threads() -> set[str]:
     return {
-        one.name
-        for one in threading.enumerate()
-        if one.name.startswith(("run-", "future-", "claim-", "projections"))
+        thread.name
+        for thread in threading.enumerate()
+        if thread.name.startswith(("run-", "future-", "claim-", "projections"))
     }
 
 

@@ -29,9 +29,9 @@ def bag(frame: "DataFrame") -> Counter[tuple[Any, ...]]:
 
 
 def orders_of(shop: tm.Pipeline) -> tm.Dataset:
-    found = shop["orders"]
-    assert isinstance(found, tm.Dataset)
-    return found
+    table = shop["orders"]
+    assert isinstance(table, tm.Dataset)
+    return table
 
 
 @pytest.mark.rule("LOT-30")
@@ -55,10 +55,10 @@ def test_corrections_replays_and_pauses_reach_tables_and_views_and_nothing_else_
         assert bag(changes) == Counter([(1, 10, -1, 3), (2, 20, -1, 3), (1, 11, 1, 3), (3, 30, -1, 4)])
         third = orders.append([(4, 40)]).lot
         report = shop.run()
-        assert [(one.arc, one.complete) for one in report.arcs] == [("scale", 3)]
+        assert [(arc.arc, arc.complete) for arc in report.arcs] == [("scale", 3)]
         assert bag(shop["scaled"].df()) == Counter([(1, 22), (4, 80)])
         assert bag(shop["total"].df()) == Counter([(102, 2)])
-        shown = {one.lot: (one.generation, one.state) for one in shop["scaled"].lots()}
+        shown = {lot.lot: (lot.generation, lot.state) for lot in shop["scaled"].lots()}
         assert shown == {first: (1, "complete"), second: (1, "empty"), third: (0, "complete")}
         assert shop.gaps()
 
@@ -77,9 +77,9 @@ def test_corrections_replays_and_pauses_reach_tables_and_views_and_nothing_else_
         plan = shop.replay("scaled", first=first, last=third, parallel=2)
         assert [lot.action.value for lot in plan.lots] == ["remake"] * 3
         report = shop.run()
-        assert [(one.arc, one.complete) for one in report.arcs] == [("scale", 4)]
+        assert [(arc.arc, arc.complete) for arc in report.arcs] == [("scale", 4)]
         assert bag(shop["scaled"].df()) == Counter([(1, 33), (4, 120), (5, 150)])
         assert bag(shop["total"].df()) == Counter([(303, 3)])
-        generations = {one.lot: one.generation for one in shop["scaled"].lots()}
+        generations = {lot.lot: lot.generation for lot in shop["scaled"].lots()}
         assert generations == {first: 2, second: 2, third: 1, fourth: 0}
         assert shop.gaps()

@@ -137,8 +137,8 @@ def test_after_a_death_in_the_life_of_lots_the_next_process_leaves_what_an_undis
     assert {point.rpartition(".")[0] for point in matrix.visits} >= matrix.scene.steps
     steps = [point for point in sorted(matrix.visits) if not point.startswith(BELOW)]
     points = [point for point in steps if point.endswith(".after")]
-    found = {point: matrix.trouble(point, 1) for point in points}
-    assert {point: trouble for point, trouble in found.items() if trouble} == {}
+    troubles = {point: matrix.trouble(point, 1) for point in points}
+    assert {point: trouble for point, trouble in troubles.items() if trouble} == {}
 
 
 @pytest.mark.crash
@@ -155,5 +155,5 @@ def test_every_point_of_every_layer_is_met_at_its_first_visit_and_at_one_by_chan
     cases = {
         (point, visit) for point, count in matrix.visits.items() for visit in (1, chance.randint(1, count))
     }
-    found = {f"{point}:{visit}": matrix.trouble(point, visit) for point, visit in sorted(cases)}
-    assert {case: trouble for case, trouble in found.items() if trouble} == {}
+    troubles = {f"{point}:{visit}": matrix.trouble(point, visit) for point, visit in sorted(cases)}
+    assert {case: trouble for case, trouble in troubles.items() if trouble} == {}

@@ -64,7 +64,7 @@ def test_an_arc_with_a_schedule_runs_at_its_times_alone_whatever_the_wall_clock_
     tmp_path: Path, spark: "SparkSession", capsys: pytest.CaptureFixture[str]
 ) -> None:
     home, clock = tmp_path / "home", TurnedClock(2026, 1, 31, 5)
-    told: list[Event] = []
+    events: list[Event] = []
     with declare(home, spark, clock, cron="30 6 * * *", zone="Europe/Madrid") as shop:
         orders = shop["orders"]
         assert isinstance(orders, tm.Dataset)
@@ -75,30 +75,34 @@ def test_an_arc_with_a_schedule_runs_at_its_times_alone_whatever_the_wall_clock_
         assert report.arcs == ()
         assert report.later == {"daily": HOUR_S / 2}, "06:30 in Madrid is 05:30"
         assert main(["triggers", "--home", str(home), "--json"]) == 0
-        (one,) = json.loads(capsys.readouterr().out)["triggers"]
-        assert (one["name"], one["state"], one["behind"]["orders@1"]) == ("arc:shop/daily", "waiting", 2)
-        assert "at the next time of its schedule" in one["why"]
+        (trigger,) = json.loads(capsys.readouterr().out)["triggers"]
+        assert (trigger["name"], trigger["state"], trigger["behind"]["orders@1"]) == (
+            "arc:shop/daily",
+            "waiting",
+            2,
+        )
+        assert "at the next time of its schedule" in trigger["why"]
 
         clock.hands += HOUR_S  # its time comes: one run, for all that has come by then
-        assert [(one.arc, one.complete) for one in shop.run(emit=told.append).arcs] == [("daily", 2)]
-        assert len([one for one in told if isinstance(one, RunStarted)]) == 1
+        assert [(arc.arc, arc.complete) for arc in shop.run(emit=events.append).arcs] == [("daily", 2)]
+        assert len([event for event in events if isinstance(event, RunStarted)]) == 1
         orders.append([(3,)])
         assert shop.run().arcs == (), "what comes behind it waits for the next"
 
-        clock.hands -= 2 * HOUR_S  # turned back: a time that was is no time again
+        clock.hands -= 2 * HOUR_S  # turned back: a time that has passed does not count again
         assert shop.run().arcs == ()
         clock.hands += 3 * HOUR_S
         report = shop.run()
         assert report.arcs == ()
         assert report.later == {"daily": 22.5 * HOUR_S}
 
-        clock.hands += 72 * HOUR_S  # three times without anybody: made up for by one run
-        told.clear()
-        assert [(one.arc, one.complete) for one in shop.run(emit=told.append).arcs] == [("daily", 1)]
-        assert [one.left_out for one in told if isinstance(one, CronMissed)] == [2]
+        clock.hands += 72 * HOUR_S  # three times without a runner: one run makes up for them
+        events.clear()
+        assert [(arc.arc, arc.complete) for arc in shop.run(emit=events.append).arcs] == [("daily", 1)]
+        assert [event.left_out for event in events if isinstance(event, CronMissed)] == [2]
         assert bag(shop, "daily") == Counter([(1,), (2,), (3,)])
 
-    # another policy: what was missed is over
+    # another policy: what was missed is not made up for
     with declare(home, spark, clock, cron="30 6 * * *", zone="Europe/Madrid", catch_up="none") as shop:
         orders = shop["orders"]
         assert isinstance(orders, tm.Dataset)
@@ -110,7 +114,7 @@ def test_an_arc_with_a_schedule_runs_at_its_times_alone_whatever_the_wall_clock_
 
     # without a schedule it runs as before, at what it has not seen; a schedule that is gone fires no more
     with declare(home, spark, clock) as shop:
-        assert [(one.arc, one.complete) for one in shop.run().arcs] == [("daily", 1)]
+        assert [(arc.arc, arc.complete) for arc in shop.run().arcs] == [("daily", 1)]
         assert bag(shop, "daily") == Counter([(1,), (2,), (3,), (4,)])
         keys = shop.context.keys.triggers
         assert shop.context.store.run(lambda tx: schedules.listed(tx, keys)) == []
@@ -188,18 +192,18 @@ def test_groups_of_views_have_the_shortest_pace_of_their_views_and_lose_it_with_
         assert bag(shop, "nightly1") == Counter([(2,)])
 
     with views(home, spark, clock, slow1={}) as shop:
-        removed = [one for one in shop.plan().describe() if one["status"] == "removed"]
-        assert [(one["what"], one["name"]) for one in removed] == [("views", "nightly")]
+        removed = [stage for stage in shop.plan().describe() if stage["status"] == "removed"]
+        assert [(stage["what"], stage["name"]) for stage in removed] == [("views", "nightly")]
         orders = shop["orders"]
         assert isinstance(orders, tm.Dataset)
         orders.append([(3,)])
-        told: list[Event] = []
-        assert list(shop.run(emit=told.append).steps) == ["slow"], "its cadence is gone, too"
-        assert {one.name for one in told if isinstance(one, RunStarted)} == {"views:shop/slow"}
+        events: list[Event] = []
+        assert list(shop.run(emit=events.append).steps) == ["slow"], "its cadence is gone, too"
+        assert {event.name for event in events if isinstance(event, RunStarted)} == {"views:shop/slow"}
         assert row_of(shop, "views:shop/nightly") is None
         keys = shop.context.keys
         known = shop.context.store.run(lambda tx: groups.listed(tx, keys, "shop"))
-        assert [one.spec.name for one in known] == ["slow"]
+        assert [group.spec.name for group in known] == ["slow"]
         assert shop.context.store.run(lambda tx: schedules.listed(tx, keys.triggers)) == []
 
     shop = views(home, spark, clock, nightly1={"cron": "@daily"}, nightly2={"cron": "@hourly"})
@@ -224,15 +228,15 @@ def test_a_group_that_fails_too_often_is_dead_until_somebody_says_retry(
         orders.append([(1,)])
         broken.set()
         _run_broken(shop)
-        status = {one.name: one for one in status_of(shop).runs}
+        status = {run.name: run for run in status_of(shop).runs}
         assert status["main"].dead
         assert status["main"].needs_attention
 
         home_ = ["--home", str(home), "--json"]
         assert main(["triggers", "--state", "dead", *home_]) == 0
-        (one,) = json.loads(capsys.readouterr().out)["triggers"]
-        assert (one["name"], one["failures"]) == ("views:shop/main", 2)
-        assert "the mood is bad" in one["why"]
+        (trigger,) = json.loads(capsys.readouterr().out)["triggers"]
+        assert (trigger["name"], trigger["failures"]) == ("views:shop/main", 2)
+        assert "the mood is bad" in trigger["why"]
         orders.append([(2,)])
         broken.clear()
         assert shop.run().steps == {}, "dead is dead"

@@ -61,7 +61,7 @@ class Watching:
 
 
 def source_of(pipeline: tm.Pipeline, name: str) -> RunInfo:
-    return next(one for one in status_of(pipeline).runs if one.kind == "source" and one.name == name)
+    return next(run for run in status_of(pipeline).runs if run.kind == "source" and run.name == name)
 
 
 @pytest.mark.rule("LOT-35", "CLU-19")
@@ -111,8 +111,8 @@ def test_files_for_a_table_with_a_key_are_upserts_in_the_order_they_arrive(
         text = "".join(json.dumps({"id": key, "name": name}) + "\n" for key, name in rows)
         (landing / f"{number}.json").write_text(text)
     assert shop.run().ok
-    found = sorted((row.id, row.name) for row in orders.df().collect())
-    assert found == [(1, "c"), (2, "b"), (3, "e")]
+    collected = sorted((row.id, row.name) for row in orders.df().collect())
+    assert collected == [(1, "c"), (2, "b"), (3, "e")]
     (bad,) = shop["orders_quarantine"].df().collect()
     assert '"x"' in bad.record, "a row without its key"
 
@@ -134,7 +134,7 @@ def test_a_web_address_is_asked_once_by_a_run_that_catches_up(shop: tm.Pipeline,
     assert status_of(shop).ok
     assert sorted(row.id for row in orders.df().collect()) == [1, 2]
     assert [row.record for row in shop["orders_quarantine"].df().collect()] == ['{"id": "no"}']
-    (shown,) = [one for one in shop.plan().describe() if one["what"] == "source"]
+    (shown,) = [stage for stage in shop.plan().describe() if stage["what"] == "source"]
     assert shown["detail"] == f"{web.url} -> orders"
 
 
@@ -165,10 +165,10 @@ def test_sources_are_shown_in_the_plan_with_their_line_and_without_their_secrets
         shop.dataset(name, "id BIGINT")
     shop.source("a", tm.bucket("s3://landing/a/*.json?access_key_id=k&secret_access_key=hidden"))
     shop.source("b", tm.http_push(token=TOKEN, port=8123))
-    found = {one["name"]: one for one in shop.plan().describe() if one["what"] == "source"}
-    assert found["a"]["detail"] == "json files in s3://landing/a/ -> a"
-    assert found["b"]["detail"] == "POST http://127.0.0.1:8123/b -> b"
-    assert all(HERE in one["where"] for one in found.values())
+    sources = {stage["name"]: stage for stage in shop.plan().describe() if stage["what"] == "source"}
+    assert sources["a"]["detail"] == "json files in s3://landing/a/ -> a"
+    assert sources["b"]["detail"] == "POST http://127.0.0.1:8123/b -> b"
+    assert all(HERE in stage["where"] for stage in sources.values())
     assert "a_quarantine" in shop.quarantines
     assert "b_quarantine" not in shop.quarantines, "who sends rows is told what does not fit"
 

@@ -48,10 +48,10 @@ def wrong(pipeline: tm.Pipeline, table: str) -> list[tuple[str, str | None]]:
     ]
 
 
-def same(found: list[tuple[str, str | None]], wanted: list[tuple[str, str | None]]) -> bool:
-    rest = list(found)
+def same(actual: list[tuple[str, str | None]], wanted: list[tuple[str, str | None]]) -> bool:
+    rest = list(actual)
     for word, check in wanted:
-        match = next((one for one in rest if word.lower() in one[0].lower() and one[1] == check), None)
+        match = next((row for row in rest if word.lower() in row[0].lower() and row[1] == check), None)
         if match is None:
             return False
         rest.remove(match)
@@ -66,7 +66,7 @@ def test_what_is_fetched_drifts_as_files_do_and_is_checked_by_expressions(
 ) -> None:
     with tm.Pipeline("shop", home=tmp_path / "home", spark=spark) as shop:
         topic = kafka_server.new_topic(1)
-        kafka_server.send(topic, [(0, json.dumps(one).encode()) for one in RECORDS])
+        kafka_server.send(topic, [(0, json.dumps(record).encode()) for record in RECORDS])
         web.says(RECORDS, ETag='"1"')
         for drift in DRIFTS:
             for kind in ("web", "topic"):
@@ -90,7 +90,7 @@ def test_what_is_fetched_drifts_as_files_do_and_is_checked_by_expressions(
         assert shop.run().ok
         assert held(shop, "topic_evolve") == [(1, "a", None), (2, "b", 2), (6, "f", 6)]
         assert any("more" in error for error, _ in wrong(shop, "topic_evolve"))
-        (row,) = [one for one in shop["topic_evolve"].lots() if one.position == 1]
+        (row,) = [lot for lot in shop["topic_evolve"].lots() if lot.position == 1]
         assert row.rows == 2
 
 
@@ -114,12 +114,12 @@ def test_what_is_pushed_drifts_and_whoever_sends_what_fails_a_check_is_told(
                 answers = [
                     post(
                         base,
-                        json.dumps(one).encode(),
+                        json.dumps(record).encode(),
                         path=f"/{path}",
                         token=address.token,
                         timeout_s=STUCK_S,
                     )
-                    for one in RECORDS
+                    for record in RECORDS
                 ]
                 statuses = [status for status, _ in answers]
                 assert (

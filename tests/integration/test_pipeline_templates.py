@@ -41,7 +41,7 @@ def declare(
 def append(pipeline: tm.Pipeline, name: str, *ids: int) -> None:
     table = pipeline[name]
     assert isinstance(table, tm.Dataset)
-    table.append([(one, name) for one in ids])
+    table.append([(number, name) for number in ids])
 
 
 def bag(pipeline: tm.Pipeline, name: str) -> Counter[tuple[Any, ...]]:
@@ -90,42 +90,42 @@ def test_a_table_that_comes_while_a_runner_runs_gets_an_arc_of_its_own(
         append(shop, "raw_a", 0, 1)
         append(shop, "raw_b", 2)
         report = shop.run(emit=then)
-        assert {one.arc: one.complete for one in report.arcs} == {
+        assert {arc.arc: arc.complete for arc in report.arcs} == {
             f"clean[raw_{letter}]": 1 for letter in "abc"
         }
         assert bag(shop, "clean_a") == Counter([(1, "raw_a")])
         assert bag(shop, "clean_c") == Counter([(7, "raw_c")])
-        # what cannot be read is told of, and is in nobody's way
+        # what cannot be read is reported, and holds up nothing else
         assert list(report.failures) == ["arc:shop/clean[raw_k]"]
-        failed = [one for one in then.told if isinstance(one, RunFailed)]
-        assert all("cannot read raw_k: the table has a key" in one.message for one in failed)
-        assert all("test_pipeline_templates.py:" in one.message for one in failed)
-        refused = [one for one in shop.plan().describe() if one["status"] == "refused"]
-        assert [(one["name"], one["where"].split(":")[0][-26:]) for one in refused] == [
+        failed = [event for event in then.told if isinstance(event, RunFailed)]
+        assert all("cannot read raw_k: the table has a key" in event.message for event in failed)
+        assert all("test_pipeline_templates.py:" in event.message for event in failed)
+        refused = [stage for stage in shop.plan().describe() if stage["status"] == "refused"]
+        assert [(stage["name"], stage["where"].split(":")[0][-26:]) for stage in refused] == [
             ("clean[raw_k]", "test_pipeline_templates.py")
         ]
         assert shop.run().arcs == (), "nothing is made twice"
-        shown = {one.name: one.state for one in status_of(shop).runs}
+        shown = {run.name: run.state for run in status_of(shop).runs}
         assert {name: shown[f"clean[raw_{name}]"] for name in "abc"} == dict.fromkeys("abc", "waiting")
-        assert {one.name: one.kind for one in tables_of(shop)}["clean_c"] == "arc"
+        assert {table.name: table.kind for table in tables_of(shop)}["clean_c"] == "arc"
         assert shop["clean_c"].lots()[0].rows == 1
         assert shop.gaps("clean_c")
 
         assert main(["triggers", "--home", str(home), "--json", "--name", "clean"]) == 0
-        told = json.loads(capsys.readouterr().out)
-        assert {one["name"]: one["template"] for one in told["triggers"]} == {
+        listed = json.loads(capsys.readouterr().out)
+        assert {trigger["name"]: trigger["template"] for trigger in listed["triggers"]} == {
             f"arc:shop/clean[raw_{letter}]": "arc:shop/clean" for letter in "abck"
         }
-        assert told["overview"]["templates"][0]["reads"] == "raw_*"
+        assert listed["overview"]["templates"][0]["reads"] == "raw_*"
 
         # a template's name stands for its children
         assert len(shop.pause("clean")) == 4
         append(shop, "raw_a", 3)
         assert shop.run().arcs == ()
         shop.resume("clean")
-        assert {one.arc: one.complete for one in shop.run().arcs} == {"clean[raw_a]": 1}
+        assert {arc.arc: arc.complete for arc in shop.run().arcs} == {"clean[raw_a]": 1}
         shop.replay("clean_a", [shop["clean_a"].lots()[0].lot])
-        assert {one.arc: one.complete for one in shop.run().arcs} == {"clean[raw_a]": 1}
+        assert {arc.arc: arc.complete for arc in shop.run().arcs} == {"clean[raw_a]": 1}
 
 
 @pytest.mark.rule("HEAP-12")
@@ -133,10 +133,10 @@ def test_a_template_that_is_gone_is_run_no_more_and_one_that_waits_for_tables_sa
     tmp_path: Path, spark: "SparkSession"
 ) -> None:
     home = tmp_path / "home"
-    told: list[Event] = []
+    events: list[Event] = []
     with declare(home, spark, "", enabled=False) as shop:
-        assert shop.run(emit=told.append)
-        (event,) = [one for one in told if isinstance(one, TemplateMatchless)]
+        assert shop.run(emit=events.append)
+        (event,) = [emitted for emitted in events if isinstance(emitted, TemplateMatchless)]
         line = line_of(event)
         assert line is not None
         assert line.severity is Severity.WARNING
@@ -149,13 +149,15 @@ def test_a_template_that_is_gone_is_run_no_more_and_one_that_waits_for_tables_sa
         append(shop, "raw_a", 1)
         assert shop.run().arcs == (), "it is declared not to run, and so is what it brings forth"
     with declare(home, spark, "a") as shop:
-        assert [one.arc for one in shop.run().arcs] == ["clean[raw_a]"]
+        assert [arc.arc for arc in shop.run().arcs] == ["clean[raw_a]"]
     with declare(home, spark, "a", writes="other_{name}") as shop, pytest.raises(TemplateChanged) as refused:
         shop.run()
     assert "test_pipeline_templates.py:" in refused.value.message
     with tm.Pipeline("shop", home=home, spark=spark) as shop:
         table = shop.dataset("raw_a", "id BIGINT, a STRING")
-        removed = {(one["what"], one["name"]) for one in shop.plan().describe() if one["status"] == "removed"}
+        removed = {
+            (entry["what"], entry["name"]) for entry in shop.plan().describe() if entry["status"] == "removed"
+        }
         assert removed == {("template", "clean"), ("arc", "clean[raw_a]")}
         table.append([(2, "raw_a")])
         assert shop.run().arcs == ()
@@ -223,30 +225,32 @@ def test_whoever_dies_in_the_middle_of_a_fan_out_leaves_no_table_behind(
         assert bag(shop, "clean_b") == Counter([(1, "raw_b")])
         for number in range(len(POINTS)):
             for letter in "cd":
-                found = bag(shop, f"clean_{letter}{number}")
-                assert found == Counter([(number + 1, f"raw_{letter}{number}")]), (letter, POINTS[number])
+                rows = bag(shop, f"clean_{letter}{number}")
+                assert rows == Counter([(number + 1, f"raw_{letter}{number}")]), (letter, POINTS[number])
 
 
 @pytest.mark.rule("HEAP-12")
 def test_two_runners_make_each_lot_of_each_child_once(tmp_path: Path, spark: "SparkSession") -> None:
     home, letters = tmp_path / "home", "cdefgh"
-    told: list[Event] = []
+    events: list[Event] = []
     with declare(home, spark, letters) as first, declare(home, spark, letters) as second:
         for letter in letters:
             append(first, f"raw_{letter}", 1)
         reports: list[tm.Report] = []
         runners = [
-            threading.Thread(target=lambda one=one: reports.append(one.run(emit=told.append)))
-            for one in (first, second)
+            threading.Thread(
+                target=lambda pipeline=pipeline: reports.append(pipeline.run(emit=events.append))
+            )
+            for pipeline in (first, second)
         ]
-        for one in runners:
-            one.start()
-        for one in runners:
-            one.join()
+        for runner in runners:
+            runner.start()
+        for runner in runners:
+            runner.join()
         assert all(reports), reports
         made = Counter(arc.arc for report in reports for arc in report.arcs for _ in range(arc.complete))
         assert made == Counter(f"clean[raw_{letter}]" for letter in letters)
-        assert len([one for one in told if isinstance(one, ArcLotBegan)]) == len(letters)
+        assert len([event for event in events if isinstance(event, ArcLotBegan)]) == len(letters)
         for letter in letters:
             assert bag(first, f"clean_{letter}") == Counter([(1, f"raw_{letter}")])
             assert first[f"clean_{letter}"].position == 1

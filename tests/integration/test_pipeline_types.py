@@ -54,7 +54,7 @@ def test_a_view_is_the_same_whatever_the_session_of_its_user_has_set(
 
 @pytest.mark.rule("DBSP-21")
 @pytest.mark.parametrize(
-    ("kind", "options", "sql", "said"),
+    ("kind", "options", "sql", "message"),
     [
         ("VARIANT", {}, "SELECT v FROM d", "column 'v' of view x is a variant, which Spark does not compare"),
         ("VARIANT", {}, "SELECT array(v) AS w FROM d", "column 'w' of view x is a variant"),
@@ -73,7 +73,7 @@ def test_a_view_is_the_same_whatever_the_session_of_its_user_has_set(
     ],
 )
 def test_what_no_view_can_do_with_a_type_is_refused_before_anything_runs(
-    spark: "SparkSession", tmp_path: Path, kind: str, options: dict[str, Any], sql: str, said: str
+    spark: "SparkSession", tmp_path: Path, kind: str, options: dict[str, Any], sql: str, message: str
 ) -> None:
     with tm.Pipeline("shop", home=tmp_path / "home", spark=spark) as shop, expecting_errors():
         shop.dataset("d", f"k INT, v {kind}", **options)
@@ -81,5 +81,5 @@ def test_what_no_view_can_do_with_a_type_is_refused_before_anything_runs(
         with pytest.raises(TidemillError) as caught:
             shop.plan()
     assert isinstance(caught.value, ViewRefused | DeclarationError | QueryError)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert caught.value.hint

@@ -60,7 +60,7 @@ class RunnerProcess:
                 self.told.append(msgspec.json.decode(line))
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        return [one for one in list(self.told) if one.get("type") == kind]
+        return [event for event in list(self.told) if event.get("type") == kind]
 
     def child(self, number: int = 1) -> dict[str, Any]:
         """What was told of the n-th child, once it has been started."""
@@ -257,7 +257,7 @@ def test_children_that_die_young_are_started_again_after_pauses(home: Stage) -> 
         runner.child(3)
         home.touch("grown")
         assert runner.end() == 5
-        assert all(one["kind"] == "crash" for one in runner.events("ChildEnded"))
+        assert all(event["kind"] == "crash" for event in runner.events("ChildEnded"))
 
 
 # --- in a home
@@ -275,14 +275,14 @@ def home(tmp_path: Path) -> Iterator[Stage]:
 def test_a_new_life_of_a_killed_runner_has_its_name_and_a_higher_epoch(home: Stage) -> None:
     folder = str(home.folder / "home")
     with RunnerProcess(home, home=folder, ttl_s=600.0) as first:
-        one = first.child()
+        child = first.child()
         with RunnerProcess(home, home=folder) as second:
-            assert (one["node"], second.child()["node"]) == ("runner-0", "runner-1")
+            assert (child["node"], second.child()["node"]) == ("runner-0", "runner-1")
             first.end(signal.SIGKILL)
             with RunnerProcess(home, home=folder) as third:
                 again = third.child()
                 assert again["node"] == "runner-0"
-                assert again["epoch"] > one["epoch"] + EPOCHS_PER_START // 2
+                assert again["epoch"] > child["epoch"] + EPOCHS_PER_START // 2
                 assert third.end(signal.SIGTERM) == 0
             assert second.end(signal.SIGTERM) == 0
     # even after its entry has left the list, no epoch comes again

@@ -153,7 +153,7 @@ def test_a_lost_lease_interrupts_and_writes_nothing_and_the_part_is_made_once_mo
         stage.kill_entry("runner-0")
         presence.member.membership._due = 0.0  # it would notice with its next beat
         presence._wake.set()
-        wait(lambda: any(isinstance(one, WorkDropped) for one in stage.events), "the work was dropped")
+        wait(lambda: any(isinstance(event, WorkDropped) for event in stage.events), "the work was dropped")
         wait(lambda: bool(stage.interrupted), "the turn was interrupted")
         assert stage.interrupted[0].endswith("-1")
         stage.wait_notes("began 0 3")  # claimed again, by the second thread, under a later epoch

@@ -65,7 +65,7 @@ def read(spark: "SparkSession", tmp_path: Path) -> Read:
             reading=place.reading,
             quarantine=quarantine_of(ORDERS),
         )
-        found = list(listing.files(lambda *told: pytest.fail(str(told))))
+        listed = list(listing.files(lambda *problem: pytest.fail(str(problem))))
         task = PartTask(
             kind="source",
             pipeline="shop",
@@ -78,7 +78,7 @@ def read(spark: "SparkSession", tmp_path: Path) -> Read:
                 PartInput(
                     dataset=ORDERS,
                     objects=tuple(
-                        StoredObject(uri=file.path, size=file.size, etag=file.version) for file in found
+                        StoredObject(uri=file.path, size=file.size, etag=file.version) for file in listed
                     ),
                 ),
             ),
@@ -89,9 +89,9 @@ def read(spark: "SparkSession", tmp_path: Path) -> Read:
 
         def rows(written: Any) -> list[tuple[Any, ...]]:
             tables = [pq.read_table(tmp_path / "objects" / item.uri) for item in written.objects]
-            found = [tuple(row.values()) for table in tables for row in table.to_pylist()]
-            assert len(found) == written.rows
-            return sorted(found, key=repr)
+            values = [tuple(row.values()) for table in tables for row in table.to_pylist()]
+            assert len(values) == written.rows
+            return sorted(values, key=repr)
 
         return Outcome(rows(good), rows(bad), good.checks)
 
@@ -184,7 +184,7 @@ def test_records_before_the_cut_of_a_gzip_file_are_kept_and_the_rest_is_in_quara
     assert cut[3] == "the compressed data is broken from here on"
     lines = body.decode().splitlines()
     assert lines[cut[1] - 1].startswith(cut[2] or "")
-    assert {one[-1] if form == "text" else one[0] for one in done.rows} == (
+    assert {record[-1] if form == "text" else record[0] for record in done.rows} == (
         {name(n) for n in range(3000)} if form == "text" else set(range(3000))
     )
 
@@ -192,7 +192,7 @@ def test_records_before_the_cut_of_a_gzip_file_are_kept_and_the_rest_is_in_quara
 def test_what_is_packed_in_name_alone_is_in_quarantine_as_a_whole(read: Read) -> None:
     done = read({"fine.json.gz": gzip.compress(as_json(range(2))), "not.json.gz": as_json(range(3))})
     assert done.rows == [row(0), row(1)]
-    assert [one[:3] for one in done.bad] == [("not.json.gz", None, None)]
+    assert [record[:3] for record in done.bad] == [("not.json.gz", None, None)]
 
 
 # --- records that do not fit
@@ -273,10 +273,10 @@ def test_csv_without_a_header_goes_by_place_and_other_separators_are_taken(read:
 def test_records_over_several_lines_are_counted_instead_of_lines(read: Read) -> None:
     done = read({"a.csv": b'id,name,amount\n1,"a\nb",1\nx,"c\nd",2\n3,e,3\n'}, multiline=True)
     assert done.rows == [(1, "a\nb", Decimal("1.00")), (3, "e", Decimal("3.00"))]
-    assert [one[:2] for one in done.bad] == [("a.csv", 2)]
+    assert [record[:2] for record in done.bad] == [("a.csv", 2)]
     done = read({"a.json": b'[{"id": 1},\n {"id": 2}]', "cut.json": b'[{"id": 3},\n {"i'}, multiline=True)
-    assert [one[0] for one in done.rows] == [1, 2]
-    assert [one[:2] for one in done.bad] == [("cut.json", 1)]
+    assert [record[0] for record in done.rows] == [1, 2]
+    assert [record[:2] for record in done.bad] == [("cut.json", 1)]
 
 
 def test_parquet_of_other_types_and_broken_in_the_middle_is_in_quarantine(read: Read, tmp_path: Path) -> None:
@@ -311,8 +311,8 @@ def test_names_of_files_are_taken_literally(read: Read) -> None:
     ]
     done = read({name: as_json(range(place, place + 1)) + b"bad\n" for place, name in enumerate(names)})
     assert done.rows == [row(place) for place in range(len(names))]
-    assert sorted(one[0] for one in done.bad) == sorted(names)
-    assert {one[1] for one in done.bad} == {2}
+    assert sorted(record[0] for record in done.bad) == sorted(names)
+    assert {record[1] for record in done.bad} == {2}
 
 
 def test_lines_are_numbered_across_the_blocks_of_a_large_file(read: Read, spark: "SparkSession") -> None:
@@ -341,10 +341,12 @@ def test_records_for_a_key_are_upserts_in_order_and_one_without_it_is_in_quarant
 ) -> None:
     def body(rows: list[tuple[int | None, str]]) -> bytes:
         if form == "json":
-            return "".join(json.dumps({"id": one, "name": name}) + "\n" for one, name in rows).encode()
+            return "".join(json.dumps({"id": number, "name": name}) + "\n" for number, name in rows).encode()
         if form == "csv":
-            return ("id,name\n" + "".join(f"{one or ''},{name}\n" for one, name in rows)).encode()
-        table = pa.table({"id": pa.array([one for one, _ in rows], pa.int64()), "name": [n for _, n in rows]})
+            return ("id,name\n" + "".join(f"{number or ''},{name}\n" for number, name in rows)).encode()
+        table = pa.table(
+            {"id": pa.array([number for number, _ in rows], pa.int64()), "name": [n for _, n in rows]}
+        )
         pq.write_table(table, tmp_path / "made")
         return (tmp_path / "made").read_bytes()
 
@@ -353,9 +355,15 @@ def test_records_for_a_key_are_upserts_in_order_and_one_without_it_is_in_quarant
         f"a 1.{form}": body([(1, "a1"), (None, "nobody"), (3, "a3")]),
     }
     done = read(files, "id BIGINT, name STRING", form, key=("id",))
-    assert [one[2] for one in done.rows] == ["upsert"] * 5
-    assert [one[1] for one in sorted(done.rows, key=lambda one: one[3])] == ["a1", "a3", "b1", "b2", "b3"]
-    assert len({one[3] for one in done.rows}) == 5
+    assert [record[2] for record in done.rows] == ["upsert"] * 5
+    assert [record[1] for record in sorted(done.rows, key=lambda record: record[3])] == [
+        "a1",
+        "a3",
+        "b1",
+        "b2",
+        "b3",
+    ]
+    assert len({record[3] for record in done.rows}) == 5
     assert done.bad == [(f"a 1.{form}", None, '{"id":null,"name":"nobody"}', "its key (id) is NULL")]
 
 
