@@ -13,15 +13,15 @@ def unlisted(
 
     Args:
         roots: the manifests of what is published; what they name is live with them.
-        live: what is live beside.
+        live: other keys that are live.
     """
     known = set(live)
     for key in roots:
         known |= {key, *manifests.load(key).parts, *(item.uri for item in manifests.lot_objects(key))}
-    found = [info.key for info in objects.list("data/") if info.key not in known]
-    found += [
+    unknown = [info.key for info in objects.list("data/") if info.key not in known]
+    unknown += [
         info.key
         for info in objects.list("datasets/")
         if info.key not in known and attempt_in(info.key) and "/state=removed/" not in info.key
     ]
-    return found
+    return unknown

@@ -83,11 +83,11 @@ class RuleRecorder:
 
     def outcomes(self) -> dict[str, dict[str, str]]:
         """What the file says: rule -> test -> outcome."""
-        found: dict[str, dict[str, str]] = {}
+        by_rule: dict[str, dict[str, str]] = {}
         for test in sorted(self._rules):
             for rule in self._rules[test]:
-                found.setdefault(rule, {})[test] = outcome(self._phases[test])
-        return {rule: found[rule] for rule in sorted(found, key=rule_order)}
+                by_rule.setdefault(rule, {})[test] = outcome(self._phases[test])
+        return {rule: by_rule[rule] for rule in sorted(by_rule, key=rule_order)}
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         outcomes = self.outcomes()
@@ -115,11 +115,11 @@ def outcome(phases: dict[str, str]) -> str:
 
 
 def summary(outcomes: dict[str, dict[str, str]]) -> str:
-    """How many rules stand: one that any test contradicts does not."""
-    found = [set(tests.values()) for tests in outcomes.values()]
-    failed = sum("failed" in each for each in found)
-    skipped = sum(each == {"skipped"} for each in found)
-    return f"rules: {len(found) - failed - skipped} passed, {failed} failed, {skipped} only skipped"
+    """Count the rules by outcome; a rule that any test contradicts has failed."""
+    results = [set(tests.values()) for tests in outcomes.values()]
+    failed = sum("failed" in each for each in results)
+    skipped = sum(each == {"skipped"} for each in results)
+    return f"rules: {len(results) - failed - skipped} passed, {failed} failed, {skipped} only skipped"
 
 
 def plain_id(nodeid: str) -> str:

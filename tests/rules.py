@@ -28,13 +28,13 @@ _ITEM = re.compile(r"- \*\*([A-Z]+-\d+)\*\* (\S.*)")
 
 def known_rules(pages: Path = PAGES) -> dict[str, str]:
     """Every rule on the pages of a folder, id to text; a rule that is written twice is an error."""
-    found: dict[str, str] = {}
+    rules: dict[str, str] = {}
     for page in sorted(pages.glob("*.md")):
         for rule, text in rules_of(page.read_text(encoding="utf-8")):
-            if rule in found:
+            if rule in rules:
                 raise ValueError(f"{rule} is written twice; the second time in {page.name}")
-            found[rule] = text
-    return found
+            rules[rule] = text
+    return rules
 
 
 def rules_of(page: str) -> Iterator[tuple[str, str]]:

@@ -41,10 +41,10 @@ def collect() -> dict[str, set[str]]:
     """Rule -> the tests that name it, each once whatever its parameters."""
     marks = Marks()
     quiet = ["--collect-only", "-qq", "--assert=plain", "-p", "no:xdist", "-m", ""]
-    with contextlib.redirect_stdout(io.StringIO()) as said:
+    with contextlib.redirect_stdout(io.StringIO()) as output:
         code = pytest.main(quiet, plugins=[marks])
     if code != pytest.ExitCode.OK:
-        raise SystemExit(f"the tests could not be collected\n{said.getvalue()}")
+        raise SystemExit(f"the tests could not be collected\n{output.getvalue()}")
     return marks.tests
 
 

@@ -194,14 +194,14 @@ def table(shop: tm.Pipeline, name: str) -> list[tuple[Any, ...]]:
     """The rows of a table, through the store and its manifests."""
     context = shop.context
     manifests = Manifests(context.objects, context.clock)
-    found: list[tuple[Any, ...]] = []
+    all_rows: list[tuple[Any, ...]] = []
     for row in _rows(shop, name):
         items = manifests.lot_objects(row.manifest)
         rows = read(context, items)
         assert len(rows) == row.rows == sum(item.rows or 0 for item in items)
         assert row.size == sum(item.size for item in items)
-        found += rows
-    return sorted(found, key=_order)
+        all_rows += rows
+    return sorted(all_rows, key=_order)
 
 
 def _order(row: tuple[Any, ...]) -> list[tuple[bool, Any]]:
@@ -210,12 +210,12 @@ def _order(row: tuple[Any, ...]) -> list[tuple[bool, Any]]:
 
 def read(context: PipelineContext, items: Iterable[StoredObject]) -> list[tuple[Any, ...]]:
     """The rows of objects, with the columns inside of the files."""
-    found: list[tuple[Any, ...]] = []
+    rows: list[tuple[Any, ...]] = []
     for item in items:
         read = pq.ParquetFile(BytesIO(context.objects.get(item.uri)[0])).read()
         assert read.num_rows == item.rows
-        found += [tuple(row.values()) for row in read.to_pylist()]
-    return found
+        rows += [tuple(row.values()) for row in read.to_pylist()]
+    return rows
 
 
 def view(shop: tm.Pipeline) -> dict[tuple[Any, ...], int]:
@@ -236,21 +236,25 @@ def orphans(shop: tm.Pipeline) -> list[str]:
     live: set[str] = set()
     roots = [row.manifest for name in _stored(shop) for row in _rows(shop, name)]
     for row in _step_rows(shop):
-        roots += [key for one in row.outputs for key in (one.changes, one.table) if key]
+        roots += [key for output in row.outputs for key in (output.changes, output.table) if key]
         if row.version:  # each step's own, until it is collected
             live |= {row.version, *read_version(context.objects, row.version).files()}
-    found = unlisted(context.objects, Manifests(context.objects, context.clock), roots, live)
+    orphaned = unlisted(context.objects, Manifests(context.objects, context.clock), roots, live)
     keys = [info.key for info in context.objects.list("")]
-    found += [key for key in keys if not key.startswith(("data/", "datasets/", "arcs/"))]
-    found += [f"open {one}" for one in context.store.run(lambda tx: attempts.open_ids(tx, context.keys))]
+    orphaned += [key for key in keys if not key.startswith(("data/", "datasets/", "arcs/"))]
+    orphaned += [
+        f"open {attempt}" for attempt in context.store.run(lambda tx: attempts.open_ids(tx, context.keys))
+    ]
     arcs = ArcKeys(context.place.cluster)
-    found += [f"running {row.key!r}" for row in context.store.run(lambda tx: tx.range(*arcs.running.all()))]
+    orphaned += [
+        f"running {row.key!r}" for row in context.store.run(lambda tx: tx.range(*arcs.running.all()))
+    ]
     futures = [
         name
         for name in ("future", "part", "pin")
         if context.store.run(lambda tx, n=name: _any(tx, context, n))
     ]
-    return found + futures
+    return orphaned + futures
 
 
 def _any(tx: Any, context: PipelineContext, space: str) -> bool:
@@ -269,15 +273,15 @@ def _rows(shop: tm.Pipeline, name: str) -> list[lots.LotRow]:
 
 
 def _lots(shop: tm.Pipeline, name: str) -> list[object]:
-    """Events in their order, and of each lot what its manifests say."""
+    """The events in order, each with what the manifests of its lot contain."""
     context = shop.context
-    told = context.store.run(lambda tx: events.read(tx, context.keys.lots, DatasetId(name), 0, 1000))
-    assert [event.position for event in told] == list(range(1, len(told) + 1))
+    published = context.store.run(lambda tx: events.read(tx, context.keys.lots, DatasetId(name), 0, 1000))
+    assert [event.position for event in published] == list(range(1, len(published) + 1))
     rows = {row.lot: row for row in _rows(shop, name)}
-    assert len(told) == len(rows)
+    assert len(published) == len(rows)
     return [
         (event.position, event.lot, event.generation, event.state, *_manifest(shop, rows[event.lot]))
-        for event in told
+        for event in published
     ]
 
 
@@ -299,13 +303,13 @@ def _step_rows(shop: tm.Pipeline) -> list[commits.StepRow]:
 
 
 def _steps(shop: tm.Pipeline) -> list[tuple[int, int, int]]:
-    return [(row.after, row.step, sum(one.rows for one in row.outputs)) for row in _step_rows(shop)]
+    return [(row.after, row.step, sum(output.rows for output in row.outputs)) for row in _step_rows(shop)]
 
 
 def _standings(shop: tm.Pipeline, arc: str) -> list[tuple[object, ...]]:
     context, keys = shop.context, ArcKeys(shop.context.place.cluster)
-    found = context.store.run(lambda tx: lot_status.listed(tx, keys, f"arc:{shop.name}/{arc}", "", 1000))
-    return [(one.lot, one.generation, one.state) for one in found]
+    statuses = context.store.run(lambda tx: lot_status.listed(tx, keys, f"arc:{shop.name}/{arc}", "", 1000))
+    return [(status.lot, status.generation, status.state) for status in statuses]
 
 
 def _progress(shop: tm.Pipeline, arc: str) -> Mapping[DatasetId, int]:
@@ -325,11 +329,11 @@ def _names(shop: tm.Pipeline) -> list[str]:
         (r"part-\d+-[0-9a-f-]+", "part"),
         (r"/(\d+-\d+)-[0-9a-f-]+\.runs", r"/\1.runs"),
     )
-    found = []
+    names = []
     for info in shop.context.objects.list(""):
         key = info.key
         for pattern, name in drawn:
             key = re.sub(pattern, name, key)
         if "/state=removed/" not in key:
-            found.append(key)
-    return sorted(found)
+            names.append(key)
+    return sorted(names)

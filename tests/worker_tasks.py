@@ -261,10 +261,10 @@ def takes_permits(permits: int) -> list[bool]:
     assert task is not None
     semaphore = task.semaphore("seats", permits)
     held = [semaphore.acquire(timeout_s=10.0 if n < permits else 0.05) for n in range(permits + 1)]
-    for one in held:
-        if one is not None:
-            semaphore.release(one)
-    return [one is not None for one in held]
+    for permit in held:
+        if permit is not None:
+            semaphore.release(permit)
+    return [permit is not None for permit in held]
 
 
 def tells(folder: str, text: str) -> str:

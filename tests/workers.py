@@ -86,7 +86,7 @@ class WorkerProcess:
         return self.process.pid
 
     def events(self, kind: str) -> list[Told]:
-        return [one for one in list(self.told) if one.get("type") == kind]
+        return [event for event in list(self.told) if event.get("type") == kind]
 
     def wait_for(self, kind: str, count: int = 1) -> Told:
         """Wait until it told something (so often); the last of them."""
@@ -95,15 +95,15 @@ class WorkerProcess:
 
     def children(self, name: str = "tidemill-child") -> list[int]:
         """The process ids of its children, or of its zygote."""
-        found = []
+        ids = []
         for child in psutil.Process(self.pid).children():
             with contextlib.suppress(psutil.NoSuchProcess):
                 if child.name() == name:
-                    found.append(child.pid)
-        return found
+                    ids.append(child.pid)
+        return ids
 
     def __str__(self) -> str:
-        lines = [msgspec.json.encode(one).decode() for one in self.told[-15:]]
+        lines = [msgspec.json.encode(event).decode() for event in self.told[-15:]]
         return "\n".join([*lines, *self._log.read_text(errors="replace").splitlines()[-25:]])
 
     # --- acting

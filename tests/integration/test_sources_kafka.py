@@ -48,15 +48,15 @@ class Topic(Stage):
 
 def until(act: Callable[[], TopicRead], ready: Callable[[TopicRead], object]) -> TopicRead:
     for _ in range(100):
-        found = act()
-        if ready(found):
-            return found
-    raise AssertionError(found)
+        result = act()
+        if ready(result):
+            return result
+    raise AssertionError(result)
 
 
 def drain(*readers: TopicReader) -> None:
     for reader in readers:
-        until(reader.read, lambda found: found.caught_up)
+        until(reader.read, lambda result: result.caught_up)
 
 
 @pytest.mark.rule("LOT-35", "CLU-22")
@@ -84,33 +84,33 @@ def test_partitions_are_shared_revoked_before_they_are_assigned_and_a_leavers_ta
 ) -> None:
     topic = Topic(kafka_server)
     topic.send(*range(40))
-    one, two = topic.reader("one"), topic.reader("two")
-    one.read()
-    assert len(one.partitions.held) == 4, "who is alone has all"
-    for first in range(40, 140, 20):  # a rebalance in the middle of what arrives
-        topic.send(*range(first, first + 20))
-        one.read()
-        two.read()
-        assert not one.partitions.held.keys() & two.partitions.held.keys(), "nobody has what another has"
-    assert sorted([len(one.partitions.held), len(two.partitions.held)]) == [2, 2]
-    drain(one, two)
+    first, second = topic.reader("one"), topic.reader("two")
+    first.read()
+    assert len(first.partitions.held) == 4, "a reader that is alone holds all"
+    for start in range(40, 140, 20):  # a rebalance in the middle of what arrives
+        topic.send(*range(start, start + 20))
+        first.read()
+        second.read()
+        assert not first.partitions.held.keys() & second.partitions.held.keys(), "no partition is held twice"
+    assert sorted([len(first.partitions.held), len(second.partitions.held)]) == [2, 2]
+    drain(first, second)
     assert topic.ids() == list(range(140))
 
     topic.send(*range(140, 160))
     topic.stage.clock.advance(TTL_S / 2)
-    two.read()
-    assert len(two.partitions.held) == 2, "one is late, and still there"
+    second.read()
+    assert len(second.partitions.held) == 2, "the first is late, but still a member"
     topic.stage.clock.advance(TTL_S / 2 + 1)
-    until(two.read, lambda _: len(two.partitions.held) == 4)  # one is gone
-    drain(two)
+    until(second.read, lambda _: len(second.partitions.held) == 4)  # the first is gone
+    drain(second)
     assert topic.ids() == list(range(160))
-    one.read()  # it comes back, and finds that its partitions are another's
-    assert len(one.partitions.held) == 0
+    first.read()  # it comes back, and the other reader holds its partitions
+    assert len(first.partitions.held) == 0
     assert topic.ids() == list(range(160))
-    two.close()
-    drain(one)
-    assert len(one.partitions.held) == 4, "what is handed back is there at once"
-    one.close()
+    second.close()
+    drain(first)
+    assert len(first.partitions.held) == 4, "what is handed back is there at once"
+    first.close()
 
 
 @pytest.mark.rule("CLU-22")
@@ -122,15 +122,15 @@ def test_a_node_that_was_paused_publishes_nothing_of_what_it_had_fetch(kafka_ser
     fetched = paused._fetch
 
     def slow() -> Any:
-        found = fetched()
-        if found[1]:
-            topic.stage.clock.advance(2 * TTL_S)  # its time is over, and it does not know
-            until(other.read, lambda one: one.batch.lot)
-        return found
+        answer = fetched()
+        if answer[1]:
+            topic.stage.clock.advance(2 * TTL_S)  # its lease runs out, and it does not know
+            until(other.read, lambda result: result.batch.lot)
+        return answer
 
     paused._fetch = slow  # type: ignore[method-assign]
     with pytest.raises(LeaseLost):
-        until(paused.read, lambda one: one.batch.lot)
+        until(paused.read, lambda result: result.batch.lot)
     assert topic.ids() == list(range(10))
     other.close()
     paused.close()
@@ -176,20 +176,22 @@ def test_an_offset_that_is_gone_stops_its_partition_or_is_skipped_as_told(
     reader.close()
     topic.send(*range(2, 12))
     topic.server.forget(topic.topic, 0, 4)  # 0, 2, 4 and 6; only 0 was read
-    told = topic.reader("a", on_gone=policy)
-    found = until(told.read, lambda found: found.caught_up)
+    reopened = topic.reader("a", on_gone=policy)
+    result = until(reopened.read, lambda result: result.caught_up)
     odd = [1, 3, 5, 7, 9, 11]
     if policy == "fail":
-        (stuck,) = found.stuck
+        (stuck,) = result.stuck
         assert f"{topic.topic}/0 was read up to 1, but Kafka has 4 to 6" in stuck
         assert "on_gone='earliest'" in stuck
-        assert [one.checkpoint for one in topic.told if isinstance(one, PartitionStuck)] == ["000000"]
+        assert [event.checkpoint for event in topic.told if isinstance(event, PartitionStuck)] == ["000000"]
         assert topic.ids() == [0, *odd], "the other partition goes on"
     else:
-        skipped = [(one.before, one.after) for one in topic.told if isinstance(one, CheckpointSkipped)]
+        skipped = [
+            (event.before, event.after) for event in topic.told if isinstance(event, CheckpointSkipped)
+        ]
         assert skipped == [("1", "4" if policy == "earliest" else "6")]
         assert topic.ids() == sorted([0, *odd, *([8, 10] if policy == "earliest" else [])])
-    told.close()
+    reopened.close()
 
 
 def test_a_topic_may_begin_with_what_comes(kafka_server: KafkaServer) -> None:

@@ -177,25 +177,25 @@ def test_one_node_receives_and_another_when_it_is_gone() -> None:
             return stage.server(stage.receiver(held))
 
         hosts.append(PushHost(SOURCE, stage.scope(stage.node(name)), keeper, make=make))
-    one, two = hosts
-    assert one.tick()
-    assert not two.tick()
-    assert stage.store.run(lambda tx: address(tx, stage.keys, SOURCE)) == one.url
-    old = one.url
+    first, second = hosts
+    assert first.tick()
+    assert not second.tick()
+    assert stage.store.run(lambda tx: address(tx, stage.keys, SOURCE)) == first.url
+    old = first.url
     assert old is not None
     assert post(old, lines(1))[0] == 200
-    stage.stage.clock.advance(16)  # the first one's lease runs out, and it does not know
-    assert two.tick()
-    assert two.url is not None
-    assert two.url != old
-    assert stage.store.run(lambda tx: address(tx, stage.keys, SOURCE)) == two.url
-    assert post(old, lines(2))[0] == 503  # what it still takes it cannot publish
-    assert post(two.url, lines(2))[0] == 200
-    assert not one.tick()
-    assert one.url is None
-    two.close()
-    assert one.tick()
-    one.close()
+    stage.stage.clock.advance(16)  # the first host's lease runs out, and it does not know
+    assert second.tick()
+    assert second.url is not None
+    assert second.url != old
+    assert stage.store.run(lambda tx: address(tx, stage.keys, SOURCE)) == second.url
+    assert post(old, lines(2))[0] == 503  # it still receives, but cannot publish
+    assert post(second.url, lines(2))[0] == 200
+    assert not first.tick()
+    assert first.url is None
+    second.close()
+    assert first.tick()
+    first.close()
     assert stage.ids() == [1, 2]
 
 

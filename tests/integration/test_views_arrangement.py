@@ -40,8 +40,8 @@ class Shop:
 
     def step(self) -> StepTimed:
         """Run, and compare every view with plain Spark."""
-        told: list[Event] = []
-        assert self.pipeline.run(emit=told.append).ok
+        events: list[Event] = []
+        assert self.pipeline.run(emit=events.append).ok
         try:
             for name, dataset in (("o", self.o), ("i", self.i)):
                 dataset.df().createOrReplaceTempView(name)
@@ -52,7 +52,7 @@ class Shop:
         finally:
             for name in ("o", "i"):
                 self.spark.catalog.dropTempView(name)
-        (timed,) = [one for one in told if isinstance(one, StepTimed)]
+        (timed,) = [event for event in events if isinstance(event, StepTimed)]
         return timed
 
     def version(self) -> TraceVersion:

@@ -49,7 +49,7 @@ def test_a_view_that_fails_says_where_and_leaves_everything_as_it_was(
     tmp_path: Path, spark: "SparkSession"
 ) -> None:
     """An overflow, a function in SQL that raises, and one over frames: each in a group of its own."""
-    told: list[Event] = []
+    events: list[Event] = []
     with tm.Pipeline("p", home=tmp_path / "home", spark=spark) as pipeline:
         stock = pipeline.dataset("stock", "item STRING, n INT")
 
@@ -69,21 +69,21 @@ def test_a_view_that_fails_says_where_and_leaves_everything_as_it_was(
         before = {name: (view.position, rows(view)) for name, view in bad.items()}
         assert before["halves"][1] == before["frames"][1] == [("a", 1)]
         stock.append([("b", 1001)])
-        report = pipeline.run(emit=told.append)
+        report = pipeline.run(emit=events.append)
         assert not report.ok
-        said = {name.rpartition("/")[2]: words for name, words in report.failures.items()}
-        assert set(said) == set(bad), "one that is fine goes on"
+        messages = {name.rpartition("/")[2]: words for name, words in report.failures.items()}
+        assert set(messages) == set(bad), "one that is fine goes on"
         assert rows(fine) == [(2,)]
-        assert "ARITHMETIC_OVERFLOW" in said["over"]
-        assert "n + 2147483000" in said["over"], "the piece of the query"
+        assert "ARITHMETIC_OVERFLOW" in messages["over"]
+        assert "n + 2147483000" in messages["over"], "the piece of the query"
         for name in ("halves", "frames"):
-            assert "ValueError: 1001 has no half" in said[name]
-            assert f"{HERE}:{line_of('# half-line')}" in said[name], "the line of the function"
-        for name, words in said.items():
+            assert "ValueError: 1001 has no half" in messages[name]
+            assert f"{HERE}:{line_of('# half-line')}" in messages[name], "the line of the function"
+        for name, words in messages.items():
             assert f"{HERE}:" in words
             assert f"view {name}:" in words
             assert "JVM" not in words
-        assert {one.group for one in told if isinstance(one, StepAbandoned)} == set(bad)
+        assert {event.group for event in events if isinstance(event, StepAbandoned)} == set(bad)
         assert {name: (view.position, rows(view)) for name, view in bad.items()} == before, (
             "nothing was touched"
         )
@@ -92,7 +92,7 @@ def test_a_view_that_fails_says_where_and_leaves_everything_as_it_was(
 @pytest.mark.rule("DBSP-22")
 @pytest.mark.usefixtures("halves")
 @pytest.mark.parametrize(
-    ("sql", "said"),
+    ("sql", "pattern"),
     [
         ("SELECT id, rand() AS r FROM t", "rand"),
         ("SELECT id, uuid() AS u FROM t", "uuid"),
@@ -104,12 +104,12 @@ def test_a_view_that_fails_says_where_and_leaves_everything_as_it_was(
     ],
 )
 def test_what_is_not_the_same_twice_is_refused_when_it_must_be_incremental(
-    tmp_path: Path, spark: "SparkSession", sql: str, said: str
+    tmp_path: Path, spark: "SparkSession", sql: str, pattern: str
 ) -> None:
     with tm.Pipeline("p", home=tmp_path / "home", spark=spark) as pipeline:
         pipeline.dataset("t", "id INT")
         pipeline.view("v", sql, refresh="incremental")
-        with pytest.raises(NotIncremental, match=said) as caught:
+        with pytest.raises(NotIncremental, match=pattern) as caught:
             pipeline.plan()
         assert HERE in caught.value.message
         assert pipeline["v"].position == 0

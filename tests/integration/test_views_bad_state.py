@@ -43,17 +43,17 @@ class Stage:
         self.told: list[Event] = []
 
     def run(self) -> list[str]:
-        """Run; why it failed, as often as it did."""
+        """Run, and return the reason of each failure."""
         tasks._caches.clear()
         tasks._version.cache_clear()
         self.told.clear()
         report = self.pipeline.run(emit=self.told.append)
-        failed = [f"{one.code}: {one.message}" for one in self.told if isinstance(one, RunFailed)]
+        failed = [f"{event.code}: {event.message}" for event in self.told if isinstance(event, RunFailed)]
         assert report.ok == (not failed)
         return failed
 
     def timed(self) -> StepTimed:
-        return [one for one in self.told if isinstance(one, StepTimed)][-1]
+        return [event for event in self.told if isinstance(event, StepTimed)][-1]
 
     def rows(self) -> list[tuple[Any, ...]]:
         return sorted(map(tuple, self.totals.df().collect()))
@@ -114,7 +114,7 @@ FIRST = [("x", 10, 135), ("y", 10, 145)]
 
 
 @pytest.mark.parametrize(
-    ("what", "code", "said"),
+    ("what", "code", "detail"),
     [
         ("damaged", "trace-corrupt", ".runs'"),
         ("cut short", "trace-corrupt", ".runs'"),
@@ -127,7 +127,7 @@ FIRST = [("x", 10, 135), ("y", 10, 145)]
     ],
 )
 def test_a_step_in_trouble_names_the_file_and_the_last_version_serves(
-    stage: Stage, what: str, code: str, said: str
+    stage: Stage, what: str, code: str, detail: str
 ) -> None:
     changes: dict[str, Callable[[bytes], bytes | None]] = {
         "damaged": lambda body: bytes(255 - byte for byte in body),
@@ -148,10 +148,10 @@ def test_a_step_in_trouble_names_the_file_and_the_last_version_serves(
             failed = stage.run()
             assert stage.rows() == FIRST, "what was committed before is there, and needs no state"
     assert failed, "the step failed"
-    assert all(one.startswith(f"{code}: ") and said in one for one in failed), failed
+    assert all(failure.startswith(f"{code}: ") and detail in failure for failure in failed), failed
     assert stage.rows() == FIRST
 
-    # the trouble is over: the step is run once, and is a step
+    # the trouble is over: the step runs once, without a load
     assert stage.run() == []
     assert stage.timed().load_s == 0
     assert stage.rows() == [("x", 11, 1135), ("y", 10, 145)]
@@ -211,11 +211,11 @@ def test_a_key_that_nearly_all_rows_have_gives_right_results(
     stage.orders.df().createOrReplaceTempView("orders")
     stage.regions.df().createOrReplaceTempView("regions")
     try:
-        found = {name: bag(view.df()) for name, view in views.items()}
-        assert found == {name: bag(spark.sql(sql)) for name, sql in queries.items()}
+        contents = {name: bag(view.df()) for name, view in views.items()}
+        assert contents == {name: bag(spark.sql(sql)) for name, sql in queries.items()}
     finally:
         spark.catalog.dropTempView("orders")
         spark.catalog.dropTempView("regions")
-    assert isinstance(found["sold"], Counter)
-    assert max(Counter(row[1] for row in found["sold"].elements()).values()) > 0.9 * count
+    assert isinstance(contents["sold"], Counter)
+    assert max(Counter(row[1] for row in contents["sold"].elements()).values()) > 0.9 * count
     stage.pipeline.close()

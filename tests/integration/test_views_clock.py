@@ -43,9 +43,9 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path, spark: "SparkSession") -> Iterator[World]:
-    found = World(tmp_path / "home", spark)
-    with found.pipeline:
-        yield found
+    created = World(tmp_path / "home", spark)
+    with created.pipeline:
+        yield created
 
 
 def rows(table: Any) -> list[tuple[Any, ...]]:

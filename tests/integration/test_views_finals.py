@@ -26,9 +26,9 @@ WIDE = pa.decimal128(38, 0)
 
 
 def kernel(name: str) -> Kernel:
-    found = kernel_of(name)
-    assert found is not None
-    return found
+    result = kernel_of(name)
+    assert result is not None
+    return result
 
 
 def finish(name: str, argument: pa.DataType, result: pa.DataType, raw: list[pa.Array]) -> pa.Array:
@@ -36,18 +36,20 @@ def finish(name: str, argument: pa.DataType, result: pa.DataType, raw: list[pa.A
 
 
 def _values(chance: random.Random, digits: int, scale: int, count: int) -> list[Any]:
-    found: list[Any] = []
+    values: list[Any] = []
     for _ in range(count):
         size = chance.choice((1, 2, digits))
         value = chance.randrange(-(10**size) + 1, 10**size)
-        found.append(None if chance.random() < 0.1 else value if not scale else Decimal(value).scaleb(-scale))
-    return found
+        values.append(
+            None if chance.random() < 0.1 else value if not scale else Decimal(value).scaleb(-scale)
+        )
+    return values
 
 
 def _raw(kind: str, argument: pa.DataType, groups: list[list[Any]]) -> list[pa.Array]:
-    """What accumulators give."""
+    """What the accumulators return."""
     scale = argument.scale if pa.types.is_decimal(argument) else 0
-    known = [[one for one in group if one is not None] for group in groups]
+    known = [[value for value in group if value is not None] for group in groups]
     with localcontext(prec=60):
         sums = [sum(map(Decimal, group), Decimal(0)) if group else None for group in known]
     raw = [pa.array(sums, pa.decimal128(38, scale)), pa.array([False] * len(groups))]
@@ -68,21 +70,23 @@ def test_sums_and_averages_are_those_of_spark(spark: "SparkSession") -> None:
         typed = "concat(typeof(sum(v)), ' ', typeof(avg(v)))"
         parts.append(f"{text.format(typed)} FROM finals{number} GROUP BY g")
         made = {
-            one: finish(one, argument, arrow_of(result), _raw(one, argument, groups))
-            for one, result in zip(("sum", "avg"), results, strict=True)
+            function: finish(function, argument, arrow_of(result), _raw(function, argument, groups))
+            for function, result in zip(("sum", "avg"), results, strict=True)
         }
         for at in range(len(groups)):
             wanted[number, at] = (made["sum"][at].as_py(), made["avg"][at].as_py(), " ".join(results))
-    found = spark.sql(" UNION ALL ".join(parts)).collect()
-    assert len(found) == len(wanted)
-    for row in found:
+    result_rows = spark.sql(" UNION ALL ".join(parts)).collect()
+    assert len(result_rows) == len(wanted)
+    for row in result_rows:
         total, mean, types = wanted[row.n, row.g]
         assert row.t == types
-        for said, value in ((row.s, total), (row.a, mean)):
-            if said is None or value is None:
-                assert said is value, (row, value)
+        for text_value, value in ((row.s, total), (row.a, mean)):
+            if text_value is None or value is None:
+                assert text_value is value, (row, value)
             else:
-                same = float(said) == value if isinstance(value, float) else Decimal(said) == value
+                same = (
+                    float(text_value) == value if isinstance(value, float) else Decimal(text_value) == value
+                )
                 assert same, (row, value)
 
 
@@ -103,18 +107,18 @@ def test_averages_in_the_middle_of_two_results_fall_where_sparks_do(spark: "Spar
     spark.createDataFrame(table).createOrReplaceTempView("ties")
     rows = "SELECT g, IF(at = 1, v, 0.00BD) AS v FROM ties LATERAL VIEW explode(sequence(1, n)) AS at"
     text = f"SELECT g, avg(CAST(v AS DECIMAL(10,2))) AS a FROM ({rows}) GROUP BY g ORDER BY g"
-    found = [row.a for row in spark.sql(text).collect()]
+    averages = [row.a for row in spark.sql(text).collect()]
     raw = [
         pa.array(values, pa.decimal128(38, 2)),
         pa.array([False] * len(ties)),
         pa.array([count for _, count in ties], pa.int64()),
     ]
-    assert finish("avg", argument, result, raw).to_pylist() == found
+    assert finish("avg", argument, result, raw).to_pylist() == averages
     with localcontext(prec=60, rounding=ROUND_HALF_UP):
         exact = [
             (value / count).quantize(Decimal("1e-6")) for value, (_, count) in zip(values, ties, strict=True)
         ]
-    assert found != exact, "doubles miss some"
+    assert averages != exact, "doubles miss some"
 
 
 @pytest.mark.rule("DBSP-20")
@@ -122,13 +126,13 @@ def test_averages_of_large_sums_are_those_of_sparks_doubles(spark: "SparkSession
     count, argument, result = 6_000, arrow_of("decimal(11,0)"), arrow_of("decimal(15,4)")
     rows = f"SELECT g, 99999999999 - g * at % 7 AS v FROM range(1, 40) AS t(g), range({count}) AS u(at)"
     text = f"SELECT g, sum(v) AS s, avg(CAST(v AS DECIMAL(11,0))) AS a FROM ({rows}) GROUP BY g ORDER BY g"
-    found = spark.sql(text).collect()
+    grouped = spark.sql(text).collect()
     raw = [
-        pa.array([Decimal(row.s) for row in found], pa.decimal128(38, 0)),
-        pa.array([False] * len(found)),
-        pa.array([count] * len(found), pa.int64()),
+        pa.array([Decimal(row.s) for row in grouped], pa.decimal128(38, 0)),
+        pa.array([False] * len(grouped)),
+        pa.array([count] * len(grouped), pa.int64()),
     ]
-    assert finish("avg", argument, result, raw).to_pylist() == [row.a for row in found]
+    assert finish("avg", argument, result, raw).to_pylist() == [row.a for row in grouped]
 
 
 @pytest.mark.rule("DBSP-20")

@@ -165,16 +165,16 @@ def test_rows_that_share_their_hash_stay_two_rows(stage: ViewStage, monkeypatch:
 
 
 def test_the_hash_of_a_row_leaves_nothing_out(spark: SparkSession) -> None:
-    """Rows that Spark tells apart have different hashes, and those it takes for equal have one."""
+    """Rows that Spark distinguishes have different hashes; rows that it considers equal have the same."""
     arrays = "array(1, NULL), array(NULL, 1), array(NULL), array(), NULL, array(1), array(1, 1)"
     structs = "struct(1 AS x, 2 AS y), struct(NULL AS x, 2 AS y), NULL, struct(2 AS x, NULL AS y)"
     maps = "map(1, 2, 3, 4), map(1, 2), map(1, NULL), map(), NULL, map(2, 1), map(3, 4, 1, 2)"
     for text, distinct in ((arrays, 7), (structs, 4), (maps, 6)):
         df = spark.sql(f"SELECT explode(array({text})) AS v, 1L AS _weight")
         schema = df.drop("_weight").schema
-        found = {(row["_h1"], row["_h2"]) for row in weighted_rows.identified(df, schema).collect()}
-        assert len(found) == distinct, text
-        assert len({high for high, _ in found}) == len({low for _, low in found}) == distinct
+        hashes = {(row["_h1"], row["_h2"]) for row in weighted_rows.identified(df, schema).collect()}
+        assert len(hashes) == distinct, text
+        assert len({high for high, _ in hashes}) == len({low for _, low in hashes}) == distinct
 
 
 def test_views_of_a_group_read_each_other_at_the_same_step(stage: ViewStage) -> None:
@@ -190,7 +190,7 @@ def test_views_of_a_group_read_each_other_at_the_same_step(stage: ViewStage) -> 
     assert both.count() == 2  # the marks are those that are stored, not those of another evaluation
     stage.append(other, [{"id": 2}])
     stage.catch_up()
-    assert [one.view for one in stage.rows_of_group("g")[-1].outputs] == ["elsewhere"]
+    assert [output.view for output in stage.rows_of_group("g")[-1].outputs] == ["elsewhere"]
     stage.append(orders, [{"id": 9, "cust": 0, "amount": Decimal(0)}])
     stage.catch_up()
     assert stage.table("by_cust").join(stage.table("big"), ["cust", "mark"]).count() == 2
@@ -212,9 +212,9 @@ def test_a_replaced_or_removed_lot_is_exchanged_and_a_position_keeps_what_it_was
     assert bag(stage.dataset_frame(orders, 3)) == Counter([(1,), (20,), (3,)])
     assert bag(stage.dataset_frame(orders, 1)) == Counter([(1,), (2,)])
     exchange = stage.inputs.between(orders, 2, 4)
-    assert [(one.lot, one.generation) for one in exchange.plus] == [(first, 1)]
-    assert [(one.lot, one.generation) for one in exchange.minus] == [(first, 0), (second, 0)]
-    assert [one.position for one in stage.inputs.between(orders, 0, 4).plus] == [3]
+    assert [(row.lot, row.generation) for row in exchange.plus] == [(first, 1)]
+    assert [(row.lot, row.generation) for row in exchange.minus] == [(first, 0), (second, 0)]
+    assert [row.position for row in stage.inputs.between(orders, 0, 4).plus] == [3]
     assert stage.inputs.between(orders, 0, 4).minus == ()
 
 
@@ -368,7 +368,7 @@ def test_a_crash_at_any_durable_write_leaves_the_steps_as_they_are_without_one(
 def test_digests_add_up_are_read_again_and_do_not_depend_on_how_steps_are_cut(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Of one history taken step by step, and in one: other step digests, the same content."""
+    """One history, step by step and in one step: the step digests differ, the content is the same."""
     contents = []
     for cut in (True, False):
         stage = ViewStage(spark, tmp_path / f"cut-{cut}")
@@ -387,16 +387,16 @@ def test_digests_add_up_are_read_again_and_do_not_depend_on_how_steps_are_cut(
             stage.catch_up()
         total = 0
         for row in stage.rows_of_group("g"):
-            for one in row.outputs:
+            for output in row.outputs:
                 files = [
                     pq.read_table(pa.BufferReader(stage.objects.get(item.uri)[0]))
-                    for item in (stage.reader.objects(one.changes) if one.changes else ())
+                    for item in (stage.reader.objects(output.changes) if output.changes else ())
                 ]
                 read = total_digest(
                     digest(table, weighted_rows.HIGH, weighted_rows.LOW, "_weight") for table in files
                 )
-                assert one.digest == f"{read:032x}", "what was written is what was computed"
+                assert output.digest == f"{read:032x}", "what was written is what was computed"
                 total = total_digest([total, read])
-                assert one.content == f"{total:032x}" == stage.reader.load(one.table).digest
+                assert output.content == f"{total:032x}" == stage.reader.load(output.table).digest
         contents.append(total)
     assert contents[0] == contents[1] != 0

@@ -69,9 +69,9 @@ def test_the_identity_of_kernels_is_that_of_spark(spark: "SparkSession") -> None
     )
     wanted = frame.select("*", high.alias("high"), low.alias("low")).toArrow()
     again = wanted.select(arrow.names).cast(arrow)
-    found = row_identity(again.columns)
-    assert found[0].to_pylist() == wanted["high"].to_pylist()
-    assert found[1].to_pylist() == wanted["low"].to_pylist()
+    computed = row_identity(again.columns)
+    assert computed[0].to_pylist() == wanted["high"].to_pylist()
+    assert computed[1].to_pylist() == wanted["low"].to_pylist()
     halves = [row_identity(again.slice(first, 37).columns)[0] for first in range(0, 400, 37)]
     assert pa.concat_arrays(halves).to_pylist() == wanted["high"].to_pylist()
 

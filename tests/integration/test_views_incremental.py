@@ -39,7 +39,7 @@ READS = ("orders", "customers", "stock")
 
 
 class Shop:
-    """The pipeline, plain Spark beside it, and what its steps told."""
+    """The pipeline, plain Spark beside it, and the events of its steps."""
 
     def __init__(self, home: Path, spark: "SparkSession", queries: Mapping[str, str] = QUERIES) -> None:
         self.spark = spark
@@ -59,11 +59,11 @@ class Shop:
             self.pipeline.view(f"{name}_full", text, refresh="full", group="other")
 
     def step(self) -> StepTimed | None:
-        """Run, and compare every view with plain Spark; what was told of the group's last step."""
+        """Run, and compare every view with plain Spark; return the event of the group's last step."""
         self.told.clear()
         assert self.pipeline.run(emit=self.told.append).ok
         self.check()
-        timed = [one for one in self.told if isinstance(one, StepTimed) and one.group == "main"]
+        timed = [event for event in self.told if isinstance(event, StepTimed) and event.group == "main"]
         return timed[-1] if timed else None
 
     def check(self) -> None:
@@ -95,8 +95,10 @@ class Shop:
 
     def content(self, view: str, group: str) -> int:
         """The content digest of a view (DBSP-42)."""
-        found = [one.content for row in self.rows(group) for one in row.outputs if one.view == view]
-        return int(found[-1] or "0", 16) if found else 0
+        digests = [
+            output.content for row in self.rows(group) for output in row.outputs if output.view == view
+        ]
+        return int(digests[-1] or "0", 16) if digests else 0
 
     def version(self) -> TraceVersion:
         return read_version(
@@ -128,32 +130,32 @@ def test_after_every_step_views_are_what_plain_spark_gives(tmp_path: Path, spark
     assert set(timed.views) == everything
     assert timed.load_s == 0
 
-    # the large number goes again, with a row that was never there: that one is set aside, and netted later
+    # the large number is deleted again, with a row that never existed: this is set aside, and netted later
     shop.stock.delete([("i0", 1000, 1e16), ("never", 1, 1.0)])
     shop.stock.append([("full", n, float(n)) for n in range(60)])
     timed = shop.step()
     assert timed is not None
     assert timed.load_s == 0
-    (aside,) = [one for one in shop.told if isinstance(one, RowsSetAside) and one.group == "main"]
+    (aside,) = [event for event in shop.told if isinstance(event, RowsSetAside) and event.group == "main"]
     assert aside.rows == {"stock": 1}
 
-    # more of a group's greatest values go than are remembered: the group is read again, and nothing else
+    # more of a group's greatest values are deleted than are remembered: only this group is read again
     shop.stock.append([("never", 1, 1.0)])
     shop.stock.delete([("full", n, float(n)) for n in range(20, 60)])
     timed = shop.step()
     assert timed is not None
     assert timed.load_s == 0
-    assert not [one for one in shop.told if isinstance(one, RowsSetAside)]
+    assert not [event for event in shop.told if isinstance(event, RowsSetAside)]
     assert ("never",) not in bag(shop.pipeline["unsold"].df())
 
-    # nothing at all, and a lot that holds nothing
+    # no change at all, and an empty lot
     before = shop.rows()
     assert shop.step() is None
     assert shop.rows() == before
     shop.orders.append([])
     shop.step()
 
-    # everything goes
+    # everything is deleted
     shop.stock.delete([tuple(row) for row in shop.stock.df().collect()])
     shop.customers.delete([(n,) for n in range(7)])
     shop.step()

@@ -39,9 +39,9 @@ def steps(spark: Any) -> list[Step]:
 
 @pytest.fixture
 def hand(spark: Any, steps: list[Step]) -> Iterator[tuple[dict[str, QueryTable], list[Step]]]:
-    """For one test: another one has other tables of these names, and drops them."""
-    with views_oracle.stage(spark, {}) as found:
-        yield found, steps
+    """For one test: other tests have other tables with these names, and drop them."""
+    with views_oracle.stage(spark, {}) as tables:
+        yield tables, steps
 
 
 def judged(

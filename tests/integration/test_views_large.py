@@ -34,7 +34,7 @@ def test_state_larger_than_the_memory_of_all_processes_loads_and_steps(tmp_path:
         "TIDEMILL_WORKER_BYTES": str(WORKER_MB * 2**20),
         "TIDEMILL_CACHE": str(tmp_path / "cache"),
         "PYTHONPATH": paths,
-        # What is free again is given back at once, and there are no threads whose stacks nobody needs.
+        # Free memory is returned at once, and there are no threads whose stacks are not needed.
         "ARROW_DEFAULT_MEMORY_POOL": "system",
         "MALLOC_ARENA_MAX": "1",
         "MALLOC_MMAP_THRESHOLD_": "131072",
@@ -53,9 +53,9 @@ def test_state_larger_than_the_memory_of_all_processes_loads_and_steps(tmp_path:
         preexec_fn=_small_stacks,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["right"] == [True, True], "after the load, and after the steps"
-    assert found["loaded_again"] == [False] * 3
-    given_mb = HEAP_MB + DIRECT_MB + found["workers"] * WORKER_MB + WORKER_MB
-    assert found["workers"] >= 1
-    assert found["state_mb"] > given_mb, "as it is stored, compressed"
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["right"] == [True, True], "after the load, and after the steps"
+    assert result["loaded_again"] == [False] * 3
+    given_mb = HEAP_MB + DIRECT_MB + result["workers"] * WORKER_MB + WORKER_MB
+    assert result["workers"] >= 1
+    assert result["state_mb"] > given_mb, "as it is stored, compressed"

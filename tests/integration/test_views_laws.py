@@ -74,9 +74,9 @@ def inverse(step: Step) -> Step:
 
 def merged(steps: Sequence[Step]) -> Step:
     def every(many: Sequence[Any]) -> dict[str, list[Any]]:
-        return {name: [row for one in many for row in one.get(name, ())] for name in TABLES}
+        return {name: [row for changes in many for row in changes.get(name, ())] for name in TABLES}
 
-    return Step(every([one.inserts for one in steps]), every([one.deletes for one in steps]))
+    return Step(every([step.inserts for step in steps]), every([step.deletes for step in steps]))
 
 
 def halves(step: Step) -> list[Step]:
@@ -108,9 +108,9 @@ def loaded(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
 
 @pytest.fixture(scope="module")
 def taken(loaded: Kernels) -> tuple[list[dict[str, int]], Kernels]:
-    """The digests of all steps one after the other, in one range, and where that ends."""
-    one = loaded.fork("one", 1)
-    return [digests(one.step(step)) for step in STEPS], one
+    """The digests of all steps in order, in one range, and the kernels after the last step."""
+    kernels = loaded.fork("one", 1)
+    return [digests(kernels.step(step)) for step in STEPS], kernels
 
 
 def content(steps: Sequence[dict[str, int]]) -> dict[str, int]:
@@ -147,10 +147,12 @@ def test_seven_ranges_and_a_replay_give_every_lot_the_same_digest(
 def test_steps_permuted_merged_or_split_leave_the_same_tables_and_state(
     loaded: Kernels, taken: tuple[list[dict[str, int]], Kernels], steps: list[Step], request: Any
 ) -> None:
-    one, other = taken[1], loaded.fork(request.node.callspec.id, 2)
+    in_order, other = taken[1], loaded.fork(request.node.callspec.id, 2)
     assert content([digests(other.step(step)) for step in steps]) == content(taken[0])
-    assert {view: other.contents[view] for view in QUERIES} == {view: one.contents[view] for view in QUERIES}
-    assert settled(other) == settled(one)
+    assert {view: other.contents[view] for view in QUERIES} == {
+        view: in_order.contents[view] for view in QUERIES
+    }
+    assert settled(other) == settled(in_order)
 
 
 @pytest.mark.rule("DBSP-20")

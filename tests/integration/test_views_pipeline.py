@@ -76,7 +76,7 @@ def test_an_unknown_column_is_shown_in_the_users_file(shop: tm.Pipeline) -> None
 
 
 @pytest.mark.parametrize(
-    ("sql", "kind", "said"),
+    ("sql", "kind", "pattern"),
     [
         ("SELECT id FROM oders", NameUnknown, "oders"),
         ("SELECT region FROM orders o JOIN regions r ON o.region = r.region", NameAmbiguous, "is ambiguous"),
@@ -87,10 +87,10 @@ def test_an_unknown_column_is_shown_in_the_users_file(shop: tm.Pipeline) -> None
     ],
 )
 def test_a_query_that_is_none_is_told_with_its_line_and_nothing_is_stored(
-    shop: tm.Pipeline, sql: str, kind: type[QueryError], said: str
+    shop: tm.Pipeline, sql: str, kind: type[QueryError], pattern: str
 ) -> None:
     shop.view("v", sql)
-    with pytest.raises(kind, match=said) as caught:
+    with pytest.raises(kind, match=pattern) as caught:
         shop.plan()
     assert HERE in caught.value.message
     assert not isinstance(caught.value, DeclarationError)
@@ -105,7 +105,7 @@ def test_a_view_that_reads_itself_is_refused(shop: tm.Pipeline) -> None:
 
 @pytest.mark.rule("DBSP-17")
 @pytest.mark.parametrize(
-    ("sql", "said"),
+    ("sql", "pattern"),
     [
         ("SELECT id, rand() AS r FROM orders", "rand"),
         ("SELECT id, now() AS n FROM orders", "clock"),
@@ -113,9 +113,9 @@ def test_a_view_that_reads_itself_is_refused(shop: tm.Pipeline) -> None:
         ("SELECT id FROM orders ORDER BY id LIMIT 3", "first rows in an order"),
     ],
 )
-def test_incremental_refuses_instead_of_recomputing(shop: tm.Pipeline, sql: str, said: str) -> None:
+def test_incremental_refuses_instead_of_recomputing(shop: tm.Pipeline, sql: str, pattern: str) -> None:
     shop.view("v", sql, refresh="incremental")
-    with pytest.raises(NotIncremental, match=said) as caught:
+    with pytest.raises(NotIncremental, match=pattern) as caught:
         shop.plan()
     assert HERE in caught.value.message
 
@@ -137,15 +137,15 @@ def test_explain_says_the_rung_of_each_operator_and_how_steps_are_computed(
         "named",
         "SELECT r.name, count(*) AS n FROM big b JOIN regions r ON b.region = r.region GROUP BY r.name",
     )
-    found = view.explain()
-    text = repr(found)
+    explained = view.explain()
+    text = repr(explained)
     assert "each step processes only the changes" in text
     assert "not yet compared" in text
     assert "amount > 10" in text, "down to the datasets, through the other view"
-    kinds = {one["kind"]: one["rung"] for one in found.json()["circuit"]["operators"]}  # type: ignore[index]
+    kinds = {operator["kind"]: operator["rung"] for operator in explained.json()["circuit"]["operators"]}  # type: ignore[index]
     assert kinds["inner join"] == "native"
     assert kinds["filter"] == "linear"
-    assert found.drawing().startswith("<svg")
+    assert explained.drawing().startswith("<svg")
     shop["orders"].append([(1, "n", 20.0, None)])  # type: ignore[attr-defined]
     shop["regions"].upsert([("n", "north")])  # type: ignore[attr-defined]
     assert shop.run().ok
@@ -154,9 +154,9 @@ def test_explain_says_the_rung_of_each_operator_and_how_steps_are_computed(
     monkeypatch.setattr("tidemill.cli.explain.find", lambda file: shop)
     picture = tmp_path / "named.svg"
     assert main(["explain", "named", "--json", "--draw", str(picture)]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert told["runs"] == "incremental"
-    assert told["certified"] is True
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert answer["runs"] == "incremental"
+    assert answer["certified"] is True
     assert picture.read_text().startswith("<svg")
     assert main(["explain", "orders"]) == 1
 
@@ -168,14 +168,14 @@ def test_explain_says_the_rung_of_each_operator_and_how_steps_are_computed(
 def test_a_view_is_certified_once_for_its_code_and_a_mismatch_is_loud(
     shop: tm.Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[Event] = []
+    events: list[Event] = []
     shop.view("totals", "SELECT region, count(*) AS n FROM orders GROUP BY region")
     shop["orders"].append([(1, "n", 2.0, None)])  # type: ignore[attr-defined]
-    assert shop.run(emit=told.append).ok
-    assert [one.view for one in told if isinstance(one, ViewCertified)] == ["totals"]
-    told.clear()
-    assert shop.run(emit=told.append).ok
-    assert not [one for one in told if isinstance(one, ViewCertified)], "not again"
+    assert shop.run(emit=events.append).ok
+    assert [event.view for event in events if isinstance(event, ViewCertified)] == ["totals"]
+    events.clear()
+    assert shop.run(emit=events.append).ok
+    assert not [event for event in events if isinstance(event, ViewCertified)], "not again"
 
     honest = circuits.make
 
@@ -184,11 +184,11 @@ def test_a_view_is_certified_once_for_its_code_and_a_mismatch_is_loud(
         return honest(spark, sql.replace("FROM orders", "FROM orders WHERE region IS NOT NULL"), *rest)
 
     monkeypatch.setattr(circuits, "make", wrong)
-    assert shop.run(emit=told.append).ok
-    (loud,) = [one for one in told if isinstance(one, ViewNotCertified)]
+    assert shop.run(emit=events.append).ok
+    (loud,) = [event for event in events if isinstance(event, ViewNotCertified)]
     assert loud.view == "totals"
     assert "missing (None," in loud.why
-    (line,) = [one for one in shop.plan().describe() if one["what"] == "circuit"]
+    (line,) = [entry for entry in shop.plan().describe() if entry["what"] == "circuit"]
     assert "NOT equal to plain Spark" in line["detail"]
     assert rows(shop["totals"]) == [("n", 1)], "the query itself is what is run"
     assert "NOT equal" in shop["totals"].explain().text()  # type: ignore[attr-defined]
@@ -263,7 +263,7 @@ def test_now_is_the_time_of_the_step(tmp_path: Path, spark: "SparkSession") -> N
 
 @pytest.mark.rule("DBSP-18", "DBSP-19")
 def test_a_view_may_be_a_function_that_is_declared_and_one_that_lies_is_told(shop: tm.Pipeline) -> None:
-    told: list[Event] = []
+    events: list[Event] = []
 
     def biggest(orders: "DataFrame", regions: "DataFrame") -> "DataFrame":
         return orders.join(regions, "region").groupBy("region").agg({"amount": "max"}).toDF("region", "most")
@@ -274,10 +274,10 @@ def test_a_view_may_be_a_function_that_is_declared_and_one_that_lies_is_told(sho
     shop.view("lies", lambda df: df.select("region").distinct(), reads="orders", linear=True)
     shop["orders"].append([(1, "n", 2.0, None), (2, "n", 5.0, None)])  # type: ignore[attr-defined]
     shop["regions"].upsert([("n", "north")])  # type: ignore[attr-defined]
-    assert shop.run(emit=told.append).ok
-    kinds = {one.view: one.kind for one in told if isinstance(one, ViewCertified)}
+    assert shop.run(emit=events.append).ok
+    kinds = {event.view: event.kind for event in events if isinstance(event, ViewCertified)}
     assert kinds == {"doubled": "linear", "most": "keyed by region"}
-    (loud,) = [one for one in told if isinstance(one, ViewNotCertified)]
+    (loud,) = [event for event in events if isinstance(event, ViewNotCertified)]
     assert loud.view == "lies"
     assert "declared linear but is not" in loud.why
     assert rows(shop["lies"]) == [("n",)], "it is run on whole tables"
@@ -351,31 +351,33 @@ def test_a_replaced_lot_is_as_if_the_first_generation_had_never_been(shop: tm.Pi
 def test_a_deletion_of_a_row_that_is_not_there_is_set_aside_told_and_netted_later(
     tmp_path: Path, spark: "SparkSession"
 ) -> None:
-    told: list[Event] = []
+    events: list[Event] = []
     with tm.Pipeline("p", home=tmp_path / "home", spark=spark) as pipeline:
         stock = pipeline.dataset("stock", "item STRING, n INT", deletes=True)
         view = pipeline.view("counts", "SELECT item, count(*) AS n, sum(n) AS total FROM stock GROUP BY item")
         stock.append([("a", 1), ("a", 1)])
         stock.delete([("a", 1), ("b", 2), ("b", 2), (None, None)])
-        assert pipeline.run(emit=told.append).ok
+        assert pipeline.run(emit=events.append).ok
         assert rows(view) == [("a", 1, 1)], "what is not there takes nothing away"
-        (aside,) = [one for one in told if isinstance(one, RowsSetAside)]
+        (aside,) = [event for event in events if isinstance(event, RowsSetAside)]
         assert aside.rows == {"stock": 2}, "two different rows"
         (row,) = [row for row in step_rows(pipeline) if row.quarantined is not None]
         assert row.quarantined is not None
         kept = [
-            (*tuple(one.values())[:2], one["_weight"])
+            (*tuple(record.values())[:2], record["_weight"])
             for item in Manifests(pipeline.context.objects, pipeline.context.clock).lot_objects(
                 row.quarantined.manifest
             )
-            for one in pq.read_table(pa.BufferReader(pipeline.context.objects.get(item.uri)[0])).to_pylist()
+            for record in pq.read_table(
+                pa.BufferReader(pipeline.context.objects.get(item.uri)[0])
+            ).to_pylist()
         ]
         assert sorted(kept, key=repr) == [("b", 2, -2), (None, None, -1)]
-        told.clear()
+        events.clear()
         stock.append([("b", 2), ("b", 2), ("b", 2), (None, None)])
-        assert pipeline.run(emit=told.append).ok
+        assert pipeline.run(emit=events.append).ok
         assert rows(view) == [("a", 1, 1), ("b", 1, 2)], "two insertions met their deletions"
-        assert not [one for one in told if isinstance(one, RowsSetAside)]
+        assert not [event for event in events if isinstance(event, RowsSetAside)]
 
 
 def step_rows(pipeline: tm.Pipeline) -> list[commits.StepRow]:
@@ -517,7 +519,7 @@ def test_a_linear_arc_follows_deletions_and_one_that_is_not_is_refused(
 
 @pytest.mark.rule("DBSP-20")
 def test_ties_are_broken_alike_in_whatever_order_rows_came(tmp_path: Path, spark: "SparkSession") -> None:
-    found = []
+    results = []
     for home, turn in (("one", 1), ("other", -1)):
         with tm.Pipeline("ties", home=tmp_path / home, spark=spark) as pipeline:
             table = pipeline.dataset("t", "id BIGINT, grade INT")
@@ -525,6 +527,6 @@ def test_ties_are_broken_alike_in_whatever_order_rows_came(tmp_path: Path, spark
             for row in [(n, n % 2) for n in range(8)][::turn]:
                 table.append([row])
             assert pipeline.run().ok
-            found.append(rows(view))
-    assert found[0] == found[1]
-    assert [grade for _, grade in found[0]] == [1, 1, 1]
+            results.append(rows(view))
+    assert results[0] == results[1]
+    assert [grade for _, grade in results[0]] == [1, 1, 1]

@@ -23,10 +23,10 @@ def rows(table: Any) -> list[tuple[Any, ...]]:
 
 
 def closure(roads: set[tuple[str, str]]) -> list[tuple[str, str]]:
-    found = set(roads)
-    while more := {(a, d) for a, b in found for c, d in roads if b == c} - found:
-        found |= more
-    return sorted(found, key=repr)
+    pairs = set(roads)
+    while more := {(a, d) for a, b in pairs for c, d in roads if b == c} - pairs:
+        pairs |= more
+    return sorted(pairs, key=repr)
 
 
 @pytest.mark.rule("DBSP-16")
@@ -65,7 +65,7 @@ def test_a_view_that_is_taken_out_can_be_read_and_its_group_is_retired(
         assert pipeline.run().ok
     with made("g1") as pipeline:
         pipeline["t"].append([(2,)])  # type: ignore[attr-defined]
-        removed = {one["name"] for one in pipeline.plan().describe() if one["status"] == "removed"}
+        removed = {entry["name"] for entry in pipeline.plan().describe() if entry["status"] == "removed"}
         assert removed == {"h"}
         assert pipeline.run().ok
         assert rows(pipeline["g1"]) == [(1,), (2,)]

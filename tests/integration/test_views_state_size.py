@@ -46,7 +46,9 @@ class Shop:
 
     def customers(self, regions: Any, first: int = 0) -> pa.Table:
         ids = pa.array(range(first, first + len(regions)), pa.int64() if self.typed else pa.int32())
-        names: Any = [f"region-{one:02}" for one in regions] if self.typed else pa.array(regions, pa.int32())
+        names: Any = (
+            [f"region-{region:02}" for region in regions] if self.typed else pa.array(regions, pa.int32())
+        )
         return pa.table({"id": ids, "region": names})
 
 
@@ -61,7 +63,7 @@ class Shop:
 def test_state_is_at_most_three_times_the_input_after_a_load_and_after_steps_with_merges(
     spark: SparkSession, tmp_path: Path, ddl: dict[str, str], more: str
 ) -> None:
-    told: list[Event] = []
+    events: list[Event] = []
     with tm.Pipeline("p", home=tmp_path / "home", spark=spark) as pipeline:
         tables = {name: pipeline.dataset(name, columns, deletes=True) for name, columns in ddl.items()}
         pipeline.view("sales", SALES.format(more))
@@ -77,7 +79,7 @@ def test_state_is_at_most_three_times_the_input_after_a_load_and_after_steps_wit
         base = shop.orders(ORDERS, 0)
         tables["orders"].append(base)
         tables["customers"].append(shop.customers(regions))
-        assert pipeline.run(emit=told.append).ok
+        assert pipeline.run(emit=events.append).ok
         loaded = ratio()
         files = set[str]()
         for step in range(STEPS):
@@ -86,7 +88,7 @@ def test_state_is_at_most_three_times_the_input_after_a_load_and_after_steps_wit
             tables["customers"].delete(shop.customers(regions[step : step + 2], step))
             regions[step : step + 2] += 1
             tables["customers"].append(shop.customers(regions[step : step + 2], step))
-            assert pipeline.run(emit=told.append).ok
+            assert pipeline.run(emit=events.append).ok
             files |= {info.key for info in site.objects.list("")}
         while Collector(site.store, site.keys, "p", site.objects, site.clock, grace_s=0).collect(1000):
             pass
@@ -95,6 +97,6 @@ def test_state_is_at_most_three_times_the_input_after_a_load_and_after_steps_wit
         assert sum(key.endswith(".runs") for key in files - left) >= STEPS, (
             "so were traces, and files collected"
         )
-        assert sum(isinstance(one, StepTimed) and one.load_s == 0 for one in told) == STEPS
+        assert sum(isinstance(event, StepTimed) and event.load_s == 0 for event in events) == STEPS
         assert loaded <= 3
         assert ratio() <= 3

@@ -49,7 +49,7 @@ def test_a_worker_killed_after_its_bundle_in_every_layer_changes_nothing(found: 
 
 
 @pytest.mark.parametrize(
-    ("what", "code", "said"),
+    ("what", "code", "detail"),
     [
         ("full", "objects-full", ".runs'"),
         ("memory", "step-lost", "not enough memory"),
@@ -59,12 +59,13 @@ def test_a_worker_killed_after_its_bundle_in_every_layer_changes_nothing(found: 
     ],
 )
 def test_a_step_in_trouble_fails_with_a_name_and_the_last_version_serves(
-    found: dict[str, Any], what: str, code: str, said: str
+    found: dict[str, Any], what: str, code: str, detail: str
 ) -> None:
-    one = found[what]
-    assert one["failed"], "the step failed"
-    assert all(each.startswith(f"{code}: ") and said in each for each in one["failed"]), one["failed"]
-    assert one["rows"] == FIRST, "what was committed before is there"
+    outcome = found[what]
+    failed = outcome["failed"]
+    assert failed, "the step failed"
+    assert all(each.startswith(f"{code}: ") and detail in each for each in failed), failed
+    assert outcome["rows"] == FIRST, "what was committed before is there"
 
 
 def test_when_the_trouble_is_over_the_step_is_run_once(found: dict[str, Any]) -> None:

@@ -77,7 +77,7 @@ def test_a_queue_runs_as_many_at_once_as_its_limit_says_and_all_in_the_end(
     futures = [client.submit(tasks.waits_for, folder, f"go {n}", queue="narrow") for n in range(3)]
     for n in range(3):
         wait(lambda n=n: len(tasks.notes(tmp_path)) == 2 * n + 1, "one of them runs")
-        assert sum(isinstance(look.row(one), Claimed) for one in futures) == 1
+        assert sum(isinstance(look.row(future), Claimed) for future in futures) == 1
         running = tasks.notes(tmp_path)[-1].removeprefix("began ")
         (tmp_path / running).touch()
     assert sorted(client.gather(futures, timeout=STUCK_S)) == ["go 0", "go 1", "go 2"]
@@ -103,7 +103,7 @@ def test_a_worker_that_is_asked_to_leave_finishes_what_it_can_and_gives_the_rest
             given = look.row(stays)
             assert isinstance(given, Unclaimed)
             assert (given.tally.crashes, given.tally.reaps) == (0, 0)
-            assert all(isinstance(look.row(one), Unclaimed) for one in rest)
+            assert all(isinstance(look.row(future), Unclaimed) for future in rest)
             assert [node.kind for node in look.nodes()] == ["client"]
         (tmp_path / "much later").touch()
         with WorkerProcess(home, slots=2):

@@ -104,7 +104,7 @@ def test_three_crashes_quarantine_a_task_while_the_others_finish(
     assert isinstance(row, Quarantined)
     assert (row.tally.crashes, row.tally.exceptions) == (3, 0)
     assert tasks.notes(poison.folder) == ["killed"] * 3
-    assert all(look.row(one).tally.crashes == 0 for one in others)
+    assert all(look.row(future).tally.crashes == 0 for future in others)
 
 
 @pytest.mark.rule("FUT-53")

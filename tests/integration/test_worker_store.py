@@ -133,7 +133,7 @@ def test_results_are_kept_while_the_store_is_away(
 def test_a_commit_whose_outcome_is_unknown_has_no_double_effect(
     client: Client, store: Unreliable, place: ClusterAddress, look: Look, tmp_path: Path
 ) -> None:
-    """First a claim that was made and not confirmed: it is found and given back. Then a result: it stands."""
+    """First a claim that was made but not confirmed: it is found and given back. Then a result: it stays."""
     with supervising(store, place) as supervisor:
         assert client.submit(tasks.add, 1).result(STUCK_S) == 2
         store.unsure = "claims"
@@ -143,7 +143,7 @@ def test_a_commit_whose_outcome_is_unknown_has_no_double_effect(
         assert row.tally.epoch > 1
         own = look.store.run(lambda tx: tx.range(*look.keys.own.all()))
         assert (
-            [look.keys.own.unpack(one.key)[1] for one in own]
+            [look.keys.own.unpack(entry.key)[1] for entry in own]
             == [future.id]
             == list(supervisor.claims.ledger.jobs)
         )
@@ -164,4 +164,4 @@ def test_results_that_are_together_too_large_for_a_transaction_are_written_in_se
     with supervising(store, place, slots=2):
         client.gather(client.map(tasks.add, range(200)), timeout=STUCK_S)  # short: sent ahead from now on
         futures = client.map(tasks.large, [15_000] * 150)
-        assert [len(one) for one in client.gather(futures, timeout=STUCK_S)] == [15_000] * 150
+        assert [len(result) for result in client.gather(futures, timeout=STUCK_S)] == [15_000] * 150

@@ -85,7 +85,7 @@ def test_a_task_says_what_it_does_and_is_silent_when_it_is_over(
 def test_what_a_task_prints_goes_to_standard_error(client: Client, worker: WorkerProcess) -> None:
     client.submit(tasks.prints, "a word from a task").result(STUCK_S)
     wait(lambda: "a word from a task" in str(worker), "it was printed")
-    assert all("type" in one for one in worker.told)
+    assert all("type" in event for event in worker.told)
 
 
 def test_short_tasks_do_not_wait_behind_a_long_one(client: Client, tmp_path: Path) -> None:

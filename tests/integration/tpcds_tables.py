@@ -196,13 +196,13 @@ def rows(seed: int = 1) -> dict[str, str]:
     draw = random.Random(seed)
     days = _days()
     counts = {**COUNTS, "date_dim": len(days)}
-    found = {"date_dim": ",\n".join(_day(number, day) for number, day in enumerate(days, 1))}
+    data = {"date_dim": ",\n".join(_day(number, day) for number, day in enumerate(days, 1))}
     for table, ddl in DDL.items():
-        if table not in found:
+        if table not in data:
             columns = _columns(ddl)
             made = [_row(draw, columns, number, counts) for number in range(1, counts[table] + 1)]
-            found[table] = ",\n".join(made)
-    return found
+            data[table] = ",\n".join(made)
+    return data
 
 
 def _columns(ddl: str) -> list[tuple[str, str]]:

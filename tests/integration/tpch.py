@@ -267,10 +267,10 @@ def rows(seed: int = 1, orders: int = 120) -> dict[str, str]:
     data["region"] = [f"({i}, '{name}', '')" for i, name in enumerate(REGIONS)]
     data["nation"] = [f"({i}, '{name}', {REGION_OF[name]}, '')" for i, name in enumerate(NATIONS)]
     for i in range(suppliers):
-        said = draw.choice(["", "", "the Customer made Complaints"])
+        comment = draw.choice(["", "", "the Customer made Complaints"])
         nation = i % len(NATIONS)
         data["supplier"].append(
-            f"({i}, 'S{i}', 'street {i}', {nation}, '2{i}', {money(-900, 9000)}, '{said}')"
+            f"({i}, 'S{i}', 'street {i}', {nation}, '2{i}', {money(-900, 9000)}, '{comment}')"
         )
     for i in range(customers):
         nation, code = draw.randrange(len(NATIONS)), draw.choice(["13", "31", "23", "40"])
@@ -289,10 +289,10 @@ def rows(seed: int = 1, orders: int = 120) -> dict[str, str]:
     for o in range(orders):
         ordered = day(date(1993, 6, 1), date(1996, 12, 31))
         customer = draw.randrange(customers * 2 // 3)  # a third has no orders
-        said = draw.choice(["", "very special about requests", "plain"])
+        comment = draw.choice(["", "very special about requests", "plain"])
         status, priority = draw.choice("FFO"), draw.choice(["1-URGENT", "2-HIGH", "5-LOW"])
         data["orders"].append(
-            f"({o}, {customer}, '{status}', {money(1000, 400000)}, DATE '{ordered}', '{priority}', 'clerk', 0, '{said}')"
+            f"({o}, {customer}, '{status}', {money(1000, 400000)}, DATE '{ordered}', '{priority}', 'clerk', 0, '{comment}')"
         )
         for line in range(draw.choice([1, 2, 3, 7])):
             p, s = draw.choice(supplied)

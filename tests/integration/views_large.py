@@ -71,22 +71,22 @@ class Stage:
     def run(self) -> StepTimed:
         self.told.clear()
         report = self.pipeline.run(emit=self.told.append)
-        failed = [f"{one.code}: {one.message}" for one in self.told if isinstance(one, RunFailed)]
+        failed = [f"{event.code}: {event.message}" for event in self.told if isinstance(event, RunFailed)]
         assert report.ok, failed
-        return [one for one in self.told if isinstance(one, StepTimed)][-1]
+        return [event for event in self.told if isinstance(event, StepTimed)][-1]
 
     def check(self) -> bool:
-        """Views against plain Spark; of the wide one what its rows come to, and not the rows themselves."""
+        """Compare the views with plain Spark: of the wide view a count, a sum and a hash, not its rows."""
         self.orders.df().createOrReplaceTempView("orders")
         self.customers.df().createOrReplaceTempView("customers")
         self.sold.df().createOrReplaceTempView("sold")
-        told = "SELECT count(*), sum(id), bit_xor(xxhash64(id, note, region)) FROM {}"
+        query = "SELECT count(*), sum(id), bit_xor(xxhash64(id, note, region)) FROM {}"
         same = (
-            self.spark.sql(told.format("sold")).collect()
-            == self.spark.sql(told.format(f"({SOLD})")).collect()
+            self.spark.sql(query.format("sold")).collect()
+            == self.spark.sql(query.format(f"({SOLD})")).collect()
         )
-        found = sorted(map(tuple, self.totals.df().collect()))
-        return same and found == sorted(map(tuple, self.spark.sql(TOTALS).collect()))
+        totals = sorted(map(tuple, self.totals.df().collect()))
+        return same and totals == sorted(map(tuple, self.spark.sql(TOTALS).collect()))
 
     def version(self) -> TraceVersion:
         site = self.pipeline.context
@@ -115,13 +115,13 @@ class Workers:
 
     def _watch(self) -> None:
         while not self._end.wait(0.1):
-            found = 0
+            daemons = 0
             for child in psutil.Process().children(recursive=True):
                 try:
-                    found += DAEMON in child.cmdline()
+                    daemons += DAEMON in child.cmdline()
                 except psutil.Error:
                     continue  # it has ended
-            self.most = max(self.most, found - 1)
+            self.most = max(self.most, daemons - 1)
 
 
 def main(home: Path, megabytes: int) -> dict[str, Any]:
@@ -134,22 +134,22 @@ def main(home: Path, megabytes: int) -> dict[str, Any]:
 def lived(stage: Stage, megabytes: int) -> dict[str, Any]:
     """A load and three steps."""
     most = int(os.environ["TIDEMILL_WORKER_BYTES"])
-    resource.setrlimit(resource.RLIMIT_DATA, (most, most))  # Java is there already, with a limit of its own
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))  # Java is already running, with its own limit
     count = megabytes * 2**20 // WIDTH
     stage.customers.upsert([(n, f"r{n % 7}") for n in range(CUSTOMERS)])
     parts = 8
     for part in range(parts):
         stage.orders.append(stage.notes(part * (count // parts), count // parts))
-    found: dict[str, Any] = {"load_s": stage.run().load_s, "right": [stage.check()]}
+    result: dict[str, Any] = {"load_s": stage.run().load_s, "right": [stage.check()]}
     for step in range(3):
         stage.orders.append(stage.notes(10 * count + step * 1000, 1000))
         stage.orders.delete(stage.notes(step * 500, 500))
         stage.customers.upsert([(step, "moved"), (CUSTOMERS + step, "new")])
-        found.setdefault("loaded_again", []).append(stage.run().load_s > 0)
-    found["right"].append(stage.check())
-    found["state_mb"] = stage.state_bytes() / 2**20
-    found["rows"] = count
-    return found
+        result.setdefault("loaded_again", []).append(stage.run().load_s > 0)
+    result["right"].append(stage.check())
+    result["state_mb"] = stage.state_bytes() / 2**20
+    result["rows"] = count
+    return result
 
 
 if __name__ == "__main__":

@@ -127,18 +127,18 @@ class ViewStage(StepStage):
 
     def view(self, name: str, sql: str, *reads: str, code: str = "") -> None:
         """Add or replace a view of the group; `reads` are datasets and earlier views."""
-        bases = {one.name: one for one in self.declared}
+        bases = {dataset.name: dataset for dataset in self.declared}
         self.codes[name] = Code(
             name,
             sql,
-            {one: bases[one] for one in reads if one in bases},
-            tuple(one for one in reads if one in self.codes),
+            {read: bases[read] for read in reads if read in bases},
+            tuple(read for read in reads if read in self.codes),
         )
         views = tuple(
             ViewSpec(
-                name=one.name, code=str(hash(one.sql)), reads=tuple(one.datasets.values()), uses=one.views
+                name=view.name, code=str(hash(view.sql)), reads=tuple(view.datasets.values()), uses=view.views
             )
-            for one in self.codes.values()
+            for view in self.codes.values()
         )
         self.declare(GroupSpec(name="g", views=views), circuit=f"{len(views)} {sql}")
 
@@ -163,9 +163,11 @@ class ViewStage(StepStage):
         return self.tables.changes(self.spark, group.tables[name], name, rows)
 
     def stored_changes(self, name: str, step: int) -> Counter[Any]:
-        """What a step's commit names, read without Spark."""
+        """The changes that a step's commit names, read without Spark."""
         rows = self.store.run(lambda tx: commits.rows(tx, self.keys, P, "g", step - 1, step))
-        keys = [one.changes for row in rows for one in row.outputs if one.view == name and one.changes]
+        keys = [
+            output.changes for row in rows for output in row.outputs if output.view == name and output.changes
+        ]
         return self._read(keys)
 
     def stored_table(self, name: str) -> Counter[Any]:
@@ -173,28 +175,28 @@ class ViewStage(StepStage):
         return self._read([self.group("g").tables[name]])
 
     def data_of(self, name: str) -> set[str]:
-        """The data objects of a view that are there."""
-        found = (info.key for info in self.objects.list("data/"))
-        return {key for key in found if layout.parse_key(key)["name"] == f"view:{P}/{name}"}
+        """The data objects of a view that exist."""
+        keys = (info.key for info in self.objects.list("data/"))
+        return {key for key in keys if layout.parse_key(key)["name"] == f"view:{P}/{name}"}
 
     def named(self, name: str) -> set[str]:
         """The data objects of a view that its commits name."""
         keys = [
             key
             for row in self.rows_of_group("g")
-            for one in row.outputs
-            if one.view == name
-            for key in (one.changes, one.table)
+            for output in row.outputs
+            if output.view == name
+            for key in (output.changes, output.table)
             if key
         ]
         return {item.uri for key in keys for item in self.reader.objects(key)}
 
     def _read(self, keys: Sequence[str]) -> Counter[Any]:
-        found = []
+        weighted = []
         for item in (item for key in keys for item in self.reader.objects(key)):
             body = pq.read_table(pa.BufferReader(self.objects.get(item.uri)[0])).to_pylist()
-            found += [(plain(tuple(row.values())[:-3]), row["_weight"]) for row in body]
-        return summed(found)
+            weighted += [(plain(tuple(row.values())[:-3]), row["_weight"]) for row in body]
+        return summed(weighted)
 
     def dataset_frame(self, dataset: DatasetId, position: int) -> DataFrame:
         slices = self.inputs.at(dataset, position)

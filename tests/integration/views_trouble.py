@@ -42,10 +42,10 @@ class Stage:
         )
 
     def run(self) -> list[str]:
-        """Run; why it failed, as often as it did."""
-        told: list[Event] = []
-        report = self.pipeline.run(emit=told.append)
-        failed = [f"{one.code}: {one.message}" for one in told if isinstance(one, RunFailed)]
+        """Run, and return the reason of each failure."""
+        events: list[Event] = []
+        report = self.pipeline.run(emit=events.append)
+        failed = [f"{event.code}: {event.message}" for event in events if isinstance(event, RunFailed)]
         assert report.ok == (not failed)
         return failed
 
@@ -100,26 +100,26 @@ class Stage:
 
 def main(home: Path, trouble: Path) -> dict[str, Any]:
     stage = Stage(home, trouble)
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     stage.regions.upsert([("a", "x"), ("b", "y")])
     stage.orders.append([(n, "ab?"[n % 3], n) for n in range(30)])
-    found["failed"] = stage.during("kill", stage.run)
-    found["rows"] = stage.rows()
+    result["failed"] = stage.during("kill", stage.run)
+    result["rows"] = stage.rows()
     marks = {mark.name: mark.read_text() for mark in trouble.glob("killed-*")}
-    found["marks"] = sorted(marks)
-    found["orphans"] = sorted(set(marks.values()) & stage.runs())
+    result["marks"] = sorted(marks)
+    result["orphans"] = sorted(set(marks.values()) & stage.runs())
     listed = stage.version()[0].files()
-    found["listed"] = sorted(set(marks.values()) & listed)
+    result["listed"] = sorted(set(marks.values()) & listed)
     stage.collect()
-    found["left"] = sorted(stage.runs() - listed)
-    found["lacking"] = sorted(listed - stage.runs())
+    result["left"] = sorted(stage.runs() - listed)
+    result["lacking"] = sorted(listed - stage.runs())
 
     stage.orders.append([(100, "a", 1000)])
     for what in ("full", "memory", "corrupt", "missing", "newer"):
         failed = stage.during(what, stage.run) if what in ("full", "memory") else stage.broken(what)
-        found[what] = {"failed": failed, "rows": stage.rows()}
-    found["over"] = {"failed": stage.run(), "rows": stage.rows()}
-    return found
+        result[what] = {"failed": failed, "rows": stage.rows()}
+    result["over"] = {"failed": stage.run(), "rows": stage.rows()}
+    return result
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ _PATIENCE_S = 120
 
 
 def run_most_used(archive: str, folder: str) -> None:
-    """What tests do with Spark, once each; prints the id of the Java process."""
+    """Do what tests do with Spark, once each, and print the id of the Java process."""
     from pyspark.sql import functions as sf
 
     from tidemill.clock import SYSTEM
@@ -33,9 +33,9 @@ def run_most_used(archive: str, folder: str) -> None:
     spark = open_session(small_spark({"spark.driver.extraJavaOptions": options}))
     storage = Storage(open_objects(f"{folder}/objects", clock=SYSTEM))
     rows = spark.range(1000).withColumn("v", (sf.col("id") % 3).cast("string"))
-    one = write_frame(rows, storage, "one/")
-    two = write_frame(rows, storage, "two/", partition_by=["v"])
-    back = read_positioned(spark, storage, "id BIGINT, v STRING", [(1, one.objects), (2, two.objects)])
+    first = write_frame(rows, storage, "one/")
+    second = write_frame(rows, storage, "two/", partition_by=["v"])
+    back = read_positioned(spark, storage, "id BIGINT, v STRING", [(1, first.objects), (2, second.objects)])
     back.createOrReplaceTempView("back")
     spark.sql("SELECT v, count(*) n, sum(id) s, max(id) m FROM back GROUP BY v HAVING n > 1").collect()
     back.join(rows, "id").select(sf.udf(lambda x: x, "bigint")("id"), sf.xxhash64("id", back.v)).collect()

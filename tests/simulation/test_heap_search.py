@@ -45,9 +45,9 @@ def searched(plan: Plan) -> SearchResult:
 @pytest.mark.parametrize("what", REACHED)
 def test_no_subscription_is_stuck_and_every_move_is_in_the_table(what: str) -> None:
     plan, reached = REACHED[what]
-    found = searched(plan)
-    assert found.states > 500
-    assert cells(reached) <= found.moves
+    result = searched(plan)
+    assert result.states > 500
+    assert cells(reached) <= result.moves
 
 
 @pytest.mark.rule("HEAP-5", "HEAP-6")
@@ -92,21 +92,21 @@ class TestAblations:
     """The search finds each of these, so it would find others."""
 
     def test_without_the_sweep_a_lost_push_leaves_a_subscription_stuck(self) -> None:
-        found = Search(Plan(publications=(1,), sweeps=False)).run()
-        assert found.stuck is not None
+        result = Search(Plan(publications=(1,), sweeps=False)).run()
+        assert result.stuck is not None
 
     def test_a_finish_that_looks_first_and_commits_afterwards_loses_a_write(self) -> None:
-        found = Search(Plan(publications=(2,), torn_finish=True)).run()
-        assert found.stuck is not None
+        result = Search(Plan(publications=(2,), torn_finish=True)).run()
+        assert result.stuck is not None
 
     def test_a_start_without_a_fence_lets_two_run_as_one(self) -> None:
-        found = Search(Plan(runners=2, kills=1, guarded=False)).run()
-        assert "HEAP-7" in found.broken
+        result = Search(Plan(runners=2, kills=1, guarded=False)).run()
+        assert "HEAP-7" in result.broken
 
     def test_a_start_that_does_not_look_at_the_time_breaks_the_cadence(self) -> None:
-        found = Search(Plan(publications=(1,), guarded=False, terms={"cadence_us": 2}, ticks=3)).run()
-        assert "HEAP-1" in found.broken
+        result = Search(Plan(publications=(1,), guarded=False, terms={"cadence_us": 2}, ticks=3)).run()
+        assert "HEAP-1" in result.broken
 
     def test_a_pruner_that_reads_the_rows_first_takes_the_signal_of_a_scheduled_row(self) -> None:
-        found = Search(Plan(publications=(1,), attaches=1, rows_first=True)).run()
-        assert "INV4" in found.broken
+        result = Search(Plan(publications=(1,), attaches=1, rows_first=True)).run()
+        assert "INV4" in result.broken

@@ -84,8 +84,8 @@ class Stage:
         return self.run(fn, self.keys, self.cluster, *args, mode=mode, **named)
 
     def all_rows(self) -> dict[bytes, bytes]:
-        found = self.store.run(lambda tx: tx.range(*Space("c").all(), snapshot=True))
-        return {row.key: row.value for row in found}
+        stored = self.store.run(lambda tx: tx.range(*Space("c").all(), snapshot=True))
+        return {row.key: row.value for row in stored}
 
     def check(self) -> None:
         """Every invariant, and the step since the last check."""

@@ -118,16 +118,18 @@ def arrow(draw: st.DrawFn) -> Any:
     )
 
 
-def same(one: Any, other: Any) -> bool:
+def same(value: Any, other: Any) -> bool:
     """Whether a value came back as it was: type, structure and bits."""
-    if type(one) is not type(other):
+    if type(value) is not type(other):
         return False
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if hasattr(one, "equals"):
-        return bool(one.equals(other)) and getattr(one, "schema", None) == getattr(other, "schema", None)
-    return bool(one == other)
+    if isinstance(value, np.ndarray):
+        return (
+            value.dtype == other.dtype and value.shape == other.shape and value.tobytes() == other.tobytes()
+        )
+    if isinstance(value, list | tuple):
+        return len(value) == len(other) and all(map(same, value, other))
+    if isinstance(value, dict):
+        return list(value) == list(other) and all(same(value[key], other[key]) for key in value)
+    if hasattr(value, "equals"):
+        return bool(value.equals(other)) and getattr(value, "schema", None) == getattr(other, "schema", None)
+    return bool(value == other)

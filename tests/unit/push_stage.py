@@ -54,7 +54,7 @@ def address(tx: Tx, keys: SourceKeys, source: str) -> str | None:
 
 
 def table(*ids: int) -> pa.Table:
-    return pa.Table.from_pylist([{"id": one, "name": f"n{one}"} for one in ids], SCHEMA)
+    return pa.Table.from_pylist([{"id": number, "name": f"n{number}"} for number in ids], SCHEMA)
 
 
 class PushStage:
@@ -114,11 +114,11 @@ class PushStage:
 
     def rows(self) -> list[dict[str, Any]]:
         manifests = Manifests(self.objects, SYSTEM)
-        found: list[dict[str, Any]] = []
+        records: list[dict[str, Any]] = []
         for row in sorted(self.stage.rows_of(self.dataset.id), key=lambda row: row.position):
             for item in manifests.lot_objects(row.manifest):
-                found += pq.read_table(io.BytesIO(self.objects.get(item.uri)[0])).to_pylist()
-        return found
+                records += pq.read_table(io.BytesIO(self.objects.get(item.uri)[0])).to_pylist()
+        return records
 
     def ids(self) -> list[int]:
         return sorted(row["id"] for row in self.rows())
@@ -146,4 +146,4 @@ def post(
 
 
 def lines(*ids: int) -> bytes:
-    return b"".join(b'{"id":%d,"name":"n%d"}\n' % (one, one) for one in ids)
+    return b"".join(b'{"id":%d,"name":"n%d"}\n' % (number, number) for number in ids)

@@ -19,13 +19,13 @@ def rows(path: Path | str) -> Counter[tuple[Any, ...]]:
 
 
 def after(shop: Shop, steps: list[Step]) -> dict[str, Counter[tuple[Any, ...]]]:
-    found = {table: rows(shop.base / table) for table in TABLES}
+    tables = {table: rows(shop.base / table) for table in TABLES}
     for step in steps:
         for table in TABLES:
             gone = rows(step.files[f"{table}_out"])
-            assert gone <= found[table], "only what is there goes"
-            found[table] = found[table] - gone + rows(step.files[f"{table}_in"])
-    return found
+            assert gone <= tables[table], "only what is there goes"
+            tables[table] = tables[table] - gone + rows(step.files[f"{table}_in"])
+    return tables
 
 
 @pytest.mark.parametrize("kind", [INTEGERS, TYPES])

@@ -43,13 +43,13 @@ def test_whoever_waits_for_work_is_told_of_a_batch() -> None:
 
 
 def test_a_plain_future_hangs_on_nothing_but_itself() -> None:
-    plain = [one.id for one in BATCH if bulk.is_plain(one)]
+    plain = [item.id for item in BATCH if bulk.is_plain(item)]
     assert (5).to_bytes(16, "big") not in plain
     assert len(plain) == len(BATCH) - 5
     space = Space("c", "spec")
     stage = Stage()
     stage.run(bulk.submit_many, stage.keys, BATCH)
-    found = {
+    stored = {
         space.unpack(key)[0]: value for key, value in stage.all_rows().items() if key.startswith(space.prefix)
     }
-    assert rows.decode_spec(found[BATCH[0].id]).submitted_at > 0
+    assert rows.decode_spec(stored[BATCH[0].id]).submitted_at > 0

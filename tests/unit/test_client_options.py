@@ -22,7 +22,7 @@ def test_without_options_nothing_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "size"),
+    ("value", "size"),
     [
         (0, 0),
         (17, 17),
@@ -34,9 +34,9 @@ def test_without_options_nothing_is_asked_for() -> None:
         (" 1t ", 1024**4),
     ],
 )
-def test_ram_is_bytes_or_a_text(said: Any, size: int) -> None:
-    assert amount_of_bytes("ram", said) == size
-    assert Options.of({"ram": said}).needs.ram == size
+def test_ram_is_bytes_or_a_text(value: Any, size: int) -> None:
+    assert amount_of_bytes("ram", value) == size
+    assert Options.of({"ram": value}).needs.ram == size
 
 
 def test_resources_are_names() -> None:
@@ -54,11 +54,11 @@ def test_a_deadline_is_a_duration_or_a_time_of_day() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "refuse", "grace_s"),
+    ("value", "refuse", "grace_s"),
     [("fail", True, GRACE_S), ("wait", False, -1.0), (7, False, 7.0), (timedelta(minutes=1), False, 60.0)],
 )
-def test_what_nobody_can_run_is_refused_or_waits(said: Any, refuse: bool, grace_s: float) -> None:
-    options = Options.of({"on_unsatisfiable": said})
+def test_what_nobody_can_run_is_refused_or_waits(value: Any, refuse: bool, grace_s: float) -> None:
+    options = Options.of({"on_unsatisfiable": value})
     assert (options.refuse, options.grace_s) == (refuse, grace_s)
 
 
@@ -123,13 +123,13 @@ def test_calls_of_a_map_have_keys_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds"), [(None, None), (0, 0.0), (2.5, 2.5), (timedelta(seconds=4), 4.0)]
+    ("value", "seconds"), [(None, None), (0, 0.0), (2.5, 2.5), (timedelta(seconds=4), 4.0)]
 )
-def test_a_timeout_is_seconds_or_none(said: Any, seconds: float | None) -> None:
-    assert timeout(said) == seconds
+def test_a_timeout_is_seconds_or_none(value: Any, seconds: float | None) -> None:
+    assert timeout(value) == seconds
 
 
-@pytest.mark.parametrize("said", [-1, "1", True, float("inf")])
-def test_a_wrong_timeout_is_refused(said: Any) -> None:
+@pytest.mark.parametrize("value", [-1, "1", True, float("inf")])
+def test_a_wrong_timeout_is_refused(value: Any) -> None:
     with pytest.raises(UsageError, match="timeout"):
-        timeout(said)
+        timeout(value)

@@ -56,12 +56,14 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(
-    ("table", "state", "edge"), PAIRS, ids=lambda one: one.value if isinstance(one, StrEnum) else ""
+    ("table", "state", "edge"),
+    PAIRS,
+    ids=lambda argument: argument.value if isinstance(argument, StrEnum) else "",
 )
 def test_a_machine_has_the_edges_written_here_and_no_others(
     table: dict[Any, Any], state: StrEnum, edge: StrEnum
 ) -> None:
-    before = {one: dict(edges) for one, edges in table.items()}
+    before = {source: dict(edges) for source, edges in table.items()}
     if (state, edge) in ALLOWED:
         assert step(table, state, edge) is ALLOWED[state, edge]
     else:

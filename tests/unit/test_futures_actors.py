@@ -38,8 +38,8 @@ def test_calls_are_bound_to_the_actors_node_in_the_order_they_were_made(stage: S
     rows = [stage.row(future_id) for future_id in made]
     assert all(isinstance(row, Unclaimed) and row.hard and row.assigned == "home" for row in rows)
     assert [stage.spec_of(future_id).ordinal for future_id in made] == [1, 2, 3, 4, 5]
-    found = stage.here(actors.calls, actor, 2)
-    assert [(item.ordinal, item.id) for item in found] == list(enumerate(made, start=1))[1:]
+    calls = stage.here(actors.calls, actor, 2)
+    assert [(item.ordinal, item.id) for item in calls] == list(enumerate(made, start=1))[1:]
     assert {claimed.id for claimed in stage.claim(home)} == set(made)
 
 

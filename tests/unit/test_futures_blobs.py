@@ -96,9 +96,9 @@ def test_arguments_of_any_size_are_kept(blobs: Blobs, objects: Objects, size: in
 
 def test_arguments_of_two_futures_are_two_objects(blobs: Blobs, objects: Objects) -> None:
     content = bytes(100_000)
-    one = blobs.store_args(ID, content)
-    two = blobs.store_args(b"j" * 16, content)
-    assert one.digest != two.digest
+    first = blobs.store_args(ID, content)
+    second = blobs.store_args(b"j" * 16, content)
+    assert first.digest != second.digest
     assert len(names(objects)) == 2
 
 

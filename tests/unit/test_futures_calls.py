@@ -195,7 +195,7 @@ def test_a_call_has_the_same_digest_in_another_process(tmp_path: Path) -> None:
 
 
 def test_different_calls_have_different_digests() -> None:
-    one, two = 1, 2
+    first, second = 1, 2
     digests = [
         call_digest(function, args, kwargs)
         for function, args, kwargs in [
@@ -213,8 +213,8 @@ def test_different_calls_have_different_digests() -> None:
             (scale, (Future(2),), {}),
             (scale, (np.arange(3),), {}),
             (scale, (np.arange(3.0),), {}),
-            (lambda: one, (), {}),
-            (lambda: two, (), {}),
+            (lambda: first, (), {}),
+            (lambda: second, (), {}),
             (lambda: 3, (), {}),
             (lambda: 4, (), {}),
             (lambda x=1: x, (), {}),

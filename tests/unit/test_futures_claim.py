@@ -33,13 +33,13 @@ def test_a_claim_names_its_holder_and_the_holder_points_to_it(stage: Stage) -> N
 
 @pytest.mark.rule("FUT-13")
 def test_a_future_is_claimed_once(stage: Stage) -> None:
-    one, two = stage.worker("a"), stage.worker("b")
+    worker, other = stage.worker("a"), stage.worker("b")
     for _ in range(10):
         stage.submit()
-    first, second = stage.claim(one, 6), stage.claim(two, 6)
+    first, second = stage.claim(worker, 6), stage.claim(other, 6)
     assert (len(first), len(second)) == (6, 4)
     assert not {claim.id for claim in first} & {claim.id for claim in second}
-    assert stage.claim(one) == stage.claim(two) == []
+    assert stage.claim(worker) == stage.claim(other) == []
 
 
 @pytest.mark.rule("FUT-25")
@@ -64,7 +64,7 @@ def test_the_oldest_goes_first_within_a_priority_across_classes(stage: Stage) ->
     stage.beat(worker)
     taken = []
     while claimed := stage.claim(worker, 3):
-        taken += [one.id for one in claimed]
+        taken += [item.id for item in claimed]
     assert [set(taken[n : n + 3]) for n in range(0, 12, 3)] == [
         set(order[n : n + 3]) for n in range(0, 12, 3)
     ]
@@ -205,7 +205,7 @@ def test_particular_futures_can_be_claimed_if_they_are_free_and_fit(stage: Stage
     stage.claim_one(other, ids[0])
     specs = [stage.spec_of(future_id) for future_id in ids]
     claimed = stage.there(claim.claim_these, worker, specs, Capacity(cpu=2.0), mode="take")
-    assert [one.id for one in claimed] == ids[1:3]
+    assert [item.id for item in claimed] == ids[1:3]
 
 
 class TestLimits:

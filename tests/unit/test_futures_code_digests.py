@@ -98,7 +98,7 @@ def test_any_change_of_what_a_function_does_is_another_digest_and_nothing_else_i
             tmp_path, ("helper.py", "def kept(df):\n    return df", "def kept(df):\n    return 0")
         ),
     }
-    assert first not in other.values(), [what for what, found in other.items() if found == first]
+    assert first not in other.values(), [what for what, value in other.items() if value == first]
     assert len(set(other.values())) == len(other)
 
 

@@ -31,7 +31,7 @@ def test_with_retries_left_it_goes_back_to_the_pool_after_a_pause(stage: Stage) 
     assert stage.ready_ids() == [future]
     assert stage.claim(other) == []
     stage.clock.advance(1)
-    assert [one.id for one in stage.claim(other)] == [future]  # another worker may take it
+    assert [claimed.id for claimed in stage.claim(other)] == [future]  # another worker may take it
 
 
 @pytest.mark.rule("FUT-50")
@@ -40,7 +40,7 @@ def test_the_pause_doubles_up_to_a_minute_and_half_of_it_is_chance() -> None:
     shortest = [retries.pause_us(count, 0.0) for count in range(1, 12)]
     assert longest[:4] == [500_000, 1_000_000, 2_000_000, 4_000_000]
     assert longest[-1] == 60_000_000
-    assert [2 * one for one in shortest] == longest
+    assert [2 * pause for pause in shortest] == longest
 
 
 @pytest.mark.rule("FUT-5", "FUT-8")
@@ -151,10 +151,10 @@ class TestOutOfMemory:
 
     @pytest.mark.rule("FUT-52")
     def test_the_ram_it_asks_for_is_never_more_than_the_largest_live_node_has(self, stage: Stage) -> None:
-        one = stage.worker("one", Capacity(cpu=4.0, ram=8 * GIB))
+        worker = stage.worker("one", Capacity(cpu=4.0, ram=8 * GIB))
         stage.worker("two", Capacity(cpu=4.0, ram=10 * GIB))
         future = stage.submit(needs=Needs(ram=6 * GIB))
-        row = stage.fail(one, stage.claim_one(one), "oom")
+        row = stage.fail(worker, stage.claim_one(worker), "oom")
         assert row.tally.ram == 10 * GIB
         assert stage.spec_of(future).needs.ram == 6 * GIB
 
@@ -188,12 +188,12 @@ class TestOutOfMemory:
 
 @pytest.mark.rule("FUT-22")
 def test_code_that_cannot_be_loaded_is_tried_once_on_another_node_and_then_fails(stage: Stage) -> None:
-    one, two = stage.worker("one"), stage.worker("two")
+    first, second = stage.worker("one"), stage.worker("two")
     stage.submit(max_retries=50)
-    row = stage.fail(one, stage.claim_one(one), "deserialize")
+    row = stage.fail(first, stage.claim_one(first), "deserialize")
     assert isinstance(row, Unclaimed)
     assert row.assigned == "two"
-    row = stage.fail(two, stage.claim_one(two), "deserialize")
+    row = stage.fail(second, stage.claim_one(second), "deserialize")
     assert isinstance(row, Failed)
     assert row.kind == "deserialize"
 

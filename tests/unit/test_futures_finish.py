@@ -52,9 +52,9 @@ def test_the_fast_way_leaves_to_the_slow_one_what_was_rewritten_since_the_claim(
     stage.here(cancel.cancel, cancelled)
     answers = dict(zip([claimed.id for claimed in claims], stage.realize_fast(worker, *claims), strict=True))
     assert answers == {depended: False, cancelled: False, plain: True}
-    for one in claims:
-        if not answers[one.id]:
-            stage.realize(worker, one)
+    for claimed in claims:
+        if not answers[claimed.id]:
+            stage.realize(worker, claimed)
     assert isinstance(stage.row(behind), Unclaimed)
     assert isinstance(stage.row(cancelled), Realized)  # it was done before it could be stopped
 

@@ -88,8 +88,8 @@ def test_what_is_wrong_is_found(name: str) -> None:
     word, plant = PLANTED[name]
     assert scene.store.run(lambda tx: scan_invariants(tx, scene.keys)) == []
     scene.store.run(plant(scene))
-    found = scene.store.run(lambda tx: scan_invariants(tx, scene.keys))
-    assert any(word in future_id for future_id in found), found
+    problems = scene.store.run(lambda tx: scan_invariants(tx, scene.keys))
+    assert any(word in problem for problem in problems), problems
 
 
 @pytest.mark.parametrize(
@@ -126,5 +126,5 @@ def test_a_step_that_no_edge_makes_is_found(old: AnyRow, new: AnyRow, word: str)
     mirror.apply([(key, rows.encode(old))])
     assert mirror.steps == []
     mirror.apply([(key, rows.encode(new))])
-    found = judge(mirror, [])
-    assert any(word in future_id for future_id in found), found
+    problems = judge(mirror, [])
+    assert any(word in problem for problem in problems), problems

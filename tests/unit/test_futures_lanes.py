@@ -17,31 +17,31 @@ needs = st.builds(
 )
 
 
-def capacity(asked: Needs) -> Capacity:
-    return Capacity(cpu=asked.cpu, ram=asked.ram, gpu=asked.gpu, named=frozenset(asked.named))
+def capacity(need: Needs) -> Capacity:
+    return Capacity(cpu=need.cpu, ram=need.ram, gpu=need.gpu, named=frozenset(need.named))
 
 
 @pytest.mark.rule("FUT-23", "FUT-26")
 @given(needs)
-def test_a_class_holds_what_lies_between_its_bounds(asked: Needs) -> None:
-    low, high = bounds_of(label_of(asked))
-    assert fits(low, capacity(asked))
-    assert fits(asked, capacity(high))
-    assert high.ram <= asked.ram * 1.2 + 2
-    assert set(low.named) == set(high.named) == set(asked.named)
+def test_a_class_holds_what_lies_between_its_bounds(need: Needs) -> None:
+    low, high = bounds_of(label_of(need))
+    assert fits(low, capacity(need))
+    assert fits(need, capacity(high))
+    assert high.ram <= need.ram * 1.2 + 2
+    assert set(low.named) == set(high.named) == set(need.named)
 
 
 @pytest.mark.rule("FUT-26")
 @given(needs, st.integers(1, 50))
-def test_as_many_as_are_said_to_fit_do_fit_together(asked: Needs, times: int) -> None:
+def test_as_many_as_are_said_to_fit_do_fit_together(need: Needs, times: int) -> None:
     free = Capacity(
-        cpu=asked.cpu * times, ram=asked.ram * times, gpu=asked.gpu * times, named=frozenset(asked.named)
+        cpu=need.cpu * times, ram=need.ram * times, gpu=need.gpu * times, named=frozenset(need.named)
     )
-    most = how_many(asked, free)
+    most = how_many(need, free)
     assert most >= times
     for _ in range(min(most, times)):
-        assert fits(asked, free)
-        free = free.minus(asked)
+        assert fits(need, free)
+        free = free.minus(need)
 
 
 def test_what_does_not_fit_fits_no_times() -> None:
@@ -57,8 +57,8 @@ def test_needs_that_were_not_given_are_nought_and_have_a_class() -> None:
 
 
 @given(needs)
-def test_a_node_says_what_it_has_and_is_understood(asked: Needs) -> None:
-    free = capacity(asked)
+def test_a_node_says_what_it_has_and_is_understood(need: Needs) -> None:
+    free = capacity(need)
     assert Capacity.of_node(free.to_node()) == free
 
 

@@ -163,13 +163,13 @@ def test_a_claim_reads_what_it_takes_and_not_all_there_is(stage: Stage) -> None:
         plain = tx.range
 
         def counted(*args: object, **named: object) -> object:
-            found = plain(*args, **named)  # type: ignore[arg-type]
-            read.append(len(found))
-            return found
+            listed = plain(*args, **named)  # type: ignore[arg-type]
+            read.append(len(listed))
+            return listed
 
         tx.range = counted  # type: ignore[method-assign,assignment]
         claimed = claims.claim(tx, stage.keys, stage.cluster, worker, lanes, Capacity(), 5)
-        return [one.id for one in claimed]
+        return [item.id for item in claimed]
 
     assert stage.run(claim, mode="take") == order[:5]
     assert sum(read) <= 20

@@ -195,7 +195,9 @@ def test_handles_become_inputs_at_any_depth_and_arrive_as_values() -> None:
     dumped = dump(value, handles=True)
     assert set(dumped.inputs) == {bytes([n]) * 16 for n in range(1, 7)}
     assert len(dumped.inputs) == 6, "each once"
-    back = load(dumped.stream, dumped.parts, python=dumped.python, resolve=lambda one: f"result {one[0]}")
+    back = load(
+        dumped.stream, dumped.parts, python=dumped.python, resolve=lambda future_id: f"result {future_id[0]}"
+    )
     assert back["list"] == ["result 1", ["result 2"]]
     assert back["tuple"] == ("result 1", ("result 3", 0))
     assert back["dict"] == {"k": {"deep": "result 4"}}

@@ -42,7 +42,7 @@ def test_the_leader_reaps_what_a_dead_node_had_claimed_though_nobody_awaits_it(s
     assert isinstance(stage.row(kept), Claimed)
     reaped = [event for event in stage.events if isinstance(event, FuturesReaped)]
     assert [(event.node, sorted(event.ids)) for event in reaped] == [
-        ("dead", sorted(one.hex() for one in lost))
+        ("dead", sorted(future_id.hex() for future_id in lost))
     ]
 
 
@@ -116,7 +116,7 @@ def test_a_restarted_worker_gives_back_what_its_address_still_holds_before_any_l
     tallies = [stage.row(future_id).tally for future_id in ids]
     assert {(tally.reaps, tally.exceptions) for tally in tallies} == {(0, 0)}
     assert sum(isinstance(stage.row(future_id), Unclaimed) for future_id in ids) == 110
-    assert all(isinstance(stage.row(one.id), Claimed) for one in kept)
+    assert all(isinstance(stage.row(claimed.id), Claimed) for claimed in kept)
     listed = stage.store.run(lambda tx: nodes.read_all(tx, stage.cluster))
     assert {node.id for node in listed} == {"boot-2", "other"}
 
@@ -327,8 +327,8 @@ def test_claims_that_must_hang_on_hundreds_of_inputs_again_are_reaped_in_transac
         stage.realize_fast(other, *claimed, kind="segment")
     wide = [stage.submit(*data) for _ in range(6)]
     stage.claim(worker)
-    for one in data:
-        stage.lose(one)
+    for future_id in data:
+        stage.lose(future_id)
     stage.kill(worker, alive=[other])
     stage.writes.clear()
     stage.round("reap futures")

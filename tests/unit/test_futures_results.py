@@ -166,13 +166,13 @@ class TestCopies:
         future = stage.submit()
         stage.make(first, future, kind="segment")
         assert stage.there(results.add_copy, second, future, copied(stage, second, future, "seg-two"))
-        found = stage.store.run(lambda tx: results.copies(tx, stage.keys, future))
-        assert [(copy.location.node, copy.location.name) for copy in found] == [
+        copies = stage.store.run(lambda tx: results.copies(tx, stage.keys, future))
+        assert [(copy.location.node, copy.location.name) for copy in copies] == [
             ("one", "seg-1"),
             ("two", "seg-two"),
         ]
-        assert {copy.size for copy in found} == {3}
-        assert all(copy.at > 0 for copy in found)
+        assert {copy.size for copy in copies} == {3}
+        assert all(copy.at > 0 for copy in copies)
 
     @pytest.mark.rule("FUT-31")
     def test_ownership_goes_to_another_node_and_the_old_one_is_told_to_delete(self, stage: Stage) -> None:
@@ -213,8 +213,8 @@ class TestCopies:
         worker = stage.worker("w")
         ids = [stage.submit(owner="client") for _ in range(4)]
         got = {claimed.id: claimed for claimed in stage.claim(worker)}
-        for kind, one in zip(("inline", "segment", "object"), ids, strict=False):
-            stage.realize(worker, got[one], kind=kind)
+        for kind, future_id in zip(("inline", "segment", "object"), ids, strict=False):
+            stage.realize(worker, got[future_id], kind=kind)
         assert stage.here(results.delete_results, ids) == 3
         assert stage.here(results.delete_results, ids[:1]) == 0
         assert [realized(stage, future_id).result.location.kind for future_id in ids[:3]] == ["freed"] * 3

@@ -41,20 +41,20 @@ def test_a_home_gets_a_key_once_that_only_its_owner_can_read(tmp_path: Path) -> 
 
 
 def test_all_who_make_a_home_at_once_have_one_key(tmp_path: Path) -> None:
-    found: list[bytes] = []
+    secrets: list[bytes] = []
     start = threading.Barrier(8)
 
     def make() -> None:
         start.wait()
-        found.append(home_key(tmp_path).secret)
+        secrets.append(home_key(tmp_path).secret)
 
     threads = [threading.Thread(target=make) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 8
-    assert len(set(found)) == 1
+    assert len(secrets) == 8
+    assert len(set(secrets)) == 1
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o610, 0o644])
@@ -123,10 +123,10 @@ def test_the_key_is_never_shown() -> None:
 
 
 @given(st.lists(st.binary(max_size=8), max_size=4), st.lists(st.binary(max_size=8), max_size=4))
-def test_no_two_lists_of_parts_have_one_signature(one: list[bytes], other: list[bytes]) -> None:
-    assert (SIGNER.sign("code", *one) == SIGNER.sign("code", *other)) == (one == other)
-    assert SIGNER.sign("code", *one) != SIGNER.sign("spec", *one)
-    assert SIGNER.sign("code", *one) != Signer(ClusterKey.new()).sign("code", *one)
+def test_no_two_lists_of_parts_have_one_signature(parts: list[bytes], other: list[bytes]) -> None:
+    assert (SIGNER.sign("code", *parts) == SIGNER.sign("code", *other)) == (parts == other)
+    assert SIGNER.sign("code", *parts) != SIGNER.sign("spec", *parts)
+    assert SIGNER.sign("code", *parts) != Signer(ClusterKey.new()).sign("code", *parts)
 
 
 def test_a_view_is_signed_like_its_bytes() -> None:
@@ -144,8 +144,8 @@ def test_what_is_not_signed_is_told(bad: bytes) -> None:
 
 
 def test_a_long_secret_counts_whole() -> None:
-    one, other = Signer(ClusterKey(bytes(100) + b"1")), Signer(ClusterKey(bytes(100) + b"2"))
-    assert one.sign("x") != other.sign("x")
+    first, second = Signer(ClusterKey(bytes(100) + b"1")), Signer(ClusterKey(bytes(100) + b"2"))
+    assert first.sign("x") != second.sign("x")
 
 
 @pytest.mark.rule("FUT-59")

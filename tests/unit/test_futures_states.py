@@ -99,7 +99,7 @@ def test_every_state_can_be_reached_and_every_future_can_end() -> None:
     for state in FutureState:
         seen = {state}
         while not seen & ENDED:
-            seen |= {target for one in seen for target in FUTURE[one].values()}
+            seen |= {target for source in seen for target in FUTURE[source].values()}
         assert seen & ENDED
 
 

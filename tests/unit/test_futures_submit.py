@@ -41,12 +41,12 @@ def test_every_key_lies_under_the_name_of_the_cluster(stage: Stage) -> None:
     first = stage.submit(queue="q", deadline_at=10**15, key="once", owner="client")
     stage.submit(first)
     stage.make(worker, first, kind="segment")
-    found = stage.store.run(lambda tx: tx.range(b"\x00", b"\xfe", snapshot=True))
-    assert found
-    assert {unpack(row.key)[0] for row in found} == {"c"}
+    stored = stage.store.run(lambda tx: tx.range(b"\x00", b"\xfe", snapshot=True))
+    assert stored
+    assert {unpack(row.key)[0] for row in stored} == {"c"}
     stage.store.run(lambda tx: submit.submit(tx, other, [stage.spec()]))
     assert stage.lanes() == [*stage.lanes()]
-    assert len(stage.all_rows()) == len(found)
+    assert len(stage.all_rows()) == len(stored)
 
 
 @pytest.mark.rule("FUT-56")
@@ -172,7 +172,7 @@ def test_what_asks_for_nothing_is_indexed_all_the_same(stage: Stage) -> None:
     nothing = stage.submit()
     assert stage.ready_ids() == [nothing]
     claimed = stage.claim(worker, free=Capacity())
-    assert [one.id for one in claimed] == [nothing]
+    assert [item.id for item in claimed] == [nothing]
     assert stage.ready_ids() == []
     assert BIG.cpu > 0
 

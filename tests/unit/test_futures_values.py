@@ -195,14 +195,14 @@ def test_a_forged_result_is_never_unpickled(values: ResultStorage, segments: Seg
 
 
 def test_a_result_put_in_the_place_of_another_is_refused(values: ResultStorage) -> None:
-    one, two = values.store(LARGE, ID, 1), values.store(LARGE * 2, ID, 2)
+    first, second = values.store(LARGE, ID, 1), values.store(LARGE * 2, ID, 2)
     with pytest.raises(BadSignature):
-        values.load(at(one, name=two.location.name), ID)
+        values.load(at(first, name=second.location.name), ID)
     row = values.store([1], ID, 3)
     with pytest.raises(BadSignature):
-        values.load(replace(one, location=Location("inline"), head=row.head), ID)
+        values.load(replace(first, location=Location("inline"), head=row.head), ID)
     with pytest.raises((BadSignature, CopyCorrupt)):
-        values.load(replace(row, location=one.location, size=one.size), ID)
+        values.load(replace(row, location=first.location, size=first.size), ID)
 
 
 SIZES = struct.Struct("<8sIIQQ32s")
@@ -301,17 +301,17 @@ def test_values_stay_when_their_segment_is_deleted_and_go_with_their_last_user(
     values: ResultStorage, segments: Segments
 ) -> None:
     result = values.store([LARGE, LARGE + 1], ID, 1)
-    one, two = values.load(result, ID)
+    first, second = values.load(result, ID)
     segments.delete(result.location.name)
 
     def mapped() -> bool:
         return str(segments.folder) in Path("/proc/self/maps").read_text()
 
-    assert (one == LARGE).all()
-    del one
+    assert (first == LARGE).all()
+    del first
     assert mapped()
-    assert int(two[-1]) == int(LARGE[-1]) + 1
-    del two
+    assert int(second[-1]) == int(LARGE[-1]) + 1
+    del second
     assert not mapped()
 
 

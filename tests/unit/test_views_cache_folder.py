@@ -40,9 +40,9 @@ def test_the_environment_sets_the_folder_or_disables_the_cache(
     monkeypatch.setattr(module, "_BOOT", boot)
     boot.write_text("b")
     monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "there"))
-    found = cache_folder()
-    assert found is not None
-    assert found.folder.parent == tmp_path / "there"
+    cache = cache_folder()
+    assert cache is not None
+    assert cache.folder.parent == tmp_path / "there"
     here = cache_folder(str(tmp_path / "here"))  # a setting wins
     assert here is not None
     assert here.folder.parent == tmp_path / "here"

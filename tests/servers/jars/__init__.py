@@ -8,9 +8,9 @@ _CACHE = Path(__file__).parents[3] / ".cache" / "jars"
 
 
 def fetched(name: str) -> list[Path]:
-    """The jars of `jars/{name}/pom.xml`; `ServerUnavailable`, with the reason, where they are not."""
+    """The jars of `jars/{name}/pom.xml`; raise `ServerUnavailable`, with the reason, if they are missing."""
     folder = _CACHE / name
-    found = sorted(folder.glob("*.jar"))
-    if not found or not (folder / ".fetched").exists():
+    jars = sorted(folder.glob("*.jar"))
+    if not jars or not (folder / ".fetched").exists():
         raise ServerUnavailable(f"no jars of {name}: `make servers` fetches them where Maven can")
-    return found
+    return jars
