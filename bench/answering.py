@@ -22,11 +22,11 @@ def answer(commands: Mapping[str, Command], *, versions: Mapping[str, str] | Non
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            told = commands[request.pop("do")](**request)
+            result = commands[request.pop("do")](**request)
         except Exception as error:
             _tell(lines, {"raised": f"{type(error).__name__}: {error}"})
             raise
-        _tell(lines, told)
+        _tell(lines, result)
 
 
 def _tell(lines: Any, value: Any) -> None:

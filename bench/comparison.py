@@ -94,9 +94,11 @@ def take_turns(
                 done[side].append(once(side))
         if repetition >= 0:
             for side, timed in done.items():
-                series[side].values.append(work * turns / sum(one.answer for one in timed))
-                series[side].cpu_s.append(sum(one.cpu_s for one in timed))
-    fastest, *slower = sorted((series[peer] for peer in peers), key=lambda one: one.median, reverse=True)
+                series[side].values.append(work * turns / sum(turn.answer for turn in timed))
+                series[side].cpu_s.append(sum(turn.cpu_s for turn in timed))
+    fastest, *slower = sorted(
+        (series[peer] for peer in peers), key=lambda candidate: candidate.median, reverse=True
+    )
     return Comparison(series[ours], fastest, slower)
 
 

@@ -26,8 +26,10 @@ def measure(report: Report, ours: Side, ray: Side | None) -> None:
         for name, side in both.items():
             done = [side.ask_timed("hand_over", count=count) for _ in range(HAND_OVERS)]
             if repetition >= 0:
-                series[name].values.append(gigabytes / sorted(one.answer for one in done)[HAND_OVERS // 2])
-                series[name].cpu_s.append(sum(one.cpu_s for one in done))
-    raw: dict[str, Any] = {name: one.as_json() for name, one in series.items()}
+                series[name].values.append(
+                    gigabytes / sorted(timed.answer for timed in done)[HAND_OVERS // 2]
+                )
+                series[name].cpu_s.append(sum(timed.cpu_s for timed in done))
+    raw: dict[str, Any] = {name: measured.as_json() for name, measured in series.items()}
     raw["megabytes"] = gigabytes * 1000
     report.figure("shm_gb_per_s", series["ours"].median, raw, target=at_least(1))

@@ -53,20 +53,20 @@ def measure(report: Report, folder: Path) -> None:
                 [f"{_name((turn * 7919 + n * 9973) % files, files)}-new-{turn}.json" for n in range(NEW)]
             )
             number += NEW
-            took, found = _timed(discovery.discover)
-            assert (found.listed, found.taken) == (files + number, NEW), found
+            took, discovered = _timed(discovery.discover)
+            assert (discovered.listed, discovered.taken) == (files + number, NEW), discovered
             listed_s, listed = _timed(scene.plain)
             assert listed == files + number
             if turn:  # the first of each is the warm-up
                 ours.append(took)
                 plain.append(listed_s)
-    pairs = [one / other for one, other in zip(ours, plain, strict=True)]
+    pairs = [our_s / plain_s for our_s, plain_s in zip(ours, plain, strict=True)]
     raw = {
         "files": files,
         "new": NEW,
-        "ours_s": [rounded(one) for one in ours],
-        "plain_s": [rounded(one) for one in plain],
-        "ratio_of_each_pair": [rounded(one) for one in pairs],
+        "ours_s": [rounded(seconds) for seconds in ours],
+        "plain_s": [rounded(seconds) for seconds in plain],
+        "ratio_of_each_pair": [rounded(ratio) for ratio in pairs],
         "first_look_of_a_runner_s": rounded(started),
         "look_that_takes_all_s": rounded(first),
     }
@@ -80,8 +80,8 @@ def _name(number: int, files: int) -> str:
 
 def _timed(call: Any) -> tuple[float, Any]:
     began = time.perf_counter()
-    found = call()
-    return time.perf_counter() - began, found
+    result = call()
+    return time.perf_counter() - began, result
 
 
 class _Scene:

@@ -68,9 +68,9 @@ def measure(report: Report, folder: Path) -> None:
         took = []
         for _ in range(max(3, report.repetitions)):
             began = time.perf_counter()
-            found = mill.gaps("summed")
+            coverage = mill.gaps("summed")
             took.append(time.perf_counter() - began)
-            (covered,) = found.tables
+            (covered,) = coverage.tables
             assert covered.expected == count, covered.expected
             assert len(covered.gaps) == expected, (len(covered.gaps), expected)
         began = time.perf_counter()
@@ -81,12 +81,12 @@ def measure(report: Report, folder: Path) -> None:
     command = [sys.executable, "-m", "tidemill.cli", "gaps", "summed", "-f", target, "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     command_s = time.perf_counter() - began
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert (done.returncode, told["tables"][0]["gaps"]) == (1, expected), done.stderr
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert (done.returncode, answer["tables"][0]["gaps"]) == (1, expected), done.stderr
     raw = {
         "lots": count,
         "gaps": expected,
-        "all": [rounded(one) for one in took],
+        "all": [rounded(seconds) for seconds in took],
         "all_tables_s": rounded(all_s),
         "command_s": rounded(command_s),
         "counts": kinds,

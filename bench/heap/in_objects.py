@@ -56,9 +56,9 @@ class CountingProxy:
                 if count:
                     self._note(data)
                 target.sendall(data)
-        for one in (source, target):
+        for end in (source, target):
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                end.shutdown(socket.SHUT_RDWR)
 
     def _note(self, data: bytes) -> None:
         with self._lock:
@@ -128,7 +128,7 @@ def _size(report: Report, server: S3Server, proxy: CountingProxy, size: int) -> 
         "scheduled": size,
         "due": due,
         "push_per_s": rounded(size / push_s),
-        "peek_all_due_ms": [rounded(one) for one in peeks],
+        "peek_all_due_ms": [rounded(ms) for ms in peeks],
         "remove_1000_s": rounded(remove_s),
         "requests_of_three_peeks": dict(counted),
         "lists_of_a_peek_past_them": to_the_end,

@@ -97,8 +97,8 @@ class Scene:
         self.store.run(lambda tx: heap_sync.clear_debts(tx, self.keys, items))
 
     def peek(self) -> None:
-        found = self.due_query.due(DUE)
-        assert len(found.due) > 0
+        answer = self.due_query.due(DUE)
+        assert len(answer.due) > 0
 
     def finish(self, turn: int) -> None:
         """Start the oldest and finish it."""
@@ -155,7 +155,7 @@ def measure(report: Report, folder: Path) -> None:
         "peek_growth",
         medians["peek"][last] / medians["peek"][first],
         {
-            "peek_ms": {f"{size}": [rounded(one) for one in took["peek"][size]] for size in sizes},
+            "peek_ms": {f"{size}": [rounded(ms) for ms in took["peek"][size]] for size in sizes},
             "due": DUE,
         },
         target=at_most(PEEK_GROWTH),

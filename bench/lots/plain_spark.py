@@ -30,7 +30,7 @@ def measure(report: Report, folder: Path) -> None:
     files.mkdir(parents=True)
     for number in range(lots):
         ids = range(number * ROWS, (number + 1) * ROWS)
-        table = pa.table({"id": list(ids), "amount": [one % 7 - 1 for one in ids]})
+        table = pa.table({"id": list(ids), "amount": [row_id % 7 - 1 for row_id in ids]})
         pq.write_table(table, files / f"{number:05}.parquet")
     spark = open_session(SparkSettings(master="local[2]"))
     ours, peer = Series("tidemill", "s"), Series("a plain Spark loop", "s")
@@ -38,10 +38,10 @@ def measure(report: Report, folder: Path) -> None:
     for repetition in range(1 if report.quick else 3):
         for series, run in ((ours, _ours), (peer, _plain)):
             began, cpu = time.perf_counter(), time.process_time()
-            found = run(spark, files, folder / f"{series.name}-{repetition}", lots)
-            series.values.append(time.perf_counter() - began - found.set_up_s)
+            outcome = run(spark, files, folder / f"{series.name}-{repetition}", lots)
+            series.values.append(time.perf_counter() - began - outcome.set_up_s)
             series.cpu_s.append(time.process_time() - cpu)
-            assert found.rows == sum(1 for one in range(lots * ROWS) if one % 7 > 1), found
+            assert outcome.rows == sum(1 for row_id in range(lots * ROWS) if row_id % 7 > 1), outcome
             report.say(f"{series.name}: {series.values[-1]:.1f} s")
             shutil.rmtree(folder / f"{series.name}-{repetition}", ignore_errors=True)
     report.compare("vs_plain_spark", Comparison(ours, peer), target=at_most(1.3))

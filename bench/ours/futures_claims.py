@@ -54,7 +54,7 @@ class Claims:
             claims = self._store.run(lambda tx: self._claim(tx, batch), mode="take")
             seconds += time.perf_counter() - began
             assert len(claims) == batch
-            done = [Completion(one, _spec(one.id), RESULT) for one in claims]
+            done = [Completion(claimed, _spec(claimed.id), RESULT) for claimed in claims]
             made = self._store.run(
                 lambda tx, done=done: finish.realize_many(tx, self._keys, self._cluster, self._node, done),  # type: ignore[misc]
                 mode="take",

@@ -126,15 +126,15 @@ class Kept:
         return self._told(mark, began, ended)
 
     def _told(self, mark: int, began: float, ended: float) -> dict[str, Any]:
-        told: dict[str, Any] = {"ms": (ended - began) * 1e3}
+        figures: dict[str, Any] = {"ms": (ended - began) * 1e3}
         for at, event in self.heard.since(mark):
             name = type(event).__name__
             if name == "RecordWritten":
-                told["until_record_ms"] = (at - began) * 1e3
+                figures["until_record_ms"] = (at - began) * 1e3
             if name == "StepTimed":
-                told |= {key: getattr(event, key) for key in TIMED if hasattr(event, key)}
-                told["incremental"] = self.view.name in getattr(event, "views", ())
-        return told
+                figures |= {key: getattr(event, key) for key in TIMED if hasattr(event, key)}
+                figures["incremental"] = self.view.name in getattr(event, "views", ())
+        return figures
 
     def _alive(self) -> bool:
         if self._error is not None:
@@ -202,4 +202,4 @@ class Views:
 if __name__ == "__main__":
     views = Views()
     names = ("open", "declare", "arrive", "start", "step", "table", "explain", "sizes", "end")
-    answer({one: getattr(views, one) for one in names}, versions=machine.versions("pyspark", "pyarrow"))
+    answer({name: getattr(views, name) for name in names}, versions=machine.versions("pyspark", "pyarrow"))

@@ -119,7 +119,7 @@ class View:
 
     def _done(self) -> bool:
         sums = self.sums.values()
-        return all(one.value == one.expected and self.closed >= one.since for one in sums)
+        return all(total.value == total.expected and self.closed >= total.since for total in sums)
 
     def step(self, files: dict[str, list[str]]) -> dict[str, float]:
         """Apply the rows of these files."""
@@ -142,11 +142,11 @@ class View:
 
     @staticmethod
     def _read(paths: list[str]) -> list[dict[str, int]]:
-        found: list[dict[str, int]] = []
+        rows: list[dict[str, int]] = []
         for path in paths:
             table = pq.read_table(path)
-            found += table.rename_columns(["number", *table.column_names[1:]]).to_pylist()
-        return found
+            rows += table.rename_columns(["number", *table.column_names[1:]]).to_pylist()
+        return rows
 
     def table(self) -> list[list[int]]:
         """Return the content of the view."""

@@ -54,13 +54,13 @@ class Pipelines:
             dry=False,
             storage=f"file://{self.folder}/pipeline",
         )
-        told = [
-            str(one["pipeline_event_result"].event.message)
-            for one in events
-            if "pipeline_event_result" in one
+        messages = [
+            str(event["pipeline_event_result"].event.message)
+            for event in events
+            if "pipeline_event_result" in event
         ]
-        if not any("COMPLETED" in message for message in told[-1:]):
-            raise RuntimeError(f"the refresh ended with: {told[-3:]}")
+        if not any("COMPLETED" in message for message in messages[-1:]):
+            raise RuntimeError(f"the refresh ended with: {messages[-3:]}")
 
     def rows(self) -> int:
         return int(self.spark.table("kept").count())

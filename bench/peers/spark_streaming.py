@@ -55,8 +55,8 @@ class Streaming:
         beside.rename(f"{self.arriving}/{Path(path).parent.name}.parquet")
         self.query.processAllAvailable()
         wall_ms = (time.perf_counter() - began) * 1e3
-        found = [one for one in self.query.recentProgress if one["numInputRows"]][-1]
-        return {"ms": float(found["durationMs"]["triggerExecution"]), "wall_ms": wall_ms}
+        progress = [entry for entry in self.query.recentProgress if entry["numInputRows"]][-1]
+        return {"ms": float(progress["durationMs"]["triggerExecution"]), "wall_ms": wall_ms}
 
     def end(self) -> None:
         self.query.stop()

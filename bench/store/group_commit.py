@@ -21,15 +21,15 @@ def measure(report: Report, folder: Path) -> None:
         side.ask("open", path=str(folder / "many.db"), delay_s=0.0)
         report.say(f"SQLite, {THREADS} threads that commit single writes")
         many = [_timed(side, THREADS, writes) for _ in range(1 + repetitions)][1:]
-    per_commit = [one["transactions"] / one["commits"] for one in many]
+    per_commit = [run["transactions"] / run["commits"] for run in many]
     report.figure(
         "writes_per_commit",
         statistics.median(per_commit),
         {
             "threads": THREADS,
             "all": [rounded(value) for value in per_commit],
-            "commits": [one["commits"] for one in many],
-            "transactions": [one["transactions"] for one in many],
+            "commits": [run["commits"] for run in many],
+            "transactions": [run["transactions"] for run in many],
             "writes_per_second": _series("writes per second", many).as_json(),
         },
         target=at_least(8),
@@ -41,17 +41,17 @@ def measure(report: Report, folder: Path) -> None:
         for _ in range(1 + repetitions):  # alternating; the first is the warm-up
             turns[1].append(_timed(side, 1, alone))
             turns[THREADS].append(_timed(side, THREADS, writes))
-    one, all_together = (
+    single, all_together = (
         _series(f"writes per second, threads: {threads}", done[1:]) for threads, done in turns.items()
     )
     report.figure(
         "group_commit_gain",
-        all_together.median / one.median,
+        all_together.median / single.median,
         {
             "threads": THREADS,
             "added_to_each_commit_s": DELAY_S,
             "many_threads": all_together.as_json(),
-            "one_thread": one.as_json(),
+            "one_thread": single.as_json(),
         },
         target=at_least(10),
     )
@@ -63,5 +63,5 @@ def _timed(side: Side, threads: int, writes: int) -> dict[str, Any]:
 
 
 def _series(unit: str, done: list[dict[str, Any]]) -> Series:
-    values = [one["transactions"] / one["seconds"] for one in done]
-    return Series("bench/ours/group_commit.py", unit, values, [one["cpu_s"] for one in done])
+    values = [run["transactions"] / run["seconds"] for run in done]
+    return Series("bench/ours/group_commit.py", unit, values, [run["cpu_s"] for run in done])

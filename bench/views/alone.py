@@ -16,53 +16,53 @@ def growth(stage: Stage) -> None:
     """Compare steps of 10k changes over the base with those over a tenth of it, alternating."""
     large, small = (stage.followed(REVENUE, rows) for rows in (stage.scale.rows, stage.scale.small))
     turns, each = stage.scale.turns, max(1, stage.scale.steps[GROWTH] // stage.scale.turns)
-    found: dict[Followed, list[Timing]] = {large: [], small: []}
+    measured: dict[Followed, list[Timing]] = {large: [], small: []}
     for _ in range(turns):
-        for followed, timings in found.items():
+        for followed, timings in measured.items():
             timings.append(followed.steps(GROWTH, each))
     both = {}
-    for followed, timings in found.items():
+    for followed, timings in measured.items():
         both[followed] = Timing()
-        for one in timings:
-            both[followed].add(one)
-    pairs = [more.median / less.median for more, less in zip(found[large], found[small], strict=True)]
-    raw: dict[str, Any] = {str(one.shop.rows): timing.as_json(OURS) for one, timing in both.items()}
-    raw["ratio_of_each_turn"] = [rounded(one) for one in pairs]
+        for timing in timings:
+            both[followed].add(timing)
+    pairs = [more.median / less.median for more, less in zip(measured[large], measured[small], strict=True)]
+    raw: dict[str, Any] = {str(view.shop.rows): timing.as_json(OURS) for view, timing in both.items()}
+    raw["ratio_of_each_turn"] = [rounded(ratio) for ratio in pairs]
     stage.report.figure("base_growth", statistics.median(pairs), raw, target=at_most(1.3))
-    kernels = [both[one].of("kernel_s") for one in (large, small)]
+    kernels = [both[view].of("kernel_s") for view in (large, small)]
     if kernels[0] is None or not kernels[1]:
         stage.report.absent("kernel_growth", target=at_most(2), why="the engine tells no time of kernels")
     else:
         raw_kernels = {"kernel_s": dict(zip(("large", "small"), kernels, strict=True))}
         stage.report.figure("kernel_growth", kernels[0] / kernels[1], raw_kernels, target=at_most(2))
-    for followed in found:
+    for followed in measured:
         followed.check()
 
 
 def worst(stage: Stage) -> None:
     """Find the slowest of many small steps; these merge runs, including that of the base."""
     followed = stage.followed(REVENUE, stage.scale.rows)
-    found = followed.steps(SMALL_STEP, stage.scale.worst)
-    slowest = sorted(range(len(found.ms)), key=lambda one: found.ms[one], reverse=True)[:5]
-    raw = found.as_json(OURS) | {
+    timing = followed.steps(SMALL_STEP, stage.scale.worst)
+    slowest = sorted(range(len(timing.ms)), key=lambda number: timing.ms[number], reverse=True)[:5]
+    raw = timing.as_json(OURS) | {
         "slowest": [
-            {"step": at + 1, "ms": rounded(found.ms[at]), **_plain(found.told[at])} for at in slowest
+            {"step": at + 1, "ms": rounded(timing.ms[at]), **_plain(timing.told[at])} for at in slowest
         ],
     }
-    figure = max(found.ms) / found.median
+    figure = max(timing.ms) / timing.median
     stage.report.figure("worst_over_median", figure, raw, target=at_most(5))
     followed.check()
 
 
-def _plain(told: dict[str, object]) -> dict[str, object]:
-    return {key: value for key, value in told.items() if key != "ms"}
+def _plain(figures: dict[str, object]) -> dict[str, object]:
+    return {key: value for key, value in figures.items() if key != "ms"}
 
 
 def chain8(stage: Stage) -> None:
     """Measure eight stacked aggregates, each by another key."""
     followed = stage.followed(CHAIN, stage.scale.small)
-    found = followed.steps(SMALL_STEP, stage.scale.steps[SMALL_STEP])
-    stage.report.figure("chain8_ms", found.median, found.as_json(OURS), target=at_most(1_000))
+    timing = followed.steps(SMALL_STEP, stage.scale.steps[SMALL_STEP])
+    stage.report.figure("chain8_ms", timing.median, timing.as_json(OURS), target=at_most(1_000))
     followed.check()
     stage.forget(followed)
 
@@ -84,7 +84,7 @@ def keyed(stage: Stage) -> None:
     raw = {
         "ours": ours.as_json(OURS) | {"load": followed.load},
         "peer": peer.as_json("bench/peers/spark_recompute.py"),
-        "ratio_of_each_turn": [rounded(one) for one in pairs],
+        "ratio_of_each_turn": [rounded(ratio) for ratio in pairs],
     }
     stage.report.figure("keyed_1k", statistics.median(pairs), raw, target=at_least(8))
     followed.check()

@@ -45,15 +45,15 @@ class Turns:
         return {
             "ours": self.all_ours.as_json("bench/ours/view_steps.py"),
             "peer": _together(self.peers[peer]).as_json(peer.replace(".", "/") + ".py"),
-            "ratio_of_each_turn": [rounded(one) for one in self._ratios(peer)],
+            "ratio_of_each_turn": [rounded(ratio) for ratio in self._ratios(peer)],
         }
 
 
 def _together(timings: list[Timing]) -> Timing:
-    found = Timing()
-    for one in timings:
-        found.add(one)
-    return found
+    total = Timing()
+    for timing in timings:
+        total.add(timing)
+    return total
 
 
 def measure(stage: Stage, query: Query, suffix: str) -> None:
@@ -70,7 +70,7 @@ def measure(stage: Stage, query: Query, suffix: str) -> None:
 
 
 def _turns(stage: Stage, followed: Followed, changes: int, count: int, peers: dict[str, Once]) -> Turns:
-    found = Turns()
+    turns = Turns()
     number = min(stage.scale.turns, count)
     for _ in range(number):
         mine = Timing()
@@ -85,28 +85,28 @@ def _turns(stage: Stage, followed: Followed, changes: int, count: int, peers: di
                     theirs[module].ms.append(ms)
                     theirs[module].cpu_s.append(cpu_s)
             shutil.rmtree(step.folder)
-        found.ours.append(mine)
+        turns.ours.append(mine)
         for module, timing in theirs.items():
-            found.peers.setdefault(module, []).append(timing)
-    medians = {module: _together(all_) for module, all_ in found.peers.items()}
+            turns.peers.setdefault(module, []).append(timing)
+    medians = {module: _together(all_) for module, all_ in turns.peers.items()}
     shown = ", ".join(
         f"{module.rpartition('.')[2]} {timing.median:,.0f}" for module, timing in medians.items() if timing.ms
     )
-    stage.report.say(f"{followed.name}, {changes:,} changes: {found.all_ours.median:,.0f} ms; {shown}")
-    return found
+    stage.report.say(f"{followed.name}, {changes:,} changes: {turns.all_ours.median:,.0f} ms; {shown}")
+    return turns
 
 
 def _peers(stage: Stage, followed: Followed, stack: ExitStack) -> dict[str, Once]:
     """Return the peers, loaded and warm, by their modules."""
     shop, query, report = followed.shop, followed.query, stage.report
     tables = {table: str(shop.base / table) for table in followed.ddl}
-    asked = {"tables": tables, "ddl": followed.ddl, "sql": query.sql}
+    arguments = {"tables": tables, "ddl": followed.ddl, "sql": query.sql}
     recompute = stage.recomputed(query, shop)
-    found: dict[str, Once] = {"bench.peers.spark_recompute": lambda _: recompute()}
+    peers: dict[str, Once] = {"bench.peers.spark_recompute": lambda _: recompute()}
     _warm("the recompute", report.say, recompute, 3 if stage.scale.slow_peers else 1)
 
     if stage.scale.slow_peers or query is REVENUE:
-        found[STREAMING] = _streaming(stage, followed, stack)
+        peers[STREAMING] = _streaming(stage, followed, stack)
 
     if stage.scale.slow_peers or environment.made():
         folder = stack.enter_context(stage.beside("duckdb"))
@@ -117,16 +117,16 @@ def _peers(stage: Stage, followed: Followed, stack: ExitStack) -> dict[str, Once
         )
         duck.ask("load", tables=tables)
         _warm("DuckDB", report.say, lambda: ask_ms(duck, "run", sql=query.sql), 2)
-        found[DUCKDB] = lambda _: ask_ms(duck, "run", sql=query.sql)
+        peers[DUCKDB] = lambda _: ask_ms(duck, "run", sql=query.sql)
 
     if stage.scale.slow_peers:
         folder = stack.enter_context(stage.beside("pipelines"))
         pipelines = stack.enter_context(
             stage.opened(PIPELINES, memory=stage.scale.memory, folder=str(folder))
         )
-        _warm("a refresh", report.say, lambda: ask_ms(pipelines, "refresh", **asked), 3)
-        found[PIPELINES] = lambda _: ask_ms(pipelines, "refresh", **asked)
-    return found
+        _warm("a refresh", report.say, lambda: ask_ms(pipelines, "refresh", **arguments), 3)
+        peers[PIPELINES] = lambda _: ask_ms(pipelines, "refresh", **arguments)
+    return peers
 
 
 def _streaming(stage: Stage, followed: Followed, stack: ExitStack) -> Once:
@@ -175,13 +175,13 @@ def _tell(stage: Stage, followed: Followed, turns: dict[int, Turns], suffix: str
             elif target is not None:
                 report.absent(key, target=target, why="not run with --quick")
     loaded = [done for changes, done in turns.items() if changes <= HERE]  # little has changed
-    recomputes = _together([one for done in loaded for one in done.peers[recompute]])
+    recomputes = _together([timing for done in loaded for timing in done.peers[recompute]])
     load = {"ours": followed.load, "recompute_ms": rounded(recomputes.median)}
     key = f"load_vs_recompute{suffix}"
     report.figure(key, followed.load["ms"] / recomputes.median, load, target=at_most(3))
     after = stage.ours.ask("sizes", name=followed.name)
     sizes = {"after_load": followed.sizes, "after_steps": after}
-    ratio = max(one["other_bytes"] / one["input_bytes"] for one in sizes.values())
+    ratio = max(size["other_bytes"] / size["input_bytes"] for size in sizes.values())
     report.figure(f"state_over_input{suffix}", ratio, sizes, target=at_most(3))
     planned = turns[1_000].all_ours.of("plan_s")
     if planned is None:

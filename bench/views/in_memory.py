@@ -32,7 +32,7 @@ def measure(stage: Stage) -> None:
     shop = followed.shop
     with stage.beside("pathway") as folder, stage.opened(PEER, python=python) as side:
         now = shop.write(folder / "now")
-        loaded = side.ask("step", files={f"{one}_in": files_of(now / one) for one in followed.ddl})
+        loaded = side.ask("step", files={f"{table}_in": files_of(now / table) for table in followed.ddl})
         stage.report.say(f"Pathway has read the base in {loaded['ms'] / 1e3:.1f} s")
 
         def both(step: Step, mine: Timing, theirs: Timing) -> None:

@@ -99,17 +99,22 @@ class Timing:
 
     def of(self, key: str) -> float | None:
         """Return the median of an engine's figure, if it reports it."""
-        found = [one[key] for one in self.told if one.get(key) is not None]
-        return statistics.median(found) if found else None
+        values = [figures[key] for figures in self.told if figures.get(key) is not None]
+        return statistics.median(values) if values else None
 
     def series(self, name: str) -> Series:
         return Series(name, "ms", self.ms, self.cpu_s)
 
     def as_json(self, name: str) -> dict[str, Any]:
-        told = {key: self.of(key) for key in ("until_record_ms", "plan_s", "job_s", "kernel_s")}
-        words = {key: sorted({str(one[key]) for one in self.told if key in one}) for key in ("place", "rung")}
-        more: dict[str, Any] = {"engine": {key: value for key, value in {**told, **words}.items() if value}}
-        known = [one["incremental"] for one in self.told if "incremental" in one]
+        medians = {key: self.of(key) for key in ("until_record_ms", "plan_s", "job_s", "kernel_s")}
+        words = {
+            key: sorted({str(figures[key]) for figures in self.told if key in figures})
+            for key in ("place", "rung")
+        }
+        more: dict[str, Any] = {
+            "engine": {key: value for key, value in {**medians, **words}.items() if value}
+        }
+        known = [figures["incremental"] for figures in self.told if "incremental" in figures]
         if known:
             more["incremental_steps"] = f"{sum(known)} of {len(self.told)}"
         if self.arrive_ms:
@@ -137,7 +142,7 @@ class Followed:
         home.parent.mkdir(exist_ok=True)
         sql = self.query.sql
         side.ask("declare", name=self.name, home=str(home), view=self.query.name, sql=sql, ddl=self.ddl)
-        files = {f"{one}_in": files_of(self.shop.base / one) for one in self.ddl}
+        files = {f"{table}_in": files_of(self.shop.base / table) for table in self.ddl}
         arrive_s = side.ask("arrive", name=self.name, files=files, pause=False)
         report.say(f"{self.name}: the base was appended in {arrive_s:.1f} s")
         loaded = side.ask_timed("start", name=self.name)
@@ -159,12 +164,12 @@ class Followed:
 
     def steps(self, changes: int, count: int) -> Timing:
         """Run this many steps; each is generated, processed and forgotten."""
-        found = Timing()
+        timing = Timing()
         for _ in range(count):
             step = self.shop.step(changes)
-            self.step(step, found)
+            self.step(step, timing)
             shutil.rmtree(step.folder)
-        return found
+        return timing
 
     def warm_up(self, count: int) -> None:
         """Run steps of all sizes except the largest, mostly small ones."""
@@ -178,7 +183,7 @@ class Followed:
             ours = folder / "ours.parquet"
             self.stage.ours.ask("table", name=self.name, path=str(ours))
             tables = self.shop.write(folder / "now")
-            arguments = {"tables": {one: str(tables / one) for one in self.ddl}, "ddl": self.ddl}
+            arguments = {"tables": {table: str(tables / table) for table in self.ddl}, "ddl": self.ddl}
             plain = folder / "plain"
             self.stage.recompute.ask("result", **arguments, sql=self.query.sql, path=str(plain))
             compare(self.name, pq.read_table(ours), pq.read_table(plain))
