@@ -46,7 +46,7 @@ def worst(stage: Stage) -> None:
     slowest = sorted(range(len(timing.ms)), key=lambda number: timing.ms[number], reverse=True)[:5]
     raw = timing.as_json(OURS) | {
         "slowest": [
-            {"step": at + 1, "ms": rounded(timing.ms[at]), **_plain(timing.told[at])} for at in slowest
+            {"step": at + 1, "ms": rounded(timing.ms[at]), **_plain(timing.answers[at])} for at in slowest
         ],
     }
     figure = max(timing.ms) / timing.median

@@ -40,7 +40,7 @@ def measure(stage: Stage) -> None:
             timed = side.ask_timed("step", files={key: [path] for key, path in step.files.items()})
             theirs.ms.append(timed.answer["ms"])
             theirs.cpu_s.append(timed.cpu_s)
-            theirs.told.append(timed.answer)
+            theirs.answers.append(timed.answer)
             shutil.rmtree(step.folder)
 
         for _ in range(stage.scale.warm_ups):

@@ -84,7 +84,7 @@ class Timing:
 
     ms: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
-    told: list[dict[str, Any]] = field(default_factory=list)
+    answers: list[dict[str, Any]] = field(default_factory=list)
     arrive_ms: list[float] = field(default_factory=list)
 
     @property
@@ -94,12 +94,12 @@ class Timing:
     def add(self, other: "Timing") -> None:
         self.ms += other.ms
         self.cpu_s += other.cpu_s
-        self.told += other.told
+        self.answers += other.answers
         self.arrive_ms += other.arrive_ms
 
     def of(self, key: str) -> float | None:
         """Return the median of an engine's figure, if it reports it."""
-        values = [figures[key] for figures in self.told if figures.get(key) is not None]
+        values = [figures[key] for figures in self.answers if figures.get(key) is not None]
         return statistics.median(values) if values else None
 
     def series(self, name: str) -> Series:
@@ -108,15 +108,15 @@ class Timing:
     def as_json(self, name: str) -> dict[str, Any]:
         medians = {key: self.of(key) for key in ("until_record_ms", "plan_s", "job_s", "kernel_s")}
         words = {
-            key: sorted({str(figures[key]) for figures in self.told if key in figures})
+            key: sorted({str(figures[key]) for figures in self.answers if key in figures})
             for key in ("place", "rung")
         }
         more: dict[str, Any] = {
             "engine": {key: value for key, value in {**medians, **words}.items() if value}
         }
-        known = [figures["incremental"] for figures in self.told if "incremental" in figures]
+        known = [figures["incremental"] for figures in self.answers if "incremental" in figures]
         if known:
-            more["incremental_steps"] = f"{sum(known)} of {len(self.told)}"
+            more["incremental_steps"] = f"{sum(known)} of {len(self.answers)}"
         if self.arrive_ms:
             more["arrive_ms"] = rounded(statistics.median(self.arrive_ms))
         return self.series(name).as_json() | {key: value for key, value in more.items() if value}
@@ -158,7 +158,7 @@ class Followed:
         timed = side.ask_timed("step", name=self.name)
         into.ms.append(timed.answer["ms"])
         into.cpu_s.append(timed.cpu_s)
-        into.told.append(timed.answer)
+        into.answers.append(timed.answer)
         into.arrive_ms.append(arrived * 1e3)
         self.stepped = True
 

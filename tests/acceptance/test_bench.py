@@ -23,7 +23,7 @@ OTHERS = ["writes_per_commit", "group_commit_gain", "failover_s", "failover_s_ma
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[str, Any]:
+def figures() -> dict[str, Any]:
     try:
         find_binaries()
     except ServerUnavailable as reason:
@@ -36,10 +36,10 @@ def told() -> dict[str, Any]:
     return figures
 
 
-def test_the_store_bench_tells_every_figure_on_its_last_line(told: dict[str, Any]) -> None:
-    assert told["bench"] == "store"
-    assert [key for key in (*RATIOS, *OTHERS) if not isinstance(told.get(key), int | float)] == []
-    assert told["targets"].keys() == {
+def test_the_store_bench_tells_every_figure_on_its_last_line(figures: dict[str, Any]) -> None:
+    assert figures["bench"] == "store"
+    assert [key for key in (*RATIOS, *OTHERS) if not isinstance(figures.get(key), int | float)] == []
+    assert figures["targets"].keys() == {
         "ratio_sqlite_100",
         "ratio_postgres_100",
         "writes_per_commit",
@@ -47,30 +47,30 @@ def test_the_store_bench_tells_every_figure_on_its_last_line(told: dict[str, Any
         "failover_s",
         "failover_s_max",
     }
-    assert all(isinstance(target["met"], bool) for target in told["targets"].values())
+    assert all(isinstance(target["met"], bool) for target in figures["targets"].values())
 
 
-def test_raw_figures_of_both_sides_stand_beside_each_ratio(told: dict[str, Any]) -> None:
+def test_raw_figures_of_both_sides_stand_beside_each_ratio(figures: dict[str, Any]) -> None:
     for key in RATIOS:
-        raw = told["raw"][key]
+        raw = figures["raw"][key]
         for side in ("ours", "peer"):
             assert len(raw[side]["all"]) == len(raw[side]["cpu_s_all"]) == len(raw["ratio_of_each_pair"])
             assert min(raw[side]["all"]) > 0
             assert (ROOT / raw[side]["name"]).is_file(), "the file that ran can be read"
-        assert told[key] == pytest.approx(statistics.median(raw["ratio_of_each_pair"]), rel=0.001)
-    assert told["raw"]["writes_per_commit"]["writes_per_second"]["median"] > 0
-    assert {"many_threads", "one_thread"} <= told["raw"]["group_commit_gain"].keys()
-    assert told["raw"]["failover_s"]["all"]
+        assert figures[key] == pytest.approx(statistics.median(raw["ratio_of_each_pair"]), rel=0.001)
+    assert figures["raw"]["writes_per_commit"]["writes_per_second"]["median"] > 0
+    assert {"many_threads", "one_thread"} <= figures["raw"]["group_commit_gain"].keys()
+    assert figures["raw"]["failover_s"]["all"]
 
 
-def test_the_bench_says_where_it_ran_and_with_what(told: dict[str, Any]) -> None:
-    assert told["machine"]["cores"] > 0
-    assert len(told["machine"]["load_before"]) == 3
-    assert told["versions"]["ours"].keys() >= {"python", "tidemill", "sqlite"}
-    assert told["versions"]["postgres_peer"].keys() >= {"python", "psycopg"}
-    assert told["flags"]["quick"] is True
-    assert told["flags"]["postgres"]["fsync"] == "on"
-    assert told["flags"]["sqlite_peer_default"]["synchronous"] == "2"
+def test_the_bench_says_where_it_ran_and_with_what(figures: dict[str, Any]) -> None:
+    assert figures["machine"]["cores"] > 0
+    assert len(figures["machine"]["load_before"]) == 3
+    assert figures["versions"]["ours"].keys() >= {"python", "tidemill", "sqlite"}
+    assert figures["versions"]["postgres_peer"].keys() >= {"python", "psycopg"}
+    assert figures["flags"]["quick"] is True
+    assert figures["flags"]["postgres"]["fsync"] == "on"
+    assert figures["flags"]["sqlite_peer_default"]["synchronous"] == "2"
 
 
 @pytest.fixture(scope="module")

@@ -198,7 +198,7 @@ def test_a_view_is_certified_once_for_its_code_and_a_mismatch_is_loud(
 def test_a_view_that_cannot_be_compared_is_recomputed_and_says_why(
     shop: tm.Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[Event] = []
+    events: list[Event] = []
 
     def fails(*args: Any, **options: Any) -> Any:
         raise BoundExceeded("it took longer than 120 s")
@@ -207,8 +207,8 @@ def test_a_view_that_cannot_be_compared_is_recomputed_and_says_why(
     monkeypatch.setattr(certificates, "certify", fails)
     view = shop.view("totals", "SELECT region, count(*) AS n FROM orders GROUP BY region")
     shop["orders"].append([(1, "n", 2.0, None)])  # type: ignore[attr-defined]
-    assert shop.run(emit=told.append).ok
-    (event,) = [event for event in told if isinstance(event, ViewNotCertified)]
+    assert shop.run(emit=events.append).ok
+    (event,) = [event for event in events if isinstance(event, ViewNotCertified)]
     assert event.why == "it took longer than 120 s"
     assert rows(view) == [("n", 1)]
     explanation = view.explain()
@@ -216,12 +216,12 @@ def test_a_view_that_cannot_be_compared_is_recomputed_and_says_why(
     assert "it is not certified" in explanation.text()
     assert "not compared: it took longer than 120 s" in explanation.text()
     monkeypatch.setattr(certificates, "certify", certify)
-    assert shop.run(emit=told.append).ok
-    assert not [event for event in told if isinstance(event, ViewCertified)], "the attempt is not repeated"
+    assert shop.run(emit=events.append).ok
+    assert not [event for event in events if isinstance(event, ViewCertified)], "the attempt is not repeated"
     assert retry_certification(shop, "totals")
     assert not retry_certification(shop, "totals")
-    assert shop.run(emit=told.append).ok
-    assert [event.view for event in told if isinstance(event, ViewCertified)] == ["totals"]
+    assert shop.run(emit=events.append).ok
+    assert [event.view for event in events if isinstance(event, ViewCertified)] == ["totals"]
     assert view.explain().json()["runs"] == "incremental"
     shop["orders"].append([(2, "n", 2.0, None)])  # type: ignore[attr-defined]
     assert shop.run().ok

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.crash  # a Spark of its own, whose workers die one afte
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """All of it in one process, because a Spark that tries tasks again is one of its own."""
     try:
         require_spark()
@@ -38,14 +38,14 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.rule("DBSP-46")
-def test_a_worker_killed_after_its_bundle_in_every_layer_changes_nothing(found: dict[str, Any]) -> None:
-    assert found["marks"] == ["killed-0-1", "killed-0-2", "killed-0-3", "killed-1-1", "killed-1-2"]
-    assert found["failed"] == [], "the step was not even tried again"
-    assert found["rows"] == FIRST
-    assert found["orphans"], "what the dead had written was there"
-    assert found["listed"] == [], "and no version lists it: each task counts once"
-    assert found["left"] == [], "it was collected"
-    assert found["lacking"] == [], "and nothing that is needed"
+def test_a_worker_killed_after_its_bundle_in_every_layer_changes_nothing(outcomes: dict[str, Any]) -> None:
+    assert outcomes["marks"] == ["killed-0-1", "killed-0-2", "killed-0-3", "killed-1-1", "killed-1-2"]
+    assert outcomes["failed"] == [], "the step was not even tried again"
+    assert outcomes["rows"] == FIRST
+    assert outcomes["orphans"], "what the dead had written was there"
+    assert outcomes["listed"] == [], "and no version lists it: each task counts once"
+    assert outcomes["left"] == [], "it was collected"
+    assert outcomes["lacking"] == [], "and nothing that is needed"
 
 
 @pytest.mark.parametrize(
@@ -59,15 +59,15 @@ def test_a_worker_killed_after_its_bundle_in_every_layer_changes_nothing(found: 
     ],
 )
 def test_a_step_in_trouble_fails_with_a_name_and_the_last_version_serves(
-    found: dict[str, Any], what: str, code: str, detail: str
+    outcomes: dict[str, Any], what: str, code: str, detail: str
 ) -> None:
-    outcome = found[what]
+    outcome = outcomes[what]
     failed = outcome["failed"]
     assert failed, "the step failed"
     assert all(each.startswith(f"{code}: ") and detail in each for each in failed), failed
     assert outcome["rows"] == FIRST, "what was committed before is there"
 
 
-def test_when_the_trouble_is_over_the_step_is_run_once(found: dict[str, Any]) -> None:
-    assert found["over"]["failed"] == []
-    assert found["over"]["rows"] == [[["x", 11, 1135], ["y", 10, 145]], [["x", 11], ["y", 10], [None, 10]]]
+def test_when_the_trouble_is_over_the_step_is_run_once(outcomes: dict[str, Any]) -> None:
+    assert outcomes["over"]["failed"] == []
+    assert outcomes["over"]["rows"] == [[["x", 11, 1135], ["y", 10, 145]], [["x", 11], ["y", 10], [None, 10]]]
