@@ -19,6 +19,10 @@ from tidemill.schemas.type_table import is_wider
 RESCUED: Final = "_rescued"
 """The column that keeps values that did not fit, under `Drift.RESCUE`."""
 
+MOST_SCHEMA_BYTES: Final = 48 << 10
+"""How much text the columns of a dataset may have after it gained some. The store limits the row of a dataset
+to 64 KiB."""
+
 VOID: Final = Simple("void")
 """The type of a column that is NULL everywhere."""
 
@@ -70,26 +74,35 @@ def effective(dataset: DatasetRow) -> DatasetRow:
     return msgspec.structs.replace(dataset, schema=str(columns), fingerprint=columns.fingerprint)
 
 
-def added(schema: Schema, new: Sequence[Column]) -> Schema:
-    """Add columns to a schema; skip names that are in use, empty or reserved."""
+def added(schema: Schema, new: Sequence[Column], *, most_bytes: int | None = MOST_SCHEMA_BYTES) -> Schema:
+    """Add columns to a schema; skip names that are in use, empty or reserved.
+
+    - most_bytes: also skip columns that would make the text of the schema longer; None for no limit.
+    """
     used = {name.casefold() for name in schema.names}
     columns = list(schema.columns)
+    size = len(str(schema).encode())
     for column in new:
         name = column.name.casefold()
         if name in used or not name or name.startswith("_"):
             continue
+        size += len(column.text().encode()) + 2
+        if most_bytes is not None and size > most_bytes:
+            break
         used.add(name)
         columns.append(Column(column.name, column.type))
     return Schema(tuple(columns))
 
 
 def storable(column_type: Type) -> Type:
-    """Return a type that files can hold: VOID, the type of an always-NULL column, becomes STRING."""
+    """Return a type that files can hold: VOID (always NULL) and structs without fields become STRING."""
     match column_type:
         case Array():
             return Array(storable(column_type.element))
         case Map():
             return Map(storable(column_type.key), storable(column_type.value))
+        case Struct() if not column_type.fields:
+            return Simple("string")
         case Struct():
             return Struct(tuple(Column(field.name, storable(field.type)) for field in column_type.fields))
         case Simple():

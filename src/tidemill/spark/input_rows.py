@@ -7,13 +7,32 @@ value that does not fit its type without loss. The error names the column and th
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from decimal import Decimal, InvalidOperation
-from typing import Any
+from decimal import Decimal, DecimalException
+from reprlib import Repr
+from typing import Any, Final
 
 import pyarrow as pa
 
 from tidemill.errors import AppendRefused
+from tidemill.spark.row_values import preparation
 from tidemill.spark.schema import of_arrow
+
+_MISFITS: Final = (
+    pa.ArrowInvalid,
+    pa.ArrowTypeError,
+    pa.ArrowNotImplementedError,
+    pa.ArrowCapacityError,
+    DecimalException,
+    ValueError,
+    TypeError,
+    OverflowError,
+    RecursionError,
+)
+"""The errors of a value that does not fit its column."""
+
+_SHOWN: Final = Repr()  # shortens values of any size and depth
+_SHOWN.maxlevel, _SHOWN.maxstring, _SHOWN.maxlong, _SHOWN.maxother = 3, 80, 80, 80
+_MOST_NAMES: Final = 5
 
 
 def to_table(rows: Any, schema: pa.Schema, table: str) -> pa.Table:
@@ -52,9 +71,11 @@ def digest(table: pa.Table) -> str:
 def _of_python(rows: Sequence[Any], schema: pa.Schema, table: str) -> pa.Table:
     names = schema.names
     columns: dict[str, list[Any]] = {name: [] for name in names}
+    declared = frozenset(names)
     for number, row in enumerate(rows):
         if isinstance(row, Mapping):
-            _check_names(row, names, table, f"row {number}")
+            if not row.keys() <= declared:
+                _check_names(row, names, table, f"row {number}")
             for name in names:
                 columns[name].append(row.get(name))
         elif isinstance(row, Sequence) and not isinstance(row, str | bytes) and len(row) == len(names):
@@ -63,7 +84,7 @@ def _of_python(rows: Sequence[Any], schema: pa.Schema, table: str) -> pa.Table:
         else:
             raise AppendRefused(
                 f"row {number} for {table} is neither a dictionary nor a tuple of {len(names)} values:"
-                f" {row!r:.80}",
+                f" {_SHOWN.repr(row):.80}",
                 hint=f"pass values for the columns {', '.join(names)}",
             )
     return pa.table([array(columns[field.name], field, table) for field in schema], schema=schema)
@@ -71,40 +92,52 @@ def _of_python(rows: Sequence[Any], schema: pa.Schema, table: str) -> pa.Table:
 
 def array(values: list[Any], field: pa.Field, table: str) -> pa.Array:
     """Convert values to a column; `AppendRefused` names the first value that does not fit."""
-    if pa.types.is_decimal(field.type):
-        values = [_decimal(value) for value in values]
     try:
-        if pa.types.is_temporal(field.type) and any(isinstance(value, str) for value in values):
-            return pa.array(values, pa.string()).cast(field.type)  # ISO 8601, as in files
-        return pa.array(values, type=field.type, from_pandas=False)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError, TypeError, OverflowError) as error:
-        raise AppendRefused(_which(values, field, table, error)) from None
+        return _converted(values, field.type)
+    except _MISFITS as error:
+        raise AppendRefused(_which(values, field, table, error), hint=_format_hint(field.type)) from None
 
 
-def _decimal(value: Any) -> Any:
-    """Convert a float to the decimal that its text shows: 12.3, not the binary value."""
-    if isinstance(value, float):
-        return Decimal(repr(value))
-    if isinstance(value, str):
-        try:
-            return Decimal(value)
-        except InvalidOperation:
-            return value
-    return value
+def _converted(values: list[Any], arrow_type: pa.DataType) -> pa.Array:
+    is_date = pa.types.is_date(arrow_type) or pa.types.is_timestamp(arrow_type)
+    if is_date and all(value is None or isinstance(value, str) for value in values):
+        return pa.array(values, pa.string()).cast(arrow_type)  # ISO 8601, as in files
+    prepare = preparation(arrow_type)
+    if prepare is None:
+        return pa.array(values, type=arrow_type, from_pandas=False)
+    prepared = [None if value is None else prepare(value) for value in values]
+    column = pa.array(prepared, type=arrow_type, from_pandas=False)
+    column.validate(full=True)
+    return column
 
 
 def _which(values: list[Any], field: pa.Field, table: str, error: Exception) -> str:
     for number, value in enumerate(values):
         try:
-            text = isinstance(value, str) and pa.types.is_temporal(field.type)
-            pa.array([value], pa.string()).cast(field.type) if text else pa.array([value], field.type)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError, TypeError, OverflowError):
-            shown = str(value) if isinstance(value, Decimal) else repr(value)
+            _converted([value], field.type)
+        except _MISFITS:
+            shown = str(value) if isinstance(value, Decimal) else _SHOWN.repr(value)
             return (
                 f"{table}: column {field.name} expects {_type_name(field.type).upper()},"
                 f" got {shown:.80} (row {number})"
             )
     return f"{table}: column {field.name}: {error}"
+
+
+def _format_hint(arrow_type: pa.DataType) -> str | None:
+    """Return how to write a date, time or interval as text; None for other types."""
+    types = pa.types
+    if types.is_timestamp(arrow_type):
+        example = "2026-01-31T12:30:00" if arrow_type.tz is None else "2026-01-31T12:30:00Z"
+    elif types.is_date(arrow_type):
+        example = "2026-01-31"
+    elif types.is_time(arrow_type):
+        example = "12:30:00"
+    elif types.is_duration(arrow_type):
+        example = "1 02:03:04 or P1DT2H3M4S"
+    else:
+        return None
+    return f"write {_type_name(arrow_type).upper()} as text like {example}; none of the rows was stored"
 
 
 def _type_name(arrow_type: pa.DataType) -> str:
@@ -131,6 +164,9 @@ def _cast(rows: pa.Table, schema: pa.Schema, table: str) -> pa.Table:
             columns.append(pa.nulls(rows.num_rows, field.type))
             continue
         column = rows.column(field.name)
+        if pa.types.is_string(column.type) and _is_time_or_interval(field.type):  # Arrow can't cast these
+            columns.append(array(column.to_pylist(), field, table))
+            continue
         try:
             columns.append(column if column.type == field.type else column.cast(field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -141,10 +177,21 @@ def _cast(rows: pa.Table, schema: pa.Schema, table: str) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
+def _is_time_or_interval(arrow_type: pa.DataType) -> bool:
+    return pa.types.is_time(arrow_type) or pa.types.is_duration(arrow_type)
+
+
 def _check_names(names: Iterable[Any], declared: Sequence[str], table: str, container: str) -> None:
     unknown = [str(name) for name in names if name not in declared]
     if unknown:
+        shown = ", ".join(name[:80] for name in unknown[:_MOST_NAMES])
+        more = f" and {len(unknown) - _MOST_NAMES:,} more" if len(unknown) > _MOST_NAMES else ""
         raise AppendRefused(
-            f"{container} for {table} has the unknown column {', '.join(unknown)}",
-            hint=f"remove or rename it; the columns of {table} are {', '.join(declared)}",
+            f"{container} for {table} has the unknown column {printable(shown)}{more}",
+            hint=f"remove or rename it; the columns of {table} are {', '.join(declared)}"[:2000],
         )
+
+
+def printable(text: str) -> str:
+    """Return a text that can be stored and printed: half of a surrogate pair becomes its escape."""
+    return text.encode("utf-8", "backslashreplace").decode()
