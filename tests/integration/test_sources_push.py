@@ -1,12 +1,14 @@
 """HTTP push over loopback: every kind of answer, pressure, and a receiver that moves in the middle."""
 
 import contextlib
+import datetime as dt
 import gzip
 import http.client
 import io
 import json
 import socket
 import threading
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,8 +17,10 @@ from tests.unit.push_stage import SCHEMA, SOURCE, TOKEN, PushStage, address, lin
 from tidemill import crash
 from tidemill.cluster.keeper import HeldLease
 from tidemill.errors import BadSource
+from tidemill.lots.datasets import Drift
 from tidemill.sources.http_push import PushHost
-from tidemill.sources.push_server import PushServer
+from tidemill.sources.push_server import PushEndpoint, PushServer
+from tidemill.sources.row_converters import converter
 from tidemill.testing.threads import STUCK_S, together
 
 
@@ -88,6 +92,48 @@ def test_what_cannot_be_taken_is_answered_with_the_reason(stage: PushStage, url:
     assert TOKEN not in json.dumps([answer for _, (_, answer) in cases])
 
 
+@pytest.mark.rule("LOT-34")
+@pytest.mark.parametrize("drift", list(Drift))
+def test_rows_that_cannot_be_stored_are_answered_and_the_next_request_is_stored(drift: Drift) -> None:
+    ddl = "id bigint, name string, tags map<string,int>, at time(6)"
+    stage = PushStage(schema=ddl, drift=drift)
+    receiver = stage.receiver()
+    server = PushServer({"orders": PushEndpoint(receiver, converter(stage.dataset))}, token=TOKEN)
+    server.start()
+    deep = b"[" * 900 + b"]" * 900
+    bad = [
+        (422, post(server.url, b'{"id": 1, "name": "\\ud800"}')),
+        (422, post(server.url, b'{"id": 1, "new": "\\ud800"}')),
+        (422, post(server.url, b'{"id": 1, "new": %s}' % deep)),
+        (422, post(server.url, b'{"id": 1}', Tidemill_Producer="p" * 3000, Tidemill_Seq="1")),
+        (400, post(server.url, broken_arrow(), "application/vnd.apache.arrow.stream")),
+    ]
+    if drift is not Drift.RESCUE:
+        bad.append((422, post(server.url, b'{"id": 1, "tags": [null]}')))
+    for place, (expected, (status, answer)) in enumerate(bad):
+        assert status == expected, (place, answer)
+    assert post(server.url, b'{"id": 2, "tags": {"a": 1}, "at": "12:30:00"}')[0] == 200
+    assert [row["at"] for row in stage.rows()] == [dt.time(12, 30)]
+    server.close()
+
+
+def broken_arrow() -> bytes:
+    """A stream with a text that ends beyond its buffer."""
+    texts = pa.StringArray.from_buffers(1, pa.array([0, 900], pa.int32()).buffers()[1], pa.py_buffer(b"abc"))
+    return arrow(pa.table([pa.array([1]), texts], schema=SCHEMA))
+
+
+def test_an_error_in_the_program_is_answered(stage: PushStage) -> None:
+    def broken(_: Any) -> pa.Table:
+        raise KeyError("a bug")
+
+    server = PushServer({"orders": PushEndpoint(stage.receiver(), broken)}, token=TOKEN)
+    server.start()
+    status, answer = post(server.url, lines(1))
+    assert (status, answer["error"]["message"]) == (500, "the request could not be processed: KeyError")
+    server.close()
+
+
 def test_a_body_that_is_refused_unread_still_gets_its_answer(url: str) -> None:
     for _ in range(5):
         assert post(url, b" " * 900_000)[0] == 413
@@ -117,6 +163,7 @@ def test_bodies_that_lie_about_their_length_are_not_taken(stage: PushStage, url:
     kind = "Content-Type: application/x-ndjson"
     assert b" 411 " in raw(kind, lines(1))
     assert b" 411 " in raw(f"{kind}\r\nContent-Length: many", lines(1))
+    assert b" 411 " in raw(f"{kind}\r\nContent-Length: {'9' * 5000}", lines(1))
     assert b" 400 " in raw(f"{kind}\r\nContent-Length: 500", lines(1))
     assert b" 411 " in raw(f"{kind}\r\nTransfer-Encoding: chunked", b"5\r\nhello\r\n0\r\n\r\n")
     assert stage.ids() == []

@@ -65,7 +65,7 @@ class PushStage:
         self.keys = SourceKeys("c")
         self.chance = random.Random(3)
         self.told: list[Event] = []
-        wanted = DatasetRow(name="orders", schema="id BIGINT, name STRING", **declared)
+        wanted = DatasetRow(**{"name": "orders", "schema": "id BIGINT, name STRING", **declared})
         self.dataset = self.store.run(lambda tx: datasets.declare(tx, self.keys.publish.lots, wanted))
 
     def node(self, name: str = "n") -> Node:

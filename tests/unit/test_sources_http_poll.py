@@ -422,6 +422,15 @@ def test_checks_quarantine_rows_or_refuse_a_batch(web: Web) -> None:
     assert [row["check"] for row in stage.quarantined()] == ["not_null(name)"]
 
 
+def test_an_item_with_half_of_a_surrogate_pair_is_quarantined_and_does_not_block_the_source(web: Web) -> None:
+    stage = Stage()
+    deep = b"[" * 300 + b"]" * 300
+    web.says(b'[{"id": 1, "name": "\\ud800"}, {"id": 2, "name": "\xc3\xbc"}, {"id": 3, "name": %s}]' % deep)
+    assert stage.poller(web.url).poll(stage.lease.fence)[1:] == (1, 2)
+    assert stage.ids() == [2]
+    assert stage.quarantined()[0]["record"] == r'{"id": 1, "name": "\ud800"}'
+
+
 def test_bad_records_are_quarantined_and_the_others_keep_their_order() -> None:
     texts = [json.dumps({"id": n, "name": "x"}).encode() for n in range(1000)]
     texts[17], texts[500], texts[999] = b"[]", b'{"id": "x"}', b"\xff"

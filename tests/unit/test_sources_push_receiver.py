@@ -8,13 +8,21 @@ import pytest
 from tests.unit.push_stage import SOURCE, PushStage, table
 from tidemill import crash
 from tidemill.cluster.keeper import HeldLease
-from tidemill.errors import BadSource, ProducerConflict, PushBusy, PushRefused, SourceUnavailable
-from tidemill.lots.datasets import Kind
+from tidemill.errors import (
+    AppendRefused,
+    BadSource,
+    ProducerConflict,
+    PushBusy,
+    PushRefused,
+    SourceUnavailable,
+    ValueTooLarge,
+)
+from tidemill.lots.datasets import Drift, Kind
 from tidemill.lots.ids import Unit
 from tidemill.lots.producers import Identity, Receipt
 from tidemill.publish import attempts
 from tidemill.sources.events import BatchReceived
-from tidemill.sources.push_receiver import ReceiverLimits
+from tidemill.sources.push_receiver import ReceiverLimits, _Request
 from tidemill.testing.threads import STUCK_S
 
 
@@ -124,6 +132,62 @@ def test_batches_are_bounded(stage: PushStage) -> None:
     by_bytes.close()
     with pytest.raises(BadSource):
         ReceiverLimits(batch_requests=301)
+
+
+@pytest.mark.rule("LOT-43")
+def test_a_batch_that_exceeds_a_limit_of_the_store_is_split_in_order(stage: PushStage) -> None:
+    receiver = stage.receiver(start=False)
+    names = [f"{number:04}" + "p" * 1800 for number in range(140)]
+    answers = [
+        receiver.submit(table(10 * number + seq), Identity(name, seq, "d"))
+        for seq in (2, 1)
+        for number, name in enumerate(names)
+    ]
+    receiver.start()
+    lots = {answer.result(STUCK_S).lot for answer in answers}
+    assert len(lots) == 2
+    assert len(stage.ids()) == 280
+    receiver.close()
+    assert stage.store.run(lambda tx: attempts.open_ids(tx, stage.keys.publish)) == []
+
+
+@pytest.mark.rule("LOT-43")
+def test_a_request_that_exceeds_a_limit_alone_is_refused_and_the_others_are_stored(stage: PushStage) -> None:
+    receiver = stage.receiver(start=False)
+    with pytest.raises(PushRefused, match="the producer's name is too long"):
+        receiver.submit(table(0), Identity("p" * 3000, 1, "d"))
+    answers = [receiver.submit(table(number)) for number in range(1, 6)]
+
+    def refuse_three(batch: list[_Request]) -> None:
+        if any(request.table.column("id")[0].as_py() == 3 for request in batch):
+            raise ValueTooLarge("the value has 70,000 bytes")
+        publish(batch)
+
+    publish = receiver._publish_batch
+    receiver._publish_batch = refuse_three  # type: ignore[assignment, method-assign]
+    receiver.start()
+    with pytest.raises(PushRefused, match="the request is too large: the value has 70,000 bytes"):
+        answers[2].result(STUCK_S)
+    for answer in (*answers[:2], *answers[3:]):
+        answer.result(STUCK_S)
+    assert stage.ids() == [1, 2, 4, 5]
+    assert not receiver.closed
+    receiver.close()
+
+
+@pytest.mark.rule("LOT-34")
+def test_a_request_with_too_many_new_columns_is_refused_alone() -> None:
+    stage = PushStage(schema="id bigint, name string", drift=Drift.EVOLVE)
+    receiver = stage.receiver(start=False)
+    wide = {f"column_{number:06}": 1 for number in range(4000)}
+    bodies = [[{"id": 1, "n": 1}], [{"id": 2, **wide}], [{"id": 3, "m": 1}]]
+    answers = [receiver.submit(table(number), rows=rows) for number, rows in enumerate(bodies, 1)]
+    receiver.start()
+    with pytest.raises(AppendRefused, match="no room"):
+        answers[1].result(STUCK_S)
+    assert answers[0].result(STUCK_S) == answers[2].result(STUCK_S)
+    assert [row["id"] for row in stage.rows()] == [1, 3]
+    receiver.close()
 
 
 def test_closing_publishes_the_waiting_requests(stage: PushStage) -> None:

@@ -9,9 +9,11 @@ import pytest
 from tidemill.errors import AppendRefused
 from tidemill.lots.checks import expect, not_null
 from tidemill.lots.datasets import DatasetRow, Drift, Kind
-from tidemill.sources.records import SourceRecord, parse
+from tidemill.sources.json_objects import MOST_LEVELS, split_items
+from tidemill.sources.records import ParsedRecords, SourceRecord, parse
 from tidemill.sources.row_converters import converter, evolving_converter
-from tidemill.spark.drift import effective
+from tidemill.spark import schema
+from tidemill.spark.drift import MOST_SCHEMA_BYTES, added, effective
 from tidemill.spark.table_checks import check_table
 
 DDL = "id bigint, name string"
@@ -115,3 +117,90 @@ def test_a_record_whose_key_does_not_fit_is_quarantined_and_not_rescued():
     assert parsed.rows.column("_rescued").to_pylist() == ['{"more": "2"}', '{"name": "4"}']
     assert parsed.bad.column("line").to_pylist() == [1, 2]
     assert set(parsed.bad.column("error").to_pylist()) == {"the key column id is NULL"}
+
+
+def parse_texts(drift: Drift, *texts: bytes) -> ParsedRecords:
+    """Parse records as a poll and Kafka do."""
+    evolving = evolving_converter(dataset(drift))
+    records = [SourceRecord("t/0", number, text) for number, text in enumerate(texts)]
+    return parse(records, converter(dataset(drift)), evolving=evolving, columns=DDL if evolving else "")
+
+
+def nested(levels: int) -> bytes:
+    return b'{"id": 3, "deep": ' + b"[" * (levels - 1) + b"]" * (levels - 1) + b"}"
+
+
+@pytest.mark.rule("LOT-34")
+@pytest.mark.parametrize("drift", list(Drift))
+def test_a_record_that_cannot_be_stored_is_quarantined_and_the_others_are_converted(drift: Drift) -> None:
+    parsed = parse_texts(
+        drift,
+        b'{"id": 1, "name": "\\ud83d\\ude00"}',
+        b'{"id": 2, "name": "\\ud800"}',
+        b'{"id": 2, "new": {"a": ["\\udfff"]}}',
+        b'{"id": 2, "\\ud800": 1}',
+        nested(MOST_LEVELS + 1),
+        nested(900),
+        b'{"id": 2, "name": "\xed\xa0\x80"}',
+    )
+    assert parsed.rows.column("name").to_pylist() == ["\U0001f600"]
+    assert parsed.bad.column("line").to_pylist() == [1, 2, 3, 4, 5, 6]
+    errors = parsed.bad.column("error").to_pylist()
+    assert errors[0] == r"the text '\ud800' has half of a surrogate pair at character 1"
+    assert errors[3] == "the record is nested more than 100 levels deep"
+    assert parsed.columns == ""
+
+
+def test_nesting_up_to_the_limit_is_stored() -> None:
+    for drift in (Drift.RESCUE, Drift.EVOLVE):
+        parsed = parse_texts(drift, nested(MOST_LEVELS))
+        assert (parsed.rows.num_rows, parsed.bad.num_rows) == (1, 0)
+
+
+@pytest.mark.rule("LOT-34")
+def test_objects_that_no_file_can_hold_become_text_columns() -> None:
+    parsed = parse_texts(Drift.EVOLVE, b'{"e": {}, "in": [{}], "twice": {"a": 1, "A": 2}, "no": {"": 1}}')
+    assert parsed.columns == f"{DDL}, e string, in string, twice string, no string"
+    assert parsed.rows.to_pylist()[0]["twice"] == '{"a": 1, "A": 2}'
+
+
+@pytest.mark.rule("LOT-34")
+def test_a_record_with_too_many_new_columns_is_quarantined_and_adds_none() -> None:
+    wide = json.dumps({"id": 2, **{f"column_{number:06}": 1 for number in range(4000)}}).encode()
+    deep = json.dumps({"id": 3, "new": {f"field_{number:06}": 1 for number in range(4000)}}).encode()
+    parsed = parse_texts(Drift.EVOLVE, b'{"id": 1, "n": 1}', wide, b'{"id": 4, "m": 1, "n": 2}', deep)
+    assert parsed.columns == f"{DDL}, n bigint, m bigint"
+    assert parsed.rows.column("id").to_pylist() == [1, 4]
+    assert parsed.bad.column("line").to_pylist() == [1, 3]
+    assert all("has no room" in error for error in parsed.bad.column("error").to_pylist())
+    assert "4,000 new columns" in parsed.bad.column("error").to_pylist()[0]
+
+
+def test_columns_of_files_stop_at_the_limit_of_a_dataset() -> None:
+    new = [schema.Column(f"column_{number:06}", schema.Simple("string")) for number in range(4000)]
+    grown = added(schema.parse(DDL), new)
+    assert MOST_SCHEMA_BYTES - 30 < len(str(grown)) <= MOST_SCHEMA_BYTES
+
+
+def test_an_arrow_value_that_python_does_not_have_is_refused() -> None:
+    late = pa.table({"id": [1], "name": pa.array([2**62], pa.timestamp("us", "UTC"))})
+    with pytest.raises(AppendRefused, match="out of range"):
+        convert_rows(Drift.RESCUE, late)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"[]", b" [ ] ", b"{}", b"5", b'[1, "a,]", [2], {"a": [3]}]', "[1]".encode("utf-16"), b"[1\n,2 ]\n"],
+    ids=repr,
+)
+def test_the_items_of_a_json_body_keep_their_text(text: bytes) -> None:
+    value = json.loads(text)
+    assert [json.loads(item) for item in split_items(text)] == (value if isinstance(value, list) else [value])
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b" ", b"[", b"[1", b"[1,", b"[1,]", b"[,1]", b"[1] 2", b"[1 2]", b"{} {}", b"\xff"]
+)
+def test_a_body_that_is_not_json_is_refused(text: bytes) -> None:
+    with pytest.raises(ValueError, match=r"Expecting|Extra data|decode"):
+        split_items(text)

@@ -88,7 +88,7 @@ class BatchPublisher:
             for name, problem in changed.items():
                 key = self._keys.trouble[self.source, name]
                 if problem:
-                    tx.set(key, problem.encode(), quiet=True)
+                    tx.set(key, problem.encode(errors="backslashreplace"), quiet=True)
                 elif tx.get(key) is not None:
                     tx.clear(key)
 

@@ -6,9 +6,8 @@ checkpoint does not advance: the poller reports the response, and requests the a
 """
 
 import hashlib
-import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,6 +16,7 @@ from tidemill.sources import http_client
 from tidemill.sources.batch_publisher import BatchPublisher, CheckpointMove, Fence, PublishedBatch
 from tidemill.sources.events import CheckpointSkipped
 from tidemill.sources.http_client import HttpLimits, HttpResponse
+from tidemill.sources.json_objects import split_items
 from tidemill.sources.records import SourceRecord
 
 if TYPE_CHECKING:
@@ -121,11 +121,9 @@ class HttpPoller:
         if self._format(response) == "lines":
             return self._lines(response.body, 0), checkpoint
         try:
-            value = json.loads(response.body)
+            texts = split_items(response.body)
         except (ValueError, RecursionError) as error:
             raise PollRefused(f"{self.source.description}: the body is not JSON: {error}"[:500]) from None
-        items: list[Any] = value if isinstance(value, list) else [value]
-        texts = [json.dumps(item, ensure_ascii=False).encode() for item in items]
         file = self.source.description
         return [SourceRecord(file, number, text) for number, text in enumerate(texts, 1)], checkpoint
 

@@ -7,6 +7,9 @@ answered request are in the table. Rows of an unanswered request may or may not 
 the request with the same number; if the rows were already stored, the sender gets the original answer. The
 queue is bounded: the receiver refuses a request that does not fit, and the sender tries again later.
 
+If a batch exceeds a limit of the store, the receiver publishes each half of it. It refuses a request that
+exceeds a limit alone.
+
 The receiving node holds a lease, and every publication checks the lease. After the lease has moved to another
 node, the old node publishes nothing more.
 """
@@ -24,11 +27,13 @@ from tidemill.errors import (
     BadSource,
     DatasetChanged,
     LeaseLost,
+    LimitExceeded,
     ProducerConflict,
     PushBusy,
     PushRefused,
     SourceUnavailable,
     TidemillError,
+    TransactionTooLong,
 )
 from tidemill.lots import producers
 from tidemill.lots.checks import without_drop
@@ -165,6 +170,8 @@ class PushReceiver:
                     f"the key column {name} is NULL in one of the rows",
                     hint="set the key column in every row",
                 )
+        if identity is not None:
+            self._check_producer(identity)
         request = _Request(table, identity, Future(), rows if self._evolving is not None else None)
         with self._lock:
             if self._closed:
@@ -176,6 +183,16 @@ class PushReceiver:
             self._waiting_bytes += table.nbytes
             self._queue.put(request)
         return request.answer
+
+    def _check_producer(self, identity: Identity) -> None:
+        """Refuse a producer whose name is too long for the key of a receipt."""
+        key = self._keys.publish.lots.receipt[(*self.dataset.id.parts, identity.producer, identity.seq)]
+        excess = len(key) - self._scope.store.limits.key_bytes
+        if excess > 0:
+            raise PushRefused(
+                f"the producer's name is too long by {excess:,} bytes",
+                hint="send a shorter name in Tidemill-Producer",
+            )
 
     # --- batches
 
@@ -226,7 +243,23 @@ class PushReceiver:
         return batch
 
     def _answer(self, requests: Sequence[_Request]) -> None:
-        left = self._new_requests(requests)
+        waiting = [self._new_requests(requests)]
+        while waiting:
+            batch = waiting.pop()
+            try:
+                self._publish_batch(batch)
+            except LimitExceeded as exceeded:
+                left = [request for request in batch if not request.answer.done()]
+                if len(left) > 1:  # the first half next, so that numbers stay in order
+                    waiting += [left[len(left) // 2 :], left[: len(left) // 2]]
+                elif isinstance(exceeded, TransactionTooLong):
+                    raise
+                else:
+                    self._refuse(left, PushRefused(f"the request is too large: {exceeded.message}"))
+
+    def _publish_batch(self, requests: Sequence[_Request]) -> None:
+        """Publish requests in one lot, and answer them."""
+        left = list(requests)
         while left:
             batch = self._check_rows(self._convert(left))
             left = batch.requests

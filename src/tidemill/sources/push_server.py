@@ -11,8 +11,9 @@
 Status 200 with the receipt means that the rows are durable and visible. After any other status, the sender
 may send the rows again. 400: the body does not match its headers; 401: the token is missing or wrong; 404:
 the dataset does not exist; 409: the number was used for other rows; 411: Content-Length is missing; 413: the
-body is too large; 415: the type of the body is unknown; 422: the rows do not fit; 429: too many requests are
-waiting; 503: this node cannot take the rows now.
+body is too large; 415: the type of the body is unknown; 422: the rows do not fit, or the request exceeds a
+limit of the store; 429: too many requests are waiting; 500: an error in Tidemill; 503: this node cannot take
+the rows now.
 
 By default the server listens on a loopback address. It has no TLS: for other machines, put a proxy with TLS
 in front of it. It uses the HTTP server of Python's standard library (`docs/adr/0009-sources.md` explains
@@ -39,6 +40,7 @@ import msgspec
 import pyarrow as pa
 
 from tidemill.errors import (
+    AppendRefused,
     BadSource,
     ObjectError,
     ProducerConflict,
@@ -50,6 +52,7 @@ from tidemill.errors import (
     TidemillError,
 )
 from tidemill.lots.producers import Identity, Receipt
+from tidemill.sources.json_objects import check_object
 from tidemill.sources.push_receiver import PushReceiver
 from tidemill.sources.row_converters import Convert
 
@@ -196,6 +199,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self._respond(refused.status, _error(refused.code, refused.message, refused.hint))
             self._drain()
+        except OSError:
+            raise  # the sender closed its connection
+        except Exception as error:  # noqa: BLE001 - a bug must not leave a sender without an answer
+            self.close_connection = True
+            message = f"the request could not be processed: {type(error).__name__}"
+            self._respond(500, _error("internal", message, "this is a bug in Tidemill; please report it"))
+            self._drain()
         else:
             self._respond(200, answer)
 
@@ -235,7 +245,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _body(self) -> bytes:
         most = self.server.push.body_bytes
         length = self.headers.get("Content-Length", "")
-        if not length.isascii() or not length.isdigit():
+        if not length.isascii() or not length.isdigit() or len(length) > 18:
             raise RequestRefused(
                 411, "length-required", "Content-Length is missing or invalid", "send Content-Length"
             )
@@ -304,12 +314,16 @@ def parse_rows(body: bytes, content_type: str) -> Any:
     try:
         if content_type == _ARROW:
             with pa.ipc.open_stream(io.BytesIO(body)) as stream:
-                return stream.read_all()
+                table = stream.read_all()
+                table.validate(full=True)  # wrong offsets or lengths would crash native code later
+                return table
         if content_type in _LINES:
             return [_object(json.loads(line)) for line in body.splitlines() if line.strip()]
         if content_type == "application/json":
             value = json.loads(body)
             return [_object(item) for item in (value if isinstance(value, list) else [value])]
+    except AppendRefused as refused:
+        raise RequestRefused(422, refused.code, refused.message, refused.hint) from None
     except (ValueError, RecursionError, pa.ArrowException, OSError) as error:
         raise RequestRefused(
             400, "bad-body", f"the body is not {content_type}: {error}"[:500], PushRefused.hint
@@ -325,7 +339,7 @@ def parse_rows(body: bytes, content_type: str) -> Any:
 def _object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{value!r:.60} is not a JSON object")  # noqa: TRY004 - the body is bad, not the program
-    return value
+    return check_object(value)
 
 
 def _decompressed(body: bytes, most: int) -> bytes:

@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from tidemill.errors import TidemillError
+from tidemill.errors import AppendRefused, TidemillError
+from tidemill.sources.json_objects import check_object
 from tidemill.sources.row_converters import Convert, EvolvingConverter
+from tidemill.spark.input_rows import printable
 
 BAD: pa.Schema = pa.schema(
     [
@@ -62,6 +64,8 @@ def parse(
     for record in records:
         try:
             good.append((record, _parsed(record.text)))
+        except AppendRefused as refused:
+            bad.append((record, refused.message))
         except (ValueError, RecursionError) as error:
             bad.append((record, f"not a JSON object: {error}"))
     grown = columns
@@ -102,9 +106,15 @@ def _parsed(text: bytes | None) -> dict[str, Any]:
     value = json.loads(text)
     if not isinstance(value, dict):
         raise ValueError(f"it is a {type(value).__name__}")  # noqa: TRY004 - the record is bad, not the program
-    return value
+    return check_object(value)
 
 
 def _quarantined(record: SourceRecord, error: str) -> dict[str, Any]:
     text = None if record.text is None else record.text[:_MOST_TEXT].decode(errors="replace")
-    return {"file": record.file, "line": record.line, "record": text, "error": error[:2000], "check": None}
+    return {
+        "file": record.file,
+        "line": record.line,
+        "record": text,
+        "error": printable(error[:2000]),
+        "check": None,
+    }

@@ -7,7 +7,7 @@ converts them without Spark, with the same result:
 - rescue: names that are not declared, and values that do not fit, are kept as JSON in `_rescued`.
 - evolve: names that are not declared become columns, with a type that fits all their values; STRING if no
   other type does. The table has these columns from the moment the lot is published. Later values must fit
-  them.
+  them. A row that needs more columns than a table can have is refused.
 """
 
 import json
@@ -18,9 +18,10 @@ import pyarrow as pa
 
 from tidemill.errors import AppendRefused, BadSchema
 from tidemill.lots.datasets import DatasetRow, Drift
-from tidemill.schemas.columns import Column, Simple, Type
+from tidemill.schemas.columns import Column, Schema, Simple, Struct, Type, check_columns
+from tidemill.schemas.type_table import parts_of
 from tidemill.spark import input_rows, schema
-from tidemill.spark.drift import RESCUED, added, storable
+from tidemill.spark.drift import MOST_SCHEMA_BYTES, RESCUED, added, storable
 
 _TEXT = Simple("string")
 
@@ -52,19 +53,25 @@ class EvolvingConverter:
         self._declared = frozenset(schema.parse(dataset.schema).names)
 
     def columns(self, rows: Any, current: str) -> str:
-        """Return the current columns of the table, and the columns that these rows add."""
+        """Return the current columns of the table, and the columns that these rows add.
+
+        If the table has no room for all of them, add those of one row after the other, and skip a row that
+        needs more than the rest of the room.
+        """
         present = schema.parse(current)
-        names = set(present.names)
         if isinstance(rows, pa.Table):
+            names = set(present.names)
             new = [_of_field(field) for field in rows.schema if field.name not in names]
+            grown = added(present, new)
         else:
-            values: dict[str, list[Any]] = {}
-            for record in _records(rows, self._table):
-                for name, value in record.items():
-                    if name not in names and value is not None:
-                        values.setdefault(name, []).append(value)
-            new = [Column(name, _type_of(column)) for name, column in values.items()]
-        grown = added(present, new)
+            records = _records(rows, self._table)
+            grown = _with_columns_of(records, present)
+            if _is_too_large(grown):
+                grown = present
+                for record in records:
+                    wider = _with_columns_of([record], grown)
+                    if not _is_too_large(wider):
+                        grown = wider
         return str(grown) if grown != present else current
 
     def convert(self, rows: Any, columns: str) -> pa.Table:
@@ -76,6 +83,8 @@ class EvolvingConverter:
             for column in parsed.columns
             if column.type == _TEXT and column.name not in self._declared
         }
+        if not isinstance(rows, pa.Table):
+            self._check_room(_records(rows, self._table), parsed)
         if texts and not isinstance(rows, pa.Table):
             rows = [
                 {
@@ -90,6 +99,38 @@ class EvolvingConverter:
                 for record in rows
             ]
         return input_rows.to_table(rows, arrow, self._table)
+
+    def _check_room(self, records: Sequence[Mapping[str, Any]], columns: Schema) -> None:
+        """Refuse records with new names that could become columns if the table had room for them."""
+        names = set(columns.names)
+        for number, record in enumerate(records):
+            new = [name for name, value in record.items() if name not in names and value is not None]
+            candidates = [Column(name, _TEXT) for name in new]
+            if new and added(columns, candidates, most_bytes=None) != columns:
+                raise AppendRefused(
+                    f"row {number} for {self._table} has {len(new):,} new columns, for which the table has"
+                    f" no room: its columns may have {MOST_SCHEMA_BYTES >> 10} KiB of names and types",
+                    hint="send names that vary as the keys of a MAP column, or as one STRING column of JSON",
+                )
+
+
+def _with_columns_of(records: Sequence[Mapping[str, Any]], present: Schema) -> Schema:
+    """Add the new columns of some records to a schema of any size."""
+    names = set(present.names)
+    values: dict[str, list[Any]] = {}
+    for record in records:
+        for name, value in record.items():
+            if name not in names and value is not None:
+                values.setdefault(name, []).append(value)
+    if not values:
+        return present
+    return added(
+        present, [Column(name, _type_of(column)) for name, column in values.items()], most_bytes=None
+    )
+
+
+def _is_too_large(columns: Schema) -> bool:
+    return len(str(columns).encode()) > MOST_SCHEMA_BYTES
 
 
 def _rescuing(dataset: DatasetRow) -> Convert:
@@ -108,9 +149,8 @@ def _rescuing(dataset: DatasetRow) -> Convert:
         for field in declared:
             values = [record.get(field.name) for record in records]
             columns[field.name] = _fitted(values, field, dataset.name, rescued)
-        columns[RESCUED] = pa.array(
-            [json.dumps(values, ensure_ascii=False) if values else None for values in rescued], pa.string()
-        )
+        texts = [json.dumps(values, ensure_ascii=False) if values else None for values in rescued]
+        columns[RESCUED] = input_rows.array(texts, pa.field(RESCUED, pa.string()), dataset.name)
         return pa.table([columns[name] for name in arrow.names], schema=arrow)
 
     return convert
@@ -133,7 +173,10 @@ def _fitted(values: list[Any], field: pa.Field, table: str, rescued: list[dict[s
 
 def _records(rows: Any, table: str) -> Sequence[Mapping[str, Any]]:
     if isinstance(rows, pa.Table):
-        records: Sequence[Mapping[str, Any]] = rows.to_pylist()
+        try:
+            records: Sequence[Mapping[str, Any]] = rows.to_pylist()
+        except (ValueError, OverflowError) as error:  # a date that Python does not have
+            raise AppendRefused(f"a value for {table} is out of range: {error}") from None
         return records
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
@@ -155,10 +198,21 @@ def _of_field(field: pa.Field) -> Column:
 def _type_of(values: list[Any]) -> Type:
     """Return the type that fits all these JSON values; text if no other does."""
     try:
-        arrow_type = pa.array(values).type
-        return storable(schema.of_arrow(pa.schema([("value", arrow_type)])).columns[0].type)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, BadSchema):
+        inferred = schema.of_arrow(pa.schema([("value", pa.array(values).type)])).columns[0].type
+        _check_fields(inferred)
+        return storable(inferred)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError, OverflowError, BadSchema):
         return _TEXT
+
+
+def _check_fields(kind: Type) -> None:
+    """Raise `BadSchema` for structs that no file can hold: without fields, or with unusable names."""
+    if isinstance(kind, Struct):
+        if not kind.fields:
+            raise BadSchema("a struct without fields", hint="store it as text")
+        check_columns(kind.fields)
+    for part in parts_of(kind):
+        _check_fields(part)
 
 
 def _text(value: Any) -> str:
