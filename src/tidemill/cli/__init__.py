@@ -27,6 +27,7 @@ COMMANDS = {
     "explain": "tidemill.cli.explain:explain_command",
     "lots": "tidemill.cli.lots:lots_command",
     "gaps": "tidemill.cli.gaps:gaps_command",
+    "quarantine": "tidemill.cli.quarantine:quarantine_command",
     "compact": "tidemill.cli.compact:compact_command",
     "retry": "tidemill.cli.lot_requests:retry_command",
     "backfill": "tidemill.cli.lot_requests:backfill_command",

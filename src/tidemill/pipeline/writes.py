@@ -97,22 +97,36 @@ def append(
     )
 
 
-def replace(context: PipelineContext, decl: DatasetDecl, lot: str, rows: Any) -> Receipt:
+def check_rows(decl: DatasetDecl, rows: Any, operation: RowOperation) -> None:
+    """Raise `AppendRefused` for rows that `append` would refuse."""
+    _body_of(decl, rows, operation)
+
+
+def replace(
+    context: PipelineContext, decl: DatasetDecl, lot: str, rows: Any, *, generation: int | None = None
+) -> Receipt:
     """Publish these rows as the next generation of a lot.
 
     Raise `CheckFailed` for rows that fail a check, even one that drops rows: a correction has no quarantine.
+
+    - generation: the generation that the caller has read; raise `CorrectionRefused` if it is not the latest.
     """
     _refuse_keyed(decl, lot)
     body = _body_of(decl, rows, RowOperation.APPEND)
-    hold = _begin_correction(context, decl, lot)
+    hold = _begin_correction(context, decl, lot, generation=generation)
     (row,) = _write_lot(context, decl, body, hold)
     return _publish_correction(context, hold, row)
 
 
-def remove(context: PipelineContext, decl: DatasetDecl, lot: str, *, why: str = "") -> Receipt:
-    """Publish the next generation of a lot, without rows and marked as removed."""
+def remove(
+    context: PipelineContext, decl: DatasetDecl, lot: str, *, why: str = "", generation: int | None = None
+) -> Receipt:
+    """Publish the next generation of a lot, without rows and marked as removed.
+
+    - generation: as in `replace`.
+    """
     _refuse_keyed(decl, lot)
-    hold = _begin_correction(context, decl, lot, remove=True)
+    hold = _begin_correction(context, decl, lot, remove=True, generation=generation)
     return _publish_correction(context, hold, context.manifests.write_removal(hold, why or "removed"))
 
 
@@ -143,9 +157,21 @@ def _refuse_keyed(decl: DatasetDecl, lot: str) -> None:
         )
 
 
-def _begin_correction(context: PipelineContext, decl: DatasetDecl, lot: str, *, remove: bool = False) -> Hold:
+def _begin_correction(
+    context: PipelineContext,
+    decl: DatasetDecl,
+    lot: str,
+    *,
+    remove: bool = False,
+    generation: int | None = None,
+) -> Hold:
     _declare(context, decl)
-    return context.publisher.begin_correction(decl.id, lot, context.scope.new_attempt(), remove=remove)
+    hold = context.publisher.begin_correction(decl.id, lot, context.scope.new_attempt(), remove=remove)
+    if generation is not None and hold.draft.generation != generation + 1:
+        refused = CorrectionRefused(f"another process corrected lot {lot} of {decl.id} at the same time")
+        context.publisher.abandon(hold, refused.message)
+        raise refused
+    return hold
 
 
 def _publish_correction(context: PipelineContext, hold: Hold, row: LotRow) -> Receipt:
