@@ -105,6 +105,12 @@ def test_expressions_are_evaluated_by_spark_counted_and_quarantine_rows():
     assert len(requests) == 1
 
 
+def test_a_row_that_a_check_drops_may_hold_a_date_that_python_does_not_have() -> None:
+    table = pa.table({"id": [None], "at": pa.array([2**62], pa.timestamp("us", "UTC"))})
+    (row,) = check_table(table, [not_null("id", on_fail="drop")]).quarantined.to_pylist()
+    assert json.loads(row["record"]) == {"id": None, "at": 2**62}
+
+
 @pytest.mark.rule("LOT-34")
 def test_a_record_whose_key_does_not_fit_is_quarantined_and_not_rescued():
     keyed = effective(
@@ -196,6 +202,16 @@ def test_an_arrow_value_that_python_does_not_have_is_refused() -> None:
 def test_the_items_of_a_json_body_keep_their_text(text: bytes) -> None:
     value = json.loads(text)
     assert [json.loads(item) for item in split_items(text)] == (value if isinstance(value, list) else [value])
+
+
+def test_an_item_of_any_depth_or_length_is_split_from_the_others() -> None:
+    deep = b'["]\\"",' * 3000 + b"1" + b"]" * 3000
+    long = b'{"a": %s}' % (b"9" * 5000)
+    assert split_items(b"[1, %s , %s]" % (deep, long)) == [b"1", deep, long]
+    parsed = parse_texts(Drift.RESCUE, *split_items(b'[{"id": 1}, {"x": %s}, %s]' % (deep, long)))
+    assert (parsed.rows.num_rows, parsed.bad.num_rows) == (1, 2)
+    with pytest.raises(ValueError, match="Unterminated"):
+        split_items(b"[1, %s" % deep[:-1])
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ class HttpPoller:
             return self._lines(response.body, 0), checkpoint
         try:
             texts = split_items(response.body)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise PollRefused(f"{self.source.description}: the body is not JSON: {error}"[:500]) from None
         file = self.source.description
         return [SourceRecord(file, number, text) for number, text in enumerate(texts, 1)], checkpoint

@@ -5,6 +5,7 @@ values nested so deep that later steps exceed the recursion limit.
 """
 
 import json
+import re
 from typing import Any, Final
 
 from tidemill.errors import AppendRefused
@@ -12,6 +13,7 @@ from tidemill.errors import AppendRefused
 MOST_LEVELS: Final = 100
 """How deep the arrays and objects of a record may be nested."""
 
+_BRACKET: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 _SPACE: Final = frozenset(" \t\n\r")
 
 
@@ -52,10 +54,10 @@ def _check_text(text: str) -> None:
 def split_items(body: bytes) -> list[bytes]:
     """Return the texts of the items of a JSON array, or the text of any other JSON value.
 
-    Raise `ValueError` or `RecursionError` if the body is not JSON.
+    Raise `ValueError` if the body is not JSON.
     """
     text = body.decode(json.detect_encoding(body), "surrogatepass")
-    decode = json.JSONDecoder().raw_decode
+    decode = json.JSONDecoder(parse_int=str, parse_float=str).raw_decode  # a number of any length
     place = _skip_space(text, 0)
     if text[place : place + 1] != "[":
         spans = [_span(decode, text, place)]
@@ -77,8 +79,21 @@ def split_items(body: bytes) -> list[bytes]:
 
 
 def _span(decode: Any, text: str, first: int) -> tuple[int, int]:
-    _, last = decode(text, first)
+    try:
+        _, last = decode(text, first)
+    except RecursionError:  # only this item is bad
+        last = _closing_bracket(text, first)
     return first, last
+
+
+def _closing_bracket(text: str, first: int) -> int:
+    """Return the end of an array or object of any depth."""
+    depth = 0
+    for token in _BRACKET.finditer(text, first):
+        depth += (token[0] in "[{") - (token[0] in "]}")
+        if depth == 0:
+            return token.end()
+    raise json.JSONDecodeError("Unterminated array or object", text, first)
 
 
 def _skip_space(text: str, place: int) -> int:

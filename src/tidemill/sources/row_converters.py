@@ -190,6 +190,7 @@ def _records(rows: Any, table: str) -> Sequence[Mapping[str, Any]]:
 def _of_field(field: pa.Field) -> Column:
     try:
         (column,) = schema.of_arrow(pa.schema([field])).columns
+        _check_fields(column.type)
     except BadSchema as error:
         raise AppendRefused(f"column {field.name}: {error.message}") from None
     return Column(column.name, storable(column.type))

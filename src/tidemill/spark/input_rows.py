@@ -121,7 +121,7 @@ def _which(values: list[Any], field: pa.Field, table: str, error: Exception) -> 
                 f"{table}: column {field.name} expects {_type_name(field.type).upper()},"
                 f" got {shown:.80} (row {number})"
             )
-    return f"{table}: column {field.name}: {error}"
+    return printable(f"{table}: column {field.name}: {error}")
 
 
 def _format_hint(arrow_type: pa.DataType) -> str | None:
@@ -149,7 +149,7 @@ def _of_pandas(frame: Any, schema: pa.Schema, table: str) -> pa.Table:
     _check_names(frame.columns, schema.names, table, "the frame")
     try:
         return pa.Table.from_pandas(frame, preserve_index=False)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+    except _MISFITS as error:
         raise AppendRefused(f"the pandas DataFrame for {table} cannot be converted: {error}") from None
 
 

@@ -44,10 +44,8 @@ def preparation(arrow_type: pa.DataType) -> Prepare | None:
         return lambda value: _time(value) if isinstance(value, str) else value
     if types.is_duration(arrow_type):
         return lambda value: _interval_us(value) if isinstance(value, str) else value
-    if types.is_temporal(arrow_type):  # ISO 8601, as in files
-        return lambda value: (
-            pa.scalar(value, pa.string()).cast(arrow_type).value if isinstance(value, str) else value
-        )
+    if types.is_temporal(arrow_type):
+        return lambda value: _instant(value, arrow_type)
     return None
 
 
@@ -120,6 +118,15 @@ def _decimal(value: Any, unit: Decimal) -> Any:
     if not isinstance(value, Decimal):
         return value
     return value.quantize(unit, context=_EXACT)
+
+
+def _instant(value: Any, arrow_type: pa.DataType) -> Any:
+    """Parse a date or timestamp in ISO 8601, as in files; check that a number is in the years 1 to 9999."""
+    if isinstance(value, str):
+        return pa.scalar(value, pa.string()).cast(arrow_type).value
+    if isinstance(value, int) and not isinstance(value, bool):
+        pa.scalar(value, arrow_type).as_py()  # raises for other years
+    return value
 
 
 def _time(text: str) -> dt.time:

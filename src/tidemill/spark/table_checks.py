@@ -125,14 +125,23 @@ def _quarantine(
         failing = [check for check in dropping if failed[check.name][number].as_py()]
         rows.append(
             {
-                "record": json.dumps(
-                    table.slice(number, 1).to_pylist()[0], default=_text, ensure_ascii=False
-                ),
+                "record": json.dumps(_row(table, number), default=_text, ensure_ascii=False),
                 "error": "; ".join(check.problem for check in failing),
                 "check": ", ".join(check.name for check in failing),
             }
         )
     return pa.Table.from_pylist(rows, schema=BAD)
+
+
+def _row(table: pa.Table, number: int) -> dict[str, Any]:
+    """Return one row; a date or timestamp that Python does not have becomes its number."""
+    row: dict[str, Any] = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        try:
+            row[name] = column[number].as_py()
+        except (OverflowError, ValueError):
+            row[name] = getattr(column[number], "value", None)
+    return row
 
 
 def _text(value: Any) -> str:
