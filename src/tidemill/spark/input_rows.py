@@ -178,7 +178,7 @@ def _cast(rows: pa.Table, schema: pa.Schema, table: str) -> pa.Table:
 
 
 def _is_time_or_interval(arrow_type: pa.DataType) -> bool:
-    return pa.types.is_time(arrow_type) or pa.types.is_duration(arrow_type)
+    return bool(pa.types.is_time(arrow_type) or pa.types.is_duration(arrow_type))
 
 
 def _check_names(names: Iterable[Any], declared: Sequence[str], table: str, container: str) -> None:
