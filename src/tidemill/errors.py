@@ -465,7 +465,10 @@ class DatasetUnknown(LotError):
 
 class DatasetChanged(LotError):
     code = "dataset-changed"
-    hint = "declare it as before, or as a new table with another version=…; existing lots stay readable"
+    hint = (
+        "declare it as before; columns may be added and types widened. For any other change, declare another"
+        " table and an arc that fills it from this one, and run `tidemill backfill ARC`"
+    )
 
 
 class LotUnknown(LotError):

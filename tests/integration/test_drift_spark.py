@@ -239,5 +239,35 @@ def test_a_new_column_is_published_with_its_lot_and_a_changed_declaration_is_pla
         assert stored == ["id int", "id int, city string", "id bigint, city string"]
     with declared(tmp_path, spark, "id BIGINT", "freeze") as shop:
         plan = shop.plan()
-        with pytest.raises(DatasetChanged, match=r"test_drift_spark\.py:\d+: dataset orders@1 was already"):
+        message = r"test_drift_spark\.py:\d+: the columns of dataset orders@1 .* city is no longer declared"
+        with pytest.raises(DatasetChanged, match=message):
             plan.apply("n")
+
+
+@pytest.mark.rule("LOT-34")
+def test_a_column_is_added_and_a_type_widened_by_declaring_them(
+    tmp_path: Path, spark: "SparkSession"
+) -> None:
+    def declared(schema: str) -> tm.Pipeline:
+        pipeline = tm.Pipeline("grow", home=tmp_path / "home", spark=spark)
+        pipeline.dataset("orders", schema)
+        pipeline.view("sums", "SELECT count(*) AS n, sum(amount) AS amount FROM orders")
+        return pipeline
+
+    with declared("id INT, amount INT") as shop:
+        shop["orders"].append([(1, 10)])
+        assert shop.run().ok
+    with declared("id INT, city STRING, amount BIGINT") as shop:
+        status = {stage["name"]: stage["status"] for stage in shop.plan().describe()}
+        assert status["orders"] == "changed"
+        shop["orders"].append([{"id": 2, "city": "Ulm", "amount": 2**40}])
+        assert shop.run().ok
+        rows = {row["id"]: (row["amount"], row["city"]) for row in shop["orders"].df().collect()}
+        assert rows == {1: (10, None), 2: (2**40, "Ulm")}
+        assert [tuple(row) for row in shop["sums"].df().collect()] == [(2, 2**40 + 10)]
+        status = {stage["name"]: stage["status"] for stage in shop.plan().describe()}
+        assert status["orders"] == "same"
+    with declared("id INT, amount BIGINT") as shop:
+        (refused,) = shop.plan().refusals()
+    assert "column city is no longer declared" in refused.message
+    assert "tidemill backfill" in refused.hint

@@ -2,8 +2,9 @@
 
 Every process that imports the pipeline declares its datasets, so repeating an equal declaration changes
 nothing. A different declaration is refused with a list of differences, because published lots follow the
-first one. Only two things may change: `drift`, and with `Drift.EVOLVE` also the columns. The store keeps the
-earlier columns under their revision number, and old lots are read with the new columns (LOT-34).
+first one. Only two things may change: `drift`, and the columns, where old lots can be read with the new
+columns: a column is added, or a type becomes wider. The store keeps the earlier columns under their revision
+number (LOT-34).
 """
 
 import hashlib
@@ -121,20 +122,17 @@ def fingerprint(schema: str) -> str:
 
 
 Evolve: TypeAlias = Callable[[DatasetRow, DatasetRow], DatasetRow]
-"""Takes the stored and the newly declared dataset; returns the stored one with the columns of both.
+"""Takes the stored and the newly declared dataset; returns the stored one with the new columns and drift.
 
 It raises `DatasetChanged` if the columns cannot be combined. The caller passes this function in, because this
 package does not parse columns.
 """
 
 
-def declare(
-    tx: Tx, keys: LotKeys, dataset: DatasetRow, evolve: Evolve | None = None, *, grows: bool = False
-) -> DatasetRow:
-    """Store a dataset's declaration, or return the stored one. Raise `DatasetChanged` if they differ.
+def declare(tx: Tx, keys: LotKeys, dataset: DatasetRow, evolve: Evolve | None = None) -> DatasetRow:
+    """Store a dataset's declaration, or return the stored one. Raise `DatasetChanged` if they do not fit.
 
-    - evolve: combines the columns if they may change; the returned declaration has all of them.
-    - grows: whether the columns may change although `drift` does not add columns from data.
+    - evolve: combines the columns, which must be equal without it; the returned declaration has all of them.
     """
     if not dataset.fingerprint:
         dataset = msgspec.structs.replace(dataset, fingerprint=fingerprint(dataset.schema))
@@ -144,31 +142,29 @@ def declare(
         tx.set(key, msgspec.msgpack.encode(dataset))
         return dataset
     stored = _decoder.decode(raw)
-    return _revise(tx, keys, stored, combine(stored, dataset, evolve, grows=grows))
+    return _revise(tx, keys, stored, combine(stored, dataset, evolve))
 
 
-def combine(
-    stored: DatasetRow, dataset: DatasetRow, evolve: Evolve | None = None, *, grows: bool = False
-) -> DatasetRow:
-    """Return what `declare` stores in place of the stored declaration. Raise `DatasetChanged` if they differ.
+def combine(stored: DatasetRow, new: DatasetRow, evolve: Evolve | None = None) -> DatasetRow:
+    """Return what `declare` stores in place of the stored declaration.
 
-    `drift` may always change: it only affects data that arrives later.
+    Raise `DatasetChanged` if they do not fit. `drift` may always change: it only affects data that arrives
+    later.
     """
-    same_columns = msgspec.structs.replace(dataset, schema=stored.schema, fingerprint=stored.fingerprint)
-    evolves = evolve is not None and (grows or dataset.drift is Drift.EVOLVE)
-    changes = differences(stored, same_columns if evolves else dataset)
+    same_columns = msgspec.structs.replace(new, schema=stored.schema, fingerprint=stored.fingerprint)
+    changes = differences(stored, new if evolve is None else same_columns)
     if changes:
         raise DatasetChanged(
-            f"dataset {dataset.id} was already declared with a different definition: {'; '.join(changes)}"
+            f"dataset {new.id} was already declared with a different definition: {'; '.join(changes)}"
         )
-    if evolves and evolve is not None and stored.fingerprint != dataset.fingerprint:
-        stored = evolve(stored, dataset)
-    return msgspec.structs.replace(stored, drift=dataset.drift)
+    if evolve is not None and stored.fingerprint != new.fingerprint:
+        stored = evolve(stored, new)
+    return msgspec.structs.replace(stored, drift=new.drift)
 
 
 def _revise(tx: Tx, keys: LotKeys, stored: DatasetRow, new: DatasetRow) -> DatasetRow:
     if new.fingerprint == stored.fingerprint and new.drift is stored.drift:
-        return stored  # declared with fewer columns: by a process that has not seen the added ones
+        return stored  # equal, or declared by a process that has not seen columns that a source added
     if new.fingerprint != stored.fingerprint:
         tx.set(keys.columns[(*stored.id.parts, stored.revision)], stored.schema.encode())
         new = msgspec.structs.replace(new, revision=stored.revision + 1)

@@ -1,8 +1,11 @@
 """Schema drift: how the columns of a dataset may change (LOT-34).
 
 A column may be added. A type may be widened if Spark can read existing files as the wider type. Any other
-change would make published lots unreadable. A column that is no longer declared stays in the dataset, and is
-NULL in later lots.
+change would make published lots unreadable, or lose columns.
+
+With `Drift.EVOLVE`, sources add columns too. So a declaration with fewer columns or narrower types changes
+nothing: the column stays in the dataset, and is NULL in later lots. With the other policies only declarations
+change the columns, so a declaration that lacks something is a mistake or another change, and is refused.
 """
 
 from collections.abc import Sequence
@@ -54,16 +57,39 @@ def merged(current: Schema, new: Schema) -> tuple[Schema, list[str]]:
 
 
 def evolved(current: DatasetRow, new: DatasetRow) -> DatasetRow:
-    """Return the current dataset with the columns of both; raise `DatasetChanged` if they do not fit."""
-    schema, problems = merged(parse(current.schema), parse(new.schema))
+    """Return the current dataset with the columns of both and the new policy.
+
+    Raise `DatasetChanged` if the columns do not fit.
+    """
+    before, after = parse(current.schema), parse(new.schema)
+    schema, problems = merged(before, after)
+    if new.drift is not Drift.EVOLVE:
+        problems += _lost(before, after)
     if problems:
         raise DatasetChanged(
-            f"the columns of dataset {current.id} cannot change in this way: {'; '.join(problems)}",
-            hint="only add columns and widen types; for other changes declare a new version: version='2'",
+            f"the columns of dataset {current.id} cannot change in this way: {'; '.join(problems)}"
         )
     return msgspec.structs.replace(
-        current, schema=str(schema), fingerprint=schema.fingerprint, drift=Drift.EVOLVE
+        current, schema=str(schema), fingerprint=schema.fingerprint, drift=new.drift
     )
+
+
+def _lost(current: Schema, new: Schema) -> list[str]:
+    """List what a declaration takes away from the current columns, or demands of existing lots."""
+    before = {column.name: column for column in current.columns}
+    after = {column.name: column for column in new.columns}
+    problems = [f"column {name} is no longer declared" for name in before if name not in after]
+    for name, column in after.items():
+        old = before.get(name)
+        if old is None:
+            if not column.nullable:
+                problems.append(f"column {name} is NOT NULL, but existing lots have no value for it")
+        elif is_wider(column.type, old.type):
+            problems.append(f"{name} was {old.type} and cannot become {column.type}")
+        elif column.nullable is not old.nullable:
+            kinds = {True: "nullable", False: "NOT NULL"}
+            problems.append(f"{name} was {kinds[old.nullable]} and cannot become {kinds[column.nullable]}")
+    return problems
 
 
 def effective(dataset: DatasetRow) -> DatasetRow:

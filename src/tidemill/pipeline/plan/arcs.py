@@ -197,9 +197,7 @@ class ArcPlanner:
                 schema=ddl,
                 drift=sink.drift,
             )
-            dataset = self.catalog.add(
-                effective(dataset), arc.line, made_by=f"arc {arc.name}", derived=sink.schema is None
-            )
+            dataset = self.catalog.add(effective(dataset), arc.line, made_by=f"arc {arc.name}")
             self.catalog.expected(dataset, sink.checks)
             if can_drop(sink.checks):
                 self.catalog.quarantine(dataset.id, unit, arc.line, f"checks of {sink.name}")

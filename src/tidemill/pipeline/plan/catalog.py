@@ -1,6 +1,7 @@
 """Collects the tables that planning knows so far, and the stages that declare them."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ import msgspec
 from tidemill.errors import DatasetChanged, DatasetUnknown, DeclarationError
 from tidemill.lots import datasets
 from tidemill.lots.checks import QUARANTINE_SCHEMA, Check, quarantine_of
-from tidemill.lots.datasets import DatasetRow, Drift, Kind
+from tidemill.lots.datasets import DatasetRow, Kind
 from tidemill.lots.ids import Unit
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.plan.stages import DeclareDataset, PlanStage
@@ -46,22 +47,18 @@ class Catalog:
         self.datasets: dict[DatasetId, DatasetRow] = {}
         self._frames: dict[str, DataFrame] = {}
 
-    def add(
-        self, dataset: DatasetRow, line: SourceLine, *, made_by: str = "", derived: bool = False
-    ) -> DatasetRow:
-        """Add a table. If it evolves, it may have more columns in the store than are declared (LOT-34).
-
-        - derived: whether Spark derived its columns from the function of an arc. They may grow, because the
-          tables that the arc reads may.
-        """
-        stored = self._stored(dataset.id) if derived or dataset.drift is Drift.EVOLVE else None
-        grows = derived and stored is not None and _is_grown(stored, dataset)
-        if stored is not None and (grows or dataset.drift is Drift.EVOLVE):
-            columns = evolved(stored, dataset)
-            dataset = msgspec.structs.replace(dataset, schema=columns.schema, fingerprint=columns.fingerprint)
+    def add(self, dataset: DatasetRow, line: SourceLine, *, made_by: str = "") -> DatasetRow:
+        """Add a table. If it evolves, it may have more columns in the store than are declared (LOT-34)."""
+        stored = self._stored(dataset.id)
+        if stored is not None:
+            with suppress(DatasetChanged):  # its stage reports that it is refused
+                columns = datasets.combine(stored, dataset, evolved)
+                dataset = msgspec.structs.replace(
+                    dataset, schema=columns.schema, fingerprint=columns.fingerprint
+                )
         self.datasets[dataset.id] = dataset
         self.tables[dataset.name] = KnownTable(dataset, dataset.schema, dataset.kind is not Kind.ROWS)
-        self.stages.append(DeclareDataset(dataset=dataset, where=str(line), made_by=made_by, grows=grows))
+        self.stages.append(DeclareDataset(dataset=dataset, where=str(line), made_by=made_by))
         return dataset
 
     def adopt(self, dataset: DatasetRow) -> None:
@@ -126,19 +123,6 @@ class Catalog:
         if name not in self._frames:
             self._frames[name] = self.spark.createDataFrame([], self.tables[name].ddl)
         return self._frames[name]
-
-
-def _is_grown(stored: DatasetRow, dataset: DatasetRow) -> bool:
-    """Return whether a dataset has all columns of the stored one, with the same or wider types."""
-    new = schema.parse(dataset.schema)
-    if not set(schema.parse(stored.schema).names) <= set(new.names):
-        return False
-    try:
-        columns = schema.parse(evolved(stored, dataset).schema)
-    except DatasetChanged:
-        return False
-    types = {column.name: column.type for column in columns.columns}
-    return all(types[column.name] == column.type for column in new.columns)
 
 
 def ddl_of(frame: "DataFrame") -> str:

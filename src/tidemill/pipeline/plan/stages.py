@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from tidemill.errors import DatasetChanged, DatasetUnknown
 from tidemill.events import Event
 from tidemill.lots import datasets, staging
-from tidemill.lots.datasets import DatasetRow, Drift
+from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.keys import DatasetId
 from tidemill.spark.drift import evolved
 from tidemill.store import Tx
@@ -47,23 +47,18 @@ class PlanStage(Protocol):
 
 @dataclass(frozen=True)
 class DeclareDataset:
-    """Declare a table of lots.
-
-    - made_by: the arc, source or check that writes it.
-    - grows: whether it may get more columns: an arc writes it, and the function returns more columns.
-    """
+    """Declare a table of lots; `made_by` names the arc, source or check that writes it."""
 
     dataset: DatasetRow
     where: str
     made_by: str = ""
-    grows: bool = False
 
     def check(self, tx: Tx, keys: StepKeys) -> None:
         """Raise `DatasetChanged` if `apply` would."""
         with suppress(DatasetUnknown):
             stored = datasets.read(tx, keys.lots, self.dataset.id)
             with self._explained():
-                datasets.combine(stored, self.dataset, evolved, grows=self.grows)
+                datasets.combine(stored, self.dataset, evolved)
 
     def status(self, tx: Tx, keys: StepKeys) -> StageStatus:
         try:
@@ -79,7 +74,7 @@ class DeclareDataset:
     def apply(self, context: "PipelineContext", holder: str) -> None:
         def step(tx: Tx) -> None:
             with self._explained():
-                datasets.declare(tx, context.keys.lots, self.dataset, evolved, grows=self.grows)
+                datasets.declare(tx, context.keys.lots, self.dataset, evolved)
             if self.dataset.unit is not None and not self.made_by:
                 staging.begin(tx, context.keys.lots, self.dataset.id)
 
@@ -87,14 +82,11 @@ class DeclareDataset:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Add the line of the declaration to an error, and what to do."""
+        """Add the line of the declaration to an error."""
         try:
             yield
         except DatasetChanged as error:
-            hint = error.hint
-            if self.dataset.drift is not Drift.EVOLVE:
-                hint += "; drift='evolve' allows new columns and wider types"
-            raise DatasetChanged(f"{self.where}: {error.message}", hint=hint) from error
+            raise DatasetChanged(f"{self.where}: {error.message}") from error
 
     def describe(self) -> dict[str, str]:
         made_by = f" (by {self.made_by})" if self.made_by else ""
