@@ -55,8 +55,8 @@ def test_a_worker_that_listens_tells_where_its_results_can_be_fetched(
     row = look.row(future)
     assert isinstance(row, Realized)
     node = next(node for node in look.nodes() if node.id == worker.id)
-    assert row.result.location.address == node.address
-    assert node.address.startswith("grpc+tcp://127.0.0.1:")
+    assert node.address.startswith(f"{row.result.location.address}/")
+    assert row.result.location.address.startswith("grpc+tcp://127.0.0.1:")
 
 
 @pytest.mark.rule("CLU-23")

@@ -1,5 +1,7 @@
 """The node list: joining, renewing, leaving and cleaning."""
 
+from itertools import pairwise
+
 import msgspec
 import pytest
 
@@ -54,6 +56,29 @@ def test_an_entry_has_the_fields_of_the_rule(stage: Stage) -> None:
     assert (entry.protocol, entry.release) == (PROTOCOL, "0.1.0")
 
 
+@pytest.mark.rule("CLU-10", "FUT-36")
+def test_every_renewal_tells_when_the_node_was_seen_and_what_is_free(stage: Stage) -> None:
+    total = {"cpu": 4.0, "ram": 8e9}
+    member = Member(stage.context(), Node(id="n1", epoch=0, total=total, free=total))
+    member.tick()
+    started_at = stage.trouble.now_us()
+    for number in range(1, 6):
+        free = {"cpu": 4.0 - number / 2, "ram": 8e9 - number}
+        member.membership.report(free)
+        stage.clock.advance(3.0)
+        member.tick()
+        (entry,) = stage.nodes()
+        assert entry.seen_at == stage.trouble.now_us() == started_at + number * 3_000_000
+        assert entry.expires_at == entry.seen_at + stage.ttl_us
+        assert (entry.started_at, entry.total, entry.free) == (started_at, total, free)
+    stage.clock.advance(60.0)  # it was paused, and joins again
+    while member.state is not MemberState.ACTIVE or not member.membership.alive():
+        member.tick()
+    (entry,) = stage.nodes()
+    assert (entry.epoch, entry.started_at, entry.free) == (2, started_at, free)
+    assert entry.seen_at == stage.trouble.now_us()
+
+
 @pytest.mark.rule("CLU-10")
 def test_an_id_is_new_at_every_boot(stage: Stage) -> None:
     boots = {Member(stage.context()).id for _ in range(20)}
@@ -81,6 +106,24 @@ def test_a_node_that_was_dropped_from_the_list_enters_it_again(stage: Stage) -> 
     stage.play(lambda: bool(stage.nodes()), within_s=4.0)
     assert stage.nodes()[0].epoch == 2
     assert [event.epoch for event in stage.told(NodeLost)] == [1]
+
+
+@pytest.mark.rule("CLU-11")
+def test_a_node_whose_entry_is_removed_again_and_again_joins_less_and_less_often(stage: Stage) -> None:
+    member = stage.member("n1")
+    joins = []
+    for _ in range(9):
+        stage.play(lambda: member.state is MemberState.ACTIVE, within_s=60.0)
+        joins.append(stage.clock.monotonic())
+        stage.store.run(lambda tx: nodes.leave(tx, stage.keys, member.node))
+        stage.play(lambda: member.state is MemberState.OUT, within_s=60.0)
+    pauses = [later - earlier for earlier, later in pairwise(joins)]
+    assert max(pauses[:2]) < 5.0
+    assert min(pauses[-3:]) > 10.0
+    stage.play(lambda: member.state is MemberState.ACTIVE, within_s=60.0)
+    stage.pass_time(10.0)  # a renewal succeeds, so the next pause is short
+    stage.store.run(lambda tx: nodes.leave(tx, stage.keys, member.node))
+    stage.play(lambda: bool(stage.nodes()), within_s=5.0)
 
 
 @pytest.mark.rule("CLU-10")

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import msgspec
 
-from tidemill.clock import SYSTEM, Clock
+from tidemill.clock import SYSTEM, Clock, backoff
 from tidemill.cluster import nodes
 from tidemill.cluster.events import NodeJoined, NodeLeft, NodeLost
 from tidemill.cluster.keys import ClusterKeys
@@ -57,6 +57,8 @@ class Membership:
         self.clock = context.clock
         self.emit = context.emit
         self.timing = context.timing
+        self._chance = context.chance
+        self._refusals = 0  # how often in a row the store refused to renew our entry
         self.state = MemberState.OUT
         self.deadline = 0.0
         self._due = 0.0
@@ -105,7 +107,11 @@ class Membership:
             self.node = self.store.run(lambda tx: act(tx, self.keys, node, self.timing.ttl_us))
         except LeaseLost:
             self._lose()
-            return  # the next tick joins again at once
+            self._refusals += 1
+            first_s, most_s = self.timing.retry_s, self.timing.ttl_s
+            pause_s = backoff(self._refusals, self._chance, first_s=first_s, most_s=most_s)
+            self._due = sent + pause_s  # another node may have removed our entry: do not compete with it
+            return
         except StoreError:
             self._due = sent + self.timing.retry_s
             if joining:  # the join may have been committed, and our entry removed again since
@@ -113,7 +119,9 @@ class Membership:
             return  # one failed renewal is not a lost lease (CLU-8)
         self.deadline = self.timing.deadline(sent)
         self._due = sent + self.timing.every_s
-        if joining:
+        if not joining:
+            self._refusals = 0
+        else:
             self.state = step(MEMBER, self.state, MemberEdge.JOIN)
             self.emit(NodeJoined(node=self.node.id, epoch=self.node.epoch))
 

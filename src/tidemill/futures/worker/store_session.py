@@ -44,7 +44,7 @@ class StoreSession:
         self.pauses = pauses
         self._ledger = ledger
         self._clock = clock
-        self._failures = 0  # of the store, in a row
+        self._failures = 0  # and refusals of the store, in a row
 
     @property
     def rests(self) -> bool:
@@ -75,10 +75,7 @@ class StoreSession:
 
     def failed(self, error: TidemillError) -> None:
         """Record a failure and wait before the store is used again."""
-        self._failures += 1
-        first_s, most_s = self.pauses.retry_s, self.pauses.most_retry_s
-        pause_s = backoff(self._failures, self._ledger.chance, first_s=first_s, most_s=most_s)
-        self.retry_at = self._clock.monotonic() + pause_s
+        self._pause()
         self._ledger.emit(StoreAway(node=self._ledger.node_id, error=error.message))
 
     def _refused(self, node: Node, refused: Callable[[bool], None]) -> None:
@@ -87,8 +84,14 @@ class StoreSession:
         except StoreError as error:
             self.failed(error)
             return
-        self.retry_at = self._clock.monotonic() + self.pauses.retry_s
+        self._pause()
         refused(listed)
+
+    def _pause(self) -> None:
+        self._failures += 1
+        first_s, most_s = self.pauses.retry_s, self.pauses.most_retry_s
+        pause_s = backoff(self._failures, self._ledger.chance, first_s=first_s, most_s=most_s)
+        self.retry_at = self._clock.monotonic() + pause_s
 
     def is_poll_due(self) -> bool:
         """Return whether it is time to look for work without a wakeup. If so, schedule the next time."""

@@ -1,9 +1,10 @@
 """The worker process: `run_worker` opens everything a worker needs and runs its supervisor.
 
-This module implements `tidemill worker`. Each worker has an *address* that no other running process can have:
-the port where it serves results, or a numbered lock on this host. If the node list contains another node with
-the same address, that node is dead. The worker then releases the dead node's claims at once, without waiting
-for its lease to expire (FUT-39).
+This module implements `tidemill worker`. Each worker has an *address* that no other running process can have.
+The worker holds an exclusive lock on a file, and the address contains a random token from this file. A port
+or a number alone would not be unique: two containers can have the same host name and separate temporary
+folders. If the node list contains another node with the same address, that node is dead. The worker then
+releases the dead node's claims at once, without waiting for its lease to expire (FUT-39).
 """
 
 import contextlib
@@ -44,6 +45,7 @@ RESULTS_SHARE = 0.5
 """The share of a worker's ram that results in memory may use."""
 
 MOST_WORKERS = 1_000
+MOST_TOKEN_BYTES = 64
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +122,11 @@ def run_worker(
             )
         )
         served_address = _serve(options.serving, segments, signer, stack)
-        address = served_address or stack.enter_context(_own_address(place, options))
+        where = served_address or f"{socket.gethostname()}-{host_id()[:8]}"
+        if options.with_parent:  # the parent waits for a worker with this process id; the node id is unique
+            address = f"{where}/{node}/{os.getpid()}"
+        else:
+            address = stack.enter_context(own_address(place, where, token=node))
         hello = ChildHello(
             cluster=place.cluster,
             store=place.store,
@@ -176,15 +182,17 @@ def _serve(serving: Serving | None, segments: Segments, signer: Signer, stack: c
 
 
 @contextlib.contextmanager
-def _own_address(place: ClusterAddress, options: WorkerOptions) -> Iterator[str]:
-    """Yield an address on this host that no other process has: the first number that is not locked.
+def own_address(place: ClusterAddress, where: str, token: str) -> Iterator[str]:
+    """Yield an address that no other process has: `where`, a number, and a token, from the first free file.
 
-    A worker with a parent process uses its process id instead.
+    The process holds the lock on the file, so no other process reads the same token from it. A copy of the
+    file is another inode. If a worker restarts and finds the same file, it has the same address.
+
+    Args:
+        place: the cluster; each cluster has its own files.
+        where: a name of this host for people.
+        token: a random text for a new file; an existing file keeps its token.
     """
-    host = f"{socket.gethostname()}-{host_id()[:8]}"
-    if options.with_parent:
-        yield f"{host}/{os.getpid()}"
-        return
     cluster = blake2b("\0".join(place.identity).encode(), digest_size=8).hexdigest()
     shared = Path(tempfile.gettempdir()) / f"tidemill-{os.geteuid()}-workers"
     folder = Path(place.home) / "workers" if place.home else shared
@@ -201,7 +209,7 @@ def _own_address(place: ClusterAddress, options: WorkerOptions) -> Iterator[str]
             os.close(fd)
             continue
         try:
-            yield f"{host}/{cluster}.{number}"
+            yield f"{where}/{cluster}.{number}.{_token(fd, token)}"
         finally:
             os.close(fd)
         return
@@ -209,6 +217,16 @@ def _own_address(place: ClusterAddress, options: WorkerOptions) -> Iterator[str]
         f"this host already runs {MOST_WORKERS:,} workers of cluster {place.cluster!r}",
         hint="use more slots per worker (--slots)",
     )
+
+
+def _token(fd: int, new: str) -> str:
+    """Return the token of a locked file. The first process that locks the file writes a new one."""
+    token = os.pread(fd, MOST_TOKEN_BYTES, 0)
+    if not token:
+        token = new.encode()
+        os.pwrite(fd, token, 0)
+    file = os.fstat(fd)
+    return blake2b(b"%b %d %d" % (token, file.st_dev, file.st_ino), digest_size=8).hexdigest()
 
 
 def _drain_with_parent(supervisor: WorkerSupervisor) -> None:
