@@ -1,14 +1,21 @@
 """Claiming: who may take what, in which order, and that it is one claimant at a time."""
 
+import random
+
 import msgspec
 import pytest
 
+from tests.unit.cluster_stage import Trouble
 from tests.unit.futures_stage import BIG, TTL_S, Stage
 from tidemill.cluster import nodes
+from tidemill.cluster.nodes import Node
 from tidemill.errors import LeaseLost, UsageError
 from tidemill.futures.protocol import claim, finish, limits
+from tidemill.futures.protocol.claim import Claim
 from tidemill.futures.protocol.lanes import Capacity
 from tidemill.futures.protocol.rows import Claimed, Needs, Unclaimed
+from tidemill.store.memory import MemoryStore
+from tidemill.testing.fake_clock import FakeClock
 
 ONE = Needs(cpu=1.0)
 
@@ -51,6 +58,41 @@ def test_looking_may_be_a_snapshot_the_claim_itself_may_not(stage: Stage) -> Non
     with pytest.raises(UsageError):
         stage.run(lambda tx: tx.get(stage.keys.future[b"x"]), mode="take")
     assert len(stage.claim(worker)) == 1
+
+
+@pytest.mark.rule("FUT-25", "FUT-13")
+@pytest.mark.parametrize("way", ["pool", "small members", "assigned", "awaited"])
+def test_of_two_nodes_that_look_at_the_same_time_one_claims_each_future(way: str) -> None:
+    """The rival claims between the reads and the commit of the other node, in each way to claim."""
+    clock = FakeClock()
+    trouble = Trouble(clock)
+    stage = Stage(MemoryStore(clock=clock, chance=random.Random(3), faults=trouble), clock=clock)
+    slow, rival = stage.worker("slow"), stage.worker("rival")
+    needs, free = (Needs(cpu=5.0), Capacity(cpu=5.5)) if way == "small members" else (Needs(), BIG)
+    near = b""
+    if way == "assigned":  # a soft assignment, which the rival may claim for a waiting task
+        near = stage.submit()
+        stage.make(slow, near, kind="segment")
+    ids = [stage.submit(*([near] if near else []), near=near, needs=needs) for _ in range(3)]
+    specs = [stage.spec_of(future_id) for future_id in ids]
+
+    def claim_now(node: Node) -> list[Claim]:
+        if way == "awaited" or (way == "assigned" and node is rival):
+            return stage.there(claim.claim_these, node, specs, free, mode="take")
+        return stage.claim(node, free=free)
+
+    rivals: list[Claim] = []
+    trouble.interlude = lambda: rivals.extend(claim_now(rival))
+    claims = claim_now(slow)
+    assert trouble.interlude is None, "the rival acted in the middle of the other claim"
+    expected = 1 if way == "small members" else len(ids)
+    assert len({claimed.id for claimed in claims + rivals}) >= expected
+    for node, claimed_here in ((slow, claims), (rival, rivals)):
+        for claimed in claimed_here:
+            row = stage.row(claimed.id)
+            assert isinstance(row, Claimed)
+            assert (row.holder, row.tally.epoch) == (node.id, claimed.epoch)
+    assert not {claimed.id for claimed in claims} & {claimed.id for claimed in rivals}
 
 
 @pytest.mark.rule("FUT-26")

@@ -190,6 +190,19 @@ def test_capacity_that_children_have_reserved_is_not_free() -> None:
     assert request.free.ram == 400
 
 
+@pytest.mark.rule("FUT-36")
+def test_memory_of_stored_results_is_not_free() -> None:
+    placement, children = new_placement(3, ram=1_000), [FakeChild(1), FakeChild(2)]
+    assign(children[0], job(Needs(ram=200)))
+    placement.stored_bytes = 300
+    assert placement.free(children).ram == 500
+    request = placement.request(children)
+    assert request is not None
+    assert request.free.ram == 500
+    assert not placement.fits_now(job(Needs(ram=501)), children)
+    assert placement.fits_now(job(Needs(ram=500)), children)
+
+
 @pytest.mark.rule("FUT-41")
 def test_a_waiting_task_frees_its_slot_and_cpu_but_not_its_memory_and_resumes_first() -> None:
     placement, children = new_placement(1, ram=1_000), [FakeChild(1), FakeChild(2)]

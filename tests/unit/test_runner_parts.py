@@ -34,6 +34,22 @@ def test_the_first_free_slot_is_taken_and_every_start_has_later_epochs(tmp_path:
         assert again.epoch == first.epoch + EPOCHS_PER_START
 
 
+@pytest.mark.rule("CLU-10", "FUT-37")
+def test_a_runner_never_has_the_id_and_epoch_of_an_earlier_start(tmp_path: Path) -> None:
+    """Even if the list has forgotten the earlier start, which rejoined several times."""
+    store, keys = MemoryStore(clock=FakeClock()), ClusterKeys("c")
+    identities: list[tuple[str, int]] = []
+    for _ in range(4):
+        with slot(ClusterAddress.of_home(tmp_path), CHANCE) as own_slot:
+            node = Node(id=own_slot.node_id, epoch=own_slot.epoch)
+            for _ in range(3):
+                node = store.run(lambda tx: nodes.join(tx, keys, node, SECOND_US))  # noqa: B023
+                identities.append((node.id, node.epoch))
+        assert store.run(lambda tx: nodes.leave(tx, keys, node))  # noqa: B023
+    assert len(set(identities)) == len(identities)
+    assert identities == sorted(identities)
+
+
 def test_an_invalid_slot_file_counts_from_1(tmp_path: Path) -> None:
     (tmp_path / "runners").mkdir()
     (tmp_path / "runners" / "0.lock").write_bytes(b"what\n")
