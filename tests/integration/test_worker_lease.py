@@ -78,7 +78,7 @@ def test_a_restarted_worker_gives_back_what_its_address_held_without_waiting_for
             (tmp_path / "go").touch()
             assert future.result(STUCK_S) == "go"
             row = look.row(future)
-            assert (row.tally.reaps, row.tally.crashes) == (0, 0)
+            assert (row.tally.reaps, row.tally.crashes) == (1, 0)
             assert second.id != first.id
             assert [node.id for node in look.nodes() if node.kind == "worker"] == [second.id]
             assert not second.events("FuturesReaped")

@@ -12,6 +12,7 @@ import pytest
 from tests.simulation import Fault, SimulationReport, Swarm, Violation, World
 from tests.simulation.futures.plan import FuturesPlan, PlannedCall, PlannedSubmit
 from tests.simulation.futures.scenario import FutureWork, futures_world
+from tidemill.futures.protocol.retries import MOST_REAPS
 from tidemill.futures.protocol.rows import AnyRow, Cancelled, Failed, Quarantined, Realized
 
 SEEDS = 2000
@@ -164,6 +165,22 @@ def test_what_is_planned_to_fail_fails_for_that_reason_and_nothing_else_does() -
     assert isinstance(rows["x.cancelled"], Cancelled)
     assert isinstance(rows["x.kills"], Realized)
     assert isinstance(rows["x.fine"], Realized)
+
+
+@pytest.mark.rule("FUT-53", "FUT-48")
+@pytest.mark.parametrize("machines", [1, 2])
+def test_a_call_that_kills_every_node_is_quarantined_and_the_others_finish(machines: int) -> None:
+    """A node restarts at once, at its address, before its lease expires."""
+    calls = (
+        PlannedCall(name="p.kills", kills=MOST_REAPS + 5),
+        *(PlannedCall(name=f"p.{place}", takes_s=2.0) for place in range(6)),
+    )
+    world = futures_world(1, conditions(machines=machines), FuturesPlan((order("p", 0.0, *calls),), slots=3))
+    report = world.run()
+    rows = rows_of(world)
+    assert isinstance(rows.pop("p.kills"), Quarantined)
+    assert report.counts[Fault.CRASH] == MOST_REAPS
+    assert all(isinstance(row, Realized) for row in rows.values())
 
 
 @pytest.mark.rule("FUT-14")

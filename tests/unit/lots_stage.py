@@ -110,10 +110,10 @@ class Stage:
 
     # --- subscriptions
 
-    def subscribe(self, name: str, *sources: DatasetId, **terms: Any) -> AnyRow:
-        return self.run(
-            subscriptions.subscribe, self.triggers, self.lots, name, Terms(sources=sources, **terms)
-        )
+    def subscribe(self, name: str, *sources: DatasetId, **given: Any) -> AnyRow:
+        """Subscribe; by default without pauses after failures and deaths."""
+        terms = Terms(**{"sources": sources, "backoff_us": 0, **given})
+        return self.run(subscriptions.subscribe, self.triggers, self.lots, name, terms)
 
     def row(self, name: str) -> AnyRow:
         return self.store.run(lambda tx: subscriptions.must_read(tx, self.triggers, name))
@@ -152,7 +152,9 @@ class Stage:
         return self.run(runs.fail, self.triggers, self.cluster, ticket, backoff_us=int(backoff_s * SECOND_US))
 
     def look(self, name: str) -> bool:
-        return self.run(runs.end_if_lost, self.triggers, self.cluster, name, self.row(name).tally.epoch)
+        """End the run if its node is gone; return whether it was."""
+        epoch = self.row(name).tally.epoch
+        return self.run(runs.end_if_lost, self.triggers, self.cluster, name, epoch) is not None
 
 
 def check_subscriptions(tx: Tx, keys: TriggerKeys, lots_keys: LotKeys) -> None:

@@ -7,11 +7,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.unit.arcs_stage import ArcStage
 from tests.unit.lots_stage import FIVE_MINUTES
 from tidemill.clock import SYSTEM, poll
+from tidemill.cluster import nodes
 from tidemill.errors import ObjectUnavailable, StoreUnavailable, ViewRefused
 from tidemill.events import Event
 from tidemill.lots import lots, staging
@@ -26,9 +28,10 @@ from tidemill.runner.job_tags import JobTags
 from tidemill.runner.loop import Loop
 from tidemill.runner.node_work import Engine, NodeWork
 from tidemill.runner.program import ArcProgram, Program
+from tidemill.store import Tx
 from tidemill.store.memory import MemoryStore
 from tidemill.testing.threads import STUCK_S
-from tidemill.triggers import subscriptions
+from tidemill.triggers import runs, subscriptions
 from tidemill.triggers.events import RunFailed
 from tidemill.triggers.subscriptions import Scheduled
 from tidemill.views.spark.step_computer import StepComputer
@@ -295,6 +298,53 @@ def test_a_loop_that_catches_up_does_not_wait_for_a_long_cadence() -> None:
     report = report_of("shop", totals, 1.0)
     assert report.ok
     assert "sum runs again in 3," in str(report)
+
+
+def die(stage: LoopStage, name: str, times: int) -> None:
+    """Start runs of a subscription whose nodes die."""
+    node = stage.living("dies")
+    for _ in range(times):
+        row = stage.row(name)
+        assert isinstance(row, Scheduled)
+        stage.run(lambda tx: subscriptions.write(tx, stage.triggers, name, row, due_now(tx, row)))  # noqa: B023
+        assert stage.start(node, name) is not None
+        node = stage.store.run(lambda tx: nodes.join(tx, stage.cluster, node, 10**9))  # noqa: B023
+        stage.run(runs.end_earlier_runs, stage.triggers, stage.cluster, node)
+
+
+def due_now(tx: Tx, row: Scheduled) -> Scheduled:
+    return Scheduled(msgspec.structs.replace(row.tally, epoch=row.tally.epoch + 1), tx.now())
+
+
+@pytest.mark.rule("HEAP-15")
+def test_a_loop_that_catches_up_reports_a_run_that_killed_its_nodes_and_does_the_rest() -> None:
+    stage = LoopStage()
+    first = stage.append([1])
+    loop = stage.loop()
+    loop.run(watch=False)
+    loop.end()
+    stage.append([2])
+    stage.page_all()
+    die(stage, "arc:shop/clean", runs.MOST_DEATHS)
+    loop = stage.loop()
+    totals = loop.run(watch=False)
+    loop.end()
+    assert stage.rows(stage.summed, first) == [1]
+    report = report_of("shop", totals, 1.0)
+    assert not report.ok
+    assert "died or lost its lease during the run (10 in a row)" in report.failures["arc:shop/clean"]
+
+
+def test_a_loop_that_catches_up_does_not_wait_for_a_long_pause_after_deaths() -> None:
+    stage = LoopStage()
+    stage.subscribe("arc:shop/clean", stage.orders, backoff_us=3_600_000_000, most_backoff_us=3_600_000_000)
+    stage.append([1])
+    stage.page_all()
+    die(stage, "arc:shop/clean", 2)
+    loop = stage.loop()
+    totals = loop.run(watch=False)
+    loop.end()
+    assert 1700 < totals.later["arc:shop/clean"] <= 3600
 
 
 @pytest.mark.slow

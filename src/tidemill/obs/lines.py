@@ -227,6 +227,9 @@ def _(event: RunFailed) -> Line:
 
 @line_of.register
 def _(event: RunLapsed) -> Line:
+    if event.dead:
+        text = f"dead: its node died in {event.deaths} runs in a row; it runs again after `tidemill retry`"
+        return Line(_short(event.name), text, Severity.ERROR)
     return Line(_short(event.name), "its node is gone; the run starts again", Severity.WARNING)
 
 

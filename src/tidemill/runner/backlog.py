@@ -53,9 +53,12 @@ class Backlog:
                 opens_us = self._store.run(partial(self._opens_us, row=row))
                 if opens_us is not None:
                     later[name] = opens_us / 1e6
+            if row is not None and row.tally.dead and row.tally.deaths:  # no process was left to report it
+                totals.failures.setdefault(name, [row.tally.why])
             if not isinstance(row, Scheduled) or row.tally.parked or not patient(name):
                 continue
-            if row.run is not None or row.tally.failures or row.next_run <= now + FAR_US:
+            failed = row.tally.failures > row.tally.deaths
+            if row.run is not None or failed or row.next_run <= now + FAR_US:
                 return False
             later[name] = (row.next_run - now) / 1e6
         for name, left_us in self._graces_us().items():

@@ -138,8 +138,11 @@ class Loop:
                 runs.end_earlier_runs, keys=keys.triggers, cluster=keys.cluster, node=node, after=after
             )
             ended, after = self._scope.store.run(step)
-            for name in ended:
-                self._scope.emit(RunLapsed(name=name, epoch=0))
+            for name, row in ended.items():
+                tally = row.tally
+                self._scope.emit(
+                    RunLapsed(name=name, epoch=tally.epoch - 1, deaths=tally.deaths, dead=tally.dead)
+                )
             if not after:
                 return
 

@@ -4,30 +4,25 @@ They are the `Executor` of the in-process worker. The worker claims a future onl
 that other runners can claim the rest. A future that should end is interrupted through the tag of its Spark
 jobs, again and again until it has ended (`interrupt_ended`).
 
-A suspect is a future that was running when two runners died: it may be the reason. While there are suspects,
-only one future runs at a time, until each suspect has run. So the next death counts against only one future.
+A future that was running when two runners died may be the reason, so it runs alone (`Isolation`).
 """
 
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Collection, Container, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from tidemill.clock import Clock
-from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
-from tidemill.futures.protocol import edges, reap
-from tidemill.futures.protocol.keys import FutureKeys
+from tidemill.futures.protocol import reap
 from tidemill.futures.protocol.lanes import Capacity
-from tidemill.futures.protocol.rows import Unclaimed
 from tidemill.futures.worker.claim_loop import Executor
 from tidemill.futures.worker.jobs import ClaimRequest, FutureJob
 from tidemill.futures.worker.ledger import Ledger
 from tidemill.futures.worker.task import Outcome
 from tidemill.futures.worker.wire import InputsMissing, TaskBroken, TaskDone
 from tidemill.runner.future_run import FutureRun, FutureRunner
-from tidemill.store import Store
 
 INTERRUPT_EVERY_S = 1.0
 
@@ -37,55 +32,11 @@ PLENTY = Capacity(cpu=1e9, ram=2**60)
 The number of threads is the limit; Spark has its own limits.
 """
 
-SUSPECT_REAPS = 2
-"""A future is a suspect after this many deaths of its runner."""
-
-SUSPECTS_PAGE = 200
-
 Interrupt = Callable[[str], None]
 
 
 def no_interrupt(tag: str) -> None:
     """Do nothing. Used for futures that cannot be interrupted."""
-
-
-class Suspects:
-    """The suspects of one node; true while there are any."""
-
-    def __init__(self, store: Store, keys: FutureKeys, cluster: ClusterKeys) -> None:
-        self._store = store
-        self._keys = keys
-        self._cluster = cluster
-        self._ids: set[bytes] = set()
-
-    def __bool__(self) -> bool:
-        return bool(self._ids)
-
-    def clear(self, future_id: bytes) -> None:
-        """Remove a future that has run without killing its runner."""
-        self._ids.discard(future_id)
-
-    def reap(self, node: Node) -> int:
-        """End the claims of earlier processes of the node that died; return how many.
-
-        Each death is counted, so that a future that kills its runners is found.
-        """
-        after, total, more = b"", 0, True
-        take = partial(reap.reap_page, keys=self._keys, cluster=self._cluster, node_id=node.id)
-        while more:
-            page, after = self._store.run(partial(take, after=after))
-            total += len(page.moved)
-            more = page.more
-            self._ids |= {future_id for future_id, row in page.moved if row.tally.reaps >= SUSPECT_REAPS}
-        return total
-
-    def refresh(self, own: Container[bytes]) -> None:
-        """Remove suspects that have ended or that other nodes are running. Keep those that we run (`own`)."""
-        ids = list(self._ids)[:SUSPECTS_PAGE]
-        rows = self._store.run(lambda tx: edges.read_many(tx, self._keys, ids))
-        for future_id, row in zip(ids, rows, strict=True):
-            if not isinstance(row, Unclaimed) and future_id not in own:
-                self._ids.discard(future_id)
 
 
 class WorkerThreads(Executor):
@@ -100,6 +51,8 @@ class WorkerThreads(Executor):
         interrupt: ends the Spark jobs with a tag; may raise.
         clock: the source of time.
     """
+
+    suspect_reaps = 2  # a part uses a whole Spark session, so few parts die together
 
     def __init__(
         self,
@@ -119,7 +72,6 @@ class WorkerThreads(Executor):
         self._tools = tools
         self._interrupt = interrupt
         self._clock = clock
-        self._suspects = Suspects(ledger.store, ledger.keys, ledger.cluster)
         self._joined = False  # whether this process has joined the node list before
         self._threads: list[threading.Thread] = []
         self._queue: queue.SimpleQueue[FutureRun | None] = queue.SimpleQueue()
@@ -183,7 +135,6 @@ class WorkerThreads(Executor):
             except queue.Empty:
                 return
             self.room_changed = True
-            self._suspects.clear(run.job.id)
             if not run.stopped and run.job.id in self._ledger.jobs:
                 self._report(run.job, outcome)
 
@@ -208,7 +159,7 @@ class WorkerThreads(Executor):
     # --- the executor
 
     def request(self) -> ClaimRequest | None:
-        free = (1 if self._suspects else self.size) - len(self)
+        free = self.size - len(self)
         return (
             ClaimRequest(free, Capacity(cpu=PLENTY.cpu, ram=PLENTY.ram, named=self._names))
             if free > 0
@@ -242,11 +193,15 @@ class WorkerThreads(Executor):
             run.stopped = run.stopped or "lost"
 
     def recover(self, node: Node) -> int:
-        """End the claims that an earlier process of this node left, as a leader would (FUT-49)."""
-        reaped = 0 if self._joined else self._suspects.reap(node)
+        """End the claims that earlier processes of this node left when they died, as a leader would (FUT-49).
+
+        Each death is counted, so that a future that kills its runners is found.
+        """
+        reaped, after, more = 0, b"", not self._joined
+        keys, cluster = self._ledger.keys, self._ledger.cluster
+        take = partial(reap.reap_page, keys=keys, cluster=cluster, node_id=node.id)
+        while more:
+            page, after = self._ledger.store.run(partial(take, after=after))
+            reaped, more = reaped + len(page.moved), page.more
         self._joined = True
         return reaped
-
-    def refresh(self) -> None:
-        if self._suspects:
-            self._suspects.refresh(self._ledger.jobs)

@@ -23,10 +23,15 @@ class ItemsPruned(Event, frozen=True):
 
 
 class RunLapsed(Event, frozen=True):
-    """The run of a subscription ended because its node is gone."""
+    """The run of a subscription ended because its node is gone.
+
+    `deaths` counts such runs in a row. If the subscription is now `dead`, it does not run until a retry.
+    """
 
     name: str
     epoch: int
+    deaths: int = 1
+    dead: bool = False
 
 
 class UnreadyCollected(Event, frozen=True):

@@ -6,6 +6,7 @@ At that time, a scheduler calls `end_if_lost`, which moves the subscription to a
 if the node is gone. No leader is needed.
 """
 
+import zlib
 from collections.abc import Mapping
 
 import msgspec
@@ -25,6 +26,13 @@ from tidemill.triggers.subscriptions import AnyRow, Run, Scheduled, Waiting
 from tidemill.triggers.terms import AfterGrace
 
 MAX_WHY_CHARS = 500
+
+MOST_DEATHS = 10
+"""A subscription is dead after this many runs in a row whose nodes died. A part that kills its nodes is
+quarantined after as many deaths, usually before its arc is dead: the arc pauses longer after each death."""
+
+LEAST_DEATHS = 3
+"""Fewer deaths than this never make a subscription dead: nodes also die for other reasons."""
 
 
 class Due(msgspec.Struct, frozen=True):
@@ -171,7 +179,13 @@ def finish(
         progress.append(reached)
     _pass_gate(row, ticket, progress)
     tally = msgspec.structs.replace(
-        row.tally, epoch=row.tally.epoch + 1, progress=tuple(progress), failures=0, why="", dead=False
+        row.tally,
+        epoch=row.tally.epoch + 1,
+        progress=tuple(progress),
+        failures=0,
+        deaths=0,
+        why="",
+        dead=False,
     )
     new = subscriptions.next_row(tx, tally, subscriptions.decide(tx, lots, tally, heads))
     edge = SubscriptionEdge.REST if isinstance(new, Waiting) else SubscriptionEdge.AGAIN
@@ -226,34 +240,33 @@ def fail(
     return subscriptions.transition(tx, keys, ticket.name, row, [SubscriptionEdge.FAIL], new)
 
 
-def end_if_lost(tx: Tx, keys: TriggerKeys, cluster: ClusterKeys, name: str, epoch: int) -> bool:
-    """End a run if its node is gone, and return True; otherwise move its next check to a later time."""
+def end_if_lost(tx: Tx, keys: TriggerKeys, cluster: ClusterKeys, name: str, epoch: int) -> Scheduled | None:
+    """End a run whose node is gone, and return the new row; otherwise postpone its next check."""
     row = subscriptions.read(tx, keys, name)
     if not isinstance(row, Scheduled) or row.run is None or row.tally.epoch != epoch:
-        return False
+        return None
     entry = nodes.read(tx, cluster, row.run.node)
     now = tx.now()
     if entry is not None and entry.epoch == row.run.node_epoch and entry.expires_at > now:
         run = msgspec.structs.replace(row.run, look_at=entry.expires_at)
         subscriptions.write(tx, keys, name, row, msgspec.structs.replace(row, run=run))
-        return False
-    _end_lost(tx, keys, name, row)
-    return True
+        return None
+    return _end_lost(tx, keys, name, row, row.run)
 
 
 def end_earlier_runs(
     tx: Tx, keys: TriggerKeys, cluster: ClusterKeys, node: Node, *, after: bytes = b"", limit: int = 100
-) -> tuple[list[str], bytes]:
+) -> tuple[dict[str, Scheduled], bytes]:
     """End the runs that earlier starts of this node left, among one page of scheduled subscriptions.
 
     A node that starts again has a higher epoch, so its earlier runs cannot finish. Without this function,
-    they would end only when the old entry would have expired. Returns the names of the ended runs, and where
-    the next page begins; empty after the last page.
+    they would end only when the old entry would have expired. Returns the new rows of the ended runs, by
+    name, and where the next page begins; empty after the last page.
     """
     nodes.check(tx, cluster, node)
     lo, hi = keys.due.all()
     page = tx.range(max(lo, after + b"\x00"), hi, limit=limit, snapshot=True)
-    ended = []
+    ended: dict[str, Scheduled] = {}
     for entry in page:
         if not msgspec.msgpack.decode(entry.value, type=tuple[int, bool])[1]:
             continue
@@ -262,12 +275,28 @@ def end_earlier_runs(
         if not isinstance(row, Scheduled) or row.run is None:
             continue
         if row.run.node == node.id and row.run.node_epoch < node.epoch:
-            _end_lost(tx, keys, name, row)
-            ended.append(name)
+            ended[name] = _end_lost(tx, keys, name, row, row.run)
     return ended, page[-1].key if len(page) == limit else b""
 
 
-def _end_lost(tx: Tx, keys: TriggerKeys, name: str, row: Scheduled) -> None:
-    tally = msgspec.structs.replace(row.tally, epoch=row.tally.epoch + 1)
-    new = Scheduled(tally, subscriptions.earliest(tally, tx.now()))
+def _end_lost(tx: Tx, keys: TriggerKeys, name: str, row: Scheduled, run: Run) -> Scheduled:
+    """End the run of a dead node. Each death counts as a failure, because the run may be its cause (HEAP-15).
+
+    The first retry starts at once, since most nodes die for other reasons. Later ones follow after the
+    backoff. Runs that died together get different pauses, so that those that did no harm can finish.
+    """
+    terms, deaths, failures = row.tally.terms, row.tally.deaths + 1, row.tally.failures + 1
+    too_often = bool(terms.most_failures) and failures >= terms.most_failures and deaths >= LEAST_DEATHS
+    tally = msgspec.structs.replace(
+        row.tally,
+        epoch=row.tally.epoch + 1,
+        failures=failures,
+        deaths=deaths,
+        why=f"its node {run.node[:40]} died or lost its lease during the run ({deaths} in a row)",
+        dead=row.tally.dead or too_often or deaths >= MOST_DEATHS,
+    )
+    jitter = zlib.crc32(f"{name} {row.tally.fence}".encode()) / 2**32
+    wait_us = terms.backoff(deaths - 1, jitter) if deaths > 1 else 0
+    new = Scheduled(tally, subscriptions.earliest(tally, tx.now() + wait_us))
     subscriptions.transition(tx, keys, name, row, [SubscriptionEdge.LAPSE], new)
+    return new

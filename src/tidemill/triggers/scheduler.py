@@ -33,6 +33,7 @@ from tidemill.triggers.heap import Heap, Item
 from tidemill.triggers.keys import TriggerKeys
 from tidemill.triggers.object_heap import ObjectHeap
 from tidemill.triggers.store_heap import StoreHeap
+from tidemill.triggers.subscriptions import Scheduled
 
 T = TypeVar("T")
 
@@ -183,11 +184,14 @@ class Scheduler:
 
         due, self._runs_after = self.scope.store.run(page)
         for run in due:
-            if run.running and self._end_if_lost(run):
-                self.scope.emit(RunLapsed(name=run.name, epoch=run.epoch))
+            if run.running and (row := self._end_if_lost(run)) is not None:
+                tally = row.tally
+                self.scope.emit(
+                    RunLapsed(name=run.name, epoch=run.epoch, deaths=tally.deaths, dead=tally.dead)
+                )
         return bool(self._runs_after)
 
-    def _end_if_lost(self, run: runs.Due) -> bool:
+    def _end_if_lost(self, run: runs.Due) -> Scheduled | None:
         return self._step(
             "triggers.look", lambda tx: runs.end_if_lost(tx, self.keys, self._cluster, run.name, run.epoch)
         )

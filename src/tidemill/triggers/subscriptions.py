@@ -49,6 +49,7 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     progress: tuple[int, ...]  # one position per source, in their order
     last_start: int | None = None  # store time, µs
     failures: int = 0  # since the last run that succeeded
+    deaths: int = 0  # failures whose node died, since the last run that succeeded
     why: str = ""  # the error of the last failure
     skipped: int = 0  # how often its barrier skipped
     ready: bool = True  # its first item is on the heap, or will be
@@ -390,7 +391,7 @@ def retry(tx: Tx, keys: TriggerKeys, name: str) -> AnyRow:
     row = must_read(tx, keys, name)
     if isinstance(row, Waiting) or row.run is not None or not (row.tally.failures or row.tally.dead):
         return row
-    return _set_flags(tx, keys, name, row, SubscriptionEdge.RETRY, dead=False, failures=0)
+    return _set_flags(tx, keys, name, row, SubscriptionEdge.RETRY, dead=False, failures=0, deaths=0)
 
 
 def _set_flags(

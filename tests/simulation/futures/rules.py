@@ -157,7 +157,7 @@ class FutureRules(Rule):
         fails = call.raises > call.max_retries
         match row:
             case Realized():
-                return not fails and call.crashes < MOST_CRASHES
+                return not fails and call.crashes < MOST_CRASHES and call.kills < MOST_REAPS
             case Cancelled():
                 return call.cancel_after_s >= 0
             case Quarantined():

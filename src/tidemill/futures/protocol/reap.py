@@ -232,10 +232,11 @@ def _to_pool(tx: Tx, keys: FutureKeys, spec: Spec, row: Unclaimed) -> Unclaimed:
 
 
 def reclaim(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, *, limit: int = PAGE) -> ReapPage:
-    """Release the claims that earlier boots at the address of a new worker still hold (FUT-39, FUT-48).
+    """Reap the claims that earlier boots at the address of a new worker still hold (FUT-39, FUT-48).
 
     Only a worker that holds its address exclusively may call this. So the earlier workers are dead, even if
-    their leases are still valid. The last page removes their entries. This does not count as an attempt.
+    their leases are still valid. The last page removes their entries. Each claim counts as one more death, as
+    if the leader had reaped it: a task may kill its whole worker (FUT-53).
     """
     nodes.check(tx, cluster, node)
     moved: list[tuple[bytes, AnyRow]] = []
@@ -249,9 +250,7 @@ def reclaim(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, *, limit
             if tx.writes > ROOM_WRITES:
                 return ReapPage(moved, more=True)
             if isinstance(row, Claimed) and row.holder == old.id:
-                hard = edges.must_read_spec(tx, keys, future_id).hard
-                release = reap if hard else finish.give_back
-                moved.append((future_id, release(tx, keys, future_id, row)))
+                moved.append((future_id, reap(tx, keys, future_id, row)))
             else:
                 tx.clear(keys.own[old.id, future_id])
         if len(owned) == left:

@@ -25,8 +25,10 @@ from tidemill.cluster.nodes import Node
 from tidemill.errors import StoreError
 from tidemill.futures.protocol import inbox
 from tidemill.futures.protocol.claim import LEAST_LEFT_US, Claim
+from tidemill.futures.protocol.retries import MOST_REAPS
 from tidemill.futures.protocol.states import FutureState
 from tidemill.futures.worker.events import ClaimsGivenBack, WorkDropped
+from tidemill.futures.worker.isolation import Isolation
 from tidemill.futures.worker.jobs import ClaimRequest, FutureJob, JobLoader
 from tidemill.futures.worker.ledger import Ledger, result_of
 from tidemill.futures.worker.store_session import DEFAULT_PAUSES, Pauses, StoreSession
@@ -66,6 +68,7 @@ class Executor(ABC):
     """
 
     room_changed = True
+    suspect_reaps = MOST_REAPS // 2  # a future runs alone after this many deaths of its nodes
 
     @abstractmethod
     def request(self) -> ClaimRequest | None:
@@ -146,6 +149,7 @@ class ClaimLoop:
         self._clock = clock
         self._session = StoreSession(ledger, clock, pauses)
         self._loader = JobLoader(ledger.store, ledger.keys)
+        self._isolation = Isolation(ledger, executor.suspect_reaps)
         # Claims that are not loaded yet, each with its spec if that was read.
         self._unloaded: list[tuple[Claim, bytes | None]] = []
         self._drain_by: float | None = None
@@ -191,12 +195,15 @@ class ClaimLoop:
     def run_once(self) -> None:
         """Exchange results and jobs between the executor and the store once."""
         if self._drain_by is not None:
+            self._isolation.drain()
             self._executor.drain(self._drain_by)
         if self._lost or self.is_lost():
             self._drop()
         if self._lease.alive():
             node = self._lease.node
             self._session.run(node, lambda: self._exchange(node), self._refused)
+            if suspects := self._isolation.release():
+                self._executor.start(suspects)
             self._executor.place()
             self._read_mail(node)
 
@@ -226,6 +233,7 @@ class ClaimLoop:
         self.epoch = 0
         dropped = len(self.ledger.jobs)
         self._executor.drop()
+        self._isolation.drop()
         self._unloaded.clear()
         self.ledger.drop()
         self.ledger.emit(WorkDropped(node=self.ledger.node_id, tasks=dropped))
@@ -264,6 +272,8 @@ class ClaimLoop:
     def _request(self) -> ClaimRequest | None:
         """Return how much to claim: nothing while the node drains, or if too little of the lease is left."""
         lease = self._lease
+        if self._isolation.is_active:
+            return None
         if self._drain_by is not None or not lease.accepts() or lease.left_s() <= CLAIM_MARGIN_S:
             return None
         request = self._executor.request()
@@ -316,7 +326,7 @@ class ClaimLoop:
             self.ledger.block(job, missing)
         for job in loaded.ready:
             jobs[job.id] = job
-        self._executor.start(loaded.ready)
+        self._executor.start(self._isolation.admit(loaded.ready))
 
     def _write(self, node: Node) -> None:
         while self.ledger.pending:
@@ -376,7 +386,10 @@ class ClaimLoop:
         job = self.ledger.jobs.get(command.id)
         if job is not None and job.claim.epoch == command.epoch and not job.ending:
             job.ending = command.why
-            self._executor.interrupt(job)
+            if self._isolation.withdraw(job):
+                self.ledger.cancelled(job)
+            else:
+                self._executor.interrupt(job)
 
 
 def all_pages(page: Callable[[], tuple[int, bool]]) -> int:
