@@ -117,10 +117,14 @@ def test_only_a_failed_attempt_can_be_retried(stage: Stage) -> None:
 
 
 class FakeSpark:
-    """A session whose context only takes tags."""
+    """A session that only has settings and takes tags."""
 
     def __init__(self) -> None:
         self.cancelled: list[str] = []
+        self.settings: dict[str, str] = {"spark.sql.shuffle.partitions": "7"}
+        self.conf = SimpleNamespace(
+            get=self.settings.get, set=self.settings.__setitem__, unset=self.settings.pop
+        )
         self.sparkContext = SimpleNamespace(
             addJobTag=lambda tag: None, removeJobTag=lambda tag: None, cancelJobsWithTag=self.cancelled.append
         )
@@ -144,7 +148,10 @@ class Context:
 
     @contextmanager
     def spark(self) -> Iterator[Any]:
-        yield FakeSpark()
+        session = FakeSpark()
+        before = dict(session.settings)
+        yield session
+        assert session.settings == before, "the settings are restored"
 
 
 OUTPUT = compile_query("SELECT 1 AS n", {}).output
@@ -211,11 +218,18 @@ def test_a_test_that_ends_spark_ends_the_run_and_is_not_repeated(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run ends, because the tests of the other views would fail too, for no reason of theirs."""
-    with pytest.raises(SparkUnavailable, match="Spark ended during the test of view v"):
-        apply(stage, monkeypatch, raising(ConnectionRefusedError("refused")))
+
+    def result() -> ViewCertificate:
+        try:
+            raise ArithmeticException("java.lang.OutOfMemoryError: Java heap space")
+        finally:  # cleaning up
+            raise ConnectionRefusedError("refused")
+
+    with pytest.raises(SparkUnavailable, match=r"Spark ended during the test of view v.*OutOfMemoryError"):
+        apply(stage, monkeypatch, result)
     stored = stage.read()
     assert stored is not None
-    assert "ended Spark" in stored.why
+    assert "ended Spark: java.lang.OutOfMemoryError" in stored.why
     assert apply(stage, monkeypatch, never) is None
 
 

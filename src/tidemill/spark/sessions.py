@@ -317,6 +317,22 @@ def repinned(session: "SparkSession") -> Iterator[None]:
         pin(session)
 
 
+@contextmanager
+def changed_settings(session: "SparkSession", values: Mapping[str, str]) -> Iterator[None]:
+    """Change settings of a session inside the block, and restore them after it."""
+    before = {name: session.conf.get(name, None) for name in values}
+    for name, value in values.items():
+        session.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, was in before.items():
+            if was is None:
+                session.conf.unset(name)
+            else:
+                session.conf.set(name, was)
+
+
 def pin(session: "SparkSession") -> None:
     """Set the pinned settings."""
     for name, value in PINNED.items():

@@ -1,17 +1,19 @@
 """The stages of a plan that certify views by comparing circuits with queries on generated data (DBSP-19)."""
 
 import hashlib
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tidemill.clock import Clock
 from tidemill.errors import SparkUnavailable
 from tidemill.events import Event
 from tidemill.pipeline.plan.catalog import short
 from tidemill.pipeline.plan.stages import StageStatus
+from tidemill.spark.sessions import changed_settings
 from tidemill.store import Tx
 from tidemill.views.certify import certificates, generated_steps
 from tidemill.views.certify.bounds import MOST_SECONDS, BoundExceeded, Bounds, ends_spark
@@ -35,6 +37,19 @@ if TYPE_CHECKING:
 
     from tidemill.pipeline.context import PipelineContext
 
+
+FOR_SMALL_QUERIES: Final[Mapping[str, str]] = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.leafNodeDefaultParallelism": "1",
+    "spark.sql.shuffle.partitions": "1",
+}
+"""A test runs many queries over a few rows. Spark would spend most of the time on Java code for them.
+The settings do not change results, and the query and the circuit both run with them."""
+
+_testing = threading.Lock()
+"""Held while the settings differ: two tests on one session must not save the settings of each other."""
 
 POLL_S = 0.2
 MOST_WAIT_S = 2 * MOST_SECONDS
@@ -81,16 +96,16 @@ class Certify(ABC):
             return None
         try:
             with context.spark() as spark:
-                certificate, error = self._attempt(spark, context.clock)
+                certificate, ended_by = self._attempt(spark, context.clock)
                 store.run(lambda tx: certificates.finish(tx, cluster, self.digest, node, certificate))
         except BaseException:  # such as an interrupt, which says nothing about the view
             store.run(lambda tx: certificates.withdraw(tx, cluster, self.digest, node))
             raise
-        if error is not None and ends_spark(error):
+        if ended_by is not None:
             raise SparkUnavailable(
-                f"Spark ended during the test of view {self.view}: {short(error)}",
+                f"Spark ended during the test of view {self.view}: {short(ended_by)}",
                 hint="run again: the test is not repeated, and each step recomputes the view",
-            ) from error
+            ) from ended_by
         return self._event(certificate)
 
     def _begin(self, context: "PipelineContext", node: str) -> ViewCertificate | Attempt:
@@ -104,16 +119,19 @@ class Certify(ABC):
             context.clock.sleep(POLL_S)
 
     def _attempt(self, spark: "SparkSession", clock: Clock) -> tuple[ViewCertificate, Exception | None]:
-        """Run the test. If it fails, return the reason as a certificate, and the error."""
-        bounds = Bounds()
+        """Run the test. If it fails, the certificate says why. Also return the error that ended Spark."""
+        bounds, ended_by = Bounds(), None
         try:
-            with bounds.watch(spark, clock):
+            with _testing, bounds.watch(spark, clock), changed_settings(spark, FOR_SMALL_QUERIES):
                 return self._certify(spark, bounds), None
+        except BoundExceeded as error:
+            why = str(error)
         except Exception as error:  # noqa: BLE001 - explain shows it; no test of a view stops a pipeline
-            why = str(error) if isinstance(error, BoundExceeded) else f"the test failed: {short(error)}"
-            if ends_spark(error):
-                why = f"the test ended Spark: {short(error)}"
-            return ViewCertificate(equal=False, kind=certificates.FAILED, why=why), error
+            ended_by = _first_error(error) if ends_spark(error) else None
+            why = (
+                f"the test ended Spark: {short(ended_by)}" if ended_by else f"the test failed: {short(error)}"
+            )
+        return ViewCertificate(equal=False, kind=certificates.FAILED, why=why), ended_by
 
     def _described(self, kind: str, detail: str) -> dict[str, str]:
         return {"what": kind, "name": self.view, "detail": " ".join(detail.split()), "where": self.where}
@@ -260,6 +278,13 @@ def _arc_results(
             stack.callback(spark.catalog.dropTempView, view)
             queries.append(f"SELECT * FROM {view}")  # noqa: S608
         return len(rows), collect_rows(spark, queries, bounds=bounds)
+
+
+def _first_error(error: Exception) -> Exception:
+    """Return the error with which a chain of errors began: after the end of Spark, cleaning up fails too."""
+    while isinstance(error.__context__, Exception):
+        error = error.__context__
+    return error
 
 
 def _frame(spark: "SparkSession", table: str, ddl: str, rows: "Sequence[Row]") -> "DataFrame":

@@ -1,0 +1,1 @@
+"""Measure how long new views are compared with plain Spark."""
