@@ -26,7 +26,7 @@ from tidemill.views.spark.step_time import clock_values
 from tidemill.views.sql.catalog import QueryTable
 
 SEEDS = range(300)
-PARTS = [0, *(pytest.param(part, marks=pytest.mark.crash) for part in range(1, 20))]
+PARTS = [0, *(pytest.param(part, marks=pytest.mark.crash) for part in range(1, 10))]
 """Each part is a test, so that several processes can share the work."""
 
 
