@@ -28,7 +28,11 @@ class World:
         self.pipeline = tm.Pipeline("p", home=home, spark=spark, clock=self.clock)
 
     def at(self, moment: dt.datetime) -> None:
-        self.clock.wall_shift_s = moment.timestamp() - SYSTEM.wall()
+        """Let time pass until this moment, on both clocks; the first call sets the wall clock."""
+        shift_s = moment.timestamp() - SYSTEM.wall()
+        if self.clock.wall_shift_s:
+            self.clock.monotonic_shift_s += max(0.0, shift_s - self.clock.wall_shift_s)
+        self.clock.wall_shift_s = shift_s
 
     def alarm(self, group: str) -> dt.datetime | None:
         """When the group is to be woken by time."""

@@ -21,7 +21,7 @@ from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
 from tidemill.arcs.states import ArcState
 from tidemill.errors import DatasetUnknown
-from tidemill.lots import datasets, ids, lots, staging
+from tidemill.lots import datasets, ids, lots, staging, wall_clock
 from tidemill.lots.ids import LotId, Unit
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.states import LotState
@@ -107,7 +107,8 @@ class Inventory:
                 return None, "", "", 0
             interval = staging.read(tx, self.keys.publish.lots, table)
             first = lots.briefs(tx, self.keys.publish.lots, table, limit=1)
-            return unit, first[0].lot if first else "", "" if interval is None else interval.lot, tx.wall()
+            wall_us = wall_clock.believed(tx, self.keys.publish.lots)
+            return unit, first[0].lot if first else "", "" if interval is None else interval.lot, wall_us
 
         unit, begin, current, wall_us = self.store.run(read)
         if unit is None or not (begin or current):

@@ -34,6 +34,7 @@ COMMANDS = {
     "replay": "tidemill.cli.lot_requests:replay_command",
     "pause": "tidemill.cli.pauses:pause_command",
     "resume": "tidemill.cli.pauses:resume_command",
+    "clock": "tidemill.cli.clock:clock_command",
     "nodes": "tidemill.cli.nodes:nodes_command",
     "futures": "tidemill.cli.futures:futures_command",
     "triggers": "tidemill.cli.triggers:triggers_command",

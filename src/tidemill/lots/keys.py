@@ -15,6 +15,7 @@
 (C, "closing", at, name, version)              intervals by the wall time at which they can be closed
 (C, "staged", name, version, lot, Version)     appends that wait for their interval to close
 (C, "spent", name, version, lot)               a closed interval with staging rows to remove
+(C, "wall-clock")                              the accepted offset of the wall clock from lease time
 """
 
 import msgspec
@@ -56,3 +57,4 @@ class LotKeys:
         self.closing = Space(cluster, "closing")
         self.staged = Space(cluster, "staged")
         self.spent = Space(cluster, "spent")
+        self.wall_clock = Space(cluster)["wall-clock"]

@@ -13,7 +13,8 @@ Intervals close one by one and in order; those without appends become empty lots
 repeat a step. If two processes close an interval, only one publishes: `close` accepts only the current
 interval, which is the first one that is not closed.
 
-Times are the store's wall time. If the clock is set back, appends go to the current interval.
+Times are the store's wall time. If the clock is set back, appends go to the current interval. If it jumps
+ahead, neither appends nor closing follow it until the jump is accepted (`wall_clock`).
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from tidemill.errors import BadDataset, IntervalConflict
-from tidemill.lots import datasets, producers
+from tidemill.lots import datasets, producers, wall_clock
 from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.ids import LotId, Unit
 from tidemill.lots.keys import DatasetId, LotKeys
@@ -77,7 +78,7 @@ def begin(tx: Tx, keys: LotKeys, dataset: DatasetId) -> Interval:
     if interval is not None:
         return interval
     unit = _unit(datasets.read(tx, keys, dataset))
-    first = unit.at(_EPOCH + timedelta(microseconds=tx.wall()))
+    first = _at(unit, wall_clock.believed(tx, keys))
     interval = Interval(str(first), IntervalState.OPEN)
     _write(tx, keys, dataset, first, interval)
     return interval
@@ -105,7 +106,10 @@ def stage(tx: Tx, keys: LotKeys, dataset: DatasetId, append: Staged) -> Receipt:
     first = LotId.parse(current.lot)
     if current.state is not IntervalState.OPEN:
         first = first.next()
-    lot = max(first, first.unit.at(_EPOCH + timedelta(microseconds=tx.wall())))
+    lot = _at(first.unit, tx.wall())
+    if lot > first:  # the current interval is over, or the clock has jumped
+        lot = _at(first.unit, wall_clock.believed(tx, keys))
+    lot = max(first, lot)
     # Keyed by commit order, so that appends to one interval do not wait for each other.
     tx.set_versioned(keys.staged[(*dataset.parts, str(lot))], msgspec.msgpack.encode(append))
     receipt = Receipt(dataset=dataset, lot=str(lot), position=None, visible_at=wall_us(lot.end))
@@ -118,7 +122,7 @@ def due(tx: Tx, keys: LotKeys, limit: int = 100) -> list[tuple[DatasetId, LotId]
     """List the current intervals whose time is over, oldest first."""
     lo, _ = keys.closing.all()
     intervals = []
-    for row in tx.range(lo, keys.closing[tx.wall() + 1], limit=limit, snapshot=True):
+    for row in tx.range(lo, keys.closing[wall_clock.believed(tx, keys) + 1], limit=limit, snapshot=True):
         _, name, version = keys.closing.unpack(row.key)
         intervals.append((DatasetId(str(name), str(version)), LotId.parse(row.value.decode())))
     return intervals
@@ -132,7 +136,7 @@ def seal(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: LotId) -> None:
     interval = _current(tx, keys, dataset, lot)
     if interval.state is IntervalState.SEALED:
         return
-    if wall_us(lot.end) > tx.wall():
+    if wall_us(lot.end) > wall_clock.believed(tx, keys):
         raise IntervalConflict(f"interval {lot} of {dataset} has not ended yet")
     sealed = Interval(interval.lot, step(interval.state, IntervalEdge.SEAL))
     tx.set(keys.interval[dataset.parts], msgspec.msgpack.encode(sealed))
@@ -184,6 +188,10 @@ def _current(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: LotId) -> Interval:
 def _write(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: LotId, interval: Interval) -> None:
     tx.set(keys.interval[dataset.parts], msgspec.msgpack.encode(interval))
     tx.set(keys.closing[(wall_us(lot.end), *dataset.parts)], interval.lot.encode())
+
+
+def _at(unit: Unit, wall_us: int) -> LotId:
+    return unit.at(_EPOCH + timedelta(microseconds=wall_us))
 
 
 def _unit(dataset: DatasetRow) -> Unit:

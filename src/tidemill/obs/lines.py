@@ -18,6 +18,7 @@ from tidemill.publish.events import (
     AttemptCleaned,
     IntervalClosed,
     PartEnded,
+    WallClockJumped,
 )
 from tidemill.sources.events import (
     BatchFetched,
@@ -152,6 +153,15 @@ def _(event: IntervalClosed) -> Line:
     name = event.dataset.partition("@")[0]
     text = f"lot {event.lot} closed: {_count(event.appends, 'append')}, {_count(event.rows, 'row')}"
     return Line(name, text, Severity.GOOD)
+
+
+@line_of.register
+def _(event: WallClockJumped) -> Line:
+    text = (
+        f"{event.message}; intervals, schedules and now() follow it in {event.accepted_in_s / 60:.0f} minutes"
+        " if it does not change; if the clock is right, run `tidemill clock --accept`"
+    )
+    return Line("clock", text, Severity.ERROR)
 
 
 @line_of.register

@@ -108,3 +108,15 @@ class IntervalClosed(Event, frozen=True):
     position: int
     appends: int
     rows: int
+
+
+class WallClockJumped(Event, frozen=True):
+    """The wall clock jumped. Intervals, schedules and `now()` follow it only if the jump lasts.
+
+    - shift_s: how far it jumped; negative if it was set back.
+    - accepted_in_s: after how long the jump is accepted.
+    """
+
+    shift_s: float
+    accepted_in_s: float
+    message: str

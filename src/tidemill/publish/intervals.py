@@ -9,14 +9,15 @@ from functools import partial
 
 from tidemill.cluster.nodes import Node
 from tidemill.errors import IntervalConflict, LotConflict, ObjectError
-from tidemill.lots import datasets, staging
+from tidemill.lots import datasets, staging, wall_clock
 from tidemill.lots.ids import LotId
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
 from tidemill.lots.staging import Staged
+from tidemill.lots.wall_clock import ClockJump
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Draft, Hold, Target
-from tidemill.publish.events import IntervalClosed
+from tidemill.publish.events import IntervalClosed, WallClockJumped
 from tidemill.publish.keys import PublishKeys
 from tidemill.publish.manifests import Manifests
 from tidemill.publish.publisher import Publisher
@@ -35,14 +36,29 @@ class IntervalCloser:
         self._keys = PublishKeys(scope.cluster)
         self._publisher = Publisher(scope)
         self._manifests = Manifests(scope.objects, scope.clock)
+        self._jumped_at_us: int | None = None  # the jump of the wall clock that was reported last
 
     def close_due(self, limit: int = 100) -> int:
         """Close a page of the intervals that are over; return how many."""
-        due = self._scope.store.run(lambda tx: staging.due(tx, self._keys.lots, limit))
+        jump, due = self._scope.store.run(
+            lambda tx: (wall_clock.observe(tx, self._keys.lots), staging.due(tx, self._keys.lots, limit))
+        )
+        self._report(jump)
         closed = sum(self.close(dataset, lot) for dataset, lot in due)
         if closed:
             self.sweep()
         return closed
+
+    def _report(self, jump: ClockJump | None) -> None:
+        """Report a jump of the wall clock once, and again if it becomes another one."""
+        since_us = None if jump is None else jump.since_us
+        if jump is not None and since_us != self._jumped_at_us:
+            self._scope.emit(
+                WallClockJumped(
+                    shift_s=jump.shift_us / 1e6, accepted_in_s=jump.accepted_in_us / 1e6, message=jump.text
+                )
+            )
+        self._jumped_at_us = since_us
 
     def close(self, dataset: DatasetId, lot: LotId) -> bool:
         """Close one interval; return False if another node closed it, or an earlier interval is still

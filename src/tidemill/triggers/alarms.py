@@ -7,12 +7,12 @@ crashes are handled, exactly as they are for writes. Every scheduler fires alarm
 same alarm, only one succeeds.
 
 Times are the store's wall time, as for schedules. If that clock is set back, the worst that happens is that
-an alarm fires late.
+an alarm fires late. If it jumps ahead, alarms do not follow it until the jump is accepted.
 """
 
 import msgspec
 
-from tidemill.lots import events
+from tidemill.lots import events, wall_clock
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.store import Tx
 from tidemill.triggers import wakes
@@ -47,7 +47,7 @@ def next_at(tx: Tx, keys: TriggerKeys, source: DatasetId) -> int | None:
 
 
 def due(tx: Tx, keys: TriggerKeys, limit: int = 100) -> list[DatasetId]:
-    """Return the inputs whose alarm is due."""
+    """Return the inputs whose alarm is due by the wall clock; `fire` checks that it has not jumped."""
     lo, _ = keys.alarm_due.all()
     rows = tx.range(lo, keys.alarm_due[(tx.wall() + 1,)], limit=limit, snapshot=True)
     unpacked = [keys.alarm_due.unpack(row.key) for row in rows]
@@ -55,9 +55,9 @@ def due(tx: Tx, keys: TriggerKeys, limit: int = 100) -> list[DatasetId]:
 
 
 def fire(tx: Tx, keys: TriggerKeys, lots: LotKeys, source: DatasetId) -> bool:
-    """Advance an input whose alarm is due; return False if another scheduler was faster."""
+    """Advance an input whose alarm is due; return False if another scheduler was faster or it is not due."""
     at = next_at(tx, keys, source)
-    if at is None or at > tx.wall():
+    if at is None or at > wall_clock.believed(tx, lots):
         return False
     set_at(tx, keys, source, None)
     events.advance(tx, lots, source, events.head(tx, lots, source) + 1)

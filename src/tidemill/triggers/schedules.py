@@ -4,7 +4,8 @@ When the time of a schedule comes, one transaction moves its head, sets its next
 to subscribers, like a publication. So cadence, barriers and pauses apply, and crashes are handled, exactly as
 they are for writes. Every scheduler fires schedules; if two schedulers fire the same time, only one succeeds.
 
-Times are the store's wall time. If that clock is set back, nothing fires twice, because the next time is in
+Times are the store's wall time. If that clock jumps ahead, schedules do not follow it until the jump is
+accepted (`tidemill.lots.wall_clock`). If it is set back, nothing fires twice, because the next time is in
 the row and only moves forward. Missed times are times that passed while no scheduler was active; `catch_up`
 decides which of them count.
 """
@@ -13,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from tidemill.lots import events, layout
+from tidemill.lots import events, layout, wall_clock
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.store import Tx
 from tidemill.triggers import wakes
@@ -75,7 +76,7 @@ def declare(tx: Tx, keys: TriggerKeys, lots: LotKeys, schedule: Schedule) -> Ent
     old = find(tx, keys, schedule.name)
     if old is not None and old.schedule == schedule:
         return old
-    entry = Entry(schedule=schedule, next_at=_next(schedule, tx.wall()))
+    entry = Entry(schedule=schedule, next_at=_next(schedule, wall_clock.believed(tx, lots)))
     head = events.head(tx, lots, source(schedule.name))
     events.advance(tx, lots, source(schedule.name), head)  # creates the source, so that others can subscribe
     _write(tx, keys, old, entry)
@@ -110,7 +111,7 @@ def opens_us(tx: Tx, keys: TriggerKeys, lots: LotKeys, tally: Tally) -> int | No
     if all(heads[table] <= tally.seen[table] for table in tally.terms.tables):
         return None
     entry = find(tx, keys, gate.name.removeprefix(SOURCE))
-    return None if entry is None else max(0, entry.next_at - tx.wall())
+    return None if entry is None else max(0, entry.next_at - wall_clock.believed(tx, lots))
 
 
 def listed(tx: Tx, keys: TriggerKeys, limit: int = 100) -> list[Entry]:
@@ -119,7 +120,7 @@ def listed(tx: Tx, keys: TriggerKeys, limit: int = 100) -> list[Entry]:
 
 
 def due(tx: Tx, keys: TriggerKeys, limit: int = 100) -> list[str]:
-    """Return the names of due schedules."""
+    """Return the names of schedules that are due by the wall clock; `fire` checks that it has not jumped."""
     lo, _ = keys.cron_due.all()
     rows = tx.range(lo, keys.cron_due[(tx.wall() + 1,)], limit=limit, snapshot=True)
     return [str(keys.cron_due.unpack(row.key)[1]) for row in rows]
@@ -128,7 +129,7 @@ def due(tx: Tx, keys: TriggerKeys, limit: int = 100) -> list[str]:
 def fire(tx: Tx, keys: TriggerKeys, lots: LotKeys, name: str) -> Fired:
     """Count the times that have passed, move the head, and set the next time."""
     entry = find(tx, keys, name)
-    wall = tx.wall()
+    wall = wall_clock.believed(tx, lots)
     if entry is None or entry.next_at > wall:
         return Fired(0, 0)  # another scheduler was faster
     schedule, times = entry.schedule, [entry.next_at]

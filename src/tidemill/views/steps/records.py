@@ -15,7 +15,7 @@ import msgspec
 
 from tidemill.cluster import leases
 from tidemill.cluster.leases import Busy, Lease
-from tidemill.lots import events
+from tidemill.lots import events, wall_clock
 from tidemill.lots.keys import DatasetId
 from tidemill.publish import transaction
 from tidemill.store import Tx
@@ -149,7 +149,7 @@ def _write(
     record = StepRecord(
         number=before.number + 1,
         ranges=tuple(sorted(ranges)),
-        now=max(before.now, tx.wall()),
+        now=max(before.now, wall_clock.believed(tx, keys.lots)),
         circuit=(tx.get(keys.circuit[pipeline]) or b"").decode(),
         epoch=lease.epoch,
     )
