@@ -4,8 +4,10 @@ import pytest
 
 from tests.unit.lots_stage import FIVE_MINUTES, Stage
 from tests.unit.steps_stage import P, StepStage, spec
+from tidemill.errors import IntervalConflict
 from tidemill.events import Event
 from tidemill.lots import staging, wall_clock
+from tidemill.lots.datasets import Kind
 from tidemill.lots.ids import LotId
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.staging import Staged
@@ -140,6 +142,86 @@ def test_a_clock_that_drifts_or_is_set_back_is_followed() -> None:
     stage.clock.wall_s += WEEK_S  # the new offset was accepted, so this is another jump
     stage.close()
     assert len(stage.jumps()) == 2
+
+
+def ahead() -> ClockStage:
+    """A stage whose intervals of the next hour were closed by a wrong clock that was accepted."""
+    stage = ClockStage()
+    stage.append()
+    stage.close()
+    stage.clock.wall_s += 3600
+    stage.run(wall_clock.accept, stage.lots)
+    stage.close()
+    stage.clock.wall_s -= 3600
+    stage.run(wall_clock.accept, stage.lots)
+    return stage
+
+
+def rewind(stage: ClockStage, limit: int = 300) -> None:
+    while stage.run(staging.rewind, stage.lots, stage.orders, limit):
+        pass
+
+
+def test_a_dataset_that_ran_ahead_is_rewound_and_every_append_becomes_visible_once() -> None:
+    stage = ahead()
+    hidden = [stage.append() for _ in range(5)]
+    assert all(stage.is_hidden(receipt) for receipt in hidden)
+    rewind(stage, limit=2)
+    assert not stage.is_hidden(stage.append())
+    rewind(stage)
+    stage.clock.advance(300)
+    stage.close()
+    filled = {row.lot: (row.generation, row.rows) for row in stage.rows_of(stage.orders) if row.rows}
+    assert list(filled.values()) == [(0, 1), (1, 6)], "the first lot, and the lot of the present"
+    stage.clock.advance(2 * 3600)
+    stage.append()
+    stage.clock.advance(600)
+    stage.close()
+    rows = stage.rows_of(stage.orders)
+    assert sum(row.rows for row in rows) == 8
+    assert [row.lot for row in rows] == sorted({row.lot for row in rows})
+    assert sum(row.generation for row in rows) == 1, "an empty lot is not published again without appends"
+
+
+def test_appends_to_a_lot_that_was_corrected_before_its_interval_go_to_the_next_one() -> None:
+    stage = ahead()
+    rewind(stage)
+    receipt = stage.append()
+    stage.add(stage.orders, receipt.lot, 1, rows=7)
+    stage.clock.advance(300)
+    stage.close()
+    stage.clock.advance(300)
+    stage.close()
+    rows = {row.lot: (row.generation, row.rows) for row in stage.rows_of(stage.orders)}
+    assert rows[receipt.lot] == (1, 7)
+    assert rows[str(LotId.parse(receipt.lot).next())] == (1, 1)
+
+
+def test_a_rewind_stops_at_a_lot_with_rows_and_refuses_a_dataset_with_a_key() -> None:
+    stage = ahead()
+    lot = LotId.parse(stage.append().lot)
+    before = LotId.parse([row.lot for row in stage.rows_of(stage.orders)][-1])
+    assert before.next() == lot
+    stage.add(stage.orders, str(before), 1, rows=7)
+    rewind(stage)
+    interval = stage.run(staging.read, stage.lots, stage.orders)
+    assert interval is not None
+    assert interval.lot == str(lot)
+    keyed = stage.dataset("keyed", unit=FIVE_MINUTES, kind=Kind.KEYED, key=("id",), deletes=True)
+    stage.run(staging.begin, stage.lots, keyed)
+    with pytest.raises(IntervalConflict, match="it has a key"):
+        stage.run(staging.rewind, stage.lots, keyed)
+
+
+def test_a_dataset_that_is_not_ahead_is_not_rewound() -> None:
+    stage = ClockStage()
+    stage.append()
+    before = stage.run(staging.read, stage.lots, stage.orders)
+    rewind(stage)
+    assert stage.run(staging.read, stage.lots, stage.orders) == before
+    stage.clock.advance(300)
+    stage.close()
+    assert [row.rows for row in stage.rows_of(stage.orders)] == [1]
 
 
 def test_schedules_and_alarms_do_not_follow_a_jump() -> None:

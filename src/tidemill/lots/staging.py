@@ -14,7 +14,9 @@ repeat a step. If two processes close an interval, only one publishes: `close` a
 interval, which is the first one that is not closed.
 
 Times are the store's wall time. If the clock is set back, appends go to the current interval. If it jumps
-ahead, neither appends nor closing follow it until the jump is accepted (`wall_clock`).
+ahead, neither appends nor closing follow it until the jump is accepted (`wall_clock`). If a wrong clock was
+accepted and closed intervals of the future, `rewind` moves the current interval back to the present. Then an
+interval closes whose lot exists. If that lot is empty, its appends become the next generation.
 """
 
 from collections.abc import Sequence
@@ -23,15 +25,16 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from tidemill.errors import BadDataset, IntervalConflict
-from tidemill.lots import datasets, producers, wall_clock
-from tidemill.lots.datasets import DatasetRow
+from tidemill.lots import datasets, lots, producers, wall_clock
+from tidemill.lots.datasets import DatasetRow, Kind
 from tidemill.lots.ids import LotId, Unit
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.lots.producers import Identity, Receipt
-from tidemill.lots.states import IntervalEdge, IntervalState, step
-from tidemill.store import Tx
+from tidemill.lots.states import IntervalEdge, IntervalState, LotState, step
+from tidemill.store import Row, Tx
 
 SWEEP_PAGE = 500
+MOVE_PAGE = 300  # each moved append takes two writes
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -161,6 +164,72 @@ def close(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: LotId) -> None:
     tx.clear(keys.closing[(wall_us(lot.end), *dataset.parts)])
     _write(tx, keys, dataset, lot.next(), Interval(str(lot.next()), IntervalState.OPEN))
     tx.set(keys.spent[(*dataset.parts, str(lot))], b"", quiet=True)
+
+
+def skip(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: LotId, limit: int = MOVE_PAGE) -> bool:
+    """Close a sealed interval without publishing a lot: move a page of its appends to the next interval.
+
+    Returns True if there may be more; the interval closes with the last page.
+    """
+    interval = _current(tx, keys, dataset, lot)
+    step(interval.state, IntervalEdge.CLOSE)
+    rows = tx.range(*keys.staged.under(*dataset.parts, str(lot)), limit=limit)
+    _restage(tx, keys, dataset, rows, lot.next())
+    if len(rows) == limit:
+        return True
+    tx.clear(keys.closing[(wall_us(lot.end), *dataset.parts)])
+    _write(tx, keys, dataset, lot.next(), Interval(str(lot.next()), IntervalState.OPEN))
+    return False
+
+
+def rewind(tx: Tx, keys: LotKeys, dataset: DatasetId, limit: int = MOVE_PAGE) -> bool:
+    """Move the current interval back to the present, after a wrong clock closed intervals of the future.
+
+    It does not go back behind a lot that has rows. Then it moves a page of the appends that wait in
+    intervals of the future to the current interval. Returns True if there may be more. It can be repeated:
+    an append always waits in an interval that will close.
+    """
+    declared = datasets.read(tx, keys, dataset)
+    if declared.kind is Kind.KEYED:
+        raise IntervalConflict(
+            f"the intervals of {dataset} cannot be rewound: it has a key, so its lots have one generation",
+            hint="wait until the clock reaches its current interval, or declare a new version of the dataset",
+        )
+    interval = read(tx, keys, dataset)
+    if interval is None:
+        raise BadDataset(f"{dataset} does not close intervals", hint="only datasets with lots= do")
+    if interval.state is not IntervalState.OPEN or tx.range(*keys.spent.under(*dataset.parts), limit=1):
+        raise IntervalConflict(f"interval {interval.lot} of {dataset} is being closed", hint="try again")
+    current = LotId.parse(interval.lot)
+    present = _at(_unit(declared), wall_clock.believed(tx, keys))
+    if current > present:
+        filled = _last_filled(tx, keys, dataset, present)
+        present = present if filled is None else max(present, filled.next())
+    if current > present:
+        tx.clear(keys.closing[(wall_us(current.end), *dataset.parts)])
+        _write(tx, keys, dataset, present, Interval(str(present), IntervalState.OPEN))
+        current = present
+    lot = max(current, present)
+    _, lo = keys.staged.under(*dataset.parts, str(lot))
+    _, hi = keys.staged.under(*dataset.parts)
+    rows = tx.range(lo, hi, limit=limit)
+    _restage(tx, keys, dataset, rows, lot)
+    return len(rows) == limit
+
+
+def _last_filled(tx: Tx, keys: LotKeys, dataset: DatasetId, first: LotId) -> LotId | None:
+    """Return the last lot from `first` on that is not empty."""
+    filled, after = None, ""
+    while page := lots.briefs(tx, keys, dataset, after, first=str(first)):
+        filled = next((brief.lot for brief in reversed(page) if brief.state is not LotState.EMPTY), filled)
+        after = page[-1].lot
+    return None if filled is None else LotId.parse(filled)
+
+
+def _restage(tx: Tx, keys: LotKeys, dataset: DatasetId, rows: Sequence[Row], lot: LotId) -> None:
+    for row in rows:
+        tx.clear(row.key)
+        tx.set_versioned(keys.staged[(*dataset.parts, str(lot))], row.value)
 
 
 def sweep(tx: Tx, keys: LotKeys, limit: int = SWEEP_PAGE) -> bool:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from tidemill.errors import DatasetUnknown
 from tidemill.lots import staging, wall_clock
 from tidemill.lots.ids import LotId
 from tidemill.store import Tx
@@ -68,6 +69,16 @@ def clock_of(pipeline: "Pipeline", *, accept: bool = False) -> ClockInfo:
         )
 
     return context.store.run(read)
+
+
+def rewind(pipeline: "Pipeline", name: str) -> ClockInfo:
+    """Move the current interval of a dataset back to the present; return the state of the clock."""
+    if name not in pipeline.datasets:
+        raise DatasetUnknown(f"{pipeline.name} declares no dataset {name}")
+    context, dataset = pipeline.context, pipeline.datasets[name].id
+    while context.store.run(lambda tx: staging.rewind(tx, context.keys.lots, dataset)):
+        pass
+    return clock_of(pipeline)
 
 
 def _moment(wall_us: int) -> datetime:

@@ -9,11 +9,12 @@ from functools import partial
 
 from tidemill.cluster.nodes import Node
 from tidemill.errors import IntervalConflict, LotConflict, ObjectError
-from tidemill.lots import datasets, staging, wall_clock
+from tidemill.lots import datasets, lots, staging, wall_clock
 from tidemill.lots.ids import LotId
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
 from tidemill.lots.staging import Staged
+from tidemill.lots.states import LotState
 from tidemill.lots.wall_clock import ClockJump
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Draft, Hold, Target
@@ -64,6 +65,13 @@ class IntervalCloser:
         """Close one interval; return False if another node closed it, or an earlier interval is still
         open.
         """
+        published = self._scope.store.run(lambda tx: lots.current(tx, self._keys.lots, dataset, str(lot)))
+        if published is not None:  # the intervals of the dataset were rewound
+            try:
+                if self._skipped(dataset, lot, published):
+                    return True
+            except IntervalConflict:
+                return False
         try:
             hold = self.seal(dataset, lot, self._scope.new_attempt())
         except IntervalConflict:
@@ -86,6 +94,20 @@ class IntervalCloser:
                 dataset=str(dataset), lot=str(lot), position=position, appends=len(staged), rows=rows
             )
         )
+        return True
+
+    def _skipped(self, dataset: DatasetId, lot: LotId, published: LotRow) -> bool:
+        """Close an interval whose lot exists, unless its appends become the next generation of the lot.
+
+        There is nothing to publish without appends. Appends to a lot that has rows, or was removed, by a
+        correction move to the next interval: a new generation would replace the correction.
+        """
+        keys = self._keys.lots
+        self._scope.step("publish.seal", lambda tx: staging.seal(tx, keys, dataset, lot))
+        if published.state is LotState.EMPTY and self._staged(dataset, lot):
+            return False
+        while self._scope.step("publish.close", lambda tx: staging.skip(tx, keys, dataset, lot)):
+            pass
         return True
 
     def seal(self, dataset: DatasetId, lot: LotId, attempt: str) -> Hold:
@@ -119,8 +141,15 @@ class IntervalCloser:
 def seal(tx: Tx, keys: PublishKeys, node: Node, dataset: DatasetId, lot: LotId, attempt: str) -> Hold:
     """Seal an interval that is over, and open the attempt at its lot."""
     staging.seal(tx, keys.lots, dataset, lot)
-    target = Target(dataset, str(lot))
-    draft = Draft(id=attempt, author=f"interval {dataset}", lot=str(lot), targets=(target,))
+    published = lots.current(tx, keys.lots, dataset, str(lot))
+    generation = 0 if published is None else published.generation + 1
+    draft = Draft(
+        id=attempt,
+        author=f"interval {dataset}",
+        lot=str(lot),
+        generation=generation,
+        targets=(Target(dataset, str(lot), generation),),
+    )
     return attempts.begin(tx, keys, node, draft)
 
 
