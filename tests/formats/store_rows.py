@@ -19,7 +19,7 @@ from tidemill.cluster.partitions import Partition, PartitionMap, PartitionSummar
 from tidemill.futures.protocol import actors, inbox, limits
 from tidemill.futures.protocol import rows as future_rows
 from tidemill.futures.protocol.keys import FutureKeys
-from tidemill.lots import datasets, events, lots, producers, staging
+from tidemill.lots import datasets, events, lots, producers, staging, wall_clock
 from tidemill.lots.keys import LotKeys
 from tidemill.publish import attempts
 from tidemill.publish.keys import PublishKeys
@@ -132,6 +132,7 @@ SPACES: dict[tuple[str, tuple[type, ...]], Codec] = {
     ("closing", (int, str, str)): TEXT,
     ("staged", (str, str, str, Versionstamp)): _packed(staging.Staged),
     ("spent", (str, str, str)): EMPTY,
+    ("wall-clock", ()): _packed(wall_clock.ClockRow),
     # triggers
     ("subscription", (str,)): _packed(subscriptions.AnyRow),
     ("subscription-floor", (str,)): _INT,
