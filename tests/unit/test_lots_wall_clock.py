@@ -169,7 +169,7 @@ def test_a_dataset_that_ran_ahead_is_rewound_and_every_append_becomes_visible_on
     rewind(stage, limit=2)
     assert not stage.is_hidden(stage.append())
     rewind(stage)
-    stage.clock.advance(300)
+    stage.clock.advance(400)
     stage.close()
     filled = {row.lot: (row.generation, row.rows) for row in stage.rows_of(stage.orders) if row.rows}
     assert list(filled.values()) == [(0, 1), (1, 6)], "the first lot, and the lot of the present"
@@ -188,7 +188,7 @@ def test_appends_to_a_lot_that_was_corrected_before_its_interval_go_to_the_next_
     rewind(stage)
     receipt = stage.append()
     stage.add(stage.orders, receipt.lot, 1, rows=7)
-    stage.clock.advance(300)
+    stage.clock.advance(400)
     stage.close()
     stage.clock.advance(300)
     stage.close()
