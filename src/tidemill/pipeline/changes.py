@@ -128,10 +128,10 @@ def _check_continuous(
     context, pipeline, name = reader.context, reader.pipeline.name, group.spec.name
     hint = f"read the complete view with df(), and then its changes after position {group.step}"
     oldest = context.store.run(lambda tx: commits.oldest(tx, context.keys, pipeline, name))
-    if oldest is not None and 0 < after < oldest.after:
+    if oldest is not None and 0 < after <= oldest.after:  # the group had no table at these positions
         raise ViewRefused(
-            f"the changes of view {view} begin at position {oldest.after}: its group was declared again after"
-            f" position {after}",
+            f"the changes of view {view} begin after position {oldest.after}: its group was declared again"
+            f" after position {after}",
             hint=hint,
         )
     before, at = None, after
