@@ -58,7 +58,7 @@ def left_of(shop: tm.Pipeline) -> list[str]:
 def test_a_stopped_run_ends_after_its_grace_period_and_is_not_caught_up(
     spark: "SparkSession", tmp_path: Path, where: str
 ) -> None:
-    stop, told = threading.Event(), list[Event]()
+    stop, events = threading.Event(), list[Event]()
 
     def work(of: str, df: "DataFrame") -> "DataFrame":
         if not stop.is_set() and of == where and threading.current_thread() is not threading.main_thread():
@@ -76,11 +76,11 @@ def test_a_stopped_run_ends_after_its_grace_period_and_is_not_caught_up(
         shop.view("seen", lambda df: work("view", df), reads="clean", full=True)
         orders.append([(0,), (1,), (2,)])
         with join_cluster(shop) as presence:
-            report = run_as_node(shop, presence, emit=told.append, stop=stop, left_s=lambda: 0.0)
+            report = run_as_node(shop, presence, emit=events.append, stop=stop, left_s=lambda: 0.0)
         assert report.interrupted
         assert not report.ok
         assert not report.failures
-        assert not [event for event in told if isinstance(event, RunFailed)]
+        assert not [event for event in events if isinstance(event, RunFailed)]
         assert left_of(shop) == []
         assert shop.run().ok
         assert sorted(row.id for row in shop["seen"].df().collect()) == [1, 2]

@@ -247,9 +247,9 @@ def test_a_run_that_is_stopped_keeps_its_progress_and_the_next_run_continues():
     stage.subscribe(spec.id, stage.orders)
     for n in range(3):
         stage.append([n])
-    worker, asked = stage.worker(node), iter([False, True])
+    worker, stop_answers = stage.worker(node), iter([False, True])
     stage.page_all()
-    outcomes = worker.run(spec, stage.start(node, spec.id), lambda: next(asked, True))
+    outcomes = worker.run(spec, stage.start(node, spec.id), lambda: next(stop_answers, True))
     assert ended(outcomes) == [LotEnd.COMPLETE]
     row = stage.row(spec.id)
     assert isinstance(row, Scheduled)
