@@ -149,4 +149,4 @@ def test_a_missing_home_is_not_created(tmp_path: Path, capsys: pytest.CaptureFix
     assert "is not the home of a cluster" in capsys.readouterr().err
     assert not (tmp_path / "typo").exists()
     assert main(["futures"]) == 2
-    assert "--home FOLDER or --store URL" in capsys.readouterr().err
+    assert "pass --home FOLDER, --store URL or -f FILE" in capsys.readouterr().err

@@ -225,7 +225,7 @@ def test_an_arc_that_passes_columns_on_gains_the_columns_that_its_source_gained(
     stages = {(stage["what"], stage["name"]): stage["status"] for stage in plan["stages"]}
     assert stages["dataset", "orders"] == stages["dataset", "copies"] == "refused"
     assert stages["dataset", "others"] == "same"
-    assert "schema was" in plan["refused"][0]["message"]
+    assert "id was bigint and cannot become string" in plan["refused"][0]["message"]
     text = folder.text(capsys, "plan", code=1)
     assert "refused" in text
     assert "error: shop.py:" in text

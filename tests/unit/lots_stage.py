@@ -151,6 +151,16 @@ class Stage:
     def fail(self, ticket: Ticket, backoff_s: float = 0) -> AnyRow:
         return self.run(runs.fail, self.triggers, self.cluster, ticket, backoff_us=int(backoff_s * SECOND_US))
 
+    def forgive(self, name: str) -> None:
+        """Forget that nodes have died while they ran a subscription."""
+
+        def forget(tx: Tx) -> None:
+            row = subscriptions.must_read(tx, self.triggers, name)
+            tally = msgspec.structs.replace(row.tally, deaths=0, failures=0)
+            subscriptions.write(tx, self.triggers, name, row, msgspec.structs.replace(row, tally=tally))
+
+        self.store.run(forget)
+
     def look(self, name: str) -> bool:
         """End the run if its node is gone; return whether it was."""
         epoch = self.row(name).tally.epoch
