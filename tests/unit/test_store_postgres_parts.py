@@ -15,12 +15,11 @@ from tidemill.store.postgres.connection import (
     number,
     texts,
 )
-from tidemill.store.postgres.lease_clock import AHEAD_US, STEP_US, TICK_US, LeaseClock, Time
+from tidemill.store.postgres.lease_clock import STEP_US, TICK_US, LeaseClock, Time
 from tidemill.store.postgres.pool import verdict
 from tidemill.store.postgres.statements import Sql, lock_id
 from tidemill.store.postgres.watch import EVERYTHING, checksum, payloads, read_payload
 from tidemill.store.retry import Conflict, Unreached
-from tidemill.testing.fake_clock import FakeClock
 
 SECOND = 1_000_000
 
@@ -39,15 +38,6 @@ class TestLeaseClock:
             for time, (wall, mark, offset) in zip(times, looks, strict=True)
         )
         assert [time.wall for time in times] == [wall for wall, _, _ in looks]
-
-    def test_wall_time_is_limited_by_our_own_clock_if_the_servers_clock_is_set_forward(self) -> None:
-        clock = FakeClock(wall_s=1_000_000.0)
-        week_us = 7 * 86_400 * SECOND
-        lease_clock = LeaseClock(clock)
-        assert lease_clock.read(1_000_000 * SECOND + AHEAD_US, 0, 0).wall == 1_000_000 * SECOND + AHEAD_US
-        ahead = lease_clock.read(1_000_000 * SECOND + week_us, 0, 0)
-        assert ahead.wall == 1_000_000 * SECOND + AHEAD_US
-        assert ahead.now == 1_000_000 * SECOND + week_us, "lease time follows the server"
 
     def test_the_mark_is_raised_to_the_next_tick_only_when_needed(self) -> None:
         assert Time(now=TICK_US + 1, wall=0, mark=TICK_US).reached == 2 * TICK_US

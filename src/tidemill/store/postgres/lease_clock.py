@@ -19,8 +19,7 @@ mark. After the server's clock is set back, our time can be below that time. Thi
 depends on the time of a transaction that only reads. If the clock is set forward, leases expire early. That
 only costs work, because every write is fenced.
 
-`wall` is the server's clock, but at most `AHEAD_US` ahead of this machine's clock. If the server's clock is
-set forward, lease time follows it. So only the clock of another machine can show that it is wrong.
+`wall` is the server's clock, unchanged.
 """
 
 import threading
@@ -30,8 +29,6 @@ from tidemill.clock import Clock
 
 TICK_US = 50_000
 STEP_US = 1_000_000
-AHEAD_US = 300_000_000
-"""How far wall time may be ahead of this machine's clock: five minutes."""
 
 
 class Time(NamedTuple):
@@ -63,7 +60,7 @@ class LeaseClock:
             self._last = max(self._last, wall + offset, mark)
             self._seen = (self._last, self._clock.monotonic())
             self._stepped_back = wall + offset < self._last - STEP_US
-            return Time(self._last, min(wall, int(self._clock.wall() * 1e6) + AHEAD_US), mark)
+            return Time(self._last, wall, mark)
 
     def step_back(self) -> int | None:
         """Return the time to continue from if the server's clock was set back, but only once; else None."""
