@@ -75,4 +75,4 @@ def _given(module: ast.Module, function: ast.FunctionDef, word: str) -> Iterator
                 continue
             called = True
             yield from _values(module, caller, call.args[place])
-    assert called, f"nobody calls {function.name}"
+    assert called, f"no code calls {function.name}"

@@ -120,7 +120,7 @@ def test_an_interrupted_run_ends_soon_leaves_nothing_claimed_and_can_be_repeated
         with pytest.raises(KeyboardInterrupt):
             shop.run()
         assert poll(lambda: threads() <= before, SYSTEM, every_s=0.05, timeout_s=STUCK_S), threads()
-        assert awaited == [], "nobody waited for the end of what was going on"
+        assert awaited == [], "no thread waited for the end of the job"
         assert left_of(shop) == []
         slow = False
         assert shop.run().ok

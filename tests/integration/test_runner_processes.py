@@ -189,7 +189,7 @@ def test_a_runner_that_was_paused_for_longer_than_its_lease_writes_nothing(home:
         waiting = InThread(home.parts(), [task])
         home.wait_notes("began 0 1")
         child = runner.child()
-        leases.stop_process(home.store, runner.process.pid)  # nobody renews, and the child finds out
+        leases.stop_process(home.store, runner.process.pid)  # no process renews its lease
         home.end_lease(child["node"])
         wait(lambda: psutil.Process(child["pid"]).status() == psutil.STATUS_ZOMBIE, "the child has ended")
         with home.runner("other"):
