@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 
 import hypothesis
 import msgspec
@@ -39,6 +40,10 @@ class PatientLimits:
             else LIMITS
         )
 
+
+# A shell starts background jobs with SIGINT ignored. Processes that tests interrupt would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 Tx.limits = PatientLimits()  # type: ignore[assignment]
 leases.lengthen()

@@ -18,6 +18,7 @@ from tests.scopes import scope_of
 from tests.worker_tasks import note
 from tidemill.clock import SYSTEM
 from tidemill.cluster.leases import LeaseTiming
+from tidemill.errors import SparkDied
 from tidemill.events import Event
 from tidemill.futures.home import ClusterAddress
 from tidemill.futures.values.signatures import ClusterKey
@@ -101,6 +102,39 @@ def leaves(context: ChildContext) -> int | None:
     """Call sys.exit(), as user code may."""
     note(context.arguments["folder"], "leaves")
     sys.exit(7)
+
+
+def threads_die(context: ChildContext) -> int | None:
+    """Let a thread of the user die, and in the first life one of ours."""
+    notes = Path(context.arguments["folder"]) / "lives"
+    if notes.exists():
+        note(context.arguments["folder"], "second life")
+        context.draining.wait()
+        return None
+    notes.touch()
+
+    def fail() -> None:
+        raise LookupError("mine")
+
+    thread = threading.Thread(target=fail, name="of-user")
+    thread.start()
+    thread.join()
+
+    def read() -> None:
+        raise ZeroDivisionError("fault")
+
+    context.presence.read = read  # type: ignore[method-assign]
+    context.draining.wait()
+    return None
+
+
+def spark_dies(context: ChildContext) -> int | None:
+    """End like a child whose Spark has died, once."""
+    notes = Path(context.arguments["folder"]) / "lives"
+    if notes.exists():
+        return 5
+    notes.touch()
+    raise SparkDied("the Java process of Spark (pid 1) ended: out of memory")
 
 
 def young(context: ChildContext) -> int | None:

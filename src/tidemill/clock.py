@@ -16,7 +16,7 @@ class Clock(Protocol):
     """The source of time of a node."""
 
     def monotonic(self) -> float:
-        """Return seconds that never run backwards and continue while the machine sleeps."""
+        """Return the seconds of a clock that never goes back and keeps running while the machine sleeps."""
         ...
 
     def wall(self) -> float:
@@ -28,12 +28,12 @@ class Clock(Protocol):
         ...
 
     def wait(self, event: threading.Event, timeout_s: float) -> bool:
-        """Wait until the event is set, or until the timeout; return whether it is set."""
+        """Wait until the event is set, or until the timeout; return whether the event is set."""
         ...
 
 
 class SystemClock:
-    """The machine's clock. CLOCK_BOOTTIME includes sleep, so a suspended laptop's lease expires."""
+    """The machine's clock. CLOCK_BOOTTIME also counts sleep, so the lease of a suspended laptop expires."""
 
     def monotonic(self) -> float:
         return time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -53,13 +53,16 @@ SYSTEM = SystemClock()
 
 
 def backoff(attempt: int, chance: random.Random, *, first_s: float = 0.002, most_s: float = 1.0) -> float:
-    """Return the seconds to wait before attempt `attempt` (from 1): exponential, with random jitter."""
+    """Return how many seconds to wait after failed attempt number `attempt`; the first attempt is 1.
+
+    The wait doubles with each attempt, up to `most_s`, and has random jitter.
+    """
     ceiling = min(most_s, first_s * float(2 ** min(attempt - 1, 30)))
     return ceiling * (0.5 + 0.5 * chance.random())
 
 
 def poll(ready: Callable[[], bool], clock: Clock, *, every_s: float, timeout_s: float) -> bool:
-    """Poll until `ready()` returns True, or until the timeout; return whether it did."""
+    """Poll until `ready()` returns True, or until the timeout; return whether `ready()` returned True."""
     end = clock.monotonic() + timeout_s
     while not ready():
         left = end - clock.monotonic()

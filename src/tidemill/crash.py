@@ -1,11 +1,12 @@
 """Named crash points: places where a test can make a process die. They do nothing until a test arms one.
 
-Every durable write has a crash point before and after it. `point("publish.before_commit")` costs one
-dictionary lookup when no point is armed. A test can arm a point in two ways:
+Every durable write has a crash point before and after it. `point("publish.before_commit")` costs almost
+nothing while no point is armed. A test can arm a point in two ways:
 
-- in its own process: the point raises `Crashed`, a BaseException that the product does not catch;
+- in its own process: the point raises `Crashed`, a BaseException that Tidemill does not catch;
 - in a child process, with the environment variable `TIDEMILL_CRASH=name[:n]`: the child kills itself at the
-  n-th visit. If a supervisor restarts the child, each run uses the next entry of `name[:n],name[:n]`.
+  n-th visit. The variable can list several points, separated by commas. Each time a supervisor restarts the
+  child, the child uses the next point of the list.
 """
 
 import os
@@ -18,7 +19,7 @@ ENVIRONMENT = "TIDEMILL_CRASH"
 
 
 class Crashed(BaseException):
-    """Raised at an armed point, as if the process died there; only the test that armed it may catch it."""
+    """Raised at an armed point, as if the process died there. Only the test that armed it may catch this."""
 
 
 _armed: dict[str, Callable[[], None]] = {}
@@ -38,7 +39,7 @@ def point(name: str) -> None:
 
 @contextmanager
 def armed(name: str, *, visit: int = 1) -> Iterator[None]:
-    """Raise `Crashed` at the given visit to the point; later visits pass."""
+    """Raise `Crashed` at visit number `visit` to the point; other visits do nothing."""
     left = visit
 
     def hit() -> None:
@@ -75,13 +76,16 @@ def recorded() -> Iterator[set[str]]:
 
 
 def in_run(number: int) -> str:
-    """Return the point that the environment arms in the n-th run of a process, from 0; empty if none."""
+    """Return the point that `TIDEMILL_CRASH` lists for run `number` of a process, counted from 0.
+
+    The answer has the form `name[:n]`; it is empty if no point is listed for this run.
+    """
     points = os.environ.get(ENVIRONMENT, "").split(",")
     return points[number] if number < len(points) else ""
 
 
 def arm_from_environment() -> None:
-    """Arm the point of `TIDEMILL_CRASH=name[:n]`: the process kills itself at the n-th visit."""
+    """Arm the first point that `TIDEMILL_CRASH` lists: the process kills itself at the n-th visit."""
     spec = in_run(0)
     if not spec:
         return

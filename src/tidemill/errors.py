@@ -2,6 +2,7 @@
 
     TidemillError                     base of all errors; has a code, a message and a hint
     ├── IllegalTransition             a state machine has no such transition
+    ├── InvariantBroken               a row would contradict a rule that must always hold
     ├── UsageError                    a function was called incorrectly
     ├── BadUrl                        a store or objects URL is invalid
     ├── MissingDriver                 the Python package for a backend is not installed
@@ -94,8 +95,8 @@
     │   └── ArcLotConflict            the state of the lot does not allow the request
     ├── ViewError                     base of errors about views
     │   ├── GroupUnknown              the group of views does not exist
-    │   ├── StepConflict              a step is not the next one of its group, or differs from its record
-    │   ├── StepLost                  a task of a step did not report, or reported twice
+    │   ├── StepConflict              a step is out of order, or differs from the step that was recorded
+    │   ├── StepLost                  a task of a step reported no result, or reported twice
     │   ├── ViewFailed                a view cannot be computed from its input rows
     │   └── ViewRefused               the view, or this change to it, is not supported
     ├── QueryError                    base of errors about queries, with line and column
@@ -124,7 +125,7 @@
     │   ├── TraceMissing              a listed run file or version file is missing
     │   ├── TraceCorrupt              a run file or version file is damaged
     │   ├── TraceFormat               this release cannot read a run file or version file
-    │   ├── TraceStale                a trace is not at the expected step
+    │   ├── TraceStale                a trace does not belong to the expected step
     │   ├── TypeRefused               a type cannot be compared, ordered or added
     │   ├── WeightNegative            a row would get a negative weight
     │   └── WeightOverflow            a weight or a sum is too large for 64 bits
@@ -132,19 +133,32 @@
     └── DemoFailed                    the demo did not finish
 
     Stop(BaseException)               the current work must stop; `except Exception` does not catch this
+    ├── SparkDied                     the Java process of Spark ended; this process cannot use Spark any more
     └── LeaseLost                     this process lost its lease; another node continues its work
 
 Each class has a stable `code`. Each error has a message that says what happened. Most errors have a hint that
-says what to do. A class without a hint explains why in its docstring; a base class has no hint.
+says what to do. If a class has no hint, its docstring says why. Base classes have no hint.
 """
 
+import os
+import traceback
+from pathlib import Path
 from typing import Any, ClassVar
+
+UNEXPECTED = 70
+"""The exit code of a command that ends with an error which is none of ours: a fault in Tidemill."""
+
+
+def is_debugging() -> bool:
+    """Return whether to print every stack trace: the environment variable `TIDEMILL_DEBUG` is set."""
+    return os.environ.get("TIDEMILL_DEBUG", "") not in ("", "0")
 
 
 class TidemillError(Exception):
     """Base of all errors. `str(error)` is the message, followed by the hint on a second line."""
 
     code: ClassVar[str] = "tidemill"
+    exit_code: ClassVar[int] = 1  # of a command that ends with this error
     hint: str = ""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
@@ -158,14 +172,24 @@ class TidemillError(Exception):
 
 
 class IllegalTransition(TidemillError):
-    """Only Tidemill changes states, so this is a bug."""
+    """Only Tidemill changes states, so this error is always a bug."""
 
     code = "illegal-transition"
     hint = "this is a bug in Tidemill; please report it"
 
 
+class InvariantBroken(TidemillError):
+    """A write or a decision would break an invariant, so this is a bug. Nothing was written.
+
+    It is an error and not an `assert`, so that `python -O` checks it too.
+    """
+
+    code = "invariant-broken"
+    hint = "this is a bug in Tidemill; please report it"
+
+
 class UsageError(TidemillError):
-    """No default hint: each place that raises it gives one."""
+    """No default hint: the code that raises this error passes a hint."""
 
     code = "usage"
 
@@ -179,7 +203,7 @@ class BadUrl(TidemillError):
 
 
 class MissingDriver(TidemillError):
-    """No default hint: each place that raises it names the package."""
+    """No default hint: the code that raises this error names the package in its hint."""
 
     code = "missing-driver"
 
@@ -224,7 +248,7 @@ class TransactionTooLarge(LimitExceeded):
 
 class TransactionTooLong(LimitExceeded):
     code = "store-transaction-too-long"
-    hint = "a transaction can take at most 2 s; do slow work before or after it"
+    hint = "a transaction can take at most 2 s; do slow work before or after the transaction"
 
 
 class StoreFull(StoreError):
@@ -313,7 +337,7 @@ class FutureUnknown(FutureError):
 
 
 class FutureFailed(FutureError):
-    """The future has failed permanently. `__cause__` is the original exception, if it could be loaded."""
+    """The future has failed for good. `__cause__` is the original exception, if it could be loaded."""
 
     code = "future-failed"
     hint = "to show the remote traceback, run: tidemill futures show ID"
@@ -389,7 +413,7 @@ class BadSignature(FutureError):
 class ClusterKeyMissing(FutureError):
     code = "cluster-key-missing"
     hint = (
-        "set TIDEMILL_CLUSTER_KEY or TIDEMILL_CLUSTER_KEY_FILE; Tidemill creates one only for a home folder"
+        "set TIDEMILL_CLUSTER_KEY or TIDEMILL_CLUSTER_KEY_FILE; Tidemill creates a key only for a home folder"
     )
 
 
@@ -439,7 +463,10 @@ class LotError(TidemillError):
 
 class BadLotId(LotError):
     code = "bad-lot-id"
-    hint = "write a day, such as 20230101, or a day, an interval and its number, such as 20230101PT5M050"
+    hint = (
+        "write a day (20230101), a day with an interval length and a number (20230101PT5M050), or the id of"
+        " an append (A00000000000000017)"
+    )
 
 
 class BadName(LotError):
@@ -449,25 +476,28 @@ class BadName(LotError):
 
 class ManifestUnreadable(LotError):
     code = "manifest-unreadable"
-    hint = "if a newer release wrote it, upgrade Tidemill; otherwise restore a backup, or replay the lot"
+    hint = (
+        "upgrade Tidemill if a newer release wrote the manifest; otherwise restore a backup, or replay the"
+        " lot"
+    )
 
 
 class BadDataset(LotError):
-    """No default hint: each place that raises it gives one."""
+    """No default hint: the code that raises this error passes a hint."""
 
     code = "bad-dataset"
 
 
 class DatasetUnknown(LotError):
     code = "dataset-unknown"
-    hint = "declare it first: pipeline.dataset(name, schema)"
+    hint = "declare the dataset first: pipeline.dataset(name, schema)"
 
 
 class DatasetChanged(LotError):
     code = "dataset-changed"
     hint = (
-        "declare it as before; columns may be added and types widened. For any other change, declare another"
-        " table and an arc that fills it from this one, and run `tidemill backfill ARC`"
+        "declare the dataset as before; columns may be added and types widened. For any other change, declare"
+        " another table, and an arc that copies the rows from this one; then run `tidemill backfill ARC`"
     )
 
 
@@ -539,7 +569,7 @@ class ObjectUnreadable(SparkError):
 
 
 class FileMismatch(SparkError):
-    """Internal: the Arrow reader raises it, and Spark reads the file instead."""
+    """Internal: the Arrow reader raises this error, and then Spark reads the file."""
 
     code = "file-unlike"
     hint = "no action is needed: Spark reads the file instead"
@@ -565,7 +595,7 @@ class SubscriptionChanged(SubscriptionError):
 
 
 class BadTemplate(SubscriptionError):
-    """No default hint: each place that raises it gives one."""
+    """No default hint: the code that raises this error passes a hint."""
 
     code = "bad-template"
 
@@ -577,7 +607,7 @@ class TemplateUnknown(SubscriptionError):
 
 class TemplateChanged(SubscriptionError):
     code = "template-changed"
-    hint = "declare it as before, or use another name: the pattern of an existing template cannot change"
+    hint = "declare the template as before, or use another name: the pattern of a template cannot change"
 
 
 class TemplateChild(SubscriptionError):
@@ -631,7 +661,7 @@ class ArcUnknown(ArcError):
 
 
 class BadArc(ArcError):
-    """No default hint: each place that raises it gives one."""
+    """No default hint: the code that raises this error passes a hint."""
 
     code = "bad-arc"
 
@@ -668,7 +698,7 @@ class ViewFailed(ViewError):
 
 
 class ViewRefused(ViewError):
-    """No default hint: each place that raises it gives one."""
+    """No default hint: the code that raises this error passes a hint."""
 
     code = "view-refused"
 
@@ -722,7 +752,7 @@ class PipelineNotFound(PipelineError):
 
 
 class DeclarationError(PipelineError):
-    """No default hint: each place that raises it gives one."""
+    """No default hint: the code that raises this error passes a hint."""
 
     code = "declaration"
 
@@ -752,7 +782,7 @@ class SourceError(TidemillError):
 
 
 class BadSource(SourceError):
-    """No default hint: each place that raises it gives one."""
+    """No default hint: the code that raises this error passes a hint."""
 
     code = "bad-source"
 
@@ -792,7 +822,7 @@ class PushRefused(SourceError):
 
 class PushBusy(SourceError):
     code = "push-busy"
-    hint = "no rows of this request were stored; send it again later"
+    hint = "no rows of this request were stored; send the request again later"
 
 
 class TraceError(TidemillError):
@@ -820,13 +850,13 @@ class TraceStale(TraceError):
 
 
 class TypeRefused(TraceError):
-    """No default hint: each place that raises it gives one."""
+    """No default hint: the code that raises this error passes a hint."""
 
     code = "trace-type-refused"
 
 
 class WeightNegative(TraceError):
-    """Source operators quarantine rows that would cause it, so this is a bug."""
+    """Tidemill quarantines rows that would cause this error, so this error is always a bug."""
 
     code = "trace-weight-negative"
     hint = "this is a bug in Tidemill, which should have put the row into quarantine; please report it"
@@ -839,18 +869,31 @@ class WeightOverflow(TraceError):
 
 class RunnerDied(TidemillError):
     code = "runner-died"
-    hint = "check the standard error of the last child process; often it ran out of memory"
+    exit_code = 3
+    hint = (
+        "often a process ran out of memory: give Spark more memory, or process less at a time; set"
+        " TIDEMILL_DEBUG=1 to see all stack traces"
+    )
 
 
 class DemoFailed(TidemillError):
     code = "demo-failed"
-    hint = "run it again with --keep and check the log files of the nodes"
+    hint = "run the demo again with --keep, and check its log files"
 
 
 class Stop(BaseException):
     """Ends the current work. It is not an Exception, so `except Exception` in user code does not catch it."""
 
     code: ClassVar[str] = "stop"
+
+
+class SparkDied(Stop):
+    """The Java process of Spark ended, for example because it was out of memory.
+
+    `tidemill run` starts another process and continues. In your own process, restart Python.
+    """
+
+    code = "spark-died"
 
 
 class LeaseLost(Stop):
@@ -860,3 +903,21 @@ class LeaseLost(Stop):
     """
 
     code = "lease-lost"
+
+
+def describe_unexpected(error: BaseException) -> str:
+    """Describe an error that no code expected, in one line: its type, its message and where it was raised.
+
+    >>> try:
+    ...     {}["day"]
+    ... except KeyError as error:
+    ...     describe_unexpected(error).partition(" (")[0]
+    "KeyError: 'day'"
+
+    The notes of the error say where it happened, such as the name of the thread.
+    """
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno}" for frame in frames[-1:]]
+    places = [*getattr(error, "__notes__", ()), *places]
+    return f"{text} ({'; '.join(places)})" if places else text

@@ -23,4 +23,4 @@ Emit = Callable[[Event], None]
 
 
 def ignore(event: Event) -> None:
-    """Ignore an event: the default receiver."""
+    """Ignore an event. This is the default receiver."""

@@ -3,8 +3,9 @@
 Classes that act for a node take a `Scope` instead of several separate arguments. Each package derives its key
 layout from the cluster's name, for example `ArcKeys(scope.cluster)`.
 
-A scope belongs to one epoch of a node's entry in the node list. When the node joins the list again, it gets a
-new scope, and the objects that hold the old scope are dropped. The store refuses writes under the old scope.
+Each time a node joins the node list, its entry gets a higher epoch. A scope belongs to one epoch: when the
+node joins again, it gets a new scope and drops the objects that use the old one. The store refuses writes
+under the old scope.
 """
 
 import random
@@ -28,13 +29,13 @@ ATTEMPT_LETTERS = 26
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """What one node works with, under one epoch.
+    """What one node works with during one epoch.
 
     Args:
         store: the opened store.
         cluster: the cluster's name, which every key in the store begins with.
         objects: the object storage for data and manifests.
-        node: our entry in the node list; its epoch fences what we write.
+        node: our entry in the node list; the store refuses our writes once the entry has a higher epoch.
         clock: the source of time.
         chance: the source of random numbers.
         emit: receives the events.
@@ -67,7 +68,7 @@ class Scope:
     def new_attempt(self) -> str:
         """Return a new attempt id: milliseconds of the wall clock, then 80 random bits.
 
-        Ids have 26 characters and sort by time. Everything that an attempt writes has names that begin with
+        Ids have 26 characters and sort by time. The paths of everything that an attempt writes contain
         `attempt={id}`. Because all ids have the same length, no id is the beginning of another.
         """
         return _spelled(int(self.clock.wall() * 1000), _TIME_LETTERS) + _spelled(

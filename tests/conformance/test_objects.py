@@ -136,7 +136,7 @@ class TestFlatListing:
     def test_a_server_that_lists_by_folders_is_found_out(self, s3_server: S3Server, place: str) -> None:
         objects = open_objects(s3_url(s3_server, place, options="&listing=flat"), clock=SYSTEM, probe=False)
         fill(objects, ["a-1", "a/1"])
-        with pytest.raises(ObjectError, match="does not list in key order") as caught:
+        with pytest.raises(ObjectError, match="does not list its objects in key order") as caught:
             keys(objects)
         assert "listing=folders" in caught.value.hint
         assert keys(open_objects(s3_url(s3_server, place), clock=SYSTEM)) == ["a-1", "a/1"]

@@ -251,7 +251,7 @@ def test_a_frame_of_spark_sent_again_is_taken_once_too(home: Path, spark: "Spark
         orders = pipeline.dataset("orders", "id BIGINT")
         first = orders.append(spark.range(5), producer="p", seq=1)
         assert orders.append(spark.range(5).repartition(3), producer="p", seq=1) == first
-        with pytest.raises(TidemillError, match="used number 1 for different rows"):
+        with pytest.raises(TidemillError, match="already sent number 1 to orders@1 with other rows"):
             orders.append(spark.range(6), producer="p", seq=1)
         assert orders.position == 1
 

@@ -22,6 +22,7 @@ import pytest
 from tests import shop
 from tests.shop import STAGES, Upto
 from tidemill import crash
+from tidemill.triggers.terms import Terms
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -90,8 +91,15 @@ class Matrix:
             self.calm[upto] = self.seen(work, upto)
 
     def live(self, home: Path, upto: Upto) -> None:
-        """One life of a process: it knows nothing of those before but what the home says."""
-        with shop.declare(home, self.landing, self.spark, upto=upto) as pipeline:
+        """One life of a process: it knows nothing of those before but what the home says.
+
+        It retries at once what earlier lives died in. The pause after such a death has tests of its own.
+        """
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            shop.declare(home, self.landing, self.spark, upto=upto) as pipeline,
+        ):
+            patch.setattr(Terms, "backoff", lambda _terms, _failures, _jitter: 0)
             report = pipeline.run()
             assert report.ok, report
             shop.clean_up(pipeline)

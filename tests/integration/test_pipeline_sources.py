@@ -156,8 +156,8 @@ def test_a_topic_is_read_to_its_end_by_a_run_that_catches_up(
     kafka_server.forget(topic, 1, 11)
     report = shop.run()
     assert not report.ok
-    assert "was read up to 10" in report.failures["source:shop/orders"]
-    assert "was read up to 10" in source_of(shop, "orders").notes[0]
+    assert "was read up to offset 10" in report.failures["source:shop/orders"]
+    assert "was read up to offset 10" in source_of(shop, "orders").notes[0]
 
 
 def test_sources_are_shown_in_the_plan_with_their_line_and_without_their_secrets(shop: tm.Pipeline) -> None:

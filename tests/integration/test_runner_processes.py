@@ -22,6 +22,7 @@ from tests.runner_parts import part
 from tests.scopes import scope_of
 from tests.workers import WorkerProcess, wait
 from tidemill.cluster import nodes
+from tidemill.errors import UNEXPECTED
 from tidemill.futures.client.client import connect
 from tidemill.futures.home import ClusterAddress
 from tidemill.futures.protocol.rows import Claimed, Quarantined, Realized, Unclaimed
@@ -225,8 +226,9 @@ def test_a_main_that_ends_by_itself_ends_the_runner_with_its_code(home: Stage) -
         assert runner.end() == 0
     assert home.notes().count("ended 0 1") == 1
     with RunnerProcess(home, main="tests.runner_main:wrong") as runner:
-        assert runner.end() == 1
-        assert "no pipeline here" in runner.log.read_text()
+        assert runner.end() == UNEXPECTED
+        (line,) = runner.log.read_text().splitlines()
+        assert line.startswith("error: LookupError: no pipeline here (tests/runner_main.py:")
     with RunnerProcess(home, main="tests.runner_main:missing") as runner:
         assert runner.end() == 1
         assert "module:function" in runner.log.read_text()
@@ -258,6 +260,27 @@ def test_children_that_die_young_are_started_again_after_pauses(home: Stage) -> 
         home.touch("grown")
         assert runner.end() == 5
         assert all(event["kind"] == "crash" for event in runner.events("ChildEnded"))
+
+
+def test_a_dead_thread_of_the_runner_ends_its_child_in_one_line_and_one_of_a_user_does_not(
+    home: Stage,
+) -> None:
+    with RunnerProcess(home, main="tests.runner_main:threads_die") as runner:
+        wait(lambda: "second life" in home.notes(), f"a second child has started\n{runner}")
+        assert runner.end(signal.SIGTERM) == 0
+        (ended,) = runner.events("ChildEnded")
+        assert ended["kind"] == "again"
+        assert "the thread 'presence' ended: ZeroDivisionError: fault (" in ended["message"]
+        (warning,) = runner.log.read_text().splitlines()
+        assert warning.startswith("warning: the thread 'of-user' ended: LookupError: mine (")
+
+
+def test_a_child_whose_spark_died_is_replaced_and_the_reason_is_reported(home: Stage) -> None:
+    with RunnerProcess(home, main="tests.runner_main:spark_dies") as runner:
+        assert runner.end() == 5
+        (ended,) = runner.events("ChildEnded")
+        assert ended["message"].startswith("the Java process of Spark (pid 1) ended: out of memory, ")
+        assert runner.log.read_text() == ""
 
 
 # --- in a home

@@ -259,7 +259,7 @@ def test_columns_of_csv_go_by_name_file_by_file(read: Read) -> None:
     )
     assert done.rows == [(1, "a", Decimal("1.50")), (2, "b", None), (3, "c", Decimal("3.00"))]
     assert [(path, error) for path, _, _, error in done.bad] == [
-        ("strange.csv", "its header has none of the columns: x, y"),
+        ("strange.csv", "its header has none of the declared columns; it has x, y"),
         ("twice.csv", "its header names 'id' twice"),
     ]
 

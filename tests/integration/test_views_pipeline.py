@@ -26,7 +26,9 @@ from tidemill.errors import (
 from tidemill.events import Event
 from tidemill.pipeline.explanation import retry_certification
 from tidemill.pipeline.plan import circuits
+from tidemill.pipeline.plan import views as view_plans
 from tidemill.publish.manifests import Manifests
+from tidemill.spark.planning_memo import PlanningMemo
 from tidemill.views.certify import certificates
 from tidemill.views.certify.bounds import BoundExceeded
 from tidemill.views.certify.certificates import ViewCertified, ViewNotCertified
@@ -110,7 +112,7 @@ def test_a_view_that_reads_itself_is_refused(shop: tm.Pipeline) -> None:
         ("SELECT id, rand() AS r FROM orders", "rand"),
         ("SELECT id, now() AS n FROM orders", "clock"),
         ("SELECT o.id FROM orders o JOIN regions r ON o.region < r.region", "no equality"),
-        ("SELECT id FROM orders ORDER BY id LIMIT 3", "first rows in an order"),
+        ("SELECT id FROM orders ORDER BY id LIMIT 3", "first rows depend on the order"),
     ],
 )
 def test_incremental_refuses_instead_of_recomputing(shop: tm.Pipeline, sql: str, pattern: str) -> None:
@@ -124,6 +126,55 @@ def test_incremental_refuses_instead_of_recomputing(shop: tm.Pipeline, sql: str,
 def test_incremental_takes_what_follows_the_change(shop: tm.Pipeline) -> None:
     view = shop.view("v", "SELECT region, count(*) AS n FROM orders GROUP BY region", refresh="incremental")
     assert view.explain().json()["runs"] == "incremental"
+
+
+# --- planning
+
+
+def test_a_query_is_planned_once_in_a_process_and_a_changed_declaration_again(
+    tmp_path: Path, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view_plans, "_planned", PlanningMemo())
+    planned: list[str] = []
+    make = circuits.make
+
+    def counted(session: Any, sql: str, *rest: Any) -> circuits.ViewCircuit:
+        planned.append(sql)
+        return make(session, sql, *rest)
+
+    monkeypatch.setattr(circuits, "make", counted)
+    totals = "SELECT region, count(*) AS n FROM orders GROUP BY region"
+    large = "SELECT * FROM totals WHERE n > 1"
+
+    def plans(home: str, sql: str = totals, columns: str = "id BIGINT, region STRING", **options: Any) -> int:
+        planned.clear()
+        with tm.Pipeline("shop", home=tmp_path / home, spark=spark) as pipeline:
+            pipeline.dataset("orders", columns, **options)
+            pipeline.view("totals", sql)
+            pipeline.view("large", large)
+            if home == "functions":
+                pipeline.view("unknown", "SELECT unheard_of(id) AS x FROM orders")
+            programs = {view.name: view for view in pipeline.plan().program.groups["views:shop/main"].views}
+            assert all(program.circuit is not None for program in programs.values())
+            assert programs["totals"].schema == programs["large"].schema
+        return len(planned)
+
+    assert plans("first") == 2
+    assert plans("first") == plans("second") == 0, "also for another pipeline in this process"
+    assert plans("third", columns="id BIGINT, region INT") == 2, "other types, also of the view that is read"
+    assert plans("fourth", key="id") == 1, "rows can be removed; of the view that was always true"
+    assert plans("fifth", totals.replace("count(*)", "count(id)")) == 1
+    spark.conf.set("spark.sql.groupByOrdinal", "false")
+    try:
+        assert plans("sixth") == 2
+    finally:
+        spark.conf.unset("spark.sql.groupByOrdinal")
+    spark.udf.register("unheard_of", lambda value: value, "BIGINT")
+    try:
+        assert plans("functions") == 1
+        assert plans("functions") == 1, "the function of a session may change"
+    finally:
+        spark.sql("DROP TEMPORARY FUNCTION unheard_of")
 
 
 # --- explain
@@ -178,6 +229,7 @@ def test_a_view_is_certified_once_for_its_code_and_a_mismatch_is_loud(
     assert not [event for event in events if isinstance(event, ViewCertified)], "not again"
 
     honest = circuits.make
+    monkeypatch.setattr(view_plans, "_planned", PlanningMemo())
 
     def wrong(spark: Any, sql: str, *rest: Any) -> circuits.ViewCircuit:
         """A normaliser that forgets rows whose region is NULL."""
@@ -429,13 +481,13 @@ def test_changes_of_a_view_do_not_continue_over_other_columns_or_a_new_declarati
     first = step(few, append=1).position
     view = step(more)
     second = view.position
-    with pytest.raises(ViewRefused, match=f"at position {second}.*after position {first}") as error:
+    with pytest.raises(ViewRefused, match=f"at position {second}.*at position {first}") as error:
         view.changes(after=first)
     assert f"after position {second}" in error.value.hint
     assert summed(view, second) == {}
     step()  # the group is removed
     view = step(more)
-    with pytest.raises(ViewRefused, match="its group was declared again"):
+    with pytest.raises(ViewRefused, match=f"declared again after position {second}"):
         view.changes(after=second)
     assert summed(view, 0) == {("x", 1, 1): 1, ("y", 1, 1): 1}
 

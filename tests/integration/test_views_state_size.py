@@ -90,7 +90,7 @@ def test_state_is_at_most_three_times_the_input_after_a_load_and_after_steps_wit
             tables["customers"].append(shop.customers(regions[step : step + 2], step))
             assert pipeline.run(emit=events.append).ok
             files |= {info.key for info in site.objects.list("")}
-        while Collector(site.store, site.keys, "p", site.objects, site.clock, grace_s=0).collect(1000):
+        while Collector(site.store, site.keys, "p", site.objects, grace_s=0).collect(1000):
             pass
         left = {info.key for info in site.objects.list("")}
         assert any("/merge-" in key for key in left), "the table was merged"

@@ -70,7 +70,7 @@ class Stage:
 
     def collect(self) -> None:
         site = self.pipeline.context
-        while Collector(site.store, site.keys, "p", site.objects, site.clock, grace_s=0).collect(1000):
+        while Collector(site.store, site.keys, "p", site.objects, grace_s=0).collect(1000):
             pass
 
     def broken(self, what: str) -> list[str]:

@@ -23,7 +23,7 @@ from tests.unit.lots_stage import new_lot
 from tidemill.cluster import nodes
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
-from tidemill.errors import IllegalTransition, LeaseLost
+from tidemill.errors import IllegalTransition, InvariantBroken, LeaseLost
 from tidemill.lots import datasets, events, lots
 from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.keys import DatasetId, LotKeys
@@ -447,7 +447,7 @@ class Search:
                         front.append(after)
                     if protocol:
                         back[target].append(source)
-            except (Broken, IllegalTransition, AssertionError) as error:
+            except (Broken, IllegalTransition, InvariantBroken, AssertionError) as error:
                 return self._found(number, None, f"{error}")
             assert len(number) < most, "more states than a test has time for"
         reached, stack = set(good), list(good)

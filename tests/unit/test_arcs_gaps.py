@@ -114,6 +114,26 @@ def test_several_attempts_at_one_lot_hide_no_gap_and_a_failed_replay_is_none():
 
 
 @pytest.mark.rule("LOT-32")
+def test_a_lot_that_waits_for_a_schedule_or_a_retry_is_not_called_skipped():
+    stage = LifeStage()
+    spec, node = stage.clean(), stage.living()
+    ticks = stage.dataset("ticks")
+    stage.subscribe(spec.id, stage.orders, ticks, gate=ticks)
+    stage.append([1])
+    stage.page_all()
+    (gap,) = gaps(stage, stage.cleaned, spec).gaps
+    assert gap.cause.why == "arc clean waits: 1 lot to process at the next time of its schedule"
+    stage.publish(ticks)
+    stage.page_all()
+    ticket = stage.start(node, spec.id)
+    (gap,) = gaps(stage, stage.cleaned, spec).gaps
+    assert gap.cause.why.startswith("arc clean is running on node")
+    stage.run(runs.fail, stage.triggers, stage.cluster, ticket, why="no such column", backoff_us=10**9)
+    (gap,) = gaps(stage, stage.cleaned, spec).gaps
+    assert gap.cause.why == "arc clean is scheduled: retries after failure 1: no such column"
+
+
+@pytest.mark.rule("LOT-32")
 def test_lots_of_an_arc_that_is_dead_paused_or_was_passed_over_say_so():
     stage = LifeStage()
     spec, node = stage.clean(), stage.living()
@@ -129,7 +149,7 @@ def test_lots_of_an_arc_that_is_dead_paused_or_was_passed_over_say_so():
     stage.run(runs.fail, stage.triggers, stage.cluster, ticket, why="no such column")
     (gap,) = gaps(stage, stage.cleaned, spec).gaps
     assert (gap.state, gap.cause.state) == (GapState.DEAD, GapState.DEAD)
-    assert gap.cause.why == "arc clean failed 1 times: no such column"
+    assert gap.cause.why == "arc clean failed once, last: no such column"
     stage.run(subscriptions.retry, stage.triggers, spec.id)
     stage.run(subscriptions.pause, stage.triggers, spec.id)
     stage.run(subscriptions.resume, stage.triggers, stage.lots, spec.id, CatchUp.NONE)

@@ -12,7 +12,7 @@ import tidemill
 from tidemill import cli
 from tidemill.cli import main
 from tidemill.cli.output import CommandOutput, json_option
-from tidemill.errors import StoreUnavailable
+from tidemill.errors import UNEXPECTED, RunnerDied, StoreUnavailable
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,7 +37,9 @@ def probe(output: CommandOutput, how: str, count: int) -> int | None:
         case "file":
             raise click.FileError("x.toml", "not found")
         case "bug":
-            raise ZeroDivisionError
+            raise ZeroDivisionError("division")
+        case "died":
+            raise RunnerDied("20 child processes in a row ended within 10 s")
     output.people.print("for people")
     output.result({"count": count})
     return None
@@ -127,9 +129,25 @@ def test_a_file_that_cannot_be_opened_is_an_error(capsys: pytest.CaptureFixture[
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "file"
 
 
-def test_a_bug_is_raised_as_it_is() -> None:
+def test_a_bug_is_reported_in_one_line_and_raised_when_debugging(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["probe", "bug"]) == UNEXPECTED == 70
+    error, hint = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"error: ZeroDivisionError: division \(unit/test_cli.py:\d+\)", error)
+    assert "TIDEMILL_DEBUG=1" in hint
+    assert main(["probe", "bug", "--json"]) == 70
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == "unexpected"
+    monkeypatch.setenv("TIDEMILL_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
         main(["probe", "bug"])
+
+
+def test_a_runner_whose_processes_keep_dying_has_its_own_exit_code(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["probe", "died", "--json"]) == RunnerDied.exit_code == 3
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == "runner-died"
 
 
 def test_json_applies_to_one_run_only(capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,7 +185,7 @@ def test_every_command_loads_and_accepts_json() -> None:
 
 def test_the_exit_codes_are_documented() -> None:
     page = (ROOT / "docs/reference/exit-codes.md").read_text()
-    for code in ("0", "1", "2", "130", "141", "143"):
+    for code in ("0", "1", "2", "3", "70", "130", "141", "143"):
         assert f"\n| {code} | " in page
 
 

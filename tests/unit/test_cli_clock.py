@@ -48,10 +48,14 @@ def test_a_jump_is_shown_and_accepted(file: str, capsys: pytest.CaptureFixture[s
         pipeline.context.store.run(jump)
         pipeline.context.store.run(lambda tx: wall_clock.observe(tx, keys))
     code, shown = clock(capsys, "-f", file)
-    assert (code, shown["jump"]) == (1, "the wall clock is 7 days ahead of the time that is expected")
+    assert (code, shown["jump"]) == (1, "the wall clock is 7 days ahead of the expected time")
     assert shown["followed_at"] < shown["wall_at"]
     assert main(["clock", "-f", file]) == 1
     assert "tidemill clock --accept" in capsys.readouterr().out
+    main(["status", "-f", file])
+    assert "the wall clock is 7 days ahead of the expected time; see `tidemill clock`" in (
+        capsys.readouterr().out
+    )
     code, shown = clock(capsys, "-f", file, "--accept")
     assert (code, shown["jump"]) == (0, "")
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.leases import end_lease
 from tests.scopes import scope_of
 from tests.unit.lots_stage import Stage
 from tidemill.cli import main
@@ -85,7 +86,7 @@ def test_each_trigger_is_listed_with_its_state_and_reason(scene: Scene) -> None:
         "noisy": "scheduled",
     }
     assert triggers["due"]["behind"] == {"orders@1": 1}
-    assert "failed 1 times in a row, last: no such column" in triggers["dead"]["why"]
+    assert "failed once, last: no such column" in triggers["dead"]["why"]
     assert "after failure 1: no such column" in triggers["backs off"]["why"]
     assert triggers["backs off"]["in_s"] > 100
     assert "node the-runner" in triggers["runs"]["why"]
@@ -96,6 +97,12 @@ def test_each_trigger_is_listed_with_its_state_and_reason(scene: Scene) -> None:
     assert result["overview"]["heap"] == "store"
     assert result["overview"]["lag_s"] > 0
     assert [template["reads"] for template in result["overview"]["templates"]] == ["raw_*"]
+
+
+def test_a_run_whose_node_is_gone_is_not_shown_as_running(scene: Scene) -> None:
+    end_lease(scene.store, scene.cluster, scene.runner.id)
+    (trigger,) = scene.result("--name", "runs")["triggers"]
+    assert (trigger["state"], trigger["why"]) == ("due", "1 lot to process")
 
 
 def test_triggers_are_filtered_by_state_and_name(scene: Scene) -> None:
@@ -132,7 +139,7 @@ def test_retry_revives_dead_triggers(scene: Scene) -> None:
 def test_pause_and_resume(scene: Scene) -> None:
     assert scene.result("pause", "due", "waits") == {"paused": ["due", "waits"], "refused": {}}
     assert scene.states("--state", "paused") == {"due": "paused", "waits": "paused"}
-    assert "1 to process when it is resumed" in scene.text("--name", "due")
+    assert "1 lot to process when it is resumed" in scene.text("--name", "due")
     assert scene.text("resume", "due", "--catch-up", "none").strip() == "due is resumed"
     assert scene.states("--name", "due") == {"due": "waiting"}
     assert scene.result("resume", "waits")["resumed"] == ["waits"]

@@ -136,7 +136,7 @@ def test_waiting_ends_with_its_time(stage: Stage) -> None:
     begun = stage.clock.monotonic()
     assert bob.acquire(timeout_s=5.0) is None
     assert stage.clock.monotonic() - begun == pytest.approx(5.0)
-    with pytest.raises(LockTimeout, match="'l' was not free within 2 s"), bob.holding(timeout_s=2.0):
+    with pytest.raises(LockTimeout, match="'l' did not become free within 2 s"), bob.holding(timeout_s=2.0):
         raise AssertionError("unreachable")
     first.check()
 

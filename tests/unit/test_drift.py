@@ -145,5 +145,5 @@ def test_an_append_under_a_wider_declaration_evolves_its_dataset_and_rescue_has_
         table.append([{"id": 1}])
         with pytest.raises(DeclarationError, match=r"test_drift\.py:\d+: invalid drift='melt'"):
             shop.dataset("others", "id INT", drift="melt")  # type: ignore[arg-type]
-        with pytest.raises(DeclarationError, match="invalid drift='rescue' of an arc"):
+        with pytest.raises(DeclarationError, match="drift='rescue' is not valid for an arc"):
             shop.arc(reads="orders", writes="x", drift="rescue")  # type: ignore[arg-type]

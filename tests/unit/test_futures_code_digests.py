@@ -3,12 +3,13 @@
 import os
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tidemill.futures.values.code_digests import code_digest
+from tidemill.futures.values.code_digests import _Code, code_digest
 
 MAIN = """
 import helper
@@ -131,3 +132,18 @@ def test_functions_that_refer_to_each_other_and_methods_have_a_digest() -> None:
     assert code_digest(even) != code_digest(odd)
     assert code_digest(Holder().arc) == code_digest(Holder().arc)
     assert len(code_digest(len)) == 32
+
+
+def test_a_library_outside_the_environment_is_not_the_users_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster's own Spark is in its own folder; its code would take minutes to digest."""
+    for place in ("spark/python/pyspark", "other/site-packages/library", "mine/own"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "__init__.py").write_text("")
+        name = Path(place).name
+        module = types.ModuleType(name)
+        module.__file__ = str(tmp_path / place / "__init__.py")
+        monkeypatch.setitem(sys.modules, name, module)
+    code = _Code("shop")
+    assert [code.is_users(name) for name in ("pyspark", "library", "own")] == [False, False, True]

@@ -1,4 +1,4 @@
-"""A wall clock that jumps: intervals, schedules and `now()` follow it only if the jump lasts."""
+"""A wall clock that jumps: intervals, schedules and `now()` follow the new time only after it has held."""
 
 import pytest
 
@@ -62,7 +62,7 @@ def test_a_clock_that_is_a_week_ahead_for_a_moment_closes_nothing_and_hides_no_a
     assert not stage.is_hidden(after)
     (jump,) = stage.jumps()
     assert jump.shift_s == pytest.approx(WEEK_S)
-    assert jump.message == "the wall clock is 7 days ahead of the time that is expected"
+    assert jump.message == "the wall clock is 7 days ahead of the expected time"
     stage.clock.advance(600)
     assert stage.close() >= 1
     assert stage.run(wall_clock.pending, stage.lots) is None

@@ -35,7 +35,7 @@ def test_a_renamed_arc_is_refused_before_it_makes_lots(tmp_path: Path) -> None:
         site = shop.context
         clean.append([(0,)])
         with pytest.raises(
-            DeclarationError, match=r"arc tidy is new, but append clean.* has already written lots of clean"
+            DeclarationError, match=r"arc tidy is new, but append clean.* has already written lots to clean"
         ):
             stage("tidy").apply(site, "n")
         row = site.store.run(lambda tx: subscriptions.read(tx, site.keys.triggers, "arc:shop/tidy"))

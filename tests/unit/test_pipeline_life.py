@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import tidemill as tm
+from tests.leases import end_lease
 from tests.unit.life_stage import LifeStage
 from tidemill import crash
 from tidemill.arcs import lot_requests as arc_requests
@@ -308,6 +309,21 @@ def test_a_request_that_dies_can_be_repeated_and_nothing_is_made_twice(
     assert [row.generation for row in scene.stage.rows_of(scene.stage.summed)] == [1] * 5
 
 
+# --- status
+
+
+def test_the_status_shows_no_runner_that_is_gone(scene: Scene) -> None:
+    scene.stage.append([1])
+    scene.stage.page_all()
+    assert scene.stage.start(scene.node, scene.specs["clean"].id) is not None
+    run = next(run for run in status_of(scene.shop).runs if run.name == "clean")
+    assert (run.state, run.node, run.waiting) == ("running", scene.node.id, ())
+    end_lease(scene.store, scene.stage.cluster, scene.node.id)
+    run = next(run for run in status_of(scene.shop).runs if run.name == "clean")
+    assert (run.state, run.node) == ("scheduled", "")
+    assert run.waiting == (f"its runner {scene.node.id} is gone; the next runner continues",)
+
+
 # --- retry, pause, gaps
 
 
@@ -389,7 +405,7 @@ def test_gaps_of_a_view_are_those_of_the_tables_it_reads(scene: Scene) -> None:
     assert [table.table for table in report.tables] == ["odd", "summed"]
     assert not report
     assert {gap.cause.table for gap in report.gaps} == {"odd", "cleaned"}
-    assert "summed: 1 gaps in 1 lots" in str(report)
+    assert "summed: 1 gap in 1 lot" in str(report)
     assert [table.table for table in scene.shop.gaps().tables] == [
         "orders",
         "clicks",

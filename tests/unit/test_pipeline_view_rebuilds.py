@@ -1,4 +1,4 @@
-"""Changes of a view add up only as long as no step built its table from nothing."""
+"""The changes of a view add up only as long as no step rebuilt its table from scratch."""
 
 from typing import Any
 

@@ -317,6 +317,29 @@ def test_the_windows_of_a_dead_node_are_taken_over_with_their_attempts(stage: So
     assert ids(stage.published()) == [1]
 
 
+@pytest.mark.rule("CLU-21")
+@pytest.mark.parametrize("damage", ["gone", "cut", "manifest"])
+def test_a_damaged_attempt_of_a_dead_node_is_abandoned_and_the_window_is_read_again(
+    stage: SourceStage, damage: str
+) -> None:
+    stage.put("a.json", 1)
+    dead = stage.node("dead")
+    work = stage.ingestion(dead)
+    work.discover()
+    with crash.armed("publish.commit.before"), pytest.raises(Crashed):
+        work.ingest()
+    stage.stage.kill(dead)
+    keys = [info.key for info in stage.objects.list("") if f"name={ORDERS.name}/" in info.key]
+    wanted = "state=complete" if damage == "manifest" else "part-0.parquet"
+    (key,) = [key for key in keys if wanted in key]
+    body, _ = stage.objects.get(key)
+    stage.objects.delete(key) if damage == "gone" else stage.objects.put(key, body[: len(body) // 2])
+    assert stage.ingestion("other").ingest() == 1
+    first, *_, last = stage.heard(WindowTaken)
+    assert first.attempt != last.attempt
+    assert ids(stage.published()) == [1]
+
+
 def test_a_node_does_not_take_over_its_own_window_under_the_same_epoch(stage: SourceStage) -> None:
     stage.put("a.json", 1)
     node = stage.node("n")

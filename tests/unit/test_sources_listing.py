@@ -96,7 +96,9 @@ def test_a_link_out_of_the_folder_is_refused_unless_configured(tmp_path: Path) -
     paths, skipped = listed(root)
     assert paths == ["real.json"]
     assert sorted(path for path, _ in skipped) == ["absolute.json", "relative.json", "twice.json"]
-    assert {why for _, why in skipped} == {"a link out of the folder is not followed (outside_links=False)"}
+    assert {why for _, why in skipped} == {
+        "a link to a place outside the folder is not followed (outside_links=False)"
+    }
     listing = folder(f"{root}/*.json", outside_links=True).listing()
     files = [file.path for file in listing.files(lambda *_: None)]
     assert files == ["absolute.json", "real.json", "relative.json", "twice.json"]

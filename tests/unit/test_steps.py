@@ -11,8 +11,9 @@ from tidemill.lots.keys import DatasetId
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Abandoned, Published
 from tidemill.store import LIMITS, Space
-from tidemill.triggers import runs
+from tidemill.triggers import runs, subscriptions
 from tidemill.triggers.subscriptions import Scheduled, Waiting
+from tidemill.triggers.terms import CatchUp
 from tidemill.views.steps import commits, groups, records
 from tidemill.views.steps.commits import StepResult
 from tidemill.views.steps.groups import MOST_VIEWS, GroupSpec, ViewSpec
@@ -102,6 +103,30 @@ def test_lots_published_after_a_crash_belong_to_a_later_step(stage: StepStage) -
     assert [batch.positions[orders] for batch, _ in stage.computed] == [1, 1, 2]
     assert [row.step for row in stage.rows_of_group("g")] == [1, 2]
     assert stage.records()[1].ranges == (PositionRange(orders, 1, 2),)
+
+
+@pytest.mark.rule("LOT-38")
+@pytest.mark.parametrize(("policy", "runs_at_once"), [("all", True), ("latest", True), ("none", False)])
+def test_a_resumed_group_processes_every_lot_under_every_catch_up_policy(
+    stage: StepStage, policy: str, runs_at_once: bool
+) -> None:
+    orders, node, name = stage.dataset("orders"), stage.node("n"), group_id(P, "g")
+    stage.declare(spec("g", orders))
+    stage.settle(node, "g")
+    stage.run(subscriptions.pause, stage.triggers, name)
+    for _ in range(3):
+        stage.publish(orders)
+    assert stage.step(node, "g") is None
+    stage.run(subscriptions.resume, stage.triggers, stage.lots, name, CatchUp(policy))
+    assert (stage.step(node, "g") is not None) == runs_at_once
+    stage.publish(orders)
+    stage.settle(node, "g")
+    assert [each for record in stage.records() for each in record.ranges] == (
+        [PositionRange(orders, 0, 3), PositionRange(orders, 3, 4)]
+        if runs_at_once
+        else [PositionRange(orders, 0, 4)]
+    )
+    assert stage.computed[-1][0].positions[orders] == 4
 
 
 @pytest.mark.rule("DBSP-35")

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.steps_stage import P, StepStage, spec
 from tidemill import crash
 from tidemill.errors import AttemptUnknown
-from tidemill.lots import layout, manifest
+from tidemill.lots import layout, manifest, wall_clock
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import Manifest, ManifestState, StoredObject
 from tidemill.objects.memory import MemoryObjects
@@ -42,7 +42,13 @@ class Files(StepStage):
         self.objects = MemoryObjects(self.clock)
         self.told: list[FilesCollected] = []
         self.orders = self.dataset("orders")
-        self.objects.put("data/name=orders/version=1/lot=A1/attempt=a/x.parquet", b"input")
+        self.input = {
+            self.objects.put(key, b"input").key
+            for key in (
+                "data/name=orders/version=1/lot=A1/attempt=a/x.parquet",
+                "datasets/name=orders/version=1/lot=A1/state=complete/gen=000000/attempt=a.1/manifest.json",
+            )
+        }
         self.me = self.node("me", 10**15)
 
     def files(self, start: str = "") -> set[str]:
@@ -108,7 +114,7 @@ class Files(StepStage):
             self.clock.advance(1)
 
     def collector(self, **fields: Any) -> Collector:
-        return Collector(self.store, self.keys, P, self.objects, self.clock, emit=self.told.append, **fields)
+        return Collector(self.store, self.keys, P, self.objects, emit=self.told.append, **fields)
 
     def collect(self, collector: Collector | None = None) -> None:
         collector = collector or self.collector()
@@ -154,8 +160,8 @@ def expected(stage: Files) -> set[str]:
     """Return the files that stay after collection: those of the last two lists, changes, and input."""
     tables, versions = stage.heads()
     state = {file for version in versions for file in read_version(stage.objects, version).files()}
-    rest = {key for key in stage.files() if "name=orders" in key or "/state=removed/" in key}
-    return stage.needed(*tables) | set(versions) | state | stage.all_changes() | rest
+    rest = {key for key in stage.files() if "/state=removed/" in key}
+    return stage.needed(*tables) | set(versions) | state | stage.all_changes() | stage.input | rest
 
 
 @pytest.mark.rule("DBSP-37")
@@ -185,6 +191,19 @@ def test_files_that_no_list_names_are_removed_and_input_and_changes_stay(stage: 
 
 
 @pytest.mark.rule("DBSP-37")
+def test_a_clock_that_jumps_ahead_for_a_moment_makes_no_file_old(stage: Files) -> None:
+    stage.go(8)
+    stage.run(wall_clock.observe, stage.keys.lots)
+    before = {info.key for info in stage.objects.list()}
+    stage.clock.wall_s += 7 * 24 * 3600
+    stage.collect()
+    assert {info.key for info in stage.objects.list()} == before
+    stage.clock.wall_s -= 7 * 24 * 3600
+    stage.clock.advance(2 * GRACE_S)
+    stage.collect()
+    assert {info.key for info in stage.objects.list()} < before
+
+
 def test_pinned_files_stay_until_the_pin_expires(stage: Files) -> None:
     stage.go(3)
     table = stage.group("g").tables["g"]

@@ -30,11 +30,11 @@ WRONG: dict[str, tuple[list[WorkEntry], str]] = {
     "an old epoch after a new one": ([entry(0, epoch=2, node="b"), entry(1)], "after epoch 2"),
     "a row that had moved on": (
         [msgspec.structs.replace(entry(0), row_epoch=2, row_holder="b")],
-        "under epoch 1, the row had 2",
+        "under epoch 1, but the row had epoch 2",
     ),
-    "two nodes under one epoch": ([entry(0), entry(1, node="b")], "was a's, and b wrote"),
-    "a unit twice": ([entry(0), entry(0)], "written as [0, 0]"),
-    "a unit left out": ([entry(0), entry(2)], "written as [0, 2]"),
+    "two nodes under one epoch": ([entry(0), entry(1, node="b")], "belonged to a, but b wrote"),
+    "a unit twice": ([entry(0), entry(0)], "in the order [0, 0]"),
+    "a unit left out": ([entry(0), entry(2)], "in the order [0, 2]"),
     "a write behind the end": ([*GOOD, entry(3, epoch=3, node="b")], "ended 1 times"),
     "two ends": ([*GOOD, entry(kind="end", epoch=3, node="b")], "ended 2 times"),
     "nothing at all": ([], "0 of 3 units"),
@@ -102,7 +102,7 @@ def test_without_the_fence_the_judge_sees_it(monkeypatch: pytest.MonkeyPatch) ->
     taken(stage, work, "b")
     monkeypatch.setattr(partitions, "check", lambda tx, keys, part: part)
     stage.store.run(lambda tx: work.write_unit(tx, first, "a"))
-    assert "the row had 2" in violations(work.history(stage.store))[0]
+    assert "the row had epoch 2" in violations(work.history(stage.store))[0]
 
 
 def test_many_partitions_are_created_in_pages() -> None:

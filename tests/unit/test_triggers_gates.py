@@ -50,7 +50,7 @@ def test_new_data_waits_for_the_gate_and_an_empty_tick_is_used_up(kind: str) -> 
     assert isinstance(stage.row("s"), Waiting)
     (shown,) = listing.listed(stage.store, stage.triggers, stage.lots)
     assert shown.state == "waiting"
-    assert shown.why == "3 to process at the next time of its schedule"
+    assert shown.why == "3 lots to process at the next time of its schedule"
     assert shown.in_s is not None
     assert 0 < shown.in_s <= 300
     stage.clock.advance(300)
@@ -114,7 +114,7 @@ def test_another_gate_keeps_progress_flags_and_cadence() -> None:
     assert stage.work() == ["s"]
     with pytest.raises(SubscriptionChanged):
         subscribe(stage, Terms(sources=(rates,)))
-    row = subscribe(stage, Terms(sources=(orders, rates)), replace_sources=True)
+    row = subscribe(stage, Terms(sources=(orders, rates)), replace_inputs=True)
     assert row.tally.progress == (3, 0)
 
 
@@ -154,7 +154,7 @@ def test_data_of_a_pause_is_processed_by_policy_when_the_gate_opens(policy: Catc
 def test_a_gate_is_one_of_the_sources_and_goes_with_no_barrier_and_no_debounce() -> None:
     orders = DatasetId("orders")
     for terms, message in (
-        ({"sources": (orders,)}, "cannot be the gate of"),
+        ({"sources": (orders,)}, "is not one of the inputs"),
         ({"barrier": True}, "cannot have a barrier"),
         ({"debounce_us": 5}, "cannot have a barrier or a debounce"),
     ):

@@ -1,4 +1,4 @@
-"""Arcs: functions that make the lots of tables from the lots of other tables.
+"""Arcs: functions that compute the lots of a table from the lots of other tables.
 
-Each lot has a state and is made in parts. A retry makes only the parts that failed.
+Each lot has a state and is computed in parts. A retry computes only the parts that failed.
 """

@@ -1,4 +1,4 @@
-"""Barriers: lots that wait until every input has closed them, and what happens after a long wait.
+"""Barriers: a lot of an arc with several inputs waits until every input has closed that lot.
 
 A run of an arc skips a lot that an input has not closed yet, and writes a row with the start of the wait. The
 wait starts when the first input closes the lot, even if the arc notices later. When the last input closes the
@@ -6,8 +6,8 @@ lot, its event starts the arc again. The end of the grace period (LOT-28) has no
 to find it. Reports on waiting lots use the row too. After the grace period the arc's policy applies:
 
     wait     keep waiting
-    partial  make the lot from the inputs that have it; later data makes the next generation
-    skip     give the lot up: it is missing, and is made only on request
+    partial  make the lot from the inputs that have it; data that arrives later becomes the next generation
+    skip     give up the lot: it is marked as missing, and made only on request
 
 The row stores the start of the wait and not its end, so a changed grace period also applies to lots that are
 already waiting. The row stays until the lot is published or given up. So if a lot began after its grace
@@ -47,7 +47,7 @@ class AwaitedLot(msgspec.Struct, frozen=True, kw_only=True):
     missing: tuple[DatasetId, ...]
 
 
-def missing_sources(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> tuple[DatasetId, ...]:
+def missing_inputs(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> tuple[DatasetId, ...]:
     """Return the inputs that do not have this lot."""
     current = [published.current(tx, keys.publish.lots, dataset, lot) for dataset in spec.reads]
     return tuple(dataset for dataset, row in zip(spec.reads, current, strict=True) if row is None)
@@ -68,13 +68,13 @@ def is_over(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str, row: AnyLot | None) 
 
 
 def _has_begun(row: AnyLot | None) -> bool:
-    """Return whether a lot was made or given up, so that it does not wait."""
+    """Return whether work on a lot has begun, or the lot was given up; such a lot does not wait."""
     return row is not None and not (isinstance(row, MissingLot) and not row.skipped)
 
 
 def wait(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> bool:
     """Record that a lot waits; return False if all its inputs already have it. Can be repeated."""
-    missing = missing_sources(tx, keys, spec, lot)
+    missing = missing_inputs(tx, keys, spec, lot)
     if not missing:
         return False
     last = rows.newest(tx, keys, spec.id, lot)
@@ -126,7 +126,7 @@ def with_grace(specs: Iterable[ArcSpec]) -> list[ArcSpec]:
 def all_expired(tx: Tx, keys: ArcKeys, specs: Iterable[ArcSpec]) -> list[tuple[ArcSpec, str]]:
     """List the lots of active arcs whose grace period is over.
 
-    The list has at most as many lots of each arc as the arc may make at once.
+    For each arc, the list has at most as many lots as the arc may make at once.
     """
     return [
         (spec, lot)
@@ -157,7 +157,7 @@ def awaited_lots(tx: Tx, keys: ArcKeys, spec: ArcSpec, limit: int = PAGE) -> lis
                 lot=str(lot),
                 since=since,
                 until=until,
-                missing=missing_sources(tx, keys, spec, str(lot)),
+                missing=missing_inputs(tx, keys, spec, str(lot)),
             )
         )
     return awaited
@@ -167,7 +167,7 @@ def explain(awaited: AwaitedLot, spec: ArcSpec, now: int) -> str:
     """Describe why a lot is not made yet, and what happens when its grace period ends."""
     missing = ", ".join(dataset.name for dataset in awaited.missing)
     if not missing:
-        return "every input has it: its arc will run"
+        return "every input has this lot; the arc will run"
     waiting = f"waits for {missing} ({_duration(now - awaited.since)} so far)"
     if awaited.until is None:
         return waiting
@@ -187,11 +187,11 @@ def _duration(us: int) -> str:
 def skip(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> MissingLot | None:
     """Give up a lot whose grace period is over.
 
-    Return None if the last input has closed the lot, or another node was faster. The caller checks the
-    node's fence in the same transaction.
+    Return None if the last input has closed the lot, or another node was faster. The caller checks the node's
+    lease in the same transaction.
     """
     raw = tx.get(keys.barrier[spec.id, lot])
-    missing = missing_sources(tx, keys, spec, lot)
+    missing = missing_inputs(tx, keys, spec, lot)
     if raw is None or not missing or _since.decode(raw) + spec.grace_us > tx.now():
         return None
     names = ", ".join(source.name for source in missing)

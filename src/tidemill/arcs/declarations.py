@@ -1,8 +1,8 @@
 """Declarations of arcs: what they read and write, and how they run (LOT-26, LOT-29).
 
 Every process that imports the pipeline makes the same declarations. The code and the settings of an arc can
-change, but not the tables that it reads; new lots then use the new code. The store keeps a copy of the
-declaration for reports, and for processes that do not have the user's code.
+change; new lots then use the new code. The tables that an arc reads cannot change. The store keeps a copy of
+the declaration for reports, and for processes that do not have the user's code.
 """
 
 from typing import Literal
@@ -41,7 +41,8 @@ class ArcSpec(msgspec.Struct, frozen=True, kw_only=True):
     - enabled: whether it runs when it is first declared; after that, users pause and resume it.
     - grace_us: how long a lot waits for the last of several inputs after the first has closed it (LOT-28).
     - after_grace: what happens to the lot after that time.
-    - on_empty: publish an empty lot as empty without running the function, or run the function on it.
+    - on_empty: what to do with an input lot without rows: publish an empty lot without running the function,
+      or run the function.
     """
 
     pipeline: str

@@ -51,7 +51,7 @@ class ArcLotMissing(Event, frozen=True):
 
 
 def report_begun(emit: Emit, began: BegunLot, parts: int) -> None:
-    """Report that a lot began, which attempt was opened or taken over, and which were abandoned for it."""
+    """Report that a lot began, which attempt was opened or taken over, and which others were abandoned."""
     draft, hold = began.hold.draft, began.hold
     for abandoned in began.opened.abandoned:
         emit(abandoned_event(abandoned))

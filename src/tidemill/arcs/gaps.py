@@ -20,15 +20,15 @@ from tidemill.arcs.states import ArcState
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.states import LotState
 from tidemill.store import Tx
-from tidemill.triggers import subscriptions
-from tidemill.triggers.subscriptions import Scheduled
+from tidemill.triggers import listing
+from tidemill.triggers.listing import TriggerState
 from tidemill.triggers.terms import AfterGrace
 
 MAX_EXPLAINED = 1000
-"""The most lots of an arc for which a report explains what went wrong."""
+"""The maximum number of lots per arc for which a report explains what went wrong."""
 
 SKIPPED = "skipped this lot"
-"""The end of the cause's text, if only a backfill can fill the gap."""
+"""The explanation of a gap ends with these words if only a backfill can fill the gap."""
 
 PAGE = 500
 
@@ -53,7 +53,7 @@ class Cause(msgspec.Struct, frozen=True):
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """An expected lot that was not published. The lot of its cause has the same id.
+    """An expected lot that was not published. In the table where the gap began, the lot has the same id.
 
     >>> cause = Cause("orders", "", GapState.ABSENT, "no file arrived")
     >>> Gap("clean_orders", "20260131PT1H014", GapState.ABSENT, cause).cause.table
@@ -135,7 +135,7 @@ class Gaps:
         if spec is None:
             return self._make_cause(table.name, "", GapState.ABSENT, "its interval is over but not closed")
         unfinished = inventory.unfinished(spec.id).get(lot)
-        missing = inventory.missing_sources(spec, lot)
+        missing = inventory.missing_inputs(spec, lot)
         begun = unfinished is not None and (unfinished[0] is not ArcState.MISSING or not missing)
         if unfinished is not None and (begun or spec.after_grace is AfterGrace.SKIP):
             self._load_reasons(spec, [lot])
@@ -172,18 +172,25 @@ class Gaps:
         return self._arc_statuses[spec.id]
 
     def _read_arc_status(self, tx: Tx, spec: ArcSpec) -> _ArcStatus:
-        row = subscriptions.read(tx, self._inventory.keys.publish.triggers, spec.id)
-        if row is None:
+        keys = self._inventory.keys.publish
+        trigger = listing.read(tx, keys.triggers, keys.lots, spec.id)
+        if trigger is None:
             return _ArcStatus(GapState.ABSENT, f"arc {spec.name} has never run")
-        if row.tally.dead:
-            why = f": {row.tally.why}" if row.tally.why else ""
-            return _ArcStatus(GapState.DEAD, f"arc {spec.name} failed {row.tally.failures} times{why}")
-        if row.tally.paused:
-            return _ArcStatus(GapState.ABSENT, f"arc {spec.name} is paused")
-        if isinstance(row, Scheduled):
-            failed = f" again, after {row.tally.failures} failures" if row.tally.failures else ""
-            return _ArcStatus(GapState.ABSENT, f"arc {spec.name} is scheduled{failed}")
-        return _ArcStatus(GapState.ABSENT, f"arc {spec.name} {SKIPPED}")
+        match trigger.state:
+            case TriggerState.DEAD:
+                return _ArcStatus(GapState.DEAD, f"arc {spec.name} {trigger.why}")
+            case TriggerState.PAUSED:
+                why = "is paused"
+            case TriggerState.RUNNING:
+                why = f"is running {trigger.why}"
+            case TriggerState.WAITING:
+                why = f"waits: {trigger.why}" if any(trigger.behind.values()) else SKIPPED
+            case TriggerState.SCHEDULED:
+                why = f"is scheduled: {trigger.why}"
+            case TriggerState.DUE | TriggerState.UNREADY:
+                again = f" again, after {trigger.failures} failures" if trigger.failures else ""
+                why = f"is scheduled{again}"
+        return _ArcStatus(GapState.ABSENT, f"arc {spec.name} {why}")
 
     def _load_reasons(self, spec: ArcSpec, lots: Iterable[str]) -> None:
         """Read why lots that an arc began are not finished, up to a limit; reads only once for each arc."""

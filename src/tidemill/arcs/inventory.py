@@ -29,7 +29,7 @@ from tidemill.store import Store, Tx
 
 PAGE = 5000
 LATE_S = 60.0
-"""How long after its end an interval's lot is expected, because closing the interval takes time."""
+"""The lot of an interval is expected this many seconds after the interval has ended: closing takes time."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -50,7 +50,7 @@ class Inventory:
     Args:
         specs: the arcs that make tables from others.
         span: the lots to look at.
-        late_s: how long after its end an interval's lot is expected.
+        late_s: the lot of an interval is expected this many seconds after the interval has ended.
     """
 
     def __init__(
@@ -171,6 +171,6 @@ class Inventory:
             self._unfinished[arc] = unfinished
         return self._unfinished[arc]
 
-    def missing_sources(self, spec: ArcSpec, lot: str) -> Sequence[DatasetId]:
+    def missing_inputs(self, spec: ArcSpec, lot: str) -> Sequence[DatasetId]:
         """Return the inputs of an arc that do not have this lot."""
         return [source for source in spec.reads if not self.has_lot(source, lot)]

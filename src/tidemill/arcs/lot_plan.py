@@ -23,11 +23,11 @@ from tidemill.store import Tx
 class LotInputs(msgspec.Struct, frozen=True):
     """The inputs of a lot at this moment.
 
-    - lots: the generations of the inputs.
-    - rows: the rows of the inputs, which name the manifests.
+    - lots: the generation of the lot in each input that has it.
+    - rows: the rows of these input lots, which name their manifests.
     - missing: inputs that do not have this lot yet.
     - enough: whether the lot may be made from `rows`: every input has it, or its grace period is over.
-    - is_complete: whether the lot is complete for these inputs.
+    - is_complete: whether the arc has already made the lot from these generations.
     - skipped: whether the arc's policy has given the lot up.
     """
 

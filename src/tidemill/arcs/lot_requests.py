@@ -1,6 +1,6 @@
 """Lot requests: lots that users ask an arc to make, in addition to those of its subscription (LOT-31).
 
-There is one queue for all kinds of requests, with one row per lot. Any runner works on it:
+There is one queue for all kinds of requests, with one row per lot. Any runner can work on a request:
 
 - retry: try a partial or missing lot again. The subscription moved on when the lot failed, so that later lots
   do not wait for it.
@@ -8,8 +8,8 @@ There is one queue for all kinds of requests, with one row per lot. Any runner w
 - replay: make a lot again, as its next generation. Readers see the previous generation until then.
 
 A row names the requested generation. The node that begins this generation removes the row. From then on the
-lease of the running lot decides which node continues it. `lots.begin` refuses a request whose row is gone, so
-if two runners have read the same row, only one of them makes the lot.
+lease of the running lot decides which node continues it. `lots.begin` refuses a request whose row was
+removed. So if two runners have read the same row, only one of them makes the lot.
 
 A batch can limit how many of its lots run at the same time, and `max_concurrent` limits all lots of an arc.
 Replays and backfills leave room for one lot of the subscription while the subscription has lots to make.
@@ -42,7 +42,7 @@ class RequestKind(StrEnum):
 
 
 class RequestOptions(msgspec.Struct, frozen=True, array_like=True):
-    """The kind of a request, its batch, and how many lots of the batch may run in parallel (0: any)."""
+    """The kind of a request, its batch, and how many lots of the batch may run at once (0 for no limit)."""
 
     kind: RequestKind = RequestKind.RETRY
     batch: str = ""
@@ -93,8 +93,9 @@ def request(tx: Tx, keys: ArcKeys, arc: str, lot: str, options: RequestOptions) 
 
 
 def requested_generation(last: tuple[int, AnyLot] | None, kind: RequestKind) -> int | None:
-    """Return the generation that a request of this kind makes after the newest row; None if it makes none.
+    """Return the generation that a request of this kind is for; None if the request does not apply.
 
+    `last` is the newest generation and its row.
     A running lot is being made from the current inputs, so it needs no request.
     """
     if last is None:
@@ -126,9 +127,9 @@ def pending(
 
 
 def startable(tx: Tx, keys: ArcKeys, specs: Iterable[ArcSpec]) -> list[LotRequest]:
-    """Return the requests of these arcs that may begin now, for each arc as many as it may run.
+    """Return the requests that may begin now: for each arc that is not paused, as many as it may run.
 
-    This is a hint: `lots.begin` decides. The result has no requests of paused arcs.
+    This is a hint: `lots.begin` decides.
     """
     if not tx.range(*keys.request.all(), limit=1, snapshot=True):
         return []
@@ -143,7 +144,7 @@ def startable(tx: Tx, keys: ArcKeys, specs: Iterable[ArcSpec]) -> list[LotReques
 
 
 def _retries(tx: Tx, keys: ArcKeys, arc: str) -> list[LotRequest]:
-    """Return the requested retries among failed lots, so that they do not wait for a large batch."""
+    """Return the requested retries of failed lots. They come first, so they do not wait for a large batch."""
     failed = [keys.trouble.unpack(row.key) for row in tx.range(*keys.trouble.under(arc), limit=PAGE)]
     retries = []
     for (_, lot, generation), raw in zip(

@@ -23,7 +23,7 @@ class LotTurn:
         self._ending = ending
 
     def wait(self) -> Ending | None:
-        """Wait until the lot may end; return the end of the run if this lot is its last."""
+        """Wait until the lot may end. If this lot is the last of the run, return how to end the run."""
         return self._ending
 
 
@@ -38,20 +38,20 @@ class LotSequence:
         self._changed = threading.Condition()
         self.stopped_at: int | None = None
         self.broken: BaseException | None = None
-        """The first error that interrupted a lot. Then no other lot begins or ends."""
+        """The first error that interrupted a lot. After such an error, no other lot begins or ends."""
 
     def lot(self, number: int) -> str:
         return self._page[number][1].lot
 
     def progress_before(self, number: int) -> dict[DatasetId, int]:
-        """Return the run's progress after the lots before this one."""
+        """Return the run's progress when all lots before this one have ended."""
         progress = dict(self._ticket.progress)
         for source, event in self._page[:number]:
             progress[source] = event.position
         return progress
 
     def stop(self, number: int) -> None:
-        """End the run before this lot, because it did not begin."""
+        """End the run before this lot, because this lot did not begin."""
         with self._changed:
             self.stopped_at = number if self.stopped_at is None else min(number, self.stopped_at)
 

@@ -1,4 +1,4 @@
-"""Read the states of arcs' lots: of each lot, of failed lots, and of lots that no node works on."""
+"""Read the states of arcs' lots, and find failed lots and lots that no node works on."""
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -14,10 +14,11 @@ from tidemill.store import Row, Tx
 
 
 class LotStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of an arc's lot: of its newest published generation; if there is none, of its newest one.
+    """The state of an arc's lot.
 
-    `replaying`: a newer generation is running or has failed. That is not a gap, because the lot exists
-    (LOT-12).
+    This is the state of the newest published generation; if none is published, of the newest generation.
+    `replaying` means that a newer generation is running or has failed. That is not a gap, because the lot
+    exists (LOT-12).
     """
 
     arc: str
@@ -38,7 +39,7 @@ def status(tx: Tx, keys: ArcKeys, arc: str, lot: str) -> LotStatus:
 
 
 def _status(arc: str, lot: str, generations: Sequence[tuple[int, AnyLot]]) -> LotStatus:
-    """Return the state of a lot from its last generations: at least two, if it has that many."""
+    """Return the state of a lot from its last generations. Pass two or more, if it has that many."""
     if not generations:
         return LotStatus(arc=arc, lot=lot, generation=0, row=None)
     generation, row = generations[-1]
@@ -82,7 +83,7 @@ def listed(tx: Tx, keys: ArcKeys, arc: str, after: str = "", limit: int = 100) -
 
 
 def failed(tx: Tx, keys: ArcKeys, arc: str, limit: int = 100) -> list[LotStatus]:
-    """Return lots of an arc whose newest generation is partial or missing."""
+    """Return the lots of an arc whose newest generation is partial or missing."""
     page = tx.range(*keys.trouble.under(arc), limit=limit, snapshot=True)
     return _statuses_at(tx, keys, (keys.trouble.unpack(row.key) for row in page))
 
@@ -90,7 +91,7 @@ def failed(tx: Tx, keys: ArcKeys, arc: str, limit: int = 100) -> list[LotStatus]
 def stale(
     tx: Tx, keys: ArcKeys, after: bytes | None = None, limit: int = 100, *, node: Node | None = None
 ) -> tuple[list[LotStatus], bytes | None]:
-    """Return a page of running lots, of all arcs, whose node is gone or is `node`.
+    """Return a page of the running lots of all arcs: those whose node is gone, and those of `node`.
 
     Lots of `node` are included because the caller knows which of them it works on. The second value is the
     `after` of the next page; None after the last page.

@@ -1,9 +1,9 @@
 """Transitions of an arc's lot, as functions of `tx` (LOT-9 to LOT-14).
 
-Work on a lot is fenced twice. The row of a running lot names a node and the node's epoch: no other node
-begins the lot while that node is alive under this epoch (LOT-9). The row also names an attempt: every later
-step must pass the attempt's `Hold`, which becomes invalid when another node takes over the attempt. So a node
-that was replaced cannot change the row.
+Two checks ensure that only one node works on a lot. The row of a running lot names a node and the node's
+epoch: no other node begins the lot while that node is alive under this epoch (LOT-9). The row also names an
+attempt: every later step must pass the attempt's `Hold`, which becomes invalid when another node takes over
+the attempt. So a node that was replaced cannot change the row.
 
 The inputs decide which generation to make (LOT-12). A lot that is not complete keeps its generation. A
 complete lot gets the next generation if an input has a new generation, or if a replay was requested.
@@ -36,7 +36,7 @@ MAX_FAILED_PARTS = 100
 
 
 class BeginRefused(StrEnum):
-    """Why a lot does not begin; none of these is an error."""
+    """Why a lot does not begin. None of these reasons is an error."""
 
     RUNNING = "running"  # another node works on it
     COMPLETE = "complete"  # there is nothing new to make
@@ -48,7 +48,8 @@ class MakeOptions(msgspec.Struct, frozen=True):
     """How to make a lot outside of a run of its arc.
 
     - replay: make it again although it is complete.
-    - generation: the requested generation, whose request must still exist; None if there was no request.
+    - generation: the generation that was requested, or None. If the request no longer exists, the lot is not
+      made.
     - batch, parallel: the batch of the request, and how many of its lots may run at the same time.
     """
 
@@ -89,7 +90,7 @@ class BegunLot(msgspec.Struct, frozen=True, kw_only=True):
 def due_generation(
     tx: Tx, keys: ArcKeys, arc: str, lot: str, inputs: Sequence[InputLot], *, replay: bool = False
 ) -> int | None:
-    """Return the generation to make from these inputs; None if it is complete."""
+    """Return the generation to make from these inputs; None if the lot was already made from them."""
     last = rows.newest(tx, keys, arc, lot)
     if last is None:
         return 0
@@ -133,7 +134,7 @@ def begin(
     """Begin a lot, or take it over from a node that is gone. Open an attempt, or take over the earlier one.
 
     - attempt: the id of a new attempt, if one is opened.
-    - idle: the caller knows that this node does not work on the lot, even if the row names it.
+    - idle: the caller knows that this node does not work on the lot, even if the row names this node.
     """
     spec, lot, options = plan.spec, plan.lot, plan.options
     nodes.check(tx, keys.publish.cluster, node)
@@ -187,7 +188,7 @@ def _targets(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str, generation: int) ->
 
 
 def renew(tx: Tx, keys: ArcKeys, began: BegunLot, parts: Sequence[str], attempt: str, why: str) -> BegunLot:
-    """Replace the attempt at a lot with a new one, because the stored results of the old one are damaged."""
+    """Replace the attempt at a lot with a new attempt, because the results of the old one are damaged."""
     row = _check_held(tx, keys, began.hold)
     abandoned = attempts.abandon(tx, keys.publish, began.hold, why)
     draft = msgspec.structs.replace(began.hold.draft, id=attempt)
@@ -198,7 +199,7 @@ def renew(tx: Tx, keys: ArcKeys, began: BegunLot, parts: Sequence[str], attempt:
 
 
 def complete(tx: Tx, keys: ArcKeys, hold: Hold, *, barrier: bool = False) -> None:
-    """Running -> complete, in the transaction that checks and publishes the attempt."""
+    """Change a lot from running to complete, in the transaction that checks and publishes the attempt."""
     draft = hold.draft
     if barrier:
         stop_waiting(tx, keys, draft.author, draft.lot)
@@ -208,7 +209,7 @@ def complete(tx: Tx, keys: ArcKeys, hold: Hold, *, barrier: bool = False) -> Non
 
 
 def fail(tx: Tx, keys: ArcKeys, hold: Hold, failed: Sequence[str], error: str) -> PartialLot:
-    """Running -> partial: park the attempt, so that a retry by any node can continue it."""
+    """Change a lot from running to partial. Park the attempt, so that a retry by any node can continue it."""
     draft = hold.draft
     row = _check_held(tx, keys, hold)
     attempts.park(tx, keys.publish, hold)
@@ -224,7 +225,7 @@ def fail(tx: Tx, keys: ArcKeys, hold: Hold, failed: Sequence[str], error: str) -
 
 
 def miss(tx: Tx, keys: ArcKeys, node: Node, plan: LotPlan, error: str) -> AnyLot | BeginRefused:
-    """Begin and end a lot that cannot be made, in one step: for example, an input is unreadable.
+    """Begin and end a lot in one step if it cannot be made, for example because an input is unreadable.
 
     Nothing was written, so the lot is missing. A partial lot stays partial, so that a retry can reuse its
     parts.
@@ -273,7 +274,7 @@ def stop_waiting(tx: Tx, keys: ArcKeys, arc: str, lot: str, *, begun: bool = Fal
 
 
 def clean(tx: Tx, keys: ArcKeys, arc: str, lot: str, why: str = "cleaned up on request") -> MissingLot:
-    """Partial -> missing: give up the results of the lot's parts; the cleaner removes them."""
+    """Change a lot from partial to missing. The cleaner removes the results of the lot's parts."""
     last = rows.newest(tx, keys, arc, lot)
     if last is None or not isinstance(last[1], PartialLot):
         state = ArcState.NONE if last is None else last[1].state
@@ -313,7 +314,7 @@ def _begin_edge(row: AnyLot | None) -> ArcEdge:
 
 
 def _check_held(tx: Tx, keys: ArcKeys, hold: Hold) -> RunningLot:
-    """Check the fence: the lot is running, with the attempt that this node holds."""
+    """Check that the lot is running, in the attempt that this node holds; raise an error if not."""
     attempts.check(tx, keys.publish, hold)
     return _read_running(tx, keys, hold.draft)
 
@@ -326,7 +327,10 @@ def _read_running(tx: Tx, keys: ArcKeys, draft: Draft) -> RunningLot:
 
 
 def _generation_to_make(tx: Tx, keys: ArcKeys, plan: LotPlan) -> int | None:
-    """Return the generation to make. If the plan is for a request, the request must be for this one."""
+    """Return the generation to make; None if there is nothing to make.
+
+    If the plan is for a request, the request must still exist and name this generation.
+    """
     arc, lot, requested = plan.spec.id, plan.lot, plan.options.generation
     generation = due_generation(tx, keys, arc, lot, plan.inputs, replay=plan.options.replay)
     if generation is None or requested is None:

@@ -93,14 +93,14 @@ def tasks(
 def part_key(spec: ArcSpec, lot: str, generation: int, inputs: Sequence[InputLot], part: str) -> str:
     """Return a digest of arc, lot, generation, input generations, code and part.
 
-    The result of a part is reused if the digest is equal.
+    A stored result of a part is reused if it has the same digest.
     """
     read = [(item.dataset, item.version, item.lot, item.generation) for item in inputs]
     return _digest([spec.id, lot, generation, read, spec.code, part])
 
 
 def part_input(dataset: DatasetId, objects: Sequence[StoredObject]) -> PartInput:
-    """Return the objects to read of one table, in an order that does not depend on the listing."""
+    """Return the objects of one table as the input of a part, in an order that is always the same."""
     return PartInput(dataset=dataset, objects=tuple(sorted(objects, key=lambda item: item.uri)))
 
 

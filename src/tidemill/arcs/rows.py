@@ -11,6 +11,7 @@ from tidemill.arcs.keys import ArcKeys
 from tidemill.arcs.states import ArcEdge, ArcState, step
 from tidemill.cluster import nodes
 from tidemill.cluster.nodes import Node
+from tidemill.errors import IllegalTransition
 from tidemill.lots.manifest import InputLot
 from tidemill.store import Tx
 
@@ -58,7 +59,10 @@ class PartialLot(msgspec.Struct, frozen=True, kw_only=True, tag="partial"):
 
 
 class MissingLot(msgspec.Struct, frozen=True, kw_only=True, tag="missing", omit_defaults=True):
-    """Nothing of the lot exists. If the arc's policy `skipped` it, it is made only on request."""
+    """Nothing of the lot exists. If `skipped` is set, the arc's policy gave up the lot.
+
+    A skipped lot is made only on request.
+    """
 
     error: str
     at: int
@@ -99,7 +103,7 @@ def read(tx: Tx, keys: ArcKeys, arc: str, lot: str, generation: int) -> AnyLot |
 
 
 def newest(tx: Tx, keys: ArcKeys, arc: str, lot: str) -> tuple[int, AnyLot] | None:
-    """Read the row of the newest generation."""
+    """Return the newest generation of a lot and its row; None if the lot never began."""
     page = tx.range(*keys.lot.under(arc, lot), limit=1, reverse=True)
     if not page:
         return None
@@ -114,7 +118,7 @@ def decode_holder(raw: bytes) -> Holder:
 
 
 def is_held(tx: Tx, keys: ArcKeys, row: RunningLot) -> bool:
-    """Return whether the node that works on the lot still has the epoch in which it began."""
+    """Return whether the node that works on the lot is still alive under the epoch in which it began."""
     return is_alive(tx, keys, row.node, row.node_epoch)
 
 
@@ -139,11 +143,14 @@ def write(
     edges: Sequence[ArcEdge],
     new: AnyLot,
 ) -> AnyLot:
-    """Write a row, if the table has these transitions, and update the indexes."""
+    """Write a row and update the indexes, if the state machine in `states` has these transitions."""
     state = ArcState.NONE if old is None else old.state
     for edge in edges:
         state = step(state, edge)
-    assert state is new.state
+    if new.state is not state:
+        raise IllegalTransition(
+            f"{edges} lead to state {state.value}, but the new row is in state {new.state.value}"
+        )
     key = (arc, lot, generation)
     tx.set(keys.lot[key], msgspec.msgpack.encode(new), quiet=True)
     if isinstance(new, RunningLot):

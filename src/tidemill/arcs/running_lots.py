@@ -16,8 +16,8 @@ SOON_US = 5_000_000
 class RunningLots(msgspec.Struct, frozen=True, kw_only=True):
     """Counts the lots of one arc that live nodes work on.
 
-    - live: the number of lots of its subscription and of retries.
-    - batches: the number of lots of replays and backfills, by batch.
+    - live: the number of lots for its subscription and for retries.
+    - batches: the number of lots for replays and backfills, by batch.
     - awaited: whether the subscription has lots to make, now or soon.
     """
 
@@ -42,7 +42,7 @@ class RunningLots(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def running_lots(tx: Tx, keys: ArcKeys, arc: str, *, except_: tuple[str, int] | None = None) -> RunningLots:
-    """Count the lots of an arc that live nodes work on, without one given (lot, generation)."""
+    """Count the lots of an arc that live nodes work on, excluding one given (lot, generation)."""
     live, batches = 0, dict[str, int]()
     for row in tx.range(*keys.running.under(arc), limit=MOST_RUNNING):
         holder = rows.decode_holder(row.value)

@@ -1,11 +1,11 @@
 """Make one lot of an arc, from the input's event to publication, or all lots of a run (LOT-20).
 
-    plan      the generations of the input lots, their objects, and the parts to make
-    begin     one transaction: the lot runs, an attempt is opened or taken over, its parts are listed
-    assemble  write intents, run the parts, write manifests
-    publish   one transaction: every sink gets its lot, the arc's lot is complete, the run is finished
-    or fail   one transaction: the lot is partial, the attempt is kept for a retry, the run is finished, so
-              that later lots do not wait for this one
+    plan      find the generations of the input lots and their objects, and choose the parts to make
+    begin     in one transaction: mark the lot as running, open or take over an attempt, list its parts
+    assemble  write the intents, run the parts, write the manifests
+    publish   in one transaction: publish the lot of every sink, mark the arc's lot as complete, end the run
+    or fail   in one transaction: mark the lot as partial, keep the attempt for a retry, end the run, so that
+              later lots do not wait for this one
 
 A process may die at any point. Another node then finds a running lot whose node is gone, or the same node
 finds a lot that it began in an earlier epoch. The node takes over the lot and the attempt, and reuses the
@@ -35,6 +35,7 @@ from tidemill.errors import AttemptDamaged, LotConflict, ManifestUnreadable, Obj
 from tidemill.lots import events as lot_events
 from tidemill.lots.keys import DatasetId
 from tidemill.publish.assembly import Assembled, Assembler, tasks_of
+from tidemill.publish.attempts import Published
 from tidemill.publish.manifests import Manifests
 from tidemill.publish.parts import Parts
 from tidemill.publish.projections import ProjectionWriter
@@ -63,12 +64,12 @@ class LotEnd(StrEnum):
     MISSING = "missing"
     DONE = "done"  # it was already complete
     ELSEWHERE = "elsewhere"  # another node works on it
-    WAITING = "waiting"  # for a source: until its event, or the end of the grace period
+    WAITING = "waiting"  # an input does not have it yet: its event or the end of the grace period continues
     FULL = "full"  # the arc already works on as many lots as it may: try again later
 
 
 class LotOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How the work on a lot ended; `failed` names parts."""
+    """How the work on a lot ended; `failed` names the parts that failed."""
 
     arc: str
     lot: str
@@ -83,7 +84,7 @@ class LotOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArcWork:
-    """Makes lots of arcs, as one node. Several threads may use it at once.
+    """Makes the lots of arcs, as one node. Several threads may use it at once.
 
     Args:
         scope: the node.
@@ -117,8 +118,8 @@ class ArcWork:
         sinks get the lots in the order of the input.
 
         The transaction that ends the last lot also ends the run. The run continues after a lot that fails. If
-        the arc may not make more lots now, the run ends early and starts again a little later. An error
-        leaves the run open: the caller marks the run as failed, or lets it expire.
+        the arc has reached its limit of running lots, the run ends early and starts again a little later. An
+        error leaves the run open: the caller marks the run as failed, or lets it expire.
 
         - stop: called before each lot; True ends the run before this lot.
         """
@@ -187,7 +188,7 @@ class ArcWork:
         return outcome
 
     def end_grace(self, spec: ArcSpec, lot: str) -> LotOutcome:
-        """Make a lot whose grace period is over from the inputs that have it, or give it up (LOT-28).
+        """End the grace period of a lot: make the lot from the inputs that have it, or give it up (LOT-28).
 
         Does nothing if the last input has closed the lot in the meantime, or another node was faster.
         """
@@ -267,7 +268,7 @@ class ArcWork:
 
     @contextmanager
     def _alone(self, arc: str, lot: str) -> Iterator[bool]:
-        """Ensure that two threads of a node never work on one lot; yield whether this thread may."""
+        """Ensure that two threads of a node never work on one lot; yield False if another thread does."""
         key = (arc, lot)
         with self._lock:
             free = key not in self._busy
@@ -301,14 +302,20 @@ class ArcWork:
                 raise
             began = self._renew(began, plan.part_names, str(error))
             assembled = self._assembler.assemble(began.hold, tasks_of(began.hold, tasks))
-        if self._rollup(plan, assembled) is ArcState.COMPLETE:
-            try:
-                return self._publish(plan, began, assembled, turn)
-            except LotConflict as conflict:  # another arc writes the same lots
-                return self._fail(plan.spec, began, (), str(conflict), turn)
-        first = assembled.failed[0]
-        why = f"part {first.task.part}: {first.kind}: {first.message}"
-        return self._fail(plan.spec, began, tuple(end.task.part for end in assembled.failed), why, turn)
+        if self._rollup(plan, assembled) is not ArcState.COMPLETE:
+            first = assembled.failed[0]
+            why = f"part {first.task.part}: {first.kind}: {first.message}"
+            return self._fail(plan.spec, began, tuple(end.task.part for end in assembled.failed), why, turn)
+        try:
+            published = self._publisher.publish(
+                began.hold,
+                assembled.rows,
+                move=lambda tx, _: lots.complete(tx, self._keys, began.hold, barrier=plan.spec.has_barrier),
+                ending=turn.wait(),
+            )
+        except LotConflict as conflict:  # another arc writes the same lots
+            return self._fail(plan.spec, began, (), str(conflict), turn)
+        return self._completed(plan, began, assembled, published)
 
     def _rollup(self, plan: LotPlan, assembled: Assembled) -> ArcState:
         """Derive the state of the lot from its parts (LOT-13)."""
@@ -324,16 +331,11 @@ class ArcWork:
         report_begun(self._scope.emit, renewed, len(names))
         return renewed
 
-    def _publish(self, plan: LotPlan, began: BegunLot, assembled: Assembled, turn: LotTurn) -> LotOutcome:
-        hold, spec = began.hold, plan.spec
-        ending = turn.wait()
-        published = self._publisher.publish(
-            hold,
-            assembled.rows,
-            move=lambda tx, _: lots.complete(tx, self._keys, hold, barrier=spec.has_barrier),
-            ending=ending,
-        )
-        draft = hold.draft
+    def _completed(
+        self, plan: LotPlan, began: BegunLot, assembled: Assembled, published: Published
+    ) -> LotOutcome:
+        """Report a published lot."""
+        spec, draft = plan.spec, began.hold.draft
         positions = {
             target.dataset: position
             for target, position in zip(draft.targets, published.positions, strict=True)
@@ -412,9 +414,10 @@ class ArcWork:
         return self._passed(spec, lot, LotEnd.DONE, turn)
 
     def _elsewhere(self, spec: ArcSpec, lot: str, turn: LotTurn) -> LotOutcome:
-        """Skip a lot that another node works on, unless that node makes it from older inputs.
+        """Skip a lot that another node works on.
 
-        In that case no node would make it from the current inputs, so this node tries again later.
+        But if that node makes the lot from older inputs, try again later. Otherwise no node would make the
+        lot from the current inputs.
         """
         if self._scope.store.run(lambda tx: lots.is_outdated(tx, self._keys, spec, lot)):
             return LotOutcome(arc=spec.id, lot=lot, ended=LotEnd.FULL)

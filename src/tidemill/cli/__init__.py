@@ -15,7 +15,7 @@ from rich.text import Text
 
 from tidemill import __version__
 from tidemill.cli.output import INTERRUPTED, USAGE, CommandOutput
-from tidemill.errors import TidemillError
+from tidemill.errors import UNEXPECTED, TidemillError, describe_unexpected, is_debugging
 
 COMMANDS = {
     "demo": "tidemill.cli.demo.command:demo",
@@ -41,6 +41,8 @@ COMMANDS = {
     "worker": "tidemill.cli.worker:worker",
 }
 """The module and function of every command, in the order of the help text."""
+
+UNEXPECTED_HINT = "this is a bug in Tidemill: please report it; TIDEMILL_DEBUG=1 shows the stack trace"
 
 
 class Commands(click.Group):
@@ -85,8 +87,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except TidemillError as error:
         output.error(error.code, error.message, error.hint)
-        return 1
+        return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         output.interrupted()
         return INTERRUPTED
+    except Exception as error:
+        if is_debugging():
+            raise
+        output.error("unexpected", describe_unexpected(error), UNEXPECTED_HINT)
+        return UNEXPECTED
     return code if isinstance(code, int) else 0

@@ -1,4 +1,4 @@
-"""Define `tidemill clock`: show whether the wall clock has jumped, and accept it."""
+"""Define `tidemill clock`: show whether the wall clock has jumped, and accept a jump."""
 
 import click
 from rich.text import Text
@@ -13,20 +13,24 @@ _FORM = "%Y-%m-%d %H:%M:%S UTC"
 
 
 @click.command("clock")
-@click.option("--accept", is_flag=True, help="Accept the wall clock as it is now, because it is right.")
+@click.option(
+    "--accept", is_flag=True, help="Accept the current wall clock time. Use this only if it is correct."
+)
 @click.option("--rewind", metavar="DATASET", help="Move the current interval of DATASET back to the present.")
 @pipeline_option
 @json_option
 def clock_command(output: CommandOutput, file: str | None, *, accept: bool, rewind: str | None) -> int:
     """Show whether the wall clock has jumped.
 
-    If the clock jumps by more than five minutes, intervals, schedules and now() in views do not follow it
-    until the jump has lasted for ten minutes. So a clock that is wrong for a moment does no harm. If the
-    clock is right, --accept makes them follow it at once.
+    If the clock jumps by more than five minutes, Tidemill does not use the new time for ten minutes.
+    Intervals, schedules and now() in views continue as if the clock had not jumped. So a clock that is wrong
+    for a moment does no harm. If the clock still shows the new time after ten minutes, Tidemill accepts it.
+    If you know that the new time is correct, use --accept: Tidemill then uses it at once.
 
-    If a wrong clock was accepted, a dataset may have closed intervals of the future, and hide appends until
-    then. Correct the clock, and use --rewind. The exit code is 1 while a jump is not accepted, or while a
-    dataset has closed intervals of the future.
+    If Tidemill accepted a wrong time, a dataset may already have closed intervals that lie in the future. New
+    appends to this dataset then stay hidden until the clock reaches those intervals. To repair this, correct
+    the clock, and use --rewind. The exit code is 1 if a jump has not been accepted yet, or if a dataset has
+    already closed an interval that lies in the future.
     """
     with find(file) as pipeline:
         clock = clock_of(pipeline, accept=accept)
@@ -35,10 +39,15 @@ def clock_command(output: CommandOutput, file: str | None, *, accept: bool, rewi
     output.result(clock)
     output.people.print(Text(f"wall clock: {clock.wall_at:{_FORM}}"))
     if clock.jump:
-        output.people.print(Text(f"{clock.jump}; intervals follow {clock.followed_at:{_FORM}}", style="red"))
         output.people.print(
             Text(
-                f"hint: correct the clock; or, if it is right, run `tidemill clock --accept`, or wait"
+                f"{clock.jump}; Tidemill still uses {clock.followed_at:{_FORM}} as the current time",
+                style="red",
+            )
+        )
+        output.people.print(
+            Text(
+                f"hint: correct the clock; or, if it is right, run `tidemill clock --accept` or wait"
                 f" {clock.accepted_in_s / 60:.0f} minutes",
                 style="dim",
             )
@@ -46,7 +55,7 @@ def clock_command(output: CommandOutput, file: str | None, *, accept: bool, rewi
     for dataset in clock.ahead:
         output.people.print(
             Text(
-                f"{dataset.name}: its current interval is {dataset.interval}; appends become visible at"
+                f"{dataset.name}: the current interval is {dataset.interval}; appends become visible at"
                 f" {dataset.visible_at:{_FORM}}",
                 style="red",
             )

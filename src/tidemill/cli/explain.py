@@ -24,7 +24,8 @@ from tidemill.pipeline.tables import View
 @click.option(
     "--retry",
     is_flag=True,
-    help="If the comparison with plain Spark failed, let the next run repeat it.",
+    help="Tidemill tests a view by comparing it with plain Spark. If this test failed, repeat it in the next"
+    " run.",
 )
 @json_option
 def explain_command(
@@ -32,8 +33,8 @@ def explain_command(
 ) -> None:
     """Show how a view is computed and kept up to date.
 
-    For each operator of the view, the output shows how it is kept up to date (its rung: linear, native,
-    keyed or full) and the reason.
+    The output shows how Tidemill keeps each operator of the view up to date, and why. There are four ways,
+    called rungs: linear, native, keyed and full.
     """
     with find(file) as pipeline:
         table = pipeline[view]

@@ -21,7 +21,7 @@ from tidemill.futures.protocol.unsatisfiable import describe, format_bytes
 
 STATES = [state.value for state in FutureState]
 QUARANTINED_PAGE = 10_000
-ID_DIGITS = 20  # of 32, in lists: enough to distinguish ids, and `show` accepts them
+ID_DIGITS = 20  # lists show 20 of 32 digits: enough to tell ids apart, and `show` accepts them
 
 
 @click.group("futures", invoke_without_command=True)
@@ -106,7 +106,7 @@ def requeue_command(
 ) -> int:
     """Run failed or quarantined futures again.
 
-    Their retry and crash counts are reset.
+    The retry and crash counts of these futures are reset.
     """
     if bool(future_ids) == quarantined:
         raise click.UsageError("pass at least one future id, or --quarantined")
@@ -157,7 +157,7 @@ def cancel_command(
 
 
 def _where(home: str | None, store: str | None, cluster: str) -> ClusterLocation:
-    """Return the location: from the options of the subcommand or of `futures` itself, or the pipeline."""
+    """Return the cluster's location, from the options of either command or from the pipeline."""
     file, *options = click.get_current_context().meta["tidemill.where"]
     if home is None and store is None:
         home, store, cluster = options

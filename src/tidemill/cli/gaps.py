@@ -57,8 +57,8 @@ def gaps_command(
 
     The command checks the given TABLEs, or all tables. Each gap is absent (not started), running, partial
     (failed; finished parts are kept), missing (failed or skipped; nothing is kept) or dead (its arc failed
-    too often and stopped). The output shows the upstream table that caused it. The exit code is 1 if there
-    are gaps.
+    too often and stopped). If an upstream table caused the gap, the output names that table. The exit code is
+    1 if there are gaps.
     """
     with find(file) as pipeline:
         report = pipeline.gaps(*tables, first=first, last=last)

@@ -12,6 +12,7 @@ from rich.text import Text
 from tidemill.arcs.lot_requests import RequestKind
 from tidemill.cli.options import pipeline_option
 from tidemill.cli.output import CommandOutput, json_option
+from tidemill.obs.lines import counted
 from tidemill.pipeline import lot_requests
 from tidemill.pipeline.lot_requests import LotAction, LotRequestPlan, PlannedLot
 from tidemill.pipeline.pipeline_file import find
@@ -60,11 +61,11 @@ def request_options(command: F) -> F:
 @request_options
 @json_option
 def backfill_command(output: CommandOutput, /, **options: Any) -> int:
-    """Produce missing lots of a table.
+    """Produce lots that are missing from a table.
 
     TABLE is the name of a table or an arc. Pass the LOTs, or a range with --from and --to. Runners produce
-    them, but keep capacity free for new lots. The exit code is 1 if some lots cannot be produced, or, with
-    --wait, if runners failed to produce some.
+    these lots, but keep capacity free for new data. The exit code is 1 if some lots cannot be produced. With
+    --wait, the exit code is also 1 if runners failed to produce some lots.
     """
     return _request(output, RequestKind.BACKFILL, **options)
 
@@ -73,7 +74,7 @@ def backfill_command(output: CommandOutput, /, **options: Any) -> int:
 @request_options
 @json_option
 def replay_command(output: CommandOutput, /, **options: Any) -> int:
-    """Produce existing lots of a table again.
+    """Produce lots of a table again, as new generations.
 
     TABLE is the name of a table or an arc. Pass the LOTs, or a range with --from and --to. Readers see the
     old rows until the new generation of a lot is published. Downstream tables and views are updated
@@ -130,7 +131,7 @@ def _request(
 
 
 def _wait(output: CommandOutput, pipeline: "Pipeline", plan: LotRequestPlan) -> list[PlannedLot]:
-    """Wait until runners, in other processes, have produced the lots; return the lots that failed."""
+    """Wait until runners in other processes have produced the lots. Return the lots that failed."""
     progress = lot_requests.LotProgress(pipeline, plan)
     with _progress(output, "lots produced") as report:
         progress.update()
@@ -161,7 +162,7 @@ def _show(output: CommandOutput, plan: LotRequestPlan, *, dry_run: bool) -> None
     if not requested:
         output.people.print(Text("there is nothing to produce"))
         return
-    lots = f"{requested:,} lot{'s' if requested > 1 else ''}"
+    lots = counted(requested, "lot")
     sentence = f"runners would produce {lots}" if dry_run else f"runners will produce {lots}"
     output.people.print(Text(f"{sentence}, {plan.parallel} in parallel"))
     if plan.downstream:
@@ -185,7 +186,7 @@ def _table(lots: Sequence[PlannedLot]) -> Table:
 @pipeline_option
 @json_option
 def retry_command(output: CommandOutput, arc: str | None, lots: tuple[str, ...], file: str | None) -> int:
-    """Retry partial and missing lots of one ARC or of all arcs.
+    """Retry the partial and missing lots of one ARC, or of all arcs.
 
     The next run repeats only the parts that failed, unless the code of the arc has changed.
     """

@@ -33,7 +33,7 @@ WIDTH = 60
 @click.option("--list", "listed", is_flag=True, help="List the lots instead of drawing them.")
 @json_option
 def lots_command(output: CommandOutput, table: str, file: str | None, listed: bool) -> None:
-    """Draw the lots of a table and their states."""
+    """Draw the lots of a table with their states."""
     with find(file) as pipeline:
         lots = pipeline[table].lots()
     output.result({"table": table, "lots": lots})
@@ -53,7 +53,7 @@ def lots_command(output: CommandOutput, table: str, file: str | None, listed: bo
 
 
 def drawn(lots: Sequence[LotInfo]) -> Iterator[Text]:
-    """Yield the lines of the drawing: one for each day, or for each 60 appends; then a legend."""
+    """Yield the lines of the drawing: one line for each day, or for every 60 appends; then a legend."""
     for label, row in _rows(lots):
         line = Text(f"{label:>22} ", style="dim")
         for lot in row:

@@ -17,7 +17,7 @@ from tidemill.store import Tx
 
 
 class NodeLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One node in the list; `state` is live, draining or expired."""
+    """One node in the list; `state` is live, draining or gone (its lease has ended)."""
 
     id: str
     kind: str
@@ -62,7 +62,7 @@ def read(tx: Tx, keys: ClusterKeys) -> list[NodeLine]:
 
 
 def _line(node: Node, now_us: int, leader: str) -> NodeLine:
-    state = "expired" if node.expires_at <= now_us else "draining" if node.draining else "live"
+    state = "gone" if node.expires_at <= now_us else "draining" if node.draining else "live"
     return NodeLine(
         id=node.id,
         kind=node.kind,
@@ -76,7 +76,7 @@ def _line(node: Node, now_us: int, leader: str) -> NodeLine:
     )
 
 
-STATES = {"live": "green", "draining": "yellow", "expired": "red"}
+STATES = {"live": "green", "draining": "yellow", "gone": "red"}
 
 
 def table(lines: Sequence[NodeLine]) -> Table:
@@ -92,7 +92,7 @@ def table(lines: Sequence[NodeLine]) -> Table:
             Text.assemble(line.id[:12], (" leader", "bold cyan") if line.leader else ""),
             line.kind,
             Text(line.state, style=STATES[line.state]),
-            f"{line.lease_s:.0f} s",
+            f"{line.lease_s:.0f} s" if line.lease_s > 0 else f"ended {-line.lease_s:.0f} s ago",
             str(line.slots) if line.kind in ("worker", "runner") else "",
             _share(line, "cpu"),
             _share(line, "ram"),

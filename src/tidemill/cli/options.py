@@ -23,7 +23,7 @@ def pipeline_option(command: F) -> F:
 
 
 class ClusterLocation:
-    """The location of an existing cluster. Opening it does not create it, and needs no cluster key."""
+    """The location of an existing cluster. `open` never creates a cluster, and needs no cluster key."""
 
     def __init__(self, home: str | None, store: str | None, cluster: str) -> None:
         if (home is None) == (store is None):
@@ -41,9 +41,9 @@ class ClusterLocation:
 def cluster_location(
     home: str | None, store: str | None, cluster: str, file: str | None = None
 ) -> ClusterLocation:
-    """Return the location that the options name; without --home and --store, that of the pipeline's cluster.
+    """Return the cluster that --home or --store selects; without these options, the pipeline's cluster.
 
-    - file: the pipeline (`-f`); None to use the one in tidemill.toml.
+    - file: the pipeline (`-f`); None to use the pipeline in tidemill.toml.
     """
     if home is not None or store is not None:
         return ClusterLocation(home, store, cluster)
@@ -51,7 +51,7 @@ def cluster_location(
     from tidemill.pipeline.pipeline_file import configured, locate
 
     if file is None and configured() is None:
-        raise click.UsageError("pass --home FOLDER, --store URL or -f FILE: there is no tidemill.toml here")
+        raise click.UsageError("there is no tidemill.toml here: pass --home FOLDER, --store URL or -f FILE")
     info = read_info(*locate(file))
     return ClusterLocation(info.home or None, None if info.home else info.store, info.cluster)
 

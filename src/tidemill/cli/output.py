@@ -49,7 +49,7 @@ class CommandOutput:
             self.stderr.print(Text(f"hint: {hint}", style="dim"))
 
     def usage(self, error: click.UsageError) -> None:
-        """Print an error in the arguments, and how to use the command."""
+        """Print an error about the arguments, and how to use the command."""
         if self.json:
             hint = f"see {error.ctx.command_path} --help" if error.ctx is not None else ""
             self.result({"error": {"code": "usage", "message": error.format_message(), "hint": hint}})
@@ -68,14 +68,14 @@ class CommandOutput:
 
 
 def json_option(command: Callable[Concatenate[CommandOutput, P], R]) -> Callable[P, R]:
-    """Add `--json` to a command, which receives a `CommandOutput` as its first argument."""
+    """Add `--json` to a command. The command receives a `CommandOutput` as its first argument."""
     return _add_json(command, "Print the result as one JSON object on the last line.")
 
 
 def json_events_option(command: Callable[Concatenate[CommandOutput, P], R]) -> Callable[P, R]:
     """Add `--json` to a command that prints events instead of one result."""
     return _add_json(
-        command, "Print each event as one line of JSON. With --spark, print only the final report."
+        command, "Print each event as one line of JSON. With --spark, print only the final report, as JSON."
     )
 
 

@@ -17,8 +17,11 @@ from tidemill.triggers.terms import CatchUp
 def pause_command(output: CommandOutput, names: tuple[str, ...], file: str | None) -> None:
     """Pause arcs or views.
 
-    Running lots finish. When you resume, the declaration (catch_up=) decides which of the lots published
-    during the pause are processed: all, only the latest, or none. `resume --catch-up` overrides it.
+    Lots and steps that are already running still run to the end. When you resume an arc, its declaration
+    (catch_up=) decides what happens to lots that were published during the pause: the arc processes all of
+    them, only the latest, or none. `resume --catch-up` overrides the declaration. A view never skips lots.
+    With `--catch-up none`, the view does not start a step just for these lots; it processes them in its next
+    step, which starts when something else changes.
     """
     with find(file) as pipeline:
         paused = pipeline.pause(*names)
@@ -32,7 +35,7 @@ def pause_command(output: CommandOutput, names: tuple[str, ...], file: str | Non
 @click.option(
     "--catch-up",
     type=click.Choice([policy.value for policy in CatchUp]),
-    help="Which of the lots published during the pause to process. Default: as declared.",
+    help="Which lots to process if they were published during the pause. Default: as declared.",
 )
 @pipeline_option
 @json_option

@@ -51,7 +51,7 @@ def quarantine_command(ctx: click.Context, output: CommandOutput, file: str | No
 def show_command(
     output: CommandOutput, table: str, lots: tuple[str, ...], file: str | None, limit: int
 ) -> None:
-    """Show the quarantined records of TABLE, and why each is there."""
+    """Show the quarantined records of TABLE, each with the reason."""
     with find(file) as pipeline:
         records = list(quarantine.records(pipeline, table, lots))
     shown = records[:limit]
@@ -72,7 +72,9 @@ def show_command(
         )
     output.people.print(listing if records else Text(f"{table} has no records in quarantine"))
     if len(records) > limit:
-        output.people.print(Text(f"{len(records) - limit:,} more: use --limit, or export them", style="dim"))
+        output.people.print(
+            Text(f"{len(records) - limit:,} more; to see them, use --limit or export them", style="dim")
+        )
 
 
 @quarantine_command.command("export")
@@ -106,7 +108,7 @@ def export_command(
 @pipeline_option
 @json_option
 def ingest_command(output: CommandOutput, table: str, path: Path, file: str | None) -> None:
-    """Add the corrected records of PATH to TABLE, and remove them from the quarantine.
+    """Add the corrected records in the file PATH to TABLE, and remove them from the quarantine.
 
     If the command is interrupted, run it again with the same file: no record is stored twice.
     """
@@ -129,7 +131,7 @@ def ingest_command(output: CommandOutput, table: str, path: Path, file: str | No
 @pipeline_option
 @json_option
 def discard_command(output: CommandOutput, table: str, lots: tuple[str, ...], file: str | None) -> None:
-    """Remove all records of some LOTS from the quarantine of TABLE."""
+    """Remove all records of the given LOTS from the quarantine of TABLE."""
     with find(file) as pipeline:
         discarded = quarantine.discard(pipeline, table, lots)
     output.result({"table": table, "lots": discarded, "records": sum(discarded.values())})

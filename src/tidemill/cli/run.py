@@ -2,11 +2,14 @@
 
 import click
 import msgspec
+from rich.text import Text
 
 from tidemill.cli.options import pipeline_option
 from tidemill.cli.output import CommandOutput, json_option
 from tidemill.cluster.leases import TTL_S, LeaseTiming
 from tidemill.events import Event
+from tidemill.futures.worker.events import ChildEnded
+from tidemill.obs.lines import line_of
 from tidemill.pipeline.child_process import MAIN, RunRequest, read_info
 from tidemill.pipeline.pipeline_file import locate
 from tidemill.runner.part_futures import resource_of
@@ -52,8 +55,9 @@ def run_command(
     """Run the pipeline: its sources, arcs and views process new data.
 
     Without --watch, the command ends when all data that has arrived is processed. The exit code is 1 if
-    something failed, and 130 or 143 if Ctrl-C or SIGTERM ended the command earlier. Several runners may run
-    one pipeline at the same time, on machines that share its store and its object storage.
+    something failed. If the command is stopped before all data is processed, the exit code is 130 for Ctrl-C
+    and 143 for SIGTERM. Several runners may run one pipeline at the same time, on machines that share its
+    store and its object storage.
     """
     return run_pipeline(file, output, watch=watch, spark=spark, threads=threads, grace_s=grace_s, quiet=quiet)
 
@@ -94,5 +98,7 @@ def run_pipeline(
     def tell(event: Event) -> None:
         if isinstance(event, RunnerInterrupted):
             output.interrupted()
+        elif isinstance(event, ChildEnded) and (line := line_of(event)) is not None:
+            output.stderr.print(Text(f"{line.about:<16} {line.text}", style="yellow"))
 
     return run_runner(info.place, MAIN, msgspec.to_builtins(request), options, emit=tell)

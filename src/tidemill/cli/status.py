@@ -8,6 +8,7 @@ from rich.text import Text
 
 from tidemill.cli.options import pipeline_option
 from tidemill.cli.output import CommandOutput, json_option
+from tidemill.pipeline.clock_status import clock_of
 from tidemill.pipeline.pipeline_file import find
 from tidemill.pipeline.status import RunInfo, status_of, tables_of
 
@@ -24,9 +25,15 @@ def status_command(output: CommandOutput, file: str | None) -> int:
     The exit code is 1 if something has failed and needs attention.
     """
     with find(file) as pipeline:
-        status = status_of(pipeline)
+        status, clock = status_of(pipeline), clock_of(pipeline)
     output.result(
-        {"pipeline": status.pipeline, "ok": status.ok, "runs": status.runs, "tables": status.tables}
+        {
+            "pipeline": status.pipeline,
+            "ok": status.ok,
+            "runs": status.runs,
+            "tables": status.tables,
+            "clock": clock.jump,
+        }
     )
     if not output.json:
         table = Table(box=None, header_style="bold", pad_edge=False)
@@ -52,6 +59,8 @@ def status_command(output: CommandOutput, file: str | None) -> int:
                 output.people.print(Text.assemble((f"{run.name}: ", "bold"), (note, "yellow")))
         if any(run.partial or run.missing or run.dead for run in status.runs):
             output.people.print(Text("hint: fix the cause, then run `tidemill retry`", style="dim"))
+        if clock.jump:
+            output.people.print(Text.assemble((clock.jump, "yellow"), "; see `tidemill clock`"))
     return 1 if any(run.needs_attention for run in status.runs) else 0
 
 

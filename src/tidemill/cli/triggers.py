@@ -118,9 +118,10 @@ def retry_command(
 def pause_command(
     output: CommandOutput, names: tuple[str, ...], home: str | None, store: str | None, cluster: str
 ) -> int:
-    """Pause triggers. Running triggers finish.
+    """Pause triggers. Runs that have already started still run to the end.
 
-    With `resume --catch-up` you choose which lots published during the pause are processed.
+    Some lots may be published during the pause. With `resume --catch-up` you choose which of them an arc
+    processes.
     """
     where = _where(home, store, cluster)
     keys = TriggerKeys(where.cluster)
@@ -132,7 +133,7 @@ def pause_command(
 @click.option(
     "--catch-up",
     type=click.Choice([policy.value for policy in CatchUp]),
-    help="Which of the lots published during the pause to process. Default: as declared.",
+    help="Which lots to process if they were published during the pause. Default: as declared.",
 )
 @location_options
 @json_option
@@ -160,7 +161,7 @@ def rebuild_command(output: CommandOutput, home: str | None, store: str | None, 
     """Rebuild the heap after it was lost or moved.
 
     The heap is the index of scheduled work. This command only requests the rebuild; the cluster's runners do
-    the work. Runners also find and restore lost items of the heap automatically, but later.
+    the work. Even without this command, runners find and restore lost items of the heap, but later.
     """
     where = _where(home, store, cluster)
     with where.open() as opened:
@@ -171,7 +172,7 @@ def rebuild_command(output: CommandOutput, home: str | None, store: str | None, 
 
 
 def _where(home: str | None, store: str | None, cluster: str) -> ClusterLocation:
-    """Return the location: from the options of the subcommand or of `triggers` itself, or the pipeline."""
+    """Return the cluster's location, from the options of either command or from the pipeline."""
     file, *options = click.get_current_context().meta["tidemill.where"]
     if home is None and store is None:
         home, store, cluster = options
@@ -185,7 +186,7 @@ def _each(
     participle: str,
     change: Callable[[Tx, str], AnyRow],
 ) -> int:
-    """Change each trigger in a separate transaction; return 1 if one of several changes is refused."""
+    """Change each trigger in a separate transaction. With several names, return 1 if a change is refused."""
     changed: list[str] = []
     refused: dict[str, str] = {}
     with where.open() as opened:
@@ -234,7 +235,10 @@ def _when(seconds: float) -> str:
 
 
 def _summary(overview: Overview) -> str:
-    parts = [f"heap: {overview.heap or 'none yet'}", f"the oldest trigger is due for {overview.lag_s:.1f} s"]
+    parts = [
+        f"heap: {overview.heap or 'none yet'}",
+        f"the oldest trigger has been due for {overview.lag_s:.1f} s",
+    ]
     if overview.rebuilding:
         parts.append("the heap is being rebuilt")
     parts += [f"template {row.name}: {row.reads} -> {row.writes or '-'}" for row in overview.templates]

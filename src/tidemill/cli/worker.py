@@ -30,7 +30,7 @@ class ByteSize(click.ParamType[int]):
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
         match = _SIZE.fullmatch(str(value).strip())
         if match is None:
-            self.fail(f"{value!r} is not a size, like 512MB or 4GB", param, ctx)
+            self.fail(f"{value!r} is not a size; write it like 512MB or 4GB", param, ctx)
         return int(float(match["number"]) * _UNITS[match["unit"].lower()])
 
 
@@ -38,7 +38,7 @@ SIZE = ByteSize()
 
 
 class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The cluster of a worker."""
+    """The options that select the worker's cluster."""
 
     home: str | None
     store: str | None
@@ -78,7 +78,7 @@ class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
     trust: str | None
 
     def serving(self) -> "Serving | None":
-        """Return how to serve results; None for a worker that serves only its own host."""
+        """Return how to serve results to other hosts; None if the worker serves only its own host."""
         from tidemill.futures.worker.worker import Serving
 
         trust = self.trust or ""
@@ -88,7 +88,7 @@ class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
         if not host or not port.isdigit():
             raise UsageError(
                 f"invalid address: --listen {self.listen}",
-                hint="write HOST:PORT, e.g. 10.0.0.7:7070; port 0 is any free port",
+                hint="write HOST:PORT, e.g. 10.0.0.7:7070; port 0 means any free port",
             )
         chain, key = self.certificate or ("", "")
         return Serving(
@@ -110,7 +110,10 @@ Decorator = Callable[[Command], Command]
 
 
 def grouped(name: str, kind: type[msgspec.Struct], *options: Decorator) -> Decorator:
-    """Add options to a command. The command receives them as one object of this kind, the argument `name`."""
+    """Add options to a command, which receives all of them as one argument, an object of type `kind`.
+
+    - name: the name of that argument.
+    """
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
@@ -235,7 +238,7 @@ time_options = grouped(
         type=click.FloatRange(3.0),
         default=15.0,
         show_default=True,
-        help="Seconds after which a silent worker is considered dead.",
+        help="If the worker does not renew its lease for this many seconds, it is considered dead.",
     ),
 )
 
@@ -294,7 +297,7 @@ def worker(
             quiet=quiet,
         )
     place = cluster.place()
-    zygote = Zygote()  # it imports modules while this process does
+    zygote = Zygote()  # starts early, because it imports modules at the same time as this process
     from tidemill.cluster.leases import LeaseTiming
     from tidemill.futures.worker.settings import WorkerSettings
     from tidemill.futures.worker.worker import WorkerOptions, run_worker

@@ -54,7 +54,7 @@ class PartitionTaken(Event, frozen=True):
 
 
 class PartitionLost(Event, frozen=True):
-    """The lease on a partition ended before its work was done."""
+    """The lease on a partition ended before the work was done."""
 
     node: str
     group: str

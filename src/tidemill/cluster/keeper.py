@@ -1,10 +1,10 @@
-"""The keeper: holds the leases of one process, and renews them together.
+"""Hold the leases of one process, and renew them together.
 
-`tick` renews all leases that are due, in one transaction, and returns the seconds until the next call. A
-thread (`start`) or the scheduler of a simulation calls `tick`. If the store does not answer a renewal, the
-lease is still valid until its deadline, and the next tick retries (CLU-8). If the outcome of a commit is
-unknown, `store.run` determines it. A lease ends only at its deadline, or when the store says that another
-holder has it.
+When a renewal is due, `tick` renews all leases in one transaction. It returns the seconds until the next
+call. A thread (`start`) or the scheduler of a simulation calls `tick`. If the store does not answer a
+renewal, the leases are still valid until their deadlines, and the next tick retries (CLU-8). If the outcome
+of a commit is unknown, `store.run` determines it. A lease ends only at its deadline, or when a renewal finds
+that it is no longer ours.
 """
 
 import random
@@ -24,7 +24,7 @@ class HeldLease:
     def __init__(self, key: bytes, lease: Lease, deadline: float, clock: Clock) -> None:
         self.key = key
         self.lease = lease
-        self.deadline = deadline  # by our monotonic clock: from before the request was sent, minus the margin
+        self.deadline = deadline  # on our monotonic clock, counted from before the request was sent
         self.lost = False
         self._clock = clock
 
@@ -109,7 +109,7 @@ class Keeper:
                 del self._held[held.key]
 
     def tick(self) -> float:
-        """Renew what is due, in one transaction; return the seconds until the next call."""
+        """Renew all leases in one transaction, if it is time; return the seconds until the next call."""
         with self._lock:
             all_held = list(self._held.values())
         now = self.clock.monotonic()
@@ -148,7 +148,7 @@ class Keeper:
         return True
 
     def start(self) -> None:
-        """Start a thread that renews until `stop`."""
+        """Start a thread that renews the leases until `stop` is called."""
         self._thread = threading.Thread(target=self._loop, name=f"keeper-{self.holder[:8]}", daemon=True)
         self._thread.start()
 
@@ -157,7 +157,7 @@ class Keeper:
             self.clock.wait(self._stop, min(self.tick(), self.timing.every_s))
 
     def stop(self) -> None:
-        """End the thread. Leases that were not released expire."""
+        """End the thread. Leases that were not released will expire."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()

@@ -58,7 +58,8 @@ class Tenure:
 
 
 Duty = Callable[[Tenure], float]
-"""A leader's duty: one round of work, in steps of `tenure.run`; returns the seconds until its next round."""
+"""A leader's duty. A call runs one round of work, each step in `tenure.run`, and returns the seconds until
+the next round."""
 
 
 class Election:
@@ -111,7 +112,7 @@ class Election:
         except StoreError:
             self._try_at = self.clock.monotonic() + self.keeper.timing.every_s * (0.5 + self.chance.random())
             return
-        if isinstance(answer, Busy):  # not before its expiry, and not all nodes at once (CLU-5)
+        if isinstance(answer, Busy):  # retry after the lease expires, and not on all nodes at once (CLU-5)
             jitter = self.chance.random() * self.keeper.timing.retry_s
             self._try_at = self.clock.monotonic() + answer.wait_s + jitter
         else:

@@ -6,7 +6,7 @@ transaction that writes, so the store refuses every write under an old epoch.
 
 Only the store's time decides whether a lease has expired (CLU-6). The holder does not know that time. It
 stops at a deadline by its monotonic clock: the time *before* it sent the renewal, plus the duration of the
-lease, minus a margin (CLU-4, `tidemill.cluster.keeper`). So clocks may differ by hours, but must run at the
+lease, minus a margin (CLU-4, `LeaseTiming.deadline`). So clocks may differ by hours, but must run at the
 same rate.
 
 Rejected: extending an expired lease that no other node has taken. This would be safe, but then "expired"
@@ -49,7 +49,7 @@ class LeaseTiming(msgspec.Struct, frozen=True):
 
     @property
     def ttl_us(self) -> int:
-        """The ttl in microseconds, as the store counts."""
+        """The ttl in microseconds, the unit of the store's time."""
         return int(self.ttl_s * SECOND_US)
 
     def deadline(self, sent: float) -> float:

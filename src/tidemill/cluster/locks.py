@@ -64,7 +64,7 @@ class Semaphore:
         """Hold a permit in a `with` statement; raise `LockTimeout` if none is free in time."""
         held = self.acquire(timeout_s)
         if held is None:
-            raise LockTimeout(f"{self.name!r} was not free within {timeout_s:g} s")
+            raise LockTimeout(f"{self.name!r} did not become free within {timeout_s:g} s")
         try:
             yield held
         finally:

@@ -1,8 +1,8 @@
 """A member of the cluster: one node, which has an entry in the node list and can become the leader.
 
 `tick` does the work that is due and returns the seconds until the next call. `run` calls `tick` in the
-calling thread until the member has left. On a single machine with the embedded store, one process is both the
-leader and the worker (CLU-18).
+calling thread until the member has left the cluster. On a single machine with the embedded store, one process
+is both the leader and the worker (CLU-18).
 """
 
 import random
@@ -41,7 +41,7 @@ class LeasedWork(Protocol):
         ...
 
     def busy(self) -> bool:
-        """Return whether anything is held."""
+        """Return whether this node still holds work."""
         ...
 
     def stop_all(self) -> None:
@@ -111,7 +111,7 @@ class Member:
             self._begin_drain()
         wait_s = self.membership.tick()
         if self._drain_until is None:
-            wait_s = min(wait_s, self.election.tick())  # before the work, so that it sees what we create
+            wait_s = min(wait_s, self.election.tick())  # first, because duties may create work
         if self.work is not None:
             wait_s = min(wait_s, self.work.tick())
         if self._drain_until is not None:
@@ -119,7 +119,7 @@ class Member:
         return wait_s
 
     def run(self) -> None:
-        """Tick until the member has left. A second thread checks the deadlines of leases."""
+        """Tick until the member has left the cluster. A second thread checks the deadlines of leases."""
         over = threading.Event()
         guard = threading.Thread(target=self._guard, args=(over,), name=f"guard-{self.id[:8]}", daemon=True)
         guard.start()
@@ -154,7 +154,7 @@ class Member:
     def _begin_drain(self) -> None:
         self._draining = True
         self.membership.drain()
-        self.election.resign()  # it does no duties from now on, so another node must lead
+        self.election.resign()  # this node does no duties from now on, so another node must lead
         if self.work is not None:
             self.work.stop_all()
 
@@ -172,7 +172,7 @@ class Member:
     # --- a duty of every leader
 
     def _clean_nodes(self, tenure: Tenure) -> float:
-        """Remove nodes that have been silent for two ttls, in pages."""
+        """Remove a page of nodes whose leases expired at least two ttls ago."""
         grace_us = 2 * self.timing.ttl_us
         removed = tenure.run(lambda tx: nodes.clean(tx, self.keys, grace_us, CLEAN_PAGE))
         if removed:

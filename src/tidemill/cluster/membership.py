@@ -62,8 +62,8 @@ class Membership:
         self.state = MemberState.OUT
         self.deadline = 0.0
         self._due = 0.0
-        self.leaving = False  # takes nothing new; may be set from any thread
-        self._new_epoch = False  # joins again under a higher epoch; may be set from any thread
+        self.leaving = False  # the node takes no new work; may be set from any thread
+        self._new_epoch = False  # the next tick joins under a higher epoch; may be set from any thread
         self._free = node.free
 
     def alive(self) -> bool:
@@ -81,11 +81,11 @@ class Membership:
         return self.state is MemberState.ACTIVE and not self.leaving and self.alive()
 
     def left_s(self) -> float:
-        """Return the minimum number of seconds for which the store still treats this node as alive."""
+        """Return how many more seconds, at least, the store will treat this node as alive."""
         return self.deadline + self.timing.margin_s - self.clock.monotonic()
 
     def tick(self) -> float:
-        """Join or renew when it is time; return the seconds until the next call."""
+        """Join the list, or renew the entry, when that is due; return the seconds until the next call."""
         if self.state in (MemberState.ACTIVE, MemberState.DRAINING) and not self.alive():
             self._lose()
         if self._new_epoch:

@@ -77,7 +77,7 @@ def join(tx: Tx, keys: ClusterKeys, node: Node, ttl_us: int) -> Node:
 
 
 def check_protocol(tx: Tx, keys: ClusterKeys) -> None:
-    """Raise `ProtocolMismatch` if the cluster uses another protocol; the first node sets it."""
+    """Raise `ProtocolMismatch` if the cluster uses another protocol. The first node records its protocol."""
     key = keys.config["protocol"]
     raw = tx.get(key)
     if raw is None:
@@ -98,8 +98,14 @@ def check(tx: Tx, keys: ClusterKeys, node: Node, *, lock: bool = False) -> Node:
     return current
 
 
+def is_alive(tx: Tx, keys: ClusterKeys, node_id: str, epoch: int) -> bool:
+    """Return whether a node is in the list under this epoch, and its lease has not expired."""
+    node = read(tx, keys, node_id)
+    return node is not None and node.epoch == epoch and node.expires_at > tx.now()
+
+
 def beat(tx: Tx, keys: ClusterKeys, node: Node, ttl_us: int) -> Node:
-    """Renew our entry, with the current content of `node`; raise `LeaseLost` if the entry has expired."""
+    """Renew our entry and write `node` into it; raise `LeaseLost` if the entry has expired."""
     old = check(tx, keys, node)
     now = tx.now()
     renewed = msgspec.structs.replace(node, seen_at=now, expires_at=max(old.expires_at, now + ttl_us))

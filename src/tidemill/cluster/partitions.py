@@ -22,11 +22,11 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
     state: PartitionState = PartitionState.OUTSTANDING
     epoch: int = 0
     holder: str = ""  # the node that works on it
-    expires_at: int = 0  # of the holder's lease; 0 while it is free
+    expires_at: int = 0  # when the holder's lease expires; 0 while the partition is free
     free_since: int = 0
-    wanted_by: str = ""  # a node that requests it from the holder, for balance
+    wanted_by: str = ""  # the node that has requested the partition, to balance the load
     wanted_at: int = 0
-    handed_on: int = 0  # how often a holder ended without completing it
+    handed_on: int = 0  # how often a holder handed it back or lost its lease before it was done
 
 
 class PartitionMap(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ def read_all(tx: Tx, keys: ClusterKeys, group: str) -> list[Partition]:
 
 
 def is_expired(part: Partition, now_us: int) -> bool:
-    """Return whether its holder's lease has expired."""
+    """Return whether the lease of the partition's holder has expired; False if it has no holder."""
     return part.state is PartitionState.IN_PROGRESS and part.expires_at <= now_us
 
 
@@ -73,7 +73,7 @@ class PartitionSummary(msgspec.Struct, frozen=True, array_like=True):
 
 
 def summaries(tx: Tx, keys: ClusterKeys, group: str) -> list[PartitionSummary]:
-    """Read all partitions of a group that are not done, by expiry, without payloads, in one range read."""
+    """Read the partitions of a group that are not done, in the order of expiry, without payloads."""
     rows = tx.range(*keys.part_expiry.under(group), snapshot=True)
     return [msgspec.msgpack.decode(row.value, type=PartitionSummary) for row in rows]
 
@@ -150,8 +150,8 @@ def check(tx: Tx, keys: ClusterKeys, part: Partition) -> Partition:
 def renew(tx: Tx, keys: ClusterKeys, part: Partition, ttl_us: int) -> Partition:
     """Extend our lease; the result shows whether another node requests the partition (`wanted_by`).
 
-    If another node requested the partition more than a ttl ago, the lease is not extended: the result has the
-    old expiry, and after that any node can take the partition.
+    If another node requested the partition more than a ttl ago, the lease is not extended. The result then
+    has the old expiry, and any node can take the partition after that time.
     """
     current = check(tx, keys, part)
     if current.wanted_by and current.wanted_at + ttl_us <= tx.now():
@@ -162,7 +162,10 @@ def renew(tx: Tx, keys: ClusterKeys, part: Partition, ttl_us: int) -> Partition:
 
 
 def hand_back(tx: Tx, keys: ClusterKeys, part: Partition) -> Partition:
-    """Hand back an unfinished partition. A request stays in the row, so that the requesting node gets it."""
+    """Hand back an unfinished partition.
+
+    If another node has requested it, the request stays in the row and gives that node priority.
+    """
     current = check(tx, keys, part)
     new = msgspec.structs.replace(
         current,
@@ -195,7 +198,7 @@ def request(
 ) -> bool:
     """Request a partition from its holder; return False if it is free or already requested.
 
-    A request older than `stale_us` is replaced: the node that made it is dead or has enough.
+    A request older than `stale_us` is replaced, because its node is dead or has enough partitions.
     """
     part = read(tx, keys, group, part_id)
     if part is None or part.state is not PartitionState.IN_PROGRESS:
@@ -208,7 +211,7 @@ def request(
 
 
 def remove_done(tx: Tx, keys: ClusterKeys, group: str, limit: int) -> list[str]:
-    """Remove completed partitions, at most `limit`. The leader calls it in its transaction.
+    """Remove at most `limit` completed partitions. The leader calls it in its transaction.
 
     The group is read as a snapshot, so that renewals of holders do not conflict. Each row is read again
     before it is removed. A partition that is done never changes.

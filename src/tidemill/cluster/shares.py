@@ -1,11 +1,12 @@
 """Choose which partition a node takes next: a pure function of the rows that the node has read (CLU-13).
 
 1. Expired partitions come first: any node with a free slot takes them, even above its fair share.
-2. A node takes free partitions up to its fair share, which depends on its slots. Any node can take a
-   partition that stays free for a ttl, because the node that should take it is slow or dead.
+2. A node takes free partitions up to its fair share, which depends on its slots. If a partition stays free
+   for a ttl, any node can take it, because the node that should take it is slow or dead.
 3. If no partition is free, a node requests one partition at a time from the fullest node. When the holder
    hands the partition back, it is reserved for the requesting node for a short time. If the holder does not
-   hand it back within a ttl, its lease is not extended, and the expired partition is reserved too.
+   hand it back within a ttl, its lease is not extended. After the lease has expired, the partition is
+   reserved in the same way.
 
 Each node starts at a different place in the list, and pauses for a random time between two acquisitions. So
 nodes do not compete for the same partition.
@@ -26,7 +27,7 @@ import msgspec
 from tidemill.cluster.nodes import Node
 from tidemill.cluster.partitions import PartitionSummary
 
-STALE_TTLS = 2  # an older request does not block another one
+STALE_TTLS = 2  # a request older than this many ttls does not block another one
 
 
 class TakePartition(msgspec.Struct, frozen=True):
@@ -94,7 +95,7 @@ def choose(
         return WaitForChange(ttl_s)
     ttl_us = int(ttl_s * 1_000_000)
     ordered = _from_own_place(sorted(summaries, key=lambda part: part.id), nodes, node_id)
-    reserved_us = ttl_us * 2 // 5  # for the node that requested it: it looks twice in that time
+    reserved_us = ttl_us * 2 // 5  # for the node that requested it, which checks twice in that time
 
     def is_available(part: PartitionSummary, since_us: int) -> bool:
         return since_us <= now_us and (part.wanted_by in ("", node_id) or since_us + reserved_us <= now_us)
@@ -136,7 +137,7 @@ def _from_own_place(
 def _excess(
     summaries: list[PartitionSummary], nodes: list[Node], node_id: str, *, below_least: bool
 ) -> PartitionSummary | None:
-    """Return a partition of the fullest node that has more than its share, if there is one.
+    """Return a partition of the fullest node that has more than its share; None if there is no such node.
 
     A draining node gets no requests: it hands back what it does not finish in its grace period (CLU-25).
     """

@@ -40,7 +40,7 @@ LEASE: dict[LeaseState, dict[LeaseEdge, LeaseState]] = {
 
 
 class PartitionState(StrEnum):
-    """A partition is outstanding until a node holds it, and again when that node dies. Done is final."""
+    """A partition is outstanding until a node takes it, and after that node hands it back or dies."""
 
     OUTSTANDING = "outstanding"
     IN_PROGRESS = "in progress"

@@ -1,9 +1,10 @@
 """Checks: conditions that the rows of a lot must meet (LOT-33).
 
     not_null("id")                    no value of these columns is NULL
-    unique("id")                      no two rows of a lot have the same values in them; NULLs are never equal
+    unique("id")                      no two rows of a lot have the same values in these columns (two NULLs
+                                      are not the same)
     expect("amount > 0")              the expression is true for every row; NULL is not true
-    rows(at_least=1)                  how many rows a lot has
+    rows(at_least=1)                  the number of rows in a lot is within limits
 
 `on_fail` says what happens to rows that fail. `warn` reports and counts them. `drop` moves them from the lot
 to the quarantine table. `fail`, the default, refuses to publish the lot. The lot's manifest records the
@@ -24,7 +25,7 @@ from tidemill.lots.keys import DatasetId
 
 KEY: Final = "key"
 RESERVED: Final = frozenset({"files", "quarantined", "unknown_columns", "rescued", KEY})
-"""Names of counts that a manifest records next to those of declared checks."""
+"""Names that a declared check cannot have: manifests record other counts under these names."""
 
 QUARANTINE_SCHEMA: Final = "file STRING, line BIGINT, record STRING, error STRING, check STRING"
 """The columns of a quarantine table. `file` and `line` locate a record that a source could not read. `line`

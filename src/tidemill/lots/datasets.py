@@ -2,9 +2,9 @@
 
 Every process that imports the pipeline declares its datasets, so repeating an equal declaration changes
 nothing. A different declaration is refused with a list of differences, because published lots follow the
-first one. Only two things may change: `drift`, and the columns, where old lots can be read with the new
-columns: a column is added, or a type becomes wider. The store keeps the earlier columns under their revision
-number (LOT-34).
+first declaration. Only two things may change: `drift`, and the columns, as long as old lots can be read with
+the new columns. So a column may be added, and a type may become wider. The store keeps the earlier columns
+under their revision number (LOT-34).
 """
 
 import hashlib
@@ -42,11 +42,11 @@ class DatasetRow(msgspec.Struct, frozen=True, kw_only=True):
 
     - unit: the length of its intervals; None for one lot per append.
     - key: the key columns of a keyed dataset.
-    - order_by: columns that decide which of two writes of a key is newer, in a keyed dataset. Without them,
-      or when their values are equal, the later write wins (LOT-40).
+    - order_by: in a keyed dataset, the columns that decide which of two writes with the same key is newer.
+      Without these columns, or if their values are equal, the later write wins (LOT-40).
     - deletes: whether producers may delete rows. Datasets are append-only by default (LOT-41).
-    - schema: the text that the user wrote. Declarations are compared by fingerprint.
-    - drift: what to do with data that has other columns.
+    - schema: the text that the user wrote. To compare two schemas, their fingerprints are compared.
+    - drift: what to do with data that does not fit the columns.
     - revision: how often its columns have changed.
     """
 
@@ -104,12 +104,12 @@ class DatasetRow(msgspec.Struct, frozen=True, kw_only=True):
         return DatasetId(self.name, self.version)
 
     def parse_lot(self, text: str) -> AnyLotId:
-        """Parse the id of a lot of this dataset; raise `BadLotId` if its unit is a different one."""
+        """Parse the id of a lot in this dataset; raise `BadLotId` if the id has a different unit."""
         lot = ids.parse(text)
         unit = None if isinstance(lot, AppendId) else lot.unit
         if unit != self.unit:
             expected = "an append" if self.unit is None else f"an interval of {self.unit}"
-            raise BadLotId(f"{text} is not a lot of {self.name!r}", hint=f"use the id of {expected}")
+            raise BadLotId(f"{self.name!r} cannot have a lot {text}", hint=f"use the id of {expected}")
         return lot
 
 
@@ -130,9 +130,12 @@ package does not parse columns.
 
 
 def declare(tx: Tx, keys: LotKeys, dataset: DatasetRow, evolve: Evolve | None = None) -> DatasetRow:
-    """Store a dataset's declaration, or return the stored one. Raise `DatasetChanged` if they do not fit.
+    """Store a dataset's declaration and return what is stored.
 
-    - evolve: combines the columns, which must be equal without it; the returned declaration has all of them.
+    If an earlier declaration is stored, the two are combined. Raise `DatasetChanged` if they contradict each
+    other.
+
+    - evolve: combines the columns of both declarations. Without it, their columns must be equal.
     """
     if not dataset.fingerprint:
         dataset = msgspec.structs.replace(dataset, fingerprint=fingerprint(dataset.schema))
@@ -146,10 +149,10 @@ def declare(tx: Tx, keys: LotKeys, dataset: DatasetRow, evolve: Evolve | None = 
 
 
 def combine(stored: DatasetRow, new: DatasetRow, evolve: Evolve | None = None) -> DatasetRow:
-    """Return what `declare` stores in place of the stored declaration.
+    """Combine the stored declaration of a dataset with a new one.
 
-    Raise `DatasetChanged` if they do not fit. `drift` may always change: it only affects data that arrives
-    later.
+    Raise `DatasetChanged` if they contradict each other. `drift` may always change, because it only affects
+    data that arrives later.
     """
     same_columns = msgspec.structs.replace(new, schema=stored.schema, fingerprint=stored.fingerprint)
     changes = differences(stored, new if evolve is None else same_columns)
@@ -192,8 +195,9 @@ def _format(value: object) -> str:
 
 
 def read(tx: Tx, keys: LotKeys, dataset: DatasetId) -> DatasetRow:
-    """Read a declaration; raise `DatasetUnknown` if there is none. Callers may cache everything except the
-    columns, which can change.
+    """Read a declaration; raise `DatasetUnknown` if there is none.
+
+    Callers may cache everything except the columns and `drift`, which can change.
     """
     raw = tx.get(keys.dataset[dataset.parts], lock=tx.mode == "take")
     if raw is None:

@@ -1,9 +1,9 @@
 """Lot events: record that lots are available. Each dataset numbers its events without gaps (LOT-5).
 
-The transaction that writes an event also locks the row of the dataset's head and takes the next position. So
-positions follow the order of commits, and a reader that sees event n sees all events before it: a consumer
-that reads by position skips nothing. A database sequence would not be enough, because transactions that take
-numbers from it can commit in any order.
+The newest position of a dataset is called its *head*. The transaction that writes an event locks the row of
+the head and takes the next position. So positions follow the order of commits, and a reader that sees event n
+sees all events before it. A consumer that reads by position therefore skips nothing. A database sequence
+would not be enough, because transactions that take numbers from a sequence can commit in any order.
 
 An event names a lot and a generation, but no manifest. Compaction may revise the layout of a generation
 without an event (LOT-37); readers find the current layout in the lot's row.
@@ -53,7 +53,7 @@ def heads(tx: Tx, keys: LotKeys, datasets: Sequence[DatasetId]) -> dict[DatasetI
 def write(
     tx: Tx, keys: LotKeys, dataset: DatasetId, *, lot: str, generation: int, state: LotState, attempt: str
 ) -> LotEvent:
-    """Write the next event. Only `lots.add` calls it, with the lot's row in the same transaction."""
+    """Write the next event. Only `lots.add` calls this; it writes the lot's row in the same transaction."""
     raw = tx.get(keys.head[dataset.parts], lock=True)
     position = (0 if raw is None else _position.decode(raw)) + 1
     event = LotEvent(position, lot, generation, state, attempt, tx.now(), tx.wall())
@@ -65,7 +65,8 @@ def write(
 def advance(tx: Tx, keys: LotKeys, source: DatasetId, position: int) -> None:
     """Move the head of an input that has steps instead of lots: a view group or a step log (DBSP-39).
 
-    Subscribers treat it like any other input. It has no events: its package keeps a row for each position.
+    Subscribers treat it like any other input. Such an input has no events: the package that owns the input
+    keeps a row for each position.
     """
     raw = tx.get(keys.head[source.parts], lock=True)
     before = 0 if raw is None else _position.decode(raw)
@@ -78,7 +79,7 @@ def advance(tx: Tx, keys: LotKeys, source: DatasetId, position: int) -> None:
 
 
 def read(tx: Tx, keys: LotKeys, dataset: DatasetId, after: int, limit: int) -> list[LotEvent]:
-    """Return the events after a position, in order, at most `limit`."""
+    """Return at most `limit` events after a position, in order."""
     lo = keys.event[(*dataset.parts, after)] + b"\x00"
     _, hi = keys.event.under(*dataset.parts)
     # A snapshot is safe: if it contains an event, it contains all events before it.

@@ -92,7 +92,7 @@ class LotId(msgspec.Struct, frozen=True, order=True):
     def __post_init__(self) -> None:
         if not 0 <= self.ordinal < self.unit.per_day:
             raise BadLotId(
-                f"a day has no {self.unit} lot with the number {self.ordinal}",
+                f"invalid lot number {self.ordinal}: a day has only {self.unit.per_day} lots of {self.unit}",
                 hint=f"use a number from 0 to {self.unit.per_day - 1}",
             )
 
@@ -182,7 +182,7 @@ AnyLotId = LotId | AppendId
 
 
 def parse(text: str) -> AnyLotId:
-    """Parse the id of a lot of either kind."""
+    """Parse a lot id of either kind."""
     return AppendId.parse(text) if text.startswith("A") else LotId.parse(text)
 
 
@@ -190,7 +190,7 @@ def between(first: LotId, last: LotId) -> list[LotId]:
     """List the lots from `first` to `last`, both included."""
     if first.unit != last.unit:
         raise BadLotId(
-            f"{first} and {last} have different interval lengths", hint="use two lots of the same dataset"
+            f"{first} and {last} have different interval lengths", hint="use two lots from the same dataset"
         )
     lots = []
     lot = first

@@ -1,8 +1,8 @@
 """Keys of lots in the store. All of them begin with the cluster's name, C.
 
 (C, "dataset", name, version)                  the declaration of a dataset
-(C, "columns", name, version, revision)        its columns before they changed
-(C, "head", name, version)                     the position of the newest event; its lock orders publications
+(C, "columns", name, version, revision)        earlier columns of a dataset
+(C, "head", name, version)                     the position of the newest event; each publication locks it
 (C, "append-number", name, version)            the number of the last append
 (C, "lot", name, version, lot)                 the newest published generation of a lot
 (C, "replaced", name, version, lot, generation)   earlier generations

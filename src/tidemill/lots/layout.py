@@ -17,9 +17,9 @@ from tidemill.errors import BadName
 from tidemill.lots.manifest import ManifestState
 
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.~")
-_MAX_BYTES = (
-    200  # of an encoded name: several fit into a key, and one with prefix and suffix into a file name
-)
+# The maximum length of an encoded name. Several such names fit into a key, and one with a prefix and a suffix
+# fits into a file name.
+_MAX_BYTES = 200
 ARC_STATES = ("running", "complete", "partial", "missing")
 
 
@@ -69,9 +69,9 @@ def manifest_key(
 
 
 def projected_manifest_key(dataset: str, version: str, lot: str, state: ManifestState) -> str:
-    """Return the key of a manifest's projection.
+    """Return the key of a manifest's projection, which is written after the commit (LOT-23).
 
-    It names no attempt, and is written after the commit (LOT-23).
+    The key does not contain an attempt.
     """
     return lot_prefix(dataset, version, lot) + f"state={state}/manifest.json"
 

@@ -35,7 +35,7 @@ class LotRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fragmented(self) -> bool:
-        """Return whether the lot has many small files, so that compaction may help."""
+        """Return whether the lot has so many small files that compaction may help."""
         return self.files >= MANY_FILES and self.size < self.files * SMALL_BYTES
 
 
@@ -59,9 +59,9 @@ _decoder = msgspec.msgpack.Decoder(LotRow)
 def add(tx: Tx, keys: LotKeys, new: LotRow) -> int:
     """Publish a generation of a lot: write its row and its event, and return the event's position.
 
-    Raises `LotConflict` unless it is the lot's next generation (0 for a new lot), so only one of two attempts
-    at a generation succeeds. Each lot of a keyed dataset has one generation: a correction is another upsert
-    (LOT-40).
+    Raises `LotConflict` unless `new` is the lot's next generation (0 for a new lot). So only one of two
+    attempts at a generation succeeds. Each lot of a keyed dataset has only one generation: there, a
+    correction is another upsert (LOT-40).
     """
     dataset = datasets.read(tx, keys, new.dataset)
     dataset.parse_lot(new.lot)
@@ -108,8 +108,9 @@ def set_digest(tx: Tx, keys: LotKeys, expected: LotRow, digest: str) -> LotRow:
 def revise(tx: Tx, keys: LotKeys, expected: LotRow, layout: LotRow) -> LotRow:
     """Replace the layout of a generation, with the same content and without an event (LOT-37).
 
-    The old layout is retired. Raises `LotConflict` if the lot changed since `expected` was read, or if rows
-    or digest differ. Only manifest, size and number of files are taken from `layout`.
+    The old layout is retired. Raises `LotConflict` if the lot changed since `expected` was read, or if the
+    new layout has another digest or number of rows. Only the manifest, the size and the number of files are
+    taken from `layout`.
     """
     if not expected.digest or layout.digest != expected.digest or layout.rows != expected.rows:
         raise LotConflict(
@@ -157,7 +158,10 @@ def fragmented(tx: Tx, keys: LotKeys, dataset: DatasetId, limit: int = 100) -> l
 
 
 def unmark_fragmented(tx: Tx, keys: LotKeys, expected: LotRow) -> None:
-    """Remove a lot from the fragmented ones, unless it changed: compaction cannot make its files fewer."""
+    """Remove a lot from the list of fragmented lots, because compaction cannot reduce its files.
+
+    Do nothing if the lot has changed since `expected` was read.
+    """
     if current(tx, keys, expected.dataset, expected.lot) == expected:
         tx.clear(keys.fragmented[(*expected.dataset.parts, expected.lot)], quiet=True)
 
@@ -197,7 +201,7 @@ def current(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: str) -> LotRow | Non
 
 
 def resolve(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: str, generation: int) -> LotRow:
-    """Return one generation of a lot, current or replaced, to find the files of an event."""
+    """Return one generation of a lot, current or replaced. Readers use it to find the files of an event."""
     row = current(tx, keys, dataset, lot)
     if row is not None and row.generation == generation:
         return row
@@ -235,7 +239,7 @@ def briefs(
     last: str = "",
     limit: int = 5000,
 ) -> list[LotBrief]:
-    """Return a large page of a dataset's lots after an id, between `first` and `last`, ordered by id."""
+    """Return a large page of the lots from `first` to `last`, ordered by id, beginning after `after`."""
     lo, hi = keys.lot.under(*dataset.parts)
     if first:
         lo = keys.lot[(*dataset.parts, first)]
@@ -247,7 +251,7 @@ def briefs(
 
 
 def next_append(tx: Tx, keys: LotKeys, dataset: DatasetId) -> AppendId:
-    """Return the number of a new append. It is assigned when the attempt opens, for the folder name (LOT-4).
+    """Return the number of a new append. It is assigned early, because the folder name contains it (LOT-4).
 
     An append that is never published leaves a gap in these numbers. That is harmless: consumers follow
     positions.

@@ -14,14 +14,15 @@ import msgspec
 from tidemill.errors import ManifestUnreadable
 
 FORMAT = 2
-"""The newest format that this release reads. Manifests that limit which rows count use 2, all others 1."""
+"""The newest format that this release reads. Manifests that select some rows of their objects have format 2,
+all others have format 1."""
 
 
 class ManifestState(StrEnum):
     """The state of the data that a manifest lists."""
 
     COMPLETE = "complete"  # all data is stored
-    PARTIAL = "partial"  # an attempt stored it, or intends to; it is not a lot yet
+    PARTIAL = "partial"  # an attempt has stored the data, or intends to; it is not a lot yet
     EMPTY = "empty"  # the lot has no data
     REMOVED = "removed"  # the lot was deleted
 
@@ -70,8 +71,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     inputs: list[InputLot] = []
     objects: list[StoredObject] = []
     parts: list[str] = []  # the keys of the parts' manifests, in a root manifest (LOT-8)
-    # For each part, the grains of row identity (65,536 in all) whose rows count, as first and last; an empty
-    # list means all. A manifest without parts has one entry: the grains of its rows. Format 2.
+    # Which rows count (format 2). A row's identity puts it into one of 65,536 grains. For each part, this
+    # lists ranges of grains, as first and last; an empty list means all. A manifest without parts has one
+    # entry, for its own rows.
     within: list[list[tuple[int, int]]] = []
     schema_fingerprint: str = ""
     # The columns, if no dataset declares them: those of a view (Spark's JSON), or new ones (DDL).

@@ -29,7 +29,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     >>> shop.dataset("orders", "id BIGINT").append([{"id": 1}]).position
     1
 
-    - position: None while the interval of the append is open.
+    - position: None if the append becomes visible only when its interval closes.
     - visible_at: the lot becomes visible at this time (wall time, µs) at the earliest (LOT-42).
     """
 
@@ -50,20 +50,20 @@ _decoder = msgspec.msgpack.Decoder(_StoredReceipt)
 def find(tx: Tx, keys: LotKeys, dataset: DatasetId, append: Identity) -> Receipt | None:
     """Return the receipt of an earlier attempt, or None for a new append.
 
-    Raise `ProducerConflict` if refused.
+    Raise `ProducerConflict` if the append is refused.
     """
     raw = tx.get(keys.receipt[(*dataset.parts, append.producer, append.seq)])
     if raw is not None:
         stored = _decoder.decode(raw)
         if stored.digest != append.digest:
             raise ProducerConflict(
-                f"producer {append.producer!r} used number {append.seq} for different rows of {dataset}"
+                f"producer {append.producer!r} already sent number {append.seq} to {dataset} with other rows"
             )
         return stored.receipt
     highest = last_seq(tx, keys, dataset, append.producer)
     if highest is not None and append.seq < highest:
         raise ProducerConflict(
-            f"number {append.seq} of producer {append.producer!r} is lower than its last one for {dataset}",
+            f"producer {append.producer!r} sent number {append.seq} to {dataset} after number {highest}",
             hint=f"use a number above {highest}",
         )
     return None

@@ -13,10 +13,11 @@ Intervals close one by one and in order; those without appends become empty lots
 repeat a step. If two processes close an interval, only one publishes: `close` accepts only the current
 interval, which is the first one that is not closed.
 
-Times are the store's wall time. If the clock is set back, appends go to the current interval. If it jumps
-ahead, neither appends nor closing follow it until the jump is accepted (`wall_clock`). If a wrong clock was
-accepted and closed intervals of the future, `rewind` moves the current interval back to the present. Then an
-interval closes whose lot exists. If that lot is empty, its appends become the next generation.
+Times are the store's wall time. If the clock is set back, appends go to the current interval. If the clock
+jumps ahead, appends and closing ignore the new time until the jump is accepted (`wall_clock`). If a wrong
+time was accepted, and intervals that lie in the future were closed, `rewind` moves the current interval back
+to the present. When such an interval closes again, its lot already exists and is empty. If the interval now
+has appends, they become the lot's next generation.
 """
 
 from collections.abc import Sequence
@@ -73,10 +74,7 @@ def wall_us(moment: datetime) -> int:
 
 
 def begin(tx: Tx, keys: LotKeys, dataset: DatasetId) -> Interval:
-    """Start to close intervals, beginning with the one at the current time.
-
-    Return the current interval.
-    """
+    """Return the current interval. If the dataset has none yet, begin with the one at the current time."""
     interval = read(tx, keys, dataset)
     if interval is not None:
         return interval
@@ -88,7 +86,7 @@ def begin(tx: Tx, keys: LotKeys, dataset: DatasetId) -> Interval:
 
 
 def read(tx: Tx, keys: LotKeys, dataset: DatasetId) -> Interval | None:
-    """Return the current interval; None if the dataset does not close intervals."""
+    """Return the current interval; None if the dataset has no intervals, or none has begun yet."""
     raw = tx.get(keys.interval[dataset.parts])
     return None if raw is None else _interval.decode(raw)
 
@@ -96,7 +94,7 @@ def read(tx: Tx, keys: LotKeys, dataset: DatasetId) -> Interval | None:
 def stage(tx: Tx, keys: LotKeys, dataset: DatasetId, append: Staged) -> Receipt:
     """Make an append durable in the interval at the current time or, if that is sealed, in the next one.
 
-    The append's objects must be stored already. An append that a producer repeats gets its first receipt
+    The append's objects must be stored already. If a producer repeats an append, return the first receipt
     (LOT-36).
     """
     identity = None
@@ -122,7 +120,7 @@ def stage(tx: Tx, keys: LotKeys, dataset: DatasetId, append: Staged) -> Receipt:
 
 
 def due(tx: Tx, keys: LotKeys, limit: int = 100) -> list[tuple[DatasetId, LotId]]:
-    """List the current intervals whose time is over, oldest first."""
+    """List the current intervals that have ended, oldest first."""
     lo, _ = keys.closing.all()
     intervals = []
     for row in tx.range(lo, keys.closing[wall_clock.believed(tx, keys) + 1], limit=limit, snapshot=True):
@@ -148,7 +146,10 @@ def seal(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: LotId) -> None:
 def page(
     tx: Tx, keys: LotKeys, dataset: DatasetId, lot: LotId, after: bytes | None = None, limit: int = 500
 ) -> Sequence[StagedRow]:
-    """Return a page of a sealed interval's appends in commit order; the last is shorter than the limit."""
+    """Return a page of a sealed interval's appends, in commit order.
+
+    A page with fewer than `limit` appends is the last one.
+    """
     interval = _current(tx, keys, dataset, lot)
     if interval.state is not IntervalState.SEALED:
         raise IntervalConflict(f"interval {lot} of {dataset} still accepts appends")
@@ -183,21 +184,22 @@ def skip(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: LotId, limit: int = MOV
 
 
 def rewind(tx: Tx, keys: LotKeys, dataset: DatasetId, limit: int = MOVE_PAGE) -> bool:
-    """Move the current interval back to the present, after a wrong clock closed intervals of the future.
+    """Move the current interval back to the present, after a wrong clock closed intervals too early.
 
-    It does not go back behind a lot that has rows. Then it moves a page of the appends that wait in
-    intervals of the future to the current interval. Returns True if there may be more. It can be repeated:
-    an append always waits in an interval that will close.
+    The current interval stays after every lot that has rows. This function also moves a page of the appends
+    that wait in later intervals to the current interval, and returns True if there may be more. It is safe to
+    stop or repeat this: an append always waits in an interval that will close.
     """
     declared = datasets.read(tx, keys, dataset)
     if declared.kind is Kind.KEYED:
         raise IntervalConflict(
-            f"the intervals of {dataset} cannot be rewound: it has a key, so its lots have one generation",
+            f"the intervals of {dataset} cannot be rewound: it has a key, so each of its lots can have only"
+            " one generation",
             hint="wait until the clock reaches its current interval, or declare a new version of the dataset",
         )
     interval = read(tx, keys, dataset)
     if interval is None:
-        raise BadDataset(f"{dataset} does not close intervals", hint="only datasets with lots= do")
+        raise BadDataset(f"{dataset} has no intervals", hint="only datasets with lots= have intervals")
     if interval.state is not IntervalState.OPEN or tx.range(*keys.spent.under(*dataset.parts), limit=1):
         raise IntervalConflict(f"interval {interval.lot} of {dataset} is being closed", hint="try again")
     current = LotId.parse(interval.lot)

@@ -1,21 +1,23 @@
-"""The wall clock that intervals, schedules and `now()` in views follow, protected against jumps.
+"""The wall clock that intervals, schedules and `now()` in views use, protected against jumps.
 
 The wall clock of a machine can be wrong for a moment, for example after a virtual machine resumes. If
-intervals closed by such a clock, all intervals of the next week could close at once, and later appends would
-stay hidden for a week. Lease time (`Tx.now`) has no such jumps, because it does not follow the wall clock.
+Tidemill used such a clock to close intervals, all intervals of the next week could close at once, and later
+appends would stay hidden for a week. Lease time (`Tx.now`) has no such jumps, because it does not follow the
+wall clock.
 
 So the store keeps the accepted offset between the two clocks. `believed` returns the wall time, but at most
 `AHEAD_US` more than lease time plus the accepted offset. Every runner compares the clocks (`observe`):
 
 - A small difference is accepted, because clocks drift.
-- A larger difference is a jump. It is reported, and accepted when it has lasted for `CONFIRM_US`, because
-  then it is probably right: lease time does not count the hours while the machine of a SQLite store is off.
-- If the clock is corrected before, nothing has happened.
+- A larger difference is a jump, which is reported. If the clock keeps to the new time for `CONFIRM_US`, the
+  jump is accepted, because the new time is probably right. For example, lease time does not count the hours
+  during which the machine of a SQLite store is off.
+- If the clock is corrected before that, nothing changes.
 
 `accept` accepts a jump at once, and so does `tidemill clock --accept`.
 
 A clock that was set back needs no protection: intervals wait for it. But a new offset is recorded in the same
-way. Otherwise the next jump forward could go as far as the clock was set back.
+way. Otherwise, if the clock later jumped forward by as much as it was set back, that jump would be missed.
 """
 
 from typing import Final
@@ -29,7 +31,7 @@ AHEAD_US: Final = 300_000_000
 """How far the wall clock may differ from lease time plus the accepted offset: five minutes."""
 
 CONFIRM_US: Final = 600_000_000
-"""How long a jump must last until it is accepted: ten minutes of lease time."""
+"""How long the clock must keep to the new time until a jump is accepted: ten minutes of lease time."""
 
 
 class ClockRow(msgspec.Struct, frozen=True, array_like=True):
@@ -50,7 +52,7 @@ class ClockJump(msgspec.Struct, frozen=True, kw_only=True):
 
     - shift_us: how far the clock jumped; negative if it was set back.
     - since_us: when it was first seen (lease time).
-    - accepted_in_us: how long until it is accepted, if it lasts.
+    - accepted_in_us: how long until it is accepted, if the clock is not set back before that.
     """
 
     shift_us: int
@@ -61,14 +63,14 @@ class ClockJump(msgspec.Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         """Describe the jump in one sentence."""
         direction = "ahead of" if self.shift_us > 0 else "behind"
-        return f"the wall clock is {_duration(abs(self.shift_us))} {direction} the time that is expected"
+        return f"the wall clock is {_duration(abs(self.shift_us))} {direction} the expected time"
 
 
 _decoder = msgspec.msgpack.Decoder(ClockRow)
 
 
 def believed(tx: Tx, keys: LotKeys) -> int:
-    """Return the wall time to act on, in µs: the wall clock, but not after a jump that is not accepted."""
+    """Return the wall time to use, in µs: the wall clock, without a jump that is not accepted yet."""
     row = _read(tx, keys)
     wall_us = tx.wall()
     return wall_us if row is None else min(wall_us, tx.now() + row.offset_us + AHEAD_US)

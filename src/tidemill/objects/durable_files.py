@@ -73,11 +73,11 @@ def _claim(scratch: Path, chance: random.Random) -> tuple[Path, int]:
         except BaseException:
             os.close(fd)
             raise
-        os.close(fd)  # a sweeper deleted it between the two lines above
+        os.close(fd)  # `sweep` in another process deleted the file before we locked it
 
 
 def sweep(scratch: Path) -> int:
-    """Delete scratch files without an owner; return how many. Files of live writers stay (`NewFile`)."""
+    """Delete scratch files without an owner; return their number. Files of live writers stay (`NewFile`)."""
     swept = 0
     for path in list(scratch.iterdir()):
         with contextlib.suppress(FileNotFoundError, BlockingIOError):
@@ -140,7 +140,7 @@ class Folders:
 
 
 def file_system(folder: Path) -> str:
-    """Return the file system that a folder is on; `unknown` if that cannot be determined."""
+    """Return the type of the file system that a folder is on; `unknown` if that cannot be determined."""
     try:
         device = folder.stat().st_dev
         number = f"{os.major(device)}:{os.minor(device)}"
@@ -172,7 +172,7 @@ def sync_folder(folder: Path) -> None:
 
 
 class KeyLocks:
-    """One lock per key across processes: 64 files, and keys are spread over them by hash.
+    """Locks keys across processes. There are 64 lock files, and the hash of a key selects one of them.
 
     The kernel releases a lock when its process ends. A process that is only suspended keeps its locks, so
     waiting has a time limit.
@@ -204,7 +204,7 @@ class KeyLocks:
             except BlockingIOError:
                 if self._clock.monotonic() >= end:
                     raise ObjectUnavailable(
-                        f"the lock of {key!r} was not free within {self._patience_s:g} s",
+                        f"the lock of {key!r} did not become free within {self._patience_s:g} s",
                         hint="check whether a process that uses these objects is suspended, then retry",
                     ) from None
             else:

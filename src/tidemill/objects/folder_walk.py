@@ -30,7 +30,7 @@ def walk(
     Args:
         read: returns the entries of a folder (`""` or a path that ends in `/`) in any order.
         prefix: what the keys begin with; it may end within a name.
-        after: list only keys after this one, or None.
+        after: list only keys after this key; None to list all keys.
     """
     folder, slash, partial = prefix.rpartition("/")
     return _below(read, folder + slash, partial, after)

@@ -47,7 +47,7 @@ def check_prefix(prefix: str) -> None:
 
 
 def fault(key: str) -> str:
-    """Return why a key is not valid; empty if it is."""
+    """Return why a key is not valid; an empty string if it is valid."""
     if not key:
         return "it is empty"
     if _FORBIDDEN.search(key):

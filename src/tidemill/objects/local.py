@@ -37,7 +37,7 @@ from tidemill.objects.port import Bodies, Body, ObjectInfo, Objects
 
 _NO_OBJECT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO}
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_TRIES = 100  # of making a folder, if others keep removing it because it is empty
+_TRIES = 100  # how often to create a folder that other processes keep removing because it is empty
 
 
 class LocalObjects(Objects):
@@ -131,21 +131,22 @@ class LocalObjects(Objects):
 
     def _replace(self, new: NewFile, target: Path, old: os.stat_result | None) -> None:
         if old is not None and new.stat().st_mtime_ns <= old.st_mtime_ns:
-            new.stamp(old.st_mtime_ns + 1)  # another writer has replaced it
+            new.stamp(old.st_mtime_ns + 1)  # another writer has just replaced the object
         crash.point("objects.local.before_rename")
         self._into(target, lambda: new.path.replace(target))
         crash.point("objects.local.after_rename")
 
     @contextlib.contextmanager
     def _writing(self, key: str, target: Path, body: Body) -> Iterator[NewFile]:
-        """Yield a durable scratch file with the body; sync the folders after the block has named it."""
+        """Yield a durable scratch file with the body. When the block has given it a key, sync the folders."""
         with _meaning(key, self.url):
             with self._new_file() as new:
                 try:
                     new.write(body, self._modified_ns(target))
                     yield new
                 except Exception:
-                    # not after a crash: the next process deletes the scratch files of a dead one
+                    # A simulated crash is not an Exception. As after a real crash, the scratch file stays,
+                    # and the next process deletes it.
                     new.discard()
                     self._folders.prune(target.parent)
                     raise
@@ -179,7 +180,7 @@ class LocalObjects(Objects):
                 new.discard()
 
     def _into(self, target: Path, act: Callable[[], object]) -> None:
-        """Make the folder of `target`, and run `act`, which gives a file that name."""
+        """Create the folder of `target`, then run `act`, which links or renames a file to `target`."""
         for _ in range(_TRIES):
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -188,7 +189,7 @@ class LocalObjects(Objects):
                     raise BadKey(
                         f"{self._key(target)!r} is inside another object", hint="use a different key"
                     ) from None
-                continue  # it was a folder, and is removed again
+                continue  # it was a folder, and another process has just removed it
             except FileNotFoundError:
                 continue  # a folder above was just removed, because it was empty
             try:
@@ -257,7 +258,7 @@ class LocalObjects(Objects):
     # --- reading
 
     def _get(self, key: str) -> tuple[bytes, ObjectInfo]:
-        # bytes and status come from one file, even if another one takes its name
+        # bytes and status come from one file, even if another file takes its name
         with self._reading(key) as (fd, status), os.fdopen(os.dup(fd), "rb") as file:
             return file.read(), _info(key, status)
 
@@ -301,7 +302,7 @@ class LocalObjects(Objects):
             with inside:
                 for entry in inside:
                     if fault(folder + entry.name):
-                        continue  # not a key: our own file, or not written through this port
+                        continue  # not a valid key: one of our own files, or a file of another program
                     if entry.is_dir(follow_symlinks=False):
                         yield FolderEntry(entry.name, None)
                     elif entry.is_file(follow_symlinks=False):

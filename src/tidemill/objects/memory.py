@@ -12,7 +12,7 @@ from tidemill.objects.port import Bodies, Body, ObjectInfo, Objects
 Fault = Callable[[Literal["before", "after"], str, str], None]
 """Called with (moment, operation, key).
 
-An error raised before loses the request; an error raised after loses the response.
+An error raised at the moment "before" simulates a lost request; an error at "after", a lost response.
 """
 
 

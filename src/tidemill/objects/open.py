@@ -4,7 +4,7 @@ Some servers accept `If-None-Match` and `If-Match`, respond with 200 and overwri
 key then both believe that they created it. The probe tries writes that must not succeed, first one after the
 other and then from several threads at once. The probe writes its own objects, and deletes them afterwards. It
 also finds out whether the server lists objects in key order. It makes about forty small requests. The result
-does not change for a bucket, so keep it.
+is always the same for a bucket, so callers should store it.
 """
 
 import random
@@ -56,7 +56,7 @@ def open_objects(
     Args:
         url: see `tidemill.objects.url`; it is never shown with its secrets.
         clock: for waiting and for times.
-        chance: for nonces, ETags and jitter; a new one if omitted.
+        chance: the random source for nonces, ETags and jitter; a new one if omitted.
         probe: False for a bucket that is only read. It is then listed by folders.
         probed: the result of an earlier probe of this bucket (`probe_bucket`), instead of a new one.
     """
@@ -115,8 +115,8 @@ def _remote(where: RemoteUrl, clock: Clock, chance: random.Random, probed: Probe
 def try_conditions(objects: Objects, chance: random.Random) -> Probed:
     """Try the conditional writes of a bucket, and delete the objects of the probe.
 
-    Raise `ConditionsIgnored` if a conditional write succeeded that must fail, `ObjectUnavailable` if the
-    bucket cannot be reached or written.
+    Raise `ConditionsIgnored` if a conditional write succeeded that should have failed. Raise
+    `ObjectUnavailable` if the bucket cannot be reached or written.
 
     Args:
         objects: the bucket, opened with `flat=True` to see the provider's own order.

@@ -59,8 +59,8 @@ class ObjectInfo(NamedTuple):
     """The metadata of one object.
 
     `etag` is opaque and changes with the bytes. `modified_at` (seconds since 1970) is the storage's time. In
-    the result of a put it is this machine's time, because providers do not return it. Do not judge leases by
-    it.
+    the result of a put it is this machine's time, because providers do not return it. Do not use it to decide
+    whether a lease has expired.
     """
 
     key: str
@@ -108,9 +108,10 @@ class Objects(ABC):
         return self._put(key, _octets(body))
 
     def put_if_absent(self, key: str, body: Body, nonce: bytes) -> Put:
-        """Write an object unless there is one.
+        """Write an object unless the key already has one.
 
-        It is safe to repeat this after any failure, with the same body. `MINE` then means that it succeeded.
+        It is safe to repeat this after any failure, with the same body. `MINE` then means that an earlier try
+        succeeded.
 
         Args:
             key: the name of the object.
@@ -140,10 +141,11 @@ class Objects(ABC):
         )
 
     def put_if_match(self, key: str, body: Body, etag: str) -> ObjectInfo:
-        """Replace the object that has this ETag. Raise `ObjectConflict` if it has another or is missing.
+        """Replace the object with this ETag; raise `ObjectConflict` if it was changed or deleted.
 
-        The body contains a new nonce for each write, see above. A conflict means that the object does not
-        have our body now. If an earlier response was lost, it may have had our body in between.
+        Put a new nonce into the body for each write, as the module's docstring explains. A conflict means
+        that the object does not have our body now. If an earlier response was lost, the object may have had
+        our body for a while.
         """
         check_key(key)
         if not self.supports_if_match:
@@ -158,7 +160,7 @@ class Objects(ABC):
         return self._put_if_match(key, _octets(body), etag)
 
     def delete(self, key: str) -> None:
-        """Delete an object, if there is one."""
+        """Delete an object if it exists."""
         check_key(key)
         self._delete_many([key])
 
@@ -180,7 +182,7 @@ class Objects(ABC):
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Read bytes from start to start + length.
 
-        Return fewer at the end of the object, and none after it.
+        If the object ends before that, return fewer bytes, or none.
         """
         return self.get_ranges(key, [(start, length)])[0]
 
@@ -205,11 +207,11 @@ class Objects(ABC):
         """List the objects whose key begins with `prefix` and sorts after `after`, in key order.
 
         Args:
-            prefix: characters, as on S3; end it with `/` for a folder.
+            prefix: the first characters of the keys, as on S3; end it with `/` to list a folder.
             after: list only keys after this one, which need not exist.
             limit: the maximum number of objects to list.
-            ahead: fetch the next page while the caller reads one. If False, no page is fetched that the
-                caller does not read.
+            ahead: fetch the next page while the caller reads the current one. If False, fetch each page only
+                when the caller reaches it.
         """
         check_prefix(prefix)
         if limit is not None and limit < 0:
@@ -219,11 +221,11 @@ class Objects(ABC):
     def list_foreign(
         self, skip: Callable[[str, str], None], prefix: str = "", *, after: str | None = None
     ) -> Iterator[ObjectInfo]:
-        """List like `list` where other programs write: names that are not keys are reported and skipped.
+        """List objects like `list`, where other programs may write too. Pass invalid names to `skip`.
 
         Args:
-            skip: called with the name, or its folder if the provider does not report the name, and with the
-                reason.
+            skip: called with the name and the reason. If the provider does not report the name, the first
+                argument is the folder.
             prefix: as in `list`.
             after: as in `list`.
         """

@@ -18,7 +18,7 @@ class RefusalKind(enum.Enum):
     EXISTS = "the object already exists"
     CONDITION = "the condition did not hold"
     RANGE = "the range is after the end"
-    NAME = "an object there has a name that is not a key"
+    NAME = "an object there has a name that is not a valid key"
     UNSUPPORTED = "not supported"
     FULL = "no space left"
     DENIED = "not allowed"
@@ -35,7 +35,7 @@ _FULL_CODES = {
     "StorageFull",
 }
 _NO_BUCKET_CODES = {"NoSuchBucket", "ContainerNotFound"}  # also a 404, like a missing object
-_RACE_CODES = {"ConditionalRequestConflict", "OperationAborted"}  # S3: undecided, retry
+_RACE_CODES = {"ConditionalRequestConflict", "OperationAborted"}  # S3 did not decide which write wins: retry
 _TRANSIENT_STATUS = {408, 425, 429, 500, 502, 503, 504}
 
 
@@ -81,7 +81,7 @@ def _kind(error: BaseException, status: int, code: str, text: str) -> RefusalKin
     if not status and isinstance(error, exceptions.GenericError) and "BadScheme" not in text:
         return (
             RefusalKind.TRANSIENT
-        )  # nothing was answered: refused, reset, timed out, or cut off in the middle
+        )  # there was no response: refused, reset, timed out, or cut off in the middle
     return RefusalKind.OTHER
 
 

@@ -6,9 +6,9 @@ the object has our body, our write succeeded. Each request has a timeout, and re
 time.
 
 **Listing.** S3, GCS and Azure list by key bytes, and can start after any key. Some servers that are
-compatible with S3 list by folders instead (SeaweedFS, S3 Express buckets), and their listings omit objects if
-they start after a key. Unless a provider is known to list by key (`flat`), we list by folders ourselves and
-sort. That costs more requests, but is always correct.
+compatible with S3 list by folders instead (SeaweedFS, S3 Express buckets). A listing by such a
+server is incomplete if it starts after a key. Unless a provider is known to list by key (`flat`), we list by
+folders ourselves and sort. That costs more requests, but is always correct.
 
 **Processes.** obstore's threads do not survive a fork, and its calls would then wait forever. If
 `RemoteObjects` is used before a fork and again in the child, it raises an error.
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Store = S3Store | GCSStore | AzureStore
 
-_PAGE = 1000  # objects in one answer of a listing
+_PAGE = 1000  # objects in one page of a listing
 _TRIES = 8  # with about four seconds of waiting in between
 _PART_BYTES = 16 * 1024 * 1024  # a plain put uploads larger bodies in parts
 _NEAR_BYTES = 256 * 1024  # ranges this close are fetched as one
@@ -131,7 +131,10 @@ class RemoteObjects(Objects):
         return ObjectConflict(f"{key!r} in {self.url} was changed or deleted: its ETag is no longer {etag}")
 
     def _version(self, key: str, etag: str) -> str | None:
-        """Read the generation of an ETag, which is Google's condition. Listings do not have it."""
+        """Return the generation of the object with this ETag.
+
+        Google uses the generation as the condition of a write. Listings do not contain it.
+        """
         try:
             meta = self._try(lambda store, path: store.head(path), self._root + key)
         except Refusal as refused:
@@ -183,7 +186,7 @@ class RemoteObjects(Objects):
         return out
 
     def _spans(self, key: str, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
-        """Read spans (start, end) in order, up to the end of the object, which the first request returns.
+        """Read spans (start, end) in order, up to the end of the object. The first response has its size.
 
         obstore fetches several spans in parallel, and panics if a span begins after the end of the object.
         """
@@ -228,7 +231,8 @@ class RemoteObjects(Objects):
             key = meta["path"].removeprefix(self._root)
             if key <= last:
                 raise ObjectError(
-                    f"{self.url} does not list in key order", hint="add listing=folders to its URL"
+                    f"{self.url} does not list its objects in key order",
+                    hint="add listing=folders to its URL",
                 )
             last = key
             if key > prefix and not key.startswith(prefix):
@@ -253,7 +257,7 @@ class RemoteObjects(Objects):
             yield _info(key, meta)
 
     def _listed(self, prefix: str, after: str | None, *, ahead: bool) -> Iterator["ObjectMeta"]:
-        """List what the provider lists, from a little before the first wanted object."""
+        """Return the provider's own listing, from a little before the first wanted object."""
         folder = (self._root + prefix).rpartition("/")[0] or None
         low = max(after or "", before(prefix))
         while low and fault(low):
@@ -321,7 +325,7 @@ class RemoteObjects(Objects):
             raise self._error(refused, method, key) from None
 
     def _try(self, request: Callable[[Store, str], T], path: str) -> T:
-        """Make a request until there is a response, at most eight times; raise `Refusal` otherwise."""
+        """Send a request, up to eight times if there is no response. Raise `Refusal` if it fails."""
         end = self._clock.monotonic() + 2 * self._where.timeout_s
         store = self._store()
         for attempt in range(1, _TRIES + 1):
@@ -344,7 +348,7 @@ class RemoteObjects(Objects):
             _runtime_pid = pid
         if _runtime_pid != pid:
             raise ObjectUnavailable(
-                "object storage was used in a process that was then forked",
+                "object storage was already used before this process was forked",
                 hint="start child processes with spawn, or fork before the first use",
             )
         return self._opened
@@ -358,7 +362,8 @@ class RemoteObjects(Objects):
                 return ObjectConflict(message)
             case RefusalKind.NAME:
                 return BadKey(
-                    message, hint="another program wrote a name like a//b there: use another prefix"
+                    message,
+                    hint="another program stored an object with a name like a//b there; use another prefix",
                 )
             case RefusalKind.FULL:
                 return ObjectsFull(message)

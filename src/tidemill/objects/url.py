@@ -1,4 +1,4 @@
-"""The URLs of object storage: parsed once, and shown only without their secrets (STO-14).
+"""Parse the URLs of object storage, and show them only without their secrets (STO-14).
 
     /data/objects, file:///data/objects     files on this machine
     memory://                               memory of this process
@@ -27,7 +27,7 @@ BLOT: Final = "***"
 
 @dataclass(frozen=True)
 class UrlOptions:
-    """The options in the URLs of one provider; values are the names of obstore's settings."""
+    """The options that a URL of one provider can have, with the names of obstore's settings for them."""
 
     userinfo: tuple[str, str] | None
     plain: dict[str, str]
@@ -68,8 +68,9 @@ OWN: Final = ("listing", "timeout_s")
 class RemoteUrl:
     """A parsed URL of a provider. Its repr and `shown` have no secrets.
 
-    `listing` is `flat` if the provider lists by key bytes, `folders` if it may not, and empty if that is
-    unknown. `timeout_s` limits one request; a call with its retries takes at most three times as long.
+    `listing` is `flat` if the user says that the provider lists by key bytes, and `folders` if Tidemill must
+    list by folders. If it is empty, a probe decides. `timeout_s` limits one request. A call, with all its
+    retries, takes at most three times as long.
     """
 
     kind: str
@@ -116,7 +117,7 @@ def _redact_option(name: str, option: str) -> str:
 
 
 def is_path(url: str) -> bool:
-    """Return whether this is a plain path, and not a URL or a misspelled one (`s3:/bucket`)."""
+    """Return whether this is a plain path, and not a URL or a misspelled URL (`s3:/bucket`)."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", url) is None
 
 
@@ -168,7 +169,7 @@ def _checked(option: str, value: str, shown: str) -> str:
     if option in ("virtual_hosted", "bulk_delete"):
         if value not in ("true", "false"):
             raise BadUrl(
-                f"{option} in {shown} is neither true nor false",
+                f"the option {option}= in {shown} is neither true nor false",
                 hint=f"write {option}=true or {option}=false",
             )
         if option == "bulk_delete":
@@ -193,18 +194,22 @@ def _credentials(kind: UrlOptions, userinfo: str, shown: str) -> dict[str, str]:
 def _own(options: dict[str, str], shown: str) -> tuple[str, float]:
     listing = options.get("listing", "")
     if listing not in ("", "flat", "folders"):
-        raise BadUrl(f"listing in {shown} is not valid", hint="write listing=flat or listing=folders")
+        raise BadUrl(
+            f"the option listing= in {shown} is not valid", hint="write listing=flat or listing=folders"
+        )
     try:
         timeout_s = float(options.get("timeout_s", "30"))
     except ValueError:
         timeout_s = 0.0
     if not 0.1 <= timeout_s <= 3600:
-        raise BadUrl(f"timeout_s in {shown} is not valid", hint="use a value from 0.1 to 3600 seconds")
+        raise BadUrl(
+            f"the option timeout_s= in {shown} is not valid", hint="use a value from 0.1 to 3600 seconds"
+        )
     return listing, timeout_s
 
 
 def local_path(url: str) -> str:
-    """The path that a file:// URL names."""
+    """Return the path that a file:// URL names."""
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost") or parts.query or parts.fragment or len(parts.path) < 2:
         raise BadUrl(f"not a file URL: {redact(url)}", hint="write file:///path, with three slashes")

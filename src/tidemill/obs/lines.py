@@ -57,24 +57,36 @@ class Line(msgspec.Struct, frozen=True):
     severity: Severity = Severity.NORMAL
 
 
+CHILD_ENDS = {
+    "again": "starts its child process again",
+    "crash": "its child process died",
+    "drain": "killed its child process at the end of the grace period",
+    "lost": "lost its lease and killed its child process",
+    "oom": "its child process ran out of memory",
+    "unborn": "cannot start a child process",
+}
+"""How to say why a child process ended, by the kind of its end."""
+
+
 def _short(author: str) -> str:
     """Shorten a name: `arc:shop/clean` -> `clean`."""
     return author.partition("/")[2] or author
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 lot` or `2,000 lots`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 @singledispatch
-def line_of(event: Event) -> Line | None:  # noqa: ARG001 - the kinds below read theirs
-    """Describe an event for users; None if they do not need to see it."""
+def line_of(event: Event) -> Line | None:  # noqa: ARG001 - the functions below use it
+    """Describe an event for users; return None if they do not need to see it."""
     return None
 
 
 @line_of.register
 def _(event: FilesDiscovered) -> Line:
-    return Line(_short(event.source), f"{_count(event.files, 'new file')} ({event.size:,} bytes)")
+    return Line(_short(event.source), f"{counted(event.files, 'new file')} ({event.size:,} bytes)")
 
 
 @line_of.register
@@ -90,7 +102,7 @@ def _(event: FileChanged) -> Line:
 
 @line_of.register
 def _(event: FilesLeftOut) -> Line:
-    text = f"{_count(len(event.paths), 'file')} changed or disappeared before they were read"
+    text = f"{counted(len(event.paths), 'file')} changed or disappeared before being read"
     return Line(_short(event.source), text, Severity.WARNING)
 
 
@@ -98,18 +110,18 @@ def _(event: FilesLeftOut) -> Line:
 def _(event: WindowTaken) -> Line | None:
     if not event.over:
         return None
-    return Line(_short(event.source), "takes over the files of a node that is gone", Severity.WARNING)
+    return Line(_short(event.source), "takes over the files of a node that died", Severity.WARNING)
 
 
 @line_of.register
 def _(event: WindowPublished) -> Line:
-    text = f"lot {event.lot}: {_count(event.rows, 'row')} of {_count(event.files, 'file')}"
+    text = f"lot {event.lot}: {counted(event.rows, 'row')} from {counted(event.files, 'file')}"
     return Line(_short(event.source), text, Severity.GOOD)
 
 
 @line_of.register
 def _(event: BatchReceived) -> Line:
-    text = f"lot {event.lot}: {_count(event.rows, 'row')} of {_count(event.requests, 'request')}"
+    text = f"lot {event.lot}: {counted(event.rows, 'row')} from {counted(event.requests, 'request')}"
     return Line(_short(event.source), text, Severity.GOOD)
 
 
@@ -120,8 +132,8 @@ def _(event: PushStarted) -> Line:
 
 @line_of.register
 def _(event: BatchFetched) -> Line:
-    bad = f", {_count(event.bad, 'record')} quarantined" if event.bad else ""
-    text = f"lot {event.lot}: {_count(event.rows, 'row')}{bad}"
+    bad = f", {counted(event.bad, 'record')} quarantined" if event.bad else ""
+    text = f"lot {event.lot}: {counted(event.rows, 'row')}{bad}"
     return Line(_short(event.source), text, Severity.WARNING if bad else Severity.GOOD)
 
 
@@ -132,13 +144,13 @@ def _(event: PartitionStuck) -> Line:
 
 @line_of.register
 def _(event: CheckpointSkipped) -> Line:
-    text = f"{event.checkpoint}: {event.before} no longer exists; continues at {event.after}"
+    text = f"{event.checkpoint}: the data at {event.before} no longer exists; continuing at {event.after}"
     return Line(_short(event.source), text, Severity.WARNING)
 
 
 @line_of.register
 def _(event: RecordsQuarantined) -> Line:
-    text = f"{_count(event.records, 'bad record')} quarantined in {event.dataset}, lot {event.lot}"
+    text = f"{counted(event.records, 'bad record')} quarantined in {event.dataset}, lot {event.lot}"
     return Line(_short(event.source), text, Severity.WARNING)
 
 
@@ -151,15 +163,18 @@ def _(event: WindowFailed) -> Line:
 @line_of.register
 def _(event: IntervalClosed) -> Line:
     name = event.dataset.partition("@")[0]
-    text = f"lot {event.lot} closed: {_count(event.appends, 'append')}, {_count(event.rows, 'row')}"
+    text = f"lot {event.lot} closed: {counted(event.appends, 'append')}, {counted(event.rows, 'row')}"
     return Line(name, text, Severity.GOOD)
 
 
 @line_of.register
 def _(event: WallClockJumped) -> Line:
+    if event.shift_s < 0:  # used at once, and recorded only later
+        return Line("clock", f"{event.message}; intervals wait until the clock has caught up", Severity.ERROR)
     text = (
-        f"{event.message}; intervals, schedules and now() follow it in {event.accepted_in_s / 60:.0f} minutes"
-        " if it does not change; if the clock is right, run `tidemill clock --accept`"
+        f"{event.message}; intervals, schedules and now() will use the new time in"
+        f" {event.accepted_in_s / 60:.0f} minutes, unless the clock is corrected; if the clock is right, run"
+        " `tidemill clock --accept`"
     )
     return Line("clock", text, Severity.ERROR)
 
@@ -167,7 +182,7 @@ def _(event: WallClockJumped) -> Line:
 @line_of.register
 def _(event: ArcLotBegan) -> Line:
     attempt = f" (attempt {event.tries})" if event.tries > 1 else ""
-    parts = f" in {_count(event.parts, 'part')}" if event.parts > 1 else ""
+    parts = f" in {counted(event.parts, 'part')}" if event.parts > 1 else ""
     return Line(_short(event.arc), f"lot {event.lot} begins{parts}{attempt}", Severity.DETAIL)
 
 
@@ -178,7 +193,7 @@ def _(event: PartEnded) -> Line | None:
             _short(event.author), f"lot {event.lot}, part {event.part}: {event.error}", Severity.ERROR
         )
     reused = ", reused" if event.reused else ""
-    text = f"lot {event.lot}, part {event.part}: {_count(event.rows, 'row')}{reused}"
+    text = f"lot {event.lot}, part {event.part}: {counted(event.rows, 'row')}{reused}"
     return Line(_short(event.author), text, Severity.DETAIL)
 
 
@@ -190,7 +205,7 @@ def _(event: ArcLotComplete) -> Line:
 
 @line_of.register
 def _(event: ArcLotPartial) -> Line:
-    failed = f"{_count(len(event.failed), 'part')} failed: " if event.failed else ""
+    failed = f"{counted(len(event.failed), 'part')} failed: " if event.failed else ""
     return Line(_short(event.arc), f"lot {event.lot} partial: {failed}{event.error}", Severity.ERROR)
 
 
@@ -203,7 +218,7 @@ def _(event: ArcLotMissing) -> Line:
 def _(event: StepCommitted) -> Line | None:
     if not event.views:
         return None
-    text = f"step {event.step}: {_count(event.rows, 'change')} in {', '.join(event.views)}"
+    text = f"step {event.step}: {counted(event.rows, 'change')} in {', '.join(event.views)}"
     return Line(f"views {event.group}", text, Severity.GOOD)
 
 
@@ -220,13 +235,15 @@ def _(event: TemplateMatchless) -> Line:
 
 @line_of.register
 def _(event: CronMissed) -> Line:
-    text = f"no runner was active at {_count(event.left_out, 'time')} of its schedule; skipped by its policy"
+    text = (
+        f"skipped {counted(event.left_out, 'scheduled time')} at which no runner was active (see catch_up=)"
+    )
     return Line(_short(event.name), text, Severity.WARNING)
 
 
 @line_of.register
 def _(event: StrangeKey) -> Line:
-    return Line("heap", f"ignores {event.key}, which is not an item of the heap", Severity.WARNING)
+    return Line("heap", f"ignored the key {event.key}: it is not an item of the heap", Severity.WARNING)
 
 
 @line_of.register
@@ -240,7 +257,7 @@ def _(event: RunLapsed) -> Line:
     if event.dead:
         text = f"dead: its node died in {event.deaths} runs in a row; it runs again after `tidemill retry`"
         return Line(_short(event.name), text, Severity.ERROR)
-    return Line(_short(event.name), "its node is gone; the run starts again", Severity.WARNING)
+    return Line(_short(event.name), "its node died; the run starts again", Severity.WARNING)
 
 
 @line_of.register
@@ -257,12 +274,12 @@ def _(event: AttemptAbandoned) -> Line:
 
 @line_of.register
 def _(event: AttemptCleaned) -> Line:
-    return Line("clean", f"removed {_count(event.objects, 'unused object')}", Severity.DETAIL)
+    return Line("clean", f"removed {counted(event.objects, 'unused object')}", Severity.DETAIL)
 
 
 @line_of.register
 def _(event: FilesCollected) -> Line:
-    freed = f"freed {event.size:,} bytes: {_count(event.files, 'unused file')}"
+    freed = f"freed {event.size:,} bytes: {counted(event.files, 'unused file')}"
     return Line(event.of, freed, Severity.DETAIL)
 
 
@@ -278,7 +295,7 @@ def _(event: NodeLost) -> Line:
 
 @line_of.register
 def _(event: LeaderElected) -> Line:
-    return Line(event.node, "is the leader", Severity.DETAIL)
+    return Line(event.node, "is now the leader", Severity.DETAIL)
 
 
 @line_of.register
@@ -288,12 +305,13 @@ def _(event: TaskFailed) -> Line:
 
 @line_of.register
 def _(event: ClaimsGivenBack) -> Line:
-    return Line(event.node, f"returned {_count(event.claims, 'claim')} of an earlier start", Severity.DETAIL)
+    text = f"released {counted(event.claims, 'claim')} from an earlier start or a lost lease"
+    return Line(event.node, text, Severity.DETAIL)
 
 
 @line_of.register
 def _(event: ChildEnded) -> Line:
-    return Line(event.node, f"its child process ended: {event.kind} {event.message}", Severity.WARNING)
+    return Line(event.node, f"{CHILD_ENDS.get(event.kind, 'ended')}: {event.message}", Severity.WARNING)
 
 
 @line_of.register

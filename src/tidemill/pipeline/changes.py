@@ -1,13 +1,13 @@
 """Reads the changes of a table after a position, each with the lots it was computed from (LOT-36).
 
-Each row has the columns of the table, and these:
+Each row has the columns of the table, and also these columns:
 
     _weight     how many times the row is inserted (above 0) or deleted (below 0)
-    _position   the position of its lot; for a view, the step
-    _inputs     the lots it was computed from: those that the arc or the view's step read; empty for rows that
-                users or sources wrote; NULL if there are more than 1,000
+    _position   the position of the row's lot; for a view, the number of the step
+    _inputs     the lots that the arc or the view's step read to compute the row; empty for rows that users or
+                sources wrote; NULL if there are more than 1,000 lots
 
-Lots that are published later do not appear in the DataFrame.
+Lots that are published after the call do not appear in the DataFrame.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 INPUTS: Final = "_inputs"
 INPUTS_TYPE: Final = "array<struct<dataset:string,version:string,lot:string,generation:int>>"
 MAX_INPUTS: Final = 1000
-"""The maximum number of lots in `_inputs`, because every row of a position contains all of them."""
+"""The maximum number of lots in `_inputs`. The list must be short, because every row of a position has it."""
 PAGE: Final = 100
 
 _arrow: Final = pa.list_(
@@ -124,14 +124,14 @@ def _of_view(reader: TableReader, view: str, after: int) -> "DataFrame":
 def _check_continuous(
     reader: TableReader, group: ViewGroup, view: str, after: int, steps: Sequence[StepRow]
 ) -> None:
-    """Raise `ViewRefused` if these steps do not add up to the table that a reader had at `after`."""
+    """Raise `ViewRefused` if the changes of these steps do not fit the rows of the view at `after`."""
     context, pipeline, name = reader.context, reader.pipeline.name, group.spec.name
     hint = f"read the complete view with df(), and then its changes after position {group.step}"
     oldest = context.store.run(lambda tx: commits.oldest(tx, context.keys, pipeline, name))
     if oldest is not None and 0 < after <= oldest.after:  # the group had no table at these positions
         raise ViewRefused(
-            f"the changes of view {view} begin after position {oldest.after}: its group was declared again"
-            f" after position {after}",
+            f"the group of view {view} was declared again after position {after}; only the changes after"
+            f" position {oldest.after} can be read",
             hint=hint,
         )
     before, at = None, after
@@ -142,8 +142,9 @@ def _check_continuous(
     rebuilt = view_rebuilds.rebuild_step(view, before, steps)
     if rebuilt is not None:
         raise ViewRefused(
-            f"view {view} was built again from nothing at position {rebuilt}, because its columns changed or"
-            f" it was declared again; its changes after position {after} do not continue the earlier ones",
+            f"view {view} was rebuilt from scratch at position {rebuilt}, because its columns changed or it"
+            f" was declared again; its changes cannot be applied to the rows that you read at position"
+            f" {after}",
             hint=hint,
         )
 
@@ -192,7 +193,7 @@ def _events(reader: TableReader, range_: records.PositionRange) -> Iterable[even
 
 
 def _with_inputs(frame: "DataFrame", inputs: Lots) -> "DataFrame":
-    """Add the input lots of each row's position to a DataFrame."""
+    """Add the column `_inputs` to a DataFrame: the input lots for the position of each row."""
     from pyspark.sql import functions as sf
 
     if not any(inputs.values()) and None not in inputs.values():

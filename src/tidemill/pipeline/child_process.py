@@ -1,7 +1,7 @@
-"""Runs a pipeline in the child process of a runner, and tells the supervisor its name and cluster.
+"""Runs a pipeline in the child process of a runner, and reports the pipeline's name and cluster.
 
-The supervisor of a runner never imports the user's file. It needs the pipeline's name and cluster. It gets
-them from a short-lived process that imports the file, prints them and exits (`python -m
+The supervisor of a runner needs the pipeline's name and cluster, but never imports the user's file. Instead
+it starts a short-lived process that imports the file, prints the name and the cluster, and exits (`python -m
 tidemill.pipeline.child_process`).
 """
 
@@ -62,9 +62,9 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The arguments of a runner's child process.
 
-    - target, folder: the pipeline, as `pipeline_file.load` takes it.
+    - target, folder: which pipeline to load; see `pipeline_file.load`.
     - starts: start runs; if False, only process parts of runs that other runners started.
-    - spark: a master or a Spark Connect address that replaces the pipeline's own.
+    - spark: a master or a Spark Connect address to use instead of the one that the pipeline declares.
     """
 
     target: str

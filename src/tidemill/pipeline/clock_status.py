@@ -1,4 +1,4 @@
-"""Shows whether the wall clock has jumped, and which datasets have closed intervals of the future."""
+"""Shows whether the wall clock has jumped, and which datasets closed intervals that lie in the future."""
 
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class DatasetAhead(msgspec.Struct, frozen=True, kw_only=True):
-    """A dataset whose current interval begins in the future: appends are hidden until `visible_at`."""
+    """A dataset whose current interval begins in the future. New appends are hidden until `visible_at`."""
 
     name: str
     interval: str
@@ -28,10 +28,10 @@ class ClockInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The wall clock of the store.
 
     - wall_at: what the clock shows.
-    - followed_at: the time that intervals, schedules and `now()` follow.
+    - followed_at: the time that intervals, schedules and `now()` use.
     - jump: describes a jump that is not accepted yet; empty if there is none.
-    - accepted_in_s: when the jump is accepted, if it lasts.
-    - ahead: datasets that have closed intervals of the future.
+    - accepted_in_s: seconds until the jump is accepted, if the clock is not set back before that.
+    - ahead: datasets whose current interval lies in the future, because they closed earlier ones too soon.
     """
 
     wall_at: datetime
@@ -42,7 +42,7 @@ class ClockInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def clock_of(pipeline: "Pipeline", *, accept: bool = False) -> ClockInfo:
-    """Read the state of the clock; with `accept`, accept the clock as it is now first."""
+    """Read the state of the clock. With `accept`, first accept the time that the clock shows now."""
     context = pipeline.context
     keys = context.keys.lots
 

@@ -26,9 +26,9 @@ def compact(
     emit: Emit = ignore,
     report: Callable[[str, Compacted | None], None] = lambda _lot, _result: None,
 ) -> list[Compacted]:
-    """Compact these lots of a table, or all of them. Skip lots whose number of files cannot be reduced.
+    """Compact the given lots of a table, or all of them. Skip lots whose number of files cannot be reduced.
 
-    - report: called for each lot, with the result, or None if it was skipped.
+    - report: called for each lot, with the result, or with None if the lot was skipped.
     """
     if isinstance(pipeline[name], View):  # an unknown name raises an error
         raise UsageError(

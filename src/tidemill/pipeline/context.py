@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def settings_of(spark: "SparkOption", app: str) -> SparkSettings:
-    """Return the settings for the value of `spark=`, unless it is a session."""
+    """Return the Spark settings for a value of `spark=` that is not a session."""
     if spark is None:
         return SparkSettings(app=app)
     if isinstance(spark, SparkSettings):
@@ -72,7 +72,7 @@ class PipelineContext:
 
     @property
     def connection(self) -> Connection:
-        """This process as a node of the cluster. Appends are written under this node."""
+        """This process as a node of the cluster. Appends are published in the name of this node."""
         with self._lock:
             if self._connection is None:
                 self._connection = Connection.open(self.place, clock=self.clock, chance=self.chance)
@@ -146,9 +146,9 @@ class PipelineContext:
 
     @contextlib.contextmanager
     def spark(self) -> Iterator["SparkSession"]:
-        """Yield the session, opened when first used.
+        """Yield the Spark session, which is opened when first used.
 
-        A user's own session has our settings inside the block.
+        If the user passed a session, it has Tidemill's settings inside the block.
         """
         if is_session(self._spark_option):
             with adopt(self._spark_option) as session:  # type: ignore[arg-type] # checked above

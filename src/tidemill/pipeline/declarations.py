@@ -61,7 +61,7 @@ class SourceDecl:
 
 @dataclass(frozen=True, kw_only=True)
 class SinkDecl:
-    """A table that an arc writes; without `schema`, Spark derives it from the function (LOT-44)."""
+    """A table that an arc writes. Without `schema`, Spark derives the schema from the function (LOT-44)."""
 
     name: str
     partition_by: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class SinkDecl:
 
 @dataclass(frozen=True, kw_only=True)
 class ArcDecl:
-    """A function from lots to lots; a template, if the first table it reads is a pattern.
+    """A function that reads and writes lots; a template, if the first table it reads is a pattern.
 
     - template: the name of the template that created this arc, if any.
     """
@@ -97,7 +97,8 @@ class ViewDecl:
     """A query whose result is kept up to date, or a function over DataFrames (DBSP-18).
 
     - reads: the tables of a function, in the order of its arguments.
-    - linear, keyed_by: how a function is declared, so that a step does not run it on whole tables.
+    - linear, keyed_by: what the user declares about a function, so that a step need not run it on whole
+      tables.
     """
 
     name: str
@@ -113,7 +114,7 @@ class ViewDecl:
 
     @property
     def declared(self) -> str:
-        """How a function is declared, as text."""
+        """What the user declares about a function, as text: linear, keyed by columns, or full."""
         by = f"keyed by {', '.join(self.keyed_by)}" if self.keyed_by else "full"
         return "linear" if self.linear else by
 
@@ -129,7 +130,7 @@ def sinks_of(
     """Return the tables that an arc writes, from the arguments of `Pipeline.arc`."""
     by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
     if drift not in (Drift.FREEZE, Drift.EVOLVE):
-        raise DeclarationError(f"invalid drift={drift!r} of an arc", hint="use freeze or evolve")
+        raise DeclarationError(f"drift={drift!r} is not valid for an arc", hint="use freeze or evolve")
     tables = _tables(writes, schema)
     checks_of = _checks_by_table([name for name, _ in tables], checks)
     return tuple(

@@ -1,4 +1,4 @@
-"""Explains a view: its circuit, the rung of each operator, and how the view is computed."""
+"""Explains how a view is computed: its circuit, and how each operator is kept up to date."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline
 
 INCREMENTAL = "each step processes only the changes"
-RECOMPUTED = "each step recomputes it and stores the difference"
+RECOMPUTED = "each step recomputes the view and stores the difference"
 
 
 @dataclass(frozen=True, repr=False)
@@ -28,9 +28,9 @@ class Explanation:
     'incremental'
 
     - certificate: the result of the comparison with plain Spark; None before the first run.
-    - declared: for a function, how it is declared: linear, keyed or full.
-    - always_full: whether its refresh is `full`.
-    - recomputed: why each step recomputes it; empty if it is incremental.
+    - declared: for a function, what the user declares about it: linear, keyed or full.
+    - always_full: whether the view is declared with `refresh="full"`.
+    - recomputed: why each step recomputes the view; empty if the view is incremental.
     """
 
     view: str
@@ -122,7 +122,7 @@ def explain(pipeline: "Pipeline", view: str) -> Explanation:
     always = decl.refresh == "full"
     groups = plan.program.groups.values()
     (members,) = (group.views for group in groups if any(member.name == view for member in group.views))
-    # As a runner does: a view that is not certified has no circuit.
+    # Like a runner, ignore the circuit of a view that is not certified.
     members = tuple(replace(member, circuit=None) if member.name in refused else member for member in members)
     with pipeline.context.spark() as spark:
         reasons = chain_of(spark, members, plan.program.datasets).reasons
@@ -134,7 +134,10 @@ def explain(pipeline: "Pipeline", view: str) -> Explanation:
 
 
 def retry_certification(pipeline: "Pipeline", view: str) -> bool:
-    """Remove a failed comparison of a view, so that the next run repeats it; return whether there was one."""
+    """Let the next run repeat the comparison of a view with plain Spark, if the last comparison failed.
+
+    Return whether there was a failed comparison.
+    """
     from tidemill.pipeline.plan.certification import Certify
 
     context = pipeline.context

@@ -12,6 +12,7 @@ from tidemill.arcs.gaps import Cause, Coverage, Gap, Gaps, GapState
 from tidemill.arcs.inventory import ALL, LATE_S, Inventory
 from tidemill.arcs.keys import ArcKeys
 from tidemill.errors import DeclarationError
+from tidemill.obs.lines import counted
 from tidemill.pipeline import graph
 from tidemill.pipeline.graph import Bound
 from tidemill.sources.keys import SourceKeys
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class GapReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The gaps of a pipeline's tables. True when there are none.
+    """The gaps in a pipeline's tables. The report is true if there are no gaps.
 
     >>> import tidemill as tm
     >>> shop = tm.Pipeline("shop", home="shop-home")
@@ -44,7 +45,9 @@ class GapReport(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         lines = []
         for table in self.tables:
-            lines.append(f"{table.table}: {len(table.gaps)} gaps in {table.expected} lots")
+            lines.append(
+                f"{table.table}: {counted(len(table.gaps), 'gap')} in {counted(table.expected, 'lot')}"
+            )
             lines += [f"  {gap.lot} {gap.state.value}: {gap.cause.why}" for gap in table.gaps[:20]]
         return "\n".join(lines)
 
@@ -57,7 +60,7 @@ def gaps_of(
     last: Bound = None,
     late_s: float = LATE_S,
 ) -> GapReport:
-    """Return the gaps of these tables, or of all tables. For a view, return the gaps of the tables it reads.
+    """Return the gaps in these tables, or in all tables. For a view, return the gaps in the tables it reads.
 
     - first, last: the range of lots to check, both included.
     - late_s: how many seconds after the end of its interval a lot is expected.
@@ -97,11 +100,11 @@ def _with_windows(pipeline: "Pipeline", name: str, coverage: Coverage) -> Covera
     gaps = []
     for window in context.store.run(lambda tx: source.status(tx, keys, pipeline.name, name)).pending:
         lot = window.lot or f"window {window.number}"
-        files = f"{window.files} files"
+        files = counted(window.files, "file")
         if window.error:
             state, why = GapState.MISSING, f"{files} could not be read: {window.error}"
         elif window.node:
-            state, why = GapState.RUNNING, f"{files}, on {window.node}"
+            state, why = GapState.RUNNING, f"{window.node} is reading {files}"
         else:
             state, why = GapState.ABSENT, f"{files}, not published yet"
         gaps.append(Gap(name, lot, state, Cause(name, "", state, why)))

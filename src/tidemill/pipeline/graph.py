@@ -24,7 +24,7 @@ Bound = str | date | datetime | None
 
 
 def id_of(pipeline: "Registry", table: str) -> DatasetId:
-    """Return the id of a table of lots."""
+    """Return the dataset id of a table that is not a view."""
     decl = pipeline.datasets.get(table)
     return DatasetId(table) if decl is None else decl.id
 
@@ -65,7 +65,7 @@ def maker(pipeline: "Pipeline", name: str) -> "ArcDecl":
         raise UsageError(
             f"no arc writes the dataset {name}",
             hint="pass the name of an arc, or of a table that an arc writes;"
-            " to correct a lot of a dataset, use replace()",
+            " to correct a single lot in a dataset, use replace()",
         )
     if name in pipeline.views:
         raise UsageError(
@@ -77,14 +77,14 @@ def maker(pipeline: "Pipeline", name: str) -> "ArcDecl":
 
 
 def groups(pipeline: "Pipeline") -> dict[str, str]:
-    """Return the groups by the names of their views, and by their own names unless an arc has that name."""
+    """Map each view to its group. Also map each group's name to the group, unless an arc has that name."""
     arcs = pipeline.all_arcs()
     by_group = {view.group: view.group for view in pipeline.views.values() if view.group not in arcs}
     return by_group | {view.name: view.group for view in pipeline.views.values()}
 
 
 def read_by(pipeline: "Pipeline", view: str) -> list[str]:
-    """Return the tables of lots that a view reads, directly or through other views."""
+    """Return the tables that a view reads, directly or through other views. Views are not included."""
     tables: dict[str, None] = {}
     views = [view]
     visited = {view}
@@ -101,7 +101,7 @@ def read_by(pipeline: "Pipeline", view: str) -> list[str]:
 
 
 def downstream(pipeline: "Pipeline", arc: str) -> Iterator[str]:
-    """Yield the tables of other arcs, and the views, that are updated when lots of an arc are made again."""
+    """Yield the other tables and views that are updated after an arc has made lots again."""
     changed = {sink.name for sink in pipeline.all_arcs()[arc].sinks}
     own = set(changed)
     grew = True
@@ -118,7 +118,7 @@ def downstream(pipeline: "Pipeline", arc: str) -> Iterator[str]:
 
 
 def unit_of(pipeline: "Pipeline", table: str) -> Unit | None:
-    """Return the interval of a table's lots; None if each append is a lot."""
+    """Return the length of the intervals that form a table's lots; None if each append is a lot."""
     makers = {sink.name: arc for arc in pipeline.all_arcs().values() for sink in arc.sinks}
     while table in makers:
         table = makers[table].reads[0]
@@ -129,13 +129,13 @@ def unit_of(pipeline: "Pipeline", table: str) -> Unit | None:
 
 
 def lot_of(table: str, unit: Unit | None, text: str) -> str:
-    """Return the id of a lot of this table. Raise `BadLotId` if the lot has another interval."""
+    """Parse the id of a lot of this table. Raise `BadLotId` if the table has another kind of lots."""
     lot = ids.parse(text)
     lot_unit = None if isinstance(lot, AppendId) else lot.unit
     if lot_unit == unit:
         return str(lot)
-    kind = "an append" if lot_unit is None else f"a lot of {lot_unit}"
-    kinds = "one lot per append" if unit is None else f"lots of {unit}"
+    kind = "an append" if lot_unit is None else f"a {lot_unit} lot"
+    kinds = "one lot per append" if unit is None else f"{unit} lots"
     hint = f"list its lots with `tidemill lots {table}`"
     if unit is not None and isinstance(lot, LotId):
         hint = f"the lot that begins at the same time is {unit.at(lot.start)}"

@@ -1,4 +1,4 @@
-"""Checks the key columns of a dataset, and converts rows that delete by key (LOT-40)."""
+"""Checks the key columns of a dataset, and converts the rows that users pass to delete by key (LOT-40)."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def check_columns(dataset: DatasetRow) -> None:
     """Check that the columns of `key` and `order_by` exist and that their values can be compared.
 
-    Uses the declaration alone, without Spark.
+    This uses only the declaration, not Spark.
     """
     columns = schema.parse(dataset.schema).columns
     names = [column.name for column in columns]
@@ -72,11 +72,11 @@ def _analysis_errors(problem: str) -> Iterator[None]:
 
 
 def deletions(dataset: DatasetRow, rows: Any, columns: pa.Schema) -> pa.Table:
-    """Convert rows that delete by key to rows of the table, in which all other columns are NULL.
+    """Convert the rows of a deletion by key to rows of the table. Columns that it does not need are NULL.
 
-    A user may pass whole rows, keys, or plain values if the key is one column. If writes are ordered, a
-    deletion must have the order columns too: otherwise its order among the other writes is unknown
-    (`AppendRefused`).
+    A user may pass whole rows, keys, or plain values if the key is one column. If the dataset declares
+    `order_by`, a deletion needs these columns too. Otherwise its order among the other writes is unknown, and
+    `AppendRefused` is raised.
     """
     used = pa.schema([field for field in columns if field.name in (*dataset.key, *dataset.order_by)])
     table = to_table(_select(rows, used.names), used, dataset.name)

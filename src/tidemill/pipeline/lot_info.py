@@ -77,7 +77,7 @@ def lots_of(pipeline: "Pipeline", name: str) -> list[LotInfo]:
 
 
 def waiting_lots(pipeline: "Pipeline", arc: str, limit: int = PAGE) -> dict[str, str]:
-    """Return what the lots of an arc that reads several tables wait for. The longest wait comes first."""
+    """Return the lots of an arc that wait for an input, and what each waits for; the longest wait first."""
     keys, name = ArcKeys(pipeline.context.place.cluster), graph.arc_id(pipeline, arc)
 
     def read(tx: Tx) -> dict[str, str]:

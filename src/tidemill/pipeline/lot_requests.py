@@ -129,7 +129,7 @@ def plan(
         if first is not None or last is not None or not only:
             raise UsageError(
                 "lots and a range were passed together" if only else "the list of lots is empty",
-                hint="pass lots, or a range",
+                hint="pass either lots or a range",
             )
         span = Span(only[0], only[-1])
     else:
@@ -200,7 +200,7 @@ class _Planner:
         return [PlannedLot(spec.name, lot, LotAction.REMAKE)]
 
     def _backfill(self, table: DatasetId, lot: str) -> list[PlannedLot]:
-        """Plan the requests that make a lot: to its arc, or to arcs upstream whose lots it waits for."""
+        """Plan the requests that a lot needs: to its arc, or to the arcs upstream that must run first."""
         inventory, spec = self._inventory, self._inventory.makers.get(table)
         if spec is None:
             return [
@@ -211,7 +211,7 @@ class _Planner:
         unfinished = inventory.unfinished(spec.id).get(lot)
         if unfinished is not None and unfinished[0] is ArcState.RUNNING:
             return [PlannedLot(spec.name, lot, LotAction.SKIP, "it is running")]
-        missing = inventory.missing_sources(spec, lot)
+        missing = inventory.missing_inputs(spec, lot)
         if not missing:
             why = unfinished[0].value if unfinished is not None else "absent"
             return [PlannedLot(spec.name, lot, LotAction.MAKE, f"it is {why}")]
@@ -248,10 +248,10 @@ def submit(pipeline: "Pipeline", planned: LotRequestPlan, report: Report = ignor
 
 
 class LotProgress:
-    """Follows the lots of a plan until runners have made them, or have failed to.
+    """Follows the lots of a plan until runners have made them or failed to make them.
 
-    It reads the state of each lot, so it does not matter which request a runner serves: that of this plan, an
-    earlier one, or none, if the lot was already running.
+    It reads the state of each lot. So it does not matter why a runner makes the lot: because of this plan, or
+    because of an earlier request, or because the lot was already running.
 
     - total: the number of lots to wait for.
     - remaining: the lots that are neither made nor failed yet.
@@ -288,7 +288,7 @@ class LotProgress:
     def _filter(
         self, lots: Sequence[PlannedLot], matches: Callable[[Tx, PlannedLot], bool]
     ) -> list[PlannedLot]:
-        """Return the lots for which a function of the transaction is true."""
+        """Return the lots for which `matches` returns True."""
         matching: list[PlannedLot] = []
         for first in range(0, len(lots), PAGE):
             page = lots[first : first + PAGE]
@@ -332,7 +332,7 @@ def retry(pipeline: "Pipeline", arc: str | None = None, lots: Sequence[str] = ()
         names = [child.name for child in arcs.values() if child.template == arc]
     else:
         names = [arc] if arc in arcs else [] if arc in groups else [graph.maker(pipeline, arc).name]
-    chosen = {name: _parse_lots(pipeline, name, lots) for name in names}  # all, before the first request
+    chosen = {name: _parse_lots(pipeline, name, lots) for name in names}  # before any request
     requested: list[tuple[str, str]] = []
     for name in names:
         id_ = graph.arc_id(pipeline, name)
@@ -350,7 +350,7 @@ def retry(pipeline: "Pipeline", arc: str | None = None, lots: Sequence[str] = ()
 
 
 def _parse_lots(pipeline: "Pipeline", arc: str, lots: Sequence[str]) -> list[str]:
-    """Check that these are lots of the arc's own unit."""
+    """Parse the ids of lots. Raise `BadLotId` if the table of the arc has another kind of lots."""
     table = pipeline.all_arcs()[arc].sinks[0].name
     unit = graph.unit_of(pipeline, table) if lots else None
     return [graph.lot_of(table, unit, lot) for lot in lots]

@@ -41,9 +41,10 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
         max_wait: with `debounce`, the longest time that the first change waits.
         cron: run only at these times, like `0 6 * * *`, and process everything published until then.
         zone: the time zone of `cron`.
-        catch_up: what to process after a pause, or after scheduled times at which no runner was running:
-            `all`, `latest` or `none`. By default everything published during a pause, and one run for all
-            missed times.
+        catch_up: `all`, `latest` or `none`: which lots an arc processes after a pause, and which missed
+            `cron` times it makes up for. A time is missed if no runner was running. By default, an arc
+            processes all lots that were published during a pause, and runs once for all missed times
+            together. A view never skips lots.
         most_failures: stop after this many failed runs in a row, until a retry; 0 means never. A lot that
             fails is not a failed run: the arc continues with the next lot.
     """
@@ -88,7 +89,7 @@ def declare_schedule(tx: Tx, keys: TriggerKeys, lots: LotKeys, pace: Pace, name:
 
 
 def shortest(paces: Sequence[Pace]) -> Pace:
-    """Combine the paces of the views of one group: use the shortest of each kind. Schedules must be equal."""
+    """Combine the paces of a group's views: use the shortest time of each kind. Schedules must be equal."""
     crons = {(pace.cron, pace.zone) for pace in paces if pace.cron}
     if len(crons) > 1:
         expressions = " and ".join(sorted(repr(cron) for cron, _ in crons))
@@ -128,7 +129,7 @@ def _check(pace: Pace) -> None:
     if max_wait_s is not None and debounce_s is not None and max_wait_s < debounce_s:
         raise DeclarationError(
             f"max_wait={pace.max_wait!r} is less than debounce={pace.debounce!r}",
-            hint="use a max_wait of at least debounce, or omit max_wait",
+            hint="make max_wait at least as long as debounce, or omit max_wait",
         )
     if pace.cron is not None and pace.debounce is not None:
         raise DeclarationError("cron= and debounce= cannot be combined", hint="omit one of them")
@@ -146,7 +147,7 @@ def _check(pace: Pace) -> None:
 
 
 def _check_cron(cron: str, zone: str) -> None:
-    """Check that a cron expression is valid and has a next time."""
+    """Check that a cron expression is valid, and that some future time matches it."""
     try:
         next_after(Cron.parse(cron), zone_of(zone), _EPOCH)
     except BadSchedule as error:
@@ -154,7 +155,7 @@ def _check_cron(cron: str, zone: str) -> None:
 
 
 class Grace(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a lot of an arc waits for the last of several inputs, and what happens after that (LOT-28)."""
+    """How long an arc waits for the last input of a lot, and what happens after that (LOT-28)."""
 
     grace_s: float = 0.0
     then: AfterGrace = AfterGrace.WAIT
@@ -169,7 +170,7 @@ NO_GRACE = Grace()
 
 
 def grace_of(grace: Duration, then: str, tables: int) -> Grace:
-    """Check and return the grace of an arc that reads this many tables."""
+    """Check the grace period of an arc and return it; `tables` is the number of tables that the arc reads."""
     if then not in set(AfterGrace):
         raise DeclarationError(f"invalid after_grace={then!r}", hint=f"use one of {', '.join(AfterGrace)}")
     if grace is not None and tables < 2:

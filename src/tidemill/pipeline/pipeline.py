@@ -14,17 +14,17 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidemill.clock import SYSTEM, Clock
-from tidemill.errors import DeclarationError, SubscriptionUnknown, UsageError
+from tidemill.errors import DeclarationError, SparkDied, SparkUnavailable, SubscriptionUnknown, UsageError
 from tidemill.events import Emit, ignore
 from tidemill.futures.home import CLUSTER, ClusterAddress
 from tidemill.lots import checks as expectations
 from tidemill.lots.checks import quarantine_of
 from tidemill.lots.keys import DatasetId
+from tidemill.obs.lines import counted
 from tidemill.pipeline import graph
 from tidemill.pipeline.context import PipelineContext
 from tidemill.pipeline.declarations import ArcDecl
@@ -60,13 +60,13 @@ class Pipeline(Registry):
     <Pipeline shop: 1 dataset, 1 view>
 
     Args:
-        name: the name of the pipeline; the store identifies its arcs and views by it.
+        name: the name of the pipeline. The ids of its arcs and views in the store contain this name.
         home: a folder for everything (SQLite and files); created if missing. A relative path is relative to
             the file that declares the pipeline.
         store: the URL of the store, instead of a home; needs `objects` and a cluster key.
         objects: the URL of the object storage, for use with `store`.
         cluster: the name under which everything is kept in the store.
-        key_file: the file with the cluster key; a home has its own.
+        key_file: the file with the cluster key; a home has its own key file.
         spark: a session, a master (`local[4]`, `spark://…`), a Spark Connect address (`sc://…`), or
             `SparkSettings`; `local[*]` by default.
     """
@@ -101,7 +101,10 @@ class Pipeline(Registry):
         self._lock = threading.RLock()
 
     def all_arcs(self) -> dict[str, ArcDecl]:
-        """Return all arcs by name, with those of templates. Only a template makes this read the store."""
+        """Return all arcs by name, including the arcs of templates.
+
+        This reads the store only if the pipeline has templates.
+        """
         if not self.templates:
             return self.arcs
         from tidemill.pipeline.plan.templates import children_of, stored_tables
@@ -151,7 +154,7 @@ class Pipeline(Registry):
     def retired(self) -> "dict[str, RetiredView]":
         """Return the views that are no longer declared, by name.
 
-        Their tables can be read until they are dropped: `shop.retired()["old"].drop()`.
+        You can read them until you drop them: `shop.retired()["old"].drop()`.
         """
         from tidemill.views.steps import retired
 
@@ -170,7 +173,7 @@ class Pipeline(Registry):
             return self._context
 
     def use_spark(self, spark: "SparkSession | SparkSettings | str") -> None:
-        """Use another Spark session than the declared one, from now on."""
+        """From now on, use this Spark session instead of the declared one."""
         self.close()
         self._spark = spark
 
@@ -183,11 +186,14 @@ class Pipeline(Registry):
     def run(
         self, *, watch: bool = False, emit: Emit = ignore, stop: threading.Event | None = None
     ) -> "Report":
-        """Process everything that arrived, through sources, arcs and views; with `watch`, keep running."""
+        """Process everything that has arrived, in sources, arcs and views; with `watch`, keep running."""
         from tidemill.pipeline.run import join_cluster, run_as_node
 
-        with join_cluster(self, emit) as presence:
-            return run_as_node(self, presence, watch=watch, emit=emit, stop=stop)
+        try:
+            with join_cluster(self, emit) as presence:
+                return run_as_node(self, presence, watch=watch, emit=emit, stop=stop)
+        except SparkDied as error:
+            raise SparkUnavailable(str(error), hint="restart Python, and run the pipeline again") from error
 
     def gaps(self, *tables: str, first: "Bound" = None, last: "Bound" = None) -> "GapReport":
         """Return the lots that are expected but not published, in these tables or in all tables.
@@ -244,9 +250,9 @@ class Pipeline(Registry):
         parallel: int | None = None,
         dry_run: bool = False,
     ) -> "LotRequestPlan":
-        """Request existing lots to be made again, for example after a bug fix; the next run makes them.
+        """Request that the next run makes existing lots again, for example after a bug fix.
 
-        Each result is the next generation of its lot. Readers see the old generation until the new one is
+        This creates the next generation of each lot. Readers see the old generation until the new one is
         published. Tables and views downstream are then updated. The arguments are those of `backfill`.
         """
         return self._request("replay", table, lots, first, last, parallel, dry_run)
@@ -287,9 +293,9 @@ class Pipeline(Registry):
     def pause(self, *names: str) -> list[str]:
         """Pause arcs or view groups; return their names (LOT-38).
 
-        Lots that are published during the pause are processed after it, unless `catch_up` skips them. Lots
-        that are requested during the pause are always processed after it. A lot or step that is running when
-        the pause begins finishes.
+        A lot or step that is running when the pause begins still runs to the end. After an arc is resumed, it
+        processes the lots that were published during the pause, unless `catch_up` skips them. Lots that were
+        requested during the pause are never skipped. A view never skips lots.
 
         Args:
             names: names of arcs, tables that arcs write, views, or groups of views.
@@ -302,8 +308,11 @@ class Pipeline(Registry):
 
         Args:
             names: as for `pause`.
-            catch_up: which lots published during the pause to process: `all`, the `latest` of each input, or
-                `none`. Skipped lots count as seen; they can be backfilled.
+            catch_up: which of the lots that were published during the pause an arc processes: `all`, the
+                `latest` of each input, or `none`. By default, the declaration of the arc decides. You can
+                backfill skipped lots later. A view never skips lots. With `none`, the view does not start a
+                step just for these lots; it processes them in its next step, which starts when something else
+                changes.
         """
         keys, lots = self.context.keys.triggers, self.context.keys.lots
         policy = None if catch_up is None else CatchUp(catch_up)
@@ -365,8 +374,10 @@ class Pipeline(Registry):
         self.close()
 
     def __del__(self) -> None:
-        with suppress(Exception):
+        try:  # noqa: SIM105 - when Python exits, `suppress` may be gone
             self.close()
+        except Exception:  # noqa: BLE001, S110
+            pass
 
     def __repr__(self) -> str:
         counts = {
@@ -376,5 +387,5 @@ class Pipeline(Registry):
             "template": len(self.templates),
             "view": len(self.views),
         }
-        shown = ", ".join(f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in counts.items() if n)
+        shown = ", ".join(counted(n, kind) for kind, n in counts.items() if n)
         return f"<Pipeline {self.name}: {shown or 'empty'}>"

@@ -37,7 +37,7 @@ def find(target: str | None = None, start: Path | None = None) -> "Pipeline":
 
 
 def locate(target: str | None = None, start: Path | None = None) -> tuple[str, Path]:
-    """Return the pipeline's target, and the folder that it is relative to, without importing it."""
+    """Return the target of a pipeline, and the folder that it is relative to, without importing anything."""
     if target is not None:
         return target, Path.cwd()
     located = configured(start)

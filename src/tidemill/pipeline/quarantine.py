@@ -52,7 +52,7 @@ class QuarantinedRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
 
 def count(pipeline: "Pipeline") -> dict[str, int]:
-    """Count the quarantined records of each table that has any."""
+    """Count the quarantined records of each table. Tables without such records are left out."""
     counts = {
         name.removesuffix("_quarantine"): sum(row.rows for row in _lot_rows(pipeline, name))
         for name in pipeline.quarantines
@@ -61,7 +61,7 @@ def count(pipeline: "Pipeline") -> dict[str, int]:
 
 
 def records(pipeline: "Pipeline", table: str, only: Sequence[str] = ()) -> Iterator[QuarantinedRecord]:
-    """Yield the quarantined records of a table, or of some lots of its quarantine."""
+    """Yield the quarantined records of a table, from the given lots or from all lots."""
     rows = {row.lot: row for row in _lot_rows(pipeline, _quarantine(pipeline, table))}
     for lot in only or rows:
         row = _required(rows, table, lot)
@@ -81,8 +81,8 @@ def ingest(pipeline: "Pipeline", table: str, corrected: Sequence[QuarantinedReco
     decl = pipeline.datasets.get(name.removesuffix("_quarantine"))
     if decl is None:
         raise UsageError(
-            f"{table} is not a dataset: an arc writes it",
-            hint="correct the rows that the arc reads, or the arc, and replay its lots",
+            f"records cannot be ingested into {table}: an arc writes this table",
+            hint="correct the rows that the arc reads, or fix the arc; then replay the arc's lots",
         )
     rows = {row.lot: row for row in _lot_rows(pipeline, name)}
     by_lot: dict[str, dict[int, dict[str, Any]]] = {}
@@ -110,7 +110,7 @@ def ingest(pipeline: "Pipeline", table: str, corrected: Sequence[QuarantinedReco
 
 
 def discard(pipeline: "Pipeline", table: str, only: Sequence[str]) -> dict[str, int]:
-    """Remove all records of some lots from the quarantine of a table; return how many of each lot."""
+    """Remove all records of the given lots from a table's quarantine; return how many each lot had."""
     name = _quarantine(pipeline, table)
     rows = {row.lot: row for row in _lot_rows(pipeline, name)}
     discarded = [_required(rows, table, lot) for lot in dict.fromkeys(only)]
@@ -120,7 +120,7 @@ def discard(pipeline: "Pipeline", table: str, only: Sequence[str]) -> dict[str, 
 
 
 def _quarantine(pipeline: "Pipeline", table: str) -> str:
-    """Return the name of a table's quarantine; a user may pass either name."""
+    """Return the name of a table's quarantine; a user may also pass that name as `table`."""
     name = table if table in pipeline.quarantines else quarantine_of(DatasetId(table)).name
     if name not in pipeline.quarantines:
         owners = ", ".join(quarantine.removesuffix("_quarantine") for quarantine in pipeline.quarantines)
@@ -129,7 +129,7 @@ def _quarantine(pipeline: "Pipeline", table: str) -> str:
 
 
 def _lot_rows(pipeline: "Pipeline", name: str) -> Iterator[LotRow]:
-    """Yield the lots of a quarantine that contain records."""
+    """Yield the lots in a quarantine that contain records."""
     context, after = pipeline.context, ""
     try:
         dataset = stored_dataset(pipeline, name).id
@@ -169,7 +169,7 @@ def _contents(pipeline: "Pipeline", row: LotRow) -> pa.Table:
 
 
 def _parsed(text: str | None) -> Any:
-    """Return a record as a JSON object without Tidemill's own columns; otherwise its text."""
+    """Parse a record as a JSON object, without Tidemill's own columns; return any other record as text."""
     try:
         value = json.loads(text or "")
     except (ValueError, RecursionError):
@@ -190,7 +190,7 @@ def _object(record: QuarantinedRecord) -> dict[str, Any]:
 
 
 def _remove(pipeline: "Pipeline", name: str, row: LotRow, numbers: set[int]) -> None:
-    """Publish the next generation of a quarantine's lot without some records."""
+    """Remove records from a quarantine lot, by publishing its next generation without them."""
     dataset = stored_dataset(pipeline, name)
     decl = DatasetDecl(dataset=dataset, schema=dataset.schema, line=pipeline.quarantines[name])
     kept = [number for number in range(row.rows) if number not in numbers]

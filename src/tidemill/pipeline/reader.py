@@ -52,7 +52,7 @@ def query(pipeline: "Pipeline", sql: str) -> "DataFrame":
             _query_errors(),
             queries.over(spark, sql, frames, f"q{pipeline.context.chance.getrandbits(64):x}") as result,
         ):
-            return result  # Spark has analysed it, so the temporary views may go
+            return result  # Spark has analysed the query, so the temporary views can be dropped
 
 
 def collected(pipeline: "Pipeline", sql: str, limit: int) -> tuple[list[str], list[tuple[Any, ...]]]:
@@ -64,7 +64,7 @@ def collected(pipeline: "Pipeline", sql: str, limit: int) -> tuple[list[str], li
 
 @contextmanager
 def _query_errors() -> Iterator[None]:
-    """Convert errors of Spark to `QueryError`, without the query plan and without pyspark's log of it."""
+    """Convert errors of Spark to `QueryError`, without the query plan. Keep pyspark from logging them."""
     from pyspark.errors import PySparkException
 
     try:
@@ -79,7 +79,7 @@ def _query_errors() -> Iterator[None]:
 
 
 def position(pipeline: "Pipeline", name: str) -> int:
-    """Return the position of the last publication."""
+    """Return the position of the last publication of a table; 0 if there is none."""
     context = pipeline.context
     if name in pipeline.views:
         try:
@@ -109,7 +109,7 @@ def _version(pipeline: "Pipeline", name: str) -> str:
 
 
 def stored_dataset(pipeline: "Pipeline", name: str) -> DatasetRow:
-    """Return a table as the store has it. Raise `NothingYet` if it does not exist yet."""
+    """Return the row of a table in the store. Raise `NothingYet` if the table does not exist yet."""
     context = pipeline.context
     dataset = DatasetId(name, _version(pipeline, name))
     try:
@@ -146,7 +146,7 @@ class TableReader:
         return dataset_frame(self.spark, self.context.storage, dataset, self.inputs.at(dataset.id, head))
 
     def dataset(self, name: str) -> DatasetRow:
-        """Return a table as the store has it. Raise `NothingYet` if it does not exist yet."""
+        """Return the row of a table in the store. Raise `NothingYet` if the table does not exist yet."""
         return stored_dataset(self.pipeline, name)
 
     def group(self, view: str) -> ViewGroup:
@@ -156,7 +156,7 @@ class TableReader:
     def view_table(self, name: str, *, pin: bool = False) -> str:
         """Return the current manifest of a view's table.
 
-        - pin: keep the files that the manifest lists for a while, even if later steps replace them.
+        - pin: for a while, keep the files that the manifest lists, even if later steps replace them.
         """
         context, pipeline = self.context, self.pipeline
 

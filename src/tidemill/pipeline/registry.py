@@ -89,20 +89,22 @@ class Registry(ABC):
         """Declare a table that users append to, or that a source writes.
 
         Args:
-            name: any text.
+            name: the name of the table; any text.
             schema: its columns, as Spark writes them: `"id BIGINT, amount DECIMAL(10,2)"`.
             key: columns that identify a row. Rows are then upserted and deleted by key. Rows with a NULL in a
                 key column go to the quarantine table.
-            order_by: with a key, columns that order the writes of a key, such as a time or a version. A write
-                that is older than the current row, or than its deletion, changes nothing. Without `order_by`,
-                or if the values are equal, the write that arrived later wins. NULL is the oldest value.
-            deletes: whether `delete(rows)` is allowed; append-only is the default.
-            lots: the length of an interval, like `"PT5M"`; without it every append is a lot.
-            version: a new version is a new table.
+            order_by: with a key, columns that order the writes to the same key, such as a time or a version.
+                A write that is older than the current row, or than its deletion, changes nothing. Without
+                `order_by`, or if the values are equal, the write that arrived later wins. NULL is the oldest
+                value.
+            deletes: whether `delete(rows)` is allowed; by default, rows can only be appended.
+            lots: the length of an interval, like `"PT5M"`; all appends of an interval form one lot. By
+                default, every append is a lot.
+            version: a new version is a new table with the same name.
             checks: conditions for the rows of every lot: `[tm.not_null("id"), tm.expect("amount > 0")]`.
-            drift: what to do with columns that are not declared. `freeze`: drop and count them; the
-                declaration cannot change. `evolve`: add them; types may become wider. `rescue`: keep
-                everything that does not fit as JSON in the column `_rescued`.
+            drift: what to do with columns that are not declared. `freeze`: ignore and count
+                them in files, and refuse pushed and fetched records that have them. `evolve`: add them to the
+                table. `rescue`: keep everything that does not fit as JSON in the column `_rescued`.
         """
         keys = (key,) if isinstance(key, str) else tuple(key or ())
         order = (order_by,) if isinstance(order_by, str) else tuple(order_by or ())
@@ -184,33 +186,36 @@ class Registry(ABC):
         checks: Sequence[Check] | Mapping[str, Sequence[Check]] = (),
         drift: Literal["freeze", "evolve"] = "freeze",
     ) -> Callable[[F], F]:
-        """Declare a function from lots to lots. It gets a Spark DataFrame of one part of one lot.
+        """Declare a function that reads and writes lots. It gets a Spark DataFrame with one part of a lot.
 
         Args:
-            reads: the table that it reads. With several tables, which need equal intervals, it gets their
-                DataFrames in this order when all of them have the lot. A pattern like `raw_*` is a template:
-                it creates one arc for each table whose name matches, including tables that are declared
-                later.
-            writes: the table that it writes. With several tables, the function returns one DataFrame for
-                each, in this order. `writes` can also be a dictionary from names to schemas. In a template,
-                `{name}` is the text that the star matched.
-            partition_by: columns that partition the output; arcs that read it run in parts by these columns.
+            reads: the table that the function reads, or several tables with equal intervals. With several
+                tables, the function runs when all of them have the lot, and gets their DataFrames in this
+                order. A pattern like `raw_*` is a template: it creates one arc for each table whose name
+                matches, including tables that are declared later.
+            writes: the table that the function writes. With several tables, the function returns one
+                DataFrame for each, in this order. `writes` can also be a dictionary from names to schemas. In
+                a template, `{name}` is the text that the star matched.
+            partition_by: columns that partition the output. An arc that reads the output processes each lot
+                in parts, divided by these columns.
             schema: the schema of the output, if Spark cannot derive it from the function.
-            retries: how often a failed part is retried automatically.
+            retries: how many times a failed part is retried automatically.
             parts: the maximum number of parts into which a lot is split.
             max_concurrent: how many lots run at the same time; they are published in order.
-            pace: when it runs, like `tm.Pace(cadence="PT5M")`; by default as soon as a lot arrives.
+            pace: when the arc runs, like `tm.Pace(cadence="PT5M")`; by default as soon as a lot arrives.
             grace: for an arc that reads several tables: how long a lot waits for the last table, after the
                 first table has the lot.
             after_grace: what to do when the grace period is over. `wait`: wait without limit. `partial`: run
-                with the tables that have the lot, and again when a late one arrives. `skip`: skip the lot,
-                unless it is requested.
-            changes: for a table with deletes. `"linear"`: the function maps single rows, and Tidemill carries
-                the weights. `"raw"`: the function reads and returns `_weight`.
-            enabled: whether it runs. A disabled arc loses nothing: when enabled, it processes everything.
+                with the tables that have the lot, and run again when another table gets it. `skip`: skip the
+                lot, unless it is requested.
+            changes: needed if rows of the input can be deleted. `"linear"`: the function handles each row
+                independently, and Tidemill computes the weights. `"raw"`: the function reads and returns
+                `_weight`.
+            enabled: whether the arc runs. A disabled arc loses nothing: once it is enabled, it processes all
+                lots that have arrived.
             name: the name of the arc; the function's name by default.
-            checks: conditions for the rows of every lot it writes; for several tables, a dictionary by table
-                name.
+            checks: conditions for the rows of every lot that the arc writes; for several tables, a dictionary
+                by table name.
             drift: `evolve` allows new columns and wider types when the function returns them.
         """
         line = caller_line()
@@ -227,7 +232,7 @@ class Registry(ABC):
         if retries < 0 or parts < 1 or max_concurrent < 1:
             raise DeclarationError(
                 f"{line}: invalid retries={retries}, parts={parts} or max_concurrent={max_concurrent}",
-                hint="use retries of 0 or more, and 1 or more for parts and max_concurrent",
+                hint="set retries to 0 or more, and parts and max_concurrent to 1 or more",
             )
 
         def declare(function: F) -> F:
@@ -285,22 +290,23 @@ class Registry(ABC):
         group: str = GROUP,
         pace: Pace = FASTEST,
     ) -> View:
-        """Declare a query whose result is kept as a table, up to date with the tables it reads.
+        """Declare a view: a table with the result of a query, which Tidemill keeps up to date.
 
         Args:
             name: the name of the view.
-            query: a Spark SQL query over tables of this pipeline. Or a function from DataFrames of the tables
-                in `reads` to one DataFrame; declare it `linear`, `keyed_by` or `full`.
+            query: a Spark SQL query over tables of this pipeline. Or a function that takes a DataFrame for
+                each table in `reads` and returns one DataFrame; declare it `linear`, `keyed_by` or `full`.
             reads: the tables of a function, in the order of its arguments.
-            linear: the function maps single rows: its result for two sets of rows together is the sum of its
-                results for each.
-            keyed_by: columns of the result; the function computes the rows with a value in these columns only
-                from the input rows with that value.
+            linear: the function handles each row independently: its result for two sets of rows together is
+                the sum of its results for each set.
+            keyed_by: the key columns of a function. The function computes the result rows of a key only from
+                the input rows of the same key.
             full: the function needs whole tables.
-            refresh: `auto`; `incremental` refuses a view that would be recomputed; `full` always recomputes.
+            refresh: `auto` recomputes the view in each step only if necessary; `incremental` refuses a view
+                that would be recomputed; `full` always recomputes it.
             group: the views of a group are updated together; each group has its own pace.
-            pace: when its group is updated, like `tm.Pace(cadence="PT5M")`; by default as soon as an input is
-                published. A group has the shortest pace that its views declare.
+            pace: when the group of the view is updated, like `tm.Pace(cadence="PT5M")`; by default as soon as
+                an input is published. A group has the shortest pace that its views declare.
         """
         line = caller_line()
         with errors_at(line):

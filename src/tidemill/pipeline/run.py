@@ -1,8 +1,8 @@
 """Runs a pipeline as a node of its cluster: applies the plan, then processes new data.
 
 `run_as_node` needs a node. `Pipeline.run()` joins the cluster itself (`join_cluster`) and then calls
-`run_as_node`. The child process of `tidemill run` calls it too, but there the supervisor holds the lease of
-the node.
+`run_as_node`. The child process of `tidemill run` also calls `run_as_node`, but there the supervisor holds
+the lease of the node.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from tidemill.cluster.leases import TTL_S, LeaseTiming
 from tidemill.cluster.membership import ClusterContext
 from tidemill.crash import Crashed
+from tidemill.errors import SparkDied
 from tidemill.events import Emit, ignore
 from tidemill.pipeline.run_report import Report, report_of
 from tidemill.runner.part_futures import resource_of
@@ -30,7 +31,7 @@ THREADS = 4
 
 @contextlib.contextmanager
 def join_cluster(pipeline: "Pipeline", emit: Emit = ignore, *, ttl_s: float = TTL_S) -> Iterator[Presence]:
-    """Join the cluster as a node, and renew its lease until the end of the block."""
+    """Join the cluster as a node, and renew the node's lease until the end of the block."""
     keep_memory()  # must come before the first thread
     context = pipeline.context
     with slot(context.place, context.chance) as own_slot:
@@ -52,7 +53,7 @@ def join_cluster(pipeline: "Pipeline", emit: Emit = ignore, *, ttl_s: float = TT
         presence.start()
         try:
             yield presence
-        except Crashed:
+        except (Crashed, SparkDied):  # the next runner counts a death for each of our claims
             presence.abandon()
             raise
         except BaseException:  # such as an interrupt: the next runner must not wait for our lease
@@ -74,7 +75,8 @@ def run_as_node(
 ) -> Report:
     """Apply the plan and run the pipeline, as a node whose lease the caller renews.
 
-    - stop, left_s: end early, and how much of the grace period is left then; see `Runner.run`.
+    - stop: set this event to end the run early.
+    - left_s: returns how many seconds of the grace period remain after `stop` is set; see `Runner.run`.
     """
     context = pipeline.context
     started_at = context.clock.monotonic()

@@ -3,6 +3,7 @@
 import msgspec
 
 from tidemill.arcs.work import LotEnd
+from tidemill.obs.lines import counted
 from tidemill.runner.run_totals import RunTotals
 
 
@@ -13,7 +14,7 @@ class ArcReport(msgspec.Struct, frozen=True, kw_only=True):
     3
 
     - rows: the number of rows written, by table.
-    - errors: the message of each lot that failed, by lot.
+    - errors: the error message of each failed lot, by lot.
     """
 
     arc: str
@@ -25,7 +26,7 @@ class ArcReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The counts and errors of a run. True when it has caught up and nothing failed.
+    """The counts and errors of a run. The report is true if the run caught up and nothing failed.
 
     >>> report = Report(pipeline="shop", seconds=1.5, files=3)
     >>> print(report)
@@ -34,8 +35,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     - steps: the number of steps of each view group.
     - failures: the last error of each source, arc or group that failed.
-    - later: the number of seconds until the next run, for arcs and groups that wait for their pace or for a
-      barrier.
+    - later: for each arc or group that waits for its pace or for a barrier, the number of seconds until its
+      next run.
     - interrupted: whether the run was stopped before it had processed all new data.
     """
 
@@ -67,15 +68,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         if self.interrupted:
             lines.append("  some data is not processed yet; the next run continues")
         if self.files:
-            lines.append(f"  {self.files} files read")
+            lines.append(f"  {counted(self.files, 'file')} read")
         for arc in self.arcs:
-            counts = [f"{arc.complete} lots"]
-            counts += [f"{sum(arc.rows.values()):,} rows"] if arc.rows else []
+            counts = [counted(arc.complete, "lot")]
+            counts += [counted(sum(arc.rows.values()), "row")] if arc.rows else []
             counts += [f"{arc.partial} partial"] if arc.partial else []
             counts += [f"{arc.missing} missing"] if arc.missing else []
             lines.append(f"  {arc.arc}: {', '.join(counts)}")
             lines += [f"    {lot}: {error}" for lot, error in arc.errors.items()]
-        lines += [f"  {group}: {count} steps" for group, count in self.steps.items() if count]
+        lines += [f"  {group}: {counted(count, 'step')}" for group, count in self.steps.items() if count]
         lines += [f"  {name} runs again in {seconds:,.0f} s" for name, seconds in self.later.items()]
         lines += [f"  {name} failed: {error}" for name, error in self.failures.items()]
         return "\n".join(lines)

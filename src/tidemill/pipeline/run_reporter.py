@@ -29,7 +29,7 @@ KINDS = {"source": "files", "arc": "lots", "views": "steps", "interval": "lots"}
 
 
 class _RunConsole(Console):
-    """A console that calls a function, instead of ending the process, when its reader closes the pipe."""
+    """A console that calls a function when the reader closes the pipe, and does not end the process."""
 
     def __init__(self, closed: Callable[[], None], *, stderr: bool) -> None:
         super().__init__(stderr=stderr, highlight=False, soft_wrap=True)
@@ -42,7 +42,7 @@ class _RunConsole(Console):
 
 
 def _discard(fd: int) -> None:
-    """Discard further output, or Python reports the closed pipe once more when the process ends."""
+    """Discard further output. Otherwise Python reports the closed pipe again when the process ends."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, fd)
     os.close(null)
@@ -54,8 +54,9 @@ class RunReporter:
     - json: print only the report to standard output, and events to standard error.
     - quiet: print only warnings and errors.
     - details: also print less important events.
-    - on_closed: called when the reader of the output closes the pipe, such as `tidemill run | head -1`.
-    - closed: whether that has happened. Nothing is printed after it.
+    - on_closed: called when the reader of the output closes the pipe, as `head` does in
+      `tidemill run | head -1`.
+    - closed: whether the reader has closed the pipe. Nothing is printed after that.
     """
 
     def __init__(

@@ -46,7 +46,7 @@ def _caller() -> tuple[str | None, int]:
 
 
 def _shown(file: str) -> str:
-    """Return the path relative to the current folder, if it is below it."""
+    """Return the path of a file, relative to the current folder if the file is below that folder."""
     path = Path(file)
     try:
         return str(path.resolve().relative_to(Path.cwd()))
@@ -55,10 +55,10 @@ def _shown(file: str) -> str:
 
 
 def position_in(line: SourceLine, text: str, row: int, column: int = 0) -> str:
-    """Return the position in the user's file of a row of a declared text, such as a query.
+    """Return the position in the user's file of one row of a declared text, such as a query.
 
-    Searches the file for the exact text, first after the declaration. If the user's code builds the text, the
-    search does not find it. Then the position is that of the declaration.
+    This searches the file for the exact text, first after the declaration. If the user's code builds the
+    text, the search does not find it. Then the result is the line of the declaration.
 
     Args:
         line: where the text is declared.
@@ -83,7 +83,7 @@ def position_in(line: SourceLine, text: str, row: int, column: int = 0) -> str:
 
 @contextmanager
 def errors_at(line: SourceLine) -> Iterator[None]:
-    """Prefix the message of every error raised inside with the line of the declaration."""
+    """Prefix the message of every error raised inside the block with the line of the declaration."""
     try:
         yield
     except TidemillError as error:

@@ -10,6 +10,7 @@ import msgspec
 from tidemill.arcs import lot_status
 from tidemill.arcs.keys import ArcKeys
 from tidemill.arcs.rows import MissingLot, PartialLot
+from tidemill.cluster import nodes
 from tidemill.errors import DatasetUnknown, GroupUnknown, UsageError
 from tidemill.lots import datasets, events
 from tidemill.lots.keys import DatasetId
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline
 
 MAX_NOTES = 5
+GONE = "its runner {} is gone; the next runner continues"
 
 
 class TableInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,9 +47,10 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a source, an arc or a view group.
 
     - behind: how many lots, steps or windows of files it still has to process.
-    - dead: it failed too often in a row and does not run until it is retried.
-    - waiting: lots that wait for another input, with the missing input and the time until which they wait.
-    - address: the address to which rows are pushed.
+    - dead: whether it failed too often in a row; it does not run until it is retried.
+    - waiting: what it waits for: a runner that continues the work of a dead one, or, for a lot, another input
+      and the time until which it waits.
+    - address: the address to which senders push rows.
     """
 
     name: str
@@ -164,6 +167,9 @@ def _subscription(tx: Tx, pipeline: "Pipeline", name: str) -> RunInfo:
     heads = events.heads(tx, context.keys.lots, row.tally.terms.sources)
     behind = sum(heads[source] - position for source, position in row.tally.seen.items())
     run = row.run if isinstance(row, Scheduled) else None
+    if run is not None and not nodes.is_alive(tx, context.keys.cluster, run.node, run.node_epoch):
+        info = msgspec.structs.replace(info, waiting=(GONE.format(run.node),))
+        run = None
     state: Literal["running", "scheduled", "waiting"] = (
         "running" if run is not None else "scheduled" if isinstance(row, Scheduled) else "waiting"
     )
@@ -191,9 +197,9 @@ def _arc_run(pipeline: "Pipeline", name: str) -> RunInfo:
         )
 
     waiting = waiting_lots(pipeline, name, MAX_NOTES)
-    return msgspec.structs.replace(
-        pipeline.context.store.run(read), waiting=tuple(f"{lot}: {why}" for lot, why in waiting.items())
-    )
+    info = pipeline.context.store.run(read)
+    lines = tuple(f"{lot}: {why}" for lot, why in waiting.items())
+    return msgspec.structs.replace(info, waiting=info.waiting + lines)
 
 
 def _group_run(pipeline: "Pipeline", group: str) -> RunInfo:
@@ -235,7 +241,7 @@ def _source_status(pipeline: "Pipeline", dataset: str, source: Source) -> Source
 
 
 def address_of(pipeline: "Pipeline", dataset: str) -> PushAddress:
-    """Return the current address to push rows of a dataset to, and the token that senders must send."""
+    """Return the address to which senders push rows of a dataset now, and the token that they must send."""
     decl = pipeline.sources.get(dataset)
     address = None
     if decl is not None:

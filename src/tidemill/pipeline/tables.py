@@ -1,7 +1,7 @@
 """Defines the objects through which users read and write tables: `Table`, `Dataset`, `View`, `RetiredView`.
 
-All of them can be read with `df()`, which returns the rows. `changes(after)` returns the changes of a table
-since a position. A dataset can also be written.
+`df()` returns the rows of any of them. `changes(after)` returns the changes of a table since a position. A
+dataset can also be written.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -46,11 +46,13 @@ class Table:
     def changes(self, after: int = 0) -> "DataFrame":
         """Return the rows that were inserted and deleted after a position.
 
-        Each row also has the columns `_weight`, `_position` and `_inputs`: the lots it was computed from.
-        `_inputs` is empty for rows that users or sources wrote, and NULL if there are more than 1,000 lots.
+        Each row also has the columns `_weight`, `_position` and `_inputs`. `_inputs` lists the lots that the
+        row was computed from. It is empty for rows that users or sources wrote, and NULL if there are more
+        than 1,000 lots.
 
-        The changes of a view cannot continue after the view got other columns, or was removed and declared
-        again: this raises `ViewRefused`. Read the complete view, and continue after its position.
+        If the columns of a view changed, or the view was removed and declared again, its changes cannot be
+        applied to rows that were read before. Then this method raises `ViewRefused`: read the complete view,
+        and continue after its position.
         """
         from tidemill.pipeline.changes import changes
 
@@ -58,7 +60,7 @@ class Table:
 
     @property
     def position(self) -> int:
-        """The position of the last publication: one number per table; 0 for an empty table."""
+        """The position of the last publication; 0 if nothing was published yet."""
         from tidemill.pipeline import reader
 
         return reader.position(self.pipeline, self.name)
@@ -135,35 +137,39 @@ class Dataset(Table):
         return self._write(rows, RowOperation.UPSERT, producer, seq)
 
     def delete(self, rows: Any, *, producer: str | None = None, seq: int | None = None) -> Receipt:
-        """Delete rows: by key if the dataset has a key; otherwise one equal row for each given row."""
+        """Delete rows.
+
+        If the dataset has a key, rows are deleted by key. Otherwise, each row that you pass deletes one equal
+        row.
+        """
         return self._write(rows, RowOperation.DELETE, producer, seq)
 
     def replace(self, lot: str, rows: Any) -> Receipt:
         """Replace the rows of a published lot.
 
-        The new rows are the lot's next generation. Readers see the old rows until it is published. Then
-        `changes()` returns the old rows with weight -1, views remove them, and arcs make only this lot again.
-        A dataset with a key refuses this: upsert the corrected rows instead.
+        The new rows are the lot's next generation. Readers see the old rows until the new generation is
+        published. Then `changes()` returns the old rows with weight -1, views remove them, and arcs process
+        only this lot again. A dataset with a key refuses this: upsert the corrected rows instead.
 
         Args:
-            lot: the id of the lot, see `lots()`.
+            lot: the id of the lot; see `lots()`.
             rows: all rows of the lot, as for `append`; an empty list for an empty lot.
         """
         return writes.replace(self.pipeline.context, self._decl, lot, rows)
 
     def remove(self, lot: str, *, why: str = "") -> Receipt:
-        """Remove a lot: its rows disappear from the table and from everything computed from it.
+        """Remove a lot: its rows disappear from the table and from everything computed from them.
 
-        The lot stays in the list as removed. `replace` can give it rows again.
+        `lots()` still lists the lot, as removed. `replace` can give it rows again.
 
         Args:
-            lot: the id of the lot, see `lots()`.
+            lot: the id of the lot; see `lots()`.
             why: a comment, shown with the lot.
         """
         return writes.remove(self.pipeline.context, self._decl, lot, why=why)
 
     def address(self) -> "PushAddress":
-        """Return the current address to push rows to (`tm.http_push`), and the token that senders need."""
+        """Return the address to which senders push rows now (`tm.http_push`), and the token they need."""
         from tidemill.pipeline.status import address_of
 
         return address_of(self.pipeline, self.name)
@@ -191,14 +197,19 @@ class View(Table):
         return self.pipeline.views[self.name].sql
 
     def explain(self) -> "Explanation":
-        """Explain how the view is computed: its operators, the rung of each, reasons, and the certificate."""
+        """Explain how the view is computed: its operators, how Tidemill keeps each up to date, and why.
+
+        The explanation also has the result of the comparison with plain Spark.
+        """
         from tidemill.pipeline.explanation import explain
 
         return explain(self.pipeline, self.name)
 
 
 class RetiredView:
-    """A view that is no longer declared: its rows as of its last step, until it is dropped.
+    """A view that is no longer declared.
+
+    Until it is dropped, you can still read its rows as of its last step.
 
     >>> import tidemill as tm
     >>> shop = tm.Pipeline("shop", home="shop-home")
@@ -226,8 +237,8 @@ class RetiredView:
     def drop(self) -> bool:
         """Drop the view. Return False if it was already dropped or is declared again.
 
-        A dropped view cannot be read. A runner removes its files after readers that have already started
-        finish.
+        A dropped view cannot be read. Once the readers that have already started are done, a runner removes
+        the view's files.
         """
         from tidemill.views.steps import retired
 

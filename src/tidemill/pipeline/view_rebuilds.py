@@ -1,9 +1,10 @@
-"""Finds the step that built a view's table from nothing, so that the changes before and after do not add up.
+"""Finds a step that rebuilt a view's table from scratch: its changes do not fit the previous table.
 
-A step that follows its view adds changes to the table before it: the digest of the new table is the digest of
-the table before plus that of the changes (DBSP-42). A step that begins again, because the view got other
-columns or was removed and declared again, writes all rows as insertions and deletes none of the old rows. A
-reader that continues over such a step would have the old and the new rows.
+An ordinary step adds its changes to the previous table: the digest of the new table is the digest of the
+previous table plus the digest of the changes (DBSP-42). A step rebuilds the table if the columns of the view
+changed, or if the view was removed and declared again. Such a step writes all rows as insertions, and deletes
+none of the old rows. If a reader applied the changes of such a step to the previous table, the reader would
+have both the old and the new rows.
 """
 
 from collections.abc import Iterable
@@ -23,7 +24,7 @@ def last_output(
 ) -> tuple[StepOutput | None, int]:
     """Search one page of commits, from a position backwards, for the last output of a view.
 
-    Returns the output and the position at which the search continues; 0 when it is over.
+    Returns the output, and the position at which the search continues; 0 if the search is over.
     """
     page = commits.before(tx, keys, pipeline, group, position, PAGE)
     for row in page:
@@ -34,9 +35,9 @@ def last_output(
 
 
 def rebuild_step(view: str, before: StepOutput | None, steps: Iterable[StepRow]) -> int | None:
-    """Return the first of these steps that built the view's table from nothing; None if there is none.
+    """Return the first of these steps that rebuilt the view's table from scratch; None if no step did.
 
-    - before: the last output of the view before these steps; None if there is none.
+    - before: the last output of the view before these steps; None if the view had no output.
     """
     for row in steps:
         for output in row.outputs:

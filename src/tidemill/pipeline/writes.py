@@ -1,7 +1,8 @@
 """Writes to a dataset: appends, upserts and deletes rows, replaces and removes lots (LOT-30, LOT-36, LOT-40).
 
 An append becomes a lot at once, or waits until its interval closes. A correction becomes the next generation
-of its lot. This process writes rows that are in its memory, without Spark. Spark writes a Spark DataFrame.
+of its lot. If the rows are in memory, this process writes them without Spark. If they are a Spark DataFrame,
+Spark writes them.
 
 The row of the attempt is stored before the first object is written. So a crash at any moment leaves either a
 published lot, or an attempt that the cleaner finds. An append with a producer and a sequence number may be
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 MAX_LEASES = 3
-"""How often an append is tried if this process loses its lease each time."""
+"""How many times an append is tried if this process loses its lease each time."""
 
 
 def append(
@@ -68,7 +69,7 @@ def append(
         rows: as the user passed them.
         operation: append, upsert or delete.
         producer: the name of the sender; with `seq`, a repeated append returns the receipt of the first one.
-        seq: the number of this append among those of the producer.
+        seq: the producer's number for this append.
     """
     if (producer is None) != (seq is None):
         raise UsageError("producer= and seq= must be used together", hint="pass both, or neither")
@@ -187,7 +188,7 @@ def _publish_correction(context: PipelineContext, hold: Hold, row: LotRow) -> Re
 
 
 def _write_lot(context: PipelineContext, decl: DatasetDecl, body: "Body", hold: Hold) -> list[LotRow]:
-    """Write the rows and their manifests under our attempt; return the lot rows to publish."""
+    """Write the rows and their manifests under our attempt; return a `LotRow` for each lot, to publish."""
 
     def write(folders: Mapping[DatasetId, str]) -> list[SinkWritten]:
         prefix, *quarantine = folders.values()
@@ -208,7 +209,7 @@ def _write_lot(context: PipelineContext, decl: DatasetDecl, body: "Body", hold: 
 
 
 class Body:
-    """The rows of one write, in this process."""
+    """The rows of one write, in the memory of this process."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
@@ -225,7 +226,7 @@ class Body:
         decl: DatasetDecl,
         checks: Sequence[Check],
     ) -> Checked:
-        """Write rows that pass the checks below one prefix, and rows that checks drop below the other."""
+        """Write rows that pass the checks under `prefix`, and rows that checks drop under `bad_prefix`."""
         table, name, kind = self._table, decl.dataset.name, decl.dataset.kind
         if any(check.kind == "expect" for check in checks):  # Spark evaluates expressions
             with context.spark() as spark:
@@ -250,7 +251,7 @@ class _FrameBody(Body):
 
     @contextmanager
     def _spark_errors(self, context: PipelineContext) -> Iterator[None]:
-        """Raise `AppendRefused` for Spark errors inside the block: a value that does not fit its column."""
+        """Convert Spark errors inside the block to `AppendRefused`, for example if a value does not fit."""
         from pyspark.errors import PySparkException
 
         try:

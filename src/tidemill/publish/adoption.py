@@ -1,8 +1,8 @@
 """Adoption: opens an attempt at a lot, or takes over an attempt that a dead node left open.
 
-Only one node at a time works on a lot, in one attempt. A node takes over an open attempt if its inputs, code,
-sinks and parts are the same, and then reuses its finished parts (LOT-18, LOT-20). The same transaction
-abandons every other open attempt that no node works on.
+Only one node at a time works on a lot, in one attempt. A node takes over an open attempt if the attempt has
+the same inputs, code, sinks and parts as the new work. The node then reuses the parts that are finished
+(LOT-18, LOT-20). The same transaction abandons every other open attempt that no node works on.
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
 def open_or_adopt(tx: Tx, keys: PublishKeys, node: Node, draft: Draft, parts: Sequence[str]) -> Opened | None:
     """Adopt an open attempt at the draft's lot if it does the same work; otherwise open a new one.
 
-    Return None if another node may still work on the lot. The list of parts, at most one page, is stored with
-    the attempt.
+    Return None if another node may still work on the lot. The list of parts, which must fit on one page, is
+    stored with the attempt.
     """
     abandoned: list[Abandoned] = []
     # Ended attempts are kept for a while, and ids grow with time: an open one is among the newest.

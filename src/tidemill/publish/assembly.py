@@ -1,9 +1,8 @@
 """Assembly: runs the parts of an attempt and writes the manifests of its lot. Arcs and file sources use it.
 
 Assembly writes intent manifests, runs the parts through the interface `Parts`, writes a manifest for each
-part as soon as it ends, and finally writes the manifest of the lot. The writes of a stale holder are
-harmless: the transactions before (`adoption.open_or_adopt`) and after (`Publisher.publish`) are fenced by the
-attempt's `Hold`.
+part as soon as it ends, and finally writes the manifest of the lot. If another node has taken over the
+attempt, these writes are harmless: `Publisher.publish` checks the attempt's `Hold` and refuses to publish.
 """
 
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from tidemill.scope import Scope
 
 
 class Assembled(msgspec.Struct, frozen=True, kw_only=True):
-    """How an attempt's parts ended; `rows` are the rows to publish if none failed."""
+    """How an attempt's parts ended; `rows` are the rows to publish if no part failed."""
 
     parts: tuple[PartMade, ...]
     failed: tuple[PartFailed, ...] = ()
@@ -42,11 +41,11 @@ class Assembler:
         self._parts = parts
 
     def assemble(self, hold: Hold, tasks: Sequence[PartTask], *, adopted: bool = False) -> Assembled:
-        """Run the parts that are not made yet, and write all manifests.
+        """Run the parts that are not completed yet, and write all manifests.
 
-        - tasks: one for each listed part, in that order, made by `tasks_of`.
-        - adopted: whether earlier holders may have made some parts. Raises `AttemptDamaged` if their results
-          are damaged; the caller then abandons the attempt.
+        - tasks: one for each part of the attempt, in the order of its list of parts; from `tasks_of`.
+        - adopted: whether earlier holders may have completed some parts. Raises `AttemptDamaged` or
+          `ManifestUnreadable` if their results are damaged; the caller then abandons the attempt.
         """
         fingerprints = self._fingerprints(hold)
         completed = self.manifests.finished_parts(hold, [task.part for task in tasks]) if adopted else {}
@@ -68,7 +67,7 @@ class Assembler:
             self._scope.emit(_part_event(hold, end))
             if isinstance(end, PartDone):
                 _report_checks(self._scope.emit, hold, end)
-        if left:  # the port was closed: how these end is unknown
+        if left:  # `Parts` was closed: how these tasks end is unknown
             raise LeaseLost(
                 f"this process is stopping while {len(left)} parts of attempt {hold.draft.id} are unfinished;"
                 " another run finishes them"
@@ -86,10 +85,10 @@ class Assembler:
 
 
 def tasks_of(hold: Hold, tasks: Sequence[PartTask]) -> list[PartTask]:
-    """Return the tasks as parts of this attempt.
+    """Add the id of this attempt to the tasks and to their keys; return the tasks.
 
-    Their keys name the attempt too. A part of an abandoned attempt is never reused, because its objects may
-    be deleted at any moment; a part of an adopted attempt is reused, because it is the same attempt.
+    Because of the keys, a part of an abandoned attempt is never reused: its objects may be deleted at any
+    moment. A part of an adopted attempt is reused, because the id stays the same.
     """
     return [
         msgspec.structs.replace(task, attempt=hold.draft.id, key=f"{hold.draft.id}/{task.key}")

@@ -1,10 +1,10 @@
-"""Attempts to publish lots: rows in the store, written before the first object of a lot (LOT-17, LOT-20).
+"""Attempts at lots: each has a row in the store, written before its first object (LOT-17, LOT-20).
 
 The row names the lots that the attempt will publish, the generations of its inputs, and its code. A node
 holds the attempt under an epoch, which grows when another node takes over the attempt. Every operation must
 pass the attempt's `Hold`. After a takeover, a write under the old hold raises `LeaseLost`. Once the attempt
 has ended, a write raises `AttemptEnded`. So a stale holder publishes nothing, and an abandoned attempt is
-never published. The objects of an open attempt may be deleted only after it is abandoned.
+never published. The objects of an open attempt may be deleted only after the attempt is abandoned.
 """
 
 from collections.abc import Sequence
@@ -26,14 +26,14 @@ MOST_INPUTS = 300
 MOST_BYTES = 48 * 1024
 """The maximum size of a draft.
 
-With the fields that are added when it ends, the row still fits into a store value.
+With the fields that are added when the attempt ends, the row still fits into a store value.
 """
 
 PARTS_PAGE = 400
 
 
 class Target(msgspec.Struct, frozen=True, order=True, array_like=True):
-    """What an attempt will publish: one generation of a lot of one sink.
+    """What an attempt will publish: one generation of a lot in one sink.
 
     An `optional` target, such as a quarantine without rows, may be left out at publication.
     """
@@ -45,16 +45,17 @@ class Target(msgspec.Struct, frozen=True, order=True, array_like=True):
 
     @property
     def place(self) -> tuple[DatasetId, str, int]:
-        """The generation and lot. No two targets of an attempt have the same place."""
+        """The dataset, lot and generation. No two targets of an attempt have the same place."""
         return self.dataset, self.lot, self.generation
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
     """The part of an attempt that never changes.
 
-    - author: the arc, the source, or the appends of a dataset. `lot` and `generation` are those of the
-      author.
-    - inputs: the lots it reads, in the generations that were current when it was opened (LOT-30).
+    - author: an arc, a source, or the appends of a dataset.
+    - lot, generation: the lot that the author works on; each target also names the lot that it gets.
+    - inputs: the lots that the attempt reads, in the generations that were current when it was opened
+      (LOT-30).
     - code: the digest of the author's code.
     """
 
@@ -142,7 +143,8 @@ def begin(tx: Tx, keys: PublishKeys, node: Node, draft: Draft) -> Hold:
     places = {target.place for target in draft.targets}
     if not 0 < len(draft.targets) <= MOST_TARGETS or len(places) < len(draft.targets):
         raise UsageError(
-            f"{draft.author} has an invalid list of {len(draft.targets)} sinks",
+            f"{draft.author} has an invalid list of sinks:"
+            f" {', '.join(str(target.dataset) for target in draft.targets) or 'nothing'}",
             hint=f"use 1 to {MOST_TARGETS} sinks, and do not repeat any",
         )
     if all(target.optional for target in draft.targets):
@@ -176,7 +178,7 @@ def read(tx: Tx, keys: PublishKeys, attempt: str) -> AnyAttempt:
 
 
 def check(tx: Tx, keys: PublishKeys, hold: Hold) -> Open:
-    """Check the fence: the attempt is open, and this node holds it."""
+    """Check that the attempt is open and that this node holds it; raise an error if not."""
     nodes.check(tx, keys.cluster, hold.node)
     row = read(tx, keys, hold.draft.id)
     if not isinstance(row, Open):
@@ -230,12 +232,12 @@ def attempts_at(
 def adopt(
     tx: Tx, keys: PublishKeys, node: Node, expected: Open, inputs: Sequence[InputLot], code: str
 ) -> Hold | None:
-    """Take over an attempt that a dead node, or an earlier start of this one, left open.
+    """Take over an attempt that a dead node, or this node before it was restarted, left open.
 
-    Returns None if it has changed since `expected` was read, if its inputs or code differ, or if another node
-    may still work on it. If two nodes adopt it at the same time, only one succeeds, because the other has
-    read an old epoch. The caller then verifies the attempt's manifests and objects, and publishes or abandons
-    it.
+    Returns None if the attempt has changed since `expected` was read, if it has other inputs or other code,
+    or if another node may still work on it. If two nodes adopt it at the same time, only one succeeds,
+    because the other has read an old epoch. The caller then verifies the attempt's manifests and objects, and
+    publishes or abandons the attempt.
     """
     nodes.check(tx, keys.cluster, node)
     row = read(tx, keys, expected.draft.id)
@@ -266,10 +268,9 @@ def park(tx: Tx, keys: PublishKeys, hold: Hold) -> None:
 def end_published(
     tx: Tx, keys: PublishKeys, hold: Hold, positions: Sequence[int], manifests: Sequence[str] = ()
 ) -> Published:
-    """Open -> published, in the transaction that publishes the lots. Only `publish` calls it.
+    """Change an attempt from open to published, in the transaction that publishes its lots.
 
-    Without manifests, the cleaner does not visit the attempt: a view's step, for example, names its files
-    itself.
+    If no manifests are passed, the cleaner does not visit the attempt.
     """
     row = check(tx, keys, hold)
     step(row.state, AttemptEdge.PUBLISH)
@@ -303,7 +304,7 @@ def abandon_left(
 ) -> Abandoned | None:
     """Give up an attempt that no node works on: it is parked, its node is gone, or `node` itself held it.
 
-    Returns None and changes nothing if it has ended, or if another node may still work on it.
+    Returns None and changes nothing if the attempt has ended, or if another node may still work on it.
     """
     if node is not None:
         nodes.check(tx, keys.cluster, node)
@@ -316,9 +317,10 @@ def abandon_left(
 
 
 def abandon_lost(tx: Tx, keys: PublishKeys, attempt: str, grace_us: int) -> Abandoned | None:
-    """Give up an attempt whose node is gone and that no node adopted in time; return None if there is none.
+    """Give up an attempt if its node is gone and no other node adopted it in time; otherwise return None.
 
-    The cleaner uses this. It conflicts with adoption and with publication, so only one of them happens.
+    The cleaner uses this. The transaction conflicts with an adoption and with a publication of the attempt,
+    so only one of the three happens.
     """
     row = read(tx, keys, attempt)
     if not isinstance(row, Open) or row.parked or _alive(tx, keys, row):
@@ -329,8 +331,10 @@ def abandon_lost(tx: Tx, keys: PublishKeys, attempt: str, grace_us: int) -> Aban
 
 
 def supersede(tx: Tx, keys: PublishKeys, author: str, lot: str, generation: int = 0) -> list[Abandoned]:
-    """Give up the attempts that earlier runs of an author left open. The caller checks in this transaction
-    that it holds the author's current run, so no one else can publish these attempts.
+    """Give up the attempts that earlier runs of an author left open.
+
+    The caller checks in this transaction that it holds the author's current run. So no other process can
+    publish these attempts.
     """
     left = attempts_at(tx, keys, author, lot, generation)
     return [_abandon(tx, keys, row, "another run began") for row in left if isinstance(row, Open)]
@@ -352,8 +356,9 @@ def to_sweep(tx: Tx, keys: PublishKeys, limit: int = 100) -> list[Published | Ab
 
 
 def sweep_again(tx: Tx, keys: PublishKeys, expected: Published | Abandoned, at: int | None) -> bool:
-    """Record that an attempt was swept, and when to sweep it again, if at all. False if another cleaner
-    did.
+    """Record that an attempt was swept, and when to sweep it again; None for never.
+
+    Return False if another cleaner has swept it since `expected` was read.
     """
     raw = tx.get(keys.attempt[expected.draft.id])
     if raw is None or _decoder.decode(raw) != expected:
@@ -369,8 +374,8 @@ def sweep_again(tx: Tx, keys: PublishKeys, expected: Published | Abandoned, at: 
 def forget(tx: Tx, keys: PublishKeys, attempt: str, limit: int = PARTS_PAGE) -> bool:
     """Delete a page of the rows of an abandoned attempt whose data is gone; return True if there are more.
 
-    Only a stale holder could still write to the attempt's folder. The cleaner decides how long to wait for
-    it.
+    Only a stale holder could still write to the attempt's folder. The cleaner decides how long to wait until
+    no such holder is left.
     """
     row = read(tx, keys, attempt)
     if not isinstance(row, Abandoned):

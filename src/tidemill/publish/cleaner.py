@@ -1,14 +1,16 @@
 """The cleaner: deletes objects that no manifest lists, and only those (LOT-19).
 
-- It abandons an attempt whose node is gone and that no node took over in time. That transaction conflicts
-  with takeover and publication. The cleaner deletes objects of the attempt only after that commit.
+- It abandons an attempt if its node is gone and no other node took it over in time. It does this in a
+  transaction that conflicts with a takeover and with a publication. It deletes objects of the attempt only
+  after this transaction has committed.
 - It deletes the data of an abandoned attempt, then replaces its manifests with one that has the state
   `removed`.
-- It deletes what a published attempt left over: data of failed or repeated parts, intents, and manifests of
-  earlier holders. It keeps everything that the attempt's own manifests list, even if the layout was revised.
+- It deletes what a published attempt left behind: data of failed or repeated parts, intents, and manifests of
+  earlier holders. It keeps everything that the attempt's own manifests list, even if the lot has a newer
+  layout.
 - It visits abandoned and published attempts again, at growing intervals, because a stale holder may still
-  write. It stops when the Spark application is gone, or after a day. Then it deletes the rows of an abandoned
-  attempt.
+  write. It stops when the Spark application that ran the attempt is gone, or after a day. Then it deletes the
+  rows of an abandoned attempt.
 - It deletes a replaced layout of a lot (LOT-37) after the grace period of its readers.
 
 It never touches open attempts: they may be published, or their parts reused. Any number of cleaners can run
@@ -58,13 +60,14 @@ def _only_manifests(_: str) -> Collection[str] | None:
 
 
 class Cleaner:
-    """Deletes what ended attempts left.
+    """Deletes what attempts left behind after they ended.
 
-    - gone: returns whether no process of the attempt can write any more; then the next sweep is the last. By
-      default this is unknown, and sweeps continue for `keep_s`.
+    - gone: returns True if all processes of the attempt have stopped writing for good; then the next sweep is
+      the last. By default this is unknown, and sweeps continue for `keep_s`.
     - drop: deletes other data of an ended attempt, such as the results of its parts; can be repeated.
-    - lists: returns the objects listed in a file that a published attempt names, such as a version file; None
-      for a manifest. It raises `ObjectMissing` or `ManifestUnreadable` if it cannot read the file.
+    - lists: takes the name of a file that a published attempt refers to. For a version file, it returns the
+      objects that the file lists; for a manifest, it returns None. It raises `ObjectMissing` or
+      `ManifestUnreadable` if it cannot read the file.
     - grace_s: how long an attempt must be open before it is abandoned because its node is gone.
     - readers_s: how long a replaced layout stays for readers that started with it.
     """
@@ -94,7 +97,7 @@ class Cleaner:
         self._after = ""  # the last open attempt that was checked
 
     def clean(self, limit: int = PAGE) -> bool:
-        """Do one page of each job; return True if there may be more to do now.
+        """Do one page of each kind of work; return True if there may be more to do now.
 
         Attempts are swept before their layouts are removed, because a sweep reads their manifests.
         """
@@ -104,7 +107,10 @@ class Cleaner:
         return self.remove_retired(limit) == limit or more
 
     def abandon_lost(self, limit: int = PAGE) -> bool:
-        """Abandon open attempts whose nodes are gone, one page; return False after the last page."""
+        """Check a page of open attempts, and abandon those whose node is gone.
+
+        Return False after the last page.
+        """
         page = self._scope.store.run(lambda tx: attempts.open_ids(tx, self._keys, self._after, limit))
         for attempt in page:
             try:
@@ -132,7 +138,7 @@ class Cleaner:
         return len(page)
 
     def remove_retired(self, limit: int = PAGE) -> int:
-        """Delete replaced layouts after the grace period of their readers; return how many.
+        """Delete replaced layouts after the grace period of their readers; return how many were deleted.
 
         It deletes the data before the manifests that list it, so a cleaner that resumes knows what is left.
         """
@@ -153,7 +159,7 @@ class Cleaner:
             if root is not None:
                 data = [item.uri for item in root.objects]
                 for part in root.parts:
-                    with contextlib.suppress(ObjectMissing):  # a cleaner died between two of them
+                    with contextlib.suppress(ObjectMissing):  # an earlier cleaner deleted it
                         data += [item.uri for item in self._manifests.load(part).objects]
                 self._delete("retire-data", data)
                 self._delete("retire-parts", root.parts)
@@ -215,8 +221,8 @@ class Cleaner:
     def _in_use(self, draft: Draft, manifest: str, *, read: bool) -> set[str]:
         """Return the manifests of one sink of a published attempt and, if `read`, the objects they list.
 
-        A root manifest may list parts of other attempts, such as appends. Those list no objects of this
-        attempt.
+        A root manifest may list parts of other attempts, such as appends. The manifests of such parts list no
+        objects of this attempt.
         """
         if not manifest:  # an optional sink that was left out
             return set()

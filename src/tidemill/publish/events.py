@@ -46,7 +46,7 @@ class AttemptAbandoned(Event, frozen=True):
 
 
 class AttemptCleaned(Event, frozen=True):
-    """The cleaner removed objects that an ended attempt left."""
+    """The cleaner removed objects that an ended attempt left behind."""
 
     attempt: str
     objects: int
@@ -111,7 +111,7 @@ class IntervalClosed(Event, frozen=True):
 
 
 class WallClockJumped(Event, frozen=True):
-    """The wall clock jumped. Intervals, schedules and `now()` follow it only if the jump lasts.
+    """The wall clock jumped. Intervals, schedules and `now()` do not follow the new time at once.
 
     - shift_s: how far it jumped; negative if it was set back.
     - accepted_in_s: after how long the jump is accepted.

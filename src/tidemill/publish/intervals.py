@@ -37,10 +37,10 @@ class IntervalCloser:
         self._keys = PublishKeys(scope.cluster)
         self._publisher = Publisher(scope)
         self._manifests = Manifests(scope.objects, scope.clock)
-        self._jumped_at_us: int | None = None  # the jump of the wall clock that was reported last
+        self._jumped_at_us: int | None = None  # when the last reported jump of the wall clock was first seen
 
     def close_due(self, limit: int = 100) -> int:
-        """Close a page of the intervals that are over; return how many."""
+        """Close a page of the intervals that are over; return how many were closed."""
         jump, due = self._scope.store.run(
             lambda tx: (wall_clock.observe(tx, self._keys.lots), staging.due(tx, self._keys.lots, limit))
         )
@@ -51,7 +51,7 @@ class IntervalCloser:
         return closed
 
     def _report(self, jump: ClockJump | None) -> None:
-        """Report a jump of the wall clock once, and again if it becomes another one."""
+        """Report a jump of the wall clock once. If the clock jumps again, report that jump too."""
         since_us = None if jump is None else jump.since_us
         if jump is not None and since_us != self._jumped_at_us:
             self._scope.emit(
@@ -62,8 +62,9 @@ class IntervalCloser:
         self._jumped_at_us = since_us
 
     def close(self, dataset: DatasetId, lot: LotId) -> bool:
-        """Close one interval; return False if another node closed it, or an earlier interval is still
-        open.
+        """Close one interval.
+
+        Return False if another node has closed it, or if an earlier interval is still open.
         """
         published = self._scope.store.run(lambda tx: lots.current(tx, self._keys.lots, dataset, str(lot)))
         if published is not None:  # the intervals of the dataset were rewound
@@ -97,10 +98,11 @@ class IntervalCloser:
         return True
 
     def _skipped(self, dataset: DatasetId, lot: LotId, published: LotRow) -> bool:
-        """Close an interval whose lot exists, unless its appends become the next generation of the lot.
+        """Close an interval whose lot already exists, without publishing anything.
 
-        There is nothing to publish without appends. Appends to a lot that has rows, or was removed, by a
-        correction move to the next interval: a new generation would replace the correction.
+        Return False if the lot is empty and the interval has appends: these must be published as the lot's
+        next generation. If a correction has added rows to the lot or removed it, the appends move to the next
+        interval, because a new generation would replace the correction.
         """
         keys = self._keys.lots
         self._scope.step("publish.seal", lambda tx: staging.seal(tx, keys, dataset, lot))

@@ -9,9 +9,9 @@ write an object with the same name: a late write of a stale holder changes nothi
     …/state=complete/gen=G/attempt={id}.{epoch}/manifest-root.json    the lot, if it has parts
     …/state=complete/gen=G/attempt={id}.{epoch}/manifest.json         the lot, if it has one part
 
-The lists of objects come from the tasks, never from a listing (LOT-17). If another node takes over the
-attempt, it reuses a part only if one previous holder wrote that part's manifests for all sinks, because only
-then do the manifests come from one run of the part. It verifies all of the manifests first (LOT-20).
+The lists of objects come from the tasks, never from a listing (LOT-17). A node that takes over the attempt
+reuses a part only if the same earlier holder wrote the part's manifests for all sinks. Otherwise the
+manifests could come from different runs of the part. The node verifies all of these manifests first (LOT-20).
 """
 
 from collections import Counter
@@ -131,8 +131,8 @@ class Manifests:
     ) -> list[LotRow]:
         """Write a lot without parts; return the rows to publish.
 
-        For appends, fetched batches, pushed requests and compactions, one process writes the intent, the data
-        and the manifest.
+        Appends, fetched batches, pushed requests and compactions use this: one process writes the intent, the
+        data and the manifest.
 
         - write: writes the data. It gets the attempt's folder for each sink, and returns what it wrote.
         - fingerprints: the fingerprints of the sinks' schemas.
@@ -196,8 +196,9 @@ class Manifests:
         return rows
 
     def write_root(self, hold: Hold, parts: Sequence[str], rows: int, size: int, fingerprint: str) -> LotRow:
-        """Write the root manifest of a lot whose parts are stored, such as appends; return the row to
-        publish.
+        """Write the root manifest of a lot whose parts, such as appends, are already stored.
+
+        Return the row to publish.
         """
         (target,) = hold.draft.targets
         state = ManifestState.COMPLETE if parts else ManifestState.EMPTY
@@ -236,7 +237,7 @@ class Manifests:
         )
 
     def write_deletion(self, draft: Draft, target: Target, why: str) -> None:
-        """Record that the objects of an attempt were deleted, in place of its other manifests (LOT-15)."""
+        """Record that the objects of an attempt were deleted. This replaces its other manifests (LOT-15)."""
         body = replace(
             self._new(draft, target, ManifestState.REMOVED),
             objects=[_all_data(target, draft.id)],
@@ -283,8 +284,10 @@ class Manifests:
     # --- after an adoption
 
     def finished_parts(self, hold: Hold, names: Sequence[str]) -> dict[str, PartMade]:
-        """Return the parts that earlier holders of this attempt completed; raise `AttemptDamaged` if one is
-        damaged: every manifest must decode, and every object in it must exist with its size.
+        """Return the parts that earlier holders of this attempt completed.
+
+        Raise `AttemptDamaged` if an object that a manifest lists is missing or has another size, and
+        `ManifestUnreadable` if a manifest cannot be decoded.
         """
         alone = len(names) == 1
         by_epoch: dict[tuple[int, str], dict[DatasetId, str]] = {}
@@ -334,7 +337,7 @@ def data_of(objects: Objects, draft: Draft, target: Target) -> dict[str, int]:
 def manifest_keys(
     objects: Objects, draft: Draft, target: Target, states: Sequence[ManifestState]
 ) -> list[str]:
-    """List the manifests of an attempt in these states, of all its holders."""
+    """List the manifests that are in one of these states, from all holders of the attempt."""
     keys = []
     for state in states:
         name = layout.manifest_key(*target.dataset.parts, target.lot, state, target.generation, draft.id)
@@ -353,7 +356,7 @@ def _all_data(target: Target, attempt: str) -> StoredObject:
 
 
 def _is_in(key: str, start: str) -> bool:
-    """Return whether a key is in the folder of this attempt, and not of one whose id begins with this id."""
+    """Return whether a key is in this attempt's folder, and not in that of an attempt with a longer id."""
     return key.startswith(start) and key[len(start) : len(start) + 1] in ("/", ".")
 
 

@@ -2,8 +2,9 @@
 
 Arcs and sources split their work into tasks, run the tasks through the interface `Parts`, and build manifests
 from the objects that the tasks report. A task is plain data: it names code by digest and objects by key, so
-any process that has the pipeline can run it. The name of its folder contains the attempt, the id of the task
-and the epoch of the claim that runs it, so a stale holder and its successor never share a folder.
+any process that has the pipeline can run it. The name of the task's folder contains the attempt, the id of
+the task and the epoch of the claim under which it runs. So a stale holder and its successor never share a
+folder.
 """
 
 from collections.abc import Iterator, Sequence
@@ -62,7 +63,7 @@ class PartClaim(msgspec.Struct, frozen=True):
     epoch: int
 
     def attempt(self, attempt: str) -> str:
-        """Return the attempt with this claim, as it appears in object names."""
+        """Return the text that object names contain for this attempt and claim."""
         return f"{attempt}.{self.task}.{self.epoch}"
 
     def data_prefix(self, task: PartTask, sink: PartSink) -> str:
@@ -73,7 +74,7 @@ class PartClaim(msgspec.Struct, frozen=True):
 
 
 class SinkWritten(msgspec.Struct, frozen=True, kw_only=True):
-    """What a part wrote to one sink; `schema` has its columns if there are new ones (LOT-34)."""
+    """What a part wrote to one sink; `schema` lists all columns if there are new ones (LOT-34)."""
 
     dataset: DatasetId
     objects: tuple[StoredObject, ...] = ()

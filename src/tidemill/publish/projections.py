@@ -1,13 +1,13 @@
 """Projections: objects whose names repeat the state in the store, for people and other tools.
 
-There are two kinds, for the current manifest of a lot and for the state of an arc's lot:
+There are two kinds: one for the current manifest of a lot, and one for the state of an arc's lot:
 
     datasets/name=D/version=V/lot=L/state=S/manifest.json
     arcs/project=P/version=V/arc=A/lot=L/{running|complete|partial|missing}.arc
 
 Projections are written after the commit and may be late. Tidemill does not depend on them, and can write them
 again from the store at any time (LOT-22, LOT-23). A writer reads the store before and after it writes a
-projection, so that if two writers run at the same time, the later state remains.
+projection. So if two writers run at the same time, the later state remains.
 """
 
 import contextlib
@@ -75,7 +75,7 @@ class Projections:
         crash.point("publish.project-lot.after")
 
     def repair_lot(self, dataset: DatasetId, lot: str) -> None:
-        """Write the projection of a lot again if it is outdated: its writer may have died too early."""
+        """Write the projection of a lot again if it is outdated, for example because its writer died."""
         row = self._store.run(lambda tx: lots.current(tx, self._keys.lots, dataset, lot))
         prefix = layout.lot_prefix(*dataset.parts, lot)
         existing = {info.key for info in self._objects.list(prefix)}
@@ -179,6 +179,7 @@ class ProjectionThread:
                 with contextlib.suppress(TidemillError):  # the cleaner corrects it
                     write()
             except BaseException as error:  # noqa: BLE001 - a crash point: raised by `check`
+                error.add_note("in the thread that writes projections")
                 self._broken = error
                 return
 

@@ -13,10 +13,10 @@ generation still finds it afterwards. The event of the correction makes all depe
 If two corrections are made at the same time, the second is refused. Each lot of a keyed dataset has one
 generation: there, a correction is another upsert (LOT-40).
 
-A **compaction** writes a new layout of a lot's content (LOT-37). It has an attempt, but no generation and no
-event. The lot's row fences it: if the lot was replaced, corrected or compacted in between, the compaction is
-refused. The old layout stays for readers that started with it, until the cleaner removes it after a grace
-period.
+A **compaction** writes a new layout of a lot's content (LOT-37). It has an attempt, but creates no generation
+and no event. The commit compares the lot's row: if the lot was replaced, corrected or compacted since the
+compaction began, the compaction is refused. The old layout stays for readers that started with it, until the
+cleaner removes it after a grace period.
 """
 
 from collections.abc import Sequence
@@ -87,8 +87,9 @@ class Publisher:
     def commit_append(
         self, hold: Hold, row: LotRow, append: Identity | None, *quarantined: LotRow
     ) -> Receipt:
-        """Publish an append, or stage it for its interval, and publish the lots of rows that checks
-        dropped.
+        """Publish an append, or stage it for its interval.
+
+        - quarantined: the lot with the rows that checks dropped; it is published at once.
         """
         return self._scope.step(
             "publish.append-commit",
@@ -141,7 +142,7 @@ class Publisher:
     def begin_compaction(self, expected: LotRow, inputs: Sequence[InputLot], attempt: str) -> Hold | None:
         """Open the attempt at a new layout of a lot; None if the lot changed, or another node compacts it.
 
-        A layout that a dead node left is abandoned and written again, never adopted.
+        If a dead node left an unfinished layout, its attempt is abandoned and the layout is written again.
 
         - inputs: the lots that the content was made from, for the manifest.
         """
@@ -192,8 +193,8 @@ def _begin_append(
 ) -> Hold | Receipt:
     """Open the attempt of an append, or return the receipt if the same append was published before.
 
-    The append is the dataset's next lot, or part of the open interval; a later interval may be open when it
-    is committed.
+    The append becomes the dataset's next lot, or a part of the open interval. By the time the append is
+    committed, a later interval may be open.
 
     - quarantine: the dataset for rows that checks drop. Its lot has the same id. If the append waits for its
       interval, the dropped rows become the quarantine's next lot, because they do not wait.

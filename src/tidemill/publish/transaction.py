@@ -2,9 +2,9 @@
 
 The transaction does all of the following or nothing. It ends the attempt and applies the caller's own state
 transition. For every sink, it points the lot row to the new manifest and adds an event at the next position.
-It announces the new data to subscribers, and finishes the subscription that ran. Its size depends only on the
-number of sinks: manifests list files and appends, and one row per dataset announces the data to all
-subscribers (HEAP-20).
+It announces the new data to subscribers, and ends the run of the subscription. The size of the transaction
+depends only on the number of sinks: files and appends are listed in manifests, and one row per dataset
+announces the data to all subscribers (HEAP-20).
 
 Groups of views and a pipeline's step log have steps instead of lots. `publish_step` is the same transaction
 for them: a group or a step log has subscribers, and its head is its newest step (DBSP-39).
@@ -48,9 +48,10 @@ def publish(
 ) -> Published:
     """Publish the lots of an attempt.
 
-    - rows: one for each target of the attempt, whose manifest is stored; an optional target may be left out.
-    - move: the caller's transition: complete an arc's lot, close an interval.
-    - ending: finishes the running subscription; only the last lot of a run has it.
+    - rows: one for each target of the attempt. Their manifests are already stored. An optional target may be
+      left out.
+    - move: the caller's own transition, such as completing an arc's lot or closing an interval.
+    - ending: finishes the running subscription; passed only with the last lot of a run.
     """
     by_place = {(row.dataset, row.lot, row.generation): row for row in rows}
     required = {target.place for target in hold.draft.targets if not target.optional}
@@ -58,7 +59,7 @@ def publish(
     if len(by_place) != len(rows) or len(targets) != len(rows) or not required <= set(by_place):
         raise UsageError(
             f"these are not the lots of attempt {hold.draft.id}",
-            hint="publish the lots it was opened for, in one call",
+            hint="publish exactly the lots that the attempt was opened for, in one call",
         )
     if any(row.attempt != hold.draft.id for row in rows):
         raise UsageError(
@@ -99,7 +100,7 @@ def publish_step(
 ) -> None:
     """Publish a step of a group.
 
-    - hold: the hold of the attempt that wrote the step's objects; None for a step without objects.
+    - hold: our right to continue the attempt that wrote the step's objects; None for a step without objects.
     - manifests: for each target of the attempt, the file that lists its objects, or an empty name.
     - move: the caller's transition, which moves the group to this step.
     - ending: finishes the running subscription.

@@ -14,8 +14,8 @@ from tidemill.triggers.subscriptions import AnyRow, Scheduled, Waiting
 from tidemill.views.steps.keys import StepKeys
 
 FAR_US = 60_000_000
-"""A runner that catches up waits for runs that are due within this time. It leaves a run that its pace or a
-barrier delays for longer to a later call, and reports it.
+"""A runner that catches up waits for runs that are due within this time. If a barrier or the run's cadence
+delays a run for longer, the runner reports that run as due later, and ends.
 """
 
 CLOSING = "intervals"
@@ -23,7 +23,7 @@ CLOSING = "intervals"
 
 
 class Backlog:
-    """Reads the work that is left, now and later."""
+    """Finds the work that is left: work that is due now, and work that is due later."""
 
     def __init__(self, scope: Scope, program: Program, state: LoopState) -> None:
         self._store = scope.store
@@ -32,9 +32,10 @@ class Backlog:
         self._state = state
 
     def is_empty(self) -> bool:
-        """Return whether all new data has been processed, by this node or others, or has failed too often.
+        """Return whether nothing is left to do: all new data has been processed, or has failed too often.
 
-        Records in the totals which runs are due later.
+        Other nodes may have processed some of the data. This method also records in the totals which runs are
+        due later.
         """
         state, patient = self._state, self._state.is_patient
         if state.threads.busy - upkeep.NAMES:
@@ -53,7 +54,7 @@ class Backlog:
                 opens_us = self._store.run(partial(self._opens_us, row=row))
                 if opens_us is not None:
                     later[name] = opens_us / 1e6
-            if row is not None and row.tally.dead and row.tally.deaths:  # no process was left to report it
+            if row is not None and row.tally.dead and row.tally.deaths:  # its process died without a report
                 totals.failures.setdefault(name, [row.tally.why])
             if not isinstance(row, Scheduled) or row.tally.parked or not patient(name):
                 continue
@@ -70,7 +71,7 @@ class Backlog:
         return not self._store.run(self._requested)
 
     def _rows(self, tx: Tx) -> dict[str, AnyRow | None]:
-        """Return the subscriptions of the program, and those of its templates that have not run yet."""
+        """Return the rows of all subscriptions of the program, including those of its templates."""
         names = [*self._program.arcs, *self._program.groups]
         rows = {name: subscriptions.read(tx, self._keys.triggers, name) for name in names}
         for template in self._program.template_arcs.templates:
@@ -78,7 +79,7 @@ class Backlog:
         return rows
 
     def _opens_us(self, tx: Tx, row: Waiting) -> int | None:
-        """Return the time until the gate of a subscription opens; None if there is nothing to process."""
+        """Return how long until a waiting subscription may run again; None if it has nothing to process."""
         return schedules.opens_us(tx, self._keys.triggers, self._keys.lots, row.tally)
 
     def _graces_us(self) -> dict[str, int]:
@@ -86,7 +87,7 @@ class Backlog:
         return self._store.run(lambda tx: barriers.remaining_us(tx, self._arc_keys, specs)) if specs else {}
 
     def _requested(self, tx: Tx) -> bool:
-        """Return whether a runner still has to make a requested lot."""
+        """Return whether a requested lot has not been made yet."""
         return any(
             lot_requests.pending(tx, self._arc_keys, limit=1, arc=name)
             and not lot_requests.paused(tx, self._arc_keys, name)

@@ -1,10 +1,10 @@
-"""Compacts a lot: replaces its small files with a few large ones. Readers see the same rows (LOT-37).
+"""Compacts a lot: replaces its small files with a few large ones, which have the same rows (LOT-37).
 
     read     the lot's row and the files of its manifest; stop if the number of files cannot be reduced
     open     an attempt, before its first object is written
     rewrite  all rows into new files; read old and new files, and compare their digests
     digest   store the digest of the content in the lot's row, if it has none
-    commit   one transaction: the row names the new manifest, the old layout is retired, the attempt has ended
+    commit   in one transaction: write the new manifest into the row, retire the old files, end the attempt
 
 The generation stays the same, there is no event, and no subscriber is woken. Files of different lots are
 never combined, because a lot is replaced, read and removed as one unit. A process may die at any point: the
@@ -44,7 +44,7 @@ Rewrite: TypeAlias = Callable[[DatasetRow, Sequence[StoredObject], str], Rewritt
 
 
 def on_spark(spark: "Session", storage: Storage, tags: JobTags | None = None) -> Rewrite:
-    """Return a `Rewrite` that runs Spark jobs, tagged with the attempt whose folder they write to."""
+    """Return a `Rewrite` that runs Spark jobs. Each job is tagged with its attempt."""
     job_tags = tags or JobTags(spark)
 
     def run(dataset: DatasetRow, items: Sequence[StoredObject], prefix: str) -> Rewritten:
@@ -75,8 +75,8 @@ class Compactor:
     """Compacts lots, as one node.
 
     - rewrite: writes the new files; on Spark in production.
-    - projections: shows the new manifest under the lot's plain name.
-    - target_bytes: a file is small if it has less than half of this.
+    - projections: publishes the new manifest under a readable name.
+    - target_bytes: a file is small if its size is less than half of this.
     """
 
     def __init__(
@@ -98,10 +98,11 @@ class Compactor:
     def compact(self, dataset_id: DatasetId, lot: str) -> Compacted | None:
         """Compact one lot. Return None if it cannot have fewer files, or if another node is compacting it.
 
-        Raises `WriteMismatch` if the rows written are not the rows read. In that case the lot stays as it is.
+        Raises `WriteMismatch` if the rows of the new files differ from those of the old files. In that case
+        the lot does not change.
         """
         keys = self._keys
-        # Read both in one transaction: then the dataset has all columns of the lot.
+        # Read both in one transaction, so that the dataset has all columns of the lot.
         dataset, current = self._scope.store.run(
             lambda tx: (datasets.read(tx, keys, dataset_id), lots.current(tx, keys, dataset_id, lot))
         )
@@ -170,13 +171,13 @@ class Compactor:
         return self._publisher.commit_compaction(hold, current, msgspec.structs.replace(new, digest=digest))
 
     def _verify(self, dataset: DatasetRow, current: LotRow, rewritten: Rewritten) -> str:
-        """Return the digest of a lot's content; raise `WriteMismatch` if the new files have other rows."""
+        """Return the digest of a lot's content. Raise `WriteMismatch` if the rows of the new files differ."""
         if rewritten.after != rewritten.before or rewritten.written.rows != current.rows:
             raise WriteMismatch(
                 f"the compacted files of lot {current.lot} of {dataset.id} do not have the same rows"
                 f" ({rewritten.written.rows} rows, expected {current.rows})"
             )
-        # A digest covers the columns of one schema. The schema may have changed since it was stored.
+        # A digest depends on the schema, which may have changed since the digest was stored.
         digest = f"{dataset.fingerprint[:8]}:{rewritten.before}"
         if current.digest.partition(":")[0] == digest.partition(":")[0] and current.digest != digest:
             raise WriteMismatch(
@@ -186,7 +187,7 @@ class Compactor:
         return digest
 
     def _checks(self, root: Manifest) -> dict[str, int]:
-        """Return the check counts of a lot: those of its root manifest, or the sums over its parts."""
+        """Return the check counts of a lot, from its root manifest or as sums over its parts."""
         if root.checks or not root.parts:
             return root.checks
         total: dict[str, int] = {}
@@ -197,14 +198,16 @@ class Compactor:
 
 
 def _holds_several_appends(dataset: DatasetRow, items: Sequence[StoredObject]) -> bool:
-    """Return whether a keyed lot has files of several appends. Their order decides which write of a key is
-    the last one (LOT-40), so they must not be merged.
+    """Return whether a keyed lot has files of several appends.
+
+    The order of appends decides which write of a key is the latest (LOT-40), so such files must not be
+    merged.
     """
     return dataset.kind is Kind.KEYED and len({attempt_in(item.uri) for item in items}) > 1
 
 
 def can_be_fewer(items: Sequence[StoredObject], target_bytes: int) -> bool:
-    """Return whether two small files have the same partition values."""
+    """Return whether at least two small files have the same partition values, so that they can be merged."""
     partitions = set()
     for item in items:
         if item.size < target_bytes // 2:

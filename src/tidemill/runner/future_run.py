@@ -1,8 +1,8 @@
-"""Runs a claimed future in a thread of a runner, and gives the future's code access to that run.
+"""Runs a claimed future in a thread of a runner, and tells the future's code which run it belongs to.
 
-The code is a function of a module, found by its name. It calls `tools()` to get shared objects, such as a
-Spark session. It calls `current()` to get the future's id and the epoch of its claim. Every folder that it
-writes to has both in its name, so a stale run and its successor never share a folder (LOT-17).
+The code is a function of a module, found by its name. The function calls `tools()` to get shared objects,
+such as a Spark session. It calls `current()` to get the future's id and the epoch of its claim. Every folder
+that it writes to has both in its name, so a stale run and its successor never share a folder (LOT-17).
 """
 
 from contextvars import ContextVar
@@ -17,6 +17,7 @@ from tidemill.futures.worker.task_context import WorkerSite
 from tidemill.futures.worker.wire import ChildHello, TaskBroken, TaskMessage
 from tidemill.publish.parts import PartClaim
 from tidemill.scope import Scope
+from tidemill.spark.java_process import check_java
 
 
 class FutureRun:
@@ -27,7 +28,7 @@ class FutureRun:
         self.tools = tools
         self.place = PartClaim(job.id.hex(), job.claim.epoch)
         self.tag = tag_of(self.place)
-        self.stopped = ""  # "lost" or "drain": its claim has ended, and its result is not written
+        self.stopped = ""  # "lost" or "drain" once the claim has ended; then no result is written
         self.interrupted_at = float("-inf")
 
     @property
@@ -66,22 +67,22 @@ def current() -> PartClaim:
 
 
 def tools() -> Any:
-    """Return the tools of the worker that runs this future."""
+    """Return the shared objects that the worker passes to its futures, such as the Spark session."""
     return _current_run().tools
 
 
 def check() -> None:
-    """Raise `LeaseLost` or `FutureCancelled` if this future should end; call it between long steps."""
+    """Raise `LeaseLost` or `FutureCancelled` if this future should end. Call this between long steps."""
     _current_run().check()
 
 
 def tag_of(place: PartClaim) -> str:
-    """Return the tag of a future's Spark jobs, which is used to interrupt them."""
+    """Return the tag of a future's Spark jobs. The worker uses the tag to interrupt them."""
     return f"tidemill-{place.task}-{place.epoch}"
 
 
 class _Site(WorkerSite):
-    """A site that uses the store and objects that the runner has already opened."""
+    """A site that uses the store and the object storage that the runner has already opened."""
 
     def __init__(self, hello: ChildHello, scope: Scope) -> None:
         super().__init__(hello, clock=scope.clock)
@@ -90,7 +91,7 @@ class _Site(WorkerSite):
 
 
 class FutureRunner(TaskRunner):
-    """Runs futures as a worker's child runs tasks, but several at once. Threads may share it.
+    """Runs futures like the child process of a worker, but several at once. Threads may share it.
 
     Args:
         scope: the runner's scope.
@@ -112,7 +113,10 @@ class FutureRunner(TaskRunner):
         super().__init__(_Site(hello, scope))
 
     def run_future(self, run: FutureRun) -> Outcome:
-        """Run one future and return its outcome. An error raised here means that this process is dead."""
+        """Run one future and return its outcome.
+
+        It raises an error only at a crash point, which simulates the death of this process.
+        """
         job = run.job
         task = TaskMessage(0, job.claim.epoch, job.spec_raw, job.inputs, job.code)
         token = _run.set(run)
@@ -124,4 +128,5 @@ class FutureRunner(TaskRunner):
     def _broken(self, task: TaskMessage, error: BaseException, kind: str, took_us: int) -> TaskBroken:
         if isinstance(error, Crashed):
             raise error  # a crash point simulates the death of the process
+        check_java(error)
         return super()._broken(task, error, kind, took_us)

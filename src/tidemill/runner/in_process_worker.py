@@ -1,13 +1,13 @@
 """The worker inside a runner: claims the futures of the runner's pipelines and runs them in threads.
 
 One thread runs the same claim loop as a worker process. Worker threads run the claimed futures. A guard
-thread interrupts a future when the lease has ended or the future must end, even while the loop waits for the
-store.
+thread interrupts a future when the node's lease has ended or the future must end, even while the loop waits
+for the store.
 
 When the node loses its lease, the worker ends everything that started under that lease (FUT-55). It drops the
 results of running futures, and releases the claims under the next epoch. The store refuses a result that is
-written too late. The worker ends claims that an earlier process of this node left, as a leader would. Each of
-these claims counts as one more death of its future's runner (FUT-49).
+written too late. If an earlier process of this node died, the worker ends its claims, as a leader would. Each
+future of these claims then counts one more death of its runner (FUT-49).
 
 A crash point in a future or in the loop simulates the death of the process: the worker writes nothing more,
 and `check` raises the error.
@@ -28,14 +28,14 @@ from tidemill.runner.worker_threads import Interrupt, WorkerThreads, no_interrup
 from tidemill.scope import Scope
 
 LINGER_S = 5.0
-"""How long to wait at the end for interrupted futures."""
+"""How long to wait for interrupted futures when the worker ends."""
 
 GUARD_EVERY_S = 0.1
 LEAST_PAUSE_S = 0.02
 
 
 class InProcessWorker:
-    """Runs the futures that require one of `names`, in threads of this process.
+    """Runs futures that require one of the resources in `names`, in threads of this process.
 
     A node has at most one in-process worker, because the worker releases claims of its node that it does not
     know.
@@ -47,7 +47,8 @@ class InProcessWorker:
         names: the resources that the futures require; see `part_futures.resource_of`.
         threads: how many futures run at the same time.
         tools: what `future_run.tools()` returns to the code of a future.
-        interrupt: ends the Spark jobs with a tag; called by the guard thread, and may raise.
+        interrupt: takes a tag, and ends the Spark jobs that have this tag. The guard thread calls it; errors
+            are ignored.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class InProcessWorker:
         threading.Thread(target=self._guard, name="claim-guard", daemon=True).start()
 
     def check(self) -> None:
-        """Raise an error if this worker has ended, because a caller would wait for its futures forever."""
+        """Raise an error if this worker has ended. Otherwise a caller would wait forever for futures."""
         if self._broken is not None:
             raise self._broken
         if self._over.is_set():
@@ -114,9 +115,9 @@ class InProcessWorker:
     def drain(self, grace_s: float = 30.0) -> bool:
         """Claim nothing more, let running futures finish within `grace_s`, and release the others (CLU-25).
 
-        Returns when nothing is left to write, or False if the store did not answer in time. Idempotent; the
-        shortest grace period applies. A future that ignores its interruption is abandoned after a few
-        seconds.
+        Returns True when nothing is left to write, and False if the store did not answer in time. You may
+        call it again; the shortest grace period applies. A future that ignores its interruption is abandoned
+        after a few seconds.
         """
         self.start_drain(grace_s)
         ended = self.clock.wait(self._idle, grace_s + 30.0)
@@ -133,7 +134,7 @@ class InProcessWorker:
             self._idle.set()
 
     def wait_drained(self, timeout_s: float) -> bool:
-        """Wait until no future runs any more, for at most this long; return whether that is so."""
+        """Wait until no future is running, for at most this long. Return False if some still run."""
         return self.clock.wait(self._idle, timeout_s)
 
     def stop(self) -> None:
@@ -158,6 +159,7 @@ class InProcessWorker:
             self._quiet.set()
 
     def _break(self, error: BaseException) -> None:
+        error.add_note(f"in the thread {threading.current_thread().name}")
         self._broken = self._broken or error
         self._over.set()
         self._idle.set()
@@ -194,8 +196,8 @@ class InProcessWorker:
     def _guard(self) -> None:
         """Interrupt futures that should end, even while the loop waits for the store.
 
-        Continue after `_end` has stopped waiting: a future may start its Spark job late, and no other thread
-        would cancel it.
+        This continues after `_end` has stopped waiting. A future may start its Spark job late, and no other
+        thread would cancel that job.
         """
         while not self.clock.wait(self._quiet, GUARD_EVERY_S):
             if self._over.is_set() and self._threads.join(self.clock.monotonic()):

@@ -1,4 +1,4 @@
-"""Job tags: tags a runner's Spark jobs with their attempt, so that the jobs can be interrupted."""
+"""Tags a runner's Spark jobs with their attempt, so that the runner can interrupt them."""
 
 import contextlib
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class JobTags:
-    """The tags that are in use in one Spark session. Any number of threads may use it."""
+    """The tags that are in use in one Spark session. Several threads may share this object."""
 
     def __init__(self, session: "SparkSession") -> None:
         self._session = session
@@ -20,7 +20,7 @@ class JobTags:
 
     @contextmanager
     def marked(self, attempt: str) -> Iterator[None]:
-        """Tag every job that this thread starts in the block with an attempt."""
+        """Tag the jobs that this thread starts inside the block. The tag names the attempt."""
         tag = f"tidemill-{attempt}"
         self._tags.add(tag)
         try:

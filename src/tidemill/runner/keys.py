@@ -7,7 +7,7 @@ from tidemill.store import Space
 
 
 class RunnerKeys:
-    """The spaces of one cluster's runners."""
+    """The keys of the runners in one cluster."""
 
     def __init__(self, cluster: str) -> None:
         self.part = Space(cluster, "part-future")

@@ -1,7 +1,7 @@
-"""The loop of a runner: starts what is due, waits for a wakeup, and repeats until caught up or stopped.
+"""The main loop of a runner: starts due work, waits for a wakeup, and repeats until caught up or stopped.
 
-A node that loses its lease joins the node list again, under a higher epoch. The loop then drops the
-`NodeWork` of the old epoch and creates one for the new epoch.
+A node that loses its lease joins the node list again, under a higher epoch. The loop then discards the
+`NodeWork` object of the old epoch and creates one for the new epoch.
 """
 
 import threading
@@ -46,9 +46,9 @@ class Loop:
         scope: the runner's store, objects, clock and so on; each epoch of its node gets a copy.
         presence: keeps our entry in the node list.
         program: what to run.
-        engine: the functions and objects that compute.
-        check: raises an error when the worker, or our entry in the node list, has ended and cannot recover.
-        projections: whether to show states as names in object storage.
+        engine: computes parts and steps.
+        check: raises an error if the worker, or our entry in the node list, has ended for good.
+        projections: whether to show the states of lots as file names in object storage.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class Loop:
     def run(self, *, watch: bool, stop: threading.Event | None = None) -> RunTotals:
         """Run until all new data is processed, or has failed too often.
 
-        - watch: run until stopped instead.
-        - stop: set it to end the loop. The totals then say that the run was interrupted, unless it watches.
+        - watch: do not end when all data is processed; run until `stop` is set.
+        - stop: set it to end the loop. Without `watch`, the totals then say that the run was interrupted.
         """
         state, threads = self.state, self.state.threads
         state.watching = watch
@@ -102,7 +102,7 @@ class Loop:
                     self._check()
                     if did:
                         continue
-                    # A run that ended after `start_due` looked may have published lots that wake no one else.
+                    # A run that ended after `start_due` may have published new lots. Then the wakeup is set.
                     if not watch and self._backlog.is_empty() and not threads.wakeup.is_set():
                         break
                     self._scope.clock.wait(threads.wakeup, PAUSE_S)
@@ -113,7 +113,7 @@ class Loop:
         return state.totals
 
     def _wait_for_store(self, error: StoreError) -> None:
-        """Wait before the next pass if the runner watches. Raise the error if it only catches up."""
+        """Wait for the store. Raise the error instead if the runner does not watch for new data."""
         if not self.state.watching:
             raise error
         self._failed_passes += 1
@@ -122,7 +122,7 @@ class Loop:
         self._scope.clock.wait(self.state.stop, pause_s)
 
     def work(self) -> NodeWork:
-        """Return the work of our node under its current epoch."""
+        """Return the `NodeWork` for the current epoch of our node."""
         node = self._presence.node
         if self._work is None or self._work.node.epoch != node.epoch:
             self._end_earlier_runs(node)
@@ -131,7 +131,7 @@ class Loop:
         return self._work
 
     def _end_earlier_runs(self, node: Node) -> None:
-        """End the runs that earlier epochs of this node left unfinished."""
+        """End unfinished runs that this node started in earlier epochs."""
         keys, after = StepKeys(self._scope.cluster), b""
         while True:
             step = partial(

@@ -1,4 +1,4 @@
-"""The state of a runner's loop and its threads. It survives when the node rejoins under a new epoch."""
+"""The state of a runner's loop and threads. It is kept when the node joins again under a new epoch."""
 
 import threading
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from tidemill.runner.run_threads import RunThreads
 from tidemill.runner.run_totals import RunTotals
 
 PATIENCE = 3
-"""How often a run may fail before a runner that catches up gives up on it. A watching runner never does."""
+"""After this many failures, a runner that only catches up gives up on a run. A watching runner never does."""
 
 
 @dataclass
@@ -18,11 +18,11 @@ class LoopState:
     Args:
         threads: the threads of runs.
         totals: the work done so far.
-        projections: shows states as names in object storage; None if that is switched off.
+        projections: shows the states of lots as file names in object storage; None if that is switched off.
         watching: whether the runner waits for new data; otherwise it ends when it has caught up.
         dead: whether this process is treated as killed; then it writes nothing more.
         ending: whether the loop has ended and only waits for its threads.
-        interrupting: whether running work is interrupted, so that its errors do not count.
+        interrupting: whether the runner is interrupting its work; errors then do not count.
         stop: set by the user to end the loop.
     """
 
@@ -36,7 +36,7 @@ class LoopState:
     stop: threading.Event = field(default_factory=threading.Event)
 
     def stops(self) -> bool:
-        """Return whether nothing new may start."""
+        """Return True if no new work may start."""
         return self.ending or self.stop.is_set()
 
     def is_patient(self, name: str) -> bool:

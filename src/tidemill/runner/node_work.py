@@ -42,12 +42,12 @@ from tidemill.views.steps.stepper import Compute, Stepper
 RESUME_EVERY_S = 2.0
 
 IDLE = frozenset({LotEnd.DONE, LotEnd.ELSEWHERE, LotEnd.FULL, LotEnd.WAITING})
-"""Outcomes of work on a lot that produced nothing."""
+"""Outcomes which mean that work on a lot produced nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """The functions and objects that compute: with Spark in production, in process in tests.
+    """Computes parts, steps, compactions and checks: with Spark in production, without it in tests.
 
     Args:
         parts: runs the parts of arcs and sources.
@@ -96,7 +96,7 @@ class NodeWork:
         self.upkeep = Upkeep(scope, program, engine.parts, engine.rewrite, state, self._failures)
         self._close_at = self._resume_at = 0.0
         self._poll_at: dict[str, float] = {}
-        self._retry_at: dict[str, float] = {}  # by arc: when to try again a lot that another node works on
+        self._retry_at: dict[str, float] = {}  # by arc: when to retry a lot that another node works on
 
     def start_due(self) -> bool:
         """Start everything that is due, in threads. Return False if nothing was due or the lease is lost.
@@ -118,13 +118,13 @@ class NodeWork:
             self.upkeep.start_due()
             return did
         except LeaseLost:
-            return False  # the node has joined again, or the runner ends: the next pass finds out
+            return False  # the next pass finds out whether the node has joined again or the runner ends
 
     def close(self) -> None:
         """Close the sources, so that other nodes can take them over."""
         try:
             for source in self._sources.values():
-                with contextlib.suppress(LeaseLost, StoreError):  # then its leases expire
+                with contextlib.suppress(LeaseLost, StoreError):  # in that case the source's leases expire
                     source.close()
         finally:
             if self._sources:
@@ -137,7 +137,7 @@ class NodeWork:
             return False
         try:
             closed = self.intervals.close_due()
-        except ObjectError as error:  # reported and tried again; other work continues
+        except ObjectError as error:  # reported and retried; other work continues
             self._close_at = self._scope.clock.monotonic() + self._failures.add(CLOSING, error)
             return False
         self._totals.failures.pop(CLOSING, None)
@@ -147,7 +147,7 @@ class NodeWork:
     # --- sources
 
     def _source_polls(self) -> Iterator[RunJob]:
-        """Yield a poll of each source whose pause is over."""
+        """Yield a polling job for each source whose pause is over."""
         now = self._scope.clock.monotonic()
         for name in self._program.sources:
             if now >= self._poll_at.get(name, 0.0):
@@ -155,7 +155,7 @@ class NodeWork:
                 yield RunJob(name, partial(self._poll, name))
 
     def _poll(self, name: str) -> None:
-        """Poll a source: take new data, and publish data that this node or a dead node has taken."""
+        """Poll a source: take new data and publish it. Also publish data that a dead node has taken."""
         try:
             polled = self._sources[name].poll()
             self._totals.failures[name] = list(polled.failed) * PATIENCE
@@ -212,7 +212,7 @@ class NodeWork:
     # --- lots outside of the runs of their arcs
 
     def _requested_lots(self) -> Iterator[RunJob]:
-        """Yield jobs for the requested lots; they leave some threads free for new data."""
+        """Yield a job for each requested lot. These jobs leave some threads free for new data."""
         now, arcs = self._scope.clock.monotonic(), self._program.all_arcs()
         for request in self._workable():
             if now >= self._retry_at.get(request.arc, 0.0):
@@ -221,15 +221,15 @@ class NodeWork:
                 yield RunJob(f"{request.arc} {request.lot}", job, spare=SPARE)
 
     def _workable(self) -> list[LotRequest]:
-        """Return the requested lots that can start, of arcs that have not failed too often."""
+        """Return the requested lots that can start now, except for arcs that have failed too often."""
         specs = [arc.spec for name, arc in self._program.all_arcs().items() if self._state.is_patient(name)]
         return self._scope.store.run(lambda tx: lot_requests.startable(tx, self._arc_keys, specs))
 
     def _ended_graces(self) -> Iterator[RunJob]:
-        """Yield the lots that have waited long enough for their last source.
+        """Yield a job for each lot that has waited for its last source until its grace period ended.
 
-        No subscription is due at the end of a grace period, because nothing was published. So each pass reads
-        which lots have waited longest: one short range for each arc with a grace period.
+        Nothing is published when a grace period ends, so no subscription becomes due. Instead, each pass
+        reads a short range for each arc with a grace period: the lots that have waited longest.
         """
         specs = barriers.with_grace(arc.spec for arc in self._program.all_arcs().values())
         if not specs:
@@ -255,7 +255,7 @@ class NodeWork:
             self._failures.add(arc, error)
 
     def _abandoned_lots(self) -> Iterator[RunJob]:
-        """Yield running lots that no node works on, such as a retry whose node is gone."""
+        """Yield a job for each running lot that no node works on, such as a retry whose node has died."""
         now = self._scope.clock.monotonic()
         if now < self._resume_at:
             return

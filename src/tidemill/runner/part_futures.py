@@ -4,9 +4,9 @@ The future of a part has no owner, so its result outlives the process that submi
 so its result is kept until the attempt ends. A runner that continues the attempt finds the finished parts by
 their keys, and runs only the others. Submitting a failed part again resets its counters and runs it again.
 
-The store has a row for each part of an attempt. It records which future to delete when the attempt has ended.
-The row is written and cleared together with the future. So any runner can delete what a dead runner left
-(`forget_ended`).
+The store has a row for each part of an attempt. The row says which future to delete when the attempt has
+ended. The row is written and cleared together with the future. So any runner can delete the futures of a dead
+runner (`forget_ended`).
 """
 
 import contextlib
@@ -75,7 +75,7 @@ class PartFutures:
         scope: the runner's scope.
         key: the cluster key.
         function: makes a part; a function of a module, so that every runner finds it by its name.
-        check: called while waiting; raises an error if waiting is pointless.
+        check: called while waiting; raises an error if the parts can never end, because the worker has ended.
     """
 
     def __init__(
@@ -101,11 +101,11 @@ class PartFutures:
     # --- running
 
     def run(self, tasks: Sequence[PartTask]) -> Iterator[PartEnd]:
-        """Make parts; yield how each ended, in the order in which they end.
+        """Process parts, and yield the outcome of each as soon as it ends.
 
-        A part that was made before under an equal key is returned as it is (`reused`). A part that is already
-        running is awaited. A part that failed, was quarantined or was cancelled runs again. The first `next`
-        submits all parts.
+        If a part with the same key is already done, its result is used (`reused`). A part that is already
+        running is awaited. A part that failed, was quarantined or was cancelled runs again. The first call of
+        `next` submits all parts.
         """
         submitted = self._submit(tasks)
         awaited = dict(submitted)
@@ -124,7 +124,7 @@ class PartFutures:
                 continue
 
     def _end_of(self, task: PartTask, future_id: bytes, row: AnyRow | None, version: int) -> PartEnd | None:
-        """Return how a part ended; None if its result is lost, so that it is made again.
+        """Return how a part ended; None if its result is lost, so that the part must run again.
 
         - version: the version of the result that existed before we submitted the part; 0 if there was none.
         """
@@ -144,9 +144,9 @@ class PartFutures:
     # --- submitting
 
     def _submit(self, tasks: Sequence[PartTask]) -> dict[bytes, tuple[PartTask, int]]:
-        """Store futures for parts that have none; return for each id its part and the version of its result.
+        """Store futures for parts that have none. Return the parts by the ids of their futures.
 
-        The version is that of a result that existed before; 0 if there was none.
+        Each part comes with the version of the result that existed before; 0 if there was none.
         """
         if not tasks:
             return {}
@@ -187,7 +187,7 @@ class PartFutures:
         return {**submitted, **self._submit(deleted)}
 
     def _have_futures(self, tasks: Sequence[PartTask]) -> list[bool]:
-        """Return for each part whether it has a future that is usable or can run again."""
+        """Return, for each part, whether it has a future that was not cancelled."""
 
         def read(tx: Tx, page: Sequence[PartTask]) -> list[bool]:
             ids = tx.get_many([self._keys.key[_key(task)] for task in page])
@@ -206,10 +206,10 @@ class PartFutures:
     def _submit_page(
         self, tx: Tx, page: Sequence[PartTask], specs: dict[str, Spec]
     ) -> list[tuple[bytes, int] | None]:
-        """Store the futures of a page; return for each part the future's id and the version of its result.
+        """Store the futures of one page. Return each future's id and the version of its result.
 
-        The entry is None for a future that was deleted since we read it. If another runner has submitted the
-        same part since then, both runners await that future.
+        The entry is None if the future was deleted after `_have_futures` read it. If another runner has
+        submitted the same part since then, both runners wait for the same future.
         """
         futures: list[tuple[bytes, int] | None] = []
         for task in page:
@@ -238,9 +238,9 @@ class PartFutures:
     # --- deleting
 
     def forget(self, attempt: str) -> int:
-        """Delete the futures of an ended attempt, with their results and rows; return how many.
+        """Delete the futures of an attempt that has ended, with their results and rows. Return how many.
 
-        A future that is running is cancelled; a later call deletes it.
+        A future that is still running is cancelled, and a later call deletes it.
         """
         deleted, after = 0, b""
         while True:
@@ -252,7 +252,7 @@ class PartFutures:
                 return deleted
 
     def forget_ended(self) -> int:
-        """Delete the futures that dead runners left for attempts that have ended; return how many."""
+        """Delete the remaining futures of all attempts that have ended. Return how many."""
         deleted = 0
         for attempt in self._store.run(lambda tx: reap.holders(tx, self._own.part)):
             if not self._store.run(partial(self._is_open, attempt=attempt)):
@@ -288,7 +288,7 @@ class PartFutures:
         return _Page(deleted, garbage, index_rows[-1].key if len(index_rows) == DELETE_PAGE else b"")
 
     def _remove(self, names: Sequence[str]) -> None:
-        """Delete objects that are listed as garbage. If that fails, the leader deletes them later."""
+        """Delete these objects, and clear their garbage entries. If that fails, the leader does it later."""
         if not names:
             return
         with contextlib.suppress(ObjectError, StoreError):
@@ -307,7 +307,7 @@ class _Page(NamedTuple):
 
 
 def _key(task: PartTask) -> str:
-    """Return the key of a part. It names the attempt, because files are deleted with their attempt."""
+    """Return the key of a part. Each attempt has its own keys, because its files are deleted when it ends."""
     return f"part/{task.attempt}/{_short(task.key)}"
 
 

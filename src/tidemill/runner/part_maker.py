@@ -1,13 +1,13 @@
 """Computes a part of a lot: runs the user's function on Spark, in a worker thread of a runner.
 
-`make_part` reads exactly the objects that the task names, calls the function, checks that the result has the
-columns of its sink, and writes each sink into a folder that belongs to this claim alone. It returns the list
-of files, which becomes the manifest.
+`make_part` reads only the objects that the task lists, calls the function, and checks that each result has
+the columns of its output table. It writes each result into a folder that only this claim uses. It returns the
+list of files, which becomes the manifest.
 
 The function of a linear arc over a table with inserts and deletes never sees a weight (LOT-41). It is called
-once with the inserted rows and once with the deleted rows, each repeated by its weight. The result for the
-deleted rows is then deleted from the output. This is correct for a function that maps each row separately.
-Planning tests that the function does so.
+once with the inserted rows and once with the deleted rows. Each row is repeated as many times as its weight
+says. The result for the deleted rows is then deleted from the output table. This is correct only if the
+function maps each row separately. Tidemill tests this when it plans the pipeline.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ class Tools:
 
 
 def make_part(task: PartTask) -> Sequence[SinkWritten]:
-    """Make one part. Futures refer to this function by its name; a worker thread of a runner calls it."""
+    """Process one part. Futures refer to this function by name, and a worker thread of a runner calls it."""
     tools: Tools = future_run.tools()
     place = future_run.current()
     with tagged(tools.spark, future_run.tag_of(place)):
@@ -56,7 +56,12 @@ def make_part(task: PartTask) -> Sequence[SinkWritten]:
 def _compute(tools: Tools, task: PartTask, place: PartClaim) -> list[SinkWritten]:
     arc = tools.program.arc(task.author)
     if arc is None or arc.spec.code != task.code:
-        raise CodeDiffers(f"the code of {task.author} {'differs' if arc else 'is missing'} on this runner")
+        raise CodeDiffers(
+            f"this runner has no code for {task.author}"
+            if arc is None
+            else f"this runner's code for {task.author} differs from the code of the runner that started"
+            " the work"
+        )
     frames = [
         read_objects(tools.spark, tools.storage, tools.program.schema(part.dataset), part.objects)
         for part in task.inputs
@@ -107,7 +112,7 @@ def _call(arc: ArcProgram, frames: "Sequence[DataFrame]") -> "list[DataFrame]":
 
 
 def results_of(arc: ArcProgram, returned: Any) -> "list[DataFrame]":
-    """Return a function's result as one frame per sink; raise `ArcResult` if it does not fit."""
+    """Return a function's result as one frame per sink. Raise `ArcResult` if the result has another form."""
     names = [sink.dataset.name for sink in arc.spec.sinks]
     if is_frame(returned):
         frames: list[Any] = [returned]
@@ -135,9 +140,9 @@ def results_of(arc: ArcProgram, returned: Any) -> "list[DataFrame]":
 def select_columns(
     arc: ArcProgram, sink: str, frame: "DataFrame", columns: str, *, evolves: bool = False
 ) -> "DataFrame":
-    """Select exactly the columns of the sink, in order. Raise `ArcResult` if the frame has other columns.
+    """Select the columns of the sink, in order. Raise `ArcResult` if the frame has different columns.
 
-    - evolves: the sink may have columns that the function no longer returns, and wider types.
+    - evolves: allow the sink to have more columns and wider types than the frame.
     """
     try:
         types = {column.name: column.type for column in schema.of_spark(frame.schema).stored().columns}
@@ -163,7 +168,7 @@ def select_columns(
 def _widen(
     frame: "DataFrame", types: "dict[str, schema.Type]", table: schema.Schema
 ) -> "tuple[DataFrame, dict[str, schema.Type]]":
-    """Add the columns that only the table has, as NULL, and cast columns whose type in the table is wider."""
+    """Add the columns that only the table has, as NULL. Cast a column if its type in the table is wider."""
     from pyspark.sql import functions as sf
 
     kinds = {field.name: field.dataType for field in schema.to_spark(table).fields}
@@ -180,7 +185,7 @@ def _widen(
 
 
 def _split(frame: "DataFrame") -> "tuple[DataFrame, DataFrame]":
-    """Split a change into inserted and deleted rows, each repeated by its weight."""
+    """Split changes into inserted rows and deleted rows. Repeat each row as many times as its weight says."""
     from pyspark.sql import functions as sf
     from pyspark.sql import types as st
 
@@ -190,7 +195,7 @@ def _split(frame: "DataFrame") -> "tuple[DataFrame, DataFrame]":
 
 
 def _union(inserted: "DataFrame", deleted: "DataFrame") -> "DataFrame":
-    """Combine the results for inserted and deleted rows into one change."""
+    """Combine the results for inserted and deleted rows into one frame of changes."""
     from pyspark.sql import functions as sf
 
     plus, minus = sf.lit(1).cast("bigint"), sf.lit(-1).cast("bigint")

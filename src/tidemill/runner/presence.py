@@ -1,9 +1,9 @@
-"""The presence of a runner: its entry in the node list, which fences everything it writes.
+"""The entry of a runner in the node list. Without a valid entry, the store refuses the runner's writes.
 
 In one process (`Pipeline.run()`), a thread of `OwnPresence` renews the runner's entry. The thread also takes
 part in the election of the leader, so that a cluster without workers has a leader too. In a child process,
 the supervisor renews the entry, and `GivenPresence` reads when the entry expires. So a child whose supervisor
-hangs stops by itself. If it does not, the store refuses the child's writes.
+hangs stops by itself. If the child does not stop, the store refuses its writes.
 """
 
 import threading
@@ -36,7 +36,7 @@ class Presence(NodeLease, Protocol):
     """A runner's node and its lease."""
 
     def check(self) -> None:
-        """Raise the error that ended the renewal of our entry. The entry cannot become valid again."""
+        """Raise the error that ended the renewal of our entry, if there is one. The entry is then lost."""
         ...
 
 
@@ -45,8 +45,8 @@ class OwnPresence:
 
     Args:
         context: the cluster, its store, clock and timing.
-        node_id: the id of our node; every process that takes the same slot has the same id.
-        epoch: all our epochs are above this one.
+        node_id: the id of our node; it depends on the slot that this process has taken.
+        epoch: all epochs of this process are above this number.
         names: the resources that this node offers to futures.
         threads: how many futures run at the same time.
         objects: opens the object storage, where the leader deletes results that are no longer needed.
@@ -119,6 +119,7 @@ class OwnPresence:
                 self.clock.wait(self._wake, self.member.tick())
                 self._wake.clear()
         except BaseException as error:  # noqa: BLE001 - raised by `check`
+            error.add_note("in the thread that renews the lease")
             self.broken = error
 
     def begin_again(self) -> None:
@@ -127,7 +128,7 @@ class OwnPresence:
         self._wake.set()
 
     def drain(self) -> None:
-        """Mark this node as draining: it takes no new work. It stays in the list until `close`."""
+        """Mark this node as draining, so that it takes no new work. It stays in the list until `close`."""
         self.member.drain(float("inf"))
         self._wake.set()
 
@@ -154,10 +155,10 @@ class GivenPresence:
     """An entry that the supervisor renews. This process reads it every second. A lost entry stays lost.
 
     Args:
-        store: contains the node list.
-        cluster: its name.
+        store: the store with the node list.
+        cluster: the name of the cluster.
         node: our node, under our epoch.
-        timing: the timing of its lease.
+        timing: the timing of the node's lease.
     """
 
     def __init__(
@@ -198,7 +199,7 @@ class GivenPresence:
         """Do nothing: the supervisor kills this process when the entry has ended."""
 
     def start(self) -> Node:
-        """Read the entry now and then every second; raise `LeaseLost` if it has ended already."""
+        """Read the entry once, and from then on every second. Raise `LeaseLost` if it has already expired."""
         self.read()
         if not self.alive():
             raise LeaseLost(

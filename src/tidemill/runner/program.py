@@ -1,8 +1,9 @@
 """A program: everything that a runner runs for one pipeline, with its code.
 
 Planning a pipeline turns its declarations into a program. The program consists of specs, which are stored,
-and functions, which are not. Every process that imports the pipeline gets the same program. If a process has
-different code, the digests differ, and the process refuses parts made for the other code (`CodeDiffers`).
+and functions, which are not. Every process that imports the pipeline gets the same program. Each part carries
+a digest of the code that planned it. A process whose code has another digest refuses the part
+(`CodeDiffers`).
 """
 
 import threading
@@ -25,8 +26,8 @@ from tidemill.views.steps.groups import GroupSpec
 class ArcProgram:
     """An arc with its function.
 
-    - where: the line of its declaration, for errors.
-    - checks: the checks of its tables, by name.
+    - where: the line of its declaration, for error messages.
+    - checks: for each table that it writes, by name, the checks of that table.
     """
 
     spec: ArcSpec
@@ -39,11 +40,11 @@ class ArcProgram:
 class ViewProgram:
     """A view: its query, and its tables by the names that the query uses.
 
-    - function, reads: instead of a query, a function that takes frames of these tables, in this order.
+    - function, reads: instead of a query, a function and the tables whose frames it takes, in this order.
     - code: the digest of everything that decides its result.
     - clock: how its query uses the clock; None if it does not.
-    - circuit: its query as a circuit, for kernels; None if it has none.
-    - refresh: `full` recomputes it without kernels.
+    - circuit: its query as a circuit, for kernels; None if the query has no circuit.
+    - refresh: `full` recomputes the view from scratch, without kernels.
     """
 
     name: str
@@ -70,7 +71,7 @@ class GroupProgram:
 
 @dataclass(frozen=True)
 class TemplateArc:
-    """An arc of a template for one dataset, and the datasets that it reads and writes."""
+    """The arc that a template makes for one dataset, and the datasets that this arc reads and writes."""
 
     arc: ArcProgram
     datasets: Mapping[DatasetId, DatasetRow] = field(default_factory=dict)
@@ -86,10 +87,11 @@ Returns None if its dataset does not exist, and raises an error if the arc is in
 class TemplateArcs:
     """The arcs of a program's templates, created when a runner first needs them (HEAP-12).
 
-    The scheduler of any runner creates a template's subscriptions. Only runners with the template's function
-    know what such an arc runs. They create it when they first find its id, in a due run or in a part that
-    another runner has listed. Creating it declares its tables. Several runners may do this at the same time,
-    because repeating a declaration changes nothing. Several threads may call `find` at the same time.
+    The scheduler of any runner creates a template's subscriptions. Only runners that have the template's
+    function can run such an arc. A runner creates the arc when it first sees the arc's id, in a due run or
+    in a part that another runner submitted. Creating an arc declares its tables. Several runners may do this
+    at the same time, because repeating a declaration changes nothing. Several threads may call `find` at the
+    same time.
 
     Args:
         templates: the ids of the templates.
@@ -105,7 +107,7 @@ class TemplateArcs:
         self._arcs: Mapping[str, TemplateArc] = {}
 
     def template_of(self, arc: str) -> str | None:
-        """Return the template that the arc with this id belongs to, judged only by the id."""
+        """Return the template that this arc id belongs to, without checking whether the arc exists."""
         template, bracket, _ = arc.partition("[")
         return template if bracket and arc.endswith("]") and template in self.templates else None
 
@@ -120,7 +122,7 @@ class TemplateArcs:
         return {id_: dataset for created in self._arcs.values() for id_, dataset in created.datasets.items()}
 
     def find(self, arc: str) -> ArcProgram | None:
-        """Return the arc of this id, created if necessary; None if it belongs to none of our templates."""
+        """Return the arc with this id, and create it if needed; None if none of our templates has it."""
         created = self._arcs.get(arc)
         if created is not None:
             return created.arc
@@ -136,7 +138,7 @@ class TemplateArcs:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """One pipeline: what was planned, and the arcs of templates that are added while it runs."""
+    """One pipeline: the result of planning, and the template arcs that are added while the pipeline runs."""
 
     pipeline: str
     datasets: Mapping[DatasetId, DatasetRow]
@@ -154,11 +156,11 @@ class Program:
         return self.arcs.get(id_) or self.template_arcs.find(id_)
 
     def all_arcs(self) -> dict[str, ArcProgram]:
-        """Return the arcs that were planned, and those of templates so far."""
+        """Return the planned arcs, and the template arcs that were created so far."""
         return {**self.arcs, **self.template_arcs.arcs}
 
     def all_datasets(self) -> dict[DatasetId, DatasetRow]:
-        """Return all datasets, those that were planned and those of templates so far."""
+        """Return the planned datasets, and those of the template arcs that were created so far."""
         return {**self.template_arcs.datasets, **self.datasets}
 
     def dataset(self, id_: DatasetId) -> DatasetRow:

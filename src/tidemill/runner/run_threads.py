@@ -1,7 +1,7 @@
-"""Run threads: the thread pool of a runner. Each run has one thread from its start to its end.
+"""The thread pool of a runner. Each run has one thread from its start to its end.
 
-A run mostly waits for Spark, and for workers that make its parts. So a thread per run is cheap. The workers
-and Spark limit how much is computed at the same time.
+A run mostly waits for Spark, and for workers that process its parts. So a thread per run is cheap. The
+workers and Spark limit how much is computed at the same time.
 """
 
 import queue
@@ -19,7 +19,7 @@ class RunJob:
     Args:
         name: no two jobs with the same name run at the same time.
         run: does the work.
-        spare: start only if more threads than this are free.
+        spare: start the job only if more than this many threads are free.
     """
 
     name: str
@@ -30,7 +30,7 @@ class RunJob:
 class RunThreads:
     """Runs jobs in threads. No two jobs with the same name run at the same time.
 
-    Jobs catch the errors that they can handle. An error that a job raises means that this process is dead:
+    Jobs catch the errors that they can handle. If a job raises any other error, the process counts as dead:
     no new job starts, and `check` raises the error.
     """
 
@@ -46,7 +46,7 @@ class RunThreads:
     def start(self, name: str, job: Callable[[], None], *, spare: int = 0) -> bool:
         """Start a job.
 
-        Return False if a job with that name is running, or if at most `spare` threads are free.
+        Return False if a job with that name is running, or if no more than `spare` threads are free.
         """
         with self._lock:
             if name in self._names or len(self._names) >= self._most - spare or self._broken is not None:
@@ -88,8 +88,9 @@ class RunThreads:
             try:
                 job()
             except BaseException as error:  # noqa: BLE001 - raised by `check`
+                error.add_note(f"in the thread of {name}")
                 self._broken = self._broken or error
             finally:
-                with self._lock:  # together: when the name has left `busy`, the wakeup is set
+                with self._lock:  # both under one lock: once a name is not busy, the wakeup is set
                     self._names.discard(name)
                     self.wakeup.set()

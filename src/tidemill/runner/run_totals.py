@@ -35,16 +35,16 @@ class ArcTotals:
 
 @dataclass
 class RunTotals:
-    """The work of a runner so far. Its run threads write it, and any thread may read it.
+    """The work of a runner so far. The run threads update these totals, and any thread may read them.
 
     Args:
         arcs: the totals of each arc.
-        failures: for each run, source or arc, by name, the messages of its last failures in a row.
+        failures: for each run, source or arc, by name, the messages of its failures since it last succeeded.
         steps: the number of steps of each group of views.
-        settled: for each source, whether all new data has been taken.
+        settled: for each source, whether a runner has taken all its new data.
         later: for each run that is due later, by name, the number of seconds until then.
-        unfinished: (arc, lot) of requested lots whose work failed.
-        files: how many files were taken.
+        unfinished: (arc, lot) of each requested lot that failed.
+        files: how many files were taken from sources.
         closed: how many intervals were closed.
         interrupted: whether the run was stopped before it had processed all new data.
     """
@@ -61,7 +61,7 @@ class RunTotals:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, outcomes: Iterable[LotOutcome]) -> None:
-        """Count how lots ended."""
+        """Add the outcomes of lots to the totals."""
         with self._lock:
             for outcome in outcomes:
                 self.arcs.setdefault(outcome.arc, ArcTotals()).add(outcome)

@@ -1,4 +1,4 @@
-"""A runner in one process: a worker makes parts, and a loop starts runs. They share one Spark session."""
+"""A runner in one process: a worker processes parts, and a loop starts runs. Both share one Spark session."""
 
 import contextlib
 import threading
@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tidemill.crash import Crashed
+from tidemill.errors import SparkDied
 from tidemill.futures.values.signatures import ClusterKey
 from tidemill.lots.keys import LotKeys
 from tidemill.runner.compaction import on_spark
@@ -20,6 +21,7 @@ from tidemill.runner.presence import Presence
 from tidemill.runner.program import Program, ViewProgram
 from tidemill.runner.run_totals import RunTotals
 from tidemill.scope import Scope
+from tidemill.spark.java_process import check_java
 from tidemill.spark.sessions import interrupt, repinned
 from tidemill.spark.storage import Storage
 from tidemill.spark.table_checks import evaluator
@@ -37,11 +39,11 @@ GRACE_S = 30.0
 
 CHECK_EVERY_S = 0.2
 INTERRUPT_ROUNDS = 5
-"""How often to interrupt running jobs after an error, once a second."""
+"""How many times to interrupt running jobs after an error, once a second."""
 
 
 class Runner:
-    """Runs one program until it is stopped, or has caught up.
+    """Runs one program until it has caught up with all new data, or is stopped.
 
     Args:
         scope: the store, objects, clock and event sink to use.
@@ -49,7 +51,7 @@ class Runner:
         presence: keeps our entry in the node list.
         program: what to run.
         spark: the session for parts and steps.
-        threads: how many parts to make at the same time.
+        threads: how many parts to process at the same time.
     """
 
     def __init__(
@@ -84,12 +86,13 @@ class Runner:
         self.loop = Loop(scope, presence, program, engine, check=self._check)
 
     def _work_only(self, stop: threading.Event) -> RunTotals:
-        """Make parts of runs that other runners started, until stopped."""
+        """Process parts of runs that other runners started, until stopped."""
         while not self._clock.wait(stop, 0.5):
             self._check()
         return self.loop.state.totals
 
     def _check(self) -> None:
+        check_java()
         self.presence.check()
         self.worker.check()
         self.loop.state.threads.check()
@@ -104,13 +107,16 @@ class Runner:
     ) -> RunTotals:
         """Run until everything is processed.
 
-        `Crashed` simulates the death of this process: it is raised at once, without cleaning up. After any
-        other error, such as an interrupt, no claim and no thread is left.
+        `SparkDied` and `Crashed`, which simulates the death of this process, are raised at once, without
+        cleaning up: the next runner counts the death for each claim. After any other error, such as an
+        interrupt, all claims are released and all threads have ended.
 
-        - watch: run until stopped instead.
-        - starts: start runs; if False, only make parts of runs that other runners started.
-        - stop: set it to end early. What runs may finish while `left_s` is positive; then it is interrupted.
-        - left_s: returns the rest of the grace period after `stop`. It may become shorter at any time.
+        - watch: do not end when everything is processed; run until stopped.
+        - starts: start runs; if False, only process parts of runs that other runners started.
+        - stop: set it to end early. Work that is already running may finish while `left_s` is positive; after
+          that it is interrupted.
+        - left_s: returns how many seconds of the grace period are left after `stop`. The grace period may
+          become shorter at any time.
         """
         stop = stop or threading.Event()
         self.worker.start()
@@ -121,7 +127,7 @@ class Runner:
                 return totals
             self.loop.end()
             self.worker.check()
-        except Crashed:
+        except (Crashed, SparkDied):
             self.loop.state.dead = True
             self.worker.abandon()
             self.loop.end(5.0)
@@ -133,14 +139,15 @@ class Runner:
         return totals
 
     def _grace(self) -> Callable[[], float]:
-        """Return what is left of a grace period that begins now, as a function."""
+        """Return a function that tells how much is left of a grace period that begins now."""
         deadline = self._clock.monotonic() + GRACE_S
         return lambda: max(0.0, deadline - self._clock.monotonic())
 
     def _drain(self, left_s: Callable[[], float]) -> bool:
         """Wait for running work within the grace period; return whether all of it has ended.
 
-        The worker still makes parts of our own lots while they run. Then it finishes parts of other runners.
+        While our own runs are still running, the worker processes their parts. After that, it takes no new
+        parts, and finishes those of other runners.
         """
         while not self.loop.wait(min(CHECK_EVERY_S, left_s())):
             self._check()
@@ -154,9 +161,9 @@ class Runner:
 
     def _stop_after_error(self) -> None:
         self.loop.state.interrupting = True
-        self.worker.stop()  # runs that wait for parts then get an error
+        self.worker.stop()  # runs that wait for parts now get an error
         for _ in range(INTERRUPT_ROUNDS):
-            self._tags.interrupt()  # again: this does not cover the next job of a step
+            self._tags.interrupt()  # repeated, because a step may start another job
             with contextlib.suppress(Exception):  # the caller raises the first error
                 if self.loop.end(1.0, drop=True):
                     return
@@ -165,7 +172,7 @@ class Runner:
 def _step_computer(
     scope: Scope, spark: "SparkSession", storage: Storage, program: Program, tags: JobTags
 ) -> StepComputer:
-    """Return the object that computes the program's view steps. Each step has a job tag, to interrupt it."""
+    """Return the object that computes view steps. Each step has a job tag, so that it can be interrupted."""
     manifests = ManifestReader(storage.objects)
     declared = [view for group in program.groups.values() for view in group.views]
     sources = ViewSources(
@@ -178,15 +185,19 @@ def _step_computer(
 
     @contextlib.contextmanager
     def during(attempt: str) -> Iterator[None]:
-        with tags.marked(attempt), repinned(spark):
-            yield
+        try:
+            with tags.marked(attempt), repinned(spark):
+                yield
+        except Exception as error:
+            check_java(error)
+            raise
 
     specs = [group.spec for group in program.groups.values()]
     return StepComputer(sources, specs, during=during, emit=scope.emit)
 
 
 def _trusted(scope: Scope, view: ViewProgram) -> ViewProgram:
-    """Return the view, without its circuit if certification failed or found different rows (DBSP-19)."""
+    """Return the view. Remove its circuit if certification failed or found different rows (DBSP-19)."""
     if view.circuit is None:
         return view
     digest = certificates.digest_of(view.code, view.circuit)

@@ -1,9 +1,9 @@
-"""Slots: give each live runner of a home a unique number.
+"""Give each live runner in a home a unique number, its slot.
 
 A runner takes the first free number with an exclusive lock on `runners/N.lock`. The kernel releases the lock
-when the process ends, however it ends. So the holder of the lock knows that the previous holder is dead, and
-uses the same name, `runner-N`. Joining under this name raises the epoch, which ends all claims of the dead
-runner at once, before its lease expires.
+when the process ends, however it ends. So the new holder of the lock knows that the previous holder is dead,
+and takes over its name, `runner-N`. Joining under this name raises the epoch, which ends all claims of the
+dead runner at once, before its lease expires.
 
 The epochs of a name must never repeat, even after its entry has left the node list. So the file counts the
 starts, and each start has its own range of epochs. If several machines share a store, names are random, and
@@ -26,7 +26,7 @@ from tidemill.futures.home import ClusterAddress
 FOLDER = "runners"
 MOST_RUNNERS = 1_000
 EPOCHS_PER_START = 1 << 24
-"""How many epochs each start has. A node joins again when its lease was lost or its child has died."""
+"""How many epochs each start may use. A node begins a new epoch when its lease was lost or its child died."""
 
 
 class Slot(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ class Slot(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def slot(place: ClusterAddress, chance: random.Random) -> Iterator[Slot]:
-    """Hold a slot of the home during the block; without a home, use a random name."""
+    """Reserve a slot in the home for the duration of the block. Without a home, use a random name."""
     if not place.home:
         yield Slot(f"runner-{random_id(chance)}")
         return
@@ -71,7 +71,7 @@ def _lock(path: Path) -> int | None:
 
 
 def _count_start(fd: int) -> int:
-    """Return the number of this start, after it is stored on disk."""
+    """Increase the number of starts in the file, sync it to disk, and return it."""
     text = os.pread(fd, 32, 0).split(b"\n")[0]
     start = int(text) + 1 if text.isdigit() else 1
     os.pwrite(fd, b"%d\n" % start, 0)

@@ -1,18 +1,21 @@
 """The supervisor of a runner: renews the node's lease and keeps a child running. It runs no user code.
 
-Each child has its own epoch of the node. When a child dies, its epoch and all its claims end at once, and
-another child starts under the next epoch. If children keep dying soon after their start, the supervisor waits
-longer before each restart. When the lease is lost, the supervisor kills the child, and the node joins again.
+Each child runs under a new epoch of the node. When a child dies, its epoch and all its claims end at once,
+and another child starts under the next epoch. If children keep dying soon after their start, the supervisor
+waits longer before each restart. When the lease is lost, the supervisor kills the child, and the node joins
+again.
 
-SIGTERM and SIGINT drain the runner: the child finishes what is running within the grace period, and ends. A
-second signal ends the grace period. If a child ends by itself, the runner ends with the child's exit code. If
-a signal ends a runner before its work is done, the exit code is 128 plus the number of the signal.
+SIGTERM and SIGINT drain the runner: the child finishes its running work within the grace period, and ends. A
+second signal ends the grace period. If a child ends by itself, the runner ends with the child's exit code. A
+child whose Spark has died requests another child. If a signal ends a runner before its work is done, the exit
+code is 128 plus the number of the signal.
 """
 
 import contextlib
 import os
 import random
 import selectors
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -29,17 +32,23 @@ from tidemill.errors import RunnerDied
 from tidemill.events import Emit, Event, ignore
 from tidemill.futures.home import ClusterAddress
 from tidemill.futures.worker.events import ChildEnded
-from tidemill.futures.worker.processes import RestartPause, SupervisedProcess, drained_by_signals
+from tidemill.futures.worker.processes import (
+    RestartPause,
+    SupervisedProcess,
+    describe_exit,
+    drained_by_signals,
+)
 from tidemill.futures.worker.wakeup import LoopWakeup
 from tidemill.objects import open_objects
-from tidemill.runner.child import INTERRUPTED, RESTART, Drain, RunnerHello
+from tidemill.runner.child import INTERRUPTED, MAX_REASON_BYTES, RESTART, Drain, RunnerHello
 from tidemill.runner.presence import OwnPresence
 from tidemill.runner.slots import slot
+from tidemill.runner.stderr_relay import StderrRelay
 from tidemill.store import open_store
 
 CHECK_EVERY_S = 0.2
 EARLY_S = 10.0
-"""A child that lives for less than this died early."""
+"""If a child dies within this time after its start, this counts as an early death."""
 
 MOST_EARLY = 20
 """The runner ends after this many early deaths in a row. A part that kills its runner is quarantined after
@@ -52,10 +61,12 @@ KILL_AFTER_S = 10.0
 class RunnerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a runner.
 
-    - names, threads: what its entry in the node list offers. The worker in the child decides what to claim.
+    - names, threads: the resources and threads that its entry in the node list offers. The worker in the
+      child decides what to claim.
     - grace_s: how long running futures may take to end when the runner drains.
     - most_pause_s: the longest pause before a restart, after early deaths.
-    - finishes: whether the child ends when its work is done. A signal before that interrupts the runner.
+    - finishes: whether the child ends when its work is done. If a signal comes before that, the runner
+      reports that it was interrupted.
     """
 
     names: frozenset[str] = frozenset()
@@ -128,18 +139,21 @@ def run_runner(
             presence.start()
             try:
                 code = supervisor.run()
-                return 128 + signals[0] if code == INTERRUPTED and signals else code
+                # The child may have received the signal alone, such as Ctrl-C in a group of processes.
+                return 128 + (signals[0] if signals else signal.SIGINT) if code == INTERRUPTED else code
             finally:
                 supervisor.close()
                 presence.close()
 
 
 class SparkChild(SupervisedProcess):
-    """The child process of a runner, which holds the Spark session."""
+    """The child process of a runner, in which the Spark session runs."""
 
     def __init__(self, hello: RunnerHello, *, life: int) -> None:
         super().__init__()
         self.node = hello.node
+        self.reason = ""  # why it requested a new process
+        self.relay = StderrRelay()
         self._ended, child_end = os.pipe()
         environment = {k: v for k, v in os.environ.items() if k != crash.ENVIRONMENT}
         if point := crash.in_run(life):
@@ -148,31 +162,35 @@ class SparkChild(SupervisedProcess):
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tidemill.runner.child"],
                 stdin=subprocess.PIPE,
+                stderr=self.relay.writer,
                 pass_fds=[child_end],
                 start_new_session=True,
                 env=environment,
             )
         finally:
             os.close(child_end)
+            self.relay.start()
         self.pid = self.process.pid
         self.send(msgspec.structs.replace(hello, ended=child_end))
         self.pidfd = os.pidfd_open(self.pid)
 
     def send(self, message: RunnerHello | Drain) -> None:
-        """Write one line to its standard input. Do nothing if the child is dead."""
+        """Write a message to the child's standard input. Do nothing if the child is dead."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.write(msgspec.json.encode(message) + b"\n")
             self.process.stdin.flush()
 
     def reap(self) -> int | None:
-        """Wait until the child ends, and kill the processes it started.
+        """Wait until the child ends, and kill the processes that it started.
 
-        Return its exit code, or None if it died.
+        Return the child's exit code, or None if the child died.
         """
         code = self.process.wait()
         self.kill_group()
-        written = os.read(self._ended, 32)
+        self.relay.close()
+        written = os.read(self._ended, 2 * MAX_REASON_BYTES)
+        self.reason = written.partition(b"\n")[2].decode(errors="replace")
         os.close(self._ended)
         os.close(self.pidfd)
         assert self.process.stdin is not None
@@ -182,7 +200,7 @@ class SparkChild(SupervisedProcess):
 
 
 class RunnerSupervisor:
-    """One runner; see `run_runner`."""
+    """Supervises the child process of one runner; see `run_runner`."""
 
     def __init__(
         self,
@@ -207,12 +225,12 @@ class RunnerSupervisor:
         self.drain_by: float | None = None
         self._drain_sent = False
         self._pause = RestartPause(clock, chance, most_s=options.most_pause_s)
-        self._epoch = -1  # of the last child
+        self._epoch = -1  # the epoch of the last child
         self._starts = 0
         self._child: SparkChild | None = None
 
     def run(self) -> int:
-        """Start children until one ends by itself, or we drain; return the exit code."""
+        """Start children until one of them ends by itself, or the runner drains. Return the exit code."""
         while True:
             node = self._node()
             if node is None:
@@ -229,7 +247,7 @@ class RunnerSupervisor:
             self._died(child, code, self.clock.monotonic() - started_at)
 
     def _drained(self) -> int:
-        """Return the exit code of a runner that drained, and whose child reported nothing."""
+        """Return the exit code of a drained runner whose child reported no result."""
         if not self.options.finishes:
             return 0
         self.emit(RunnerInterrupted(node=self.presence.node.id))
@@ -238,7 +256,7 @@ class RunnerSupervisor:
     # --- one child
 
     def _node(self) -> Node | None:
-        """Wait until our node has a new epoch, and return it; return None if the runner drains first."""
+        """Wait until our node has a new epoch, and return the node; None if the runner drains first."""
         while self.drain_by is None:
             if self.presence.broken is not None:
                 raise self.presence.broken
@@ -272,7 +290,7 @@ class RunnerSupervisor:
         return child
 
     def _watch(self, child: SparkChild) -> None:
-        """Wait until the child has ended; kill it when the lease is lost."""
+        """Wait until the child has ended. Kill the child when the node's lease is lost."""
         with selectors.DefaultSelector() as selector:
             selector.register(child.pidfd, selectors.EVENT_READ)
             selector.register(self.wakeup.reader, selectors.EVENT_READ)
@@ -298,7 +316,9 @@ class RunnerSupervisor:
     def _died(self, child: SparkChild, code: int | None, lived_s: float) -> None:
         """End the epoch of a child that died, and pause if children keep dying early."""
         kind = child.killed_for or ("again" if code == RESTART else "crash")
-        message = f"the child ended with {child.process.returncode} after {lived_s:.1f} s"
+        how = child.reason or f"the process {child.pid} ended: {describe_exit(child.process.returncode)}"
+        cause = f" ({child.relay.cause})" if child.relay.cause else ""
+        message = f"{how}{cause}, {lived_s:.1f} s after its start"
         self.emit(ChildEnded(node=child.node.id, pid=child.pid, kind=kind, message=message))
         if self.presence.node.epoch == child.node.epoch:
             self.presence.begin_again()
@@ -309,7 +329,10 @@ class RunnerSupervisor:
             return
         self._pause.failed()
         if self._pause.failures >= MOST_EARLY:
-            raise RunnerDied(f"{message}; {self._pause.failures} child processes in a row exited too early")
+            raise RunnerDied(
+                f"{self._pause.failures} child processes in a row ended within {EARLY_S:.0f} s. The last:"
+                f" {message}"
+            )
         self._wait(self._pause.left_s)
 
     def _wait(self, timeout_s: float) -> None:
@@ -342,7 +365,7 @@ class RunnerSupervisor:
         self.wakeup.wake()
 
     def close(self) -> None:
-        """Kill the child if an error left it running."""
+        """Kill the child if it still runs after an error."""
         if self._child is not None:
             self._child.kill("close")
             self._child.reap()

@@ -1,4 +1,4 @@
-"""Upkeep: periodically removes what ended attempts and steps left behind, and compacts lots."""
+"""Upkeep: regularly deletes files and futures that attempts and steps no longer need, and compacts lots."""
 
 from functools import partial
 
@@ -23,20 +23,18 @@ from tidemill.views.steps.keys import StepKeys
 
 CLEAN_EVERY_S = 30.0
 COLLECT_EVERY_S = 300.0
-"""How often to list objects to collect.
+"""How often to look for objects that steps no longer need.
 
-Listing costs requests, and nothing is collected before its grace period is over.
+Listing objects costs requests, and no object is deleted before its grace period is over.
 """
 
 COMPACT_EVERY_S = 10.0
 SPARE = 2
-"""Run threads that requested lots and compaction leave free for new data."""
+"""How many run threads stay free for new data. Requested lots and compaction do not use them."""
 
 CLEAN, COMPACT = "clean", "compact"
 NAMES = frozenset({CLEAN, COMPACT})
-"""The names of upkeep jobs: a runner that catches up does not wait for them. The report of a run contains
-their failures.
-"""
+"""The names of upkeep jobs. A runner that catches up does not wait for them, but reports their failures."""
 
 
 class Upkeep:
@@ -72,7 +70,6 @@ class Upkeep:
             StepKeys(scope.cluster),
             program.pipeline,
             scope.objects,
-            scope.clock,
             emit=scope.emit,
         )
         self._clean_at = self._compact_at = self._collect_at = 0.0
@@ -88,7 +85,7 @@ class Upkeep:
             threads.start(COMPACT, partial(self.compact, self._compactor), spare=SPARE)
 
     def clean(self) -> None:
-        """Remove leftovers of ended attempts, the futures of their parts, and objects that steps replaced."""
+        """Delete files and futures of attempts that have ended, and objects that steps have replaced."""
         try:
             while self._cleaner.clean():
                 if self._state.stops():
@@ -105,9 +102,9 @@ class Upkeep:
             self._failures.add_upkeep(CLEAN, error, CLEAN_EVERY_S)
 
     def compact(self, compactor: Compactor) -> None:
-        """Compact the lots that are marked now. A lot that fails stays as it is and is retried later.
+        """Compact the lots that are marked as fragmented. If this fails for a lot, retry it later.
 
-        When the runner ends, this ends after the current lot.
+        When the runner is stopping, end after the current lot.
         """
         failed: set[str] = set()
         for dataset in self._program.all_datasets():
@@ -134,11 +131,12 @@ class Upkeep:
 
 
 class AttemptLeftovers:
-    """Removes what an ended attempt left besides its objects. The cleaner calls it, and may repeat it.
+    """Cleans up after an attempt that has ended. The cleaner calls this, perhaps more than once.
 
-    It deletes the futures of the attempt's parts, and corrects the projections of its lots. A publisher
-    writes projections right after the publication. If it dies in between, they are outdated, such as
-    `running.arc` for a complete lot. The cleaner visits each ended attempt at least once (LOT-22, LOT-23).
+    This deletes the futures of the attempt's parts, and corrects the projections of its lots. A publisher
+    writes projections right after the publication. If the publisher dies in between, projections are
+    outdated: there may be a `running.arc` for a complete lot. The cleaner visits each ended attempt at least
+    once (LOT-22, LOT-23).
     """
 
     def __init__(self, scope: Scope, parts: PartFutures, projections: Projections | None) -> None:

@@ -1,10 +1,11 @@
 """Worker threads of a runner: each runs one claimed future at a time.
 
 They are the `Executor` of the in-process worker. The worker claims a future only when a thread is free, so
-that other runners can claim the rest. A future that should end is interrupted through the tag of its Spark
-jobs, again and again until it has ended (`interrupt_ended`).
+that other runners can claim the rest. To stop a future, the worker cancels the Spark jobs that have the
+future's tag, again and again until the future has ended (`interrupt_ended`).
 
-A future that was running when two runners died may be the reason, so it runs alone (`Isolation`).
+If two runners have died while they ran a future, the future may be the cause. So it then runs alone
+(`Isolation`).
 """
 
 import contextlib
@@ -27,9 +28,9 @@ from tidemill.runner.future_run import FutureRun, FutureRunner
 INTERRUPT_EVERY_S = 1.0
 
 PLENTY = Capacity(cpu=1e9, ram=2**60)
-"""The capacity that futures may require in addition to a name.
+"""The CPU and memory that futures may require: practically no limit.
 
-The number of threads is the limit; Spark has its own limits.
+Only the number of threads limits how many futures run; Spark has its own limits.
 """
 
 Interrupt = Callable[[str], None]
@@ -48,11 +49,11 @@ class WorkerThreads(Executor):
         names: the resources that the futures require.
         size: the number of threads.
         tools: what `future_run.tools()` returns to the code of a future.
-        interrupt: ends the Spark jobs with a tag; may raise.
+        interrupt: takes a tag, and ends the Spark jobs that have this tag; errors are ignored.
         clock: the source of time.
     """
 
-    suspect_reaps = 2  # a part uses a whole Spark session, so few parts die together
+    suspect_reaps = 2  # few parts share a Spark session, so few futures are suspected after a death
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class WorkerThreads(Executor):
         self._threads: list[threading.Thread] = []
         self._queue: queue.SimpleQueue[FutureRun | None] = queue.SimpleQueue()
         self._ends: queue.SimpleQueue[tuple[FutureRun, Outcome]] = queue.SimpleQueue()
-        self._runs: dict[int, FutureRun] = {}  # in threads, even if their claims have ended
+        self._runs: dict[int, FutureRun] = {}  # runs that are in a thread, even if their claims have ended
 
     def __len__(self) -> int:
         """Return how many futures run now."""
@@ -93,7 +94,7 @@ class WorkerThreads(Executor):
 
         Args:
             ended: called when a future has ended.
-            broke: called with an error that means that this process is dead, such as a crash point.
+            broke: called with the error if this process counts as dead, for example at a crash point.
         """
         for number in range(self.size):
             thread = threading.Thread(
@@ -185,7 +186,7 @@ class WorkerThreads(Executor):
                 end(run.job)
 
     def drop(self) -> None:
-        """Discard the results of running futures, and let the guard interrupt them.
+        """Discard the results of running futures. The guard thread then interrupts these futures.
 
         Any thread may call this.
         """
@@ -193,9 +194,9 @@ class WorkerThreads(Executor):
             run.stopped = run.stopped or "lost"
 
     def recover(self, node: Node) -> int:
-        """End the claims that earlier processes of this node left when they died, as a leader would (FUT-49).
+        """End the claims of earlier processes of this node, which have died, as a leader would (FUT-49).
 
-        Each death is counted, so that a future that kills its runners is found.
+        Each death is counted for the future, so that a future that kills its runners is detected.
         """
         reaped, after, more = 0, b"", not self._joined
         keys, cluster = self._ledger.keys, self._ledger.cluster

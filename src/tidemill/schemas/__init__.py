@@ -1,1 +1,1 @@
-"""Schemas: columns and their types, conversion from text and to Arrow, and the table of all types."""
+"""Schemas: columns and their types, a parser for schema texts, conversion to and from Arrow."""

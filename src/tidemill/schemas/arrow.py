@@ -1,7 +1,7 @@
 """Converts between column types and Arrow types.
 
-`to_arrow` returns the Arrow schema for rows that are appended without Spark. Spark reads such files with the
-declared types.
+`to_arrow` returns the Arrow schema for rows that are appended without Spark. Spark later reads the files of
+these rows with the declared types.
 """
 
 from typing import Final
@@ -35,7 +35,7 @@ def _arrow_field(column: Column) -> pa.Field:
 
 
 def arrow_of(kind: Type) -> pa.DataType:
-    """Return the Arrow type of a column type. Raise `KeyError` with the type's name if there is none."""
+    """Return the Arrow type for a column type. Raise `KeyError` with the type's name if there is none."""
     match kind:
         case Array():
             return pa.list_(pa.field("element", arrow_of(kind.element), kind.nullable))
@@ -58,7 +58,7 @@ def arrow_of(kind: Type) -> pa.DataType:
 
 
 def of_arrow(schema: pa.Schema) -> Schema:
-    """Convert an Arrow schema, using the narrowest Spark type that holds every value of each Arrow type."""
+    """Convert an Arrow schema. Each Arrow type becomes the narrowest Spark type that has all its values."""
     return Schema(tuple(_of_field(field, "") for field in schema))
 
 

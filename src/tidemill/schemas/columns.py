@@ -15,7 +15,7 @@ _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class Simple:
-    """A type without element or field types."""
+    """A type that contains no other types, such as `bigint`."""
 
     name: str
 
@@ -25,7 +25,7 @@ class Simple:
 
 @dataclass(frozen=True)
 class Array:
-    """An array. Only DataFrames, not schema texts, can declare that its elements are never NULL."""
+    """An array. A DataFrame can say that the elements are never NULL; the text of a schema cannot."""
 
     element: "Type"
     nullable: bool = True
@@ -36,7 +36,7 @@ class Array:
 
 @dataclass(frozen=True)
 class Map:
-    """A map; its keys are never NULL."""
+    """A map. Keys are never NULL; `nullable` is about the values."""
 
     key: "Type"
     value: "Type"
@@ -69,7 +69,7 @@ class Column:
     comment: str = ""
 
     def text(self, *, colon: bool = False, comments: bool = True) -> str:
-        """Return the column as in the text of a schema; fields of a struct have a colon."""
+        """Return the column as schema text. Set `colon` for a field of a struct."""
         text = f"{quoted(self.name)}{':' if colon else ''} {self.type}"
         text += "" if self.nullable else " NOT NULL"
         if self.comment and comments:
@@ -79,7 +79,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Schema:
-    """The columns of a table, in order. Their names differ in more than upper and lower case."""
+    """The columns of a table, in order. No two names are equal when upper and lower case are ignored."""
 
     columns: tuple[Column, ...]
 
@@ -99,7 +99,7 @@ class Schema:
         return hashlib.sha256(str(_without_comments(Struct(self.columns))).encode()).hexdigest()[:32]
 
     def stored(self) -> "Schema":
-        """Return the columns as files store them: nullable, and without maximum text lengths."""
+        """Return the columns with the types that they have in files: nullable, and texts of any length."""
         struct = _relaxed(Struct(self.columns))
         assert isinstance(struct, Struct)
         return Schema(struct.fields)

@@ -1,7 +1,7 @@
 """Parses the text of a schema without Spark: `id BIGINT, name STRING NOT NULL, tags ARRAY<STRING>`.
 
-The parser accepts the same columns as Spark's parser; a test compares the two. Its errors name the position
-of the problem in the text.
+This parser accepts the same columns as Spark's parser; a test compares the two. Errors name the position of
+the problem in the text.
 """
 
 import re

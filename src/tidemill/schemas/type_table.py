@@ -1,10 +1,10 @@
-"""The table of column types: one row for each simple Spark type, with everything that depends on the type.
+"""The table of column types. Each simple Spark type has a row with everything that depends on the type.
 
 To add a type, add a row. The code for schema parsing, files, drift, hashing, views and certification reads
 this table. The properties of nested types (arrays, maps, structs) follow from the types inside them.
 
-The table has no columns for kernels and run files. They work on Arrow arrays, and choose an algorithm by the
-layout of the array in memory. A new type needs no change there if kernels already support its Arrow type.
+Kernels and run files need no columns in this table. They work on Arrow arrays, and choose an algorithm by the
+layout of an array in memory. So if kernels already support the Arrow type of a new type, they need no change.
 """
 
 import datetime as dt
@@ -22,7 +22,7 @@ from tidemill.schemas.columns import Array, Map, Simple, Struct, Type
 class Family(Enum):
     """Groups of similar types.
 
-    Within a family, later types in the table can hold all values of earlier ones.
+    Within a family, a type that comes later in the table has all values of the earlier types.
     """
 
     BOOLEAN = "boolean"
@@ -62,20 +62,23 @@ class TypeRow:
     Args:
         name: Spark's short name, without length, precision or collation.
         spark: the class in `pyspark.sql.types`.
-        family: the group of similar types it belongs to.
+        family: the group of similar types that this type belongs to.
         aliases: other names of the type, which the text of a schema may use.
-        arrow: its Arrow type; None if it has none, or if the Arrow type depends on its parameters.
+        arrow: its Arrow type; None if there is none, or if the Arrow type depends on parameters.
         read_from: other Arrow types whose values are read as this type.
-        native: whether kernels support it. Spark recomputes operators over other types.
-        not_kept: why views cannot store or compare it, as text to follow "it is"; empty if they can.
+        native: whether kernels support this type. Spark recomputes operators over other types.
+        not_kept: why views cannot store or compare this type, as text that can follow the words "it is";
+            empty if views can.
         hashed: the SQL expression whose value is hashed with `xxhash64`.
         wider: other types that Spark can use to read a file of this type without loss.
-        digits: how many decimal digits before the point can hold every value; 0 if no number of digits can.
+        digits: how many digits before the decimal point a DECIMAL needs for every value of this type; 0 if
+            no DECIMAL has all its values.
         file_bytes: the approximate size of a value in a file.
-        carried: for a type that Spark cannot read from Arrow: the type to carry it in, and the SQL that
-            restores it ({0}: the value, {1}: the type).
-        samples: values for certification: few, so that rows match each other, including special cases.
-        extremes: the lowest and highest values, with which arithmetic can overflow; the highest is last.
+        carried: for a type that Spark cannot read from Arrow: the type that is used instead, and the SQL that
+            restores the value ({0}: the value, {1}: the type).
+        samples: values for certification, including special cases. There are only a few, so that generated
+            rows often have equal values.
+        extremes: the lowest and highest values, with which arithmetic can overflow. The highest comes last.
     """
 
     name: str
@@ -336,7 +339,7 @@ BY_NAME: Final[Mapping[str, TypeRow]] = {name: row for row in _ROWS for name in 
 
 
 def row_of(kind: Simple | str) -> TypeRow:
-    """Return the row for a simple type, or for a type name with parameters; `UNKNOWN` if there is none.
+    """Return the row of a simple type. A name may have parameters. Return `UNKNOWN` if there is no row.
 
     >>> row_of("decimal(10,2)").name, row_of("string collate UNICODE").name, row_of("interval hour").name
     ('decimal', 'string', 'interval day')
@@ -366,13 +369,13 @@ def numbers_of(name: str) -> list[int]:
 
 
 def collation_of(kind: Type) -> str:
-    """Return the collation of a text type; empty for the order of bytes."""
+    """Return the collation of a text type; empty if texts are compared byte by byte."""
     name = kind.name.partition(" collate ")[2] if isinstance(kind, Simple) else ""
     return "" if name.upper() == "UTF8_BINARY" else name
 
 
 def parts_of(kind: Type) -> tuple[Type, ...]:
-    """Return the types inside a nested type; none for a simple one."""
+    """Return the types inside a nested type; an empty tuple for a simple type."""
     match kind:
         case Simple():
             return ()
@@ -390,7 +393,7 @@ def holds_map(kind: Type) -> bool:
 
 
 def why_not_kept(kind: Type) -> str:
-    """Explain why views cannot store a column of this type, as text to follow "it is"; empty if they can."""
+    """Return why views cannot store this type, as text that can follow "it is"; empty if they can."""
     if isinstance(kind, Struct) and not kind.fields:
         return "a struct without fields, which no file can hold"
     if isinstance(kind, Simple):
@@ -399,7 +402,7 @@ def why_not_kept(kind: Type) -> str:
 
 
 def why_not_native(kind: Type) -> str:
-    """Name the part of the type that no kernel supports; empty if kernels support it."""
+    """Return the part of the type that no kernel supports; empty if kernels support all of it."""
     if not isinstance(kind, Simple):
         return next(filter(None, map(why_not_native, parts_of(kind))), "")
     if collation_of(kind):
@@ -408,14 +411,16 @@ def why_not_native(kind: Type) -> str:
 
 
 def is_compared_by_spark_only(kind: Type) -> bool:
-    """Return whether only Spark can compare values of this type: texts with a collation, and maps."""
+    """Return whether only Spark can compare values of this type, as for maps and texts with a collation."""
     if isinstance(kind, Simple):
         return " collate " in kind.name.lower()
     return isinstance(kind, Map) or any(map(is_compared_by_spark_only, parts_of(kind)))
 
 
 def is_wider(old: Type, new: Type) -> bool:
-    """Return whether Spark reads files of the old type as the new one without loss; False for equal types.
+    """Return whether Spark can read files with the old type as the new type without loss.
+
+    A type is not wider than itself.
 
     >>> is_wider(Simple("int"), Simple("decimal(12,2)")), is_wider(Simple("int"), Simple("int"))
     (True, False)
@@ -435,7 +440,7 @@ def is_wider(old: Type, new: Type) -> bool:
 
 
 def common_type(left: str, right: str) -> str | None:
-    """Return the type in which values of both types are compared; None if their families differ.
+    """Return the type to which both types are converted for a comparison; None if there is none.
 
     >>> common_type("int", "bigint"), common_type("int", "double")
     ('bigint', None)

@@ -1,4 +1,4 @@
-"""Batch lots: writes rows that were pushed or fetched as one lot, in one process."""
+"""Write a batch of pushed or fetched rows as one lot, in one process."""
 
 from collections.abc import Mapping
 
@@ -31,7 +31,7 @@ def begin(
     dataset: DatasetId,
     quarantine: DatasetId | None = None,
 ) -> Hold:
-    """Open the attempt at the next lot of a dataset, with a lot of its quarantine if it has one."""
+    """Open an attempt to write the next lot of a dataset, and optionally a lot of its quarantine dataset."""
     lot = str(lots.next_append(tx, keys.publish.lots, dataset))
     targets = [Target(dataset, lot)]
     if quarantine is not None:
@@ -56,16 +56,16 @@ def write(
     columns: str,
     quarantined: pa.Table | None = None,
 ) -> list[LotRow]:
-    """Write the data and the manifests of a lot; return the rows to publish.
+    """Write the data and the manifests of a lot; return a `LotRow` for each lot, to publish.
 
     Args:
         scope: the node.
         hold: the attempt, opened by `begin`.
         dataset: the dataset of the lot.
-        rows: as the lot stores them.
+        rows: the rows in the form that `stored` returns.
         counts: how many rows failed each check.
-        columns: the columns of the lot, if it adds any to the dataset.
-        quarantined: the rows of the quarantine's lot, if it has one.
+        columns: the columns of the lot if it adds new ones to the dataset; otherwise empty.
+        quarantined: the rows of the quarantine lot; None if the source has no quarantine.
     """
 
     def write_data(folders: Mapping[DatasetId, str]) -> list[SinkWritten]:

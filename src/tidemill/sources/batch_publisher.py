@@ -1,11 +1,11 @@
-"""Publishes fetched batches: each batch becomes a lot, and its checkpoints advance (LOT-35, CLU-22).
+"""Publishes fetched batches: each batch becomes a lot and advances checkpoints (LOT-35, CLU-22).
 
 A checkpoint records how far a source was fetched: an ETag, or an offset for each partition of a topic. A
-batch names the checkpoints that it advances, with their values before and after. The transaction that
-publishes the lot also advances the checkpoints, but only if they still have their earlier values. So every
-fetched record is in exactly one lot. If a node dies before this transaction, nothing has changed, and the
-next node fetches the same records again. If another node has advanced the checkpoints, the store refuses the
-batch.
+batch names the checkpoints that it advances, with their values before and after the batch. The transaction
+that publishes the lot also advances the checkpoints, but only if each of them still has its earlier value. So
+every fetched record is in exactly one lot. If a node dies before this transaction, nothing has changed, and
+the next node fetches the same records again. If another node has advanced one of the checkpoints, the
+transaction fails.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ Fence = Callable[[Tx], None]
 
 
 class CheckpointMove(NamedTuple):
-    """A checkpoint, with its value when the batch was fetched and its value after the batch."""
+    """A checkpoint, its value before the batch, and its value after the batch."""
 
     name: str
     before: bytes | None
@@ -39,7 +39,7 @@ class CheckpointMove(NamedTuple):
 
 
 class PublishedBatch(NamedTuple):
-    """The lot and the counts of a batch; `lot` is empty if it had no records."""
+    """The lot of a batch, and how many good and bad rows it has. `lot` is empty if there were no records."""
 
     lot: str = ""
     rows: int = 0
@@ -50,7 +50,7 @@ class BatchPublisher:
     """Publishes the batches that a source fetches for one dataset.
 
     Args:
-        target: the dataset, with a quarantine and without intervals.
+        target: the dataset. It must have a quarantine, and must not have intervals.
         scope: the node.
         evaluate: evaluates the expressions of checks on Spark.
     """
@@ -67,15 +67,15 @@ class BatchPublisher:
         self.scope = scope
         self._keys = SourceKeys(scope.cluster)
         self._publisher = Publisher(scope)
-        self._reported: dict[str, str] = {}  # the problems of checkpoints that are in the store
+        self._reported: dict[str, str] = {}  # checkpoint -> its problem, as stored
 
     def checkpoints(self, names: Sequence[str]) -> list[bytes | None]:
-        """Read checkpoints, in this order."""
+        """Return the values of the checkpoints with these names, in the same order."""
         keys = [self._keys.checkpoint[self.source, name] for name in names]
         return list(self.scope.store.run(lambda tx: tx.get_many(keys)))
 
     def report(self, problems: Mapping[str, str]) -> None:
-        """Record in the store why checkpoints do not advance; the text is empty for those that do."""
+        """Record in the store why checkpoints do not advance. An empty text removes the record."""
         changed = {
             name: problem[:2000]
             for name, problem in problems.items()
@@ -105,10 +105,10 @@ class BatchPublisher:
         )
 
     def publish(self, batch: ParsedRecords, moves: Sequence[CheckpointMove], fence: Fence) -> PublishedBatch:
-        """Publish a batch and advance its checkpoints; without rows, only advance them.
+        """Publish a batch and advance its checkpoints. If the batch is empty, only advance the checkpoints.
 
-        Raise `LeaseLost` if another node has advanced one of them, and `CheckFailed` if rows fail a check
-        with `on_fail="fail"`. Then nothing is published, and no checkpoint advances.
+        Raise `LeaseLost` if another node has advanced one of the checkpoints, and `CheckFailed` if rows fail
+        a check with `on_fail="fail"`. In both cases nothing is published, and no checkpoint advances.
         """
         stored = batch_lots.stored(batch.rows, self.dataset)
         checked = check_table(stored, self._checks, self.dataset.kind, self._evaluate)
@@ -166,7 +166,7 @@ class BatchPublisher:
 
 
 def _padded(quarantined: pa.Table) -> pa.Table:
-    """Add the columns of bad records to rows that checks removed."""
+    """Convert rows that checks removed to the columns of a quarantine dataset."""
     missing = {
         "file": pa.nulls(quarantined.num_rows, pa.string()),
         "line": pa.nulls(quarantined.num_rows, pa.int64()),
@@ -177,6 +177,6 @@ def _padded(quarantined: pa.Table) -> pa.Table:
 
 
 def problems(tx: Tx, keys: SourceKeys, source: str, limit: int = 5) -> tuple[str, ...]:
-    """Read why checkpoints of a source do not advance, for at most `limit` of them."""
+    """Return the reasons why checkpoints of a source do not advance, for at most `limit` checkpoints."""
     rows = tx.range(*keys.trouble.under(source), limit=limit, snapshot=True)
     return tuple(f"{keys.trouble.unpack(row.key)[1]!s}: {row.value.decode()}" for row in rows)

@@ -1,8 +1,8 @@
 """A bucket as a source: `bucket("s3://landing/orders/**/*.json")`.
 
-Objects appear whole, so they need no time to settle, and their ETags show whether they changed. The URL can
-name any object storage (`tidemill.objects.url`), and has a pattern as its path. The secrets of the URL are
-never shown.
+An object appears in a bucket only when it is complete, so there is no need to wait until it settles. Its ETag
+shows whether it has changed. The URL can name any object storage (`tidemill.objects.url`), and its path is a
+pattern. The secrets in the URL are never shown.
 """
 
 import io
@@ -61,17 +61,17 @@ def bucket(
     <Format.CSV: 'csv'>
 
     Args:
-        url: the URL of a bucket with a pattern as its path. The pattern has no `?`, which begins the settings
-            of the URL.
+        url: the URL of a bucket, with a pattern as its path. The pattern cannot contain `?`, because that
+            character begins the settings in a URL.
         format: json (one object per line), csv, parquet or text; by default, the file name's ending decides.
         settle_s: take an object when it is this many seconds old.
         on_change: what to do with an object that is replaced after it was taken: `warn` once, or `take` it
             again.
         max_files: the maximum number of objects in one lot.
         max_bytes: the maximum size of one lot in bytes, unless a single object is larger.
-        listing_shards: how many shards to split the listing into, for nodes to share; useful from about
-            10,000 objects.
-        options: options of the format, see `tidemill.spark.ingest.formats.FormatOptions`.
+        listing_shards: into how many shards to split the listing, so that several nodes can list at the same
+            time. This is useful if there are more than about 10,000 objects.
+        options: options of the format; see `tidemill.spark.ingest.formats.FormatOptions`.
     """
     name = scheme(url)
     if name not in KINDS:
@@ -168,7 +168,7 @@ class BucketListing:
 
 
 class _RawFile(RangedFile):
-    """A ranged file that `io.BufferedReader` can read."""
+    """An object as a file that `io.BufferedReader` can read, one byte range at a time."""
 
     def readinto(self, buffer: Any) -> int:
         data = self.read(len(buffer))

@@ -1,4 +1,4 @@
-"""Adds new columns of a source's lot to its dataset, in the transaction that publishes the lot (LOT-34)."""
+"""Adds the new columns of a lot to its dataset, in the transaction that publishes the lot (LOT-34)."""
 
 import msgspec
 
@@ -19,7 +19,7 @@ def read(tx: Tx, keys: SourceKeys, dataset: DatasetId) -> str:
 def add(tx: Tx, keys: SourceKeys, dataset: DatasetId, columns: str) -> None:
     """Add the columns of a lot to its dataset, in the transaction that publishes the lot.
 
-    Raises `DatasetChanged` if another lot has added one of them with another type.
+    Raises `DatasetChanged` if another lot has added one of these columns with another type.
     """
     stored = datasets.read(tx, keys.publish.lots, dataset)
     schema = ddl.parse(columns)

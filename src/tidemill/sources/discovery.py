@@ -1,15 +1,15 @@
-"""File discovery: compares a listing with the files that were taken, and takes new files into windows.
+"""File discovery: compares a listing with the files already taken, and takes new files into windows.
 
 For each page of the listing, discovery reads the stored rows of the paths on that page. So it costs one read
 of the store per thousand listed files. Files that were taken earlier and deleted since then cost nothing.
-Discovery remembers the digest of a page without new files for some minutes, and skips the page while it stays
-the same. The hash of a path decides whether a page ends there, so a new file changes only its own page.
-Patterns are matched only for changed pages. So if most files are known, discovery costs hardly more than the
-listing itself.
+If a page has no new files, discovery remembers its digest for some minutes, and skips the page while it stays
+the same. A page ends at a path whose hash has a certain value, so a new file changes only the page that it is
+on. Patterns are matched only for changed pages. So if most files are known, discovery costs hardly more than
+the listing itself.
 
 Discovery itself needs no coordination: if two nodes discover the same files at the same time, only one of
-them takes each file (`windows.add`). A range of paths can be discovered separately, so that nodes share a
-listing.
+them takes each file (`windows.add`). A node can also discover only a range of paths, so that several nodes
+can share a listing.
 """
 
 import hashlib
@@ -33,20 +33,23 @@ TRUST_S = 300.0
 """How long to remember a page without new files."""
 
 WINDOW_ROW_BYTES = 700_000
-"""The maximum size of one window's rows, estimated from the paths: well below a transaction's limit."""
+"""The maximum size of one window's rows in the store, estimated from the paths.
+
+It is well below the limit of a transaction.
+"""
 
 MOST_REPORTED = 10_000
-"""The maximum number of skipped files that are remembered as reported."""
+"""How many skipped files to remember, so that they are not reported again."""
 
 
 class DiscoveryResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one discovery.
 
-    - listed: how many files exist, including taken ones.
-    - taken: how many files were taken.
-    - windows: the numbers of the windows that were made.
+    - listed: how many files were listed, including files that were taken earlier.
+    - taken: how many new files were taken.
+    - windows: the numbers of the windows that were created.
     - waiting_s: the time until the first unsettled file can settle; None if all files have settled.
-    - complete: whether all files were listed, by us or by the nodes that share the listing.
+    - complete: whether all files were listed, by this node or by other nodes that share the listing.
     """
 
     listed: int = 0
@@ -68,7 +71,7 @@ class DiscoveryResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileDiscovery:
-    """Discovers the new files of one source, again and again."""
+    """Discovers the new files of one source, each time that `discover` is called."""
 
     def __init__(self, source: str, listing: FileListing, policy: FilePolicy, scope: Scope) -> None:
         self._source = source
@@ -94,7 +97,7 @@ class FileDiscovery:
         Args:
             after: list only paths after this one.
             until: list only paths up to this one.
-            fence: checks the lease under which we list, whenever files are taken.
+            fence: called whenever files are taken, to check that this node still holds the lease for listing.
             each_page: called for every page, to renew that lease.
         """
         totals = _Totals()
@@ -132,7 +135,7 @@ class FileDiscovery:
         )
 
     def _new(self, page: Sequence[ListedFile], digest: bytes, waiting: set[str]) -> Iterator[ListedFile]:
-        """Return the files of a page that can be taken now; remember a page that has none."""
+        """Return the files of a page that can be taken now; remember a page without new or changed files."""
         again = self._policy.on_change == "take"
         rows = self._scope.store.run(
             lambda tx: taken_files.read_many(tx, self._keys, self._source, [file.path for file in page])

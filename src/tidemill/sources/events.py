@@ -46,7 +46,7 @@ class FileChanged(Event, frozen=True):
 
 
 class FilesLeftOut(Event, frozen=True):
-    """Files of a window changed or disappeared before they were read; they are taken again later."""
+    """Files of a window changed or disappeared before they were read. Changed files are taken again later."""
 
     source: str
     window: int
@@ -54,7 +54,7 @@ class FilesLeftOut(Event, frozen=True):
 
 
 class WindowTaken(Event, frozen=True):
-    """A node began to work on a window. `over` means that it took the window over from a dead node."""
+    """A node began to work on a window. `over` means that the node took it over from a dead node."""
 
     source: str
     window: int
@@ -76,7 +76,7 @@ class WindowPublished(Event, frozen=True):
 
 
 class ColumnsDrifted(Event, frozen=True):
-    """Records of a lot had columns that are not declared, or values of another type.
+    """Records of a lot had columns that are not declared, or values that do not fit the declared type.
 
     - unknown: how many records had columns that were left out.
     - rescued: how many records had values that are kept as JSON in the row.
@@ -122,7 +122,7 @@ class BatchReceived(Event, frozen=True):
 
 
 class BatchFetched(Event, frozen=True):
-    """Fetched records are in a lot, and `bad` of them in the quarantine dataset."""
+    """Fetched records were published: `rows` of them in a lot, and `bad` of them in a quarantine lot."""
 
     source: str
     lot: str
@@ -131,7 +131,7 @@ class BatchFetched(Event, frozen=True):
 
 
 class CheckpointSkipped(Event, frozen=True):
-    """The data after a checkpoint no longer exists; the source continues as `on_gone` declares."""
+    """The data that follows a checkpoint no longer exists. `on_gone` decides where the source continues."""
 
     source: str
     checkpoint: str
@@ -140,7 +140,10 @@ class CheckpointSkipped(Event, frozen=True):
 
 
 class PartitionStuck(Event, frozen=True):
-    """The data after a partition's checkpoint no longer exists; with `on_gone="fail"` the partition stops."""
+    """The source stopped reading a partition, because the data that follows its checkpoint no longer exists.
+
+    This happens with `on_gone="fail"`.
+    """
 
     source: str
     checkpoint: str

@@ -1,14 +1,14 @@
 """Ingests files: turns new files into published lots (LOT-35).
 
     discover  take new files into windows; under a lease, so that only one node lists
-    begin     hold a window, assign an id to its lot, open or take over its attempt: one transaction
-    produce   write intents, run the window's task, write manifests (`publish.assembly`)
+    begin     in one transaction: hold a window, assign an id to its lot, open or take over its attempt
+    produce   write the intent manifests, run the window's task, write the manifests (`publish.assembly`)
     publish   publish the lot; the same transaction also ends the window, which acknowledges its files
 
-One task reads a window. If the task fails, it is retried first, and later a new attempt is made. After a
-failed task, files that have changed or disappeared are removed from the window; a changed file is taken again
-in its new version. If a node dies after any step, another node can resume from there: each file stays taken,
-and is published only once.
+One task reads all files of a window. If the task and its retries fail, files that have changed or disappeared
+are removed from the window; a changed file is taken again in its new version. If no file has changed, the
+window waits, and a node tries it again later. If a node dies after any step, another node can resume from
+there: each file stays taken, and is published only once.
 """
 
 import hashlib
@@ -18,16 +18,17 @@ import msgspec
 
 from tidemill.cluster.keeper import Keeper
 from tidemill.cluster.nodes import Node
-from tidemill.errors import AttemptDamaged, DatasetChanged
+from tidemill.errors import AttemptDamaged, DatasetChanged, ManifestUnreadable
 from tidemill.lots import datasets, lots
 from tidemill.lots.datasets import Drift, Kind
 from tidemill.lots.manifest import StoredObject
 from tidemill.publish import attempts
 from tidemill.publish.adoption import open_or_adopt
 from tidemill.publish.assembly import Assembled, Assembler, tasks_of
-from tidemill.publish.attempts import Draft, Hold, Target
+from tidemill.publish.attempts import Draft, Hold, Published, Target
 from tidemill.publish.parts import PartFailed, PartInput, Parts, PartSink, PartTask
 from tidemill.publish.publisher import Publisher
+from tidemill.publish.transaction import Move
 from tidemill.schemas import ddl
 from tidemill.scope import Scope
 from tidemill.sources import dataset_columns, source_lease, windows
@@ -51,11 +52,11 @@ KIND = "source"
 
 
 class BegunWindow(msgspec.Struct, frozen=True, kw_only=True):
-    """A window that we hold, with the attempt at its lot.
+    """A window that this node holds, with the attempt that writes its lot.
 
-    - adopted: whether a dead node opened the attempt.
-    - over: whether we took the window over from a dead node.
-    - schema: the columns that the dataset has, if it gains columns.
+    - adopted: whether this node continues an attempt that was opened earlier.
+    - over: whether this node took the window over from a dead node.
+    - schema: the current columns of the dataset if lots may add columns to it; otherwise empty.
     """
 
     window: HeldWindow
@@ -71,10 +72,10 @@ class FileIngestion:
 
     Args:
         spec: the source.
-        listing: lists its files.
+        listing: lists the files of the source.
         scope: the node.
         parts: runs tasks on Spark.
-        keeper: renews the lease under which we list; None if no other node lists.
+        keeper: renews the lease for listing; None if no other node lists the source.
     """
 
     def __init__(
@@ -103,11 +104,11 @@ class FileIngestion:
     # --- discovery
 
     def discover(self, *, fresh_s: float = 0.0) -> DiscoveryResult | None:
-        """Take new files. Return None while another node lists.
+        """List the source and take new files. Return None if another node is listing it.
 
         If nodes share the listing (`listing_shards` of the policy), they list at the same time, and each
         lists some of the shards. They skip shards that were listed within the last `fresh_s` seconds. A node
-        that polls passes its polling interval.
+        that polls passes its polling interval as `fresh_s`.
         """
         if self._sharded is not None:
             return self._sharded.discover(fresh_s=fresh_s)
@@ -124,9 +125,9 @@ class FileIngestion:
     # --- windows
 
     def ingest(self, most: int | None = None, *, stop: Callable[[], bool] = lambda: False) -> int:
-        """Ingest all free windows, or at most `most` of them; return how many ended.
+        """Ingest all free windows, or at most `most` of them; return how many windows ended.
 
-        - stop: called before each window; True leaves the other windows to the next call.
+        - stop: called before each window. If it returns True, the remaining windows wait for the next call.
         """
         ended = after = 0
         while most is None or ended < most:
@@ -144,7 +145,7 @@ class FileIngestion:
         return ended
 
     def ingest_window(self, number: int) -> bool:
-        """Ingest one window, if it is free; return whether it ended, published or without files."""
+        """Ingest one window if it is free. Return True if it was published, or if no file was left in it."""
         begun = self._begin(number)
         while begun is not None:
             self._scope.emit(
@@ -161,17 +162,22 @@ class FileIngestion:
                 assembled = self._assembler.assemble(
                     begun.hold, tasks_of(begun.hold, [self._task(begun)]), adopted=begun.adopted
                 )
-            except AttemptDamaged as damage:
+            except (AttemptDamaged, ManifestUnreadable) as damage:
+                if not begun.adopted:
+                    raise
                 self._give_up(begun, str(damage))
                 begun = self._begin(number)
                 continue
             if not assembled.failed:
                 try:
-                    self._publish(begun, assembled)
+                    published = self._publisher.publish(
+                        begun.hold, assembled.rows, move=self._end_window(begun, assembled)
+                    )
                 except DatasetChanged as changed:  # another window added the same column with another type
                     self._give_up(begun, changed.message)
                     begun = self._begin(number)
                     continue
+                self._report_published(begun, assembled, published)
                 return True
             changed_paths = self._changed(begun.files)
             if not changed_paths:
@@ -213,8 +219,8 @@ class FileIngestion:
             options={"schema": begun.schema} if begun.schema else {},
         )
 
-    def _publish(self, begun: BegunWindow, assembled: Assembled) -> None:
-        lot, rows = begun.hold.draft.lot, assembled.rows
+    def _end_window(self, begun: BegunWindow, assembled: Assembled) -> Move:
+        """Return a function that ends the window and adds new columns when the lot is published."""
         columns = assembled.parts[0].sinks[0].manifest.schema
 
         def move(tx: Tx, _: object) -> None:
@@ -222,9 +228,12 @@ class FileIngestion:
             if columns:
                 dataset_columns.add(tx, self._keys, self.spec.dataset, columns)
 
-        published = self._publisher.publish(begun.hold, rows, move=move)
-        self._report_drift(begun, assembled, columns)
-        by_dataset = {row.dataset: row for row in rows}
+        return move
+
+    def _report_published(self, begun: BegunWindow, assembled: Assembled, published: Published) -> None:
+        lot = begun.hold.draft.lot
+        self._report_drift(begun, assembled, assembled.parts[0].sinks[0].manifest.schema)
+        by_dataset = {row.dataset: row for row in assembled.rows}
         self._scope.emit(
             WindowPublished(
                 source=self.spec.id,
@@ -275,10 +284,10 @@ class FileIngestion:
         ]
 
     def _leave_out(self, begun: BegunWindow, paths: Sequence[str]) -> bool:
-        """Remove changed files from a window; return whether no file is left."""
+        """Remove changed files from a window; return True if the window is now empty."""
 
         def both(tx: Tx) -> windows.AnyWindow:
-            attempts.abandon(tx, self._keys.publish, begun.hold, "files of it changed")
+            attempts.abandon(tx, self._keys.publish, begun.hold, "some of its files changed")
             return windows.leave_out(tx, self._keys, begun.window, paths)
 
         left = self._scope.step("sources.leave-out", both)
@@ -314,15 +323,15 @@ class FileIngestion:
 def begin(
     tx: Tx, keys: SourceKeys, node: Node, spec: FileSourceSpec, number: int, attempt: str
 ) -> BegunWindow | None:
-    """Hold a window and open the attempt at its lot, or adopt the attempt of its last holder.
+    """Hold a window, and open an attempt to write its lot or adopt the attempt of an earlier holder.
 
-    Return None if another node is working on the window, or if it has ended.
+    Return None if the window cannot be held now, for example because another node works on it.
     """
     window = windows.read(tx, keys, spec.id, number)
     if window is None or not windows.may_hold(tx, keys, node, window):
         return None
     if spec.kind is Kind.KEYED and windows.first_open(tx, keys, spec.id) != number:
-        return None  # of two upserts of one key the later one counts
+        return None  # windows are published in order, so that the later of two upserts of a key wins
     files = windows.files_of(tx, keys, spec.id, number)
     lot = window.about.lot or str(lots.next_append(tx, keys.publish.lots, spec.dataset))
     draft = Draft(
@@ -350,7 +359,7 @@ def begin(
 
 
 def part_name(files: Sequence[ListedFile]) -> str:
-    """Return a name for exactly these files in these versions, so that other files need another attempt."""
+    """Return a name that changes with the paths or versions of the files. A new name needs a new attempt."""
     digest = hashlib.sha256()
     for file in files:
         digest.update(f"{file.path}\0{file.version}\0".encode())

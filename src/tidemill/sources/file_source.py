@@ -49,10 +49,11 @@ MOST_FILES = 500
 class FilePolicy(msgspec.Struct, frozen=True, kw_only=True):
     """When to take files, and how many at once.
 
-    - settle_s: a file must be unchanged for this long.
-    - on_change: what to do with a file that changes after it was taken: `warn` or `take` it again.
+    - settle_s: a file must be unchanged for this long before it is taken.
+    - on_change: what to do with a file that changes after it was taken: `warn`, or `take` it again.
     - max_files, max_bytes: the maximum size of one window.
-    - listing_shards: how many shards to split the listing into, for nodes to share; 1 lists on one node.
+    - listing_shards: into how many shards to split the listing, so that several nodes can list at the same
+      time; with 1, a single node lists.
     """
 
     settle_s: float = 0.0
@@ -86,12 +87,14 @@ class FileSourceSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     - id: `source:{pipeline}/{dataset}`, the author of its attempts.
     - schema, kind, key: those of the dataset, as declared. Records of a dataset with a key are upserts, in
-      the order of windows, paths and lines. So its windows are published one after the other.
-    - quarantine: the dataset for records that do not fit and rows that checks remove. Its lots have the ids
-      of the dataset's lots.
+      the order of windows, paths and lines. So the windows of such a dataset are published one after the
+      other.
+    - quarantine: the dataset for records that do not fit and rows that checks remove. A quarantine lot has
+      the same id as the dataset's lot that is published with it.
     - checks: the checks that the rows of a window must pass (LOT-33).
-    - drift: what to do with columns that are not declared (LOT-34). If they are added, a task gets the
-      columns that the dataset has when the task begins. Publishing a window adds the columns that it brings.
+    - drift: what to do with columns that are not declared (LOT-34). If the policy adds them to the dataset,
+      a task gets the columns that the dataset has when a node begins the window. Publishing the window adds
+      the new columns of its files.
     """
 
     id: str
@@ -124,7 +127,7 @@ class FileSource(Source):
     Args:
         pattern: the paths of the files.
         reading: the format of the files, and how to read it.
-        policy: when to take them.
+        policy: when to take the files, and how many at once.
     """
 
     pattern: PathPattern
@@ -210,7 +213,7 @@ class FileArrival:
         self._ingestion = FileIngestion(spec, listing, runtime.scope, runtime.parts, keeper=runtime.keeper)
 
     def poll(self) -> PollResult:
-        """Take new files, and publish windows: our own and those of dead nodes."""
+        """Take new files, and publish all windows that no other live node holds."""
         if self._settled_by is None:
             self._settled_by = self._scope.clock.monotonic() + self._settle_s
         discovery = self._ingestion.discover(fresh_s=POLL_EVERY_S if self._watching() else 0.0)
@@ -228,14 +231,15 @@ class FileArrival:
     def _is_settling(self, discovery: "DiscoveryResult") -> bool:
         """Return whether to wait for a file to settle.
 
-        The files of the first listing have settled after a while. A file that is still being written, or that
-        arrived later, is left to the next run. Otherwise a run that catches up might never end.
+        Files that the first listing finds get a fixed time to settle. A file that is still being written
+        after that time, or that arrived later, waits for the next run. Otherwise a run that only catches up
+        might never end.
         """
         assert self._settled_by is not None
         return discovery.waiting_s is not None and self._scope.clock.monotonic() < self._settled_by
 
     def close(self) -> None:
-        """Do nothing: a listing releases its lease itself, and windows become free when the node ends."""
+        """Do nothing: `poll` releases its lease itself, and windows become free when the node ends."""
 
 
 def reading_of(pattern: str, name: str | None, options: dict[str, object]) -> FormatOptions:

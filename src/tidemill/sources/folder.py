@@ -1,10 +1,10 @@
 """A folder as a source: `folder("landing/orders/*.json")`.
 
-A link to a file in the same folder is followed. A link that leads out of the folder is not, unless the source
-declares `outside_links=True`: otherwise a program that may only write to the folder could make Tidemill read
-and publish any file of this machine. Links to folders are not followed, because they can form a cycle. A file
-that this process cannot open is reported, and is taken later when it can be opened. A missing folder is
-treated as empty, so nothing is lost if a disk is not mounted.
+A link to a file in the same folder is followed. A link to a file outside the folder is followed only if the
+source declares `outside_links=True`. Without this rule, a program that may only write to the folder could
+make Tidemill read and publish any file on this machine. Links to folders are not followed, because they can
+form a cycle. A file that this process cannot open is reported, and is taken later when it can be opened. A
+missing folder is treated as empty, so nothing is lost if a disk is not mounted.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class FolderSource(FileSource):
         return self.path
 
     def resolve(self, context: SourceContext) -> "FolderSource":
-        """Make a relative folder relative to the file that declares the pipeline."""
+        """Resolve a relative path from the folder of the file that declares the pipeline."""
         return replace(self, path=str(context.base / Path(self.path).expanduser()))
 
     def listing(self) -> "FolderListing":
@@ -70,11 +70,11 @@ def folder(
         on_change: what to do with a file that changes after it was taken: `warn` once, or `take` it again.
         max_files: the maximum number of files in one lot.
         max_bytes: the maximum size of one lot in bytes, unless a single file is larger.
-        listing_shards: how many shards to split the listing into, for nodes to share; useful from about
-            10,000 files.
-        outside_links: also take files outside of the folder that a symbolic link in the folder names. Set it
-            only if you trust every program that can write to the folder.
-        options: options of the format, see `tidemill.spark.ingest.formats.FormatOptions`.
+        listing_shards: into how many shards to split the listing, so that several nodes can list at the same
+            time. This is useful if there are more than about 10,000 files.
+        outside_links: also follow symbolic links to files outside the folder. Set it only if you trust every
+            program that can write to the folder.
+        options: options of the format; see `tidemill.spark.ingest.formats.FormatOptions`.
     """
     text = os.fspath(path)
     if not text or "\0" in text:
@@ -123,7 +123,10 @@ class FolderListing:
         return f"file://{self._root}"
 
     def files(self, skip: Skip, *, after: str = "", until: str | None = None) -> Iterator[ListedFile]:
-        """List files in path order. Each folder is read when it is reached; one per level is in memory."""
+        """List files in path order. Each folder is read when the walk reaches it.
+
+        So memory holds the entries of only one folder for each level.
+        """
 
         def entries(below: str) -> Iterator[FolderEntry[os.DirEntry[str]]]:
             return self._entries(below, skip)
@@ -143,7 +146,7 @@ class FolderListing:
     def entries(self, skip: Skip, *, after: str = "", until: str | None = None) -> Iterator[ListedFile]:
         """List the same files as `files`.
 
-        It has already checked their names, so `wanted` accepts all of them.
+        `files` has already checked the names, so `wanted` accepts all of them.
         """
         return self.files(skip, after=after, until=until)
 
@@ -175,7 +178,10 @@ class FolderListing:
                             yield FolderEntry(entry.name, None)
                     elif self._matcher.matches(path) and entry.is_file():
                         if entry.is_symlink() and self._leaves(path):
-                            skip(path, "a link out of the folder is not followed (outside_links=False)")
+                            skip(
+                                path,
+                                "a link to a place outside the folder is not followed (outside_links=False)",
+                            )
                         else:
                             yield FolderEntry(entry.name, entry)
                     elif entry.is_symlink() and entry.is_dir() and self._matcher.enters(path):
@@ -190,7 +196,7 @@ class FolderListing:
         except OSError:
             return None
         if self._leaves(path):
-            return None  # a link took its place after it was listed
+            return None  # a link replaced the file after it was listed
         return _listed(path, status) if stat.S_ISREG(status.st_mode) else None
 
     def can_read(self, path: str) -> bool:
@@ -204,17 +210,17 @@ class FolderListing:
 
     def open(self, path: str) -> BinaryIO:
         if self._leaves(path):
-            raise FileNotFoundError(f"{path} is a link out of {self._root}")
+            raise FileNotFoundError(f"{path} is a link to a place outside {self._root}")
         return (self._root / path).open("rb")
 
     def _leaves(self, path: str) -> bool:
-        """Return whether a link leads from a path to a place outside of the folder, where we may not read."""
+        """Return whether a path leads outside the folder through a link, and so must not be read."""
         if self._outside_links:
             return False
         return not (self._root / path).resolve().is_relative_to(self._root.resolve())
 
 
 def _listed(path: str, status: os.stat_result) -> ListedFile:
-    # Without the inode: a folder that is restored or moved to another disk has the same files as before.
+    # The version has no inode: after a folder is restored or moved to another disk, its files are the same.
     version = f"{status.st_size:x}-{status.st_mtime_ns:x}"
     return ListedFile(path, status.st_size, status.st_mtime_ns / 1e9, version)

@@ -1,15 +1,15 @@
 """An HTTP client that limits the time of a request, the size of the response, and redirects.
 
 A redirect may lead to the origin of the first address (same scheme, host and port) and to origins that the
-caller allows. Otherwise a server could make this process read an internal address, for example the metadata
-service of a cloud provider, and the response would become rows.
+caller allows. Without this rule, a server could make this process read an internal address, for example the
+metadata service of a cloud provider, and the response would become rows.
 
 Errors never quote the request. The path, the query and the headers may contain secrets, and Python's client
 quotes them in some errors.
 
 A server that hangs, sends slowly, or never stops sending cannot exceed the time limit: a thread closes the
-connection when the time is over, at any stage of the request. The client checks that the body of a response
-matches its headers.
+connection when time is up, at any stage of the request. The client checks that the body of a response matches
+its headers.
 """
 
 import gzip
@@ -46,8 +46,9 @@ class HttpLimits(NamedTuple):
     """The limits of a request.
 
     - timeout_s: the maximum time for a request with its redirects.
-    - body_bytes: the maximum size of a body, compressed and decompressed.
-    - redirect_origins: the origins that redirects may lead to, other than the first one.
+    - body_bytes: the maximum size of a body, before and after decompression.
+    - redirect_origins: the origins that redirects may lead to, in addition to the origin of the first
+      address.
     """
 
     timeout_s: float
@@ -56,7 +57,7 @@ class HttpLimits(NamedTuple):
 
 
 def origin(url: SplitResult) -> str:
-    """Return the scheme, the host and the port of an address; ValueError if one of them is invalid.
+    """Return the scheme, the host and the port of an address; raise `ValueError` if one of them is invalid.
 
     >>> origin(urlsplit("https://user@Example.com/orders?key=secret"))
     'https://example.com:443'
@@ -90,13 +91,13 @@ def get(url: str, headers: Mapping[str, str], limits: HttpLimits, clock: Clock) 
 def _redirected(
     first: SplitResult, address: SplitResult, response: HttpResponse, allowed: Set[str]
 ) -> SplitResult:
-    """Return the address that a response redirects to; `PollRefused` if we may not request it."""
+    """Return the address that a response redirects to; raise `PollRefused` if it is not allowed."""
     try:
         parts = urlsplit(urljoin(address.geturl(), response.headers.get("location", "")))
         target = origin(parts)
     except ValueError:
         raise PollRefused(
-            f"{first.hostname} redirects to an invalid address, or not to http or https",
+            f"{first.hostname} redirects to an address that is invalid, or that is not http or https",
             hint="declare an address that responds over http or https",
         ) from None
     if first.scheme == "https" and parts.scheme != "https":
@@ -112,7 +113,7 @@ def _redirected(
 
 
 class _Request:
-    """One request on its own connection, which is closed when the time is over."""
+    """One request on its own connection, which is closed when time is up."""
 
     def __init__(self, url: SplitResult, limits: HttpLimits, clock: Clock, timeout_s: float) -> None:
         self._url = url
@@ -213,7 +214,7 @@ class _Request:
                 data = file.read(most + 1)
         except (OSError, EOFError, zlib.error) as error:
             raise PollRefused(
-                f"{self._url.hostname}: the encoding is gzip, but the body is not: {error}"
+                f"{self._url.hostname}: the encoding is gzip, but the body is not valid gzip: {error}"
             ) from None
         if len(data) > most:
             raise PollRefused(

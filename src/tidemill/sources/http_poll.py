@@ -38,7 +38,7 @@ class PollSource(Source):
     Args:
         format: `json` or `lines`; empty to use the Content-Type of the response.
         headers: request headers, which may contain secrets.
-        redirect_origins: origins that redirects may lead to, other than that of the address.
+        redirect_origins: origins that redirects may lead to, in addition to the origin of the address.
     """
 
     url: str
@@ -87,16 +87,16 @@ def http_poll(
 
     Args:
         url: the address, which is requested with GET.
-        every_s: how many seconds to wait after a response.
+        every_s: how many seconds to wait after a response before the next request.
         follow: which data is new. `versions`: each new version of the whole response, judged by its ETag or
             its content. `lines`: the lines that were added at its end.
         format: `json` (an array of objects, or one object) or `lines` (one object per line); by default, the
             Content-Type of the response decides.
         headers: sent with each request to this host, for example `{"Authorization": "Bearer …"}`.
         timeout_s: the maximum time for a request and its response.
-        body_bytes: the maximum size of a response, compressed and decompressed.
+        body_bytes: the maximum size of a response, before and after decompression.
         on_gone: with `follow="lines"`, what to do if the response is now shorter than the part that was
-            taken: `fail`, or `restart` from the first line.
+            already read: `fail`, or `restart` from the first line.
         redirect_origins: where redirects may lead, for example `["https://files.example.com"]`. By default,
             only to the scheme, host and port of `url`. `headers` are never sent to another origin.
     """
@@ -152,15 +152,15 @@ def _web_address(url: str) -> SplitResult:
         ) from None
     if not _SENDABLE.fullmatch(url):
         raise BadSource(
-            f"the address on {parts.hostname!r:.100} contains a space, a control character or a letter"
-            " outside ASCII",
+            f"the address with the host {parts.hostname!r:.100} contains a space, a control character or a"
+            " letter outside ASCII",
             hint="percent-encode it, for example a space as %20 (urllib.parse.quote)",
         )
     return parts
 
 
 class PollArrival:
-    """A web address that is open on one node. The node that holds its lease requests it."""
+    """A web address that is open on one node. Only the node that holds the lease sends requests."""
 
     def __init__(self, source: PollSource, target: SourceTarget, runtime: SourceRuntime) -> None:
         self._keeper = runtime.keeper

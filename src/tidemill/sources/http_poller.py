@@ -1,6 +1,6 @@
 """The poller of a web address: requests the address, and publishes new records (CLU-20).
 
-A checkpoint records the ETag and the digest of the last response, or how many of its bytes were taken. The
+A checkpoint records the ETag and the digest of the last response, or how many of its bytes were read. The
 transaction that publishes the lot also advances the checkpoint. If a response cannot be trusted, the
 checkpoint does not advance: the poller reports the response, and requests the address again later.
 """
@@ -31,7 +31,7 @@ _RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
 
 
 class PollCheckpoint(msgspec.Struct, frozen=True, array_like=True):
-    """The identity of the last response, or how many bytes of it were taken."""
+    """The identity of the last response, or how many of its bytes were read."""
 
     etag: str = ""
     modified: str = ""
@@ -137,7 +137,7 @@ class HttpPoller:
         if response.status == 416:
             if served is not None and served[3] == str(offset):
                 return [], last
-            return self._gone(offset, served[3] if served is not None else "fewer")
+            return self._gone(offset, int(served[3]) if served is not None and served[3] != "*" else None)
         if response.status == 304:
             return [], last
         self._format(response)
@@ -145,21 +145,21 @@ class HttpPoller:
         if response.status == 206:
             if served is None or served[1] != str(offset) or int(served[2]) - offset + 1 != len(body):
                 raise PollRefused(
-                    f"{self.source.description} returned a different byte range from the one requested"
-                    f" (from {offset:,})"
+                    f"{self.source.description} did not return the requested byte range, which starts at"
+                    f" {offset:,}"
                 )
         elif len(body) < offset:
-            return self._gone(offset, f"{len(body):,}")
+            return self._gone(offset, len(body))
         else:  # the server does not support ranges
             body = body[offset:]
         complete = body[: body.rfind(b"\n") + 1]  # the rest is still being written
         return self._lines(complete, offset), PollCheckpoint(offset=offset + len(complete))
 
-    def _gone(self, offset: int, size: str) -> tuple[list[SourceRecord], PollCheckpoint]:
+    def _gone(self, offset: int, size: int | None) -> tuple[list[SourceRecord], PollCheckpoint]:
         if self.source.on_gone == "fail":
+            now = "it is shorter" if size is None else f"it has only {size:,} bytes"
             raise CheckpointGone(
-                f"{self.source.description} became shorter than the {offset:,} bytes already read:"
-                f" it has {size} bytes"
+                f"{offset:,} bytes of {self.source.description} were already read, but now {now}"
             )
         self._publisher.scope.emit(
             CheckpointSkipped(
@@ -179,7 +179,7 @@ class HttpPoller:
         return records
 
     def _format(self, response: HttpResponse) -> str:
-        """Return the format of a body: the declared one, or that of the Content-Type header."""
+        """Return the format of a body: the declared format, or the one that Content-Type names."""
         content_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         if self.source.format:
             return self.source.format

@@ -43,11 +43,11 @@ ENVIRONMENT = "TIDEMILL_PUSH_TOKEN"
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PushSource(Source):
-    """Where a node receives rows, and the token of their senders.
+    """The address at which a node receives rows, and the token that senders must send.
 
     Args:
         path: the path in the address; if empty, the name of the dataset.
-        token: the token of senders; if empty, it is derived from the cluster key.
+        token: the token; if empty, it is derived from the cluster key.
     """
 
     path: str
@@ -100,22 +100,22 @@ def http_push(
     public: bool = False,
     body_bytes: int = BODY_BYTES,
 ) -> PushSource:
-    """Declare a source: rows that other programs POST, which one node at a time receives.
+    """Declare a source: rows that other programs send with POST requests.
 
-    A body is JSON lines, a JSON array, a JSON object or an Arrow stream.
+    One node at a time receives them. A body is JSON lines, a JSON array, a JSON object or an Arrow stream.
 
     >>> http_push("orders", token="a-random-token-of-yours")
     <PushSource POST http://127.0.0.1:*/orders>
 
     Args:
         path: the path in the address; the name of the dataset if omitted.
-        token: the token that senders must send (`Authorization: Bearer …`). If omitted, `TIDEMILL_PUSH_TOKEN`
-            of the environment, or else a token derived from the cluster key, which `Dataset.address()`
-            returns.
-        host: an address of this machine; a loopback address unless `public`.
+        token: the token that senders must send (`Authorization: Bearer …`). If omitted, it is read from the
+            environment variable `TIDEMILL_PUSH_TOKEN`. If that is not set either, it is derived from the
+            cluster key, and `Dataset.address()` returns it.
+        host: an address of this machine. It must be a loopback address unless `public` is set.
         port: the port to listen on; any free port if omitted. `tidemill status` shows it.
-        public: accept requests from other machines. Put a proxy with TLS in front of it.
-        body_bytes: the maximum size of a body, compressed and decompressed.
+        public: accept requests from other machines. Put a proxy with TLS in front of the server.
+        body_bytes: the maximum size of a body, before and after decompression.
     """
     shown = token if token is not None else os.environ.get(ENVIRONMENT, "")
     if (token is not None or shown) and len(shown) < TOKEN_LETTERS:
@@ -140,14 +140,14 @@ def http_push(
 class PushArrival:
     """A source of pushed rows that is open on one node.
 
-    It receives rows only while the runner watches: a run that catches up does not wait for senders.
+    It receives rows only if the runner keeps running. A run that only catches up does not wait for senders.
     """
 
     def __init__(self, source: PushSource, target: SourceTarget, runtime: SourceRuntime) -> None:
         self._source = source
         self._target = target
         self._runtime = runtime
-        self._lock = threading.Lock()  # the runner closes it while a thread may poll it
+        self._lock = threading.Lock()  # the runner may call `close` while a thread is in `poll`
         self._closed = False
         self._host = PushHost(target.id, runtime.scope, runtime.keeper, make=self._server)
 
@@ -181,7 +181,7 @@ class PushArrival:
 
 
 class PushHost:
-    """Lets one node at a time receive pushed rows: with a lease, a server and its address (CLU-19).
+    """Lets one node at a time receive pushed rows: the node that holds a lease (CLU-19).
 
     The runner calls `tick` at intervals. A node without the lease tries to acquire it. The node that holds
     the lease listens, and stops when it loses the lease. The store contains the node's address, so that
@@ -191,7 +191,7 @@ class PushHost:
         source: the id of the source.
         scope: the node.
         keeper: renews the lease.
-        make: makes a server whose publications are fenced by the lease; not started.
+        make: creates a server, but does not start it. The server publishes rows only while the lease is held.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class PushHost:
         return self._server.url if self._server is not None else None
 
     def tick(self) -> bool:
-        """Receive pushed rows if no other node does. Return whether this node receives."""
+        """Start to receive pushed rows if no other node does. Return whether this node receives them now."""
         if self._lease is not None and not self._lease.alive():
             self._stop("its lease was lost")
         if self._lease is not None and self._server is not None and not self._server.receives:
@@ -257,9 +257,9 @@ class PushHost:
 
 
 def receiving_node(tx: Tx, keys: SourceKeys, source: str) -> tuple[str, str] | None:
-    """Return which node receives now, and its address.
+    """Return which node receives pushed rows now, and its address.
 
-    Return None if no node does, or if its address is not stored yet.
+    Return None if no node receives them, or if its address is not stored yet.
     """
     lease, raw = leases.read(tx, keys.push_lease(source)), tx.get(keys.address[source])
     if lease is None or raw is None or lease.expires_at <= tx.now():

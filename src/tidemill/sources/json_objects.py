@@ -1,7 +1,7 @@
 r"""Checks JSON that other programs sent, before it is converted to rows.
 
-Python reads JSON that neither files nor other programs can hold: half of a surrogate pair (`"\ud800"`), and
-values nested so deep that later steps exceed the recursion limit.
+Python's parser accepts JSON that Tidemill cannot store or process: half of a surrogate pair (`"\ud800"`), and
+values that are nested so deeply that later steps exceed the recursion limit.
 """
 
 import json
@@ -35,7 +35,8 @@ def check_object(value: dict[str, Any]) -> dict[str, Any]:
             return value
         level = inner
     raise AppendRefused(
-        f"the record is nested more than {MOST_LEVELS} levels deep", hint="send deep values as a JSON text"
+        f"the record is nested more than {MOST_LEVELS} levels deep",
+        hint="send deeply nested values as strings that contain JSON",
     )
 
 
@@ -81,7 +82,7 @@ def split_items(body: bytes) -> list[bytes]:
 def _span(decode: Any, text: str, first: int) -> tuple[int, int]:
     try:
         _, last = decode(text, first)
-    except RecursionError:  # only this item is bad
+    except RecursionError:  # it is nested too deeply, but the other items may be good
         last = _closing_bracket(text, first)
     return first, last
 

@@ -40,7 +40,7 @@ RESERVED = frozenset(
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class KafkaSource(Source):
-    """A topic, where to begin, and how much of it becomes one lot.
+    """A topic, where to begin, and how many of its messages become one lot.
 
     Args:
         settings: settings of librdkafka; they may contain secrets.
@@ -92,10 +92,10 @@ def kafka(
         brokers: `host:port`, or several of them separated by commas.
         topic: the name of the topic.
         start: where to begin a partition that was never read: `earliest` or `latest`.
-        on_gone: what to do if Kafka has deleted messages that were not read: `fail`, or continue with the
-            `earliest` or the `latest` message.
+        on_gone: what to do if Kafka has deleted messages that were not read: `fail`, or continue at the
+            `earliest` or the `latest` offset.
         max_records: the maximum number of messages in one lot.
-        linger_s: how long to wait for more messages for the same lot.
+        linger_s: how long to wait for more messages to put into the same lot.
         timeout_s: how long to wait for a response from the brokers.
         settings: settings of librdkafka, for example `{"security.protocol": "SASL_SSL", …}`.
     """
@@ -139,7 +139,7 @@ def kafka(
 
 
 class KafkaArrival:
-    """A topic that is open on one node. A run that catches up reads its partitions to their end."""
+    """A topic that is open on one node. A run that only catches up reads the partitions to their end."""
 
     def __init__(self, source: KafkaSource, target: SourceTarget, runtime: SourceRuntime) -> None:
         self._watching = runtime.watching
@@ -154,7 +154,7 @@ class KafkaArrival:
             if self._closed:
                 return PollResult()
             read = self._reader.read()
-        idle_s = 0.1 if self._watching() else POLL_EVERY_S  # a read waits for messages itself
+        idle_s = 0.1 if self._watching() else POLL_EVERY_S  # a read already waits for messages
         return PollResult(
             taken=bool(read.batch.lot),
             settled=read.caught_up,

@@ -5,7 +5,7 @@
 (C, "source-window", source, number)            a window
 (C, "source-window-page", source, number, n)    the files of a window that is not published, in pages
 (C, "source-window-open", source, number)       the windows that have not ended
-(C, "source-stretches", source)                 the shards in which nodes share the source's listing
+(C, "source-stretches", source)                 how the source's listing is cut into shards
 (C, "source-seen", source, generation, shard)   when a shard was last listed
 (C, "source-address", source)                   the address to push rows to, while a node receives
 (C, "source-mark", source, name)                a checkpoint: an ETag, an offset
@@ -35,13 +35,13 @@ class SourceKeys:
         self.member = Space(cluster, "source-tending")
 
     def fetch_lease(self, source: str) -> bytes:
-        """Return the key of the lease of the node that fetches from a source."""
+        """Return the key of the lease for fetching from a source."""
         return self.publish.cluster.lease["source-fetch", source]
 
     def push_lease(self, source: str) -> bytes:
-        """Return the key of the lease of the node that receives pushed rows."""
+        """Return the key of the lease for receiving pushed rows."""
         return self.publish.cluster.lease["source-push", source]
 
     def discovery_lease(self, source: str) -> bytes:
-        """Return the key of the lease of the node that lists a source."""
+        """Return the key of the lease for listing a source."""
         return self.publish.cluster.lease["source-look", source]

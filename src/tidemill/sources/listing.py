@@ -2,7 +2,7 @@
 
 Folders and buckets have the same small interface. A listing returns files sorted by their whole paths, and it
 can start after a given path. So nodes can split a listing into shards and share them. A node compares a
-listing with the taken files page by page, no matter how many files there are.
+listing with the taken files page by page, so a listing can have any number of files.
 
 These files are ignored, because another program may still be writing them: hidden files and files in hidden
 folders, files with an ending that programs give to unfinished files, empty files, and files that changed less
@@ -32,7 +32,10 @@ _UNFINISHED = tuple(ending.lower() for ending in UNFINISHED)
 _HIDDEN = re.compile(r"(?:^|/)[._]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 MOST_PATH_BYTES = 900
-"""The most bytes in a path below a source's folder. A row with two such paths fits the store's limits."""
+"""The maximum length of a path below a source's folder, in bytes.
+
+A row with two such paths is within the limits of the store.
+"""
 
 Skip = Callable[[str, str], None]
 """Called with the path of a file that cannot be taken, and the reason."""
@@ -59,35 +62,35 @@ class FileListing(Protocol):
         ...
 
     def files(self, skip: Skip, *, after: str = "", until: str | None = None) -> Iterator[ListedFile]:
-        """List the files with after < path <= until, sorted by path; `SourceUnavailable` if that fails."""
+        """List the files with after < path <= until, sorted by path; raise `SourceUnavailable` on failure."""
         ...
 
     def entries(self, skip: Skip, *, after: str = "", until: str | None = None) -> Iterator[ListedFile]:
-        """List like `files`, but include entries that `wanted` rejects, where that is cheaper."""
+        """List the same files as `files`. If that is cheaper, also return entries that `wanted` rejects."""
         ...
 
     def wanted(self, path: str, skip: Skip) -> bool:
-        """Return whether an entry is one of the files. The answer for a path never changes."""
+        """Return whether an entry of `entries` is also in `files`. The answer for a path never changes."""
         ...
 
     def stat(self, paths: Sequence[str]) -> list[ListedFile | None]:
-        """Return the files as they are now, in this order; None for a missing one."""
+        """Return the current versions of files, in the order of `paths`; None for a missing file."""
         ...
 
     def can_read(self, path: str) -> bool:
-        """Return whether this process may read a file; True where checking is expensive."""
+        """Return whether this process may read a file. If checking is expensive, return True."""
         ...
 
     def uri(self, path: str) -> str:
-        """Return the URI that Spark reads. Spark takes it literally, not as a pattern."""
+        """Return the URI under which Spark reads a file. Spark takes it literally, not as a pattern."""
         ...
 
     def read_options(self) -> dict[str, str]:
-        """Return the options that Spark needs to reach the files; they may hold secrets."""
+        """Return the options that Spark needs to read the files; they may contain secrets."""
         ...
 
     def open(self, path: str) -> BinaryIO:
-        """Open one file; `OSError` if it cannot be read."""
+        """Open one file; raise `OSError` if it cannot be read."""
         ...
 
 
@@ -97,20 +100,20 @@ def is_ignored(path: str) -> bool:
 
 
 def path_fault(path: str) -> str:
-    """Return why the store cannot keep a path; empty if it can."""
+    """Return why the store cannot keep a path; an empty string if it can."""
     try:
         size = len(path) if path.isascii() else len(path.encode())
     except UnicodeEncodeError:
         return "its name is not UTF-8"
     if size > MOST_PATH_BYTES:
-        return f"its path has {size} bytes, {MOST_PATH_BYTES} at most"
+        return f"its path has {size} bytes; the limit is {MOST_PATH_BYTES}"
     if _CONTROL.search(path):
-        return "a control character in its name"
+        return "its name contains a control character"
     return ""
 
 
 class SettleTracker:
-    """Decides which new files have settled. It remembers only those that have not."""
+    """Decides which new files have settled. It remembers only files that have not settled yet."""
 
     def __init__(self, clock: Clock, settle_s: float) -> None:
         self._clock = clock
@@ -133,12 +136,12 @@ class SettleTracker:
         return False
 
     def wait_s(self) -> float | None:
-        """Return how long until the first unsettled file can be settled; None if there is none."""
+        """Return the time until the first unsettled file can settle; None if there is no such file."""
         if not self._seen:
             return None
         oldest = min(since for _, since in self._seen.values())
         return max(0.0, oldest + self._settle_s - self._clock.monotonic())
 
     def keep(self, paths: set[str]) -> None:
-        """Forget all files except these: the others are gone."""
+        """Forget all files except these, which still have to settle."""
         self._seen = {path: first for path, first in self._seen.items() if path in paths}

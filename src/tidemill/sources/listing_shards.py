@@ -1,8 +1,8 @@
 """Split a long listing into path ranges, called shards, that nodes share (CLU-21).
 
-Each shard is a partition of the cluster. A node takes a shard that is due and free, lists it, and returns it.
-When a node dies, its shards are free as soon as their leases expire. A node that joins takes some of the free
-shards. If two nodes list the same path anyway, only one of them takes the file (`windows.add`).
+Each shard is a partition of the cluster. A node takes a shard that is due and free, lists it, and releases
+it. When a node dies, its shards are free as soon as their leases expire. A node that joins takes some of the
+free shards. If two nodes list the same path anyway, only one of them takes the file (`windows.add`).
 
 To cut the shards, a node lists all paths once without taking files. A node cuts the shards again when one of
 them has grown to several times the average size. Each cut creates a new group of partitions, so that no node
@@ -28,18 +28,18 @@ GROWN = 3
 """Shards are cut again when one of them has this many times the average number of files."""
 
 LEAST_FILES = 1000
-"""A shard with fewer files is not cut."""
+"""A shard has at least about this many files. While it has fewer, it does not cause a new cut."""
 
 
 class ListingShard(msgspec.Struct, frozen=True, array_like=True):
-    """The paths with after < path <= until; the last shard has no end."""
+    """The paths with after < path <= until; `until` is None in the last shard."""
 
     after: str
     until: str | None
 
 
 class ShardLayout(msgspec.Struct, frozen=True, array_like=True):
-    """The current shards of a source, and how many files there were when they were cut."""
+    """How the listing of a source is cut: the number of shards, and of files at the time of the cut."""
 
     generation: int
     shards: int
@@ -47,7 +47,7 @@ class ShardLayout(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ShardListed(msgspec.Struct, frozen=True, array_like=True):
-    """When the last listing of a shard began (store time, µs), and how many files it had."""
+    """When the last listing of a shard began (store time, µs), and how many files the shard had."""
 
     at: int
     listed: int
@@ -59,8 +59,8 @@ class ShardedDiscovery:
     Args:
         source: the id of the source.
         discovery: takes the new files of a shard.
-        listing: the listing to cut into shards, if there are none yet.
-        most: the most shards; fewer if there are few files.
+        listing: the listing to cut into shards.
+        most: the maximum number of shards; there are fewer shards if there are few files.
         scope: the node.
         timing: how long a node holds a shard without renewal, and how often it renews.
     """
@@ -87,7 +87,7 @@ class ShardedDiscovery:
     def discover(self, *, fresh_s: float = 0.0) -> DiscoveryResult:
         """Discover files in every free shard that no node has listed within the last `fresh_s` seconds.
 
-        The result is `complete` if, at the end, every shard has been listed within that time.
+        The result is `complete` if every shard has now been listed within that time, by any node.
         """
         since = self._scope.store.run(lambda tx: tx.now()) - int(fresh_s * SECOND_US)
         layout = self._scope.store.run(lambda tx: read(tx, self._keys, self._source))
@@ -157,10 +157,9 @@ class ShardedDiscovery:
 
 
 def cut(paths: Iterable[str], most: int) -> tuple[list[ListingShard], int]:
-    """Cut sorted paths into shards of about equal size; return them and the number of paths.
+    """Cut sorted paths into shards of about equal size; return the shards and the number of paths.
 
-    Only a sample of the paths stays in memory, no matter how many paths there are: every n-th path. When the
-    sample gets too large, n doubles.
+    Only a sample stays in memory: every n-th path. When the sample gets too large, n doubles.
     """
     sample: list[str] = []
     every, count = 1, 0
@@ -190,7 +189,7 @@ def replace(
     files: int,
     expected: ShardLayout | None,
 ) -> ShardLayout:
-    """Replace the shards, unless another node has replaced them; return the current ones."""
+    """Replace the shards, unless another node has already done so; return the current layout."""
     present = read(tx, keys, source)
     if present != expected:
         assert present is not None
@@ -210,7 +209,7 @@ def replace(
 
 
 def group(source: str, generation: int) -> str:
-    """Return the cluster's name for a generation of shards."""
+    """Return the name of the partition group for a generation of shards."""
     return f"look {source} {generation}"
 
 
@@ -245,7 +244,7 @@ def take(
 def finish(
     tx: Tx, keys: SourceKeys, source: str, layout: ShardLayout, part: Partition, began: int, listed: int
 ) -> bool:
-    """Release a shard that was listed; return whether it has grown enough to cut shards again."""
+    """Release a shard that was listed; return whether it has grown so much that shards must be cut again."""
     partitions.hand_back(tx, keys.publish.cluster, part)
     row = msgspec.msgpack.encode(ShardListed(began, listed))
     tx.set(keys.shard_listed[source, layout.generation, part.id], row, quiet=True)

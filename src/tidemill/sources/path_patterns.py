@@ -1,8 +1,8 @@
 """Patterns for paths: `landing/*.json`, `in/**/orders-[0-9]*.csv.gz`, `day=*/{a,b}/*.parquet`.
 
 `*` and `?` match within one name, and `**` matches any number of folders. `[…]` matches one character of a
-set, `{a,b}` matches one of several strings, and `[*]` matches a star. `split` separates the folder that a
-pattern begins with from the rest. A source lists that folder, and skips folders below it that cannot hold a
+set, `{a,b}` matches one of several strings, and `[*]` matches a star. `split` cuts a pattern in two: the
+folder at its beginning, and the rest. A source lists that folder, and skips subfolders that cannot contain a
 match.
 """
 
@@ -31,7 +31,7 @@ class PathPattern(msgspec.Struct, frozen=True):
         for name in names:
             if "**" in name and name != "**":
                 raise BadSource(
-                    f"invalid ** in {name!r} in the pattern {self.text!r}",
+                    f"the pattern {self.text!r} is invalid: ** must stand alone, but it is part of {name!r}",
                     hint="write ** between slashes: a/**/b",
                 )
             _compiled(name)
@@ -58,8 +58,8 @@ class PathMatcher:
         return self._whole.fullmatch(path) is not None
 
     def enters(self, folder: str) -> bool:
-        """Return whether a folder can hold a file that matches."""
-        matched = {0}  # how many names of the pattern are matched so far, in every possible way
+        """Return whether a folder can contain a file that matches."""
+        matched = {0}  # all possible numbers of names of the pattern that are matched so far
         for part in folder.split("/"):
             matched = {
                 count if regex is None else count + 1
@@ -70,7 +70,7 @@ class PathMatcher:
         return any(count < len(self._names) for count in matched)
 
     def _closed(self, matched: set[int]) -> set[int]:
-        """Add the counts that are reached when `**` matches no folder."""
+        """Return these counts of matched names, and those that follow if `**` matches no folder."""
         reached = set(matched)
         for count in range(len(self._names)):
             if count in reached and self._names[count] is None:
@@ -79,7 +79,7 @@ class PathMatcher:
 
 
 def split(text: str) -> tuple[str, str]:
-    """Split a pattern into the folder it begins with and the pattern below it, which may be empty."""
+    """Split a pattern into the folder at its beginning and the rest, which may be empty."""
     names = text.split("/")
     for number, name in enumerate(names):
         if _MAGIC.search(name):

@@ -7,8 +7,8 @@ answered request are in the table. Rows of an unanswered request may or may not 
 the request with the same number; if the rows were already stored, the sender gets the original answer. The
 queue is bounded: the receiver refuses a request that does not fit, and the sender tries again later.
 
-If a batch exceeds a limit of the store, the receiver publishes each half of it. It refuses a request that
-exceeds a limit alone.
+If a batch exceeds a limit of the store, the receiver splits it and publishes each half. It refuses a single
+request that exceeds a limit.
 
 The receiving node holds a lease, and every publication checks the lease. After the lease has moved to another
 node, the old node publishes nothing more.
@@ -53,7 +53,7 @@ from tidemill.spark.table_checks import Evaluate, check_table
 from tidemill.store import Tx
 
 MOST_REQUESTS = 300
-"""The most requests in one batch. Two rows for each request fit in one transaction (LOT-43)."""
+"""The maximum number of requests in one batch. Two rows for each of them fit in one transaction (LOT-43)."""
 
 _AGAIN = "send it again to the node that receives now; `tidemill status` shows its address"
 
@@ -74,7 +74,7 @@ class ReceiverLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Request(NamedTuple):
-    """A waiting request; `rows` are the unconverted rows, if the batch decides the columns."""
+    """A waiting request. `rows` has the rows before conversion if the dataset gains columns."""
 
     table: pa.Table
     identity: Identity | None
@@ -83,7 +83,10 @@ class _Request(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """Requests that are published together: their rows, how many failed each check, and the new columns."""
+    """Requests that are published together, with all their rows and how many rows failed each check.
+
+    `columns` has the columns of the dataset if the rows add new ones; otherwise it is empty.
+    """
 
     requests: list[_Request]
     rows: pa.Table
@@ -95,9 +98,9 @@ class PushReceiver:
     """Takes requests for one dataset from any thread, and publishes them in batches on its own thread.
 
     Args:
-        target: the dataset, without intervals. A request whose rows fail a check is refused.
+        target: the dataset, which must not have intervals. A request whose rows fail a check is refused.
         scope: the node.
-        fence: checks the lease under which this node receives, in every publication.
+        fence: called in every publication, to check that this node still holds the lease for receiving.
         evaluate: evaluates the expressions of checks on Spark.
         limits: the size of a batch and of the queue.
     """
@@ -127,7 +130,7 @@ class PushReceiver:
         self._limits = limits or ReceiverLimits()
         self._publisher = Publisher(scope)
         self._queue: queue.Queue[_Request | None] = queue.Queue()
-        self._next: _Request | None = None  # taken from the queue, and too large for the last batch
+        self._next: _Request | None = None  # it did not fit in the last batch
         self._waiting_bytes = 0
         self._lock = threading.Lock()
         self._closed = False
@@ -156,11 +159,11 @@ class PushReceiver:
     def submit(
         self, table: pa.Table, identity: Identity | None = None, rows: Any = None
     ) -> "Future[Receipt]":
-        """Submit rows of the declared columns; the future has the receipt when they are durable.
+        """Submit rows of the declared columns; the future returns the receipt once the rows are durable.
 
-        Raises `PushBusy` if the queue is full, and `SourceUnavailable` if this node no longer receives. The
-        future raises `ProducerConflict` if the number was used for other rows, and `CheckFailed` if the rows
-        fail a check.
+        Raises `PushBusy` if the queue is full, and `SourceUnavailable` if this node no longer receives rows.
+        The future raises `ProducerConflict` if the producer has used the number for other rows, and
+        `CheckFailed` if the rows fail a check.
 
         - rows: the same rows before conversion, for a dataset that gains columns.
         """
@@ -219,7 +222,7 @@ class PushReceiver:
                     self._waiting_bytes -= sum(request.table.nbytes for request in requests)
 
     def _next_batch(self) -> list[_Request] | None:
-        """Wait for a request, and take as many more as fit one lot; None after `close`."""
+        """Wait for a request, and take as many more as fit in one lot; return None after `close`."""
         first = self._next or self._queue.get()
         self._next = None
         if first is None:
@@ -250,7 +253,7 @@ class PushReceiver:
                 self._publish_batch(batch)
             except LimitExceeded as exceeded:
                 left = [request for request in batch if not request.answer.done()]
-                if len(left) > 1:  # the first half next, so that numbers stay in order
+                if len(left) > 1:  # publish the first half next, so that numbers stay in order
                     waiting += [left[len(left) // 2 :], left[: len(left) // 2]]
                 elif isinstance(exceeded, TransactionTooLong):
                     raise
@@ -277,7 +280,7 @@ class PushReceiver:
                 )
                 receipt = self._publish(hold, row, batch)
             except ProducerConflict:
-                # Another attempt published a request with one of these numbers: look up which are left.
+                # Another attempt published a request with one of these numbers: look up which remain.
                 self._publisher.abandon(hold, "another attempt published one of its requests")
                 left = self._new_requests(left)
                 continue
@@ -297,9 +300,9 @@ class PushReceiver:
             return
 
     def _convert(self, requests: Sequence[_Request]) -> _Batch:
-        """Convert requests to the columns that the dataset has now and those that they add together.
+        """Convert requests to the current columns of the dataset and the columns that the requests add.
 
-        A request whose rows do not fit the columns of earlier ones is refused.
+        A request is refused if its rows do not fit columns that an earlier request of the batch adds.
         """
         if self._evolving is None:
             return _Batch(list(requests), pa.concat_tables([request.table for request in requests]), {})
@@ -317,7 +320,7 @@ class PushReceiver:
         return _Batch(fitting, rows, {}, columns if columns != current else "")
 
     def _check_rows(self, batch: _Batch) -> _Batch:
-        """Check each request separately; keep those whose rows pass, and refuse the others."""
+        """Check the rows of each request separately; keep the requests that pass, and refuse the others."""
         if not self._checks or not batch.requests:
             return batch
         stored = batch_lots.stored(batch.rows, self.dataset)
@@ -343,7 +346,7 @@ class PushReceiver:
         return _Batch(passed, rows, counts, batch.columns)
 
     def _new_requests(self, requests: Sequence[_Request]) -> list[_Request]:
-        """Return the new requests, numbered ones in the order of their numbers; answer the others."""
+        """Return the requests that must be published, in the order of their numbers; answer the others."""
         keys, dataset = self._keys.publish.lots, self.dataset.id
 
         def read(tx: Tx) -> list[Receipt | ProducerConflict | None]:
@@ -374,11 +377,12 @@ class PushReceiver:
         return sorted(left, key=_order)
 
     def _answer_duplicate(self, first: _Request, again: _Request) -> None:
-        """Answer a request that is in one batch twice: the second gets the answer of the first."""
+        """Answer a request that is in the batch twice: the second one gets the answer of the first."""
         assert first.identity is not None
         assert again.identity is not None
         if first.identity != again.identity:
-            conflict = f"producer {again.identity.producer!r} used {again.identity.seq} for other rows"
+            producer, number = again.identity.producer, again.identity.seq
+            conflict = f"producer {producer!r} already sent number {number} with other rows"
             again.answer.set_exception(ProducerConflict(conflict))
             return
 

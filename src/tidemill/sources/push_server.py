@@ -78,12 +78,12 @@ class PushServer:
     Args:
         endpoints: the datasets, by the name in the path.
         token: the token that senders must send; at least 16 characters.
-        host: an address of this machine; a loopback address unless `public`.
+        host: an address of this machine. It must be a loopback address unless `public` is set.
         port: the port; 0 for any free port.
         public: accept requests from other machines.
-        body_bytes: the largest body, compressed and decompressed.
-        connections: the most open connections; the server closes further ones immediately.
-        answer_s: how long a request waits for its rows to be durable.
+        body_bytes: the maximum size of a body, before and after decompression.
+        connections: the maximum number of open connections; the server closes further ones immediately.
+        answer_s: how long a request waits until its rows are durable.
         idle_s: how long a connection may be silent.
     """
 
@@ -141,7 +141,7 @@ class PushServer:
 
 
 class RequestRefused(Exception):
-    """A request that gets an error as its answer."""
+    """The server refuses a request, and answers it with this error."""
 
     def __init__(self, status: int, code: str, message: str, hint: str = "") -> None:
         super().__init__(message)

@@ -53,10 +53,10 @@ def parse(
     """Convert records to rows.
 
     Args:
-        records: in the order in which they arrived; the rows keep it.
+        records: the records in the order in which they arrived. The rows keep this order.
         convert: converts dictionaries to a table.
         key: columns that every row must have.
-        evolving: the converter to use instead, if the dataset gains columns.
+        evolving: the converter to use instead of `convert`, if the dataset gains columns.
         columns: the columns that such a dataset has now.
     """
     good: list[tuple[SourceRecord, dict[str, Any]]] = []
@@ -81,7 +81,7 @@ def parse(
         except (TidemillError, _NoKey) as error:
             if len(batch) == 1:
                 bad.append((batch[0][0], str(error).partition("\n")[0]))
-            else:  # try each half, the first one next: each bad record costs a few tries
+            else:  # try each half, the first one next, so that a bad record costs only a few tries
                 waiting += [batch[len(batch) // 2 :], batch[: len(batch) // 2]]
     bad.sort(key=lambda entry: (entry[0].file, entry[0].line))
     rows = pa.concat_tables(tables) if tables else convert([])
@@ -95,7 +95,7 @@ class _NoKey(Exception):
 
 def _with_key(rows: pa.Table, key: Sequence[str]) -> pa.Table:
     for name in key:
-        if rows.column(name).null_count:  # it is missing, or it does not fit and was rescued
+        if rows.column(name).null_count:  # the value is missing, or it did not fit and was rescued
             raise _NoKey(f"the key column {name} is NULL")
     return rows
 

@@ -14,4 +14,4 @@ SOURCES: Final = {
     "http_push": "tidemill.sources.http_push",
     "kafka": "tidemill.sources.kafka",
 }
-"""The function that declares a source of a kind, and the module that defines it."""
+"""The name of each function that declares a source, and the module that defines the function."""

@@ -1,6 +1,6 @@
 """Convert pushed and fetched rows to the columns of a dataset, under its drift policy (LOT-34).
 
-Spark converts the rows of files. Pushed and fetched rows are a few thousand at a time, so this module
+Spark converts the rows of files. Pushed and fetched rows come in batches of a few thousand, so this module
 converts them without Spark, with the same result:
 
 - freeze: names that are not declared, and values that do not fit, are refused.
@@ -30,7 +30,7 @@ Convert = Callable[[Any], pa.Table]
 
 
 def converter(dataset: DatasetRow) -> Convert:
-    """Return the converter of rows to the columns of a dataset."""
+    """Return a function that converts rows to the columns of a dataset."""
     if dataset.drift is Drift.RESCUE:
         return _rescuing(dataset)
     evolving = evolving_converter(dataset)
@@ -46,7 +46,7 @@ def evolving_converter(dataset: DatasetRow) -> "EvolvingConverter | None":
 
 
 class EvolvingConverter:
-    """Converts rows for a dataset that gains the undeclared columns of its rows."""
+    """Converts rows for a dataset that gains a column for each undeclared name in its rows."""
 
     def __init__(self, dataset: DatasetRow) -> None:
         self._table = dataset.name
@@ -55,8 +55,8 @@ class EvolvingConverter:
     def columns(self, rows: Any, current: str) -> str:
         """Return the current columns of the table, and the columns that these rows add.
 
-        If the table has no room for all of them, add those of one row after the other, and skip a row that
-        needs more than the rest of the room.
+        If the schema of the table has no room for all new columns, add them row by row, and skip a row if
+        there is no more room for its columns.
         """
         present = schema.parse(current)
         if isinstance(rows, pa.Table):
@@ -101,21 +101,23 @@ class EvolvingConverter:
         return input_rows.to_table(rows, arrow, self._table)
 
     def _check_room(self, records: Sequence[Mapping[str, Any]], columns: Schema) -> None:
-        """Refuse records with new names that could become columns if the table had room for them."""
+        """Refuse records with more new columns than fit in the schema of the table."""
         names = set(columns.names)
         for number, record in enumerate(records):
             new = [name for name, value in record.items() if name not in names and value is not None]
             candidates = [Column(name, _TEXT) for name in new]
             if new and added(columns, candidates, most_bytes=None) != columns:
+                count = "new column" if len(new) == 1 else f"{len(new):,} new columns"
                 raise AppendRefused(
-                    f"row {number} for {self._table} has {len(new):,} new columns, for which the table has"
-                    f" no room: its columns may have {MOST_SCHEMA_BYTES >> 10} KiB of names and types",
-                    hint="send names that vary as the keys of a MAP column, or as one STRING column of JSON",
+                    f"the {count} in row {number} cannot be added to {self._table}: the column names and"
+                    f" types of a table may take at most {MOST_SCHEMA_BYTES >> 10} KiB in total",
+                    hint="if the names vary from row to row, send them as keys of one MAP column, or send the"
+                    " values as JSON in one STRING column",
                 )
 
 
 def _with_columns_of(records: Sequence[Mapping[str, Any]], present: Schema) -> Schema:
-    """Add the new columns of some records to a schema of any size."""
+    """Add the new columns of records to a schema, without a limit on the size of the schema."""
     names = set(present.names)
     values: dict[str, list[Any]] = {}
     for record in records:
@@ -134,7 +136,7 @@ def _is_too_large(columns: Schema) -> bool:
 
 
 def _rescuing(dataset: DatasetRow) -> Convert:
-    """Return a converter that keeps values that do not fit in `_rescued`."""
+    """Return a converter that moves values that do not fit to the column `_rescued`."""
     arrow = schema.to_arrow(schema.parse(dataset.schema))
     declared = [field for field in arrow if field.name != RESCUED]
     names = {field.name for field in declared}
@@ -157,7 +159,7 @@ def _rescuing(dataset: DatasetRow) -> Convert:
 
 
 def _fitted(values: list[Any], field: pa.Field, table: str, rescued: list[dict[str, str]]) -> pa.Array:
-    """Convert values to a column; those that do not fit become NULL, and are rescued."""
+    """Convert values to a column. A value that does not fit becomes NULL, and is added to `rescued`."""
     try:
         return input_rows.array(values, field, table)
     except AppendRefused:
@@ -175,7 +177,7 @@ def _records(rows: Any, table: str) -> Sequence[Mapping[str, Any]]:
     if isinstance(rows, pa.Table):
         try:
             records: Sequence[Mapping[str, Any]] = rows.to_pylist()
-        except (ValueError, OverflowError) as error:  # a date that Python does not have
+        except (ValueError, OverflowError) as error:  # a date that Python cannot represent
             raise AppendRefused(f"a value for {table} is out of range: {error}") from None
         return records
     for number, row in enumerate(rows):
@@ -197,7 +199,7 @@ def _of_field(field: pa.Field) -> Column:
 
 
 def _type_of(values: list[Any]) -> Type:
-    """Return the type that fits all these JSON values; text if no other does."""
+    """Return a type that fits all these JSON values; STRING if no other type does."""
     try:
         inferred = schema.of_arrow(pa.schema([("value", pa.array(values).type)])).columns[0].type
         _check_fields(inferred)
@@ -207,10 +209,10 @@ def _type_of(values: list[Any]) -> Type:
 
 
 def _check_fields(kind: Type) -> None:
-    """Raise `BadSchema` for structs that no file can hold: without fields, or with unusable names."""
+    """Raise `BadSchema` for a struct that no file can hold: it has no fields, or an unusable field name."""
     if isinstance(kind, Struct):
         if not kind.fields:
-            raise BadSchema("a struct without fields", hint="store it as text")
+            raise BadSchema("a struct has no fields", hint="store it as text")
         check_columns(kind.fields)
     for part in parts_of(kind):
         _check_fields(part)

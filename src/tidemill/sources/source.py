@@ -1,9 +1,9 @@
 """Define the protocol of a source, which brings rows from outside into a pipeline.
 
 A user declares a source with a function such as `folder("landing/*.json")`. The function returns a `Source`:
-plain data that every process of the pipeline can hold. Planning binds it to its dataset (`PlannedSource`). A
-runner opens it (`Arrival`) and polls it. No code outside this package knows the kinds of source; `registry`
-lists them.
+plain data that every process of the pipeline can hold. Planning binds the source to its dataset
+(`PlannedSource`). A runner opens the source (`Arrival`) and polls it. No code outside this package knows the
+kinds of source; `registry` lists them.
 
 To add a kind, write one file with a subclass of `Source` and the function that makes it, and add one line to
 `registry.SOURCES`. A source of files derives from `FileSource` and provides a listing. Other sources publish
@@ -37,7 +37,7 @@ POLL_EVERY_S = 1.0
 
 
 def source_id(pipeline: str, dataset: str) -> str:
-    """Return the id of a dataset's source. The attempts of the source name it as their author."""
+    """Return the id of a dataset's source. The attempts of the source have this id as their author."""
     return f"source:{pipeline}/{dataset}"
 
 
@@ -78,8 +78,9 @@ class SourceRuntime:
         scope: the node's store, objects, clock and identity.
         parts: runs tasks on Spark.
         keeper: renews the node's leases.
-        watching: whether this runner keeps running; one that only catches up receives no pushed rows.
-        stops: whether the runner ends, so that nothing new may start.
+        watching: returns whether this runner keeps running. A runner that only catches up receives no pushed
+            rows.
+        stops: returns whether the runner is stopping, so that nothing new may start.
         evaluate: evaluates the expressions of checks on this runner's Spark session.
     """
 
@@ -119,7 +120,7 @@ class SourceTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceContext:
-    """Values that the declaration of a source may leave to its pipeline.
+    """Values that a source takes from its pipeline if its declaration omits them.
 
     Args:
         pipeline: the name of the pipeline.
@@ -135,11 +136,11 @@ class SourceContext:
 
 
 class PendingWindow(msgspec.Struct, frozen=True, kw_only=True):
-    """Files that a source has taken and not published yet.
+    """Files that a source has taken but not published yet.
 
     - lot: the lot that they become; empty until a node works on them.
-    - node: the node that works on them; empty if none does.
-    - error: why they could not be read; empty unless that failed.
+    - node: the node that works on them; empty if no node does.
+    - error: why the last attempt to read them failed; empty if it did not fail.
     """
 
     number: int
@@ -193,12 +194,12 @@ class Source(ABC):
         """The origin of the rows, in readable form and without secrets."""
 
     def resolve(self, context: SourceContext) -> "Source":
-        """Return this source, completed with the values that its declaration leaves to the pipeline."""
+        """Return this source with the values from the pipeline that its declaration omits."""
         return self
 
     @abstractmethod
     def open(self, target: SourceTarget, runtime: SourceRuntime) -> Arrival:
-        """Open this source on a node, to be polled."""
+        """Open this source on a node; the runner then polls the result."""
 
     @abstractmethod
     def status(self, tx: "Tx", keys: "SourceKeys", pipeline: str, dataset: str) -> SourceStatus:
@@ -212,7 +213,7 @@ class Source(ABC):
         task: "PartTask",
         place: "PartClaim",
     ) -> "Sequence[SinkWritten]":
-        """Run a task of this source on Spark. Only sources that submit tasks need this."""
+        """Run a task of this source on Spark. Only sources that submit tasks implement this."""
         raise CodeDiffers(
             f"source {target.id} ({target.where}) is declared differently on this node and on the node"
             " that created this task"

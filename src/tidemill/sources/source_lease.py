@@ -1,6 +1,6 @@
-"""The lease of a source: only its holder receives the rows of the source, fetches them or lists its files.
+"""The lease of a source: only the node that holds it receives or fetches rows, or lists the source's files.
 
-A listing that is divided into shards, and a topic with partitions, are shared by several nodes instead.
+Nodes that share a topic, or a listing that is cut into shards, do not use this lease.
 """
 
 from tidemill import crash
@@ -10,7 +10,7 @@ from tidemill.store import Tx
 
 
 def acquire(keeper: Keeper, key: bytes) -> HeldLease | None:
-    """Acquire the lease; None if another node holds it.
+    """Acquire the lease; return None if another node holds it.
 
     If an earlier process of this node still holds the lease, this function releases it first. That is safe:
     no other node has our name, and the caller does not hold the lease yet. If the earlier process is still

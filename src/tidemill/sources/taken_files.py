@@ -17,7 +17,7 @@ from tidemill.store import Tx
 class TakenFile(msgspec.Struct, frozen=True, array_like=True):
     """A file that belongs to a window.
 
-    `ignored` is a later version of the file that was reported and not taken.
+    `ignored` is a later version of the file that was reported but not taken.
     """
 
     version: str
@@ -30,14 +30,14 @@ _decoder = msgspec.msgpack.Decoder(TakenFile)
 
 
 def read_many(tx: Tx, keys: SourceKeys, source: str, paths: Sequence[str]) -> list[TakenFile | None]:
-    """Return the rows of these paths, in their order; None for a file that was not taken."""
+    """Return the rows of these paths, in the same order; None for a file that was not taken."""
     space = keys.file.space(source)
     rows = tx.get_many([space[path] for path in paths])
     return [None if raw is None else _decoder.decode(raw) for raw in rows]
 
 
 def take(tx: Tx, keys: SourceKeys, source: str, files: Sequence[ListedFile], window: int) -> None:
-    """Add files to a window. The caller has checked in this transaction that they are free."""
+    """Add files to a window. The caller has checked in this transaction that the files may be taken."""
     rows = [
         (keys.file[source, file.path], msgspec.msgpack.encode(TakenFile(file.version, file.size, window)))
         for file in files

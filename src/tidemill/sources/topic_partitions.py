@@ -23,7 +23,7 @@ from tidemill.sources.keys import SourceKeys
 from tidemill.store import Tx
 
 MOST_AT_ONCE = 64
-"""The most partitions that one call takes."""
+"""The maximum number of partitions that one call of `maintain` takes."""
 
 
 class MemberReport(msgspec.Struct, frozen=True, array_like=True):
@@ -38,7 +38,7 @@ class TopicPartitions:
 
     Args:
         source: the id of the source.
-        scope: the node. It releases partitions of its earlier epochs at once.
+        scope: the node. It immediately releases partitions that it held in an earlier epoch.
         timing: how long a partition stays held, and a report stays valid, without renewal.
     """
 
@@ -50,7 +50,7 @@ class TopicPartitions:
         self._created = 0
         self._renew_at = 0.0
         self.held: dict[str, Partition] = {}
-        self.all_held = False  # by any node, at the last read
+        self.all_held = False  # whether live nodes held all partitions at the last read
 
     @property
     def group(self) -> str:
@@ -61,7 +61,7 @@ class TopicPartitions:
         return f"{self._scope.node.id}.{self._scope.node.epoch}"
 
     def maintain(self, names: Sequence[str]) -> None:
-        """Report, renew our partitions, release those that another node requests, and take our share."""
+        """Write our report, renew our partitions, release requested ones, and take up to our share."""
         scope = self._scope
         if len(names) > self._created:
             scope.step("sources.share", lambda tx: self._create(tx, names))
@@ -136,7 +136,10 @@ class TopicPartitions:
         partitions.create(tx, cluster, self.group, dict.fromkeys(names, b""), PartitionMap(0, 0, len(names)))
 
     def _renew(self, tx: Tx) -> dict[str, Partition]:
-        """Report, release partitions of earlier epochs, and renew our partitions; return them."""
+        """Write our report, and renew or release our partitions; return the renewed ones.
+
+        This releases partitions that another node requests, and those of our earlier epochs.
+        """
         cluster, node, now = self._keys.publish.cluster, self._scope.node, tx.now()
         report = msgspec.msgpack.encode(MemberReport(node.epoch, now))
         tx.set(self._keys.member[self._source, node.id], report)

@@ -37,7 +37,7 @@ class TopicRead(NamedTuple):
     """The result of one read.
 
     `caught_up` means that this node has read its partitions to the end, and that live nodes hold all
-    partitions. `stuck` has an error message for each partition that stopped.
+    partitions. `stuck` has an error message for each partition that the reader stopped reading.
     """
 
     batch: PublishedBatch
@@ -112,7 +112,7 @@ class TopicReader:
                         "client.id": "tidemill",
                         **self.source.settings,
                         "bootstrap.servers": self.source.brokers,
-                        "group.id": f"tidemill {self._publisher.source}",  # required, and never joined
+                        "group.id": f"tidemill {self._publisher.source}",  # required, but never joined
                         "enable.auto.commit": False,
                         "enable.auto.offset.store": False,
                         "auto.offset.reset": "error",
@@ -170,7 +170,7 @@ class TopicReader:
             first[name], self._checkpoints[name] = offset, msgspec.msgpack.encode(offset)
             if self._checkpoints[name] != raw:
                 moves.append(CheckpointMove(name, raw, self._checkpoints[name]))
-        if moves:  # store where a partition begins now, so that messages that arrive later are not lost
+        if moves:  # store the first offset now, so that messages that arrive later are not lost
             fence = partial(self.partitions.fence, names)
             self._publisher.publish(self._publisher.parse([]), moves, fence)
         self._open().assign(
@@ -180,7 +180,7 @@ class TopicReader:
         self._assigned = frozenset(names)
 
     def _first_offset(self, name: str, raw: bytes | None, low: int, high: int) -> int | None:
-        """Return the offset to read from; None if the user has to decide."""
+        """Return the offset to read from; None if the next message was deleted and the user has to decide."""
         ends = {"earliest": low, "latest": high}
         if raw is None:
             return ends[self.source.start]
@@ -188,7 +188,8 @@ class TopicReader:
         if low <= offset <= high:
             return offset
         gone = CheckpointGone(
-            f"{self.source.topic}/{int(name)} was read up to {offset:,}, but Kafka has {low:,} to {high:,}",
+            f"{self.source.topic}/{int(name)} was read up to offset {offset:,}, but Kafka now has only the"
+            f" offsets {low:,} to {high:,}",
             hint="to skip the deleted messages, set on_gone='earliest' or on_gone='latest'",
         )
         if self.source.on_gone == "fail":
@@ -236,14 +237,14 @@ class TopicReader:
                     hint="no action is needed: the runner retries automatically",
                 )
             if name not in self._checkpoints or offset is None:
-                continue  # of a partition that we held before
+                continue  # it is from a partition that we no longer read
             self._at_end.discard(name)
             records.append(SourceRecord(f"{self.source.topic}/{int(name)}", offset, message.value()))
             ends[name] = offset + 1
         return records, ends
 
     def _text(self, error: Exception) -> str:
-        """Return the message of the driver without the values of settings, which it may quote."""
+        """Return the driver's error message, without the values of settings that it may quote."""
         arguments: Sequence[Any] = error.args
         text = str(arguments[0].str() if arguments and hasattr(arguments[0], "str") else error)
         for value in sorted(map(str, self.source.settings.values()), key=len, reverse=True):

@@ -28,11 +28,11 @@ def run_window(
 
     Args:
         spark: the session.
-        storage: where lots are.
+        storage: where lots are stored.
         spec: the source, as the pipeline of this process declares it.
-        listing: lists its files.
-        task: the window.
-        place: the claim that runs it.
+        listing: lists the files of the source.
+        task: the task of the window.
+        place: the claim under which the task runs.
     """
     from tidemill.spark.frame_checks import LotFolders
     from tidemill.spark.ingest.ingestion import IngestColumns, ingest

@@ -118,10 +118,10 @@ def add(
     again: bool = False,
     fence: Callable[[Tx], None] | None = None,
 ) -> ListedWindow | None:
-    """Take files as one window, except files that another node has taken; return None if no file is left.
+    """Take files into a new window, except those that another node has taken; return None if none is left.
 
-    - again: also take files that were taken in another version.
-    - fence: checks the lease of the node that listed, in this transaction.
+    - again: also take a file if another version of it was taken before.
+    - fence: called in this transaction, to check the lease of the node that listed the files.
     """
     if fence is not None:
         fence(tx)
@@ -144,7 +144,7 @@ def add(
 
 
 def may_take(file: ListedFile, row: TakenFile | None, *, again: bool) -> bool:
-    """Return whether a file is new, or has changed and changed files are taken again."""
+    """Return whether a file is new, or whether it has changed and `again` is set."""
     return row is None or (again and row.version != file.version)
 
 
@@ -163,20 +163,21 @@ def open_windows(tx: Tx, keys: SourceKeys, source: str, after: int = 0, limit: i
 
 
 def first_open(tx: Tx, keys: SourceKeys, source: str) -> int | None:
-    """Read the oldest window that has not ended. The transaction conflicts if that changes."""
+    """Return the number of the oldest window that has not ended; the transaction conflicts if it changes."""
     rows = tx.range(*keys.open.under(source), limit=1)
     return int(str(keys.open.unpack(rows[0].key)[1])) if rows else None
 
 
 def files_of(tx: Tx, keys: SourceKeys, source: str, number: int) -> list[ListedFile]:
-    """Read the files of a window that has not ended, by path."""
+    """Read the files of a window that has not ended, sorted by path."""
     return [file for row in tx.range(*keys.page.under(source, number)) for file in _page.decode(row.value)]
 
 
 def may_hold(tx: Tx, keys: SourceKeys, node: Node, window: AnyWindow) -> bool:
     """Return whether this node can work on a window now.
 
-    It cannot while another live node holds the window. It also cannot hold a window twice under one epoch.
+    It cannot while another live node holds the window, or before the retry time of a failed window. It also
+    cannot hold a window twice under one epoch.
     """
     match window:
         case ListedWindow():
@@ -205,7 +206,7 @@ def hold(tx: Tx, keys: SourceKeys, node: Node, window: AnyWindow, attempt: str, 
 
 
 def check(tx: Tx, keys: SourceKeys, window: HeldWindow) -> HeldWindow:
-    """Fence a write: `LeaseLost` unless we hold the window under this attempt now."""
+    """Fence a write: raise `LeaseLost` unless we still hold the window under this attempt."""
     current = read(tx, keys, window.about.source, window.about.number)
     if current != window:
         raise LeaseLost(
@@ -264,7 +265,7 @@ def _end(tx: Tx, keys: SourceKeys, about: WindowInfo) -> None:
 
 
 def _set_files(tx: Tx, keys: SourceKeys, source: str, number: int, files: Sequence[ListedFile]) -> None:
-    """Write the list of files, in as many values as it needs."""
+    """Write the list of files, in as many pages as it needs."""
     pages: list[list[ListedFile]] = [[]]
     room = PAGE_BYTES
     for file in files:

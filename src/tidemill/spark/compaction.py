@@ -35,13 +35,13 @@ def rewrite(
     *,
     target_bytes: int = TARGET_BYTES,
 ) -> Rewritten:
-    """Write the rows of these objects into files of similar size, and read them back to compare digests.
+    """Write the rows of these objects into files of similar size, and compute digests of old and new files.
 
     Args:
         spark: the session.
         storage: where lots are.
         schema: the columns of the files.
-        items: the objects to read. The new files have the same partitions.
+        items: the objects to read. The new files have the same partition folders.
         prefix: an empty folder for the new files.
         target_bytes: the size of a file, roughly.
     """
@@ -62,12 +62,12 @@ def rewrite(
 
 
 def content_digest(frame: "DataFrame") -> str:
-    """Return the digest of a frame's content, which does not depend on its files or the order of its rows.
+    """Return the digest of a frame's content. Neither the order of rows nor the split into files matters.
 
-    The digest is the number of rows and two sums of row hashes. A row hash is an `xxhash64` over every column
-    and its is-null flag; the two sums use different salts. Nested values are hashed as JSON, with their
-    NULLs. Equal content has equal digests. Two different contents have equal digests with a probability of
-    about 1 in 2^128, unless someone constructs the rows to collide.
+    The digest consists of the number of rows and two sums of row hashes, with different salts. A row hash is
+    an `xxhash64` over all columns, with an is-null flag for each column. Nested values are hashed as JSON,
+    with their NULLs. Equal content has equal digests. Two different contents have equal digests with a
+    probability of about 1 in 2^128, unless someone constructs the rows to collide.
     """
     from pyspark.sql import functions as sf
 

@@ -4,8 +4,8 @@ A column may be added. A type may be widened if Spark can read existing files as
 change would make published lots unreadable, or lose columns.
 
 With `Drift.EVOLVE`, sources add columns too. So a declaration with fewer columns or narrower types changes
-nothing: the column stays in the dataset, and is NULL in later lots. With the other policies only declarations
-change the columns, so a declaration that lacks something is a mistake or another change, and is refused.
+nothing. A column that it leaves out stays in the dataset, and is NULL in later lots. With the other policies
+only declarations change the columns, so a declaration with fewer columns or narrower types is refused.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ RESCUED: Final = "_rescued"
 """The column that keeps values that did not fit, under `Drift.RESCUE`."""
 
 MOST_SCHEMA_BYTES: Final = 48 << 10
-"""How much text the columns of a dataset may have after it gained some. The store limits the row of a dataset
+"""How many bytes the text of a schema may have after columns are added. The store limits the row of a dataset
 to 64 KiB."""
 
 VOID: Final = Simple("void")
@@ -57,9 +57,9 @@ def merged(current: Schema, new: Schema) -> tuple[Schema, list[str]]:
 
 
 def evolved(current: DatasetRow, new: DatasetRow) -> DatasetRow:
-    """Return the current dataset with the columns of both and the new policy.
+    """Add the columns of a new declaration to the current dataset, and apply the new drift policy.
 
-    Raise `DatasetChanged` if the columns do not fit.
+    Raise `DatasetChanged` if the columns cannot change in this way.
     """
     before, after = parse(current.schema), parse(new.schema)
     schema, problems = merged(before, after)
@@ -75,7 +75,7 @@ def evolved(current: DatasetRow, new: DatasetRow) -> DatasetRow:
 
 
 def _lost(current: Schema, new: Schema) -> list[str]:
-    """List what a declaration takes away from the current columns, or demands of existing lots."""
+    """List the changes that a declaration must not make, such as a missing column or a narrower type."""
     before = {column.name: column for column in current.columns}
     after = {column.name: column for column in new.columns}
     problems = [f"column {name} is no longer declared" for name in before if name not in after]
@@ -93,7 +93,7 @@ def _lost(current: Schema, new: Schema) -> list[str]:
 
 
 def effective(dataset: DatasetRow) -> DatasetRow:
-    """Normalize a declaration, to compare and store it; add `_rescued` if the dataset rescues values."""
+    """Normalize a declaration before it is compared or stored; add `_rescued` for `Drift.RESCUE`."""
     columns = parse(dataset.schema)
     if dataset.drift is Drift.RESCUE and RESCUED not in columns.names:
         columns = Schema((*columns.columns, Column(RESCUED, Simple("string"))))
@@ -103,7 +103,7 @@ def effective(dataset: DatasetRow) -> DatasetRow:
 def added(schema: Schema, new: Sequence[Column], *, most_bytes: int | None = MOST_SCHEMA_BYTES) -> Schema:
     """Add columns to a schema; skip names that are in use, empty or reserved.
 
-    - most_bytes: also skip columns that would make the text of the schema longer; None for no limit.
+    - most_bytes: skip columns that would make the text of the schema longer than this; None for no limit.
     """
     used = {name.casefold() for name in schema.names}
     columns = list(schema.columns)
@@ -121,7 +121,7 @@ def added(schema: Schema, new: Sequence[Column], *, most_bytes: int | None = MOS
 
 
 def storable(column_type: Type) -> Type:
-    """Return a type that files can hold: VOID (always NULL) and structs without fields become STRING."""
+    """Return a type that files can store: VOID (always NULL) and structs without fields become STRING."""
     match column_type:
         case Array():
             return Array(storable(column_type.element))

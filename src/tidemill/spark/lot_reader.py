@@ -1,4 +1,4 @@
-"""Read exactly the objects that a manifest lists, in one scan, as a frame.
+"""Read the objects that a manifest lists, and nothing else, as a frame, in one scan.
 
 Spark reads a frame when an action runs, long after these functions have returned. Run the action inside
 `read_errors(storage)`, which replaces Spark's error about a file with an error that names the object.
@@ -41,7 +41,7 @@ def read_objects(
     Args:
         spark: the session.
         storage: where the objects are.
-        schema: the columns. Any of them may be NULL; one that a file lacks is NULL there.
+        schema: the columns. All are nullable; a column that a file lacks is NULL for the rows of that file.
         objects: the objects that manifests list; each is one Parquet file.
     """
     keys = _keys(objects)
@@ -64,10 +64,10 @@ def read_positioned(
     schema: AnySchema,
     positions: Sequence[tuple[int, Sequence[StoredObject]]],
 ) -> "DataFrame":
-    """Read like `read_objects`, with the position of each row's lot as a last column `_position`.
+    """Read like `read_objects`, and add a last column `_position`: the position of the row's lot.
 
-    This is still one scan: the position of a file is looked up by its path. A file without a known position
-    fails the query, so that no row is lost.
+    This is still one scan: a join with a small table finds the position of each file by its path. The query
+    fails if a file has no known position, so that no row is lost.
     """
     from pyspark.sql import functions as sf
 
@@ -77,7 +77,7 @@ def read_positioned(
         position = sf.lit(positions[0][0] if positions else None).cast("bigint")
         return rows.withColumn(POSITION, position)
     paths = [(storage.file_path(item.uri), position) for position, objects in positions for item in objects]
-    # As an Arrow table: a list of rows would start Python workers.
+    # Pass an Arrow table: a list of rows would start Python workers.
     table = spark.createDataFrame(
         pa.table({_PATH: [path for path, _ in paths], POSITION: [position for _, position in paths]})
     )
@@ -91,7 +91,7 @@ def read_positioned(
 
 
 def no_rows(spark: "SparkSession", schema: AnySchema) -> "DataFrame":
-    """Return a frame with these columns and no rows, made without a Python worker."""
+    """Return a frame with these columns and no rows, without starting a Python worker."""
     from pyspark.sql import functions as sf
 
     return spark.range(0).select(sf.lit(None).cast(_columns(schema)).alias("row")).select("row.*")
@@ -131,7 +131,7 @@ def read_errors(storage: Storage) -> Iterator[None]:
 
 
 def unreadable_of(error: BaseException, storage: Storage) -> ObjectUnreadable | None:
-    """Convert a Spark error about a file to an error that names the object; None if it is about no object.
+    """Convert a Spark error about a file to an error that names the object; None for any other error.
 
     An error deep inside a job reaches the driver as text, so this function searches the text.
     """
@@ -146,7 +146,7 @@ def unreadable_of(error: BaseException, storage: Storage) -> ObjectUnreadable | 
 
 
 def _missing(error: BaseException, storage: Storage, keys: Sequence[str]) -> ObjectUnreadable | None:
-    """Return an error for the missing file that planning a read reports, with its path as given."""
+    """Return the error for a missing object, if Spark reported its path while it planned the read."""
     if "PATH_NOT_FOUND" not in str(error):
         return None
     for key in keys:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 TARGET_BYTES: Final = 128 * 1024 * 1024
-_LEAST_ROWS: Final = 10_000  # the least row limit of a file, even if its rows are wide
+_LEAST_ROWS: Final = 10_000  # a file may always have this many rows, however wide they are
 _ROWS: Final = "rows"
 _NARROW_BITS: Final = 32
 
@@ -59,7 +59,7 @@ def write_frame(
         df: the frame.
         storage: the object storage.
         prefix: an empty folder; it ends in `/`.
-        partition_by: columns whose values become folders below it.
+        partition_by: columns whose values become folders below `prefix`.
         target_bytes: the size of a file, roughly. Small files are merged, large ones are split.
         block_bytes: the size of a row group, roughly, for files that are read in part; None for Spark's
             default.
@@ -85,12 +85,12 @@ def write_flagged(
     block_bytes: int | None = None,
     flag: str | None = None,
 ) -> Mapping[str, Written]:
-    """Write a frame like `write_frame`, and separate the rows by the text in one column.
+    """Write a frame like `write_frame`, but separate the rows by the text in one column (the flag).
 
-    This is one pass: each row is computed once, and is in exactly one place.
+    Returns what was written for each flag. This is one pass: each row is computed once and written once.
 
-    - flag: the column, which is not written. Its texts are short, plain and never empty. If it is None, all
-      rows are under "".
+    - flag: the name of that column, which is not written to the files. Its texts are short, plain and never
+      empty. If `flag` is None, the result has one entry, under "".
     """
     from pyspark.sql import Observation
     from pyspark.sql import functions as sf
@@ -149,7 +149,7 @@ def _collect(objects: Objects, prefix: str, rows: int, partitioning: Partitionin
 
 
 def stored(info: ObjectInfo, rows: int, partition: dict[str, str | None] | None = None) -> StoredObject:
-    """Return an object as a manifest lists it."""
+    """Return the entry of an object in a manifest."""
     return StoredObject(uri=info.key, size=info.size, rows=rows, etag=info.etag, partition=partition or {})
 
 
@@ -171,8 +171,9 @@ def write_table(
         objects: where to write.
         prefix: a folder; it ends in `/`.
         target_bytes: the size of a file, roughly.
-        group_rows: the rows of a row group, for files that are read in part; None for Arrow's default.
-        pack: make the files smaller than Spark does, see `packed`.
+        group_rows: the number of rows in a row group, for files that are read in part; None for Arrow's
+            default.
+        pack: make the files smaller than Spark would; see `packed`.
     """
     if not prefix.endswith("/"):
         raise UsageError(f"{prefix!r} is not a folder", hint="end it with /")
@@ -185,7 +186,7 @@ def write_table(
     for number, start in enumerate(range(0, table.num_rows, step)):
         part = table.slice(start, step)
         sink = pa.BufferOutputStream()
-        # Without Arrow's own schema: how Spark reads a file must not depend on its writer.
+        # Do not store Arrow's schema: how Spark reads a file must not depend on its writer.
         pq.write_table(
             part,
             sink,
@@ -210,10 +211,10 @@ def row_bytes(schema: "DataType") -> int:
 
 
 def packed(schema: pa.Schema) -> dict[str, Any]:
-    """Return options of Arrow's writer for Parquet that is written once and read often.
+    """Return options for Arrow's Parquet writer, for files that are written once and read often.
 
-    Texts and narrow numbers get dictionaries, because they mostly repeat. Wide numbers mostly do not: they
-    are identities, sums and timestamps. Their dictionary would be as large as they are. If they do repeat,
+    Texts and narrow numbers get dictionaries, because their values mostly repeat. Wide numbers (ids, sums and
+    timestamps) mostly do not repeat: their dictionary would be as large as the values. If they do repeat,
     zstd compresses them.
     """
     names = [field.name for field in schema if _repeats(field.type)]

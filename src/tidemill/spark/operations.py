@@ -1,10 +1,10 @@
-"""The operations on the rows of a dataset, and the columns that store them in its lots (LOT-40, LOT-41).
+"""Row operations (append, upsert, delete), and the extra columns that store them in lots (LOT-40, LOT-41).
 
     rows      no column: each row is an insert
     changes   `_weight`: how many times the row is inserted (above 0) or deleted (below 0)
-    keyed     `_op` ("upsert" or "delete") and `_ordinal`, the row's place in its append
+    keyed     `_op` ("upsert" or "delete") and `_ordinal`, the number of the row within its append
 
-Names that begin with an underscore are reserved in these files; a declared column cannot have one of them.
+Names that begin with an underscore are reserved: a declared column cannot have such a name.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ EXTRA: Final[dict[Kind, str]] = {
     Kind.CHANGES: f"{WEIGHT} BIGINT",
     Kind.KEYED: f"{OP} STRING, {ORDINAL} BIGINT",
 }
-"""The columns after the declared ones, as DDL."""
+"""The columns that follow the declared ones in a dataset's files, as DDL."""
 
 ALLOWED: Final[dict[Kind, frozenset[RowOperation]]] = {
     Kind.ROWS: frozenset({RowOperation.APPEND}),
@@ -49,7 +49,7 @@ ALLOWED: Final[dict[Kind, frozenset[RowOperation]]] = {
 
 
 def stored_schema(ddl: str, kind: Kind) -> str:
-    """Return the columns of a dataset's files."""
+    """Return the columns of a dataset's files, as DDL: the declared ones, and those for operations."""
     extra = EXTRA[kind]
     return f"{ddl}, {extra}" if extra else ddl
 
@@ -59,9 +59,9 @@ def check(dataset: DatasetRow, operation: RowOperation) -> None:
     if operation in ALLOWED[dataset.kind]:
         return
     hints = {
-        Kind.ROWS: "it is append-only: declare it with deletes=True, or with a key",
-        Kind.CHANGES: "it has no key: append and delete whole rows",
-        Kind.KEYED: "it has a key: upsert rows, and delete by key",
+        Kind.ROWS: "the dataset is append-only: declare it with deletes=True, or with a key",
+        Kind.CHANGES: "the dataset has no key: append and delete whole rows",
+        Kind.KEYED: "the dataset has a key: upsert rows, and delete by key",
     }
     raise AppendRefused(
         f"{dataset.name} does not accept the operation {operation.value}", hint=hints[dataset.kind]
@@ -69,7 +69,7 @@ def check(dataset: DatasetRow, operation: RowOperation) -> None:
 
 
 def stored_table(table: pa.Table, dataset: DatasetRow, operation: RowOperation) -> pa.Table:
-    """Return a table of declared columns as a lot stores it."""
+    """Add the columns that a lot stores besides the declared ones."""
     check(dataset, operation)
     count = table.num_rows
     if dataset.kind is Kind.CHANGES:
@@ -82,17 +82,17 @@ def stored_table(table: pa.Table, dataset: DatasetRow, operation: RowOperation) 
 
 
 def is_frame(rows: Any) -> bool:
-    """Return whether this is a Spark DataFrame, classic or Connect."""
+    """Return whether this is a Spark DataFrame, of classic Spark or of Spark Connect."""
     return hasattr(rows, "sparkSession") and hasattr(rows, "createOrReplaceTempView")
 
 
 def stored_frame(
     frame: "DataFrame", declared: "StructType", dataset: DatasetRow, operation: RowOperation
 ) -> "DataFrame":
-    """Return a frame as a lot stores it: the declared columns by name and type; a missing one is NULL.
+    """Select the columns that a lot stores, cast to the declared types.
 
-    Spark decides the order of a frame's rows. So Spark also decides which of two rows with the same key is
-    the later one.
+    A declared column that the frame lacks is NULL. Spark decides the order of a frame's rows. So Spark also
+    decides which of two rows with the same key is the later one.
     """
     from pyspark.sql import functions as sf
 
@@ -128,7 +128,10 @@ def stored_frame(
 def _order_column(
     field: "StructField", frame_types: "Mapping[str, DataType]", dataset: DatasetRow
 ) -> "Column":
-    """Return the column that orders a deletion among the writes of its key; the job fails if it is NULL."""
+    """Return the order_by column of a deletion. It decides which write of a key is the latest.
+
+    The Spark job fails if a value is NULL.
+    """
     from pyspark.sql import functions as sf
 
     if field.name not in frame_types:
@@ -139,15 +142,16 @@ def _order_column(
 
 
 def unordered(dataset: DatasetRow, name: str) -> AppendRefused:
-    """Return the error for a deletion without a value that orders it among the writes of its key (LOT-40)."""
+    """Return the error for a deletion that lacks a value in an order_by column (LOT-40)."""
     return AppendRefused(
         f"a deletion from {dataset.name} has no {name}",
-        hint=f"give {', '.join((*dataset.key, *dataset.order_by))}: writes of a key are ordered by {name}",
+        hint=f"pass {', '.join((*dataset.key, *dataset.order_by))}:"
+        f" {name} decides which write of a row is the latest",
     )
 
 
 def _lossless(field: "StructField", frame_type: "DataType", table: str) -> "Column":
-    """Cast a column to its declared type; the job fails at a value that the cast would change."""
+    """Cast a column to its declared type. The Spark job fails if the cast would change a value."""
     from pyspark.sql import functions as sf
     from pyspark.sql import types as st
 
@@ -169,7 +173,7 @@ def _lossless(field: "StructField", frame_type: "DataType", table: str) -> "Colu
 
 
 def digest(frame: "DataFrame") -> str:
-    """Return the digest of a frame's rows, which does not depend on their order (LOT-36), in one pass."""
+    """Compute the digest of a frame's rows in one pass. It does not depend on the order of rows (LOT-36)."""
     from pyspark.sql import functions as sf
 
     columns = [sf.col(quoted(name)) for name in frame.columns if name != ORDINAL]

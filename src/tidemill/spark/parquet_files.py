@@ -1,4 +1,4 @@
-"""Read Parquet files in object storage with ranged requests, and fetch only the parts that are needed."""
+"""Read Parquet files in object storage, and fetch only the byte ranges that are needed."""
 
 import io
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _THREADS: Final = 16
 
 
 class RangedFile(io.RawIOBase):
-    """An object as a seekable file; every read is a ranged request."""
+    """An object as a seekable file. Every read requests only the needed byte range."""
 
     def __init__(self, objects: Objects, key: str, size: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class RangedFile(io.RawIOBase):
 
 
 def open_parquet(objects: Objects, key: str, size: int, *, buffer_bytes: int = 0) -> Any:
-    """Open an object as a `pyarrow.parquet.ParquetFile`; `ObjectUnreadable` if it is not one.
+    """Open an object as a `pyarrow.parquet.ParquetFile`. Raise `ObjectUnreadable` if that fails.
 
     - buffer_bytes: how much of a column to fetch at once; 0 fetches the whole column of a row group.
     """
@@ -58,13 +58,13 @@ def open_parquet(objects: Objects, key: str, size: int, *, buffer_bytes: int = 0
             pa.PythonFile(RangedFile(objects, key, size), mode="r"), buffer_size=buffer_bytes
         )
     except MemoryError:
-        raise  # Arrow raises it too: it is not about the file
+        raise  # Arrow raises this too; the file is not the cause
     except (pa.ArrowException, OSError, ObjectMissing) as error:
         raise unreadable(key, f"it is not a complete Parquet file: {error}") from error
 
 
 def count_rows(objects: Objects, files: Sequence[ObjectInfo]) -> list[int]:
-    """Read from the footers how many rows each file has, in the order given."""
+    """Return how many rows each file has, in the order of `files`. This reads only the footers."""
     if len(files) < 2:
         return [_rows(objects, info) for info in files]
     with ThreadPoolExecutor(min(_THREADS, len(files)), thread_name_prefix="footers") as pool:
@@ -85,7 +85,7 @@ def first_value(objects: Objects, info: ObjectInfo, column: str) -> Any:
 
 
 def unreadable(key: str, why: str) -> ObjectUnreadable:
-    """Return an error that names an object."""
+    """Return the error for an object that cannot be read."""
     error = ObjectUnreadable(f"{key!r} cannot be read: {why}")
     error.key = key
     return error

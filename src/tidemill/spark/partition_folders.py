@@ -2,14 +2,14 @@
 
 A folder is called `by.COLUMN=VALUE`. Spark makes this name from a copy of the column as text. On its own,
 Spark would put NULL, the empty string and the text `__HIVE_DEFAULT_PARTITION__` into one folder, and would
-make names that are too long for a file system. So the copy holds an encoded text:
+make names that are too long for a file system. So the copy contains an encoded text:
 
     NULL            NULL, which Spark calls __HIVE_DEFAULT_PARTITION__
     ~text           the empty text, a text that begins with ~, and Spark's name for NULL
     ~#digest        a text that is too long for a name, or has a control character
     text            every other text
 
-Spark percent-encodes special characters in a name. If the name holds a digest, the value is read from the
+Spark percent-encodes special characters in a name. If the name contains a digest, the value is read from the
 file.
 """
 
@@ -38,10 +38,10 @@ class Partitioning:
     """The folders of one write.
 
     Args:
-        df: the frame; `BadSchema` if it lacks a column, or the column has a type without folder names.
+        df: the frame. Raises `BadSchema` if it lacks a column, or if the column's type cannot name folders.
         columns: the partition columns, in the order of the folders.
-        prefix: where the folders are; keys must not exceed their limit.
-        flag: a column of short texts that makes the outermost folders, and is not written to the files.
+        prefix: the folder that contains them. Its length counts, because keys have a maximum length.
+        flag: a column of short texts that name the outermost folders. It is not written to the files.
     """
 
     def __init__(self, df: "DataFrame", columns: Sequence[str], prefix: str, flag: str | None = None) -> None:
@@ -57,7 +57,7 @@ class Partitioning:
         self._room = [min(NAME_BYTES, room) - len(_escaped(copy).encode()) - 2 for copy in self.copies]
 
     def prepare(self, df: "DataFrame") -> "DataFrame":
-        """Add the copies of the columns, and bring rows with the same values together into few files."""
+        """Add the copies of the columns, and let Spark put rows with equal values into few files."""
         from pyspark.sql import functions as sf
 
         if not self.copies:
@@ -70,7 +70,7 @@ class Partitioning:
         return df.select(*columns, *copies).hint("rebalance", *[quoted(copy) for copy in self.copies])
 
     def values(self, objects: Objects, info: ObjectInfo, path: str) -> dict[str, str | None]:
-        """Return the values of a file's folders, as text; `path` is its key without the prefix."""
+        """Return the partition values of a file, as text. `path` is the file's key without the prefix."""
         values: dict[str, str | None] = {}
         folders = path.split("/")[:-1]
         for column, folder in zip(self.columns, folders[len(folders) - len(self.columns) :], strict=True):
@@ -101,7 +101,7 @@ def _check(column: str, fields: "dict[str, DataType]") -> None:
 
 
 def _copy_name(column: str, number: int, used: Sequence[str]) -> str:
-    """Return a name for the copy that no column has, and that is short enough for a folder."""
+    """Return a name for a column's copy that is not in use and is short enough for a folder."""
     name = f"by.{column}"
     if len(_escaped(name).encode()) > NAME_BYTES // 3:
         name = f"by.{number}"
@@ -129,7 +129,7 @@ def _spelled(value: "Column", data_type: "DataType", room: int) -> "Column":
 
 
 def _text(value: Any) -> str:
-    """Return a value as Spark casts it to text. Only texts and bytes can be too long for a name."""
+    """Convert a value to text as Spark does. Only texts and bytes get here: other values fit into a name."""
     return value.hex().upper() if isinstance(value, bytes) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""Run SQL queries over frames: a table name in a query refers to a given frame, and to nothing else.
+"""Run SQL queries over frames. A table name in a query always refers to one of the given frames.
 
 Each table name in the text is replaced by the name of a new temporary view. So a table name cannot refer to a
 table of the user's catalog, or to a temporary view of another thread's query. Spark gets the rest of the text
@@ -26,7 +26,12 @@ _numbers = itertools.count()
 
 
 class TableName(NamedTuple):
-    """A table name in a query: its place `text[start:end]`, and where its alias goes."""
+    """A table name in the text of a query.
+
+    - start, end: the name is `text[start:end]`.
+    - aliased: whether the query gives the table an alias.
+    - alias_at: where to insert an alias.
+    """
 
     name: str
     start: int
@@ -37,7 +42,7 @@ class TableName(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def table_names(sql: str) -> tuple[TableName, ...]:
-    """Return the table names of a query, in the order of the text; `QueryError` if it is not a query."""
+    """Return the table names in a query, in order. Raise `QueryError` if the text is not a single query."""
     try:
         parsed = sqlglot.parse(sql, dialect="spark")
     except (ParseError, TokenError) as error:
@@ -63,7 +68,7 @@ def table_names(sql: str) -> tuple[TableName, ...]:
 
 
 def _after_sample(sql: str, end: int) -> int:
-    """Return where the alias of a table goes that ends here: after its TABLESAMPLE, if it has one."""
+    """Return where to insert an alias for the table name that ends at `end`: after any TABLESAMPLE."""
     if "tablesample" not in sql.lower():
         return end
     tokens = [token for token in Spark().tokenize(sql) if token.start >= end]
@@ -84,9 +89,9 @@ def over(
 ) -> "Iterator[DataFrame]":
     """Run a query over these frames. Consume the result inside the `with`.
 
-    - frames: by table name. If two names differ only in case, the case decides.
-    - tag: a part of the temporary views' names, for people. Queries with the same tag can run at the same
-      time.
+    - frames: the frames by table name. If two names differ only in case, the query must use the exact case.
+    - tag: becomes part of the names of temporary views, so that people recognize them. Queries with the same
+      tag can run at the same time.
     """
     number = next(_numbers)
     views: dict[str, str] = {}
@@ -105,7 +110,7 @@ def over(
 
 
 def renamed(sql: str, view_of: Callable[[str], str]) -> str:
-    """Rename the tables of a query; its references to their columns stay valid."""
+    """Rename the tables in a query. Qualified columns such as `orders.amount` still work."""
     text, last = [], 0
     for table in table_names(sql):
         view = view_of(table.name)
@@ -117,7 +122,7 @@ def renamed(sql: str, view_of: Callable[[str], str]) -> str:
 
 
 def match(name: str, tables: Mapping[str, object]) -> str:
-    """Return the table that a name refers to, as Spark resolves it: ignoring case."""
+    """Return the table that a name refers to. Like Spark, ignore case, unless one name matches exactly."""
     if name in tables:
         return name
     same = [other for other in tables if other.lower() == name.lower()]
@@ -141,7 +146,7 @@ def _is_cte(table: exp.Table) -> bool:
         clause = node.args.get("with_") or node.args.get("with")
         if isinstance(clause, exp.With) and clause is not below and _defines(clause, name):
             return True
-        if isinstance(node, exp.With):  # in a CTE: those before it, and itself if it is recursive
+        if isinstance(node, exp.With):  # a CTE can use CTEs before it, and itself if it is recursive
             for cte in node.expressions:
                 if cte is below:
                     if node.args.get("recursive") and cte.alias.lower() == name:

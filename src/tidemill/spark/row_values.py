@@ -1,8 +1,8 @@
-"""Prepare the values of rows for Arrow, so that native code sees only values of the expected shape.
+"""Check and convert the values of rows before they are passed to Arrow.
 
-`pyarrow.array` ends the whole process at some values that a sender controls: `[None]` for a MAP, or a decimal
-with an extreme exponent. It also reads the text `"abc"` as an array of three letters, and it can't parse the
-text of a TIME or an INTERVAL. So these types are checked and converted here, in Python.
+Some values crash the whole process in `pyarrow.array`, and a sender could choose them: `[None]` for a MAP, or
+a decimal with an extreme exponent. `pyarrow.array` also reads the text `"abc"` as an array of three letters,
+and cannot parse the text of a TIME or an INTERVAL. So these types are checked and converted here, in Python.
 """
 
 import datetime as dt
@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 Prepare = Callable[[Any], Any]
-"""Converts one value, never None, to a value that Arrow accepts; raises `ValueError` if it does not fit."""
+"""Converts one value, which is not None, to a value that Arrow accepts; raises `ValueError` if it cannot."""
 
 _EXACT: Final = Context(prec=76, traps=[Inexact, InvalidOperation])
 _TIME: Final = re.compile(r"(\d{1,2}):(\d{1,2})(?::(\d{1,2})(?:\.(\d{1,6}))?)?", re.ASCII)
@@ -29,7 +29,7 @@ _LITERAL: Final = re.compile(r"INTERVAL '([^']*)' DAY TO SECOND", re.IGNORECASE)
 
 
 def preparation(arrow_type: pa.DataType) -> Prepare | None:
-    """Return the function that prepares values of a type; None if Arrow takes every value as it is."""
+    """Return the function that prepares values of a type; None if this type needs no preparation."""
     types = pa.types
     if types.is_map(arrow_type):
         return _map(arrow_type)
@@ -71,7 +71,7 @@ def _map(arrow_type: pa.MapType) -> Prepare:
 
 
 def _entry(entry: Any) -> tuple[Any, Any]:
-    """Return the key and the value of a map's entry, as Arrow and Python write them."""
+    """Return the key and the value of one map entry: a pair, or a dictionary with `key` and `value`."""
     if isinstance(entry, tuple) and len(entry) == 2:
         return entry
     if isinstance(entry, Mapping) and "key" in entry and entry.keys() <= {"key", "value"}:
@@ -110,9 +110,9 @@ def _list(arrow_type: pa.ListType) -> Prepare:
 
 
 def _decimal(value: Any, unit: Decimal) -> Any:
-    """Return a decimal of the declared scale. A float becomes the decimal that its text shows."""
+    """Return a decimal with the declared scale. A float is converted from its printed digits."""
     if isinstance(value, float):
-        value = float.__repr__(value)  # also for a float of numpy
+        value = float.__repr__(value)  # a float of numpy prints differently
     if isinstance(value, str | int) and not isinstance(value, bool):
         value = Decimal(value)
     if not isinstance(value, Decimal):
@@ -121,7 +121,7 @@ def _decimal(value: Any, unit: Decimal) -> Any:
 
 
 def _instant(value: Any, arrow_type: pa.DataType) -> Any:
-    """Parse a date or timestamp in ISO 8601, as in files; check that a number is in the years 1 to 9999."""
+    """Parse a date or timestamp in ISO 8601. For a number, check that its year is from 1 to 9999."""
     if isinstance(value, str):
         return pa.scalar(value, pa.string()).cast(arrow_type).value
     if isinstance(value, int) and not isinstance(value, bool):

@@ -38,7 +38,7 @@ __all__ = [
 
 
 def analysed(spark: "SparkSession", text: str) -> Schema:
-    """Parse DDL with Spark's own parser; `BadSchema` with its message."""
+    """Parse DDL with Spark's own parser. Raise `BadSchema`, with Spark's message, if it is invalid."""
     from pyspark.errors import PySparkException
 
     try:
@@ -104,14 +104,14 @@ def _spark_simple(name: str) -> "DataType":
 
 
 def of_spark(struct: "StructType") -> Schema:
-    """Convert Spark's types to a schema; `BadSchema` for a user-defined type."""
+    """Convert a Spark schema to a `Schema`. Raise `BadSchema` for a user-defined type."""
     kind = of_type(struct)
     assert isinstance(kind, Struct)
     return Schema(kind.fields)
 
 
 def of_type(kind: "DataType") -> Type:
-    """Convert one of Spark's types; `BadSchema` for a user-defined type."""
+    """Convert a Spark type to a `Type`. Raise `BadSchema` for a user-defined type."""
     from pyspark.sql import types as st
 
     match kind:

@@ -1,9 +1,9 @@
 """Open Spark sessions. No other module creates a session.
 
 There are three kinds: a session that Tidemill starts (`local[*]`, or any master), a session on a Spark
-Connect server (`sc://…`), and a session that the user passes in (`adopt`). All three give equal results: the
-settings that change the result of a query are pinned (`PINNED`), and all other code uses only the DataFrame
-API.
+Connect server (`sc://…`), and a session that the user passes in (`adopt`). All three give equal results, for
+two reasons. The settings that change the result of a query are pinned (`PINNED`). And all other code uses
+only the DataFrame API.
 
 A process is either a Spark driver or a client of Spark Connect, never both: pyspark decides that once for the
 whole process.
@@ -43,7 +43,8 @@ PINNED: Final[Mapping[str, str]] = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
 """Settings that change the meaning of a query, its result, or how the result is stored. They are the same on
-every machine that runs a pipeline. There is no setting for collations: they belong to the type of a text."""
+every machine that runs a pipeline. Collations need no setting, because a collation is part of a STRING
+type."""
 
 _DEFAULTS: Final[Mapping[str, str]] = {
     "spark.ui.showConsoleProgress": "false",
@@ -72,7 +73,7 @@ class SparkSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     - master: the Spark master, for a driver in this process: `local[*]`, `spark://host:port`, `yarn`, …
     - remote: a Spark Connect server, `sc://host:port`, instead of a master.
-    - conf: more settings of Spark. They override our defaults, except for pinned ones.
+    - conf: more Spark settings. They override our defaults, but cannot change pinned settings.
     - app: the name of the application.
     """
 
@@ -96,11 +97,11 @@ class SparkSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def local(self) -> bool:
-        """Whether this process starts a Spark that runs entirely on this machine."""
+        """Whether Spark runs in this process and on this machine only (`local[…]`)."""
         return self.remote is None and (self.master or "local[*]").startswith("local")
 
     def all_conf(self) -> dict[str, str]:
-        """Return all settings of a session that is made from these."""
+        """Return all settings for a new session: our defaults, `conf` and the pinned settings."""
         if self.remote is not None:
             return {**self.conf, **PINNED}
         logs = f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}"
@@ -110,9 +111,9 @@ class SparkSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def open_session(settings: SparkSettings | None = None) -> "SparkSession":
-    """Open a session. If this process already runs a Spark, open another session on it.
+    """Open a session. If Spark already runs in this process, open another session on it.
 
-    The environment of the process changes only while Spark starts.
+    This changes environment variables while Spark starts, and restores them.
     """
     settings = settings or SparkSettings()
     try:
@@ -130,10 +131,10 @@ def open_session(settings: SparkSettings | None = None) -> "SparkSession":
 
 @contextmanager
 def expecting_errors() -> Iterator[None]:
-    """Silence pyspark's log of errors, where errors are expected: it writes each as JSON to stderr."""
+    """Silence pyspark's error log inside the block, because pyspark prints each error as JSON to stderr."""
     from pyspark.logger import PySparkLogger
 
-    # With pyspark's own function: a plain logger of that name would not accept pyspark's messages.
+    # Use pyspark's own function: a plain logger of that name would not accept pyspark's messages.
     loggers = [PySparkLogger.getLogger(name) for name in _QUERY_LOGGERS]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:
@@ -188,7 +189,7 @@ def _start(settings: SparkSettings) -> "SparkSession":
 
 
 def _running() -> "SparkSession | None":
-    """Return a session on the Spark that this process runs, or None. This starts nothing."""
+    """Return a session on the Spark that already runs in this process, or None. Start nothing."""
     from pyspark.sql import SparkSession
 
     session = SparkSession._instantiatedSession
@@ -213,7 +214,7 @@ def _sibling(running: "SparkSession", master: str, settings: SparkSettings) -> "
 
 @contextmanager
 def _environment(settings: SparkSettings) -> Iterator[None]:
-    """Set the environment variables that Spark reads at its start; keep the user's variables."""
+    """Set the environment variables that Spark reads when it starts, and restore them after the block."""
     variables = {**java_environment(os.environ)}
     variables.setdefault("PYSPARK_PYTHON", os.environ.get("PYSPARK_PYTHON", sys.executable))
     if settings.local:
@@ -234,7 +235,7 @@ def _environment(settings: SparkSettings) -> Iterator[None]:
 
 
 def faults(session: "SparkSession") -> list[str]:
-    """Return why a session cannot be used; empty if it can."""
+    """Return the reasons why a session cannot be used; an empty list if it can be used."""
     reasons = []
     version = str(session.version)
     numbers = re.match(r"(\d+)\.(\d+)", version)
@@ -244,9 +245,9 @@ def faults(session: "SparkSession") -> list[str]:
 
 
 def require(session: "SparkSession") -> None:
-    """Raise `SessionUnusable` with all reasons, unless the session can be used.
+    """Raise `SessionUnusable`, with all reasons, if the session cannot be used.
 
-    Raise `MissingDriver` if pandas is missing: pyspark needs it for the first step that runs as a Spark job.
+    Raise `MissingDriver` if pandas is missing. pyspark needs pandas for view steps that run as Spark jobs.
     """
     if importlib.util.find_spec("pandas") is None:
         raise MissingDriver(
@@ -259,7 +260,7 @@ def require(session: "SparkSession") -> None:
 
 
 class _Adopted:
-    """How many blocks use a session, and the settings that it had before."""
+    """A user's session in use: how many `adopt` blocks use it, and its settings before the first of them."""
 
     def __init__(self, session: "SparkSession") -> None:
         self.session = session
@@ -273,10 +274,10 @@ _adopting = threading.Lock()
 
 @contextmanager
 def adopt(session: "SparkSession") -> Iterator["SparkSession"]:
-    """Use a session that the user passes in: pin its settings inside the block, and restore them after it.
+    """Use a session that the user passes in. Pin its settings inside the block, and restore them afterwards.
 
-    Blocks may overlap, in any thread: the first one pins, the last one restores. Queries that the user runs
-    on that session during the block also run with the pinned settings.
+    Blocks may overlap, also in different threads: the first block pins the settings, and the last one
+    restores them. Queries that the user runs on that session during the block have the pinned settings too.
 
     >>> with adopt(spark) as session:
     ...     session.sql("SELECT current_timezone()").first()[0]
@@ -308,8 +309,8 @@ def adopt(session: "SparkSession") -> Iterator["SparkSession"]:
 def repinned(session: "SparkSession") -> Iterator[None]:
     """Run the user's code, and pin the settings of the session again after it.
 
-    A session serves everything that a runner runs. So a function that sets the time zone, for example, would
-    change the results of later functions.
+    A runner uses one session for all functions. Without this, a function that sets the time zone, for
+    example, would change the results of later functions.
     """
     try:
         yield
@@ -355,8 +356,8 @@ def _shown(remote: str) -> str:
 def tagged(session: "SparkSession", tag: str) -> Iterator[None]:
     """Tag every job that this thread starts in the block, so that `interrupt` finds it.
 
-    If Spark runs in this process, a session's own tags belong to one thread, and `interruptTag` from another
-    thread finds nothing. So in that case the jobs get tags of the Spark context.
+    If Spark runs in this process, the tags of a session belong to one thread, and `interruptTag` in another
+    thread does not find them. So in that case this function sets tags of the Spark context.
     """
     if _is_connect(session):
         session.addTag(tag)
@@ -374,8 +375,8 @@ def tagged(session: "SparkSession", tag: str) -> Iterator[None]:
 def interrupt(session: "SparkSession", tag: str) -> None:
     """Cancel the jobs that run under a tag, from any thread.
 
-    A job that starts a moment later is not cancelled; the caller repeats the call if that matters. Results do
-    not depend on it, because the output of such a job is never published.
+    A job that starts a moment later is not cancelled; the caller repeats the call if that matters. A job that
+    is missed does no harm, because its output is never published.
     """
     if _is_connect(session):
         session.interruptTag(tag)
@@ -384,7 +385,7 @@ def interrupt(session: "SparkSession", tag: str) -> None:
 
 
 def parallelism(spark: "SparkSession") -> int:
-    """Return how many tasks can run at the same time: the cores of a local Spark or a cluster, if known."""
+    """Return how many tasks Spark can run at the same time, which is normally its number of cores."""
     if _is_connect(spark):
         return int(spark.conf.get("spark.default.parallelism", "2") or 2)
     return int(spark.sparkContext.defaultParallelism)

@@ -1,7 +1,7 @@
 """Convert keys of the object storage to the URIs that Spark reads or writes, and back.
 
-The address of an object has three spellings. Each is exact for every name (`=`, `%`, blanks, quotes, any
-script):
+The address of an object has three forms. Each form works for every name, with `=`, `%`, blanks, quotes and
+any script:
 
     key         data/name=D/…/by.city=New York/part-0.parquet        in manifests
     uri         file:///base/data/name=D/…/by.city=New York/part-0…  given to Spark: not encoded, except
@@ -26,11 +26,11 @@ from tidemill.objects.local import LocalObjects
 from tidemill.objects.url import RemoteUrl
 
 _GLOB: Final = re.compile(r"[\\\[\]{}*?]")
-# The characters that java.net.URI leaves unquoted in a path, with letters and digits; and blanks it quotes.
+# Besides letters and digits, java.net.URI does not quote the first set in a path. It quotes the blanks below.
 _URI_PLAIN: Final = "_-!.~'()*:@&=+$,;/"
 _URI_BLANKS: Final = re.compile("[\x00-\x20\x7f-\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 _WRITING: Final[Mapping[str, str]] = {
-    # The manifest lists the files: no marker object, and no file of a task that did not commit.
+    # The manifest lists all files, so no marker object is needed. A task that did not commit leaves no file.
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     "mapreduce.fileoutputcommitter.algorithm.version": "1",
 }
@@ -73,10 +73,10 @@ class Storage:
 
     @property
     def local(self) -> bool:
-        """Whether these are files. Then every machine that runs Spark must have them under the same path."""
+        """Whether objects are files in a folder. Every Spark machine needs that folder at the same path."""
         return self._root_path is not None
 
-    # --- spellings
+    # --- addresses
 
     def uri(self, key: str) -> str:
         """Return the URI that Spark writes to."""
@@ -92,7 +92,7 @@ class Storage:
         return scheme + colon + _uri_quoted(path)
 
     def key(self, file_path: str) -> str:
-        """Return the key of a path that Spark reports; `UsageError` if it is not one of these objects.
+        """Return the key for a path that Spark reports. Raise `UsageError` if it is not in this storage.
 
         Spark writes `file:/a`, and in some messages `file:///a`.
         """
@@ -106,17 +106,17 @@ class Storage:
     # --- settings
 
     def read_options(self) -> dict[str, str]:
-        """Return the options of a read."""
+        """Return the options for a read."""
         return dict(self._options)
 
     def write_options(self) -> dict[str, str]:
-        """Return the options of a write."""
+        """Return the options for a write."""
         return {**self._options, **_WRITING, **(_WRITING_FILES if self.local else {})}
 
     # --- durability
 
     def sync(self, keys: Iterable[str]) -> None:
-        """Make what Spark wrote under these keys survive a power failure.
+        """Sync files that Spark wrote under these keys, so that they survive a power failure.
 
         Spark closes files without syncing them. A bucket needs no sync: when it confirms a write, the object
         is durable.
@@ -150,7 +150,7 @@ def _remote_root(where: RemoteUrl) -> str:
 
 
 def _s3a_options(where: RemoteUrl) -> dict[str, str]:
-    """Return the settings of Hadoop's S3A from the URL. S3A finds the rest like AWS tools."""
+    """Return settings for Hadoop's S3A from the URL. S3A looks for the others as AWS tools do."""
     options = {}
     for setting, option in (("endpoint", "fs.s3a.endpoint"), ("region", "fs.s3a.endpoint.region")):
         if setting in where.settings:
@@ -173,5 +173,5 @@ def _s3a_options(where: RemoteUrl) -> dict[str, str]:
 
 
 def _uri_quoted(path: str) -> str:
-    """Quote a path like java.net.URI: outside of ASCII it encodes only blanks and control characters."""
+    """Quote a path as java.net.URI does. Outside ASCII, quote only blanks and control characters."""
     return "".join(quote(c, safe=_URI_PLAIN) if c.isascii() or _URI_BLANKS.match(c) else c for c in path)

@@ -1,4 +1,4 @@
-"""Do the same checks as `frame_checks`, but on Arrow tables and without Spark, for small appends (LOT-33).
+"""Run the same checks as `frame_checks`, but on Arrow tables and without Spark, for small appends (LOT-33).
 
 Only the expressions of checks need Spark SQL. A process with a Spark session evaluates them (`evaluator`).
 """
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Evaluate = Callable[[pa.Table, Sequence[str]], list[pa.Array]]
-"""Returns for each expression whether it is true, for each row of the table; NULL is not true."""
+"""Evaluates expressions. For each expression it returns an array: whether the expression is true in each row.
+NULL counts as not true."""
 
 _ROW: Final = "_tidemill_row"
 
@@ -43,9 +44,9 @@ def check_table(
     kind: Kind = Kind.ROWS,
     evaluate: Evaluate | None = None,
 ) -> CheckedTable:
-    """Check a table as a lot stores it. Rows that fail a check raise no error.
+    """Check the rows of a table that is ready to be stored. Rows that fail a check raise no error.
 
-    - kind: the kind of the table. Of changes and operations, only inserted rows are checked.
+    - kind: the kind of the dataset. Deletions are checked only if a check asks for it.
     - evaluate: evaluates expressions; without it, no check may have an expression.
     """
     inserted = _inserted(table, kind)
@@ -66,7 +67,7 @@ def check_table(
         if check.kind == "not_null":
             missing = pc.invert(_all_present(table, check.columns))
             failed[check.name] = missing if check.all_operations else pc.and_(inserted, missing)
-    # As on Spark: rows that another check removes are not compared with those that stay.
+    # As on Spark: a uniqueness check ignores rows that another check removes.
     stays = inserted
     for check in checks:
         if check.is_per_row and check.on_fail is OnFail.DROP:
@@ -97,7 +98,7 @@ def _inserted(table: pa.Table, kind: Kind) -> pa.Array:
 
 
 def _all_present(table: pa.Table, columns: Sequence[str]) -> pa.Array:
-    """Return for each row whether none of these columns is NULL."""
+    """Return, for each row, True if none of these columns is NULL."""
     present = pa.array([True] * table.num_rows, pa.bool_())
     for name in columns:
         present = pc.and_(present, pc.is_valid(table.column(name)).combine_chunks())
@@ -134,7 +135,7 @@ def _quarantine(
 
 
 def _row(table: pa.Table, number: int) -> dict[str, Any]:
-    """Return one row; a date or timestamp that Python does not have becomes its number."""
+    """Return one row. A date or timestamp outside Python's range is returned as a number."""
     row: dict[str, Any] = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         try:
@@ -145,14 +146,14 @@ def _row(table: pa.Table, number: int) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    """Return the text of a value that JSON cannot hold."""
+    """Convert a value that JSON does not support to text."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return value.isoformat() if isinstance(value, date | datetime | time) else str(value)
 
 
 def evaluator(spark: "SparkSession") -> Evaluate:
-    """Return a function that evaluates expressions on a session: one job for all expressions of a batch."""
+    """Return a function that evaluates expressions on this session, with one Spark job per call."""
 
     def evaluate(table: pa.Table, expressions: Sequence[str]) -> list[pa.Array]:
         from pyspark.sql import functions as sf

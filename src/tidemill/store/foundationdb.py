@@ -4,16 +4,19 @@ This backend follows the documented binding (API version 730) but has *not run* 
 `tests/conformance/test_store_foundationdb.py` runs the conformance suite wherever a cluster file works.
 
 - A key is the prefix of the store followed by the packed tuple, so other layers can decode our keys.
-- Reads add conflict ranges, snapshot reads do not, blind writes never conflict, `add` is the atomic ADD, and
-  `set_versioned` is a versionstamped key. Such a key makes its range unreadable until the commit, so these
-  writes are buffered until then.
-- `take` reads a window as a snapshot and then adds conflict ranges only for the rows it picks: two takers
-  conflict only over the same row. After a conflict it picks at random from a wider window.
+- Plain reads add conflict ranges; snapshot reads do not. Blind writes never conflict. `add` uses the atomic
+  ADD, and `set_versioned` a versionstamped key. Writing such a key makes its range unreadable until the
+  commit, so these writes are buffered until then.
+- `take` reads a window as a snapshot, and then adds conflict ranges only for the rows it picks. So two
+  transactions that take rows conflict only if they pick the same row. After a conflict, `take` picks at
+  random from a wider window.
 - Lease time is the read version, which advances by about a million per second and never goes back (STO-6). It
   is not exact, and a recovery of the cluster makes it jump forward by up to about 100 s. Leases then expire
-  early, which is safe because every write is fenced. The cluster has no wall clock: `wall` is this machine's.
-- If the outcome of a commit is unknown, the row of the operation decides. The attempt adds a read conflict on
-  the row without reading it, so a fence that another transaction writes makes the late commit fail.
+  early, which is safe because every write is fenced. The cluster has no wall clock, so `wall` returns this
+  machine's clock.
+- If the outcome of a commit is unknown, the operation's row decides (`store.retry`). Each attempt adds a read
+  conflict on this row without reading it. So if another transaction has written a fence there, a late commit
+  fails.
 """
 
 import os
@@ -51,7 +54,7 @@ T = TypeVar("T")
 
 API_VERSION = 730
 FORMAT = 1
-TIMEOUT_MS = 5_000  # a transaction lasts 2 s at most; a longer call means no response
+TIMEOUT_MS = 5_000  # a transaction lasts at most 2 s, so a call that takes this long gets no response
 CLEAN_EVERY_US = 60_000_000
 POLL_S = 1.0
 
@@ -78,7 +81,7 @@ def load_binding() -> Any:
 
 
 class Mapping:
-    """Maps keys of the store to keys of the cluster, which have a prefix, and back."""
+    """Adds the store's prefix to keys that are sent to the cluster, and removes it from returned keys."""
 
     def __init__(self, prefix: bytes) -> None:
         if not prefix or prefix[:1] == b"\xff":
@@ -95,13 +98,13 @@ class Mapping:
         return raw[len(self.prefix) :]
 
     def versionstamped(self, prefix: bytes, ordinal: int) -> bytes:
-        """Return the parameter of SET_VERSIONSTAMPED_KEY: space for the stamp, the ordinal, the offset."""
+        """Return the parameter of SET_VERSIONSTAMPED_KEY: a key with space for the stamp, and its offset."""
         head = self.raw(prefix) + b"\x33"
         return head + bytes(10) + ordinal.to_bytes(2, "big") + struct.pack("<I", len(head))
 
 
 class FoundationTx(Tx):
-    """One attempt: one transaction of the cluster."""
+    """One attempt at a transaction: one transaction of FoundationDB."""
 
     def __init__(self, store: "FoundationStore", mode: Mode, attempt: int) -> None:
         super().__init__(mode, store.clock)
@@ -109,7 +112,7 @@ class FoundationTx(Tx):
         self._map = store.mapping
         self._attempt = attempt
         self._versioned: list[tuple[bytes, bytes]] = []
-        self.hinted: set[bytes] = set()  # keys to notify watchers of, without writing them
+        self.hinted: set[bytes] = set()  # keys that are not written, but whose watchers are notified
         self._now: int | None = None
         self._wall = int(store.clock.wall() * 1_000_000)
         self.tr = store.begin()
@@ -167,7 +170,7 @@ class FoundationTx(Tx):
         self.hinted.add(key)
 
     def _take(self, lo: bytes, hi: bytes, limit: int) -> list[Row]:
-        wider = min(self._attempt, 8)  # 1 for the first attempt: without competition rows come in order
+        wider = min(self._attempt, 8)  # 1 in the first attempt: without competition, rows come in order
         window = self._rows(self.tr.snapshot, lo, hi, limit * wider, reverse=False)
         at = self._store.chance.randrange(max(1, len(window) - limit + 1)) if wider > 1 else 0
         picked = window[at : at + limit]
@@ -246,7 +249,7 @@ class FoundationStore(RetryingStore):
         return f"foundationdb://{self._cluster_file or ''}"
 
     def close(self) -> None:
-        self._closed = True  # the binding has one connection per cluster file for the whole process
+        self._closed = True  # the connection stays: the process has only one per cluster file
 
     def watch(self, keys: Iterable[bytes]) -> Watch:
         return FoundationWatch(self, keys)
@@ -300,7 +303,7 @@ class FoundationStore(RetryingStore):
         return tr
 
     def call(self, request: Callable[[], T], *, committing: bool = False) -> T:
-        """Call the cluster; its errors become Conflict, Unknown, Unreached or a `StoreError`."""
+        """Send a request to the cluster. Its errors become Conflict, Unknown, Unreached or a `StoreError`."""
         try:
             return request()
         except self._fdb.FDBError as error:
@@ -318,7 +321,7 @@ class FoundationStore(RetryingStore):
             return Unreached(text)
         if error.code == _TOO_LARGE:
             return TransactionTooLarge(f"FoundationDB refused a transaction: {text}")
-        return StoreError(f"FoundationDB refused: {text}")
+        return StoreError(f"FoundationDB refused a request: {text}")
 
     # --- housekeeping
 
@@ -332,7 +335,7 @@ class FoundationStore(RetryingStore):
                 self.call(lambda: tx.tr.commit().wait(), committing=True)
             return stored
 
-        stored = self.run(check)  # it may be written twice, so an unknown commit does no harm
+        stored = self.run(check)  # the format may be written twice, so an unknown commit does no harm
         if stored is None:
             return
         try:
@@ -361,7 +364,7 @@ class FoundationStore(RetryingStore):
 
 
 class FoundationWatch(Watch):
-    """Native watches. They are set again before `wait` returns True, so no change is missed."""
+    """Uses FoundationDB's watches. They are set again before `wait` returns True: no change is missed."""
 
     def __init__(self, store: FoundationStore, keys: Iterable[bytes]) -> None:
         self._store = store

@@ -17,9 +17,10 @@ INT_ZERO, DOUBLE, FALSE, TRUE, UUID_CODE, VERSION_CODE = 0x14, 0x21, 0x26, 0x27,
 
 
 class Versionstamp(NamedTuple):
-    """The position of a row that `set_versioned` wrote: by commit, then within the transaction.
+    """The last part of the key of a row that `set_versioned` wrote.
 
-    The commit has 80 bits, as in FoundationDB, where commits of one batch differ only in the last 16.
+    Such rows sort by commit, then by their ordinal within the commit. `commit` has 80 bits, as in
+    FoundationDB, where the commits of one batch differ only in the last 16 bits.
     """
 
     commit: int
@@ -159,7 +160,7 @@ def _decode_nested(key: bytes, at: int) -> tuple[Part, int]:
 
 
 def after(prefix: bytes) -> bytes:
-    """Return the first key after all tuples that begin with this one."""
+    """Return the end of the range of all keys that begin with this packed tuple."""
     return prefix + b"\xff"
 
 
@@ -177,8 +178,8 @@ class Space:
         self.prefix = pack(parts)
 
     def __getitem__(self, parts: Part) -> bytes:
-        # a tuple in brackets is several parts; a nested tuple is written ((a, b),)
-        if type(parts) is bytes:  # most keys end in an id: the same as `_encode`, in a third of the time
+        # space[a, b] has two parts; for one part that is a tuple, write space[(a, b),]
+        if type(parts) is bytes:  # most keys end in an id; this takes a third of the time of `_encode`
             return self.prefix + b"\x01" + parts.replace(b"\x00", b"\x00\xff") + b"\x00"
         return self.prefix + pack(parts if type(parts) is tuple else (parts,))
 
@@ -197,7 +198,7 @@ class Space:
         return inner
 
     def unpack(self, key: bytes) -> tuple[Part, ...]:
-        """Return the parts of a key after those of this space."""
+        """Return the parts of a key that follow the parts of this space."""
         if not key.startswith(self.prefix):
             raise ValueError("the key does not begin with the prefix of this key space")
         return unpack(key[len(self.prefix) :])

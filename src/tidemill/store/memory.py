@@ -1,11 +1,11 @@
-"""Keep the store in memory: the reference for the other backends, and the store of simulations.
+"""Keep the store in memory. This store is the reference for the other backends, and simulations use it.
 
 This store is optimistic, like FoundationDB: a transaction reads a snapshot and buffers its writes. The commit
 checks the transaction against all commits since its snapshot. Wherever the contract allows several
 behaviours, this store gives the *weakest* guarantee, so that code that works here works on every backend:
 
 - a plain read conflicts only with commits of serial transactions. Only a locked read conflicts with a `take`
-  transaction, as on PostgreSQL, where SERIALIZABLE ignores READ COMMITTED (STO-3);
+  transaction. PostgreSQL does the same, because SERIALIZABLE ignores READ COMMITTED (STO-3);
 - blind writes never conflict;
 - `faults`, if given, may delay, refuse or lose any commit (`tests.simulation`).
 """
@@ -35,7 +35,7 @@ class StoreFaults(Protocol):
         """Called after fn has read and written, before the commit; other transactions may run here."""
 
     def after(self, store: "MemoryStore") -> None:
-        """Called after the commit; an error raised here hides a success."""
+        """Called after the commit. An error raised here hides that the commit succeeded."""
 
     def now_us(self) -> int:
         """Return lease time."""
@@ -73,7 +73,8 @@ class MemoryTx(Tx):
     def wall(self) -> int:
         return self._wall_us
 
-    # Reads of the store's history hold its lock: the snapshot is fixed, but the lists change.
+    # A read of the store's history takes the store's lock: a snapshot never changes, but the lists that hold
+    # it do.
 
     def _peek(self, key: bytes) -> bytes | None:
         if key in self.overlay:
@@ -140,7 +141,7 @@ class MemoryTx(Tx):
     def _take(self, lo: bytes, hi: bytes, limit: int) -> list[Row]:
         with self._store._lock:
             rows, _ = self._scan(lo, hi, limit, reverse=False)
-        for row in rows:  # protect each taken row separately: its neighbours must not conflict
+        for row in rows:  # lock only these rows, so that their neighbours do not conflict
             self.locked.add(row.key)
             self._clear(row.key)
         return rows
@@ -157,7 +158,7 @@ class MemoryTx(Tx):
         return results
 
     def conflicts_with(self, commit: MemoryCommit) -> bool:
-        """Return whether a commit changed what we read; plain reads ignore take commits (STO-3)."""
+        """Return whether a commit changed what we read. Plain reads ignore `take` commits (STO-3)."""
         if not self.locked.isdisjoint(commit.keys):
             return True
         if any(lo <= key < hi for key in self.locked for lo, hi in commit.ranges):
@@ -193,7 +194,7 @@ class MemoryStore(RetryingStore):
         self._version = 0
         self._open: dict[int, int] = {}  # transaction -> the version it reads
         self._commits: list[MemoryCommit] = []  # commits that an open transaction may conflict with
-        self._watches: dict[MemoryWatch, None] = {}  # in the order of creation, so that a seed repeats a run
+        self._watches: dict[MemoryWatch, None] = {}  # in creation order, so that the same seed repeats a run
         self._last_now = 0
         self._cleaned_at = 0
         self._active = threading.local()
@@ -326,7 +327,7 @@ class MemoryStore(RetryingStore):
         del self._commits[:drop]
 
     def _clean(self, now_us: int) -> None:
-        """Remove expired operation rows, now and then."""
+        """Remove expired operation rows, at most once a minute."""
         if now_us - self._cleaned_at > 60_000_000:
             self._cleaned_at = now_us
             for key in self._keys_between(*expired_operations(now_us)):

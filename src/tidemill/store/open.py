@@ -16,7 +16,7 @@ _KNOWN = ("memory", "sqlite", "postgresql", "postgres", "foundationdb")
 
 
 def open_store(url: str, *, clock: Clock = SYSTEM, chance: random.Random | None = None) -> Store:
-    """Open the store of a URL. A backend is imported when it is needed.
+    """Open the store at a URL. A backend is imported only when a URL needs it.
 
     Args:
         url: `memory://`, `sqlite:///abs/path` or a plain path, `postgresql://user@host/db`,
@@ -30,7 +30,7 @@ def open_store(url: str, *, clock: Clock = SYSTEM, chance: random.Random | None 
     parts = _SCHEME.fullmatch(url)
     scheme = parts["scheme"].lower() if parts else ""
     if parts is None or (not parts["slashes"] and scheme not in _KNOWN):
-        if redact(url) != url:  # libpq's other form, or a URL without a scheme: not a file name
+        if redact(url) != url:  # it has a secret: not a file name, but a DSN or a URL without a scheme
             raise BadUrl(f"the store's URL {redact(url)} is not valid")
         return _sqlite(url, url, clock, chance)
     if not parts["slashes"] or scheme not in _KNOWN:

@@ -1,20 +1,20 @@
-"""Define the store: transactions over an ordered map of byte keys, which every backend implements.
+"""Define the interface of the store: transactions on an ordered map from byte keys to byte values.
 
 The contract is the same on every backend, and `tidemill.testing.StoreConformance` tests it:
 
-- `store.run(fn)` calls `fn(tx)` and commits its writes. Conflicts are retried, so `fn` may run several times:
-  it must use only `tx` and return a value.
+- `store.run(fn)` calls `fn(tx)`, commits what `fn` wrote, and returns what `fn` returned. After a conflict,
+  it calls `fn` again. So `fn` must have no effects outside `tx`.
 - A transaction with `mode="serial"` is serialisable. A transaction with `mode="take"` depends only on rows
   that it took, swapped or read under a row lock. It refuses plain reads, because on PostgreSQL such a
   transaction is READ COMMITTED. If a `take` transaction may write a row, other transactions must read that
   row with `get(key, lock=True)` (STO-3).
 - A transaction reads its own writes. The only exception is rows of `set_versioned`, which get their keys at
   the commit.
-- If the outcome of a commit is unknown, the store looks up the operation's id to find out. A commit never
-  takes effect twice (STO-5).
+- Each call of `run` has an id, and its commit stores this id. If the outcome of a commit is unknown, the
+  store looks for the id. A commit never takes effect twice (STO-5).
 - All backends have the same limits (STO-7), so code that works on one backend works on all of them.
 
-All checks are in this module; a backend implements the methods that begin with an underscore.
+All checks of arguments and limits are in this module. A backend implements the abstract methods.
 """
 
 import random
@@ -32,7 +32,7 @@ T = TypeVar("T")
 Mode = Literal["serial", "take"]
 
 NOTIFY_EVERY_S = 0.5
-SYSTEM_PREFIX = b"\xfe"  # rows of the store itself: operation ids, format, clock; no user key begins with it
+SYSTEM_PREFIX = b"\xfe"  # begins the keys of the store's own rows: operation ids, format, clock
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ class Row(NamedTuple):
 
 
 class Swap(NamedTuple):
-    """A fenced write: `new` replaces `expected`; None means no row."""
+    """A conditional write: replace the value `expected` with `new`. None means that there is no row."""
 
     key: bytes
     expected: bytes | None
@@ -64,7 +64,7 @@ class Swap(NamedTuple):
 
 
 class Tx(ABC):
-    """One attempt of one transaction. `Store.run` creates it, and it ends when `fn` returns."""
+    """One attempt at a transaction. `Store.run` creates it, and it ends when `fn` returns."""
 
     limits: Limits = LIMITS
 
@@ -81,11 +81,14 @@ class Tx(ABC):
     # --- reading
 
     def get(self, key: bytes, *, lock: bool = False) -> bytes | None:
-        """Return the value of a key. `lock=True` also conflicts with `take` transactions that write it."""
+        """Return the value of a key; None if there is no row.
+
+        With `lock=True`, a `take` transaction that writes the key conflicts with this one.
+        """
         return self.get_many((key,), lock=lock)[0]
 
     def get_many(self, keys: Sequence[bytes], *, lock: bool = False) -> list[bytes | None]:
-        """Return the values of several keys, in their order."""
+        """Return the values of several keys, in the same order."""
         if self.mode == "take" and not lock:
             raise UsageError(
                 "a transaction in mode 'take' cannot read without a lock",
@@ -113,8 +116,8 @@ class Tx(ABC):
 
     # --- writing
 
-    # `quiet`: do not notify watchers of this key. Use it for rows without watchers, so that a commit of many
-    # rows can name the few keys that have some.
+    # `quiet`: do not notify the watchers of this key. Use it for rows that have no watchers. Then even a
+    # commit of many rows can list the few keys that have watchers.
 
     def set(self, key: bytes, value: bytes, *, quiet: bool = False) -> None:
         """Set the value of a key."""
@@ -122,7 +125,7 @@ class Tx(ABC):
         self._set(key, value)
 
     def set_many(self, rows: Sequence[tuple[bytes, bytes]], *, quiet: bool = False) -> None:
-        """Set several rows; if a key has two values, the last one wins."""
+        """Set several rows. If a key occurs twice, its last value wins."""
         self._count_many([key for key, _ in rows], [value for _, value in rows], watched=not quiet)
         self._set_many(rows)
 
@@ -139,7 +142,10 @@ class Tx(ABC):
             self._clear_range(lo, hi)
 
     def add(self, key: bytes, amount: int) -> None:
-        """Add to a counter (a signed 64-bit integer; 0 if absent) without reading it: adds never conflict."""
+        """Add to a counter without reading it, which conflicts less often than a read and a write.
+
+        A counter is a signed 64-bit integer; if there is no row, it is 0.
+        """
         if not -(2**63) <= amount < 2**63:
             raise UsageError(
                 f"cannot add {amount:,} to a counter: it does not fit into 64 bits",
@@ -153,7 +159,7 @@ class Tx(ABC):
         return read_counter(self.get(key, lock=lock))
 
     def set_versioned(self, prefix: bytes, value: bytes) -> None:
-        """Append a row with the key `prefix + pack((Versionstamp,))`; versionstamps sort like commits."""
+        """Append a row with the key `prefix + pack((Versionstamp,))`. Versionstamps sort in commit order."""
         self._count(prefix + b"\x33" + bytes(12), value, watched=False)
         self.touched.add(prefix)
         self._set_versioned(prefix, value)
@@ -178,11 +184,11 @@ class Tx(ABC):
         return rows
 
     def swap(self, key: bytes, expected: bytes | None, new: bytes | None, *, quiet: bool = False) -> bool:
-        """Write `new` if the row is still `expected`; otherwise write nothing and return False."""
+        """Write `new` and return True if the value is still `expected`; else write nothing, return False."""
         return self.swap_many((Swap(key, expected, new),), quiet=quiet)[0]
 
     def swap_many(self, swaps: Sequence[Swap], *, quiet: bool = False) -> list[bool]:
-        """Make several fenced writes, each independently: skip those whose row is not as expected."""
+        """Make several independent conditional writes; return a list that says which of them took effect."""
         written = [new for _, _, new in swaps if new]
         self._count_many([key for key, _, _ in swaps], written, watched=not quiet)
         return self._swap_many(swaps)
@@ -197,7 +203,7 @@ class Tx(ABC):
     def wall(self) -> int:
         """Return wall time in microseconds since 1970, for lot intervals and for display."""
 
-    # --- checks, of many keys at once: a claim of a hundred rows costs a few calls, not hundreds
+    # --- checks; each handles many keys at once, so a claim of a hundred rows costs a few calls, not hundreds
 
     def _check_keys(self, keys: Sequence[bytes]) -> None:
         if not keys:
@@ -217,14 +223,17 @@ class Tx(ABC):
                 hint="use a key range made with tidemill.store.keys",
             )
         longest = max(len(lo), len(hi))
-        # One byte more than a key: a pager continues at key + b"\x00", also after the longest key.
+        # A bound may be one byte longer than a key: the next page begins at the last key + b"\x00".
         if longest > self.limits.key_bytes + 1:
             raise KeyTooLarge(
                 f"the end of a range has {longest:,} bytes, more than {self.limits.key_bytes:,}"
             )
 
     def _check_age(self) -> None:
-        """Check size and age; a backend calls it again before the commit: `fn` may catch the error."""
+        """Check the size and the age of the transaction.
+
+        A backend calls this again before the commit, because `fn` may have caught the error.
+        """
         if self._too_large is not None:
             raise self._too_large
         if self._clock.monotonic() - self._started > self.limits.transaction_s:
@@ -232,11 +241,11 @@ class Tx(ABC):
 
     def _check_alive(self) -> None:
         if self._ended:
-            raise UsageError("the transaction has ended", hint="use tx only inside its function")
+            raise UsageError("the transaction has ended", hint="use tx only inside the function that gets it")
         self._check_age()
 
     def _end(self) -> None:
-        """Refuse all further calls; called when `fn` has returned."""
+        """Refuse all further calls. The store calls this when `fn` has returned."""
         self._ended = True
 
     def _count(self, key: bytes, value: bytes, *, watched: bool = True) -> None:
@@ -309,26 +318,26 @@ def read_counter(value: bytes | None) -> int:
 
 
 def write_counter(value: int) -> bytes:
-    """Return a counter as 8 bytes, little-endian, two's complement; it wraps like FoundationDB's."""
+    """Return a counter as 8 bytes, little-endian, two's complement. It wraps around, as in FoundationDB."""
     return (value & (2**64 - 1)).to_bytes(8, "little")
 
 
 class Watch(ABC):
-    """A hint that one of some keys may have changed since the watch was created.
+    """Watches several keys, and fires when one of them may have changed since the watch was created.
 
-    Create it, then read, then wait: a change between the read and the wait is not missed. A watch may fire
-    without a reason, and it may miss a change, so a caller must also poll (STO-8).
+    First create the watch, then read the keys, then wait. That way, the wait also notices a change made after
+    the read. A watch may fire without a reason, and may miss a change, so a caller must also poll (STO-8).
     """
 
     @abstractmethod
     def wait(self, timeout_s: float) -> bool:
-        """Wait until a key may have changed; False after the timeout. This resets the watch."""
+        """Wait until a key may have changed, and reset the watch; return False after the timeout."""
 
     def notify(self, call: Callable[[], None]) -> Callable[[], None]:
-        """Call `call` each time the watch fires, for loops that also wait for other things.
+        """Run the function `call` each time the watch fires; return a function that stops these calls.
 
-        A thread of the store makes the call, so `call` should be fast. The returned function stops the calls.
-        A call is only a hint: the caller must also poll.
+        This is useful in a loop that waits for other things too. A thread of the store runs `call`, so `call`
+        should be fast. A watch may miss a change, so the loop must also poll.
         """
         over = threading.Event()
 
@@ -351,7 +360,7 @@ class Watch(ABC):
 
 
 class Store(ABC):
-    """A store, shared by all threads of a process. Processes share it through its backend."""
+    """A store. The threads of a process share one object; processes share the data in the backend."""
 
     limits: Limits = LIMITS
 
@@ -361,15 +370,18 @@ class Store(ABC):
 
     @abstractmethod
     def run(self, fn: Callable[[Tx], T], *, mode: Mode = "serial") -> T:
-        """Run `fn(tx)`, commit its writes, return its value. Conflicts are retried, so `fn` must be pure."""
+        """Call `fn(tx)`, commit its writes and return its result.
+
+        After a conflict, `fn` is called again, so it must have no effects outside `tx`.
+        """
 
     @abstractmethod
     def watch(self, keys: Iterable[bytes]) -> Watch:
-        """Watch these keys, or prefixes of `set_versioned`, for changes."""
+        """Watch these keys for changes. A prefix that is passed to `set_versioned` counts as a key."""
 
     @abstractmethod
     def close(self) -> None:
-        """Close files and connections. May be called again."""
+        """Close files and connections. A second call does nothing."""
 
     @property
     @abstractmethod

@@ -1,8 +1,9 @@
 """Retry transactions that conflict, for the memory, PostgreSQL and FoundationDB backends.
 
-One call of `run` has one operation id, not one per attempt (STO-5). An attempt that writes also inserts
-`op/<minute>/<id>` with its own number, in the same transaction. If the outcome of a commit is unknown (the
-connection broke, the server restarted), the loop reads that row before it repeats anything:
+One call of `run` has one operation id, not one per attempt (STO-5). If an attempt writes, it also inserts a
+row with the key `op/<minute>/<id>` in the same transaction. The value is the number of the attempt. If the
+outcome of a commit is unknown (the connection broke, the server restarted), the loop reads that row before it
+repeats anything:
 
 - The row has the number i: attempt i committed. Its result is still in memory and is returned.
 - There is no row: nothing was committed, and nothing can be committed later, because the lookup *fences* the
@@ -55,7 +56,7 @@ class RetriedCall(Generic[T]):
         self.renew_id()
 
     def fn(self, tx: Tx) -> T:
-        """Call the function; its transaction ends when it returns, even if other code kept `tx`."""
+        """Call the function. When it returns, `tx` becomes unusable, even for code that kept it."""
         try:
             return self._fn(tx)
         finally:
@@ -67,7 +68,7 @@ class RetriedCall(Generic[T]):
         self._key: bytes | None = None
 
     def key(self, now_us: int) -> bytes:
-        """Return the key of the operation's row; it begins with the minute, so old rows are one range."""
+        """Return the key of the operation's row. Keys begin with the minute, so old rows form one range."""
         if self._key is None:
             self._key = OPERATIONS + pack((now_us // MINUTE_US, self.id))
         return self._key
@@ -90,7 +91,7 @@ class RetryingStore(Store):
         super().__init__(clock=clock, chance=chance)
         self.patience_s = patience_s  # how long to retry conflicts, or wait for a server
         self.conflict_pause_s = 1.0  # the longest pause after a conflict
-        self.ids = self.chance  # the source of operation ids; a backend that processes share replaces it
+        self.ids = self.chance  # for operation ids; replaced by backends that several processes share
         self.conflicts = 0
 
     def run(self, fn: Callable[[Tx], T], *, mode: Mode = "serial") -> T:
@@ -119,7 +120,7 @@ class RetryingStore(Store):
             self.clock.sleep(backoff(operation.attempt, self.chance, most_s=pause_s))
 
     def _settle(self, operation: RetriedCall[T], give_up: float, doubt: Unknown) -> int:
-        """Return the number of the attempt that was committed; 0 if none was, and none can be any more."""
+        """Return the number of the attempt that committed; 0 if none did, and none can commit any more."""
         tries = 0
         while True:
             tries += 1
@@ -133,11 +134,15 @@ class RetryingStore(Store):
 
     @abstractmethod
     def _attempt(self, operation: RetriedCall[T]) -> T:
-        """Begin, call fn, store `results[attempt]`, insert the operation's row if fn wrote, commit.
+        """Make one attempt: begin, call fn, store the result in `results[attempt]`, and commit.
 
-        Raise Conflict (also if the row exists: the attempt was fenced), Unknown or Unreached.
+        If fn wrote, also insert the operation's row. Raise Conflict if that row exists, because the attempt
+        was fenced. For other failures, raise Conflict, Unknown or Unreached.
         """
 
     @abstractmethod
     def _fence(self, operation: RetriedCall[T]) -> int:
-        """Return the attempt in the operation's row; without a row insert 0, so that a late commit fails."""
+        """Return the number in the operation's row.
+
+        If there is no row, insert it with the number 0, so that a late commit fails, and return 0.
+        """

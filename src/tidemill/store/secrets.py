@@ -2,11 +2,11 @@
 
 A URL may have a password in its user part or in a parameter. Two measures keep it out of errors and logs:
 
-- A URL is only shown through `redact`. `redact` does not expect a valid URL: everything between `//` and the
-  last `@` counts as the user part. A password that was not percent-encoded (`p@ss/word`) would make any
-  parser split the URL in the wrong place.
-- A driver's message may quote the password in any form. `Scrubber` removes all these forms. A driver's
-  exception is never chained: only its cleaned text and its SQLSTATE are kept.
+- `redact` removes secrets from every URL that is shown. The URL need not be valid: `redact` takes everything
+  between `//` and the last `@` as the user part. A parser would split the URL in the wrong place if a
+  password such as `p@ss/word` was not percent-encoded.
+- A driver's message may quote the password, perhaps encoded or escaped. `Scrubber` removes all these forms. A
+  driver's exception is never chained: only its cleaned text and its SQLSTATE are kept.
 """
 
 import re

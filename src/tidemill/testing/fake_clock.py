@@ -1,4 +1,4 @@
-"""A clock that moves only when a test waits or advances it, so that a test of several hours takes no time.
+"""A clock for tests. It moves only when code waits or a test advances it, so hours pass in no time.
 
 >>> clock = FakeClock()
 >>> clock.sleep(3600)
@@ -17,8 +17,8 @@ from tidemill.clock import Clock
 class FakeClock:
     """A clock that advances only when code waits, or when a test calls `advance` or sets it.
 
-    Threads may share it: each wait advances the time for all. A test may set `monotonic_s` and `wall_s`, even
-    back, to simulate a broken clock.
+    Threads may share a clock: each wait advances the time for all threads. A test may set `monotonic_s` and
+    `wall_s`, even to an earlier time, to simulate a broken clock.
     """
 
     def __init__(self, monotonic_s: float = 1000.0, wall_s: float = 1_700_000_000.0) -> None:
@@ -33,7 +33,7 @@ class FakeClock:
         return self.wall_s
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, on both clocks."""
+        """Let time pass, for `monotonic` and for `wall`."""
         with self._lock:
             self.monotonic_s += max(0.0, seconds)
             self.wall_s += max(0.0, seconds)

@@ -1,7 +1,7 @@
-"""A member of a cluster that takes its share of the partitions, renews them, and completes or returns them.
+"""A cluster member that takes its share of partitions, renews their leases, and completes or returns them.
 
-The nodes of the demo (`tidemill.testing.node`) and of the simulation use it to share work. The partitions,
-leases and fair shares come from `tidemill.cluster`, which the sources use too.
+The nodes of the demo (`tidemill.testing.node`) and of the simulation use this module to share work. The
+partitions, leases and fair shares come from `tidemill.cluster`, which the sources use too.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,22 +20,25 @@ from tidemill.errors import CommitUnknown, LeaseLost, StoreError
 from tidemill.store import Tx
 
 RENEW_PAGE = 100
-RENEW_PAGE_BYTES = 500_000  # of payloads, which are rewritten with their rows; a transaction has 1 MB
+RENEW_PAGE_BYTES = 500_000  # a renewal rewrites the payloads too, and a transaction is limited to 1 MB
 
 
 class HeldPartition:
-    """A partition that we hold, with the deadline at which we stop (CLU-4)."""
+    """A partition that we hold a lease on, and the deadline at which we must stop (CLU-4)."""
 
     def __init__(self, part: Partition, deadline: float, clock: Clock) -> None:
         self.part = part
         self.deadline = deadline
         self.stopping = False
-        self.ending = False  # its last transaction was sent, and may or may not be committed
+        self.ending = False  # the last transaction was sent, and may have been committed
         self.lost = False
         self._clock = clock
 
     def alive(self) -> bool:
-        """Return whether we may still act; once False it stays False, even if a renewal succeeds later."""
+        """Return whether we may still work on the partition.
+
+        Once False, this stays False, even after a late renewal.
+        """
         if not self.lost and self._clock.monotonic() >= self.deadline:
             self.lost = True
         return not self.lost
@@ -44,29 +47,29 @@ class HeldPartition:
         """Raise `LeaseLost` if we must not work on the partition any more."""
         self.check_time()
         if self.ending:
-            raise LeaseLost(f"partition {self.part.group}/{self.part.id}: it was completed or handed back")
+            raise LeaseLost(f"partition {self.part.group}/{self.part.id} was completed or handed back")
 
     def check_time(self) -> None:
-        """Raise `LeaseLost` if our time is over."""
+        """Raise `LeaseLost` if our deadline has passed."""
         if not self.alive():
             raise LeaseLost(f"partition {self.part.group}/{self.part.id}: the holder's deadline has passed")
 
 
 class Host(Protocol):
-    """Works on the partitions that a node holds. Calls return quickly; the work runs elsewhere."""
+    """Works on the partitions that a node holds. Calls return quickly; the work runs in other threads."""
 
     def start(self, held: HeldPartition) -> None:
-        """Begin; call `holdings.complete` or `holdings.hand_back` at the end."""
+        """Start to work on a partition. At the end, call `holdings.complete` or `holdings.hand_back`."""
 
     def stop(self, held: HeldPartition) -> None:
-        """Stop soon and hand it back: another node requests it, or this node drains."""
+        """Stop soon, and hand the partition back: another node requests it, or this node drains."""
 
     def abort(self, held: HeldPartition) -> None:
         """Stop at once and write nothing: the lease is over."""
 
 
 class Holdings:
-    """Takes partitions until its slots are full, renews them in one write, and releases them on request."""
+    """Takes partitions until its slots are full, renews them together, and returns them on request."""
 
     def __init__(
         self,
@@ -124,7 +127,7 @@ class Holdings:
         (CLU-4).
         """
         for held in list(self.held.values()):
-            if not held.alive() and self._forget(held):  # else the host has just ended it
+            if not held.alive() and self._forget(held):  # otherwise the host has just ended it
                 held.lost = True
                 self.host.abort(held)
                 self._report(PartitionLost, held.part)
@@ -149,14 +152,14 @@ class Holdings:
                     held.lost = held.lost or not held.ending
                     continue
                 held.part, extended = answer
-                if extended:  # else another node requests it, and we get no more time
+                if extended:  # otherwise another node requests it, and we get no more time
                     held.deadline = self.timing.deadline(sent)
                 if (held.part.wanted_by or self._stopping) and not held.stopping:
                     self._ask_to_stop(held)
         self.guard()
 
     def _renew_one(self, tx: Tx, part: Partition) -> tuple[Partition, bool] | None:
-        """Return the partition, and whether it now has a whole ttl; None if it is no longer ours."""
+        """Return the partition, and whether its lease now has the full ttl; None if it is no longer ours."""
         try:
             renewed = partitions.renew(tx, self.keys, part, self.timing.ttl_us)
         except LeaseLost:
@@ -167,7 +170,7 @@ class Holdings:
         held.stopping = True
         try:
             self.host.stop(held)
-        except LeaseLost:  # of a host that hands back at once
+        except LeaseLost:  # from a host that hands back at once
             held.lost = True
         except StoreError:
             held.stopping = False  # retried after the next renewal
@@ -235,11 +238,11 @@ class Holdings:
     # --- giving up
 
     def complete(self, held: HeldPartition, also: Callable[[Tx], None] | None = None) -> None:
-        """Mark the work as done, together with the writes of `also`, in one fenced transaction.
+        """Mark the work as done, and make the writes of `also`, in one fenced transaction.
 
         After this call, no work may run under the lease (`held.check()` raises), unless the store reports
-        that nothing was written. After `CommitUnknown`, call it again: the second call ends the partition, or
-        raises `LeaseLost` if the partition has already ended.
+        that nothing was written. After `CommitUnknown`, call this method again: the second call ends the
+        partition, or raises `LeaseLost` if the partition has already ended.
         """
         held.check_time()
 
@@ -251,7 +254,10 @@ class Holdings:
         self._end(held, finish, PartitionDone)
 
     def hand_back(self, held: HeldPartition) -> None:
-        """Return the partition unfinished, for the next holder; otherwise like `complete`."""
+        """Return an unfinished partition, so that another node can take it.
+
+        The notes on `complete` apply here too.
+        """
         held.check_time()
 
         def give(tx: Tx) -> None:
@@ -265,14 +271,12 @@ class Holdings:
         act: Callable[[Tx], None],
         event: type[PartitionDone] | type[PartitionHandedBack],
     ) -> None:
-        in_doubt = (
-            held.ending
-        )  # an earlier call may have been committed: a failure of this one proves nothing
+        in_doubt = held.ending  # an earlier call may have been committed, even if this one fails
         held.ending = True  # a renewal that arrives after this is not a loss
         try:
             self.store.run(act)
         except CommitUnknown:
-            raise  # another node may hold it by now: it is not renewed, and we must not act under it
+            raise  # another node may have the partition by now: do not renew it, and do not work on it
         except LeaseLost:
             held.lost = True
             raise
@@ -293,7 +297,7 @@ class Holdings:
         self.guard()
 
     def give_up_all(self) -> None:
-        """Hand back all partitions after a drain's grace period; if that fails, their leases expire."""
+        """Hand back all partitions at the end of a grace period. If that fails, their leases expire."""
         for held in list(self.held.values()):
             self.host.abort(held)
             try:
@@ -330,15 +334,15 @@ def _pages(partitions: list[HeldPartition]) -> Iterator[list[HeldPartition]]:
 
 
 class PartitionMember(Member):
-    """A member that takes partitions of some groups, up to its slots, for a host that works on them.
+    """A cluster member that takes as many partitions as it has slots. A host works on them.
 
     Args:
         context: the cluster, its store, clock and timing.
         node: our entry, with the number of slots.
-        groups: the groups whose partitions it takes.
+        groups: the groups whose partitions the member takes.
         host: works on the partitions.
-        duties: the tasks of this node while it leads, by name.
-        pause_s: the longest random pause between two partitions that it takes.
+        duties: named tasks that this node does while it leads.
+        pause_s: the longest pause before it takes the next partition; the actual pause is random.
     """
 
     def __init__(

@@ -1,14 +1,15 @@
-"""A node as a program, for tests with real processes and for the demo.
+"""A program that runs one node of a cluster, for tests with real processes and for the demo.
 
     python -m tidemill.testing.node --store sqlite:///tmp/x/store.db --cluster c --slots 4 --ttl-s 2
 
-The node joins the cluster, takes part in elections, and does the work of the plan in the store
-(`tidemill.testing.work`), each partition in a separate thread. It prints one JSON object per event. The field
+The node joins the cluster, takes part in elections, and works on the partitions of a plan in the store
+(`tidemill.testing.work`), each in a separate thread. It prints one JSON object per event. The field
 `t` is the machine's monotonic time in seconds, which is the same for all processes of the machine. SIGTERM
 drains the node, and a second SIGTERM ends it.
 
 `--careless` makes the node a bad lease holder on purpose: it ignores its deadline and does not stop when its
-lease is over. Then only the store's fence protects the data, and the fence must be enough.
+lease is over. Then only the store protects the data, by refusing writes under old epochs. Tests show that
+this is enough.
 """
 
 import argparse
@@ -41,7 +42,7 @@ ENDING = {signal.SIGTERM, signal.SIGINT}
 
 
 class Started(Event, frozen=True):
-    """The program has started; its member joins next."""
+    """The program has started. Next it joins the cluster."""
 
     node: str
     pid: int
@@ -57,7 +58,7 @@ class WriteRefused(Event, frozen=True):
 
 
 class NodeStoreAway(Event, frozen=True):
-    """The store did not answer; the thread retries while its lease lasts."""
+    """The store did not answer. The thread that works on the partition retries while its lease lasts."""
 
     node: str
     partition: str
@@ -65,7 +66,7 @@ class NodeStoreAway(Event, frozen=True):
 
 
 class WorkFinished(Event, frozen=True):
-    """All partitions are done; the leader reports it."""
+    """All partitions are done. The leader emits this event."""
 
     node: str
 
@@ -79,7 +80,7 @@ class PartitionThread:
 
 
 class PartitionHost:
-    """The host: runs a thread for every partition that the node holds."""
+    """A `Host` that runs one thread for each partition that the node holds."""
 
     def __init__(
         self, store: Store, work: PartitionWork, *, clock: Clock, emit: Emit, careless: bool = False
@@ -118,7 +119,10 @@ class PartitionHost:
             self.member.wake()
 
     def _continue(self, job: PartitionThread, member: PartitionMember) -> bool:
-        """Do one unit; return False at the end. It raises `LeaseLost`, and waits while the store is away."""
+        """Do one unit of work; return False if it was the last one.
+
+        If the store does not answer, wait and return True. Raise `LeaseLost` if the lease is over.
+        """
         held = job.held
         try:
             if not self.careless:
@@ -141,7 +145,7 @@ class PartitionHost:
 def duties(
     work: PartitionWork, emit: Emit, node_id: str, every_s: float
 ) -> dict[str, Callable[[Tenure], float]]:
-    """Return the duties of the leader: create the partitions of the plan, and report when all are done."""
+    """Return the leader's duties: create the partitions of the plan, and report when all of them are done."""
 
     def create(tenure: Tenure) -> float:
         return every_s if tenure.run(lambda tx: work.create(tx, tenure.epoch)) else every_s / 4
@@ -171,7 +175,7 @@ class Printer:
                 sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
                 sys.stdout.buffer.flush()
             except BrokenPipeError:
-                pass  # the reader is gone; the work continues
+                pass  # no one reads the events any more; the work continues
 
 
 def run(options: argparse.Namespace) -> int:
@@ -212,7 +216,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _drain_on_signals(member: Member, grace_s: float) -> None:
-    """Handle signals in a thread: a handler could interrupt the main thread while it holds a lock."""
+    """Handle signals in a thread. A signal handler could interrupt the main thread while it holds a lock."""
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
 
     def wait() -> None:
@@ -250,27 +254,29 @@ def parser() -> argparse.ArgumentParser:
         help=f"the URL of the store; default: ${STORE_VARIABLE}",
     )
     arguments.add_argument("--cluster", required=True, help="the cluster's name")
-    arguments.add_argument("--name", default="node", help="the beginning of its id")
-    arguments.add_argument("--slots", type=int, default=4, help="the most partitions it holds")
+    arguments.add_argument("--name", default="node", help="the beginning of the node's id")
     arguments.add_argument(
-        "--ttl-s", type=float, default=15.0, help="how long its leases last without renewal"
+        "--slots", type=int, default=4, help="how many partitions the node works on at the same time"
     )
+    arguments.add_argument("--ttl-s", type=float, default=15.0, help="how long leases last without renewal")
     arguments.add_argument(
-        "--every-s", type=float, default=0.0, help="how often they are renewed; default: ttl / 5"
+        "--every-s", type=float, default=0.0, help="how often the node renews its leases; default: ttl / 5"
     )
     arguments.add_argument("--grace-s", type=float, default=5.0, help="how long a drain may take")
-    arguments.add_argument("--wall-offset-s", type=float, default=0.0, help="the error of its wall clock")
+    arguments.add_argument(
+        "--wall-offset-s", type=float, default=0.0, help="how much to shift its wall clock"
+    )
     arguments.add_argument("--careless", action="store_true", help="ignore the deadline of its leases")
     arguments.add_argument("--until-done", action="store_true", help="end when all partitions are done")
     arguments.add_argument("--parent", type=int, default=0, help="end when this parent process ends")
     arguments.add_argument("--partitions", type=int, default=0, help="store a plan with this many partitions")
-    arguments.add_argument("--units", type=int, default=10, help="units of each partition")
-    arguments.add_argument("--unit-s", type=float, default=0.05, help="seconds of each unit")
+    arguments.add_argument("--units", type=int, default=10, help="units of work in each partition")
+    arguments.add_argument("--unit-s", type=float, default=0.05, help="how many seconds a unit takes")
     return arguments
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the program; return 0, or 1 with the error on standard error."""
+    """Run the program. Return 0, or print the error and return 1."""
     arguments = parser()
     options = arguments.parse_args(argv)
     if not options.store:

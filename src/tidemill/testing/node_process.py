@@ -1,7 +1,7 @@
-"""Start nodes as child processes; read their events, and kill, pause, continue or stop them.
+"""Start nodes as child processes, read their events, and kill, pause, resume or stop them.
 
-A child process ends when its parent does, so that a killed test or demo leaves nothing running. Start nodes
-from the main thread: the kernel ends a child when the thread that started it ends.
+A child process ends when its parent ends, so that a killed test or demo leaves nothing running. Start nodes
+from the main thread, because the kernel ends a child when the thread that started it ends.
 """
 
 import os
@@ -21,11 +21,11 @@ from tidemill.testing.node import STORE_VARIABLE
 from tidemill.testing.threads import STUCK_S
 
 NodeEvent = dict[str, Any]
-"""One event of a node, as printed: `type`, `t`, and the fields of the event."""
+"""One event that a node printed: `type`, `t`, and the fields of the event."""
 
 
 class NodeProcess:
-    """One node program, and the events it has printed so far."""
+    """One running node, and the events that it has printed so far."""
 
     def __init__(
         self,
@@ -53,7 +53,10 @@ class NodeProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env={**os.environ, STORE_VARIABLE: store_url},  # not an argument: it may hold a password
+                env={
+                    **os.environ,
+                    STORE_VARIABLE: store_url,
+                },  # not an argument, because the URL may contain a password
                 start_new_session=True,  # Ctrl-C is for the parent process
             )
         self._reader = threading.Thread(target=self._read, name=f"events-{name}", daemon=True)
@@ -88,7 +91,7 @@ class NodeProcess:
         return [event for event in list(self.all_events) if event["type"] == kind]
 
     def wait_for(self, kind: str, *, timeout_s: float, count: int = 1) -> NodeEvent:
-        """Wait for `count` events of a kind; return the last one. The failure shows the latest events."""
+        """Wait for `count` events of a kind, and return the last one. On failure, show the latest events."""
         ready = poll(
             lambda: len(self.events(kind)) >= count or not self._reader.is_alive(),
             self.clock,

@@ -9,9 +9,9 @@
         def objects_url(self, my_server):
             return f"my://{my_server.new_bucket()}"
 
-`objects` is an empty root for each test. `objects_url` is the URL with which another process opens the same
-root; without a URL, the tests with several processes are skipped. Set `etags_differ = False` if an etag is a
-digest of the body. The `rule` marks name the rules of docs/rules/store.md.
+`objects` is an empty root, a new one for each test. `objects_url` is the URL with which another process opens
+the same root; without a URL, the tests with several processes are skipped. Set `etags_differ = False` if an
+etag is a digest of the body. The `rule` marks name the rules of docs/rules/store.md.
 
 The other processes run `tidemill.testing.objects_writer` and open the storage by its URL. They get the URL in
 an environment variable, because all users of a machine can see a command line.
@@ -36,7 +36,7 @@ KILLS = 4
 
 
 class ObjectProcessTests(ObjectTests):
-    """Test several processes: only one creates an object, and a killed one leaves no partial object."""
+    """Test several processes: only one can create an object, and a killed one leaves no partial object."""
 
     @pytest.mark.rule("STO-12")
     def test_exactly_one_of_many_processes_creates_an_object(
@@ -80,7 +80,7 @@ class ObjectProcessTests(ObjectTests):
         assert answered <= set(stored)
         for key, info in stored.items():
             body = objects.get(key)[0]
-            assert whole(body), f"{key} is torn: {info}"
+            assert whole(body), f"{key} is incomplete: {info}"
             assert len(body) == info.size
 
 
@@ -110,11 +110,11 @@ def _tell(child: subprocess.Popen[str], word: str) -> None:
 
 
 def _end(child: subprocess.Popen[str]) -> list[str]:
-    """End a child; return its remaining complete lines."""
+    """Kill a child process; return the complete lines that it printed and that were not read yet."""
     child.kill()
     out, _ = child.communicate(timeout=STUCK_S)
     return out.split("\n")[:-1]
 
 
 class ObjectsConformance(BodyTests, ConditionTests, ListingTests, NameTests, ObjectProcessTests):
-    """Every test of object storage."""
+    """All conformance tests for object storage."""

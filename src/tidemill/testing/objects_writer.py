@@ -1,9 +1,9 @@
-"""The program that child processes of conformance tests run: `python -m tidemill.testing.objects_writer`.
+"""The program that conformance tests run in child processes: `python -m tidemill.testing.objects_writer`.
 
     race N    wait for a line, create race/0 to race/N-1, print the result of each as JSON
     write X   write objects of all sizes until killed, print each key after its write is confirmed
 
-A body begins with its writer, its length and its digest, so a test can tell whether it is complete.
+A body begins with its writer, its length and its digest, so a test can tell whether the body is complete.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ URL = "TIDEMILL_OBJECTS_URL"
 
 
 def body_of(owner: str, payload: bytes) -> bytes:
-    """Return a body that shows whether it is complete."""
+    """Return a body with its length and digest, so that `whole` can tell whether it is complete."""
     return f"{owner}:{len(payload)}:{hashlib.sha256(payload).hexdigest()}:".encode() + payload
 
 
@@ -34,7 +34,7 @@ def whole(body: bytes) -> bool:
 
 
 def race(objects: Objects, count: int) -> None:
-    """Create objects that other processes create too."""
+    """Try to create objects while other processes try to create the same ones."""
     _say("ready")
     sys.stdin.readline()
     answers: list[str] = []
@@ -45,7 +45,7 @@ def race(objects: Objects, count: int) -> None:
 
 
 def write(objects: Objects, name: str) -> None:
-    """Write until killed: with and without conditions, new keys and existing ones."""
+    """Write until killed: new keys and existing keys, with and without conditions."""
     chance = random.Random(name)
     for turn in range(1_000_000):
         payload = chance.randbytes(chance.choice([0, 100, 5_000, 300_000]))
@@ -71,7 +71,7 @@ def _say(line: str) -> None:
 
 
 def main() -> None:
-    """Run the command on the storage that the environment names."""
+    """Run the command. The environment variable `TIDEMILL_OBJECTS_URL` has the URL of the storage."""
     crash.arm_from_environment()
     command, argument = sys.argv[1:]
     objects = open_objects(os.environ[URL], clock=SYSTEM, probe=False)

@@ -9,14 +9,14 @@
         def reopen(self, store):
             return MyStore(store.path)
 
-`store` is an empty store for each test. `reopen` returns a second handle on the same data, or None if that is
-not possible. A store that processes can share returns, from `opens_elsewhere`, Python source that opens the
-same data in another process. A store whose clock can jump overrides `age`. `examples` is the number of random
-programs that are compared with the model. The `rule` marks name the rules of docs/rules/store.md; a project
-that runs pytest with `--strict-markers` must register that mark.
+`store` is an empty store, a new one for each test. `reopen` returns a second handle on the same data, or None
+if that is not possible. If several processes can share the store, override `opens_elsewhere`: it returns
+Python source that opens the same data in another process. If the store's clock can jump, override `age`.
+`examples` is the number of random programs that are compared with the model. The `rule` marks name the rules
+of docs/rules/store.md; a project that runs pytest with `--strict-markers` must register that mark.
 
-Some tests race threads against each other. Their assertions hold for every interleaving: a failure is never
-caused by unlucky timing.
+Some tests run threads against each other. Their assertions hold for every order of events, so a failure is
+never caused by unlucky timing.
 """
 
 from tidemill.testing.store_tests.isolation import IsolationTests
@@ -39,4 +39,4 @@ class StoreConformance(
     LifecycleTests,
     StoreProcessTests,
 ):
-    """Every test of a store."""
+    """All conformance tests for a store."""

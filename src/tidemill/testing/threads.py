@@ -1,4 +1,4 @@
-"""Threads for tests: several that start together, or one that runs in the middle of a transaction.
+"""Threads for tests: several threads that start together, or one that runs during a transaction.
 
 A test that races threads must never hang, and must not pass because a thread died unnoticed. So every wait
 has a limit, and an exception in a thread is raised again where the test waits for it.
@@ -11,15 +11,15 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 STUCK_S = 300.0
-"""How long a test waits for a condition. Usually the condition holds at once, or late on a busy machine.
-After this time something is broken, and the test fails."""
+"""How long a test waits for a condition. Usually the condition is true at once, or a bit later on a busy
+machine. After this time something is broken, and the test fails."""
 
 
 class Racer(threading.Thread, Generic[T]):
     """Runs one function in a thread; `outcome()` returns its value or raises its error."""
 
     def __init__(self, work: Callable[[], T], gate: threading.Barrier | None = None) -> None:
-        super().__init__(daemon=True)  # a backend that hangs fails its test and not the whole run
+        super().__init__(daemon=True)  # if a backend hangs, only its test fails, and the run continues
         self._work = work
         self._gate = gate
         self._values: list[T] = []
@@ -42,7 +42,7 @@ class Racer(threading.Thread, Generic[T]):
 
 
 def together(*works: Callable[[], T]) -> list[T]:
-    """Run the functions in threads that start together; return their values, in order."""
+    """Run functions in threads that start at the same time; return their values in the same order."""
     gate = threading.Barrier(len(works))
     racers = [Racer(work, gate) for work in works]
     for racer in racers:
@@ -53,9 +53,9 @@ def together(*works: Callable[[], T]) -> list[T]:
 class Interloper(Generic[T]):
     """Work that another thread does in the middle of our transaction.
 
-    An optimistic backend lets it commit before us; a backend with locks makes it wait for us. `steps_in`
-    waits for the commit in the first case, and continues after a moment in the second. So a test need not
-    know the backend: its assertions must hold in both cases.
+    An optimistic backend lets the other thread commit before us; a backend with locks makes it wait for us.
+    `steps_in` waits for the commit in the first case, and continues after a moment in the second. A test need
+    not know which case it is, but its assertions must hold in both cases.
     """
 
     def __init__(self, work: Callable[[], T], *, within_s: float = 0.1) -> None:
@@ -64,7 +64,7 @@ class Interloper(Generic[T]):
         self._once = threading.Lock()
 
     def steps_in(self) -> None:
-        """Do the work now, but only once, because the function around it may be retried."""
+        """Do the work now. Do it only once, because the transaction that calls this may be retried."""
         if self._once.acquire(blocking=False):
             self._racer.start()
             self._racer.join(self._within_s)

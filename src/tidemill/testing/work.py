@@ -1,12 +1,12 @@
-"""Do work that a test can check afterwards: numbered units in partitions, each a fenced write to a history.
+"""Work that a test can check afterwards: each partition has numbered units, and each unit writes a history.
 
-The plan is in the cluster's configuration, so that any node can lead and create the partitions (CLU-17). A
-node that takes a partition continues where the last holder stopped. Every unit is one transaction: it reads
-the partition's row, checks the partition's epoch, advances the progress and appends to the history.
-`violations` then checks the history, in the order of the commits:
+The plan is in the cluster's configuration, so that any node can be the leader and create the partitions
+(CLU-17). A node that takes a partition continues where the last holder stopped. Every unit is one
+transaction. It reads the partition's row, checks the partition's epoch, advances the progress and appends to
+the history. `violations` then checks the history, in the order of the commits:
 
-- no write has an older epoch than the partition's row (each entry also records the row's epoch);
-- in each partition epochs never decrease, and each epoch has one node;
+- no write has an older epoch than the partition's row had at that moment (an entry records both epochs);
+- in each partition, epochs never decrease, and only one node writes under each epoch;
 - each partition has every unit exactly once, in order, and then one end.
 """
 
@@ -46,7 +46,7 @@ class WorkEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartitionWork:
-    """The work of one group of partitions; every step is a function of `tx`."""
+    """The work of one group of partitions. The methods that take `tx` run inside a transaction."""
 
     def __init__(self, cluster: str, group: str = "work") -> None:
         self.keys = ClusterKeys(cluster)
@@ -95,7 +95,10 @@ class PartitionWork:
     # --- the holder's steps
 
     def write_unit(self, tx: Tx, part: Partition, node: str) -> int:
-        """Do the next unit, if one is left; return how many are done. `LeaseLost` if the epoch is over."""
+        """Do the next unit, if there is one, and return how many are done.
+
+        Raise `LeaseLost` if the epoch is over.
+        """
         row = partitions.read(tx, self.keys, part.group, part.id)
         partitions.check(tx, self.keys, part)
         plan = self.plan(tx)
@@ -107,7 +110,7 @@ class PartitionWork:
         return completed + 1
 
     def write_end(self, tx: Tx, part: Partition, node: str) -> None:
-        """Append the end after the last unit, in the fenced transaction that completes the partition."""
+        """Append an end to the history, in the fenced transaction that completes the partition."""
         row = partitions.read(tx, self.keys, part.group, part.id)
         self._append(tx, part, node, row, kind="end")
 
@@ -160,7 +163,7 @@ class PartitionWork:
 
 
 def violations(entries: list[WorkEntry], plan: WorkPlan | None = None) -> list[str]:
-    """Return what is wrong with a history; with a plan, also what is missing."""
+    """Return the errors in a history. If a plan is given, also report units and ends that are missing."""
     wrong: list[str] = []
     by_partition: dict[str, list[WorkEntry]] = defaultdict(list)
     for entry in entries:
@@ -186,13 +189,15 @@ def _broken_epochs(written: list[WorkEntry]) -> list[str]:
         # completing increases the row's epoch by one, in the same transaction
         expected = entry.epoch + (entry.kind == "end")
         if entry.row_epoch != expected or entry.row_holder != entry.node:
-            wrong.append(f"{entry.node} wrote under epoch {entry.epoch}, the row had {entry.row_epoch}")
+            wrong.append(
+                f"{entry.node} wrote under epoch {entry.epoch}, but the row had epoch {entry.row_epoch}"
+            )
         if entry.epoch < highest:
             wrong.append(f"{entry.node} wrote under epoch {entry.epoch} after epoch {highest}")
         highest = max(highest, entry.epoch)
         owner = owners.setdefault(entry.epoch, entry.node)
         if owner != entry.node:
-            wrong.append(f"epoch {entry.epoch} was {owner}'s, and {entry.node} wrote under it")
+            wrong.append(f"epoch {entry.epoch} belonged to {owner}, but {entry.node} wrote under it")
     return wrong
 
 
@@ -200,7 +205,7 @@ def _broken_order(written: list[WorkEntry]) -> list[str]:
     wrong = []
     units = [entry.unit for entry in written if entry.kind == "unit"]
     if units != list(range(len(units))):
-        wrong.append(f"the units were written as {units}")
+        wrong.append(f"the units were written in the order {units}")
     ends = [at for at, entry in enumerate(written) if entry.kind == "end"]
     if len(ends) > 1 or (ends and ends[0] != len(written) - 1):
         wrong.append(f"it ended {len(ends)} times, at {ends} of {len(written)} writes")

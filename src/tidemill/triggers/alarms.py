@@ -2,12 +2,12 @@
 
 A run can set an alarm on an input of its own subscription, in the transaction that ends the run. An input has
 at most one alarm. When the time of the alarm comes, one transaction clears the alarm, moves the head of the
-input and announces the new head to subscribers, like any publication. So cadence and pauses apply, and
-crashes are handled, exactly as they are for writes. Every scheduler fires alarms; if two schedulers fire the
-same alarm, only one succeeds.
+input and announces the new head to subscribers, like any publication. So cadence, pauses and crashes work
+exactly as they do for writes. Every scheduler fires alarms; if two schedulers fire the same alarm, only one
+succeeds.
 
 Times are the store's wall time, as for schedules. If that clock is set back, the worst that happens is that
-an alarm fires late. If it jumps ahead, alarms do not follow it until the jump is accepted.
+an alarm fires late. If the clock jumps ahead, alarms ignore the jump until it is accepted.
 """
 
 import msgspec
@@ -22,7 +22,7 @@ _time = msgspec.msgpack.Decoder(int)
 
 
 def declare(tx: Tx, lots: LotKeys, source: DatasetId) -> None:
-    """Create the input, so that others can subscribe to it."""
+    """Create the input, so that subscriptions can read it."""
     events.advance(tx, lots, source, events.head(tx, lots, source))
 
 
@@ -47,7 +47,7 @@ def next_at(tx: Tx, keys: TriggerKeys, source: DatasetId) -> int | None:
 
 
 def due(tx: Tx, keys: TriggerKeys, limit: int = 100) -> list[DatasetId]:
-    """Return the inputs whose alarm is due by the wall clock; `fire` checks that it has not jumped."""
+    """Return the inputs whose alarm is due by the wall clock; `fire` checks that the clock has not jumped."""
     lo, _ = keys.alarm_due.all()
     rows = tx.range(lo, keys.alarm_due[(tx.wall() + 1,)], limit=limit, snapshot=True)
     unpacked = [keys.alarm_due.unpack(row.key) for row in rows]
@@ -55,7 +55,7 @@ def due(tx: Tx, keys: TriggerKeys, limit: int = 100) -> list[DatasetId]:
 
 
 def fire(tx: Tx, keys: TriggerKeys, lots: LotKeys, source: DatasetId) -> bool:
-    """Advance an input whose alarm is due; return False if another scheduler was faster or it is not due."""
+    """Advance an input whose alarm is due; return False if no alarm is due, or another scheduler fired it."""
     at = next_at(tx, keys, source)
     if at is None or at > wall_clock.believed(tx, lots):
         return False

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import msgspec
 
 from tidemill import crash
+from tidemill.errors import InvariantBroken
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.store import Store, Tx
 from tidemill.triggers import subscriptions
@@ -42,7 +43,8 @@ def attach(
     crash.point("attach.row.after")
     if row.tally.ready:
         return row
-    assert isinstance(row, Scheduled), f"INV3: {name} was created {row.state}"
+    if not isinstance(row, Scheduled):
+        raise InvariantBroken(f"INV3: {name} was created in state {row.state.value}, not as scheduled")
     heap.push([Item(row.next_run, name, row.tally.epoch)])
     crash.point("attach.push.after")
     return store.run(lambda tx: ready(tx, keys, lots, name, terms, row.tally.epoch, progress))

@@ -114,7 +114,7 @@ def _parse_field(field_text: str, field: Field, text: str) -> frozenset[int]:
             first = _number(span, field, text, field.names)
             last = field.most if slash else first
         if first > last:
-            raise BadSchedule(f"{text!r}: the range {part!r} of the {field.name} ends before it starts")
+            raise BadSchedule(f"{text!r}: the range {part!r} ends before it starts (field: {field.name})")
         values.update(range(first, last + 1, step))
     return frozenset(values)
 

@@ -1,7 +1,8 @@
 """Find the runs that a node may start now, from the heap and the subscriptions' rows (HEAP-7, HEAP-15).
 
-Items that cannot start a run do not count towards the limit, so they do not delay others. These are the items
-of paused, dead or running subscriptions, items of an old epoch, and items that are due later in this minute.
+Items that cannot start a run do not count towards the limit, so they do not delay other items. They are the
+items of paused, dead or running subscriptions, items of an old epoch, and items that are due later in this
+minute.
 """
 
 from collections.abc import Callable
@@ -25,7 +26,7 @@ class DueRuns(msgspec.Struct, frozen=True):
 
     - due: the runs; the one that has been due the longest is first.
     - next_at: when to query again (store time, µs); None to wait until woken.
-    - lag_us: how long the oldest of them has been due.
+    - lag_us: how long the oldest run has been due.
     """
 
     due: list[Due]
@@ -42,7 +43,7 @@ class DueQuery:
         self._heap = heap
 
     def due(self, limit: int = 100, matches: Callable[[str], bool] = lambda _: True) -> DueRuns:
-        """Return the runs that may start now, at most `limit`.
+        """Return at most `limit` runs that may start now.
 
         Other nodes find the same runs; `runs.start` decides which node gets a run.
 

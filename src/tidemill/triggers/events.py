@@ -10,7 +10,7 @@ class StrangeKey(Event, frozen=True):
 
 
 class ItemsPushed(Event, frozen=True):
-    """Items were pushed to the heap; `again`: they were overdue, so they may have been lost."""
+    """Items were pushed to the heap. If `again` is set, they were overdue and may have been lost before."""
 
     count: int
     again: bool = False
@@ -62,7 +62,7 @@ class TemplateMatchless(Event, frozen=True):
 
 
 class RunStarted(Event, frozen=True):
-    """The run of an arc or view group began; `behind` counts the positions it has not seen yet."""
+    """The run of an arc or view group began; `behind` counts the positions it has not processed yet."""
 
     name: str
     epoch: int

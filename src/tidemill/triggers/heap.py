@@ -61,5 +61,5 @@ class Heap(ABC):
         """Remove items."""
 
     def parked(self) -> Iterator[Item]:
-        """Yield the items of paused and dead subscriptions, and leftover items of former ones."""
+        """Yield the items of subscriptions that are paused or dead now, or were paused or dead earlier."""
         return self.listed(NEVER, NEVER + MINUTE_US)

@@ -1,17 +1,17 @@
-"""Heap synchronization: push missing items to the heap, and prune stale ones.
+"""Push missing items to the heap, and remove stale items from it.
 
-**Push** (HEAP-9, R1). A transaction that schedules a row under a new epoch also writes a debt: an item that
-the row owes to the heap. The scheduler reads the debts (`owed`), pushes the items, and clears the debts
-(`clear_debts`), in three separate steps. If a scheduler dies in between, the debt stays, and the next
-scheduler pushes the item again, to the same place. If the heap is lost, `overdue` finds rows that should run
-but do not, and their items are pushed again. `rebuild` pushes the items of all rows (HEAP-17).
+**Push** (HEAP-9, R1). A transaction that schedules a row under a new epoch also writes a debt: a record that
+the row's item must be pushed to the heap. The scheduler reads the debts (`owed`), pushes the items, and
+clears the debts (`clear_debts`), in three separate steps. If a scheduler dies in between, the debt stays, and
+the next scheduler pushes the item again, to the same place. If the heap is lost, `overdue` finds rows that
+should run but do not, and their items are pushed again. `rebuild` pushes the items of all rows (HEAP-17).
 
 **Prune** (HEAP-10). The scheduler removes items that can no longer start a run. The order makes this safe:
-the scheduler lists the heap first, and reads the rows afterwards. A listed item had a row before it was
-pushed (INV2). If the row is missing now, it was deleted, and the item is dead. In the other order, an item
-pushed in between would seem to have no row, and a scheduled subscription would lose its item. An item of an
-older epoch is removed if its row waits, or if the item of the row's current epoch is on the heap: a scheduled
-row always has an item (INV4).
+the scheduler lists the heap first, and reads the rows afterwards. Every item on the list had a row before the
+item was pushed (INV2). If the row is missing now, it was deleted, and the item is dead. In the other order,
+an item pushed in between would seem to have no row, and a scheduled subscription would lose its item. An item
+of an older epoch is removed if its row is waiting, or if the item of the row's current epoch is already on
+the heap. That way, a scheduled row always has an item (INV4).
 """
 
 from collections.abc import Callable, Sequence
@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from tidemill.errors import InvariantBroken
 from tidemill.store import Tx
 from tidemill.triggers import subscriptions
 from tidemill.triggers.heap import Item
@@ -31,9 +32,10 @@ _debt = msgspec.msgpack.Decoder(tuple[int, int])
 
 
 def owed(tx: Tx, keys: TriggerKeys, limit: int = PAGE) -> list[Item]:
-    """Return items that may be missing from the heap; their rows are scheduled under their epochs (INV2).
+    """Return items that may be missing from the heap.
 
-    Clears the debts of rows that have changed: nothing is pushed for a row that waits or is gone.
+    The row of each item is scheduled under the epoch of that item (INV2). Debts of rows that have changed
+    since are cleared: nothing is pushed for a row that is waiting or was deleted.
     """
     debts = tx.range(*keys.owed.all(), limit=limit)
     names = [str(keys.owed.unpack(debt.key)[0]) for debt in debts]
@@ -43,8 +45,10 @@ def owed(tx: Tx, keys: TriggerKeys, limit: int = PAGE) -> list[Item]:
         epoch, at = _debt.decode(debt.value)
         row = None if raw is None else subscriptions.decode(raw)
         if isinstance(row, Scheduled) and row.tally.epoch == epoch:
-            assert row.next_run == at, f"HEAP-9: {name} has two times under epoch {epoch}"
-            assert row.tally.born <= epoch, f"INV2: an item of {name} that its row never had"
+            if row.next_run != at:
+                raise InvariantBroken(f"HEAP-9: {name} has two start times in epoch {epoch}")
+            if row.tally.born > epoch:
+                raise InvariantBroken(f"INV2: {name} never had epoch {epoch}")
             items.append(Item(at, name, epoch))
         else:
             tx.clear(debt.key, quiet=True)
@@ -62,7 +66,7 @@ def clear_debts(tx: Tx, keys: TriggerKeys, items: Sequence[Item]) -> None:
 def overdue(
     tx: Tx, keys: TriggerKeys, late_us: int, after: bytes = b"", limit: int = PAGE
 ) -> tuple[list[Item], bytes]:
-    """Return a page of the rows that should run by now, and where the next page begins."""
+    """Return a page of items that are overdue and not running, and where the next page begins."""
     lo, _ = keys.due.all()
     page = tx.range(
         after + b"\x00" if after else lo, keys.due[(tx.now() - late_us,)], limit=limit, snapshot=True
@@ -78,14 +82,20 @@ def overdue(
 
 
 def begin_rebuild(tx: Tx, keys: TriggerKeys) -> None:
-    """Request a rebuild: the schedulers push the item of every scheduled row, and agree on a heap again."""
+    """Request a rebuild: schedulers push the item of every scheduled row.
+
+    They also record again which heap the cluster uses.
+    """
     tx.set(keys.heap_rebuild, b"")
     tx.clear(keys.heap_form)
     tx.hint(keys.wakeup)
 
 
 def rebuild(tx: Tx, keys: TriggerKeys, limit: int = PAGE) -> bool:
-    """Rebuild one page, if requested: its rows owe their items again. Return True if there is more."""
+    """If a rebuild was requested, write a debt for each scheduled row on the next page.
+
+    Return True if there are more pages.
+    """
     cursor = tx.get(keys.heap_rebuild)
     if cursor is None:
         return False
@@ -103,12 +113,12 @@ def rebuild(tx: Tx, keys: TriggerKeys, limit: int = PAGE) -> bool:
 
 
 class StaleItems(NamedTuple):
-    """Items that do not announce the current epoch of their row."""
+    """Items whose epoch is not the current epoch of their row."""
 
     dead: list[Item]
-    # with the item of the row's epoch: if that is on the heap, the old one can go
+    # each with the item of the row's current epoch; if that is on the heap, the old item can be removed
     old: list[tuple[Item, Item]]
-    unknown: list[Item]  # of rows that never existed; they are ignored
+    unknown: list[Item]  # their rows or epochs never existed; they are ignored
 
 
 def classify(tx: Tx, keys: TriggerKeys, listed: Sequence[Item]) -> StaleItems:
@@ -118,7 +128,8 @@ def classify(tx: Tx, keys: TriggerKeys, listed: Sequence[Item]) -> StaleItems:
     floors = tx.get_many([keys.floor[item.name] for item in missing])
     stale = StaleItems([], [], [])
     for item, floor in zip(missing, floors, strict=True):
-        # Its row existed before it was pushed (INV2), was deleted, and its epoch is never used again (INV1).
+        # The row existed before the item was pushed (INV2). If the row was deleted, the item is dead, because
+        # the epoch is never used again (INV1).
         is_dead = floor is not None and item.epoch <= msgspec.msgpack.decode(floor, type=int)
         (stale.dead if is_dead else stale.unknown).append(item)
     for item, raw in zip(listed, rows, strict=True):
@@ -135,9 +146,11 @@ def classify(tx: Tx, keys: TriggerKeys, listed: Sequence[Item]) -> StaleItems:
 
 
 def removable(stale: StaleItems, has: Callable[[Item], bool]) -> list[Item]:
-    """Return the items to remove: dead ones, and old ones whose successor is on the heap (INV4)."""
+    """Return the items to remove: dead items, and old items whose successor is on the heap (INV4)."""
     unknown = {item.id for item in stale.unknown}
-    assert all(item.id not in unknown for item in stale.dead), "INV5: an item that is not known to be dead"
+    if any(item.id in unknown for item in stale.dead):
+        raise InvariantBroken("INV5: an unknown item was treated as dead")
     for item, successor in stale.old:
-        assert item.epoch < successor.epoch, f"INV4: {item} is the signal of a scheduled row"
+        if item.epoch >= successor.epoch:
+            raise InvariantBroken(f"INV4: the epoch of {item} is not lower than that of its successor")
     return stale.dead + [item for item, successor in stale.old if has(successor)]

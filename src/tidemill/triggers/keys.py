@@ -7,7 +7,7 @@
 (C, "unready", at, id)                   subscriptions that are not ready, by the time `attach` began
 (C, "subscriber", name, version, id)     the subscribers of a dataset
 (C, "wake", name, version)               wake row: new data that was not announced to subscribers yet
-(C, "waking", name, version)             cursor: the last template, then subscriber, that was handled
+(C, "waking", name, version)             cursor: the last template or subscriber handled; templates first
 (C, "wake-round")                        the dataset at which the last round of waking ended
 (C, "wake-bell")                         no row; watchers of this key are notified of wake rows
 (C, "template", id)                      a template

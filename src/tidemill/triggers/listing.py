@@ -6,6 +6,8 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
+from tidemill.cluster import nodes
+from tidemill.cluster.keys import ClusterKeys
 from tidemill.lots import events
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.store import Store, Tx
@@ -70,7 +72,7 @@ def overview(store: Store, keys: TriggerKeys) -> Overview:
 
 
 def _lag_us(tx: Tx, keys: TriggerKeys) -> int:
-    """Return how long the oldest due run has been due without running (HEAP-19), by the rows."""
+    """Return how long the oldest due run has been due without running (HEAP-19). Do not read the heap."""
     now = tx.now()
     for row in tx.range(keys.due.all()[0], keys.due[(now,)], limit=PAGE, snapshot=True):
         if not msgspec.msgpack.decode(row.value, type=tuple[int, bool])[1]:
@@ -107,8 +109,14 @@ def listed(
     return infos
 
 
+def read(tx: Tx, keys: TriggerKeys, lots: LotKeys, name: str) -> TriggerInfo | None:
+    """Describe one subscription; None if there is none with this name."""
+    infos = _read(tx, keys, lots, [name])
+    return infos[0] if infos else None
+
+
 def _pages(store: Store, keys: TriggerKeys, *, parked: bool) -> Iterator[list[str]]:
-    """Yield names, page by page: all of them, or only paused and dead ones, which the index has together."""
+    """Yield pages of names: of all subscriptions, or (`parked`) only of those that are paused or dead."""
     space = keys.due if parked else keys.subscription
     lo, hi = space.all()
     if parked:
@@ -131,12 +139,21 @@ def _read(tx: Tx, keys: TriggerKeys, lots: LotKeys, names: list[str]) -> list[Tr
     infos = []
     for name, row in decoded:
         opens_us = schedules.opens_us(tx, keys, lots, row.tally) if isinstance(row, Waiting) else None
-        infos.append(_info(name, row, heads, tx.now(), opens_us))
+        infos.append(_info(name, _without_dead_run(tx, lots.cluster, row), heads, tx.now(), opens_us))
     return infos
 
 
+def _without_dead_run(tx: Tx, cluster: str, row: AnyRow) -> AnyRow:
+    """Return the row without its run if the run's node is gone: the next scheduler ends that run."""
+    if not isinstance(row, Scheduled) or row.run is None:
+        return row
+    if nodes.is_alive(tx, ClusterKeys(cluster), row.run.node, row.run.node_epoch):
+        return row
+    return msgspec.structs.replace(row, run=None, next_run=min(row.next_run, tx.now()))
+
+
 def _info(name: str, row: AnyRow, heads: dict[DatasetId, int], now: int, opens_us: int | None) -> TriggerInfo:
-    """Describe one subscription; `opens_us`: the time until its schedule opens its gate."""
+    """Describe one subscription. `opens_us` is the time until its schedule opens its gate."""
     tally = row.tally
     behind = {str(source): heads.get(source, 0) - position for source, position in tally.seen.items()}
     state, why = _state(row, behind, now)
@@ -160,21 +177,24 @@ def _state(row: AnyRow, behind: dict[str, int], now: int) -> tuple[TriggerState,
     if not tally.ready:
         return TriggerState.UNREADY, "its creation has not finished"
     if tally.dead:
-        return (
-            TriggerState.DEAD,
-            f"failed {tally.failures} times in a row, last: {tally.why or 'unknown error'}",
-        )
+        times = "once" if tally.failures == 1 else f"{tally.failures} times in a row"
+        return TriggerState.DEAD, f"failed {times}, last: {tally.why or 'unknown error'}"
     if tally.paused:
-        return TriggerState.PAUSED, f"{sum(behind.values())} to process when it is resumed"
+        return TriggerState.PAUSED, f"{_lots(behind)} to process when it is resumed"
     if isinstance(row, Waiting):
         if not any(behind.values()):
             return TriggerState.WAITING, "up to date"
         if tally.terms.gate is not None:
-            return TriggerState.WAITING, f"{sum(behind.values())} to process at the next time of its schedule"
+            return TriggerState.WAITING, f"{_lots(behind)} to process at the next time of its schedule"
         return TriggerState.WAITING, _at_barrier(row, behind)
     if row.next_run <= now:
-        return TriggerState.DUE, f"{sum(behind.values())} to process"
+        return TriggerState.DUE, f"{_lots(behind)} to process"
     return TriggerState.SCHEDULED, _why_later(row, behind)
+
+
+def _lots(behind: dict[str, int]) -> str:
+    number = sum(behind.values())
+    return f"{number:,} lot{'' if number == 1 else 's'}"
 
 
 def _at_barrier(row: Waiting, behind: dict[str, int]) -> str:

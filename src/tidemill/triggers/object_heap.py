@@ -1,4 +1,4 @@
-"""Keep the heap in object storage: one immutable object per item, named after it (HEAP-9, HEAP-19).
+"""Keep the heap in object storage: one immutable object per item, named after the item (HEAP-9, HEAP-19).
 
     heap/v1/shard=NN/{minute}/{subscription}.{epoch}
 
@@ -70,7 +70,7 @@ class ObjectHeap(Heap):
 
     def _shard(self, shard: int, lo_us: int, hi_us: int) -> Iterator[Item]:
         prefix = f"{ROOT}/shard={shard:02d}/"
-        # Not the name of a folder: servers that list by folder would skip its content.
+        # If `after` were the name of a folder, servers that list by folder would skip the folder's content.
         after = prefix + minute(lo_us)[:-1] if lo_us > 0 else None
         for info in self._objects.list(prefix, after=after, ahead=False):
             item = parse(info.key)

@@ -2,8 +2,8 @@
 
 The lease of a run lasts as long as its node is in the node list, so a node renews all its runs with one
 write. During a run, the index by time lists the subscription at the time when the node's entry would expire.
-At that time, a scheduler calls `end_if_lost`, which moves the subscription to a later time, or ends the run
-if the node is gone. No leader is needed.
+At that time, a scheduler calls `end_if_lost`. If the node is gone, this function ends the run; otherwise it
+moves the subscription to a later time in the index. No leader is needed.
 """
 
 import zlib
@@ -29,7 +29,8 @@ MAX_WHY_CHARS = 500
 
 MOST_DEATHS = 10
 """A subscription is dead after this many runs in a row whose nodes died. A part that kills its nodes is
-quarantined after as many deaths, usually before its arc is dead: the arc pauses longer after each death."""
+quarantined after the same number of deaths. Usually this happens before its arc is dead, because the arc
+pauses longer after each death."""
 
 LEAST_DEATHS = 3
 """Fewer deaths than this never make a subscription dead: nodes also die for other reasons."""
@@ -55,7 +56,10 @@ class Ticket(msgspec.Struct, frozen=True):
 
 
 def due_page(tx: Tx, keys: TriggerKeys, after: bytes, limit: int) -> tuple[list[Due], bytes]:
-    """Return a page of due subscriptions, oldest first, and where the next page begins; empty at the end."""
+    """Return a page of due subscriptions, oldest first, and where the next page begins.
+
+    The second value is empty after the last page.
+    """
     lo, _ = keys.due.all()
     page = tx.range(after + b"\x00" if after else lo, keys.due[(tx.now() + 1,)], limit=limit, snapshot=True)
     due = []
@@ -123,7 +127,10 @@ def _postpone(
     following: Next,
     heads: Mapping[DatasetId, int],
 ) -> None:
-    """Start no run: wait, choose a later time, or skip what a barrier held; under a new epoch."""
+    """Start no run, and write the row under a new epoch.
+
+    The subscription waits, gets a later time, or skips the positions that its barrier held back.
+    """
     tally = msgspec.structs.replace(row.tally, epoch=row.tally.epoch + 1)
     edges = [SubscriptionEdge.POSTPONE]
     if isinstance(following, Now):
@@ -193,8 +200,9 @@ def finish(
 
 
 def _pass_gate(row: Scheduled, ticket: Ticket, progress: list[int]) -> None:
-    """Mark the gate as seen if the run processed everything that existed when the gate opened. Otherwise the
-    next run follows at once.
+    """Mark the gate as seen if the run processed everything that existed when the run started.
+
+    Otherwise the next run follows at once.
     """
     gate, sources = row.tally.terms.gate, row.tally.terms.sources
     if gate is None:
@@ -222,7 +230,7 @@ def fail(
     woken, but does not run until `retry` (HEAP-15).
 
     - backoff_us: the backoff; by default it follows from the terms and the number of failures.
-    - counted: False for a run that could not begin because others occupy its capacity.
+    - counted: False for a run that could not begin because other runs occupy its capacity.
     - jitter: a random number from 0 to 1; it decides half of the default backoff.
     - why: a short description of the error.
     """
@@ -241,7 +249,7 @@ def fail(
 
 
 def end_if_lost(tx: Tx, keys: TriggerKeys, cluster: ClusterKeys, name: str, epoch: int) -> Scheduled | None:
-    """End a run whose node is gone, and return the new row; otherwise postpone its next check."""
+    """End a run whose node is gone, and return the new row; otherwise postpone the next check of the run."""
     row = subscriptions.read(tx, keys, name)
     if not isinstance(row, Scheduled) or row.run is None or row.tally.epoch != epoch:
         return None
@@ -257,7 +265,7 @@ def end_if_lost(tx: Tx, keys: TriggerKeys, cluster: ClusterKeys, name: str, epoc
 def end_earlier_runs(
     tx: Tx, keys: TriggerKeys, cluster: ClusterKeys, node: Node, *, after: bytes = b"", limit: int = 100
 ) -> tuple[dict[str, Scheduled], bytes]:
-    """End the runs that earlier starts of this node left, among one page of scheduled subscriptions.
+    """End runs that this node began before it was restarted, among one page of scheduled subscriptions.
 
     A node that starts again has a higher epoch, so its earlier runs cannot finish. Without this function,
     they would end only when the old entry would have expired. Returns the new rows of the ended runs, by
@@ -280,10 +288,10 @@ def end_earlier_runs(
 
 
 def _end_lost(tx: Tx, keys: TriggerKeys, name: str, row: Scheduled, run: Run) -> Scheduled:
-    """End the run of a dead node. Each death counts as a failure, because the run may be its cause (HEAP-15).
+    """End the run of a dead node. This counts as a failure: the run may have killed the node (HEAP-15).
 
-    The first retry starts at once, since most nodes die for other reasons. Later ones follow after the
-    backoff. Runs that died together get different pauses, so that those that did no harm can finish.
+    The first retry starts at once, since most nodes die for other reasons. Later retries follow after the
+    backoff. Runs that died together get different pauses, so that the harmless runs can finish.
     """
     terms, deaths, failures = row.tally.terms, row.tally.deaths + 1, row.tally.failures + 1
     too_often = bool(terms.most_failures) and failures >= terms.most_failures and deaths >= LEAST_DEATHS

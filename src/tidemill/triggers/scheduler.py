@@ -1,10 +1,10 @@
 """Schedule subscriptions, and keep the heap up to date. Every runner has a scheduler.
 
-In each round the scheduler fires schedules and alarms, wakes the subscribers of new data, instantiates new
-templates, pushes the items that subscriptions owe to the heap, and ends runs whose node is gone. From time to
-time it pushes overdue items again (the heap may have been lost), prunes the heap, and deletes subscriptions
-that never became ready. Each step is one transaction or one operation on the heap, with crash points between
-them, so any number of schedulers can work at the same time.
+In each round the scheduler fires schedules and alarms, wakes the subscribers of new data, and instantiates
+new templates. It also pushes items that are missing from the heap, and ends runs whose node is gone. From
+time to time it pushes overdue items again (the heap may have been lost), prunes the heap, and deletes
+subscriptions that never became ready. Each step is one transaction or one operation on the heap. So any
+number of schedulers can work at the same time. There are crash points between the steps.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ from tidemill.triggers.subscriptions import Scheduled
 T = TypeVar("T")
 
 PAGES = 50
-"""The most pages of each kind of work in one round; then the runner continues with other work."""
+"""The maximum number of pages of each kind of work in one round. Then the runner does other work."""
 
 RUNS_PAGE = 1000
 
@@ -80,7 +80,7 @@ class Scheduler:
         self._agreed = False
 
     def tick(self) -> float:
-        """Run one round; return the seconds until the next round is useful (0: there is more to do)."""
+        """Run one round. Return the seconds until the next round is useful; 0 if there is more to do now."""
         if not self._agreed:
             self.agree()
         self.fire()
@@ -100,7 +100,10 @@ class Scheduler:
         return 0.0 if more else self._poll_s
 
     def agree(self) -> None:
-        """Raise `HeapDiffers` if the cluster uses another heap; set our heap if it has none yet."""
+        """Raise `HeapDiffers` if the cluster uses a different heap from ours.
+
+        If the cluster has no heap yet, record ours.
+        """
 
         def set_or_compare(tx: Tx) -> str:
             form = tx.get(self.keys.heap_form)
@@ -150,7 +153,7 @@ class Scheduler:
         return self._pages("triggers.rebuild", lambda tx: heap_sync.rebuild(tx, self.keys)) == PAGES
 
     def push(self) -> bool:
-        """Push the items that subscriptions owe to the heap."""
+        """Push the items that must still be pushed to the heap (`heap_sync.owed`)."""
         for _ in range(PAGES):
             items = self.scope.store.run(lambda tx: heap_sync.owed(tx, self.keys))
             if not items:
@@ -197,7 +200,7 @@ class Scheduler:
         )
 
     def prune(self) -> int:
-        """Remove due and parked items that can no longer start a run; return how many."""
+        """Remove due and parked items that can no longer start a run; return how many were removed."""
         now = self.scope.store.run(lambda tx: tx.now())
         removed = 0
         for lo, hi in ((0, now + 1), (NEVER, NEVER + 1)):

@@ -1,11 +1,11 @@
 """Schedules: cron expressions that act as inputs of subscriptions (HEAP-16).
 
 When the time of a schedule comes, one transaction moves its head, sets its next time and announces the head
-to subscribers, like a publication. So cadence, barriers and pauses apply, and crashes are handled, exactly as
-they are for writes. Every scheduler fires schedules; if two schedulers fire the same time, only one succeeds.
+to subscribers, like a publication. So cadence, barriers, pauses and crashes work exactly as they do for
+writes. Every scheduler fires schedules. If two of them fire a schedule for the same time, only one succeeds.
 
-Times are the store's wall time. If that clock jumps ahead, schedules do not follow it until the jump is
-accepted (`tidemill.lots.wall_clock`). If it is set back, nothing fires twice, because the next time is in
+Times are the store's wall time. If that clock jumps ahead, schedules ignore the jump until it is accepted
+(`tidemill.lots.wall_clock`). If the clock is set back, nothing fires twice, because the next time is in
 the row and only moves forward. Missed times are times that passed while no scheduler was active; `catch_up`
 decides which of them count.
 """
@@ -27,7 +27,7 @@ LATE_US = 60_000_000
 """With the policy `none`, a time counts as missed if it is this long ago."""
 
 MOST_MISSED = 1000
-"""The most times that one transaction handles; the next one continues."""
+"""The maximum number of due times that one transaction handles. The next transaction handles the rest."""
 
 SOURCE = "cron "
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -53,7 +53,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fired(msgspec.Struct, frozen=True):
-    """The result of firing a schedule: how many times were written, and how many were skipped."""
+    """The result of firing a schedule: how many of its due times were recorded, and how many were skipped."""
 
     written: int
     left_out: int
@@ -68,7 +68,7 @@ def source(name: str) -> DatasetId:
 
 
 def declare(tx: Tx, keys: TriggerKeys, lots: LotKeys, schedule: Schedule) -> Entry:
-    """Store a schedule, or return the stored one; `BadSchedule` if the expression is invalid.
+    """Store a schedule, or return the stored one; raise `BadSchedule` if the expression is invalid.
 
     A changed expression applies from now on.
     """
@@ -120,7 +120,7 @@ def listed(tx: Tx, keys: TriggerKeys, limit: int = 100) -> list[Entry]:
 
 
 def due(tx: Tx, keys: TriggerKeys, limit: int = 100) -> list[str]:
-    """Return the names of schedules that are due by the wall clock; `fire` checks that it has not jumped."""
+    """Return the schedules that are due by the wall clock; `fire` checks that the clock has not jumped."""
     lo, _ = keys.cron_due.all()
     rows = tx.range(lo, keys.cron_due[(tx.wall() + 1,)], limit=limit, snapshot=True)
     return [str(keys.cron_due.unpack(row.key)[1]) for row in rows]
@@ -139,7 +139,7 @@ def fire(tx: Tx, keys: TriggerKeys, lots: LotKeys, name: str) -> Fired:
         following = _next(schedule, following)
     written = len(times)
     if schedule.catch_up is CatchUp.LATEST:
-        written = 1 if following > wall else 0  # only the last of all, which a later transaction handles
+        written = 1 if following > wall else 0  # only the last time counts; a later transaction may handle it
     elif schedule.catch_up is CatchUp.NONE:
         written = 1 if wall - times[-1] < LATE_US else 0
     if written:

@@ -14,7 +14,7 @@ class SubscriptionState(StrEnum):
     """The state of a subscription. An absent subscription has no row."""
 
     ABSENT = "absent"
-    SCHEDULED = "scheduled"  # it will run at a time
+    SCHEDULED = "scheduled"  # the time of its next run is set
     WAITING = "waiting"  # it has processed everything that was published
 
 
@@ -25,7 +25,7 @@ class SubscriptionEdge(StrEnum):
     ATTACH = "attach"  # created in the state scheduled, even if there is nothing to process (INV3)
     READY = "ready"  # its first item is on the heap
     COLLECT = "collect"  # it never became ready
-    WAKE = "wake"  # a head is ahead of its progress
+    WAKE = "wake"  # an input has something new
     START = "start"
     AGAIN = "again"  # a run ended, and there is more to process
     REST = "rest"  # a run ended and nothing is left to process, or there was nothing to process
@@ -37,7 +37,7 @@ class SubscriptionEdge(StrEnum):
     CHANGE = "change"  # it has other inputs or another gate, so its progress is decided again
     PAUSE = "pause"
     RESUME = "resume"
-    RETRY = "retry"  # a dead subscription runs again, or one that backs off runs at once
+    RETRY = "retry"  # a dead subscription runs again, or a failed one does not wait for its backoff
     REMOVE = "remove"
 
 

@@ -8,8 +8,8 @@ A row is scheduled or waiting. It has
 - the progress: one position per input.
 
 `transition` and `write` are the only functions that write rows. They also update the index by time, and
-record the item that the row owes to the heap. The scheduler pushes the item later (HEAP-9): no operation
-touches both a row and the heap (HEAP-4).
+record that the row's item must be pushed to the heap. The scheduler pushes the item later (HEAP-9), because
+no operation touches both a row and the heap (HEAP-4).
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,6 +20,7 @@ import msgspec
 from tidemill.errors import (
     BadName,
     IllegalTransition,
+    InvariantBroken,
     SubscriptionChanged,
     SubscriptionUnknown,
     TemplateChild,
@@ -36,7 +37,7 @@ from tidemill.triggers.terms import AfterGrace, CatchUp, Terms
 __all__ = ["AfterGrace", "AnyRow", "CatchUp", "Run", "Scheduled", "Tally", "Terms", "Waiting"]
 
 MOST_SOURCES = 100
-"""The most sources of one subscription. Every transaction of a run reads one row per source."""
+"""The maximum number of inputs of a subscription. Every transaction of a run reads one row per input."""
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -64,12 +65,12 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def parked(self) -> bool:
-        """Return whether new data does not start it: it is paused or dead."""
+        """Whether the subscription is paused or dead. Then new data does not start a run."""
         return self.paused or self.dead
 
 
 class Run(msgspec.Struct, frozen=True):
-    """The lease of a run: it lasts as long as its node's entry. `look_at` is the time of the next check."""
+    """The lease of a run. It lasts as long as its node's entry. `look_at` is the time of the next check."""
 
     node: str
     node_epoch: int
@@ -87,7 +88,10 @@ class Waiting(msgspec.Struct, frozen=True, tag="w"):
 
 
 class Scheduled(msgspec.Struct, frozen=True, tag="s"):
-    """The subscription runs at `next_run`, or is running; `held`: it waits until then for other inputs."""
+    """The subscription runs at `next_run`, or is running.
+
+    `held` means that it waits until then for other inputs, or for its inputs to be quiet.
+    """
 
     tally: Tally
     next_run: int
@@ -100,7 +104,7 @@ class Scheduled(msgspec.Struct, frozen=True, tag="s"):
 
     @property
     def look_at(self) -> int:
-        """When to start it or, if it is running, to check whether its node is alive."""
+        """When to start a run or, during a run, when to check whether its node is alive."""
         return self.next_run if self.run is None else self.run.look_at
 
 
@@ -130,18 +134,20 @@ def must_read(tx: Tx, keys: TriggerKeys, name: str) -> AnyRow:
 def transition(
     tx: Tx, keys: TriggerKeys, name: str, old: AnyRow | None, edges: Sequence[SubscriptionEdge], new: AnyRow
 ) -> AnyRow:
-    """Write the row that these edges lead to."""
+    """Follow these edges, and write the row that they lead to."""
     state = SubscriptionState.ABSENT if old is None else old.state
     for edge in edges:
         state = step(state, edge)
     if new.state is not state:
-        raise IllegalTransition(f"{edges} lead to state {state.value}, but the new row is {new.state.value}")
+        raise IllegalTransition(
+            f"{edges} lead to state {state.value}, but the new row is in state {new.state.value}"
+        )
     write(tx, keys, name, old, new)
     return new
 
 
 def write(tx: Tx, keys: TriggerKeys, name: str, old: AnyRow | None, new: AnyRow) -> None:
-    """Write a row, its entry in the index by time, and its debt to the heap."""
+    """Write a row and its entry in the index by time. For a new epoch, add a debt too (`add_debt`)."""
     if old is not None:
         _check_growth(name, old, new)
     if isinstance(old, Scheduled) and not (isinstance(new, Scheduled) and new.look_at == old.look_at):
@@ -163,14 +169,18 @@ def add_debt(tx: Tx, keys: TriggerKeys, name: str, row: Scheduled) -> None:
 
 def _check_growth(name: str, old: AnyRow, new: AnyRow) -> None:
     before, after = old.tally, new.tally
-    assert after.born == before.born, f"INV1: {name} changed its identity"
-    assert after.epoch >= before.epoch, f"INV1: {name} went back to epoch {after.epoch}"
-    assert after.fence >= before.fence, f"INV1: {name} went back to fence {after.fence}"
-    assert all(position >= before.seen.get(source, 0) for source, position in after.seen.items()), (
-        f"{name} went back"
-    )
-    if isinstance(old, Scheduled) and isinstance(new, Scheduled) and before.epoch == after.epoch:
-        assert new.next_run == old.next_run, f"HEAP-9: {name} has two times under epoch {after.epoch}"
+    if after.born != before.born:
+        raise InvariantBroken(f"INV1: {name} changed its identity")
+    if after.epoch < before.epoch:
+        raise InvariantBroken(f"INV1: {name} went back to epoch {after.epoch}")
+    if after.fence < before.fence:
+        raise InvariantBroken(f"INV1: {name} went back to fence {after.fence}")
+    if any(position < before.seen.get(source, 0) for source, position in after.seen.items()):
+        raise InvariantBroken(f"HEAP-8: {name} went back to an earlier position")
+    if not isinstance(old, Scheduled) or not isinstance(new, Scheduled):
+        return
+    if after.epoch == before.epoch and new.next_run != old.next_run:
+        raise InvariantBroken(f"HEAP-9: {name} has two start times in epoch {after.epoch}")
 
 
 class Creation(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,7 +210,7 @@ def subscribe(
     terms: Terms,
     progress: Mapping[DatasetId, int] | None = None,
     *,
-    replace_sources: bool = False,
+    replace_inputs: bool = False,
     creation: Creation = DEFAULT,
 ) -> AnyRow:
     """Create a subscription, or update the existing one.
@@ -211,17 +221,18 @@ def subscribe(
     current run can no longer finish.
 
     - progress: the position to begin after, by input; by default the beginning.
-    - replace_sources: accept other inputs; known inputs keep their progress unless `progress` is further.
+    - replace_inputs: accept other inputs. A known input keeps its progress, unless its position in `progress`
+      is further.
     - creation: used if the subscription is new.
     """
     old = read(tx, keys, name)
     if old is not None:
         if old.tally.terms == terms:
             return old
-        if old.tally.terms.tables != terms.tables and not replace_sources:
+        if old.tally.terms.tables != terms.tables and not replace_inputs:
             raise SubscriptionChanged(f"trigger {name!r} already exists with different inputs")
         if old.tally.terms.sources != terms.sources:
-            return _change_sources(tx, keys, lots, name, old, terms, progress or {})
+            return _change_inputs(tx, keys, lots, name, old, terms, progress or {})
         changed = msgspec.structs.replace(old, tally=msgspec.structs.replace(old.tally, terms=terms))
         write(tx, keys, name, old, changed)
         return changed
@@ -236,7 +247,7 @@ def subscribe(
     return transition(tx, keys, name, None, edges, new)
 
 
-def _change_sources(
+def _change_inputs(
     tx: Tx,
     keys: TriggerKeys,
     lots: LotKeys,
@@ -300,7 +311,8 @@ def _add_subscriber(
     """Register a subscription with its inputs; return the position to begin after, by input."""
     if not 0 < len(terms.sources) <= MOST_SOURCES or len(set(terms.sources)) < len(terms.sources):
         raise UsageError(
-            f"trigger {name!r} has an invalid list of {len(terms.sources)} inputs",
+            f"trigger {name!r} has an invalid list of inputs:"
+            f" {', '.join(map(str, terms.sources)) or 'nothing'}",
             hint=f"use 1 to {MOST_SOURCES} inputs, and do not repeat any",
         )
     for source in terms.sources:
@@ -364,8 +376,8 @@ def pause(tx: Tx, keys: TriggerKeys, name: str) -> AnyRow:
 def resume(tx: Tx, keys: TriggerKeys, lots: LotKeys, name: str, catch_up: CatchUp | None = None) -> AnyRow:
     """Start runs again.
 
-    - catch_up: which lots published during the pause to process; by default the terms decide. The others are
-      marked as seen.
+    - catch_up: which lots to process if they were published during the pause; by default the terms decide.
+      The other lots are marked as seen.
     """
     row = must_read(tx, keys, name)
     if not row.tally.paused:
@@ -387,7 +399,7 @@ def resume(tx: Tx, keys: TriggerKeys, lots: LotKeys, name: str, catch_up: CatchU
 
 
 def retry(tx: Tx, keys: TriggerKeys, name: str) -> AnyRow:
-    """Restart a dead subscription, and reset its failures; one that backs off is due at once."""
+    """Restart a dead subscription, or end the backoff of a failed one; reset its failures."""
     row = must_read(tx, keys, name)
     if isinstance(row, Waiting) or row.run is not None or not (row.tally.failures or row.tally.dead):
         return row
@@ -417,7 +429,8 @@ def decide(
 ) -> Next:
     """Decide when a subscription runs next, from the heads that this transaction reads.
 
-    - starting: its time has come, so steps, which have no publication time, have waited long enough.
+    - starting: the time of the subscription has come. So new steps of a view, whose publication time is
+      unknown, count as having waited long enough.
     """
     conditions = tally.terms.conditions
     if heads is None:
@@ -437,7 +450,7 @@ def decide(
 
 
 def next_row(tx: Tx, tally: Tally, following: Next) -> AnyRow:
-    """Return the row for a decision."""
+    """Return the row that a decision leads to."""
     if isinstance(following, Nothing):
         return Waiting(tally)
     held = isinstance(following, At)
@@ -445,7 +458,10 @@ def next_row(tx: Tx, tally: Tally, following: Next) -> AnyRow:
 
 
 def earliest(tally: Tally, time: int) -> int:
-    """Return this time, or the last start plus the cadence if later (HEAP-1); `NEVER` if it is parked."""
+    """Return this time, or the last start plus the cadence if that is later (HEAP-1).
+
+    Return `NEVER` if the subscription is paused or dead.
+    """
     if tally.parked:
         return NEVER
     return time if tally.last_start is None else max(time, tally.last_start + tally.terms.cadence_us)

@@ -11,7 +11,7 @@ When the template is removed, its children stay as ordinary subscriptions.
 
 import msgspec
 
-from tidemill.errors import BadTemplate, TemplateChanged, TemplateUnknown
+from tidemill.errors import BadTemplate, InvariantBroken, TemplateChanged, TemplateUnknown
 from tidemill.lots import datasets, layout
 from tidemill.lots.checks import quarantine_of
 from tidemill.lots.keys import DatasetId, LotKeys
@@ -24,7 +24,7 @@ from tidemill.triggers.terms import Terms
 
 PAGE = 100
 MOST = 1000
-"""The most templates of one cluster; declaring one reads all of them."""
+"""The maximum number of templates in a cluster. Declaring a template reads all of them."""
 
 QUARANTINE_SUFFIX = quarantine_of(DatasetId("")).name
 WRITES = 800
@@ -38,7 +38,7 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     - writes: the dataset that a child writes, such as `clean_{name}`; empty if it writes none.
     - also: other datasets that a child writes.
     - version: the version of the datasets it reads.
-    - terms: the terms of each child. Their inputs follow the dataset that matches.
+    - terms: the terms of each child. A child reads the matching dataset, and then the inputs in the terms.
     - paused: create children paused.
     """
 
@@ -64,9 +64,9 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"{self.name}[{dataset.name}]"
 
     def matches(self, dataset: DatasetId) -> bool:
-        """Return whether this dataset has a child.
+        """Return whether this dataset gets a child.
 
-        A quarantine table matches only a pattern that ends like the name of one.
+        A quarantine table matches only if the pattern ends with the suffix of quarantine tables.
         """
         pattern = self.pattern
         if dataset.name.endswith(QUARANTINE_SUFFIX) and not pattern.suffix.endswith(QUARANTINE_SUFFIX):
@@ -104,7 +104,7 @@ def declare(tx: Tx, keys: TriggerKeys, template: Template) -> Template:
 
 
 def check_cycles(new: Template, others: list[Template]) -> None:
-    """Raise `BadTemplate` if a chain of written datasets and their readers returns to the new template."""
+    """Raise `BadTemplate` if the template would read its own output, directly or through other templates."""
     pattern, front = new.pattern, new.targets
     for target, text in zip(front, [text for text in (new.writes, *new.also) if text], strict=True):
         if target.meets(pattern):
@@ -210,14 +210,15 @@ def page_templates(tx: Tx, keys: TriggerKeys, lots: LotKeys, limit: int = PAGE) 
 
 
 def instantiate(tx: Tx, keys: TriggerKeys, lots: LotKeys, template: Template, dataset: DatasetId) -> str:
-    """Create the child for a dataset, or give it the template's terms; return its name."""
+    """Create the child for a dataset, or give an existing child the template's terms; return its name."""
     name = template.child(dataset)
     sources = (dataset, *template.terms.sources)
     terms = msgspec.structs.replace(template.terms, sources=sources)
     is_new = subscriptions.read(tx, keys, name) is None
     creation = Creation(scheduled=True, template=template.name)
     row = subscriptions.subscribe(tx, keys, lots, name, terms, creation=creation)
-    assert not is_new or isinstance(row, Scheduled), f"INV3: {name} was created {row.state}"
+    if is_new and not isinstance(row, Scheduled):
+        raise InvariantBroken(f"INV3: {name} was created in state {row.state.value}, not as scheduled")
     if is_new and template.paused:
         subscriptions.pause(tx, keys, name)
     return name
@@ -226,7 +227,10 @@ def instantiate(tx: Tx, keys: TriggerKeys, lots: LotKeys, template: Template, da
 def instantiate_for(
     tx: Tx, keys: TriggerKeys, lots: LotKeys, dataset: DatasetId, after: str, limit: int
 ) -> str | None:
-    """Instantiate the next templates for a published dataset; return the last template, None at the end."""
+    """Instantiate the next page of templates for a published dataset.
+
+    Return the name of the last template on the page; None if there are no more pages.
+    """
     page = listed(tx, keys, after, limit)
     for template in page:
         if template.matches(dataset):

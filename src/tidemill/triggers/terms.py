@@ -17,12 +17,12 @@ class AfterGrace(StrEnum):
     """What a barrier does when its grace period ends and an input has nothing new (LOT-28)."""
 
     WAIT = "wait"  # keep waiting
-    PARTIAL = "partial"  # run with the inputs that have something
+    PARTIAL = "partial"  # run with the inputs that have something new
     SKIP = "skip"  # skip: progress advances, nothing runs
 
 
 class CatchUp(StrEnum):
-    """Which lots published during a pause to process."""
+    """Which of the lots published during a pause an arc processes. A view group skips none of them."""
 
     ALL = "all"
     LATEST = "latest"  # the newest of each input
@@ -69,13 +69,13 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                 raise UsageError(f"{name} is negative: {value}", hint="use 0 or more, or None")
         if self.gate is not None and self.gate not in self.sources:
             raise UsageError(
-                f"{self.gate} cannot be the gate of {', '.join(map(str, self.sources))}",
+                f"the gate {self.gate} is not one of the inputs: {', '.join(map(str, self.sources))}",
                 hint="use one of the inputs as the gate",
             )
         if self.gate is not None and (self.barrier or self.debounce_us):
             raise UsageError(
                 f"a trigger with the gate {self.gate} cannot have a barrier or a debounce",
-                hint="omit the barrier and the debounce, or the gate",
+                hint="omit the barrier and the debounce, or omit the gate",
             )
         if self.max_wait_us is not None and self.max_wait_us < self.debounce_us:
             raise UsageError(

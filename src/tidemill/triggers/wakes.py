@@ -23,10 +23,10 @@ from tidemill.triggers.states import SubscriptionEdge
 from tidemill.triggers.subscriptions import AnyRow, Scheduled, Waiting
 
 PAGE = 100
-"""The most subscribers in one transaction; each needs at most four writes."""
+"""The maximum number of subscribers in one transaction. Each needs at most four writes."""
 
 TEMPLATES = b"\x00"
-"""The prefix of a cursor that is still among the templates; no subscription has such a name."""
+"""The prefix of a cursor that has not passed the templates yet. No subscription's name begins with it."""
 
 WAKE_ROWS = 100
 
@@ -79,7 +79,7 @@ def _advance(tx: Tx, keys: TriggerKeys, lots: LotKeys, cursor: Row, limit: int) 
 
 
 def _begin_round(tx: Tx, keys: TriggerKeys) -> bool:
-    """Turn wake rows into cursors, starting after the last round, so that every dataset gets its turn."""
+    """Turn wake rows into cursors. Begin where the last round ended, so that every dataset gets its turn."""
     lo, hi = keys.wake.all()
     last = tx.get(keys.round)
     rows = tx.range(last + b"\x00", hi, limit=WAKE_ROWS) if last else []
@@ -118,7 +118,7 @@ def _wake(
         new = subscriptions.next_row(tx, row.tally, following)
         subscriptions.transition(tx, keys, name, row, [SubscriptionEdge.WAKE], new)
     elif isinstance(row, Scheduled) and isinstance(following, Now) and row.next_run > tx.now():
-        # Its time changes, and each epoch has one time.
+        # The time of the subscription changes, so it needs a new epoch: each epoch has one time.
         tally = msgspec.structs.replace(row.tally, epoch=row.tally.epoch + 1)
         new = subscriptions.next_row(tx, tally, following)
         subscriptions.transition(tx, keys, name, row, [SubscriptionEdge.HASTEN], new)

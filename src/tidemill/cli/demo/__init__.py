@@ -1,1 +1,1 @@
-"""`tidemill demo`: show what Tidemill does, with real processes and a real kill -9, and check the result."""
+"""`tidemill demo`: run Tidemill in real processes, kill one with kill -9, and check the result."""

@@ -27,7 +27,7 @@ CLUSTER = "demo"
 NAMES = ("n1", "n2", "n3")
 PLAN = WorkPlan(partitions=24, units=44, unit_s=0.25)
 TTL_S = 3.0
-KILL_AT = 0.4  # of the work
+KILL_AT = 0.4  # kill the leader when this share of the work is done
 POLL_S = 0.1
 LIMIT_S = 120.0
 
@@ -130,7 +130,7 @@ class ClusterDemo:
         return kill
 
     def _wait_for_takeover(self, store: Store, kill: LeaderKill, survivors: list[NodeProcess]) -> None:
-        self._wait(store, lambda _: bool(_elections(survivors, kill.epoch)), "another node led")
+        self._wait(store, lambda _: bool(_elections(survivors, kill.epoch)), "another node became the leader")
         self._wait(
             store,
             lambda _: kill.partitions <= _first_taken(survivors, kill.at).keys(),
@@ -180,7 +180,7 @@ class ClusterDemo:
             if dead and not snapshot.finished:
                 raise DemoFailed(f"{dead[0].name} exited too early\n{dead[0]}")
             if self.clock.monotonic() - self._started_at > LIMIT_S:
-                raise DemoFailed(f"{LIMIT_S:g} s passed before {goal}")
+                raise DemoFailed(f"gave up after {LIMIT_S:g} s, before {goal}")
             self.clock.sleep(POLL_S)
 
     def _read(self, tx: Tx) -> ClusterSnapshot:
@@ -216,7 +216,7 @@ class ClusterDemo:
                     text = f"{node.name} is elected leader, epoch {event['epoch']}"
                     self._add_line(text, node=node.name, tone="good", at=at)
                 case "PartitionHandedBack":
-                    text = f"{node.name} hands {_short([event['partition']])} over, to balance the load"
+                    text = f"{node.name} hands over {_short([event['partition']])}, to balance the load"
                     self._add_line(text, node=node.name, at=at)
                 case "PartitionLost" | "NodeLost" | "WriteRefused":
                     self._add_line(f"{node.name}: {event['type']}", node=node.name, tone="bad", at=at)
@@ -231,13 +231,13 @@ def _short(partitions: list[str]) -> str:
 
 
 def _elections(nodes: list[NodeProcess], old_epoch: int) -> list[float]:
-    """Return when these nodes were elected leader under a higher epoch than the old leader's."""
+    """Return the times at which these nodes were elected leader, after the leader of `old_epoch`."""
     events = [event for node in nodes for event in node.events("LeaderElected")]
     return sorted(float(event["t"]) for event in events if event["epoch"] > old_epoch)
 
 
 def _first_taken(nodes: list[NodeProcess], since: float) -> dict[str, float]:
-    """Return when one of these nodes first took each partition, after a given time."""
+    """Return, for each partition, when one of these nodes first took it after the time `since`."""
     times: dict[str, float] = {}
     for node in nodes:
         for event in node.events("PartitionTaken"):

@@ -21,11 +21,11 @@ BARS = "▁▂▃▄▅▆▇█"
 TONES = {"": "", "good": "bold green", "bad": "bold red"}
 LOG_LINES = 12
 WIDTH = 80
-ABOVE_LOG = 12  # lines of the panel that are not the log
+ABOVE_LOG = 12  # how many lines of the panel do not belong to the log
 
 
 class ClusterDisplay(Protocol):
-    """Show the demo to a user."""
+    """Shows the progress and the summary of the demo."""
 
     def __enter__(self) -> Self: ...
 
@@ -66,7 +66,7 @@ class ClusterLines:
 
 
 class ClusterScreen:
-    """Draw a table of the nodes, a bar per partition, and the log, in place."""
+    """Draw a table of the nodes, one bar per partition, and the log. The screen updates in place."""
 
     def __init__(self, console: Console, plan: WorkPlan, ttl_s: float) -> None:
         self.console = console
@@ -183,7 +183,7 @@ class ClusterScreen:
         cells = 65
         full = int(share * cells)
         progress = Text.assemble(("━" * full, "green"), ("━" * (cells - full), "grey23"), f"  {share:4.0%}")
-        caption = Text("a bar per partition, in the colour of the node that holds it", style="dim")
+        caption = Text("one bar per partition, in the colour of the node that holds it", style="dim")
         return Group(caption, bars, Text(), progress)
 
     def _lines(self) -> Text:
@@ -201,10 +201,15 @@ class ClusterScreen:
 
 
 def sentences(summary: ClusterSummary) -> list[tuple[str, bool]]:
-    """Return the sentences of the summary, and for each one whether its check passed."""
+    """Return the sentences of the summary. Each comes with True if its check passed."""
     checks = summary.checks
-    led = f"another node led {summary.failover_s:.2f} s after the kill (leases last {summary.ttl_s:g} s)"
-    moved = f"other nodes took over its {summary.moved} partitions within {summary.moved_s:.2f} s"
+    led = (
+        f"another node became the leader {summary.failover_s:.2f} s after the kill"
+        f" (leases last {summary.ttl_s:g} s)"
+    )
+    moved = (
+        f"other nodes took over the killed node's {summary.moved} partitions within {summary.moved_s:.2f} s"
+    )
     exactly_once = f"{summary.units} writes: every partition was processed exactly once"
     shape = f"{summary.nodes} processes, {summary.partitions} partitions, one file, no server"
     lines = [

@@ -21,7 +21,7 @@ class LogLine(NamedTuple):
 
 
 class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The cluster at one moment, read in one transaction; `dead` is the node that was killed."""
+    """The cluster at one moment, read in one transaction. `dead` is the name of the killed node."""
 
     seconds: float
     now_us: int
@@ -73,7 +73,7 @@ class ClusterSummary(msgspec.Struct, frozen=True, kw_only=True):
     partitions: int
     units: int
     ttl_s: float
-    failover_s: float  # from the kill until another node led
+    failover_s: float  # from the kill until another node was the leader
     moved: int  # partitions that the killed leader held
     moved_s: float  # from the kill until other nodes held all of them
     seconds: float

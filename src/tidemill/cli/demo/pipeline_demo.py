@@ -52,7 +52,7 @@ class PipelineSummary(msgspec.Struct, frozen=True, kw_only=True):
     checks: dict[str, bool]
     files: int
     rows: int
-    lots_before_kill: int  # complete when the runner was killed
+    lots_before_kill: int  # how many lots were complete when the runner was killed
     lots: int
     first_s: float  # from the first start to the kill
     resumed_s: float  # from the second start to the end
@@ -254,7 +254,7 @@ class PipelineDemo:
         ready: Callable[[dict[str, Sequence[LotInfo]]], bool],
         goal: str,
     ) -> dict[str, Sequence[LotInfo]]:
-        """Poll until `ready`; `goal` completes the sentence "the runner exited before ..."."""
+        """Poll until `ready` returns True. In messages, `goal` follows the word "before"."""
         started_at = self.clock.monotonic()
         while True:
             lots = self._lots(pipeline)
@@ -264,7 +264,7 @@ class PipelineDemo:
             if runner.poll() is not None:
                 raise DemoFailed(f"the runner exited before {goal}\n{self._log_tail()}")
             if self.clock.monotonic() - started_at > LIMIT_S:
-                raise DemoFailed(f"{LIMIT_S:g} s passed before {goal}\n{self._log_tail()}")
+                raise DemoFailed(f"gave up after {LIMIT_S:g} s, before {goal}\n{self._log_tail()}")
             self.clock.sleep(POLL_S)
 
     def _lots(self, pipeline: Pipeline) -> dict[str, Sequence[LotInfo]]:

@@ -12,7 +12,7 @@ shop.source(orders, tm.folder("landing/*.json", settle_s=0, max_files=4))
 
 @shop.arc(reads=orders, writes="clean_orders", partition_by="day")
 def clean(df):  # type: ignore[no-untyped-def] # as users write it
-    """Orders that count."""
+    """Keep only the orders with a positive amount."""
     return df.where("amount > 0")
 
 

@@ -5,9 +5,9 @@
     counter.add.submit(3, deadline=10)  # the same, with options
     counter.value().result()
 
-A handle can be pickled and passed to tasks. A task receives the handle itself, and not a result as it does
-for a future. An actor lives as long as its worker. After the actor has died, every call fails with
-`ActorDied`.
+A handle can be pickled and passed to tasks. If you pass a handle to a task, the task receives the handle
+itself. (If you pass a future, the task receives the future's result.) An actor lives as long as its worker.
+After the actor has died, every call fails with `ActorDied`.
 """
 
 from collections.abc import Callable

@@ -21,7 +21,7 @@ class HostedActor:
         self.child = child
         self.next = 1  # the ordinal of the next call
         self.pending: dict[int, FutureJob] = {}
-        self.holding = 0  # the ordinal of a call that may be retried: nothing overtakes it
+        self.holding = 0  # the ordinal of a running call that may be retried: later calls wait for it
 
     def add(self, job: "FutureJob") -> None:
         """Add a claimed call."""
@@ -42,7 +42,7 @@ class HostedActor:
             self.holding = job.spec.ordinal
 
     def ended(self, job: "FutureJob", *, again: bool) -> None:
-        """Record that an attempt of a call has ended. `again`: whether the call will be claimed again."""
+        """Record that an attempt of a call has ended. If `again` is set, the call will be claimed again."""
         if self.holding == job.spec.ordinal:
             self.holding = 0
         if again:

@@ -66,7 +66,9 @@ def connect(
     workers: int = 0,
     key_file: str | os.PathLike[str] | None = None,
 ) -> "Client":
-    """Connect to a cluster: a home, or a store with its objects. In a task, omit both to use its cluster.
+    """Connect to a cluster, which you name by its home, or by its store and objects.
+
+    In a task, omit `home` and `store` to connect to the task's own cluster.
 
     Args:
         home: a folder for the store, the objects and the key; it is created if it does not exist.
@@ -157,8 +159,9 @@ class Client:
         progress_timeout: float | timedelta | None = None,
         **kwargs: Any,
     ) -> Future[T]:
-        """Submit a call. It is durable when `submit` returns. The task gets results in place of futures.
+        """Submit a call. The call is durable when `submit` returns.
 
+        If you pass a future as an argument, the function receives the future's result.
         If a keyword argument of the function has the name of an option, bind it with `functools.partial`.
 
         Args:
@@ -172,8 +175,8 @@ class Client:
             retries: how often to retry after an exception.
             near: run on the node that has the result of this future, if possible.
             priority: futures with a higher priority run first.
-            deadline: when the future fails if it has not ended: seconds, a timedelta, or a datetime with a
-                time zone.
+            deadline: seconds from now, a timedelta, or a datetime with a time zone. The future fails if it
+                has not ended by then.
             key: an idempotency key. Submitting the same key again returns the first future.
             durable: store a large result in object storage, so that it outlives its worker.
             queue: the name of a queue; see `limit`.
@@ -198,7 +201,7 @@ class Client:
     ) -> list[Future[T]]:
         """Submit one call per item, in batches. With several iterables, stop at the end of the shortest.
 
-        The options are those of `submit`. With `key`, call number n has the key "key/n".
+        The options are those of `submit`. With `key="k"`, the calls have the keys "k/0", "k/1" and so on.
         """
         return self._submitter.map(function, iterables, Options.of(options) if options else _PLAIN)
 
@@ -214,21 +217,22 @@ class Client:
     def call(
         self, actor: Future[Any], function: Callable[..., T], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Future[T]:
-        """Submit a call of an actor's method. The actor's handle uses this."""
+        """Submit a call of an actor's method. `ActorHandle` uses this."""
         options, kwargs = _split(kwargs)
         return self._submitter.call_method(actor.id, function, args, kwargs, options)
 
     def put(self, value: T, *, durable: bool = True) -> Future[T]:
         """Store a value once and return a realized future, which you can pass to many calls (FUT-33).
 
-        The value has no lineage and cannot be computed again. `durable` stores a large value in object
-        storage. Otherwise, in a task, the value is stored on the task's worker and on one other worker.
+        If the value is lost, it cannot be computed again. A large value is stored in object storage. If a
+        task passes `durable=False`, the value is stored on the task's worker and on one other worker instead,
+        if there is another worker.
         """
         future_id = self.placement.put(self, value, durable=durable)
         return self._submitter.handles_of([future_id])[0]
 
     def future(self, future_id: bytes | str) -> Future[Any]:
-        """Return a handle of the future with this id, even if another client submitted it."""
+        """Return a handle to the future with this id, even if another client submitted it."""
         try:
             raw = bytes.fromhex(future_id) if isinstance(future_id, str) else bytes(future_id)
         except ValueError:
@@ -348,19 +352,19 @@ class Client:
             self._link.store.run(lambda tx: limits.clear_limit(tx, keys, name))
 
     def pin(self, *futures: Any, owner: str = "user") -> None:
-        """Keep results until `unpin`, even if no handle is left (FUT-34)."""
+        """Keep results until `unpin`, even if no future object refers to them any more (FUT-34)."""
         for future in as_list(futures):
             self._link.store.run(partial(results.pin, keys=self._link.keys, future_id=future.id, owner=owner))
 
     def unpin(self, *futures: Any, owner: str = "user") -> None:
-        """Remove a pin."""
+        """Remove the pins that `pin` created for this owner."""
         for future in as_list(futures):
             self._link.store.run(
                 partial(results.unpin, keys=self._link.keys, future_id=future.id, owner=owner)
             )
 
     def clone(self, future: Future[T], node: str) -> Future[Any]:
-        """Copy a result to another worker (FUT-31). Return the future that makes the copy."""
+        """Copy a result to another worker (FUT-31). Return a future that ends when the copy is stored."""
         return self.placement.clone(self, future, node)
 
     def take_ownership(self, future: Future[T]) -> bool:
@@ -390,7 +394,7 @@ class Client:
             ram: how much memory it offers, in bytes or as text such as "2GB"; by default, all.
             gpu: how many GPUs it offers; by default, none.
             resources: names of resources that tasks may require.
-            results_ram: how much of this memory results may use; by default, half.
+            results_ram: how much memory results may use; by default, half of `ram`.
         """
         options = [f"--resource={name}" for name in Options.of({"resources": resources}).needs.named]
         options += [f"--cpu={number('cpu', cpu)}"] if cpu else []
@@ -402,7 +406,11 @@ class Client:
         worker.wait_ready(self._link.store, self._link.cluster)
 
     def _on_quiet(self, ids: Sequence[bytes]) -> None:
-        """If no future has ended for a while: raise if no worker is left; otherwise do leader duties."""
+        """Act when no awaited future has ended for a while.
+
+        Raise an error if all local workers have ended and no other worker runs. Otherwise perform the
+        leader's duties for these futures, in case there is no leader.
+        """
         codes = [worker.exit_code for worker in self._workers]
         if codes and None not in codes and not self._link.live_workers():
             raise FutureError(

@@ -3,8 +3,8 @@
 The waiting thread watches only a window of the futures: the oldest 500 that have not ended. It reads the
 window in one read-only transaction, and then fills it up with the next futures. So even in a wait for 100,000
 futures, each read covers at most 500 rows. A handle that no thread waits for costs nothing. After a wakeup,
-the thread reads a wide window a little later, so that one read finds many ended futures. It reads a narrow
-window at once. Polling covers lost wakeups (STO-8).
+the thread reads a small window at once. It waits a moment before it reads a large window, so that one read
+finds many ended futures. The thread also polls, in case a wakeup is lost (STO-8).
 
 Rejected: one thread that waits on behalf of all others. That thread would have to pass each wakeup on to the
 waiting thread, and switching between two threads costs more than the read. A watch cannot be extended to more
@@ -29,13 +29,13 @@ WINDOW = 500
 FIRST_POLL_S, LAST_POLL_S, SLOWER = 0.05, 1.0, 1.5
 NARROW = 50
 FIRST_GATHER_S, LAST_GATHER_S = 0.003, 0.05
-"""How long to wait after a wakeup before a wide window is read, so that one read finds many ended futures."""
+"""How long to wait after a wakeup before a window of more than `NARROW` futures is read."""
 
 QUIET_S, QUIET_SHOWN = 5.0, 3
-"""`on_quiet` is called after this many seconds in which no future ended, with this many futures."""
+"""If no future ends for `QUIET_S` seconds, `on_quiet` is called with at most `QUIET_SHOWN` futures."""
 
 CALLBACK_WAIT_S = 0.05
-"""The longest time until the future of a new callback is watched together with the others."""
+"""How long it may take until the thread watches the future of a new callback."""
 
 log = logging.getLogger("tidemill.futures")
 
@@ -126,7 +126,7 @@ class _Wait:
                 self._watch.close()
 
     def _move_window(self) -> None:
-        """Fill the window up when it is half empty; watch it before it is read."""
+        """Refill the window when it is half empty. Watch it before reading it, to miss no change."""
         size = min(WINDOW, len(self._outstanding))
         if self._watch is not None and len(self._window) >= min(size, WINDOW // 2):
             return
@@ -175,7 +175,8 @@ class _Wait:
     def _gather(self) -> None:
         """Pause so that more futures end before the window is read again.
 
-        The pause lasts until about half a window has ended, but is short compared with the remaining time.
+        The pause lasts until about half a window of futures has probably ended, but it is short compared with
+        the rest of the wait.
         """
         if len(self._window) <= NARROW:
             return
@@ -199,8 +200,8 @@ def _ignore(ids: Sequence[bytes]) -> None:
 class Callbacks:
     """Calls functions when futures end, from one thread that starts with the first callback.
 
-    Callbacks run one at a time, so a slow one delays only the others. An error of a callback is logged and
-    has no other effect, as with Python's own futures.
+    Callbacks run one at a time, so a slow callback delays the other callbacks, but nothing else. An error of
+    a callback is logged and has no other effect, as with Python's own futures.
     """
 
     def __init__(self, completions: Completions) -> None:
@@ -238,7 +239,7 @@ class Callbacks:
                 self._completions.clock.sleep(CALLBACK_WAIT_S)
 
     def _wait_briefly(self) -> None:
-        """Wait a moment for the current futures; the next call includes those added in the meantime."""
+        """Wait a moment for the current futures. Futures that are added in this time join the next wait."""
         with self._lock:
             ids = list(self._callbacks)
             if not ids:

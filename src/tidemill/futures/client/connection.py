@@ -51,7 +51,7 @@ class Connection:
         objects: the opened object storage; None if there is none.
         owner: the id of the node that holds the handles.
         values: loads and stores results.
-        own: whether this connection closes the store and renews the node's lease.
+        own: whether the store and the node are our own, so that we close the store and renew the lease.
         clock: the source of time.
         chance: the source of random numbers, for ids and delays.
     """
@@ -87,7 +87,7 @@ class Connection:
         self.outcomes = Outcomes(store, self.keys, self.cluster, self.signer, values, clock, chance)
         self.membership = self._join() if own else None
         self._closed = threading.Event()
-        self._error: BaseException | None = None  # what ended the thread
+        self._error: BaseException | None = None  # the error that ended the thread
         self._thread = threading.Thread(target=self._run, name="tidemill-client", daemon=True)
         self._thread.start()
 
@@ -128,7 +128,7 @@ class Connection:
         )
 
     def _join(self) -> Membership:
-        """Join the node list. Only a listed client can hold handles, so this precedes any submission."""
+        """Join the node list. This comes before any submission: only a listed client can hold handles."""
         node = Node(id=self.owner, epoch=0, kind="client", address=socket.gethostname(), slots=0)
         context = ClusterContext(
             store=self.store,
@@ -161,7 +161,10 @@ class Connection:
             self._error = error
 
     def check(self) -> None:
-        """Raise the error that ended the renewal of our lease, if any. The store then refuses our writes."""
+        """Raise the error that ended the thread that renews our lease, if there is one.
+
+        Without a valid lease, the store refuses our writes.
+        """
         if self._error is not None:
             raise self._error
 
@@ -183,7 +186,10 @@ class Connection:
         return self._closed.is_set()
 
     def close(self) -> None:
-        """Release dropped handles and leave the node list. The leader releases other handles. Idempotent."""
+        """Release dropped handles and leave the node list. The leader releases the other handles later.
+
+        Idempotent.
+        """
         if self.closed:
             return
         self._closed.set()

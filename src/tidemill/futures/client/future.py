@@ -1,9 +1,9 @@
-"""`Future`: the handle of a durable call. It has an id and a client, and reads the rest from the store.
+"""`Future`: the handle to a durable call. It has an id and a client, and reads the rest from the store.
 
 A handle is small, because a client may have 100,000 of them. The client counts its handles. The cluster keeps
-a result as long as a client has a handle of the future (FUT-34). A handle can be pickled. In another process
-it becomes a handle of that process's client, which counts it too. If a handle is an argument of a call, the
-task receives the result in its place.
+a result as long as a client has a handle to the future, and a small result for at least 24 hours (FUT-34). A
+handle can be pickled. In another process it becomes a handle of that process's client, which counts it too.
+If a handle is an argument of a call, the task receives the result in its place.
 """
 
 import html
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Future(Handle, Generic[T]):
-    """The handle of a durable call. `Client.submit`, `map`, `put` and the methods of actors return it.
+    """The handle to a durable call. `Client.submit`, `map`, `put` and the methods of actors return it.
 
     >>> import tidemill as tm
     >>> with tm.connect(home="tidemill-home") as client:
@@ -51,7 +51,7 @@ class Future(Handle, Generic[T]):
         return self._row
 
     def remember(self, row: AnyRow | None) -> None:
-        """Remember a row with a result, to avoid reading it again. Rows without a result may still change."""
+        """Keep a row with a result, to avoid reading it again. Other rows are not kept: they may change."""
         self._row = row if isinstance(row, Realized) else None
 
     # --- result and state
@@ -66,7 +66,7 @@ class Future(Handle, Generic[T]):
         return value
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the end and return the error that `result` would raise; None if there is a result."""
+        """Wait until the future has ended. Return the error that `result` would raise; None for a result."""
         return self._client.exception_of(self, timeout)
 
     def done(self) -> bool:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def as_list(futures: Sequence[Any]) -> list[Future[Any]]:
-    """Return the futures of an argument list, which may be one iterable of futures."""
+    """Return the futures in a list of arguments: futures, or a single iterable of futures."""
     if len(futures) == 1 and not isinstance(futures[0], Future) and isinstance(futures[0], Iterable):
         futures = list(futures[0])
     for value in futures:

@@ -1,12 +1,15 @@
-"""Handle counts: counts a client's handles of each future, and releases them in batches (FUT-34, FUT-64).
+"""Counts how many handles a client has to each future, and releases them in batches (FUT-34, FUT-64).
+
+The store records which clients *hold* a future, which means that they have a handle to it. A future that the
+client itself submits is recorded with the submission. Other futures are recorded here.
 
 The garbage collector may drop a handle at any time, in any thread. So a dropped handle only adds its id to a
 queue, and the client's thread does the rest. A small result is stored in the future's row and needs no
 release: dropping its handle costs a read and no write. If a future has not ended, the client waits some time
-before it changes the future's row, because a changed row makes the completion of the future slower.
+before it changes the future's row, because a changed row makes it slower for the worker to write the result.
 
-A pickled handle may be on its way to another process, which counts it after it arrives. Until then this
-client keeps counting the handle, for a grace period.
+A pickled handle may be on its way to another process, which counts it after it arrives. So this client keeps
+counting the handle for a grace period.
 """
 
 import threading
@@ -49,17 +52,20 @@ class HandleCounts:
         self._completions = completions
         self._lock = threading.Lock()
         self._counts: dict[bytes, int] = {}
-        self._arrived: dict[bytes, None] = {}  # submitted by other clients, not held yet
-        self._held: set[bytes] = set()  # submitted by other clients
-        self._in_transit: dict[bytes, float] = {}  # pickled; until when it counts here
+        self._arrived: dict[bytes, None] = {}  # submitted by other clients, and not recorded as held yet
+        self._held: set[bytes] = set()  # submitted by other clients, and recorded as held
+        self._in_transit: dict[bytes, float] = {}  # pickled handles, and until when they count here
         self._dropped: deque[bytes] = deque()
-        self._unreferenced: dict[bytes, float] = {}  # no handle is left; since when
+        self._unreferenced: dict[bytes, float] = {}  # futures without a handle, and since when
 
     def __len__(self) -> int:
         return len(self._counts)
 
     def count(self, ids: Iterable[bytes], *, own: bool) -> None:
-        """Add one handle of each future. The next tick holds those that other clients submitted."""
+        """Count one more handle to each future.
+
+        If other clients submitted the futures (`own` is False), the next tick records that we hold them.
+        """
         with self._lock:
             counts = self._counts
             for future_id in ids:
@@ -77,9 +83,10 @@ class HandleCounts:
             self._in_transit[future_id] = self.clock.monotonic() + IN_TRANSIT_S
 
     def tick(self, *, last: bool = False) -> None:
-        """Hold new handles, and release some dropped ones; with `last`, all those of ended futures.
+        """Record which new futures we hold, and release some that we no longer hold.
 
-        If the store does not answer, the next tick does the work.
+        If `last` is set, release everything that can be released now. If the store does not answer, the next
+        tick tries again.
         """
         try:
             self._hold()
@@ -89,7 +96,7 @@ class HandleCounts:
             return
 
     def hold_again(self) -> None:
-        """Hold all counted handles again. Our lease had expired, so they may have been released."""
+        """Record again all futures that we hold: our lease had expired, so they may have been released."""
         with self._lock:
             self._arrived.update(dict.fromkeys(self._counts))
 

@@ -52,7 +52,7 @@ class LocalWorker:
             ],
             stdin=subprocess.PIPE,
             env=environment,
-            start_new_session=True,  # an interrupt on the terminal is the client's to handle
+            start_new_session=True,  # Ctrl-C in the terminal interrupts only the client
         )
 
     @property

@@ -70,7 +70,7 @@ def list_futures(
         keys: the keys of futures.
         states: only futures in these states; empty for all.
         name: a part of the function's name, or a pattern with `*`.
-        limit: return at most this many.
+        limit: return at most this many futures.
     """
     summaries: list[FutureSummary] = []
     pattern = name if "*" in name else f"*{name}*"
@@ -99,7 +99,7 @@ def _pages(store: Store, keys: FutureKeys) -> Iterator[list[_FutureRows]]:
 
 
 def _page(tx: Tx, keys: FutureKeys, lo: bytes, hi: bytes) -> tuple[list[_FutureRows], bytes]:
-    """Read a page of futures from the end. Return the page, and where the next page ends."""
+    """Read the last futures before `hi`. Return them, and the `hi` of the next page."""
     state_rows = tx.range(lo, hi, limit=PAGE, reverse=True, snapshot=True)
     ids = ids_in(keys.future, state_rows)
     spaces = (keys.spec, keys.error)

@@ -17,7 +17,7 @@ from tidemill.futures.protocol.states import ENDED
 from tidemill.futures.worker import task_context
 
 NAMED = 300
-"""A task reports at most this many of the futures that it waits for to its supervisor."""
+"""A waiting task tells its supervisor about at most this many of the futures that it waits for."""
 
 
 class ResultWaiter:
@@ -95,8 +95,8 @@ class ResultWaiter:
     ) -> Iterator[EndedFuture]:
         """Yield the futures that have ended. A task frees its slot only if it has to wait.
 
-        `together`: the caller needs all of the futures, unless one fails. So a task requests a slot only
-        once, when all futures have ended or one has failed.
+        If `together` is set, the caller needs all of the futures, unless one fails. So a task requests a slot
+        only once, when all futures have ended or one has failed.
         """
         completions = self._link.completions
         task = task_context.current_task()
@@ -125,7 +125,7 @@ class ResultWaiter:
 
 
 class _Deadline:
-    """The end of a timeout that starts now."""
+    """Counts down a timeout. It starts when this object is created."""
 
     def __init__(self, link: Connection, timeout: float | None) -> None:
         self._clock = link.clock

@@ -98,7 +98,7 @@ class SubmissionFactory:
         future_id: bytes = b"",
         actor: bytes = b"",
     ) -> Submission:
-        """Create the submission of one call. Inside a task it gets an idempotency key (FUT-62)."""
+        """Create the submission of one call. Inside a task, the call gets an idempotency key (FUT-62)."""
         future_id = future_id or self.new_ids(1)[0]
         content, inputs = calls.dump_args(args, kwargs)
         key, parent = options.key, b""
@@ -201,12 +201,12 @@ class SubmissionWriter:
     def write(self, submission: Submission) -> bytes:
         """Write a submission, in one batch with those of other threads. Return the id of its future.
 
-        If its idempotency key already exists, this is the id of the earlier future.
+        If the idempotency key already exists, return the id of the earlier future.
         """
         queued = _QueuedSubmission(submission)
         self._queue.append(queued)
         with self._lock:
-            while not queued.done:  # otherwise another thread has written it with its own batch
+            while not queued.done:  # otherwise another thread has written it in its own batch
                 self._write_queued(list(_pop_up_to(self._queue, bulk.PAGE)))
         if queued.error is not None:
             raise queued.error
@@ -231,8 +231,8 @@ class SubmissionWriter:
     def write_many(self, submissions: Iterable[Submission]) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """Write many submissions, a page at a time, while the caller creates them.
 
-        For each page, yield the ids of the futures, and the ids that the submissions had. They differ if an
-        idempotency key already existed.
+        For each page, yield two lists: the ids of the futures, and the ids of the submissions. If the
+        idempotency key of a call already existed, the first list has the id of the earlier future instead.
         """
         rest = iter(submissions)
         while chunk := list(islice(rest, bulk.PAGE)):
@@ -283,7 +283,7 @@ class CallSubmitter:
 
     Args:
         link: the client's connection.
-        future: returns the handle of a future; the handle is already counted.
+        future: returns a handle to a future; the handle is already counted.
     """
 
     def __init__(self, link: "Connection", future: "Callable[[bytes], Future[Any]]") -> None:
@@ -363,7 +363,7 @@ class CallSubmitter:
         return self.handles_of([future_id], [submission.spec.id])[0]
 
     def handles_of(self, ids: Sequence[bytes], new_ids: Sequence[bytes] | None = None) -> "list[Future[Any]]":
-        """Return handles of futures. A future whose id differs from its new id was submitted earlier."""
+        """Return handles of futures. If an id differs from its id in `new_ids`, it is an earlier future."""
         earlier = {old for old, new in zip(ids, new_ids, strict=True) if old != new} if new_ids else set()
         handles = self._link.handles
         handles.count([future_id for future_id in ids if future_id not in earlier], own=True)

@@ -36,7 +36,10 @@ class ValuePlacement:
         self._link = link
 
     def put(self, client: "Client", value: object, *, durable: bool) -> bytes:
-        """Store a value as a realized future. Return its id, which an earlier attempt may have created."""
+        """Store a value as a realized future and return the future's id.
+
+        If an earlier attempt of the same task has already stored the value, return the id of that future.
+        """
         link, task = self._link, task_context.current_task()
         other = "" if durable or task is None else self._another_worker()
         future_id = link.submissions.new_ids(1)[0]
@@ -68,7 +71,7 @@ class ValuePlacement:
         return stored_id
 
     def clone(self, client: "Client", future: "Future[Any]", node: str) -> "Future[Any]":
-        """Submit a task that copies a result to its node."""
+        """Submit a task that runs on `node` and copies a result to that node."""
         return client.submit(clone_here, future.id, resources=[f"node:{node}"])
 
     def clone_here(self, task: TaskContext, future_id: bytes) -> bool:
@@ -86,7 +89,7 @@ class ValuePlacement:
         return self._copy_here(task, future.id, results.transfer)
 
     def _copy_here(self, task: TaskContext, future_id: bytes, record: Callable[..., bool]) -> bool:
-        """Copy a result to this worker and record the copy. Return False if the record was refused."""
+        """Copy a result to this worker and record the copy. Return False if the result has changed."""
         link = self._link
         row = link.completions.read([future_id])[0]
         if row is None:

@@ -1,11 +1,11 @@
 """The rows of actors and their calls (FUT-47).
 
-The creation of an actor is a future. Its result is the actor itself (a location of kind "actor"), and the
-actor has the id of that future. A call is a future with the creation as its input. The call is bound to the
-actor's node and gets its ordinal from the actor's row. The node runs the calls in the order of their ordinals
-and finds the next call in `call[actor, ordinal]`. Tidemill never repeats a creation or a call to recover a
-lost result. When the actor dies, its creation fails with kind "actor". Then all unfinished calls of the actor
-fail, page by page, like any dependents.
+The creation of an actor is a future. The result of this future is the actor itself (a location of kind
+"actor"), and the actor has the id of the future. A call is a future with the creation as its input. The call
+is bound to the actor's node and gets its ordinal from the actor's row. The node runs the calls in the order
+of their ordinals and finds the next call in `call[actor, ordinal]`. Tidemill never repeats a creation or a
+call to recover a lost result. When the actor dies, its creation fails with kind "actor". Then all unfinished
+calls of the actor fail, page by page, like any dependents.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ class ActorCall(msgspec.Struct, frozen=True):
 
 
 Sign = Callable[[Spec], Spec]
-"""Signs a complete spec. The ordinal of a call is known only in its transaction."""
+"""Signs a complete spec. It is called inside the transaction, because a call gets its ordinal there."""
 
 
 def unsigned(spec: Spec) -> Spec:
@@ -125,7 +125,7 @@ def call(
 
 
 def calls(tx: Tx, keys: FutureKeys, actor_id: bytes, ordinal: int, limit: int = 20) -> list[ActorCall]:
-    """Read the calls from this ordinal on. With it, a node sees whether the call it waits for has ended."""
+    """Read the calls from this ordinal on. They show whether the call that a node waits for has ended."""
     lo, hi = keys.call[actor_id, ordinal], keys.call.under(actor_id)[1]
     call_rows = tx.range(lo, hi, limit=limit, snapshot=tx.mode == "take")
     states = edges.read_many(tx, keys, [row.value for row in call_rows])
@@ -162,7 +162,7 @@ def died(tx: Tx, keys: FutureKeys, actor_id: bytes, failure: Failure) -> bool:
 
 
 def actor_failure(failure: Failure, now_us: int) -> Failure:
-    """Return the failure of a call of a dead actor."""
+    """Turn the failure of an actor into the failure of its calls."""
     return msgspec.structs.replace(failure, kind="actor", at=failure.at or now_us)
 
 

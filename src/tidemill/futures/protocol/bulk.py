@@ -1,4 +1,4 @@
-"""Bulk submission: creates many plain futures at once, with the same rows as `submit` but much less work.
+"""Create many plain futures at once, with the same rows as `submit` but much less work.
 
 Plain futures have no inputs, keys, deadlines or assignments. If plain futures also have the same needs,
 priority and queue, they have the same state row, lane and time; only their ids and specs differ.
@@ -27,12 +27,12 @@ def is_plain(spec: Spec) -> bool:
 
 
 def weight(spec: Spec) -> int:
-    """Return the maximum number of rows that the submission writes."""
+    """Return the maximum number of rows that submitting this future writes."""
     return PLAIN_WRITES if is_plain(spec) else submit.weight(spec)
 
 
 def submit_many(tx: Tx, keys: FutureKeys, specs: Sequence[Spec]) -> list[bytes]:
-    """Create futures like `submit.submit`. Plain ones come first, because others may depend on them."""
+    """Create futures like `submit.submit`: first the plain ones, because the others may depend on them."""
     alike: dict[tuple[object, ...], list[Spec]] = {}
     for spec in specs:
         if is_plain(spec):

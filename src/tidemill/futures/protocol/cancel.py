@@ -1,4 +1,4 @@
-"""Cancel: ends futures when a user cancels them or their deadline passes (FUT-56).
+"""End futures when a user cancels them or their deadline passes (FUT-56).
 
 A future that is not claimed ends at once. A claimed future is marked (`Claimed.cancel`), and its node gets a
 command. The node ends the task and calls `finish.cancelled`. A marked future cannot return to the pool: if

@@ -1,4 +1,4 @@
-"""Claim: moves futures from unclaimed to claimed, in batches, in `take` transactions.
+"""Move futures from unclaimed to claimed, in batches, in `take` transactions.
 
 A claim is a lease that lasts as long as the lease of its node. So one renewal of the node's lease renews all
 claims of the node (FUT-36). A claim consists of the node, the node's epoch and the future's epoch. The
@@ -27,7 +27,7 @@ them."""
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A claim: the id and the row of the future, and the row's stored bytes, which fence the completion."""
+    """The id and the row of a claimed future, and the row's stored bytes, which `realize_many` compares."""
 
     id: bytes
     row: Claimed
@@ -75,7 +75,7 @@ def claim(
             if lane.minus_priority == minus_priority and fits(bounds_of(lane.label)[0], free)
         ]
         shares = _shares(tx, keys, able, limit - len(claims))
-        if len(able) > 1:  # if the oldest do not fit together, others may use the rest
+        if len(able) > 1:  # if the oldest futures do not fit together, others may use the remaining capacity
             shares += [(lane, limit) for lane in able]
         for lane, share in shares:
             index_rows = _take_lane(tx, keys, lane, free, min(share, limit - len(claims)))
@@ -120,7 +120,7 @@ def claim_these(
 
 
 def _read_unlocked(tx: Tx, keys: FutureKeys, future_id: bytes) -> AnyRow | None:
-    """Read a row without a lock. Nodes compete for the index row, which they take first, as in `claim`."""
+    """Read a row without a lock. This is safe: only the node that removes the index row claims the future."""
     key = keys.future[future_id]
     single = tx.range(key, key + b"\x00", snapshot=True)
     return rows.decode_row(single[0].value) if single else None
@@ -219,7 +219,7 @@ def _claim_rows(tx: Tx, keys: FutureKeys, node: Node, index_rows: Sequence[Row])
         raw = rows.encode(claimed)
         writes += [(keys.future[future_id], raw), (keys.own[node.id, future_id], b"")]
         claims.append(Claim(future_id, claimed, raw))
-    tx.set_many(writes, quiet=True)  # a claim is of no interest to clients that wait for the future
+    tx.set_many(writes, quiet=True)  # clients that wait for the future need not know about the claim
     return claims
 
 

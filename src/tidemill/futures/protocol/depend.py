@@ -1,4 +1,4 @@
-"""Dependents: when the state of a future changes, updates the futures that depend on it, page by page.
+"""Update the dependents of a future, page by page, when the state of the future changes.
 
 A row `dep[upstream, id]` records that `id` needs the upstream's result. The row's value is "w" while the
 dependent's `waits_on` counts the upstream, and "s" afterwards. So if a dependent is notified twice, the
@@ -10,9 +10,10 @@ cursor means: "dependents after this key may not know the state of the upstream"
 current state and updates a page of dependents. If the state changes in the meantime, the cursor is reset to
 the start. This works for any number of dependents (FUT-65), and any process may advance a cursor.
 
-Why no dependent is missed: `submit` reads the upstream's row under a lock in the transaction that adds the
-dep row, and the last page reads the dep rows to the end of their range. So if a submit read the old state, it
-either commits before the last page, which then reads its dep row, or conflicts with the last page.
+Why no dependent is missed: `submit` reads the upstream's row under a lock, in the transaction that adds the
+dep row. Suppose that `submit` reads the state before a change. Then its transaction either conflicts with the
+change and runs again, or commits first. If it commits first, its dep row exists before any page is read, and
+the pages cover all dep rows of the upstream.
 """
 
 from collections.abc import Sequence
@@ -45,14 +46,15 @@ PAGE = 50
 WRITES_EACH = 6
 ROOM_WRITES = 500
 ROOM_BYTES = 500_000
-"""A transaction that has written more than this notifies no more dependents. So a page of futures that end,
-each with a page of dependents, still fits into it. Cursors record the rest."""
+"""A transaction that has written about `ROOM_WRITES` rows or `ROOM_BYTES` bytes notifies no more dependents.
+So a page of futures that end, each with a page of dependents, still fits into one transaction. Cursors record
+the rest."""
 
 
 def end(
     tx: Tx, keys: FutureKeys, spec: Spec, old: AnyRow, edge: Path, new: AnyRow, failure: Failure | None = None
 ) -> AnyRow:
-    """Move a future, store its failure, and notify a page of its dependents. A cursor records the rest."""
+    """End a future, store its failure, and notify a page of its dependents. A cursor records the rest."""
     edges.move(tx, keys, spec, old, edge, new)
     if failure is not None:
         edges.set_failure(tx, keys, spec.id, failure)
@@ -158,7 +160,7 @@ def _notify_one(
     """Update one dependent for the current state of its upstream."""
     awaited = isinstance(state, Blocked) and upstream in state.extra
     if not awaited and upstream not in spec.inputs:
-        return  # left by a task that was parked before
+        return  # a leftover: the task waited for this future when it was parked earlier
     if isinstance(row, Realized) or (awaited and failure is not None):
         if mark == WAITING and isinstance(state, Blocked):
             tx.set(keys.dep[upstream, spec.id], SERVED)
@@ -193,7 +195,7 @@ def _fail_dependent(
     """Fail a dependent, because its input has failed. It gets a cursor, so its own dependents fail later."""
     kind = "actor" if spec.actor == upstream else "upstream"
     if state.state in ENDED or (isinstance(state, Claimed) and kind != "actor"):
-        return  # a running task may have loaded the input; if not, it finds out when it loads it
+        return  # a running task may have loaded the input; if not, loading it raises the error
     tally = edges.bump(state.tally) if isinstance(state, Claimed) else state.tally
     edges.move(tx, keys, spec, state, FutureEdge.FAIL, Failed(tally=tally, at=tx.now(), kind=kind))
     edges.set_failure(tx, keys, spec.id, msgspec.structs.replace(failure, kind=kind))
@@ -210,9 +212,11 @@ def _requeue_dependent(tx: Tx, keys: FutureKeys, spec: Spec, state: Failed) -> N
 
 
 def unclaim(tx: Tx, keys: FutureKeys, spec: Spec, old: Claimed, edge: FutureEdge, new: Unclaimed) -> AnyRow:
-    """End a claim without an outcome. The future becomes unclaimed, or blocked or failed if an input is.
+    """End a claim without an outcome.
 
-    While a future runs, it is not notified about its inputs. So this function checks their states (FUT-15).
+    The future becomes unclaimed. But if an input has failed, the future fails too, and if an input is
+    missing, the future becomes blocked. While a future runs, it is not notified about its inputs. So this
+    function checks their states (FUT-15).
     """
     inputs = list(dict.fromkeys(spec.inputs))
     if all(isinstance(row, Realized) for row in edges.read_many(tx, keys, inputs)):
@@ -230,10 +234,10 @@ def unclaim(tx: Tx, keys: FutureKeys, spec: Spec, old: Claimed, edge: FutureEdge
 def recompute(
     tx: Tx, keys: FutureKeys, spec: Spec, old: AnyRow, edge: tuple[FutureEdge, ...], tally: AttemptCounts
 ) -> AnyRow | Failure:
-    """Have a future computed again: unclaimed, or blocked while an input is missing. Return the new row.
+    """Make a future ready to be computed again: unclaimed, or blocked if an input is missing.
 
-    `edge` has the transitions that lead to unclaimed. If an input has failed or is lost, nothing changes, and
-    the failure of the input is returned.
+    `edge` has the transitions that lead to unclaimed. Return the new row. If an input has failed or is lost,
+    change nothing, and return the failure of the input.
     """
     missing, broken = submit.attach(tx, keys, spec)
     if broken is not None:

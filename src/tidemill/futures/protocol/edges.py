@@ -1,4 +1,4 @@
-"""Edges: moves a future from one state to the next, and updates the indices of its state row.
+"""Move a future from one state to the next, and update the indices of its state row.
 
 `move` checks that the table has the transition. In one transaction it removes the row from the indices of its
 old state and adds it to those of its new state. So a step that calls `move` cannot forget an index. Three
@@ -114,11 +114,14 @@ def enter(tx: Tx, keys: FutureKeys, spec: Spec, row: AnyRow) -> None:
 
 
 def _open_lane(tx: Tx, keys: FutureKeys, lane: lanes.Lane) -> None:
-    """Add a lane to the list, if it is not listed. Submits that all write this row would block each other."""
+    """Add a lane to the list, if it is not listed.
+
+    A listed lane is not written again: submissions that all write the same row would block each other.
+    """
     key = keys.lane[lane.key]
     if key not in tx.touched and tx.get(key) is None:
         tx.set(key, b"")
-    tx.hint(key)  # so that a batch reads it only once
+    tx.hint(key)  # adds the key to tx.touched, so that a batch reads the row only once
 
 
 def withdraw(tx: Tx, keys: FutureKeys, spec: Spec, row: AnyRow) -> None:
@@ -141,17 +144,17 @@ def move(tx: Tx, keys: FutureKeys, spec: Spec, old: AnyRow, edge: Path, new: Any
         expected = step(expected, single)
     if new.state is not expected:
         raise IllegalTransition(
-            f"{edge} leads to state {expected.value}, but the new row is {new.state.value}"
+            f"{edge} leads to state {expected.value}, but the new row is in state {new.state.value}"
         )
     withdraw(tx, keys, spec, old)
     enter(tx, keys, spec, new)
 
 
 def rewrite(tx: Tx, keys: FutureKeys, spec: Spec, old: AnyRow, new: AnyRow) -> None:
-    """Change a row within its state. The index key of an unclaimed future may change."""
+    """Change a row but not its state. The index key of an unclaimed future may change."""
     if new.state is not old.state:
         raise IllegalTransition(
-            f"a row in state {old.state.value} cannot be rewritten in state {new.state.value}"
+            f"a row in state {old.state.value} cannot be overwritten by a row in state {new.state.value}"
         )
     if isinstance(old, Unclaimed):
         withdraw(tx, keys, spec, old)

@@ -1,4 +1,4 @@
-"""Finish: ends claims. The future of a claim is realized, failed, returned, parked or cancelled.
+"""End claims: the future of a claim is realized, failed, returned, parked or cancelled.
 
 The holder of the claim calls these functions. Each transaction checks two fences: the node's lease is valid
 (`nodes.check`), and the row is still claimed under our epoch (`claim.check_held`, or the row has the same
@@ -6,7 +6,7 @@ bytes). A late write is refused with `LeaseLost` (FUT-13, FUT-55).
 
 `realize_many` is the fast path. It is a `take` transaction that compares bytes and reads no state rows. It
 refuses rows that have changed since the claim: a dependent was added, a cancel was requested, or the claim
-was lost. For these rows `realize`, a serial transaction, decides.
+was lost. The caller then passes these rows to `realize`, which is a serial transaction.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class Completion(msgspec.Struct, frozen=True):
 def realize_many(
     tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, items: Sequence[Completion]
 ) -> list[bool]:
-    """Realize several futures in a `take` transaction. Return False for those that `realize` must decide.
+    """Realize futures in a `take` transaction. Return True for each that is done; the others need `realize`.
 
     For a future with dependents this writes a cursor: call `depend.notify` right after the commit. If this
     node dies before that, the leader finds the cursor and notifies the dependents.
@@ -118,10 +118,10 @@ def fail(
 def relinquish(
     tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, claims: Sequence[Claim]
 ) -> list[AnyRow | None]:
-    """Return claims without an outcome: for a drain, a recall, or tasks that never started (FUT-3, FUT-17).
+    """Give up claims without an outcome, because of a drain or a recall (FUT-3, FUT-17).
 
-    This does not count as an attempt. The result has None for claims that this node no longer holds. Pass at
-    most 100 claims.
+    A node also gives up claims whose tasks never started. This does not count as an attempt. The result has
+    None for claims that this node no longer holds. Pass at most 100 claims.
     """
     nodes.check(tx, cluster, node)
     current = edges.read_many(tx, keys, [claim.id for claim in claims])
@@ -147,7 +147,8 @@ def block(
         return _end_cancelled(tx, keys, spec, row, None)
     extra = tuple(upstream for upstream in dict.fromkeys(upstreams) if upstream not in spec.inputs)
     if len(extra) > submit.MOST_INPUTS - len(spec.inputs):
-        extra = extra[: submit.MOST_INPUTS - len(spec.inputs)]  # it waits for the others when it runs again
+        # The task waits for the others when it runs again.
+        extra = extra[: submit.MOST_INPUTS - len(spec.inputs)]
     missing, broken = submit.attach(tx, keys, spec, extra=extra)
     if broken is not None:
         failed = Failed(tally=edges.bump(row.tally), at=tx.now(), kind=broken.kind)

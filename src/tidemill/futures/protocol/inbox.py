@@ -1,8 +1,8 @@
 """The inbox of a node: commands that other processes write for the node, in the order of their commits.
 
-A command only makes the node act sooner. The row of a task also says that the task must end
-(`Claimed.cancel`), and if the record of a copy is missing, the copy is not needed. So if a command is lost
-with its node, no harm is done. A node watches `keys.inbox[node]` for new commands.
+A command only makes the node act sooner, because other rows say the same: if a task must end, its row says so
+(`Claimed.cancel`), and if a copy is no longer needed, its record is gone. So if a command is lost with its
+node, no harm is done. A node watches `keys.inbox[node]` for new commands.
 """
 
 import msgspec

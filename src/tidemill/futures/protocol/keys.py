@@ -15,7 +15,7 @@
     (C, "limit", queue), (C, "running", queue)     a queue's limits, and how many futures it runs now
     (C, "deadline", at, id)                        futures with a deadline
     (C, "stranded", id)                            futures that no live node can run
-    (C, "hold", client, id)                        results outside the row that a client's handle keeps
+    (C, "hold", client, id)                        results outside their rows, kept by a client's handle
     (C, "pin", id, owner)                          pinned results
     (C, "inbox", node)                             commands for a node, in order
     (C, "garbage", object)                         unreferenced objects: results and arguments
@@ -78,7 +78,7 @@ def new_id(wall_ms: int, chance: random.Random) -> bytes:
 
 
 def ids_in(space: Space, index_rows: Iterable[Row], part: int = 0) -> list[bytes]:
-    """Return the future ids in the keys of rows, at this position of the key."""
+    """Return the future ids that the keys of these rows have at position `part`."""
     return [value for row in index_rows if isinstance(value := space.unpack(row.key)[part], bytes)]
 
 

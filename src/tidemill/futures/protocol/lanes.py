@@ -1,10 +1,10 @@
 """Lanes: the pool of unclaimed futures, sorted so that a worker reads only futures that it can run.
 
 A lane is (queue, class, priority). A class groups futures with similar needs: each amount that a future needs
-is rounded up to the next of a few fixed sizes.
-If a node has the upper bound of a class free, it can run any future of the class, without checking its row.
-If it has only the lower bound free, it checks the rows one by one. So there is no need for one index per
-resource, or for the intersection of such indices (FUT-26). The oldest future of a lane comes first.
+is rounded up to the next of a few fixed sizes. If a node's free capacity reaches the upper bound of a class,
+the node can run any future of the class without checking the future's row. If the free capacity reaches only
+the lower bound, the node checks the rows one by one. So there is no need for one index per resource, or for
+the intersection of such indices (FUT-26). The oldest future of a lane comes first.
 """
 
 from math import ceil, log2
@@ -14,9 +14,9 @@ import msgspec
 from tidemill.futures.protocol.rows import Needs
 
 RAM_STEPS = 4  # buckets per doubling: an upper bound is at most 19 % above the need
-CPU_ONE = 8  # the bucket of exactly one cpu; each bucket doubles
+CPU_ONE = 8  # the bucket of exactly one cpu; each bucket is twice the previous one
 RUNNERS = "spark:"
-"""The prefix of resources that only runners have. Runners run nothing else."""
+"""The prefix of resources that only runners have. Runners run only futures that need one of them."""
 
 
 class Lane(msgspec.Struct, frozen=True, array_like=True, order=True):

@@ -51,7 +51,7 @@ def future_duties(
         keys: the keys of futures.
         cluster: the keys of nodes.
         emit: receives the events.
-        ttl_s: how long the leases of nodes last; the leader looks for dead nodes three times in this time.
+        ttl_s: how long the leases of nodes last; the leader looks for dead nodes three times per ttl.
         keep_s: how long ended futures are kept.
         busy_s: how long a soft assignment waits for its node.
     """
@@ -67,7 +67,7 @@ def future_duties(
 
 
 class FutureDuties:
-    """The duties, and their positions between two rounds."""
+    """The duties, and where each of them continues in its next round."""
 
     def __init__(
         self,
@@ -118,14 +118,14 @@ class FutureDuties:
     # --- dependents and deadlines
 
     def notify(self, tenure: Tenure) -> float:
-        """Notify the dependents after cursors that other processes left unfinished."""
+        """Notify dependents that other processes have not notified yet: those after a cursor."""
         for _ in range(PAGES):
             if not tenure.run(lambda tx: depend.notify_pending(tx, self.keys)):
                 return self.ttl_s / 10
         return 0.0
 
     def end_by_deadline(self, tenure: Tenure) -> float:
-        """End futures after their deadline."""
+        """End futures whose deadline has passed."""
         if self._repeat(tenure, partial(cancel.deadline_page, keys=self.keys), DeadlinesPassed):
             return 0.0
         next_s = tenure.run(lambda tx: cancel.until_next(tx, self.keys)) / SECOND_US
@@ -176,7 +176,7 @@ class FutureDuties:
     # --- pages
 
     def _repeat(self, tenure: Tenure, page: Callable[[Tx], ReapPage], event: Callable[..., Event]) -> bool:
-        """Run pages that remove the rows they handle. Return True if there are more rows."""
+        """Run page after page; each removes the rows that it handles. Return True if there are more rows."""
         for _ in range(PAGES):
             outcome = tenure.run(page)
             self._emit(outcome.moved, event)
@@ -187,10 +187,10 @@ class FutureDuties:
     def _walk(
         self, tenure: Tenure, page: Callable[..., tuple[ReapPage, bytes]], event: Callable[..., Event]
     ) -> bool:
-        """Run pages over a range of rows that may stay. Return True if the next round has more rows to visit.
+        """Run page after page over a range. Return True if the next round has more rows to visit.
 
-        The next round continues where this one stopped. So the rounds reach the end of the range, even if
-        many rows stay.
+        The pages need not remove the rows that they visit. The next round continues where this one stopped,
+        so the rounds reach the end of the range even if many rows stay.
         """
         assert isinstance(page, partial)
         subject = page.func.__name__, str(page.keywords.get("node_id", page.keywords.get("lane", "")))
@@ -217,8 +217,8 @@ def reap_one(
 ) -> AnyRow | None:
     """Do the leader's work for a future that a client waits for, after two ttls without a leader (FUT-49).
 
-    It releases the claims of dead nodes on the future and its inputs, and notifies dependents. Return the
-    future's row after that. Does nothing while there is a leader.
+    Release the claims of dead nodes on the future and its inputs, and notify dependents. Return the future's
+    row after that. Do nothing while there is a leader.
     """
     leaderless_us = int(2 * ttl_s * SECOND_US)
     stack, visited = [future_id], {future_id}

@@ -77,7 +77,7 @@ def create(
     tasks: Mapping[str, Spec],
     leader_epoch: int,
 ) -> list[str]:
-    """Create the partitions that do not exist yet, each with its future; at most `PAGE` at once.
+    """Create the partitions that do not exist yet, each with its future. Pass at most `PAGE` partitions.
 
     The group's map records the version of the node list (CLU-16). Return the ids of the new partitions.
     """
@@ -129,7 +129,7 @@ def idle_slots(tx: Tx, cluster: ClusterKeys, open_tasks: int) -> int:
 
 
 def remove_done(tx: Tx, keys: FutureKeys, tasks: list[PartitionTask]) -> list[str]:
-    """Remove the partitions that are still completed. Failed and quarantined partitions stay visible."""
+    """Remove these partitions if they are still completed. Failed and quarantined partitions stay visible."""
     removed = []
     for task, row in zip(tasks, edges.read_many(tx, keys, [task.future for task in tasks]), strict=True):
         if row is not None and STATE_OF[row.state] is PartitionTaskState.DONE:
@@ -140,7 +140,8 @@ def remove_done(tx: Tx, keys: FutureKeys, tasks: list[PartitionTask]) -> list[st
 
 
 FindWork = Callable[[int], Mapping[str, Spec]]
-"""Returns up to this many pieces of outstanding work, each under an id that is never reused."""
+"""Takes a number, and returns at most that many pieces of outstanding work, each under an id that is never
+reused."""
 
 OnDone = Callable[[Tx, list[PartitionTask]], None]
 """Called in the transaction that removes completed partitions, to store what must outlive them."""

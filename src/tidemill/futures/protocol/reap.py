@@ -1,4 +1,4 @@
-"""Reap: releases the claims, assignments and actors of dead nodes (FUT-49, FUT-60).
+"""Release the claims, assignments and actors of dead nodes (FUT-49, FUT-60).
 
 A node is dead if its lease has expired or its entry is gone. Then the store refuses all writes of the node,
 so any process may take over its work at any time. The same holds for claims from an earlier epoch of a node
@@ -31,7 +31,7 @@ inputs."""
 
 
 class ReapPage(msgspec.Struct, frozen=True):
-    """The outcome of one transaction: the futures it moved, their new rows, and whether there are more."""
+    """The outcome of one transaction: the futures it moved, their new rows, and whether more are left."""
 
     moved: list[tuple[bytes, AnyRow]] = []
     more: bool = False
@@ -67,7 +67,7 @@ def _has_lease(node: Node | None, now_us: int) -> bool:
 def reap_page(
     tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node_id: str, *, after: bytes = b"", limit: int = PAGE
 ) -> tuple[ReapPage, bytes]:
-    """Release a page of claims of a dead node, or of an earlier epoch of a live one.
+    """Release a page of claims of a dead node, or of an earlier epoch of a live node.
 
     Return the page, and where the next one begins. The valid claims of a live node stay.
     """
@@ -117,7 +117,7 @@ def _fail_bound(tx: Tx, keys: FutureKeys, spec: Spec, row: AnyRow, node_id: str)
 def reap_actors_page(
     tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node_id: str, *, limit: int = 5
 ) -> ReapPage:
-    """Record the death of the actors of a dead node, or of an earlier epoch of a live one (FUT-47)."""
+    """Record the death of the actors of a dead node, or of an earlier epoch of a live node (FUT-47)."""
     node = nodes.read(tx, cluster, node_id)
     alive_epoch = node.epoch if node is not None and _has_lease(node, tx.now()) else 0
     dead = []
@@ -154,7 +154,7 @@ def reroute_page(
 def release_late_page(
     tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node_id: str, busy_us: int, *, limit: int = PAGE
 ) -> ReapPage:
-    """Move soft assignments that a live node has not claimed for too long to the pool (FUT-60).
+    """Move soft assignments to the pool if their live node has not claimed them for too long (FUT-60).
 
     If the node is draining, they are moved at once.
     """
@@ -180,9 +180,10 @@ def release_late_page(
 def reroute_misfits_page(
     tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node_id: str, *, after: bytes = b"", limit: int = PAGE
 ) -> tuple[ReapPage, bytes]:
-    """Handle assignments that need more than their node has: fail bound ones, move others to the pool.
+    """Handle a page of a node's assignments that need more than the node has.
 
-    Return the page, and where the next one begins. Assignments that fit stay.
+    Futures that are bound to the node fail; the others move to the pool. Assignments that fit stay. Return
+    the page, and where the next one begins.
     """
     node = nodes.read(tx, cluster, node_id)
     if node is None or not _has_lease(node, tx.now()):
@@ -203,7 +204,7 @@ def _reroute_misfit(tx: Tx, keys: FutureKeys, future_id: bytes, row: Unclaimed) 
     spec = edges.must_read_spec(tx, keys, future_id)
     if not row.hard:
         return _to_pool(tx, keys, spec, row)
-    message = f"it is bound to node {row.assigned}, which has less than it needs"
+    message = f"it can run only on node {row.assigned}, which has less capacity than it needs"
     failure = Failure(kind="unsatisfiable", message=message, node=row.assigned, at=tx.now())
     failed = Failed(tally=edges.bump(row.tally), at=tx.now(), kind="unsatisfiable")
     return depend.end(tx, keys, spec, row, FutureEdge.FAIL, failed, failure)
@@ -232,7 +233,7 @@ def _to_pool(tx: Tx, keys: FutureKeys, spec: Spec, row: Unclaimed) -> Unclaimed:
 
 
 def reclaim(tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, *, limit: int = PAGE) -> ReapPage:
-    """Reap the claims that earlier boots at the address of a new worker still hold (FUT-39, FUT-48).
+    """Reap the claims of earlier workers that had the address of a new worker (FUT-39, FUT-48).
 
     Only a worker that holds its address exclusively may call this. So the earlier workers are dead, even if
     their leases are still valid. The last page removes their entries. Each claim counts as one more death, as

@@ -1,4 +1,4 @@
-"""Requeue: computes a failed or quarantined future again when a user requests it (FUT-53)."""
+"""Compute a failed or quarantined future again when a user requests it (FUT-53)."""
 
 from tidemill.errors import FutureUnknown, UsageError
 from tidemill.futures.protocol import actors, depend, edges
@@ -9,7 +9,7 @@ from tidemill.store import Tx
 
 
 def requeue(tx: Tx, keys: FutureKeys, future_id: bytes) -> AnyRow:
-    """Have a failed or quarantined future computed again, with all its counts reset. Return the new row.
+    """Compute a failed or quarantined future again, and reset all its counts. Return the new row.
 
     Futures that failed because of this future are requeued too, page by page. The latest failure is kept.
     """

@@ -1,13 +1,13 @@
-"""Results: records their copies, handles lost copies, and deletes results that are no longer needed.
+"""Record the copies of results, handle lost copies, and delete results that are no longer needed.
 
 The row of a realized future contains its latest result (FUT-18). A result outside the row has one record per
-copy, `copy[id, node]`; for a copy in object storage, the node is "". A result is kept as long as there is a
-handle of the client that submitted the future, a handle of another client (`hold`), a dependent that may need
-it, or a pin (FUT-34).
+copy, `copy[id, node]`; for a copy in object storage, the node is "". A result outside the row is kept as long
+as one of these exists: a handle of the client that submitted the future, a handle of another client (`hold`),
+a dependent that has not ended, or a pin (FUT-34). A result in the row is kept as long as the row (`sweep`).
 
-A reader reports a loss for the version that it read. If two readers report the same loss, the second finds
-another version, or none, and changes nothing (FUT-63). A loss is accepted if the node of the copy is dead, or
-if the reader failed to fetch the copy several times.
+A reader reports a loss for the version that it read. If two readers report the same loss, the second report
+finds another version, or none, and changes nothing (FUT-63). A loss is accepted if the node of the copy is
+dead, or if the reader failed to fetch the copy several times.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ def lose(
     node: str | None = None,
     unreachable: bool = False,
 ) -> AnyRow | None:
-    """Report a lost copy of this version: use another copy, or compute the future again (FUT-7, FUT-51).
+    """Report a lost copy of this version. Use another copy, or compute the future again (FUT-7, FUT-51).
 
     The count of exceptions does not change (FUT-9). Return the current row. If the loss was already handled,
     nothing is written.
@@ -58,7 +58,7 @@ def lose(
         cluster: the keys of nodes.
         future_id: the future.
         version: the version of the lost result.
-        node: the node of the lost copy, empty for object storage; by default, that of the latest result.
+        node: the node of the lost copy, empty for object storage; by default, the node of the latest result.
         unreachable: whether fetching failed repeatedly. If not, the copy is lost only if its node is dead.
     """
     row = edges.read(tx, keys, future_id)
@@ -71,7 +71,7 @@ def lose(
     left = []
     for copy in copies(tx, keys, future_id):
         if copy.location.node == node or not _is_available(tx, cluster, copy):
-            tx.clear(keys.copy[future_id, copy.location.node])  # of a node that is dead (FUT-30)
+            tx.clear(keys.copy[future_id, copy.location.node])  # lost, or its node is dead (FUT-30)
         else:
             left.append(copy)
     if left:
@@ -135,7 +135,7 @@ def add_copy(
 def transfer(
     tx: Tx, keys: FutureKeys, cluster: ClusterKeys, node: Node, future_id: bytes, result: Result
 ) -> bool:
-    """Make this node, which has a copy, the owner of a result. The others delete their copies (FUT-31)."""
+    """Make this node, which has a copy, the owner of a result. Other nodes delete their copies (FUT-31)."""
     if not add_copy(tx, keys, cluster, node, future_id, result):
         return False
     row = edges.read(tx, keys, future_id)
@@ -149,7 +149,7 @@ def transfer(
 
 
 def delete_results(tx: Tx, keys: FutureKeys, ids: Sequence[bytes]) -> int:
-    """Delete the results of at most 100 futures, but not their rows (FUT-32). Return how many had one.
+    """Delete the results of at most 100 futures, but not the rows (FUT-32). Return how many had results.
 
     A later request for such a result computes it again, if that is possible.
     """
@@ -201,7 +201,7 @@ def unpin(tx: Tx, keys: FutureKeys, future_id: bytes, owner: str) -> None:
 
 
 def hold(tx: Tx, keys: FutureKeys, client: str, ids: Sequence[bytes]) -> None:
-    """Record handles of a client that did not submit these futures. They end with its lease (FUT-64)."""
+    """Record a client's handles on futures of other clients. The handles end with its lease (FUT-64)."""
     for future_id in ids:
         tx.set(keys.hold[client, future_id], b"")
         tx.set(keys.pin[future_id, client], b"")
@@ -237,7 +237,7 @@ def release_client(tx: Tx, keys: FutureKeys, client: str, limit: int = RELEASE_P
 def collect(tx: Tx, keys: FutureKeys, future_id: bytes, row: AnyRow | None) -> bool:
     """Delete a released result if no dependent needs it. Return True if there is nothing left to do.
 
-    `loose[id]` records how many dependents have ended, so that each check is short.
+    `loose[id]` records the last dependent that was checked and has ended. The next check starts after it.
     """
     if row is None or (row.state in ENDED and not _outside(row)):
         tx.clear(keys.loose[future_id])

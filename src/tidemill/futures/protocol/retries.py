@@ -1,9 +1,9 @@
-"""The retry policy: decides what follows a failed attempt, for each kind of failure. Writes nothing.
+"""Decide what follows a failed attempt, for each kind of failure. This module writes nothing.
 
 - exception: `exceptions + 1`. Fail if `exceptions >= max_retries + 1` (FUT-8), otherwise retry after a delay
   that doubles each time (FUT-50).
 - crash, hang: `crashes + 1`. Quarantine the third time, with the traceback of the crash (FUT-53).
-- oom: `ooms + 1`. Retry with twice the ram, on another node that has this much. Fail the third time (FUT-52).
+- oom: `ooms + 1`. Retry with twice the ram, on another node that has enough. Fail the third time (FUT-52).
 - deserialize: `strange + 1`. Retry once on another node, then fail (FUT-22).
 - actor: fail at once.
 
@@ -37,7 +37,7 @@ MOST_STRANGE = 2
 MOST_REAPS = 10
 FIRST_PAUSE_US = 500_000
 MOST_PAUSE_US = 60_000_000
-LEAST_RAM = 64 * 1024 * 1024  # the value to double if the task has no `ram` need and its use is unknown
+LEAST_RAM = 64 * 1024 * 1024  # the ram to double if the task declares no `ram` and its use is unknown
 
 
 class RetryDecision(msgspec.Struct, frozen=True):
@@ -124,7 +124,7 @@ def totals(tx: Tx, cluster: ClusterKeys) -> list[Capacity]:
 
 
 def another_worker(tx: Tx, cluster: ClusterKeys, than: str, needs: Needs) -> str:
-    """Return another live worker with enough capacity and the most free ram; empty if there is none."""
+    """Return another live worker with enough capacity and the most free ram; "" if there is none."""
     fit = [
         node
         for node in workers(tx, cluster)

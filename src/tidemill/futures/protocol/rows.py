@@ -54,7 +54,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     parent: bytes = b""
     owner: str = ""  # the client whose handle keeps the result
     durable: bool = False
-    near: bytes = b""  # run on the node that has this future's result
+    near: bytes = b""  # the id of another future: run on the node that has its result
     hard: bool = False  # run on no other node
     actor: bytes = b""
     ordinal: int = 0  # of an actor's call
@@ -108,7 +108,7 @@ class AttemptCounts(msgspec.Struct, frozen=True, array_like=True):
     exceptions: int = 0
     crashes: int = 0
     ooms: int = 0
-    strange: int = 0  # code that could not be loaded
+    strange: int = 0  # attempts whose code could not be loaded
     reaps: int = 0  # claims that ended because their node died
     rebuilds: int = 0  # how often a lost result was computed again; not attempts (FUT-9)
     ram: int = 0  # bytes needed since the last out-of-memory error (FUT-52); 0 for the spec's value

@@ -15,7 +15,7 @@ class FutureState(StrEnum):
 
     A new future is blocked while an input is missing, and unclaimed when it can run. It is unsatisfiable if
     no live node can run it. A value stored with `put` starts realized, and a future that depends on a failed
-    one starts failed. If all copies of a result are lost, the future is computed again (`lose`).
+    future starts failed. If all copies of a result are lost, the future is computed again (`lose`).
     """
 
     BLOCKED = "blocked"  # an input is not realized yet

@@ -1,4 +1,4 @@
-"""Submit: creates futures, and stores values as realized futures (`put`)."""
+"""Create futures, and store values as realized futures (`put`)."""
 
 from collections.abc import Callable, Sequence
 
@@ -33,7 +33,7 @@ WAITING, SERVED = b"w", b"s"
 
 
 def weight(spec: Spec) -> int:
-    """Return the maximum number of rows that the submission writes."""
+    """Return the maximum number of rows that submitting this future writes."""
     return 8 + 2 * len(spec.inputs)
 
 
@@ -144,9 +144,10 @@ def _missing_input(tx: Tx, spec: Spec, upstream: bytes) -> Failure:
 def upstream_failure(
     tx: Tx, keys: FutureKeys, upstream: bytes, row: AnyRow, *, of: Spec | None = None
 ) -> Failure:
-    """Return the failure of a dependent of a failed input: the chain of causes, nearest first (FUT-46).
+    """Return the failure of a future whose input failed, with the chain of causes, nearest first (FUT-46).
 
-    Its kind is "actor" if `of` is a call of the actor that failed.
+    `of` is the spec of the future whose input failed. If it is a call of an actor, and the actor is the
+    failed input, the kind of the failure is "actor".
     """
     raw = tx.get(keys.error[upstream], lock=tx.mode == "take")
     cause = rows.decode_failure(raw) if raw is not None else Failure(kind=row.state.value)
@@ -174,18 +175,20 @@ def unclaimed(
     ready_at: int | None = None,
     node: str | None = None,
 ) -> Unclaimed:
-    """Return a row for the pool, or for the node with the result that the future wants to be near (FUT-42).
+    """Return the row of an unclaimed future, in the pool or assigned to a node (FUT-42).
 
-    In the pool, a future keeps the position of its submission through all retries: the oldest runs first
-    (FUT-26). The wait of an assignment starts now; assignments that wait too long go to the pool (FUT-60).
+    If `spec.near` names a future, the node that has its result gets the assignment. In the pool, a future
+    keeps the position of its submission through all retries: the oldest runs first (FUT-26). The wait of an
+    assignment starts now; assignments that wait too long go to the pool (FUT-60).
 
     Args:
         tx: the transaction.
         keys: the keys of futures.
         spec: the future.
         tally: the counts of the new row.
-        ready_at: do not run it before this time.
-        node: prefer this node instead, unless the future is bound to another one.
+        ready_at: do not run the future before this time.
+        node: assign the future to this node, unless it is bound to another node; an empty string for the
+            pool.
     """
     home = preferred_node(tx, keys, spec)
     hard = bool(home) and spec.hard
@@ -197,7 +200,7 @@ def unclaimed(
 
 
 def preferred_node(tx: Tx, keys: FutureKeys, spec: Spec) -> str:
-    """Return the node to assign a future to; empty for the pool."""
+    """Return the node to assign a future to; an empty string for the pool."""
     if not spec.near:
         return ""
     row = edges.read(tx, keys, spec.near)

@@ -1,7 +1,7 @@
-"""The sweep: deletes ended futures that are no longer needed, in small pages (FUT-34).
+"""The sweep: delete ended futures that are no longer needed, in small pages (FUT-34).
 
-It reads the rows from the oldest on. A future is deleted if it ended more than 24 hours ago (seven days if it
-is quarantined), and
+The sweep reads the rows, oldest first. A future is deleted if it ended more than 24 hours ago (seven days if
+it is quarantined), and
 
 - no handle keeps it: its owner has released it, or is dead (FUT-64);
 - no pin keeps it; the handles of other clients are pins too;
@@ -25,7 +25,7 @@ from tidemill.store import Tx
 
 KEEP_S = 24 * 3600.0
 KEEP_QUARANTINED = 7
-"""Quarantined futures, which wait for a user, are kept this many times as long."""
+"""Quarantined futures, which wait for a user, are kept this many times as long as other futures."""
 
 PAGE = 40
 DEPENDENTS_PAGE = 100
@@ -56,7 +56,7 @@ def sweep_page(
     for future_id in old:
         state = states[future_id]
         if tx.writes > ROOM_WRITES:
-            position = keys.future[future_id][:-1]  # before it, so that the next page begins with it
+            position = keys.future[future_id][:-1]  # the next page begins with this future
             break
         if (
             state is not None

@@ -27,7 +27,7 @@ PAGE = 100
 def check(tx: Tx, cluster: ClusterKeys, names: Mapping[Needs, str]) -> None:
     """Raise `UnsatisfiableError` if no live worker could ever run a future with one of these needs.
 
-    `names` has the name of a function for each of the needs, for the message.
+    `names` maps each of the needs to the name of a function, for the message.
     """
     names = {needs: name for needs, name in names.items() if needs != Needs()}
     if not names:
@@ -93,7 +93,7 @@ def lanes_to_check(tx: Tx, keys: FutureKeys, cluster: ClusterKeys) -> list[Lane]
 def strand_page(
     tx: Tx, keys: FutureKeys, cluster: ClusterKeys, lane: Lane, *, after: bytes = b"", limit: int = PAGE
 ) -> tuple[ReapPage, bytes]:
-    """Set aside the futures in a page of a lane that no worker can run.
+    """Read a page of a lane, and set aside the futures that no worker can run.
 
     Return the page, and where the next one begins.
     """
@@ -120,9 +120,10 @@ def strand_page(
 def satisfy_page(
     tx: Tx, keys: FutureKeys, cluster: ClusterKeys, *, after: bytes = b"", limit: int = PAGE // 2
 ) -> tuple[ReapPage, bytes]:
-    """Check a page of the futures set aside. Release those that a new node can run; fail those out of time.
+    """Check a page of the futures that were set aside.
 
-    Return the page, and where the next one begins.
+    Release those that a worker can run now, and fail those whose grace period is over. Return the page, and
+    where the next one begins.
     """
     totals = retries.totals(tx, cluster)
     lo, hi = keys.stranded.all()

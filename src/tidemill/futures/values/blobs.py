@@ -1,8 +1,8 @@
 """Blobs: stores code and arguments, in the store if they are small, as objects if they are large (FUT-21).
 
-Code is stored under a digest that is keyed with the cluster key. Only a process with the key can compute such
-a digest, so the digest in a signed spec is also the signature of the code. A function is stored once, however
-often it is submitted. Stored code never changes, because changed code has another digest.
+Code is stored under a digest, which is computed with the cluster key. Only a process with the key can compute
+such a digest, so the digest in a signed spec is also the signature of the code. A function is stored once,
+however often it is submitted. Stored code never changes, because changed code has another digest.
 
 Small arguments are part of the spec. Large arguments are stored as an object under the id of the future, so
 that they can be deleted with the future. The signed spec contains their digest.
@@ -72,12 +72,15 @@ class Blobs:
         return digest
 
     def forget(self, digest: bytes) -> None:
-        """Write this code again the next time, because it was missing."""
+        """Forget that this code is stored, because it was missing. The next `store_code` writes it again."""
         with self._lock:
             self._stored.pop(digest, None)
 
     def load_code(self, digest: bytes) -> bytes:
-        """Return the code of a digest. Raise `BlobMissing` if there is none, `BadSignature` if it differs."""
+        """Return the code with this digest.
+
+        Raise `BlobMissing` if there is none, `BadSignature` if the stored code does not match the digest.
+        """
         raw = self._store.run(lambda tx: tx.get(self._keys.code[digest]))
         if raw is None:
             raw = self._object(_code_name(digest), "the code of this future")[SIGNATURE_BYTES:]
@@ -85,12 +88,15 @@ class Blobs:
         return raw
 
     def check_code(self, digest: bytes, content: bytes) -> None:
-        """Raise `BadSignature` if this is not the code of that digest."""
+        """Raise `BadSignature` if this code does not match the digest."""
         if not hmac.compare_digest(self.digest(content), digest):
             raise BadSignature("this code was not signed with this cluster's key")
 
     def store_args(self, future_id: bytes, content: bytes) -> Blob:
-        """Return arguments for a spec: the bytes, or the digest of an object with them."""
+        """Store arguments, and return the `Blob` for the spec.
+
+        The blob contains the bytes themselves, or the digest of an object that contains the bytes.
+        """
         if len(content) <= IN_SPEC_BYTES:
             return Blob(content, size=len(content))
         digest = self._signer.sign("args", future_id, content)
@@ -140,11 +146,11 @@ class FunctionCache:
         self._lock = threading.Lock()
 
     def get(self, digest: bytes, content: bytes = b"") -> Callable[..., Any]:
-        """Return the function of a digest. It is loaded once.
+        """Return the function with this digest. A function in the cache is not loaded again.
 
         Args:
-            digest: from a spec with a checked signature.
-            content: its code, if the caller has it; it is checked too.
+            digest: from a spec whose signature was checked.
+            content: the function's code, if the caller has it; the code is checked too.
         """
         with self._lock:
             if (cached := self._loaded.get(digest)) is not None:

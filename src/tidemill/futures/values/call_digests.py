@@ -1,7 +1,7 @@
 """The digest of a call. Equal calls have the same digest in every process (FUT-62).
 
 A retried task submits its children again, from another process. The digest of the call is part of the key
-that identifies them. A digest of the pickle is not enough: pickle writes equal strings differently if they
+that identifies a child. A digest of the pickle is not enough: pickle writes equal strings differently if they
 are different objects, it writes sets in an order that differs between processes, and cloudpickle adds a
 random number to each class of `__main__`. So this module pickles the call again, into a hash, without
 references between objects. In place of some objects it writes:
@@ -10,7 +10,7 @@ references between objects. In place of some objects it writes:
   that it uses (but not its file and line);
 - for a class that is not in a module, its name and members;
 - for a set, its sorted items;
-- for a handle, its id.
+- for a future, its id.
 
 Equal calls may still have different digests, if the pickle of a value contains something random. Then a child
 is submitted twice, which costs time but does no harm.
@@ -40,7 +40,7 @@ def call_digest(
         return _digest(call, frozenset())
     except MemoryError:
         raise
-    except Exception:  # noqa: BLE001 - a value that needs a complete pickle: use the digest of that
+    except Exception:  # noqa: BLE001 - this value needs a complete pickle: use the digest of the pickle
         dumped = dump(call, handles=True)
         state = blake2b(repr(dumped.inputs).encode() + dumped.stream, digest_size=DIGEST_BYTES)
         for part in dumped.parts:
@@ -168,7 +168,7 @@ def _plain(member: object) -> object:
 
 
 def _picklable(value: object) -> bool:
-    """Return whether the digest covers a member. It omits descriptors of the interpreter and caches."""
+    """Return whether the digest covers this member. It omits caches and the interpreter's descriptors."""
     if isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType | types.FunctionType):
         return isinstance(value, types.FunctionType)
     try:

@@ -54,7 +54,7 @@ def load_code(content: bytes) -> Callable[..., Any]:
 
 
 def dump_args(args: Sequence[object], kwargs: Mapping[str, object]) -> Args:
-    """Pickle arguments. Each handle in them becomes an input, and the task receives its result instead."""
+    """Pickle arguments. Each future among them becomes an input: the task receives the future's result."""
     call = tuple(args), dict(kwargs)
     try:
         dumped = pickling.dump(call, handles=True)

@@ -1,11 +1,12 @@
 """The digest of code. It changes when the behaviour of a function changes (LOT-18, LOT-20).
 
-The digest of a call (`call_digests`) identifies a function by its name, because the same code submits a child
-again. But a stored result, such as a part of a lot, must not be reused after its code has changed. So this
-digest covers a function's byte code, constants and defaults, and the values that it uses: enclosing
-variables, globals of its module, and names from other modules. If such a value is a function or class of the
-user's code, the digest covers its code too. The user's code is the function's own package and every file that
-is not part of an installed library. The digest contains only the names of installed libraries.
+The digest of a call (`call_digests`) identifies a function by its name. This is enough to recognize a call
+that the same code submits again. But a stored result, such as a part of a lot, must not be reused after the
+code that computed it has changed. So this digest covers a function's byte code, constants and defaults, and
+the values that the function uses: enclosing variables, globals of its module, and names from other modules.
+If such a value is a function or class of the user's code, the digest covers the code of that value too. The
+user's code is the function's own package and every file that is not part of an installed library. For
+functions and classes of an installed library, the digest covers only the names.
 
 For a value that cannot be pickled (a session, a lock, a pipeline), the digest covers only the type. If the
 pickle of a value differs between processes, so does the digest. In that case no result is reused.
@@ -26,6 +27,12 @@ from tidemill.futures.values.pickling import PROTOCOL
 
 _PACKAGE = Path(__file__).parents[2]
 
+OF_SPARK = frozenset({"pyspark", "py4j"})
+"""Libraries wherever they are: a cluster's own Spark adds its folder `python` to the path."""
+
+LIBRARY_FOLDERS = frozenset({"site-packages", "dist-packages"})
+"""Folders of installed libraries, also those of another environment that is on the path."""
+
 
 def code_digest(function: Callable[..., object]) -> bytes:
     """Return the digest of a function's behaviour."""
@@ -34,7 +41,7 @@ def code_digest(function: Callable[..., object]) -> bytes:
 
 
 class _Code:
-    """Computes digests, and decides which code is the user's."""
+    """Computes digests, and decides which code belongs to the user."""
 
     def __init__(self, package: str) -> None:
         self._package = package
@@ -68,6 +75,8 @@ class _Code:
         if file is None:
             return False
         path = Path(file).resolve()
+        if module.partition(".")[0] in OF_SPARK or not LIBRARY_FOLDERS.isdisjoint(path.parts):
+            return False
         return not any(path.is_relative_to(folder) for folder in self._installed)
 
     def of_function(self, function: types.FunctionType, above: frozenset[int]) -> object:
@@ -86,7 +95,7 @@ class _Code:
         )
 
     def _used(self, value: object, names: list[str], above: frozenset[int]) -> object:
-        """Return the digest of a global; for a user's module, of the names that the function may use."""
+        """Return the digest of a global. A user's module counts only with names that the function may use."""
         if isinstance(value, types.ModuleType) and self.is_users(value.__name__) and id(value) not in above:
             inner = above | {id(value)}
             members = [(name, getattr(value, name)) for name in names if name in vars(value)]

@@ -1,8 +1,9 @@
 """Failures: stores exceptions as text (type, message, traceback) and, if possible, as pickled objects.
 
 An exception may be an object of the user's code. Its `__str__` may raise, and pickling or unpickling it may
-fail. Unpickling often fails because `__init__` takes other arguments than those in `args`. The failure of the
-task must be recorded anyway, so the functions here do not raise for such an exception (FUT-50).
+fail. Unpickling often fails because the arguments of `__init__` are not the same as those in `args`. The
+failure of the task must be recorded anyway, so the functions here do not raise for such an exception
+(FUT-50).
 """
 
 import contextlib
@@ -44,9 +45,10 @@ def dump_failure(
 
 
 def load_exception(failure: Failure, signer: Signer) -> BaseException | None:
-    """Return the stored exception, with the remote traceback as a note; None if it cannot be loaded.
+    """Return the stored exception, with the remote traceback as a note.
 
-    Raise `BadSignature`, before anything is unpickled, if it was not signed with our key.
+    Return None if the exception cannot be loaded. Raise `BadSignature`, before anything is unpickled, if it
+    was not signed with our key.
     """
     if not failure.pickled:
         return None

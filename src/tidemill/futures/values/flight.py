@@ -34,7 +34,7 @@ from tidemill.futures.values.signatures import Signer
 CHUNK_BYTES = 1 << 20
 NONCE_BYTES = 32
 LEAST_BYTES_PER_S = 5_000_000
-"""A transfer fails if it is slower than this after `patience_s`."""
+"""A transfer of n bytes fails if it takes longer than `patience_s` plus n divided by this number."""
 
 _MOST_NONCES = 4_096
 _MOST_STREAMS = 64
@@ -62,7 +62,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine, so that no data leaves it."""
+    """Return whether a host is this machine, so that data for it does not leave the machine."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -77,7 +77,7 @@ class SegmentServer:
     """Serves the segments of a supervisor, in its own threads, until `close`.
 
     Args:
-        map_segment: returns a view of a segment by name, or raises `CopyGone`: `Segments.map`.
+        map_segment: returns a view of the segment with a given name, or raises `CopyGone`.
         signer: signs with the cluster key.
         host: the address to listen on; without a certificate, it must be a loopback address.
         port: the port to listen on; 0 for any free port.
@@ -380,13 +380,13 @@ class SegmentFetcher:
             return client
 
     def _forget(self, address: str) -> None:
-        """Connect again the next time: a node may have been restarted at the same address."""
+        """Forget a connection: the node may have been restarted at the same address."""
         with self._lock:
             self._clients.pop(address, None)
 
 
 def _octets(batch: Any) -> memoryview:
-    """Return a view of the bytes of a batch. Raise `CopyCorrupt` if it has another schema."""
+    """Return a view of the bytes of a batch. Raise `CopyCorrupt` if the batch is not one column of bytes."""
     if batch.num_columns != 1 or str(batch.schema.field(0).type) != "uint8" or batch.column(0).null_count:
         raise CopyCorrupt("a node sent data that is not a stored result")
     column = batch.column(0)

@@ -6,9 +6,9 @@
     parts      each at a multiple of 64 bytes, as numpy and Arrow prefer
 
 Only the head is signed. It contains the digest of the stream, so nothing unsigned is unpickled. The parts are
-plain data. In a segment the parts have no digest, because computing it would cost more than copying them. An
-image that leaves this user's account on this machine also has a digest of its parts: in the head if the image
-goes to object storage, at the end of the transfer if it goes to another host.
+plain data. In a segment the parts have no digest, because computing one would cost more than copying the
+parts. An image that leaves this user's account on this machine also has a digest of its parts. The digest is
+in the head if the image goes to object storage, and at the end of the transfer if it goes to another host.
 """
 
 import struct
@@ -41,7 +41,7 @@ class LayoutHead(msgspec.Struct, frozen=True, array_like=True):
     kinds: tuple[int, ...] = ()
     sizes: tuple[int, ...] = ()  # of the parts
     body: bytes = b""  # digest of all parts; empty for none
-    label: bytes = b""  # the owner: two values may have equal streams and differ only in their parts
+    label: bytes = b""  # future and version: two values may have equal streams and differ only in their parts
 
 
 class ValueLayout(NamedTuple):
@@ -104,7 +104,9 @@ def read_head(view: memoryview) -> bytes:
 
 
 def load(view: memoryview, check: Callable[[bytes], None], *, subject: str) -> Any:
-    """Load the value of an image. The value uses the image's memory. Raise `CopyCorrupt` if it is damaged.
+    """Load the value of an image. The value uses the image's memory.
+
+    Raise `CopyCorrupt` if the image is damaged.
 
     Args:
         view: the image, read-only for as long as the value exists.

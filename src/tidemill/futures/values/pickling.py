@@ -9,8 +9,8 @@ cloudpickle does the pickling. It pickles functions and classes of a module by r
 `__main__` or without a module by value. A pickle that contains code by value records the Python version, and
 no other version loads it: byte code of another version may crash the interpreter instead of failing (FUT-22).
 
-A `Handle` in arguments is replaced by a reference to its id. When the arguments are loaded, the reference
-becomes the future's result (FUT-19).
+If a future is among the arguments, only its id is pickled. When the arguments are loaded, the future's result
+takes its place (FUT-19).
 
 This module checks no signatures. Callers must check them before they call `load`.
 """
@@ -40,7 +40,7 @@ _SCALARS = frozenset({type(None), bool, int, float, str})
 
 
 class Handle:
-    """The base class of a future's handle in arguments. The client's `Future` derives from it."""
+    """Refers to a future by its id. The client's `Future` derives from this class."""
 
     __slots__ = ()
     id: bytes
@@ -85,7 +85,8 @@ def dump(value: object, *, handles: bool = False) -> Dumped:
 
     Args:
         value: anything that pickle or cloudpickle accepts.
-        handles: whether to replace each `Handle` with its future's result; otherwise it is an ordinary value.
+        handles: whether a task receives a future's result in place of the future; if not, futures are pickled
+            like other values.
     """
     if type(value) in _SCALARS:
         return Dumped(pickle.dumps(value, PROTOCOL))
@@ -108,7 +109,7 @@ def load(
 
     Args:
         stream: from `dump`; the caller has checked its signature.
-        parts: the stored parts; the value keeps those that it uses alive.
+        parts: the stored parts; the memory of a part stays allocated as long as the value uses it.
         python: from `dump`.
         resolve: returns the value for a handle's id; its errors are raised unchanged.
         subject: names the value in errors.
@@ -183,7 +184,8 @@ def loading(subject: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:  # code of a module or __setstate__ may raise anything
         raise CodeNotLoadable(
             f"{subject} cannot be loaded: {type(error).__name__}: {error}",
-            hint="check the cause: an import or __setstate__ of one of its classes failed",
+            hint="fix the cause: a module raised this error while it was imported, or a class raised it in"
+            " __setstate__",
         ) from error
 
 
@@ -199,7 +201,7 @@ _resolver: ContextVar[Callable[[bytes], object] | None] = ContextVar("tidemill-r
 
 
 def _result_of(future_id: bytes) -> object:
-    """Return the result for a handle in arguments. Pickles refer to this function: see `stored_names`."""
+    """Return the result that replaces a future. Pickles refer to this function: see `stored_names`."""
     resolve = _resolver.get()
     if resolve is None:
         raise UsageError(

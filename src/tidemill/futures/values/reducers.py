@@ -7,7 +7,8 @@
   type cannot be exported as a buffer, and loses their byte order. So such arrays are written as raw memory
   and a type.
 
-Pickles refer by name to the functions that rebuild these values: see `stored_names` before you move them.
+Pickles refer by name to the functions that rebuild these values. Read `stored_names` before you move these
+functions.
 """
 
 import functools

@@ -4,10 +4,13 @@
     larger          in a segment of the node: processes on its host map it, other hosts fetch it over Flight
     `durable`       in an object
 
-Small results are always durable, because the row is durable. `load` uses the nearest copy. If the result is
-on this host, `load` first tries to map the segment, because mapping costs nothing. Mapping can fail: a
-container has the host id of its machine, but cannot see the machine's memory. Then the result is fetched from
-the node.
+Small results are always durable, because the row is durable. They are kept as long as the row: at least 24
+hours after the future has ended (`protocol.sweep`). A larger result is deleted as soon as nothing needs it
+(`protocol.results`). If a client requests it after that, the future is computed again.
+
+`load` uses the nearest copy. If the result is on this host, `load` first tries to map the segment, because
+mapping costs nothing. Mapping can fail: a container has the host id of its machine, but cannot see the
+machine's memory. Then the result is fetched from the node.
 """
 
 import contextlib
@@ -37,7 +40,7 @@ from tidemill.objects import Objects
 INLINE_BYTES = 16 * 1024
 """Results up to this size are stored in the row, which every reader reads anyway."""
 
-_NO_STORAGE = "run it on a worker, use objects=… and durable=True, or return less"
+_NO_STORAGE = "run the call on a worker, use durable=True with objects=…, or make the value smaller"
 
 
 class ResultStorage:
@@ -156,7 +159,7 @@ class ResultStorage:
             return msgspec.structs.replace(result, location=self._here(draft.seal()))
 
     def delete_object(self, result: Result) -> None:
-        """Delete the object of a durable result. The node of a result deletes other results."""
+        """Delete the object of a durable result. Other results are deleted by the node that stores them."""
         if result.location.kind == "object" and self._objects is not None:
             self._objects.delete(result.location.name)
 
@@ -202,7 +205,7 @@ class ResultStorage:
             )
         if location.kind != "segment":
             raise UsageError(
-                f"a result of kind {location.kind!r} has no value to load",
+                f"this result is of kind {location.kind!r}, so there is no value to load",
                 hint="call the methods of the actor instead",
             )
         if (view := self._mapped(result)) is not None:
@@ -219,7 +222,7 @@ class ResultStorage:
         return memory.toreadonly()
 
     def _mapped(self, result: Result) -> memoryview | None:
-        """Return a view of a segment on this host; None if it must be fetched."""
+        """Return a view of a segment on this host; None if the segment must be fetched."""
         location = result.location
         if location.kind != "segment" or location.host != self._host:
             return None

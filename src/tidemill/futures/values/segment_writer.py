@@ -3,7 +3,8 @@
 A segment is invisible until it is complete: the writer writes a draft, makes it read-only and renames it. The
 bytes go directly from the value's memory into the file. The writer allocates the file and then calls
 `pwritev`. This is twice as fast as copying into a mapping, because the system clears the pages of a mapping
-first. Also, a lack of memory is then an error and not a signal.
+first. Also, if memory runs out, allocating the file returns an error, whereas writing to a mapping would kill
+the process with a signal.
 
 The *ledger* counts the node's bytes without a lock, because a process may stop or hang at any point and must
 not block the others. Each process writes only its own counter, and reads the counters of all processes. A
@@ -31,7 +32,7 @@ QUOTA, FREED, GONE = "quota", "freed", "gone"
 DRAFT = ".draft"
 
 _NAME = re.compile(r"(?P<owner>[0-9a-z-]{1,80})\.(?P<version>[0-9]{1,20})\.(?P<pid>[0-9]{1,10})\.[0-9]{1,20}")
-_VECTOR = 512  # pieces per system call; the kernel takes 1,024
+_VECTOR = 512  # pieces per system call; the kernel accepts at most 1,024
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
 
 
@@ -75,7 +76,7 @@ class ByteCounters:
         return sum(map(self.read, pids)) + self.read(GONE) - self.read(FREED)
 
     def reserve(self, size: int) -> bool:
-        """Reserve bytes for this process. Return False, without reserving any, if the quota is exceeded."""
+        """Reserve bytes for this process. If they would exceed the quota, reserve nothing; return False."""
         own = str(os.getpid())
         with self._lock:
             before = self.read(own)

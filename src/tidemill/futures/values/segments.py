@@ -11,9 +11,9 @@ has a folder for its segments, named after the supervisor's boot id:
 
 Segments belong to the supervisor, not to the child that wrote them, so they remain after the child ends. Only
 the supervisor unlinks segments. A process that has mapped a segment can still read it after that. The kernel
-releases the flock when the supervisor dies. So a folder with a free lock has no owner, and the next start on
-this host removes it. This module does not use Python's `shared_memory`, because Python unlinks it when the
-process that created it ends.
+releases the flock when the supervisor dies. So a folder with a free lock has no owner, and the next
+supervisor that starts on this host removes it. This module does not use Python's `shared_memory`, because
+Python unlinks such memory when the process that created it ends.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ _FOLDER = re.compile(r"[0-9A-Za-z_-]{1,64}|\.[0-9A-Za-z_-]{1,64}\.[0-9]{1,2}")
 _HOST = Path("/proc/sys/kernel/random/boot_id")
 
 _own_locks: set[int] = set()
-"""Descriptors of this process's locks. A forked child closes them: it could outlive its supervisor."""
+"""Descriptors of this process's locks. A forked child closes them, because it may outlive its supervisor."""
 
 
 def _after_fork() -> None:
@@ -163,7 +163,7 @@ class Segments:
         return map_segment(name, self.folder.parent)
 
     def keep(self, name: str) -> None:
-        """Keep a segment that a child has reported after the child ends."""
+        """Do not delete this segment when the child that wrote it ends: the child has reported it."""
         self._kept.add(self._file(name))
 
     def delete(self, name: str) -> bool:
@@ -198,7 +198,7 @@ class Segments:
 
         The remaining segments are counted again from the files, because the child may have died between
         reserving and writing. Its counter is removed, because the next child may have the same process id.
-        Until then, the count may be too high but is never too low.
+        Before this call, the count may be too high, but it is never too low.
         """
         removed = 0
         left = 0
@@ -247,8 +247,8 @@ class Segments:
 def sweep(root: Path) -> int:
     """Remove the folders of dead supervisors. Return how many were removed. Safe while other supervisors run.
 
-    A folder gets its final name only after it is locked (`_create_folder`). So a folder without a lock was
-    removed, except for files that a process of its dead supervisor wrote later.
+    A folder gets its final name only after it is locked (`_create_folder`). So if a folder has no lock file,
+    it was already removed, and a process of its dead supervisor has written to it again.
     """
     swept = 0
     for name in _names(root):
@@ -276,8 +276,8 @@ def sweep(root: Path) -> int:
 def _create_folder(root: Path, boot: str) -> tuple[Path, int]:
     """Create a folder and hold its lock.
 
-    The folder gets a temporary name first, and is renamed while the lock is held. A sweep that finds it
-    before that may remove it. Then this function tries the next name.
+    The folder gets a temporary name first, and is renamed while the lock is held. If a sweep removes the
+    folder before it is locked, this function tries the next temporary name.
     """
     _create_root(root)
     for number in range(100):
@@ -315,7 +315,7 @@ def _lock(folder: Path, flags: int) -> int:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder that we have locked, its lock last, so that a sweep finishes after a crash."""
+    """Remove a folder that we have locked. The lock file is last, so a sweep can finish after a crash."""
     _empty(folder)
     (folder / LOCK).unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # a process of the dead supervisor still writes: removed next time
@@ -342,7 +342,10 @@ def _names(folder: Path) -> list[str]:
 
 
 def _create_root(root: Path) -> None:
-    """Create the root, or check that only this user can use it: others can write to its parent folder."""
+    """Create the root, or check that only this user can access it.
+
+    The check is needed because other users can write to the parent folder.
+    """
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = root.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:

@@ -1,8 +1,8 @@
 """The cluster key, and the signatures made with it (FUT-59).
 
 A pickle is a program. Without signatures, anyone who can write to the store or the objects could make every
-worker run their code. So nothing is unpickled before its signature is checked: not code, arguments, results
-or exceptions. Signing needs the cluster key, which is stored neither in the store nor in the objects.
+worker run their code. So code, arguments, results and exceptions are unpickled only after their signatures
+have been checked. Signing needs the cluster key, which is stored neither in the store nor in the objects.
 
 A signature is a keyed BLAKE2b hash of a domain and length-prefixed parts. So a signature is valid only for
 one kind of data, and no two lists of parts have the same signature. A result is bound to its future and
@@ -90,13 +90,14 @@ def given_key(environ: Mapping[str, str], *, file: Path | None = None) -> Cluste
     """Read the key for a store without a home, from a file or from the environment.
 
     Args:
-        environ: `os.environ`; `TIDEMILL_CLUSTER_KEY` has the key, `TIDEMILL_CLUSTER_KEY_FILE` its file.
-        file: the key's file; it takes precedence over the environment.
+        environ: `os.environ`. `TIDEMILL_CLUSTER_KEY` contains the key, or `TIDEMILL_CLUSTER_KEY_FILE` the
+            path of the key file.
+        file: the path of the key file; it takes precedence over the environment.
     """
     if file is not None:
         return read_key(file)
     if text := environ.get(ENVIRONMENT, "").strip():
-        return _parsed(text.encode(errors="replace"), f"the environment's {ENVIRONMENT}")
+        return _parsed(text.encode(errors="replace"), f"the environment variable {ENVIRONMENT}")
     if name := environ.get(ENVIRONMENT_FILE, "").strip():
         return read_key(Path(name))
     raise ClusterKeyMissing("this store needs a cluster key, but none was provided")
@@ -177,7 +178,9 @@ class Signer:
         return "<Signer>"
 
     def __reduce__(self) -> NoReturn:
-        raise UsageError("a signer cannot be pickled", hint="create one in the other process from its key")
+        raise UsageError(
+            "a signer cannot be pickled", hint="create a signer in the other process, from the cluster key"
+        )
 
     @property
     def key(self) -> ClusterKey:
@@ -206,7 +209,7 @@ _signed = msgspec.msgpack.Encoder().encode
 def _spec_parts(spec: Spec) -> bytes:
     """Return the signed fields of a spec.
 
-    They are listed here, so that a new field does not change signatures.
+    They are listed one by one, so that adding a field to specs does not change existing signatures.
     """
     args = spec.args
     return _signed(

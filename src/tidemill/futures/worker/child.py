@@ -108,7 +108,7 @@ class ChildProcess:
         )
         self._leave(number)
         self.send(outcome)
-        self.page.end()  # after the outcome: a child that dies before it was still running the task
+        self.page.end()  # only now: if the child dies before this, it counts as still running the task
 
     def _enter(self, task: TaskContext) -> TaskContext:
         with self._begin_lock:

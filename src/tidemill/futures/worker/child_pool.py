@@ -45,7 +45,7 @@ from tidemill.futures.worker.wire import (
 from tidemill.futures.worker.zygote import Zygote
 
 MISSES = 8
-"""How many jobs in a row may find no child before the placement stops trying."""
+"""If this many queued jobs have found no child, the pool stops trying until the next round."""
 
 
 class ChildPool(Executor):
@@ -94,7 +94,7 @@ class ChildPool(Executor):
             plain += 1
 
     def start_child(self, actor: bytes = b"") -> WorkerChild | None:
-        """Start a child process. Messages sent before it is ready wait in its socket.
+        """Start a child process. Messages that are sent before the child is ready wait in its socket.
 
         After children have failed to start, or ended before they were ready, return None until a delay has
         passed.
@@ -172,12 +172,11 @@ class ChildPool(Executor):
                     self.ledger.set_status(job.id, message.text)
 
     def _remove_job(self, child: WorkerChild, number: int) -> FutureJob | None:
-        """Remove a job that a child has ended. Return None if this node no longer holds the job."""
+        """Remove a job that has ended in a child. Return None if this node no longer holds the job."""
         job = child.jobs.pop(number, None)
+        # If the child has other jobs and this one needed no resources, the reservation stays the same.
         if not child.jobs or job is None or job.waiting or job.needs is not NOTHING:
-            update_reservation(
-                child
-            )  # otherwise nothing changes: it has other jobs, and this one had no needs
+            update_reservation(child)
         if job is not None:
             job.child = None
             if job.needs is not NOTHING or job.claim.row.limited:
@@ -197,7 +196,7 @@ class ChildPool(Executor):
     # --- a child's exit
 
     def _on_exit(self, child: WorkerChild, end: ChildExit) -> None:
-        """Handle the end of a child. Only the job that it was running has failed (FUT-20)."""
+        """Handle the end of a child. Only the job that the child was running counts as failed (FUT-20)."""
         if self.segments is not None:
             self.segments.child_gone(child.pid)
         if not child.ready and not child.killed_for and end.code != -signal.SIGKILL:
@@ -245,10 +244,10 @@ class ChildPool(Executor):
             return
         for job in [*jobs.values(), *calls]:
             job.child = None
-            if job.spec.actor == job.id:  # it was being created
+            if job.spec.actor == job.id:  # the actor was being created
                 self._record_exit(job, end)
                 return
-            self.ledger.forget(job)  # `actor_died`, below, ends it
+            self.ledger.forget(job)  # `actor_died`, below, ends this call
         message = f"the actor's process ended: {end.message}"
         failure = Failure(kind="actor", type="ActorDied", message=message, traceback=end.evidence)
         self.ledger.actor_died(child.actor, failure)
@@ -281,7 +280,7 @@ class ChildPool(Executor):
         self.watchdog.interrupt(job)
 
     def recall_call(self, child: WorkerChild, job: FutureJob) -> None:
-        """Put a call that was sent ahead to its actor back into the queue."""
+        """Return a call to its actor's queue, because the actor's process will not start it."""
         actor = self.hosting.of(child)
         if actor is not None:
             actor.add(job)
@@ -307,8 +306,8 @@ class ChildPool(Executor):
         self.watchdog.drain(self.clock.monotonic(), by)
         if self.ledger.is_clear:
             for actor_id in list(self.hosting.actors):
-                failure = Failure(kind="actor", type="ActorDied", message="the actor's worker has left")
-                self.ledger.actor_died(actor_id, failure)
+                message = "the actor's worker has left the cluster"
+                self.ledger.actor_died(actor_id, Failure(kind="actor", type="ActorDied", message=message))
                 self.hosting.remove(actor_id)
 
     def recover(self, node: Node) -> int:
@@ -318,7 +317,7 @@ class ChildPool(Executor):
     # --- free capacity
 
     def free(self) -> Capacity:
-        """Return the capacity that no job has reserved, minus the results in memory (FUT-36)."""
+        """Return the capacity that no job has reserved, minus the memory that results use (FUT-36)."""
         return self.placement.free(self.children.all)
 
     def request(self) -> ClaimRequest | None:
@@ -334,9 +333,9 @@ class ChildPool(Executor):
             self.segments.delete(name)
 
     def old_results(self, age_s: float) -> list[str]:
-        """Return the segments older than `age_s`.
+        """Return the segments that are older than `age_s` and belong to no unfinished job.
 
-        If they are in use, the store contains their records by now.
+        If a future still uses such a segment, the store has its record by now.
         """
         if self.segments is None:
             return []
@@ -391,7 +390,10 @@ class ChildPool(Executor):
             self.watchdog.check_soon()
 
     def _child_for(self, job: FutureJob) -> WorkerChild | None:
-        """Return the child for a job. Start one for an actor, or for a slot that a waiting task has freed."""
+        """Return the child for a job; None if there is no room for the job now.
+
+        Start a new child for a new actor, or if there is a free slot but no idle child.
+        """
         children = self.children.all
         if job.spec.actor:
             actor = self.start_child(job.spec.actor) if self.placement.fits_now(job, children) else None

@@ -22,7 +22,7 @@ import msgspec
 from tidemill.clock import Clock
 from tidemill.futures.protocol.rows import Needs
 from tidemill.futures.worker import memory, wire
-from tidemill.futures.worker.processes import RestartPause, SupervisedProcess
+from tidemill.futures.worker.processes import RestartPause, SupervisedProcess, describe_exit
 from tidemill.futures.worker.wire import (
     Cancel,
     ChildHello,
@@ -51,7 +51,7 @@ class ChildExit(msgspec.Struct, frozen=True):
     evidence: str  # the traceback that the interpreter wrote when it crashed
     running: int  # the number of the running task; 0 for none
     code: int = 0  # the exit code; negative for a signal
-    ram_used: int = 0  # in bytes, if it was killed for using too much
+    ram_used: int = 0  # in bytes, if the child was killed for using too much memory
 
 
 class WorkerChild(SupervisedProcess):
@@ -59,13 +59,13 @@ class WorkerChild(SupervisedProcess):
 
     def __init__(self, zygote: Zygote, hello: ChildHello, *, actor: bytes = b"") -> None:
         super().__init__()
-        self.actor = actor  # the actor that it hosts; it then runs nothing else
+        self.actor = actor  # the actor that this child hosts; such a child runs nothing else
         self.jobs: dict[int, FutureJob] = {}  # sent and not ended, in the order they were sent
         self.ready = False
         self.sent_code: set[bytes] = set()  # digests of the code that was sent to it
         self.slotted = False  # it uses a slot
-        self.reserved = Needs()  # what it reserves of the node
-        self.base = Needs()  # what it reserves while it runs nothing: an actor keeps its memory
+        self.reserved = Needs()  # how much of the node's capacity it reserves
+        self.base = Needs()  # what it still reserves while it runs nothing: an actor keeps its memory
         self.recalling = False  # a recall was sent and has not been answered
         self.idle_since = 0.0
         self.ram_used = 0
@@ -123,7 +123,7 @@ class WorkerChild(SupervisedProcess):
         self.flush()
 
     def flush(self) -> bool:
-        """Write as much as the work socket accepts. Return True if nothing is left."""
+        """Write as much as the work socket accepts. Return True if no unsent bytes remain."""
         while self._unsent:
             try:
                 written = self.work.send(self._unsent)
@@ -148,7 +148,8 @@ class WorkerChild(SupervisedProcess):
         self._send_control(Resume(number))
 
     def _send_control(self, message: Message) -> None:
-        # The messages are small and the child always reads: the buffer is full only if it is stopped or dead.
+        # Messages are small and the child always reads them, so the buffer is full only if the child is
+        # stopped or dead.
         with contextlib.suppress(OSError):
             self.control.send(wire.frame(message))
 
@@ -180,9 +181,9 @@ class WorkerChild(SupervisedProcess):
     # --- its exit
 
     def reap(self, clock: Clock) -> ChildExit:
-        """Wait for a child that has closed its socket.
+        """Wait until the child has exited, after it has closed its socket. Return how it ended.
 
-        Kill the processes it left, and return how it ended.
+        Also kill the processes that its tasks have started.
         """
         running = self.page.running
         code = self._wait(clock)
@@ -214,12 +215,10 @@ class WorkerChild(SupervisedProcess):
             if self.ram_used:
                 message = f"killed by its supervisor: it used {self.ram_used:,} bytes of memory"
             return ChildExit(self.killed_for, message, evidence, running, code, self.ram_used)
-        if code >= 0:
-            return ChildExit("crash", f"the process ended with exit code {code}", evidence, running, code)
         if -code == signal.SIGKILL and memory.kills() > self._oom_kills:
             message = "the kernel killed the process because memory ran out"
             return ChildExit("oom", message, evidence, running, code)
-        message = f"the process was killed by {_signal_name(-code)}"
+        message = f"the process ended: {describe_exit(code)}"
         return ChildExit("crash", message, evidence, running, code)
 
     def close(self) -> None:
@@ -229,13 +228,6 @@ class WorkerChild(SupervisedProcess):
         self.page.close()
         with contextlib.suppress(OSError):
             os.close(self._faults)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 class WorkerChildren:
@@ -283,7 +275,7 @@ class WorkerChildren:
             self._selector.register(self.zygote.socket, selectors.EVENT_READ, self.zygote)
 
     def watch_writes(self, child: WorkerChild) -> None:
-        """Have the selector watch for a writable socket as long as bytes are unsent."""
+        """Send unsent bytes. If some remain, let the selector report when the socket is writable again."""
         events = selectors.EVENT_READ if child.flush() else selectors.EVENT_READ | selectors.EVENT_WRITE
         if self._selector.get_key(child.work).events != events:
             self._selector.modify(child.work, events, child)
@@ -296,7 +288,10 @@ class WorkerChildren:
         return child.reap(self._clock)
 
     def reap_orphans(self) -> None:
-        """Reap ended processes that tasks had started: the supervisor is their parent now (see `zygote`)."""
+        """Reap processes that tasks have started and that have ended.
+
+        The supervisor became their parent when the child that started them ended (see `zygote`).
+        """
         supervised = {child.pid for child in self.all} | {self.zygote.pid}
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:

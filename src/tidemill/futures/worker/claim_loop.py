@@ -11,8 +11,9 @@ and handles commands from the node's inbox. Why this is safe:
   of a stale node.
 - When the node loses its lease, it drops everything that it claimed under that lease (FUT-55), and joins
   again under a higher epoch.
-- After it joins, and every half minute, the node releases claims in its name that it does not know (FUT-38).
-  They are from an earlier boot, from a lost lease, or from a commit with unknown outcome.
+- After it joins, and every half minute, the node releases claims that the store lists under its name but that
+  the node does not know (FUT-38). They come from an earlier boot, from a lost lease, or from a commit with
+  unknown outcome.
 """
 
 from abc import ABC, abstractmethod
@@ -34,7 +35,7 @@ from tidemill.futures.worker.ledger import Ledger, result_of
 from tidemill.futures.worker.store_session import DEFAULT_PAUSES, Pauses, StoreSession
 
 CLAIM_MARGIN_S = LEAST_LEFT_US / 1_000_000 + 0.1
-"""How much of its lease a node must have left to claim: what the store requires, plus the latency."""
+"""A node claims only if its lease lasts longer than this: what the store requires, plus some latency."""
 
 INBOX_EVERY_S = 0.020
 
@@ -44,7 +45,7 @@ class NodeLease(Protocol):
 
     @property
     def node(self) -> Node:
-        """The node's entry; its id and epoch fence every write."""
+        """The node's entry. Every write checks its id and epoch."""
         ...
 
     def alive(self) -> bool:
@@ -61,14 +62,14 @@ class NodeLease(Protocol):
 
 
 class Executor(ABC):
-    """Runs the jobs of a claim loop, and reports how each ended to the node's `Ledger`.
+    """Runs the jobs of a claim loop, and reports to the node's `Ledger` how each job ended.
 
-    The executor sets `room_changed` when a job that did not fit before may fit now. The loop clears it when
-    it claims.
+    The executor sets `room_changed` when a job that did not fit before may fit now. The loop clears
+    `room_changed` when it claims.
     """
 
     room_changed = True
-    suspect_reaps = MOST_REAPS // 2  # a future runs alone after this many deaths of its nodes
+    suspect_reaps = MOST_REAPS // 2  # a future runs alone after this many nodes died with it
 
     @abstractmethod
     def request(self) -> ClaimRequest | None:
@@ -84,7 +85,7 @@ class Executor(ABC):
 
     @abstractmethod
     def drain(self, by: float) -> None:
-        """Release jobs that have not started, and jobs that have not ended by this time.
+        """Release jobs that have not started, and at the time `by` also those that have not ended.
 
         The loop calls this in each round while it drains.
         """
@@ -99,20 +100,20 @@ class Executor(ABC):
     def settled(self, job: FutureJob, state: FutureState | None) -> None:
         """React to the end of a job's claim.
 
-        `state` is its future's state; None if the claim had already ended.
+        `state` is the new state of the job's future; None if the claim had already ended before.
         """
 
     def recover(self, node: Node) -> int:
-        """After the node has joined, release the claims of its earlier boots. Return how many."""
+        """Release the claims of the node's earlier boots, after it has joined. Return their number."""
         return 0
 
     def refresh(self) -> None:
         """Do periodic work. The loop calls this about once a second while the store answers."""
 
     def claimed(self, *, starved: bool, took_s: float) -> None:
-        """React to a round that took `took_s`.
+        """React to a round, which took `took_s` seconds.
 
-        `starved` means that a future that a waiting task needs did not fit.
+        `starved` is True if there was no room for a future that a waiting task needs.
         """
 
     def old_results(self, age_s: float) -> list[str]:
@@ -150,10 +151,10 @@ class ClaimLoop:
         self._session = StoreSession(ledger, clock, pauses)
         self._loader = JobLoader(ledger.store, ledger.keys)
         self._isolation = Isolation(ledger, executor.suspect_reaps)
-        # Claims that are not loaded yet, each with its spec if that was read.
+        # Claims that are not loaded yet, each with its spec if the spec was already read.
         self._unloaded: list[tuple[Claim, bytes | None]] = []
         self._drain_by: float | None = None
-        self._lost = False  # the lease had ended, even if it has been renewed since
+        self._lost = False  # the lease has ended, even if the node has a new one now
         self._wakeup = True  # the store has signalled that there is something to claim
         self._full = False  # the last round claimed as much as it could: there may be more
         self._mail = True  # there may be a command
@@ -270,7 +271,7 @@ class ClaimLoop:
         return self._wakeup or self._full or self._executor.room_changed
 
     def _request(self) -> ClaimRequest | None:
-        """Return how much to claim: nothing while the node drains, or if too little of the lease is left."""
+        """Return how much to claim; None for nothing, such as while the node drains."""
         lease = self._lease
         if self._isolation.is_active:
             return None
@@ -360,9 +361,9 @@ class ClaimLoop:
             self.ledger.emit(ClaimsGivenBack(node=self.ledger.node_id, claims=claims))
 
     def _read_mail(self, node: Node) -> None:
-        """Handle commands.
+        """Handle commands that other processes have sent, such as to end a cancelled job.
 
-        This runs after jobs were started: the rows already contain what the commands say.
+        It is safe that this comes last: the transaction that sent a command also changed the rows.
         """
         now = self._clock.monotonic()
         if not self._mail or now < self._mail_at or self._session.rests or node.epoch != self.epoch:

@@ -46,7 +46,7 @@ class WorkDropped(Event, frozen=True):
 
 
 class ClaimsGivenBack(Event, frozen=True):
-    """A worker released claims in its name that it no longer holds: from an earlier boot or a lost lease."""
+    """A worker released old claims in its name, such as those of an earlier boot or of a lost lease."""
 
     node: str
     claims: int

@@ -1,9 +1,9 @@
-"""Isolation: a future whose nodes died again and again runs alone on its node (FUT-53).
+"""Isolation: runs a future alone on a node, if several nodes died while they had claimed it (FUT-53).
 
 When a node dies, every future that it had claimed counts one more death, because the store does not know
-which of them was the cause. A future with many deaths is a *suspect*. A node starts a suspect when its other
-jobs have ended, and claims nothing until the suspect has ended. So further deaths count against this suspect
-only, and the other futures can finish.
+which of them was the cause. A future with many deaths is a *suspect*. A node starts a suspect only after the
+node's other jobs have ended, and claims nothing until the suspect has ended. So further deaths count against
+this suspect only, and the other futures can finish.
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from tidemill.futures.worker.ledger import Ledger
 class Isolation:
     """The suspect of one node, which waits for the node's other jobs or runs alone.
 
-    Two kinds of jobs do not delay a suspect. Jobs that wait for other futures may wait for the suspect. Calls
-    of actors may wait for a call that this node has not claimed.
+    The suspect does not wait for two kinds of jobs. A job that waits for other futures may be waiting for the
+    suspect itself. A call of an actor may be waiting for another call, which this node has not claimed.
 
     Args:
         ledger: the node's jobs.
-        suspect_reaps: a future is a suspect after this many deaths of its nodes.
+        suspect_reaps: a future is a suspect after this many nodes died while they had claimed it.
     """
 
     def __init__(self, ledger: Ledger, suspect_reaps: int) -> None:
@@ -31,7 +31,7 @@ class Isolation:
 
     @property
     def is_active(self) -> bool:
-        """Whether the node must claim nothing: it holds a suspect, which does not wait for other futures."""
+        """Whether the node must not claim: it has a suspect, and the suspect is not waiting for futures."""
         job = self._running
         if job is not None and self._ledger.jobs.get(job.id) is not job:
             job = self._running = None
@@ -40,8 +40,8 @@ class Isolation:
     def admit(self, jobs: Sequence[FutureJob]) -> list[FutureJob]:
         """Return which of these new jobs to start now.
 
-        If there is a suspect among them, hold it and release the others, which may be the cause of deaths
-        too. The node claims them again when the suspect has ended.
+        If there is a suspect among them, keep it until it can run alone. Release the other jobs, which may be
+        suspects too, so that they can be claimed again. Calls of actors start in any case.
         """
         suspects = [job for job in jobs if job.claim.row.tally.reaps >= self._suspect_reaps]
         if not suspects:
@@ -65,7 +65,7 @@ class Isolation:
         return other is not self._held and not other.waiting and not other.spec.actor
 
     def withdraw(self, job: FutureJob) -> bool:
-        """Return whether the job is a suspect that has not started; then it will not start."""
+        """Forget a suspect that has not started. Return False if this job is not such a suspect."""
         if self._held is not job:
             return False
         self._held = None

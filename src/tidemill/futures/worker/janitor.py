@@ -3,7 +3,7 @@
 The transaction that removes the last reference to an object writes the object's name to the store
 (`garbage`). The janitor reads the names, deletes the objects and then clears the names. After a crash between
 the last two steps, it deletes some objects again. This is harmless, because no name is reused. Only the
-leader's worker runs the janitor, but two janitors at the same time would do no harm.
+janitor of the leader deletes objects, but two janitors at the same time would do no harm.
 """
 
 import threading

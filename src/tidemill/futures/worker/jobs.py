@@ -80,7 +80,7 @@ class ClaimRequest(NamedTuple):
     limit: int
     free: Capacity
     awaited: tuple[bytes, ...] = ()  # futures that its waiting tasks need: claimed first (FUT-41)
-    slots: int = 0  # how many of those could run at once
+    slots: int = 0  # how many of the awaited futures could run at once
 
 
 class LoadedJobs(NamedTuple):
@@ -130,7 +130,7 @@ class JobLoader:
         loaded = LoadedJobs([], [])
         for claim, spec_raw, spec in zip(claims, read.raw, read.specs, strict=True):
             if spec is None or spec_raw is None:
-                continue  # deleted since the claim: there is nothing to run or to write
+                continue  # the future was deleted after the claim: there is nothing to run or to write
             inputs: list[tuple[bytes, Result]] = []
             missing: list[bytes] = []
             for upstream in spec.inputs:

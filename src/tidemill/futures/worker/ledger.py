@@ -1,9 +1,9 @@
-"""The ledger of a node: the jobs the node holds, and the outcomes that it has not written yet.
+"""The ledger of a node: the jobs that the node has claimed, and the outcomes that it has not written yet.
 
 An executor reports how each job ended. The ledger writes many plain results at a time, in the transaction
-that also claims the next jobs (`round`). An outcome that needs a decision becomes a *pending write*: a
-failure, a released or blocked job, or a result whose row has changed since the claim. A pending write is a
-function that takes a transaction. One transaction runs several pending writes, up to a limit.
+that also claims the next jobs (`round`). Every other outcome becomes a *pending write*: a failure, a released
+or blocked job, or a result of a future whose row has changed since the claim. A pending write is a function
+that takes a transaction. One transaction runs several pending writes, up to a limit.
 """
 
 import random
@@ -34,11 +34,11 @@ from tidemill.store import Store, Tx
 
 PENDING_WRITES = 300
 PENDING_BYTES = 300_000
-"""A transaction of pending writes ends after this many rows or bytes."""
+"""A transaction of pending writes ends after `PENDING_WRITES` rows or `PENDING_BYTES` bytes."""
 
 ROUND_RESULTS = 100
 ROUND_BYTES = 500_000
-"""The maximum number of results, and of bytes, that one round writes."""
+"""One round writes at most `ROUND_RESULTS` results and `ROUND_BYTES` bytes."""
 
 AWAITED_AT_ONCE = 200
 PAGE = 100
@@ -120,7 +120,7 @@ class Ledger:
         self.unnotified.clear()
 
     def forget(self, job: FutureJob) -> None:
-        """Remove a job. Another write ends its claim."""
+        """Remove a job. This does not end its claim in the store."""
         self.jobs.pop(job.id, None)
 
     # --- how a job ended
@@ -219,7 +219,8 @@ class Ledger:
         lanes = self._lanes if self._lanes_known else None
         awaited = self._awaited_specs(request) if request is not None and request.awaited else []
 
-        # Claiming first saves the store a savepoint. But results that count towards a limit go first.
+        # Claiming first saves the store a savepoint. But if a result frees a place under the limit of its
+        # queue, the results are written first.
         write_first = any(completion.claim.row.limited for completion in completions)
 
         def step(tx: Tx) -> tuple[Round, list[Lane]]:
@@ -257,7 +258,7 @@ class Ledger:
         return lanes if self._serves is None else [lane for lane in lanes if self._serves(lane)]
 
     def forget_lanes(self) -> bool:
-        """Read the list of lanes again in the next round. Return False if the next round reads it anyway."""
+        """Read the list of lanes again in the next round. Return False if that was planned anyway."""
         were_known, self._lanes_known = self._lanes_known, False
         return were_known
 
@@ -290,10 +291,10 @@ class Ledger:
     # --- pending writes
 
     def realize(self, job: FutureJob, completion: Completion) -> None:
-        """Write the result of a future after its row has changed since the claim.
+        """Write the result of a future whose row has changed since the claim.
 
-        This node itself may have changed it: a commit of unknown outcome may have realized the future
-        (FUT-54).
+        This node itself may have changed the row: if the outcome of an earlier commit is unknown, that commit
+        may have realized the future (FUT-54).
         """
 
         def step(tx: Tx, node: Node) -> AnyRow | None:
@@ -307,9 +308,9 @@ class Ledger:
     def write_pending(self, node: Node) -> list[tuple[FutureJob, AnyRow | None]]:
         """Run some pending writes in one transaction.
 
-        Return each job with its new row; None if its claim had ended. Writes stay in the queue until the
-        commit has succeeded. A write that always fails is dropped, so that it does not block the others;
-        `release_unknown_claims` releases its claim later.
+        Return each job with its new row, or with None if its claim had ended. Writes stay in the queue until
+        the commit has succeeded. A write that always fails is dropped, so that it does not block the others;
+        `release_unknown_claims` releases the job's claim later.
         """
         writes = list(self.pending)
         try:
@@ -331,7 +332,7 @@ class Ledger:
         return ended
 
     def notify_dependents(self) -> None:
-        """Unblock the dependents of realized futures, a page at a time. A cursor row records the rest."""
+        """Unblock one page of the futures that depend on realized ones. A cursor row records the progress."""
         future_ids, self.unnotified = self.unnotified, []
         if self.store.run(lambda tx: depend.notify(tx, self.keys, future_ids)):
             self.unnotified = future_ids
@@ -383,18 +384,18 @@ class Ledger:
         return self.store.run(lambda tx: inbox.take(tx, self.keys, node.id), mode="take")
 
     def reclaim(self, node: Node) -> tuple[int, bool]:
-        """Release a page of the claims that earlier boots at our address hold (FUT-39).
+        """Release one page of the claims left by earlier nodes that ran at our address (FUT-39).
 
-        Return how many, and whether there are more.
+        Return how many were released, and whether there are more.
         """
         page = self.store.run(lambda tx: reap.reclaim(tx, self.keys, self.cluster, node))
         return len(page.moved), page.more
 
     def release_unknown_claims(self, node: Node, jobs: Container[bytes]) -> tuple[int, bool]:
-        """Release a page of claims in our name that are not among these jobs.
+        """Release one page of our claims in the store that belong to none of these jobs.
 
-        They are from a lost epoch, or from a commit with unknown outcome (FUT-38, FUT-54). Return how many,
-        and whether there are more.
+        They come from a lost lease, or from a commit with unknown outcome (FUT-38, FUT-54). Return how many
+        were released, and whether there are more.
         """
 
         def step(tx: Tx) -> tuple[int, bool]:
@@ -413,7 +414,7 @@ class Ledger:
         return self.store.run(step)
 
     def unknown_segments(self, node: Node, names: Sequence[str]) -> list[str]:
-        """Return those of our segments that no copy record refers to, because they were reported lost."""
+        """Return those of our segments that no row in the store refers to any more."""
         ids = [_id_in(name) for name in names]
 
         def read(tx: Tx) -> list[bytes | None]:
@@ -426,7 +427,7 @@ class Ledger:
         return unknown
 
     def next_call(self, actor_id: bytes, ordinal: int) -> int:
-        """Return the ordinal of an actor's first unfinished call, starting at this ordinal."""
+        """Search an actor's calls from this ordinal on; return the ordinal of the first unfinished one."""
 
         def read(tx: Tx) -> int:
             following = ordinal
@@ -453,7 +454,7 @@ def _run_writes(tx: Tx, node: Node, writes: Sequence[PendingWrite]) -> list[AnyR
     for write in writes:
         try:
             new_rows.append(write.step(tx, node))
-        except LeaseLost:  # raised before it wrote: this claim is over, or the node's lease and so all claims
+        except LeaseLost:  # nothing was written: this claim is over, or the node's lease and so every claim
             new_rows.append(None)
         if tx.writes > PENDING_WRITES or tx.bytes_written > PENDING_BYTES:
             break

@@ -11,7 +11,7 @@ SLACK_BYTES = 32 * 1024**2
 
 
 def total_bytes(root: Path = ROOT) -> int:
-    """Return how much memory this process may use: the machine's, or the limit of its control group."""
+    """Return how much memory this process may use: that of the machine, or the limit of a control group."""
     amounts = [int(_field(root / "proc/meminfo", "MemTotal:")) * 1024]
     for folder in _groups(root):
         for name in ("memory.max", "memory.limit_in_bytes"):
@@ -24,8 +24,8 @@ def total_bytes(root: Path = ROOT) -> int:
 def kills(root: Path = ROOT) -> int:
     """Return how many processes the kernel has killed because memory ran out.
 
-    The number grows with every such kill in our control group or on the machine. If it grew while a child
-    ended by SIGKILL, the child most likely ran out of memory.
+    The number grows with every such kill in our control group or on the machine. If a child ended by SIGKILL
+    and the number has grown since the child started, the child most likely ran out of memory.
     """
     return int(_field(root / "proc/vmstat", "oom_kill")) + sum(
         int(_field(folder / name, "oom_kill"))
@@ -35,7 +35,7 @@ def kills(root: Path = ROOT) -> int:
 
 
 def _groups(root: Path) -> list[Path]:
-    """Return the folders of our control group and its parents. In a container only the outermost exists."""
+    """Return the folders of our control group and its parents. A container has only the outermost folder."""
     folders = []
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, kinds, group = line.split(":", 2)
@@ -65,8 +65,9 @@ def limited(ram: int) -> Iterator[None]:
     """Limit the memory of this process: beyond the limit Python raises MemoryError. 0 means no limit.
 
     The supervisor already checks the memory of tasks. This limit stops a task that grows faster than the
-    supervisor checks. It counts private, writable address space (RLIMIT_DATA). Threads and libraries reserve
-    much of it without using it, so the limit is far above `ram`. Mapped results of other tasks do not count.
+    supervisor checks. The limit counts private, writable address space (RLIMIT_DATA). Threads and libraries
+    reserve much address space without using it, so the limit is far above `ram`. Results of other tasks that
+    are mapped into memory do not count.
     """
     if not ram:
         yield

@@ -34,8 +34,8 @@ class Placement:
         self.queued: deque[FutureJob] = deque()  # claimed, but not sent to a child
         self.resuming: deque[FutureJob] = deque()
         self.waiting: list[FutureJob] = []  # in the order they began to wait: the innermost is last
-        self.typical_s = 0.020  # moving average of task durations; too long at first to send jobs ahead
-        self.round_s = 0.002  # moving average of the duration of a round in the store
+        self.typical_s = 0.020  # moving average of task durations; at first, too long to send jobs ahead
+        self.round_s = 0.002  # moving average of the duration of a round of the claim loop
 
     # --- free capacity
 
@@ -44,7 +44,7 @@ class Placement:
         return sum(child.slotted for child in children)
 
     def free(self, children: Iterable[WorkerChild], *, without: WorkerChild | None = None) -> Capacity:
-        """Return the capacity that no child has reserved, ignoring the child `without`."""
+        """Return the capacity that no child has reserved; the reservation of `without` counts as free."""
         cpu, ram, gpu = self.total.cpu, self.total.ram - self.stored_bytes, self.total.gpu
         for child in children:
             if child is not without:
@@ -119,9 +119,10 @@ class Placement:
         return child.slotted and len(child.jobs) <= self.ahead()
 
     def choose(self, job: FutureJob, children: list[WorkerChild]) -> tuple[WorkerChild | None, bool]:
-        """Return the child for a job, and whether there is a free slot, even if no child is idle.
+        """Return the child for a job, or None, and whether there is a free slot.
 
-        An idle child is chosen while there are free slots, otherwise the child with the fewest jobs.
+        If there is a free slot, choose an idle child; None if no child is idle. Otherwise choose the child
+        with the fewest jobs, if that child may get another job.
         """
         if self.fits_now(job, children):
             idle = [child for child in children if not (child.jobs or child.actor or child.killed_for)]

@@ -33,6 +33,20 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
+def describe_exit(code: int) -> str:
+    """Describe how a process ended; a negative code is the number of the signal that killed it.
+
+    >>> describe_exit(-9), describe_exit(3)
+    ('killed by SIGKILL', 'exit code 3')
+    """
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
 class SupervisedProcess:
     """One child process. It leads a process group with everything that it starts."""
 
@@ -42,7 +56,7 @@ class SupervisedProcess:
         self.killed_for = ""  # why its supervisor killed it; empty if it did not
 
     def kill(self, why: str) -> None:
-        """Kill the process and everything it started; keep the first reason. Any thread may call this."""
+        """Kill the process and all that it started. The first reason is kept. Any thread may call this."""
         self.killed_for = self.killed_for or why
         self.kill_group()
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -100,7 +114,7 @@ class Drainable(Protocol):
         """Drain within the grace period."""
 
     def hurry(self) -> None:
-        """Drain without a grace period, or end it."""
+        """Drain without a grace period. If the grace period has already begun, end it."""
 
 
 @contextlib.contextmanager

@@ -15,4 +15,4 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     timing: LeaseTiming = DEFAULT_TIMING
     grace_s: float = 30.0  # time for running tasks to finish when the worker drains
     cancel_grace_s: float = 5.0  # time for a cancelled task to stop before it is killed
-    max_waiting: int = 32  # tasks that wait for other futures and keep their process
+    max_waiting: int = 32  # how many waiting tasks keep their process; the others restart later

@@ -44,7 +44,7 @@ class StoreSession:
         self.pauses = pauses
         self._ledger = ledger
         self._clock = clock
-        self._failures = 0  # and refusals of the store, in a row
+        self._failures = 0  # how often in a row the store has failed or refused a step
 
     @property
     def rests(self) -> bool:
@@ -58,7 +58,7 @@ class StoreSession:
             node: our entry in the node list.
             step: does the work.
             refused: called when the store refused our lease. Its argument says whether the lease is still
-                valid; in that case, too little of it was left to claim.
+                valid. If it is, the store refused because the lease expires too soon to claim anything.
         """
         if self.rests:
             return
@@ -94,7 +94,7 @@ class StoreSession:
         self.retry_at = self._clock.monotonic() + pause_s
 
     def is_poll_due(self) -> bool:
-        """Return whether it is time to look for work without a wakeup. If so, schedule the next time."""
+        """Return whether it is time to look for work without a wakeup. If so, schedule the next poll."""
         now = self._clock.monotonic()
         if now < self.poll_at:
             return False
@@ -107,5 +107,5 @@ class StoreSession:
         return self._clock.monotonic() >= self.audit_at
 
     def audited(self) -> None:
-        """Record that our claims were compared, and schedule the next time."""
+        """Record that our claims were compared with the store, and schedule the next comparison."""
         self.audit_at = self._clock.monotonic() + self.pauses.audit_s

@@ -92,7 +92,7 @@ class WorkerSupervisor:
             hello, settings, ledger, segments, zygote if zygote is not None else Zygote(), clock
         )
         self.claims = ClaimLoop(ledger, self.member.membership, self.pool, clock)
-        self._leaving = False  # the member has been told to drain
+        self._leaving = False  # `member.drain` was called
         self._idle = threading.Event()  # drained: nothing is left to write
         self._ended = threading.Event()
         self._member_error: BaseException | None = None  # the error that ended the member's thread
@@ -184,7 +184,7 @@ class WorkerSupervisor:
             self.pool.wakeup.wake()
 
     def hurry(self) -> None:
-        """Drain without a grace period, or end it."""
+        """Drain without a grace period. If the grace period has already begun, end it."""
         self.claims.drain(self.clock.monotonic())
         self.pool.wakeup.wake()
 

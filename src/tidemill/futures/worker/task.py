@@ -56,7 +56,7 @@ class TaskRunner:
         self._codes: dict[bytes, bytes] = {}  # of recalled tasks, which may be sent again without code
 
     def keep_code(self, task: TaskMessage) -> None:
-        """Keep the code of a task that is not run now: the supervisor sends it only once."""
+        """Keep the code of a task that is not run now: the supervisor sends the same code only once."""
         if task.code:
             self._codes[rows.decode_spec(task.spec).code] = task.code
 
@@ -102,7 +102,7 @@ class TaskRunner:
         return TaskBroken(task.number, failure, took_us, ram_used)
 
     def _load_input(self, future_id: bytes, inputs: dict[bytes, Result]) -> object:
-        """Return the value that replaces a handle among the arguments."""
+        """Return the value that the task receives in place of a future or actor among the arguments."""
         if future_id in self.actors:
             return self.actors[future_id]
         result = inputs[future_id]
@@ -131,7 +131,7 @@ class TaskRunner:
 
 
 def _all_lost(loss: Loss, task: TaskMessage) -> tuple[Loss, ...]:
-    """Return a loss, and the other inputs on the same node: if the node is dead, they are lost too."""
+    """Return this loss and one for each other input on the same node: if the node is dead, all are lost."""
     same_node = (
         Loss(future_id, result.version, loss.node, unreachable=False)
         for future_id, result in task.inputs

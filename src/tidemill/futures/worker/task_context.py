@@ -30,7 +30,7 @@ STATUS_EVERY_S = 0.2
 
 
 class LazyProxy:
-    """Forwards attribute access to an object that is opened on first use. Most tasks never use it."""
+    """Forwards attribute access to an object that is opened on first use. Most tasks never need it."""
 
     def __init__(self, open_target: Callable[[], object]) -> None:
         self._open_target = open_target
@@ -159,7 +159,7 @@ class TaskContext:
     # --- cancellation
 
     def cancelled(self) -> bool:
-        """Return whether this task was cancelled. It is killed after a grace period (FUT-56)."""
+        """Return whether this task was cancelled. After a grace period, the task is killed (FUT-56)."""
         return self._cancelled.is_set()
 
     def check(self) -> None:
@@ -214,7 +214,10 @@ class TaskContext:
     # --- futures that this task submits
 
     def next_call(self) -> int:
-        """Return the number of the next future that this task submits, for its idempotency key (FUT-62)."""
+        """Return the number of the next future that this task submits.
+
+        The number becomes part of that future's idempotency key (FUT-62).
+        """
         with self._lock:
             self._calls += 1
             return self._calls

@@ -25,7 +25,7 @@ class LoopWakeup:
         with contextlib.suppress(BlockingIOError):
             while self.reader.recv(4096):
                 pass
-        self._awake = False  # last: the loop looks for work after this, so an earlier call is not lost
+        self._awake = False  # last: the loop looks for work after this, so it misses no earlier call
 
     def close(self) -> None:
         self.reader.close()

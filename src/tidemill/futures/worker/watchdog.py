@@ -22,16 +22,16 @@ LINGER_S = 0.1
 """How long a claimed job may wait for a child before its claim is released to other nodes."""
 
 IDLE_S = 10.0
-"""How long a child without a slot is kept."""
+"""How long an idle child is kept if there are more children than slots."""
 
 STARVED_S = 1.0
-"""How long waiting tasks may lack capacity for the futures they need before one of them is ended."""
+"""If the futures that waiting tasks need find no room for this long, the worker ends one of these tasks."""
 
 AWAITED = 200
 
 
 class Watchdog:
-    """Checks the children of a pool a few times a second, and when one of them sends a request."""
+    """Checks the children of a pool a few times a second, and handles their requests."""
 
     def __init__(self, pool: "ChildPool") -> None:
         self._pool = pool
@@ -40,7 +40,7 @@ class Watchdog:
         self._starved_since = 0.0
 
     def check_soon(self) -> None:
-        """Check again after the time that a short task takes."""
+        """Check again after `LONG_S` at the latest."""
         self._check_by(self._clock.monotonic() + LONG_S)
 
     # --- periodic checks
@@ -104,7 +104,7 @@ class Watchdog:
             self._check_by(now + timeout_s - silent_s)
 
     def _release_lingering(self, now: float) -> None:
-        """Release the claims of jobs that have found no child: other nodes may have a free one."""
+        """Release the claims of jobs that have found no child: other nodes may have a free child."""
         queued = self._pool.placement.queued
         late_us = (now - LINGER_S) * 1e6
         if queued:
@@ -164,7 +164,10 @@ class Watchdog:
                 other.recall()
 
     def awaited(self) -> tuple[bytes, ...]:
-        """Return the unclaimed futures that our waiting tasks need, those of the innermost tasks first."""
+        """Return the futures that our waiting tasks need and that this node has not claimed.
+
+        The futures that the innermost task needs come first.
+        """
         awaited: dict[bytes, None] = {}
         for job in reversed(self._pool.placement.waiting):
             for future_id in job.awaits:
@@ -175,7 +178,7 @@ class Watchdog:
         return tuple(awaited)[:AWAITED]
 
     def record_starved(self, starved: bool) -> None:
-        """Record after each claim whether a future that a waiting task needs did not fit."""
+        """Record, after each round, whether there was no room for a future that a waiting task needs."""
         if not starved or any(child.slotted for child in self._pool.children.all):
             self._starved_since = 0.0
         elif not self._starved_since:
@@ -207,7 +210,7 @@ class Watchdog:
     # --- recalls, cancellation and drain
 
     def on_recalled(self, child: WorkerChild, message: Recalled) -> None:
-        """Put the jobs that a child will not start back into the queue."""
+        """Return jobs to the queue: their child has confirmed that it will not start them."""
         child.recalling = False
         now_us = int(self._clock.monotonic() * 1e6)
         for number in range(message.high - 1, message.low - 1, -1):
@@ -238,7 +241,7 @@ class Watchdog:
         self.check_soon()
 
     def drain(self, now: float, by: float) -> None:
-        """Drain: recall jobs that have not started, wait for the rest, and finally release them (CLU-25)."""
+        """Recall and release jobs that have not started. At the time `by`, kill the others too (CLU-25)."""
         pool = self._pool
         if not pool.draining:
             pool.draining = True

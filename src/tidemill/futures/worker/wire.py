@@ -2,9 +2,9 @@
 
 There are two socket pairs for each child. The *work* socket carries tasks to the child and outcomes back; the
 child's main thread reads it between tasks. The *control* socket carries the few messages that must arrive
-while a task runs; a separate thread of the child only reads this socket. The child records in a *page* of
-shared memory which task it is running. This needs no message, and the supervisor can read the page after the
-child's death.
+while a task runs; a separate thread of the child reads it. The child records in a *page* of shared memory
+which task it is running. This needs no message, and the supervisor can read the page even after the child has
+died.
 """
 
 import mmap
@@ -71,7 +71,7 @@ class Recall(Message, frozen=True, array_like=True, tag=2):
 
 
 class Cancel(Message, frozen=True, array_like=True, tag=3):
-    """Cancel this task: its context reports it from now on."""
+    """Cancel this task. From now on, its context reports that it was cancelled."""
 
     number: int
 
@@ -111,7 +111,7 @@ class Loss(Message, frozen=True, array_like=True):
 
     id: bytes
     version: int
-    node: str  # the node that has it according to its record; empty for object storage
+    node: str  # the node that has the copy, according to the store; empty for object storage
     unreachable: bool  # several attempts to fetch it failed, although its node may be alive
 
 
@@ -224,10 +224,11 @@ def receive(sock: socket.socket, frames: Frames[T]) -> list[T]:
 
 
 class SharedPage:
-    """A page of memory that a child shares with its supervisor: its task, when it began, its last progress.
+    """A page of memory that shows the supervisor which task a child runs.
 
-    Only the child writes it. It writes the task's number last when a task begins and clears it when the task
-    ends. So a reader that sees a number also sees the times of that task.
+    The page also shows when the task began and when it last reported progress. Only the child writes to the
+    page. When a task begins, the child writes the task's number last; when the task ends, it clears the
+    number. So a reader that sees a number also sees the times of that task.
     """
 
     SIZE = mmap.PAGESIZE

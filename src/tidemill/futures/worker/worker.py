@@ -49,7 +49,7 @@ MOST_TOKEN_BYTES = 64
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
-    """How a worker serves results to other hosts. Without it, only its own host can read them."""
+    """How a worker serves results to other hosts. Without this, only the worker's own host can read them."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -60,7 +60,10 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a worker that a user can set; 0 means everything that the machine has."""
+    """The options of a worker that a user can set.
+
+    A `cpu` or `ram` of 0 means everything that the machine has.
+    """
 
     slots: int = 1
     cpu: float = 0.0
@@ -70,7 +73,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     results_bytes: int = 0
     spill: str = ""
     serving: Serving | None = None
-    with_parent: bool = False  # drain when standard input is closed: the parent process has ended
+    with_parent: bool = False  # drain when the parent process ends, which closes standard input
     settings: WorkerSettings = WorkerSettings()
 
     def total(self) -> Capacity:
@@ -165,7 +168,8 @@ def _serve(serving: Serving | None, segments: Segments, signer: Signer, stack: c
         return ""
     if bool(serving.chain) != bool(serving.key):
         raise UsageError(
-            "TLS needs both a certificate chain and a key", hint="pass both files, or neither for no TLS"
+            "TLS needs both a certificate chain and a key",
+            hint="pass both files; to run without TLS, pass neither",
         )
     certificate = TlsCertificate(Path(serving.chain), Path(serving.key)) if serving.chain else None
     server = stack.enter_context(
@@ -183,14 +187,16 @@ def _serve(serving: Serving | None, segments: Segments, signer: Signer, stack: c
 
 @contextlib.contextmanager
 def own_address(place: ClusterAddress, where: str, token: str) -> Iterator[str]:
-    """Yield an address that no other process has: `where`, a number, and a token, from the first free file.
+    """Yield an address that no other process has.
 
-    The process holds the lock on the file, so no other process reads the same token from it. A copy of the
-    file is another inode. If a worker restarts and finds the same file, it has the same address.
+    The address consists of `where` and of the number and token of a file. The file is the first one that no
+    other process has locked, and this process keeps it locked. The token also depends on the file's inode, so
+    a copy of the file has another token. A worker that restarts and locks the same file has the same address
+    again.
 
     Args:
         place: the cluster; each cluster has its own files.
-        where: a name of this host for people.
+        where: a name of this host, for people who read the address.
         token: a random text for a new file; an existing file keeps its token.
     """
     cluster = blake2b("\0".join(place.identity).encode(), digest_size=8).hexdigest()
@@ -220,7 +226,10 @@ def own_address(place: ClusterAddress, where: str, token: str) -> Iterator[str]:
 
 
 def _token(fd: int, new: str) -> str:
-    """Return the token of a locked file. The first process that locks the file writes a new one."""
+    """Return the token of a locked file: a hash of the file's text and inode.
+
+    The first process that locks the file writes `new` as its text.
+    """
     token = os.pread(fd, MOST_TOKEN_BYTES, 0)
     if not token:
         token = new.encode()

@@ -39,7 +39,7 @@ PRELOADED = (
 class Zygote:
     """The supervisor's connection to its zygote. The constructor starts the process; `restart` replaces it.
 
-    Its socket becomes readable when the zygote is ready, and when it has ended.
+    The socket becomes readable when the zygote is ready, and again when the zygote has ended.
     """
 
     def __init__(self) -> None:

@@ -29,7 +29,8 @@ MAX_RETRIED = 200
 class DeclareArc:
     """Declare an arc and its subscription.
 
-    - template: the template that created the arc, if any; the scheduler then creates the subscription.
+    - template: the template that created the arc; empty if there is none. For an arc of a template, the
+      scheduler creates the subscription.
     """
 
     spec: ArcSpec
@@ -38,7 +39,7 @@ class DeclareArc:
     template: str = ""
 
     def check(self, tx: Tx, keys: StepKeys) -> None:
-        """Raise the error with which `apply` would refuse the arc."""
+        """If `apply` would refuse the arc, raise the same error."""
         self._refuse_renamed(tx, ArcKeys(keys.lots.cluster))
         row = subscriptions.read(tx, keys.triggers, self.spec.id)
         if not self.template and row is not None and row.tally.terms.tables != self._terms.tables:
@@ -90,10 +91,10 @@ class DeclareArc:
         )
 
     def _refuse_renamed(self, tx: Tx, keys: ArcKeys) -> None:
-        """Refuse a new arc if another one has already made its first lot.
+        """Refuse a new arc if another writer has already published the new arc's first lot.
 
-        Most likely the arc was renamed. It would make every lot again, and the store would refuse each of
-        them at the end.
+        Most likely the arc was renamed. Under its new name it would make every lot again, and the store would
+        refuse each of these lots at the end.
         """
         try:
             arc_rows.read(tx, keys, self.spec.id)
@@ -109,13 +110,13 @@ class DeclareArc:
             if row is not None:
                 raise DeclarationError(
                     f"{self.where}: arc {self.spec.name} is new, but {_author(tx, keys, row.attempt)} has"
-                    f" already written lots of {sink.dataset.name}",
+                    f" already written lots to {sink.dataset.name}",
                     hint="if you renamed the arc, keep its old name with name='…'; otherwise write to a new"
                     " table",
                 )
 
     def _switch(self, tx: Tx, context: "PipelineContext", keys: ArcKeys) -> None:
-        """Pause or resume the arc if the declaration changed.
+        """Pause or resume the arc if `enabled` has changed in its declaration.
 
         If a user paused the arc, it stays paused (LOT-38).
         """
@@ -124,7 +125,7 @@ class DeclareArc:
         except ArcUnknown:
             before = True
         if self.template and subscriptions.read(tx, context.keys.triggers, self.spec.id) is None:
-            return  # the template creates it in the right state
+            return  # the template creates the subscription in the right state
         if before and not self.spec.enabled:
             subscriptions.pause(tx, context.keys.triggers, self.spec.id)
         elif self.spec.enabled and not before:

@@ -50,8 +50,8 @@ class ArcPlanner:
         """Plan all arcs.
 
         - children: the arcs of templates.
-        - foreign: tables of other pipelines. If an arc of a template cannot read one, only that arc is
-          refused.
+        - foreign: tables of other pipelines. If an arc of a template cannot read one of these tables, only
+          that arc is refused.
         """
         unplanned = {**self.pipeline.arcs, **children}
         foreign = set(foreign)
@@ -79,7 +79,7 @@ class ArcPlanner:
         self.catalog.stages.append(RefusedChild(name=arc.name, why=why, where=str(arc.line)))
 
     def _refuse_orphans(self, unplanned: dict[str, ArcDecl], foreign: Collection[str]) -> None:
-        """Refuse arcs of templates that read a table which a refused arc would have made."""
+        """Refuse each arc of a template that reads a table which a refused arc would have written."""
         for arc in list(unplanned.values()):
             missing = [name for name in arc.reads if name in foreign and name not in self.catalog.tables]
             if arc.template and missing:
@@ -93,7 +93,7 @@ class ArcPlanner:
             for name in arc.reads:
                 if name in self.pipeline.views:
                     raise DeclarationError(
-                        f"{arc.line}: arc {arc.name} cannot read the view {name}: its rows can change",
+                        f"{arc.line}: arc {arc.name} cannot read {name}: it is a view, and its rows change",
                         hint="declare a view instead of the arc",
                     )
                 if name not in self.catalog.tables and name not in written:
@@ -132,9 +132,14 @@ class ArcPlanner:
         unit = _unit(inputs)
         for name, table in zip(arc.reads, inputs, strict=True):
             assert table.dataset is not None
-            if table.dataset.unit != unit or (len(inputs) > 1 and unit is None):
+            if len(inputs) > 1 and unit is None:
                 raise DeclarationError(
-                    f"arc {arc.name} reads {', '.join(arc.reads)}, whose intervals differ",
+                    f"arc {arc.name} cannot read several tables: {name} has no intervals",
+                    hint="declare all of its inputs with the same intervals, for example lots='PT5M'",
+                )
+            if table.dataset.unit != unit:
+                raise DeclarationError(
+                    f"arc {arc.name} reads {', '.join(arc.reads)}, which do not have the same intervals",
                     hint="declare all of them with the same intervals, for example lots='PT5M'",
                 )
             if table.dataset.kind is Kind.KEYED:
@@ -144,7 +149,7 @@ class ArcPlanner:
                 )
             if table.retracts and arc.changes is None:
                 raise DeclarationError(
-                    f"arc {arc.name} cannot read {name}: its rows can be deleted",
+                    f"arc {arc.name} cannot read {name}: rows of the table can be deleted",
                     hint="if the function handles each row independently, use changes='linear'; to read"
                     " and return _weight, use changes='raw'; or declare a view instead",
                 )
@@ -224,7 +229,7 @@ class ArcPlanner:
         return [_declared(sink, ddl) for sink, ddl in zip(arc.sinks, schemas, strict=True)]
 
     def _check_linear(self, arc: ArcDecl, program: ArcProgram, inputs: Sequence[KnownTable]) -> None:
-        """Test an arc that is declared linear on generated rows, once for its code (LOT-41)."""
+        """Test whether an arc declared as linear really is, once for each version of its code (LOT-41)."""
         if len(inputs) != 1:
             raise DeclarationError(
                 f"arc {arc.name} is declared linear but reads several tables: {', '.join(arc.reads)}",
@@ -253,7 +258,7 @@ class ArcPlanner:
             )
 
     def removed(self, arcs: Mapping[str, ArcProgram]) -> list[PlanStage]:
-        """Return stages that remove arcs of this pipeline which are no longer declared."""
+        """Return the stages that remove arcs of this pipeline if they are no longer declared."""
         keys, prefix = ArcKeys(self.pipeline.context.place.cluster), graph.arc_id(self.pipeline, "")
         stored: list[ArcSpec] = []
         while True:

@@ -1,9 +1,10 @@
 """Collects the tables that planning knows so far, and the stages that declare them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,11 +21,14 @@ from tidemill.spark import schema
 from tidemill.spark.drift import effective, evolved
 from tidemill.spark.frame_checks import verify
 from tidemill.spark.operations import stored_schema
+from tidemill.spark.planning_memo import PlanningMemo, SparkEngine, engine_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from tidemill.pipeline.pipeline import Pipeline
+
+_checked: PlanningMemo[None] = PlanningMemo()
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ class Catalog:
         """Add a table. If it evolves, it may have more columns in the store than are declared (LOT-34)."""
         stored = self._stored(dataset.id)
         if stored is not None:
-            with suppress(DatasetChanged):  # its stage reports that it is refused
+            with suppress(DatasetChanged):  # the stage of the table reports the refusal
                 columns = datasets.combine(stored, dataset, evolved)
                 dataset = msgspec.structs.replace(
                     dataset, schema=columns.schema, fingerprint=columns.fingerprint
@@ -73,16 +77,25 @@ class Catalog:
         except DatasetUnknown:
             return None
 
+    @cached_property
+    def engine(self) -> SparkEngine:
+        """The version and settings of Spark: part of the key under which planning caches a result."""
+        return engine_of(self.spark)
+
     # --- checks
 
+    def once(self, subject: Hashable, check: Callable[[], None]) -> None:
+        """Run a check on Spark, unless this process has already run it with the same version and settings."""
+        _checked.get((self.engine, subject), check)
+
     def expected(self, dataset: DatasetRow, checks: Sequence[Check]) -> None:
-        """Let Spark check that the checks fit the columns of the dataset."""
+        """Let Spark verify that the checks fit the columns of the dataset."""
         if checks:
             verify(self.spark.createDataFrame([], dataset.schema), checks)
 
     @staticmethod
     def refuse_intervals(dataset: DatasetRow, checks: Sequence[Check]) -> None:
-        """Refuse checks of a whole lot for a dataset with intervals, whose lots collect several appends."""
+        """Refuse checks that need a whole lot, if the dataset's lots are intervals that collect appends."""
         of_lots = [check.name for check in checks if check.needs_whole_lot]
         if of_lots and dataset.unit is not None:
             raise DeclarationError(
@@ -119,18 +132,21 @@ class Catalog:
         return self.spark.createDataFrame([], stored_schema(table.ddl, kind))
 
     def frame(self, name: str) -> "DataFrame":
-        """Return an empty DataFrame of a table. It is cached, because creating one costs a call to Spark."""
+        """Return an empty DataFrame with the columns of a table, cached to save calls to Spark."""
         if name not in self._frames:
             self._frames[name] = self.spark.createDataFrame([], self.tables[name].ddl)
         return self._frames[name]
 
 
 def ddl_of(frame: "DataFrame") -> str:
-    """Return the columns of a DataFrame as files store them."""
+    """Return the columns of a DataFrame with the types that they have in files.
+
+    In files, all columns are nullable, and texts have no maximum length.
+    """
     return str(schema.of_spark(frame.schema).stored())
 
 
 def short(error: Exception) -> str:
-    """Return the first lines of an error of Spark, without the query plan."""
+    """Return the beginning of a Spark error message, without the query plan."""
     text = str(error).split("\n\nJVM stacktrace")[0].split(";\n'")[0]
     return " ".join(text.split())[:600]

@@ -45,15 +45,16 @@ FOR_SMALL_QUERIES: Final[Mapping[str, str]] = {
     "spark.sql.leafNodeDefaultParallelism": "1",
     "spark.sql.shuffle.partitions": "1",
 }
-"""A test runs many queries over a few rows. Spark would spend most of the time on Java code for them.
-The settings do not change results, and the query and the circuit both run with them."""
+"""Spark settings for a test, which runs many queries over a few rows. With its usual settings, Spark would
+spend most of the time generating Java code. These settings do not change results, and the query and the
+circuit both run with them."""
 
 _testing = threading.Lock()
-"""Held while the settings differ: two tests on one session must not save the settings of each other."""
+"""Held while a test uses these settings: a second test must not save them as the session's own settings."""
 
 POLL_S = 0.2
 MOST_WAIT_S = 2 * MOST_SECONDS
-"""How long a run waits for the test of another node. After that, it recomputes the view."""
+"""How long a run waits for a test that another node runs. After that, it recomputes the view."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +105,7 @@ class Certify(ABC):
         if ended_by is not None:
             raise SparkUnavailable(
                 f"Spark ended during the test of view {self.view}: {short(ended_by)}",
-                hint="run again: the test is not repeated, and each step recomputes the view",
+                hint="run the pipeline again: it skips the test, and recomputes the view in each step",
             ) from ended_by
         return self._event(certificate)
 
@@ -119,14 +120,14 @@ class Certify(ABC):
             context.clock.sleep(POLL_S)
 
     def _attempt(self, spark: "SparkSession", clock: Clock) -> tuple[ViewCertificate, Exception | None]:
-        """Run the test. If it fails, the certificate says why. Also return the error that ended Spark."""
+        """Run the test. If it fails, the certificate says why. If an error ended Spark, also return it."""
         bounds, ended_by = Bounds(), None
         try:
             with _testing, bounds.watch(spark, clock), changed_settings(spark, FOR_SMALL_QUERIES):
                 return self._certify(spark, bounds), None
         except BoundExceeded as error:
             why = str(error)
-        except Exception as error:  # noqa: BLE001 - explain shows it; no test of a view stops a pipeline
+        except Exception as error:  # noqa: BLE001 - explain shows it; a test must not stop a pipeline
             ended_by = _first_error(error) if ends_spark(error) else None
             why = (
                 f"the test ended Spark: {short(ended_by)}" if ended_by else f"the test failed: {short(error)}"
@@ -160,7 +161,7 @@ class CertifyView(Certify):
     def describe(self) -> dict[str, str]:
         certificate = self.certificate
         if certificate is None:
-            detail = "its circuit is compared with plain Spark when it is created"
+            detail = "its circuit is compared with plain Spark when the view is created"
         elif certificate.equal:
             detail = f"equal to plain Spark ({certificate.kind}) after {certificate.compared} generated steps"
             detail = certificate.why or detail
@@ -199,7 +200,7 @@ class CertifyFunction(Certify):
     def describe(self) -> dict[str, str]:
         certificate = self.certificate
         if certificate is None:
-            detail = f"declared {self.declared}; this is tested when it is created"
+            detail = f"declared {self.declared}; this is tested when the view is created"
         elif certificate.equal:
             detail = f"{self.declared} as declared, after {certificate.compared} generated steps"
         elif certificate.failed:
@@ -217,7 +218,7 @@ def certify_arc(
     table: str,
     ddl: str,
 ) -> ViewCertificate:
-    """Test whether the function of an arc is linear, on generated rows, once for each version of its code.
+    """Test on generated rows whether the function of an arc is linear, once for each version of its code.
 
     The results of two halves of the rows must add up to the result of all rows, and an empty table must give
     an empty result.
@@ -226,8 +227,8 @@ def certify_arc(
         context: the context of the pipeline; its store keeps the certificate.
         spark: the session.
         code: the digest of the function.
-        results: the function, which returns a DataFrame for each of its tables.
-        table: the table that it reads.
+        results: the function; it returns a DataFrame for each table that the arc writes.
+        table: the table that the arc reads.
         ddl: the columns of that table.
 
     Raises:
@@ -262,7 +263,10 @@ def _arc_results(
     ddl: str,
     bounds: Bounds,
 ) -> "tuple[int, list[list[Value]]]":
-    """Return the number of generated rows, and four results for each sink: of all, both halves and none."""
+    """Return the number of generated rows, and four results for each sink.
+
+    They are the results for all rows, for each of the two halves, and for an empty table.
+    """
     contents = TableContents({table: ddl})
     for step in generated_steps.generate_steps({table: ddl})[:2]:
         contents.apply(step)
@@ -281,7 +285,7 @@ def _arc_results(
 
 
 def _first_error(error: Exception) -> Exception:
-    """Return the error with which a chain of errors began: after the end of Spark, cleaning up fails too."""
+    """Return the first error of a chain. After Spark has ended, cleaning up raises further errors."""
     while isinstance(error.__context__, Exception):
         error = error.__context__
     return error

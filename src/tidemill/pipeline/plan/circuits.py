@@ -17,7 +17,6 @@ from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.source_line import SourceLine, position_in
 from tidemill.runner.program import ViewProgram
 from tidemill.spark import queries
-from tidemill.spark.lot_reader import no_rows
 from tidemill.spark.sessions import PINNED
 from tidemill.views.circuit.circuit import Circuit
 from tidemill.views.circuit.explanation import CircuitExplanation, explain
@@ -25,7 +24,7 @@ from tidemill.views.circuit.ids import Pins
 from tidemill.views.circuit.operators import SparkColumn, ViewOutput
 from tidemill.views.circuit.rewrites import rewrite
 from tidemill.views.circuit.rungs import rungs
-from tidemill.views.spark.group_chain import GroupChain, group_chain, input_kind
+from tidemill.views.spark.group_chain import GroupChain, input_kind, remembered_chain
 from tidemill.views.sql.catalog import Analyse, QueryTable
 from tidemill.views.sql.compiler import compile_query
 
@@ -51,7 +50,7 @@ class ViewCircuit:
 
 
 def table_of(name: str, frame: "DataFrame", *, key: Sequence[str] = (), append_only: bool) -> QueryTable:
-    """Return a table for name resolution, from an empty DataFrame of it."""
+    """Return a table for name resolution, from an empty DataFrame with its columns."""
     return QueryTable(name, _columns(frame.schema), tuple(key), append_only)
 
 
@@ -69,14 +68,14 @@ def make(
     frames: "Mapping[str, DataFrame]",
     tag: str,
 ) -> ViewCircuit:
-    """Compile a query to a circuit and rewrite it; a `QueryError` names its position in the query.
+    """Compile a query to a circuit and rewrite the circuit. A `QueryError` names its position in the query.
 
     Args:
         spark: the session, for types and for Spark's own checks.
         sql: the query.
-        tables: the tables it may read.
-        frames: an empty DataFrame of each table.
-        tag: a text that is unique among the queries analysed now.
+        tables: the tables that the query may read.
+        frames: an empty DataFrame for each table.
+        tag: a text that is different for every query that is being analysed.
     """
     compiled = compile_query(sql, tables, _analysis(spark, frames, tag))
     return ViewCircuit(rewrite(compiled.output), compiled.notes, compiled.output)
@@ -98,14 +97,14 @@ def _analysis(spark: "SparkSession", frames: "Mapping[str, DataFrame]", tag: str
 
 
 def _refusal(message: str, sql: str) -> QueryRefused:
-    """Convert an error message of Spark: without query plans, with the line that it names."""
+    """Convert an error message of Spark to an error that names the same line but has no query plan."""
     position = _POSITION.search(message)
     for end in ("\n\nJVM stacktrace", "== SQL ==", ";\n'"):
         message = message.partition(end)[0]
     text = " ".join(message.split())
     error = QueryRefused(_POSITION.sub("", text).strip(" ;,")[:600])
     if position and int(position[1]) <= sql.count("\n") + 1:
-        # Table names are longer in the text that Spark analyses: the line is right, the column may not be.
+        # In the text that Spark analyses, table names are longer: the line is right, the column may be wrong.
         error.line = int(position[1])
     return error
 
@@ -139,9 +138,9 @@ def refuse_incremental(output: ViewOutput | None, line: SourceLine, why: str) ->
     """Raise `NotIncremental`, with every reason, if a view would be recomputed in each step.
 
     Args:
-        output: its circuit, if it has one.
-        line: where it is declared.
-        why: why the kernels cannot compute it; empty if they can.
+        output: the circuit of the view; None if it has no circuit.
+        line: where the view is declared.
+        why: why the kernels cannot compute the view; empty if they can.
     """
     reasons = [
         f"{op.kind}: {placed.reason}"
@@ -158,12 +157,14 @@ def refuse_incremental(output: ViewOutput | None, line: SourceLine, why: str) ->
 def chain_of(
     spark: "SparkSession", views: Sequence[ViewProgram], datasets: Mapping[DatasetId, DatasetRow]
 ) -> GroupChain:
-    """Return the chain of a group's views as a runner builds it, and which views it recomputes (DBSP-17)."""
+    """Return the chain of a group's views as a runner builds it (DBSP-17).
+
+    The chain also says which views are recomputed, and why.
+    """
     inputs = {name: datasets[id_] for view in views for name, id_ in view.datasets.items()}
-    return group_chain(
+    return remembered_chain(
         spark,
         {view.name: None if view.refresh == "full" else view.circuit for view in views},
-        {name: no_rows(spark, dataset.schema) for name, dataset in inputs.items()},
+        {name: dataset.schema for name, dataset in inputs.items()},
         {name: input_kind(dataset) for name, dataset in inputs.items()},
-        "chain",
     )

@@ -53,7 +53,7 @@ class Plan:
     circuits: Mapping[str, ViewCircuit] = field(default_factory=dict, repr=False)
 
     def status(self) -> list[tuple[PlanStage, StageStatus]]:
-        """Return each stage, with whether it is new, unchanged or changed."""
+        """Return each stage with its status, such as new, unchanged or changed."""
         keys = self.context.keys
         return self.context.store.run(lambda tx: [(stage, stage.status(tx, keys)) for stage in self.stages])
 
@@ -62,7 +62,7 @@ class Plan:
         return [{**stage.describe(), "status": status.value} for stage, status in self.status()]
 
     def refusals(self) -> list[TidemillError]:
-        """Return the errors with which `apply` would refuse declarations."""
+        """Return the errors that `apply` would raise for the declarations it refuses."""
         keys = self.context.keys
 
         def read(tx: Tx) -> list[TidemillError]:
@@ -78,7 +78,7 @@ class Plan:
         return self.context.store.run(read)
 
     def apply(self, holder: str, emit: Emit = ignore) -> None:
-        """Apply the plan to the store. Several processes may apply it, and may repeat it."""
+        """Apply the plan to the store. It is safe to do this again, and in several processes at once."""
         for stage in self.stages:
             event = stage.apply(self.context, holder)
             if event is not None:
@@ -131,7 +131,10 @@ def _plan_datasets(catalog: Catalog) -> None:
         with errors_at(decl.line):
             dataset = catalog.add(effective(decl.dataset), decl.line)
             key_columns.check_columns(dataset)
-            key_columns.check_types(catalog.spark, dataset)
+            catalog.once(
+                (dataset.schema, dataset.key, dataset.order_by),
+                partial(key_columns.check_types, catalog.spark, dataset),
+            )
             reserved = [name for name in schema.parse(decl.schema).names if name.startswith("_")]
             if reserved:
                 raise DeclarationError(

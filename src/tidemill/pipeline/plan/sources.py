@@ -54,7 +54,10 @@ class SourcePlanner:
         return PlannedSource(source=source, target=target)
 
     def _quarantine(self, decl: SourceDecl, dataset: DatasetRow) -> DatasetId | None:
-        """Plan the quarantine of a source. If it has none, plan the quarantine of its dataset's checks."""
+        """Plan the quarantine of a source, and return its id; None if the source itself has no quarantine.
+
+        In that case, plan a quarantine for the checks of the dataset, if they can drop rows.
+        """
         if decl.source.quarantines:
             return self.catalog.quarantine(dataset.id, None, decl.line, f"source of {decl.dataset}")
         if can_drop((*decl.checks, *self.pipeline.datasets[decl.dataset].expected)):

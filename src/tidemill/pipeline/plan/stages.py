@@ -47,14 +47,14 @@ class PlanStage(Protocol):
 
 @dataclass(frozen=True)
 class DeclareDataset:
-    """Declare a table of lots; `made_by` names the arc, source or check that writes it."""
+    """Declare a dataset; `made_by` names the arc, source or check that writes it."""
 
     dataset: DatasetRow
     where: str
     made_by: str = ""
 
     def check(self, tx: Tx, keys: StepKeys) -> None:
-        """Raise `DatasetChanged` if `apply` would."""
+        """Raise `DatasetChanged` if `apply` would raise it."""
         with suppress(DatasetUnknown):
             stored = datasets.read(tx, keys.lots, self.dataset.id)
             with self._explained():
@@ -100,7 +100,7 @@ class DeclareDataset:
 
 @dataclass(frozen=True)
 class DeclareSource:
-    """Show a source in the plan. It has no row in the store; its status is that of its dataset."""
+    """Show a source in the plan. A source has no row in the store, so its status is that of its dataset."""
 
     dataset: DatasetId
     detail: str

@@ -5,6 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tidemill.errors import BadTemplate, DeclarationError, TemplateChanged
+from tidemill.obs.lines import counted
 from tidemill.pipeline.pace import FASTEST, Pace, declare_schedule
 from tidemill.pipeline.plan.stages import StageStatus
 from tidemill.store import Tx
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DeclareTemplate:
-    """Declare a template; the scheduler makes the subscriptions of its arcs.
+    """Declare a template; the scheduler creates the subscriptions of its arcs.
 
-    - matches: how many known tables it matches.
+    - matches: how many known tables the template matches.
     """
 
     template: Template
@@ -57,7 +58,7 @@ class DeclareTemplate:
 
     def describe(self) -> dict[str, str]:
         writes = ", ".join((self.template.writes, *self.template.also))
-        tables = f"{self.matches} table{'s' if self.matches > 1 else ''}" if self.matches else "no table yet"
+        tables = counted(self.matches, "table") if self.matches else "no table yet"
         return {
             "what": "template",
             "name": _short(self.template.name),
@@ -94,7 +95,10 @@ class RemoveTemplate:
 
 @dataclass(frozen=True)
 class RefusedChild:
-    """Show a table of another pipeline that a template matches but cannot read. Other tables still run."""
+    """Show a table of another pipeline that a template matches but cannot read.
+
+    The template's arcs for other tables still run.
+    """
 
     name: str
     why: str
@@ -104,7 +108,7 @@ class RefusedChild:
         return StageStatus.REFUSED
 
     def apply(self, context: "PipelineContext", holder: str) -> None:
-        """Do nothing: a runner reports the reason each time, until the table can be read."""
+        """Do nothing: a runner reports the reason in each run, until the table can be read."""
 
     def describe(self) -> dict[str, str]:
         return {"what": "arc", "name": self.name, "detail": self.why, "where": self.where}

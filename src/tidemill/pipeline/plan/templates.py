@@ -1,8 +1,8 @@
 """Plans templates: an arc that reads a pattern becomes one arc for each matching table (HEAP-12).
 
-The names of tables alone determine the arcs of a template. These are the tables declared in this pipeline,
-the tables of other pipelines in the store, and the tables that the arcs themselves write. If a table is
-created later, a runner calls `make_child`, which plans and declares the table's arc.
+The arcs of a template depend only on the names of tables: tables that this pipeline declares, tables of other
+pipelines in the store, and tables that the arcs themselves write. If a table is created later, a runner calls
+`make_child`, which plans and declares the table's arc.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -42,7 +42,7 @@ def is_pattern(name: str) -> bool:
 
 
 def template_id(pipeline: "Registry", name: str) -> str:
-    """Return a template's name in the store; the names of its arcs begin with it."""
+    """Return a template's name in the store. The stored names of its arcs begin with this name."""
     return graph.arc_id(pipeline, name)
 
 
@@ -67,7 +67,7 @@ def check(pipeline: "Registry", decl: ArcDecl) -> None:
         if not is_pattern(decl.reads[0]) or any(is_pattern(name) for name in decl.reads[1:]):
             raise BadTemplate(
                 f"template {decl.name} has an invalid list of inputs: {', '.join(decl.reads)}",
-                hint="use a pattern as the first table of reads=, and no pattern after it",
+                hint="in reads=, the first table must be a pattern, and all others must be plain names",
             )
         template = template_of(pipeline, decl)
         for sink in decl.sinks:
@@ -138,7 +138,7 @@ def foreign_tables(
 
 
 def stages(pipeline: "Pipeline", children: Mapping[str, ArcDecl]) -> Iterator[PlanStage]:
-    """Return the stages of all templates; they come after the stages of the tables involved."""
+    """Return the stages of all templates. They must come after the stages of the tables they use."""
     for name in _removed(pipeline):
         yield RemoveTemplate(name=name)
     for decl in pipeline.templates.values():
@@ -182,7 +182,9 @@ def _tables_with_prefix(pipeline: "Pipeline", prefix: str) -> Iterator[DatasetRo
 
 
 def make_child(pipeline: "Pipeline", arc: str) -> TemplateArc | None:
-    """Plan and declare the arc of a table that was created after the plan; None if the table does not exist.
+    """Plan and declare the arc of a template for a table that was created after the plan.
+
+    Return None if one of the tables does not exist, or if the template does not match.
 
     Other runners may declare the same arc at the same time: equal declarations change nothing.
     """

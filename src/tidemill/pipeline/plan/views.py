@@ -20,10 +20,13 @@ from tidemill.pipeline.plan.stages import StageStatus
 from tidemill.pipeline.source_line import errors_at
 from tidemill.runner.program import GroupProgram, ViewProgram
 from tidemill.spark import queries, schema
+from tidemill.spark.planning_memo import PlanningMemo
 from tidemill.spark.sessions import PINNED
 from tidemill.store import Tx
 from tidemill.triggers import schedules
 from tidemill.views.certify import certificates
+from tidemill.views.circuit.circuit import walk
+from tidemill.views.circuit.operators import Opaque
 from tidemill.views.spark import weighted_rows
 from tidemill.views.spark.clock_alarms import ClockUse, clock_use
 from tidemill.views.spark.recompute import result_of
@@ -122,7 +125,7 @@ class RemoveGroup:
 
 @dataclass(frozen=True)
 class RemovedView:
-    """Show a view that is no longer declared. Declaring or removing its group retires it."""
+    """Show a view that is no longer declared. The stage of its group retires the view."""
 
     pipeline: str
     group: str
@@ -141,6 +144,23 @@ class RemovedView:
     def describe(self) -> dict[str, str]:
         detail = "no longer declared; its last table stays readable: Pipeline.retired()"
         return {"what": "view", "name": self.name, "detail": detail, "where": ""}
+
+
+@dataclass(frozen=True)
+class _PlannedQuery:
+    """What planning finds out about a query: its circuit, its columns, and how it uses the clock."""
+
+    circuit: circuits.ViewCircuit
+    ddl: str
+    clock: ClockUse | None
+
+    @property
+    def opaque(self) -> bool:
+        """Whether Tidemill could not compile a part of the query, and keeps it as text."""
+        return any(isinstance(operator, Opaque) for operator in walk(self.circuit.written))
+
+
+_planned: PlanningMemo[_PlannedQuery] = PlanningMemo()
 
 
 class ViewPlanner:
@@ -198,7 +218,7 @@ class ViewPlanner:
             return shortest([decl.pace for decl in members])
 
     def _removed(self, declared: Collection[str]) -> list[RemoveGroup | RemovedView]:
-        """Return stages for the views of this pipeline that are gone, and for groups without views."""
+        """Return stages for views that are no longer declared, and for groups that have no views left."""
         context, name = self.pipeline.context, self.pipeline.name
         stored = context.store.run(lambda tx: groups.listed(tx, context.keys, name))
         views = [
@@ -213,7 +233,7 @@ class ViewPlanner:
         ]
 
     def _certifications(self, views: Sequence[ViewProgram]) -> Iterator[CertifyView | CertifyFunction]:
-        """Return the stages that compare each circuit with its query."""
+        """Return the stages that compare circuits with their queries, or test linear and keyed functions."""
         context = self.pipeline.context
         for view in views:
             if view.function is not None and self.pipeline.views[view.name].declared != "full":
@@ -262,12 +282,10 @@ class ViewPlanner:
         """Return the views, each after the views it reads."""
         unordered = dict(self.pipeline.views)
         ordered: list[ViewDecl] = []
+        reads = {view.name: {name.lower() for name in self._reads(view)} for view in unordered.values()}
         while unordered:
-            ready = [
-                view
-                for view in unordered.values()
-                if not {name.lower() for name in self._reads(view)} & {name.lower() for name in unordered}
-            ]
+            waiting = {name.lower() for name in unordered}
+            ready = [view for view in unordered.values() if not reads[view.name] & waiting]
             if not ready:
                 view = next(iter(unordered.values()))
                 raise DeclarationError(
@@ -286,15 +304,11 @@ class ViewPlanner:
     def _view(self, decl: ViewDecl) -> ViewProgram:
         """Plan one view. All its inputs are in the catalog."""
         with circuits.query_errors_at(decl.line, decl.sql):
-            read = self._reads(decl)
-            if decl.function is None:
-                tables = {name: self._table(name, table) for name, table in self.catalog.tables.items()}
-                frames = {name: self.catalog.frame(name) for name in self.catalog.tables}
-                self.circuits[decl.name] = circuits.make(
-                    self.catalog.spark, decl.sql, tables, frames, f"plan{len(self.catalog.tables)}"
-                )
-            names = dict.fromkeys(queries.match(name, self.catalog.tables) for name in read)
-            ddl = self._result(decl, list(names))
+            query = None if decl.function is not None else self._query(decl)
+            names = dict.fromkeys(queries.match(name, self.catalog.tables) for name in self._reads(decl))
+            ddl = self._result(decl, list(names)) if query is None else query.ddl
+        if query is not None:
+            self.circuits[decl.name] = query.circuit
         missing = [name for name in decl.keyed_by if name not in schema.parse(ddl).names]
         if missing:
             raise DeclarationError(
@@ -325,24 +339,44 @@ class ViewPlanner:
             code=_view_code(decl, ddl),
             function=decl.function,
             reads=tuple(queries.match(name, self.catalog.tables) for name in decl.reads),
-            circuit=self.circuits[decl.name].output if decl.name in self.circuits else None,
+            circuit=None if query is None else query.circuit.output,
             refresh=decl.refresh,
-            clock=self._clock(decl, list(names)),
+            clock=None if query is None else query.clock,
         )
 
-    def _clock(self, decl: ViewDecl, names: Sequence[str]) -> ClockUse | None:
-        """Return how a query uses the clock. Return None for a function, because its code is not analysed."""
-        if decl.function is not None:
-            return None
-        columns = [column for name in names for column in schema.parse(self.catalog.tables[name].ddl).names]
-        return clock_use(decl.sql, self.circuits[decl.name].output, columns)
+    def _query(self, decl: ViewDecl) -> "_PlannedQuery":
+        """Plan the query of a view, unless this process has planned it before.
+
+        If a query calls a function that only the user's session knows, its circuit has an opaque operator.
+        Such a query is planned each time, because the function may have changed.
+        """
+        text = decl.sql.lower()
+        mentioned = [item for item in self.catalog.tables.items() if item[0].lower() in text]
+        key = (self.catalog.engine, decl.sql, *((name, *self._facts(table)) for name, table in mentioned))
+        return _planned.get(key, lambda: self._plan_query(decl), keep=lambda query: not query.opaque)
+
+    def _plan_query(self, decl: ViewDecl) -> "_PlannedQuery":
+        catalog = self.catalog
+        tables = {name: self._table(name, table) for name, table in catalog.tables.items()}
+        frames = {name: catalog.frame(name) for name in catalog.tables}
+        circuit = circuits.make(catalog.spark, decl.sql, tables, frames, f"plan{len(catalog.tables)}")
+        names = dict.fromkeys(queries.match(name, catalog.tables) for name in self._reads(decl))
+        columns = [column for name in names for column in schema.parse(catalog.tables[name].ddl).names]
+        return _PlannedQuery(
+            circuit, self._result(decl, list(names)), clock_use(decl.sql, circuit.output, columns)
+        )
+
+    @staticmethod
+    def _facts(table: KnownTable) -> tuple[str, tuple[str, ...], bool]:
+        """Return what the plan of a query depends on: columns, key, and whether rows can be removed."""
+        return table.ddl, () if table.dataset is None else tuple(table.dataset.key), table.retracts
 
     def _table(self, name: str, table: KnownTable) -> QueryTable:
-        key = () if table.dataset is None else table.dataset.key
+        _, key, _ = self._facts(table)
         return circuits.table_of(name, self.catalog.frame(name), key=key, append_only=not table.retracts)
 
     def _result(self, decl: ViewDecl, names: Sequence[str]) -> str:
-        """Return the columns of a view. Spark derives them on empty tables."""
+        """Return the columns of a view, which Spark derives from empty tables."""
         frames = {name: self.catalog.frame(name) for name in names}
         try:
             if decl.function is not None:

@@ -1,4 +1,4 @@
-"""Find the bad records of a window: where each of them is, and why it is bad.
+"""Find the bad records in a window of files: where each record is, and why it is bad.
 
 This is a second pass over the files. It runs only if the first pass counted bad records.
 """
@@ -25,7 +25,12 @@ _ID: Final = "_tidemill_id"
 
 
 class IngestFaults(NamedTuple):
-    """Files that were refused or are truncated, and how many records are bad or lack their key."""
+    """Files that were refused or are truncated, and the number of records that are bad or have no key.
+
+    - refused: the reason for each path.
+    - truncated: what could be salvaged, for each path.
+    - keyless: records that are otherwise good, but in which a key column is NULL.
+    """
 
     refused: Mapping[str, str]
     truncated: Mapping[str, Salvaged]
@@ -38,7 +43,7 @@ class IngestFaults(NamedTuple):
 
 
 def is_keyless(key: Sequence[str]) -> "Column":
-    """Return whether a record lacks a part of its key."""
+    """Return whether one of a record's key columns is NULL."""
     from pyspark.sql import functions as sf
 
     missing = [sf.col(f"{PARSED}.{quoted(name)}").isNull() for name in key]
@@ -46,13 +51,13 @@ def is_keyless(key: Sequence[str]) -> "Column":
 
 
 class BadRecords:
-    """Finds the bad records of some files.
+    """Finds bad records in files.
 
     Args:
         spark: the session.
         schema: the columns of the dataset.
         format_options: how to read the files.
-        records: reads them.
+        records: reads the files.
         key: the key columns of the dataset.
     """
 
@@ -71,7 +76,7 @@ class BadRecords:
         self._key = tuple(key)
 
     def find(self, groups: Sequence[FileGroup], faults: IngestFaults) -> "DataFrame":
-        """Return the files and records that are bad, with the reasons, as rows of `BAD_SCHEMA`."""
+        """Return one row of `BAD_SCHEMA` for each bad file or record, with the reason."""
         refused = [(path, None, None, why) for path, why in faults.refused.items()]
         tails = [
             (path, salvaged.lines + 1, salvaged.tail or None, "the compressed data is broken from here on")
@@ -88,7 +93,7 @@ class BadRecords:
         return union(frames)
 
     def _without_key(self, groups: Sequence[FileGroup], truncated: Collection[str]) -> "DataFrame":
-        """Return the records that lack only their key. Their place in the file is unknown."""
+        """Return good records that have no key. Their line in the file is not known."""
         from pyspark.sql import functions as sf
 
         records = self._records.read_all(groups, truncated)
@@ -105,10 +110,10 @@ class BadRecords:
         )
 
     def _bad(self, group: FileGroup, *, truncated: bool) -> "DataFrame":
-        """Return the bad records of some files, with their lines and the reasons.
+        """Return the bad records of a group of files, each with its line and the reason.
 
-        Lines are counted per block, because several tasks read a large file. Records that are not lines are
-        counted per file, because one task reads such a file.
+        Lines are counted per block, because several tasks may read one large file. If a record can have
+        several lines, records are counted per file, because one task reads all of such a file.
         """
         from pyspark.sql import functions as sf
 
@@ -124,8 +129,8 @@ class BadRecords:
         if not self._format_options.by_lines:
             bad = located.where(BAD)
         elif self._format_options.format is Format.CSV:
-            # Whether a line is bad depends on its text alone. So the bad lines are those with the text of a
-            # bad record, except for the header.
+            # Whether a line is bad depends only on its text. So a line is bad if its text equals that of a
+            # bad record and it is not the header.
             records = self._unpruned(self._records.structured(group, truncated=truncated))
             texts = records.where(BAD).select(FILE, TEXT)
             lines = located if group.header is None else located.where(sf.col("line") != sf.col("first"))
@@ -141,10 +146,15 @@ class BadRecords:
         )
 
     def _blocks(self, counted: "DataFrame", files: Sequence[ForeignFile]) -> "DataFrame":
-        """Return for each block its file, what to add to an id to get the line, and the file's first line."""
+        """Return one row per block, which tells how to compute line numbers in that block.
+
+        - file: the path of the block's file.
+        - shift: add this to a record's id to get its line number.
+        - first: the number of the first line of the file that is not blank.
+        """
         from pyspark.sql import functions as sf
 
-        # Only good records have no text.
+        # A record without text is good, so it counts as not blank.
         first_text = sf.min(sf.when(sf.coalesce(sf.trim(TEXT), sf.lit("x")) != "", sf.col(_ID)))
         blocks = counted.groupBy(FILE, BLOCK).agg(sf.min(_ID), sf.count(sf.lit(1)), first_text)
         rows = sorted((tuple(row) for row in blocks.collect()), key=lambda row: (row[0], row[1]))
@@ -166,7 +176,7 @@ class BadRecords:
         )
 
     def _unpruned(self, records: "DataFrame") -> "DataFrame":
-        """Make Spark read every column: a bad value in a column that is not read goes unnoticed."""
+        """Make Spark read every column. It would not notice a bad value in a column that it skips."""
         from pyspark.sql import Observation
         from pyspark.sql import functions as sf
 

@@ -25,7 +25,7 @@ _EXTRA = "_tidemill_extra_"
 
 @dataclass(frozen=True)
 class CsvHeader:
-    """The columns of a file, in file order: declared ones with their types, others under generated names.
+    """The columns of a CSV file, in the order of the file. Undeclared columns have generated names.
 
     - unknown: maps each generated name to the name in the file.
     """
@@ -54,7 +54,10 @@ def grouped(
     open_file: Callable[[str], BinaryIO],
     refused: dict[str, str],
 ) -> list[FileGroup]:
-    """Group files by their headers. A file with a bad header is refused; an empty file has no rows."""
+    """Group files with equal headers. Leave out empty files and files with a bad header.
+
+    - refused: receives the reason for each file with a bad header.
+    """
     by_names: dict[tuple[str, ...], list[ForeignFile]] = {}
     for file in files:
         try:
@@ -136,5 +139,5 @@ def _matched(names: Sequence[str], schema: "StructType") -> tuple[CsvHeader | No
         matched.add(declared.name)
         fields.append(StructField(declared.name, declared.dataType))
     if not matched:
-        return None, f"its header has none of the columns: {', '.join(names)[:300]}"
+        return None, f"its header has none of the declared columns; it has {', '.join(names)[:300]}"
     return CsvHeader(StructType(fields), unknown), ""

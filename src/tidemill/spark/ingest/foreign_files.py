@@ -1,4 +1,4 @@
-"""Handle files that other programs wrote: find the file that a job failed on, and salvage a broken file.
+"""Handle bad files from other programs: find the file that a job failed on, and salvage a broken file.
 
 An error deep inside a Spark job reaches the driver as text, so this module searches the text for the file.
 """
@@ -28,7 +28,11 @@ _MOST_TAIL: Final = 1 << 20
 
 
 class ForeignFile(msgspec.Struct, frozen=True):
-    """A file that another program wrote: its path below the source, and its URI, not encoded."""
+    """A file that another program wrote.
+
+    - path: the path below the source's folder.
+    - uri: the full address, not percent-encoded.
+    """
 
     path: str
     uri: str
@@ -44,7 +48,7 @@ class ForeignFile(msgspec.Struct, frozen=True):
 
 
 def failed_file(error: BaseException, files: Sequence[ForeignFile]) -> ForeignFile | None:
-    """Return the file that an error names; None if it names none of these files."""
+    """Return which of these files an error message names; None if it names none of them."""
     failed = _FAILED.search(str(error))
     if failed is None:
         return None
@@ -81,14 +85,14 @@ def one_spelling(uri: str) -> str:
 
 
 class Salvaged(msgspec.Struct, frozen=True):
-    """The rest of a truncated file: the number of complete lines, and the text after the last of them."""
+    """The readable part of a truncated file: how many complete lines it has, and the text after them."""
 
     lines: int
     tail: str
 
 
 def parquet_fault(size: int, open_file: Callable[[], BinaryIO]) -> str:
-    """Return why a file is not a complete Parquet file; empty if it may be one. Reads only its two ends."""
+    """Return why a file is not a complete Parquet file; empty if it seems to be one. Reads only its ends."""
     with open_file() as file:
         if size < 12 or file.read(4) not in _MAGIC:
             return "it is not a Parquet file"
@@ -100,7 +104,7 @@ def parquet_fault(size: int, open_file: Callable[[], BinaryIO]) -> str:
 
 
 def salvage_gzip(path: str, open_file: Callable[[str], BinaryIO]) -> Salvaged | None:
-    """Count the lines before the place where a gzip file is truncated or broken; None if it is whole."""
+    """Count the lines up to the place where a gzip file is truncated or broken; None if the file is whole."""
     if compression_of(path) != ".gz":
         return None
     lines, tail = 0, b""

@@ -1,4 +1,4 @@
-"""File formats and the options to read them, as plain data that any process can hold."""
+"""File formats, and the options to read them, as plain data that can be sent to any process."""
 
 from enum import StrEnum
 from pathlib import PurePosixPath
@@ -80,7 +80,7 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def format_of(name: str) -> Format | None:
-    """Return the format of a file name or pattern by its ending, compressed or not."""
+    """Return the format that the ending of a file name or pattern implies, such as `.csv` or `.csv.gz`."""
     endings = [ending.lower() for ending in PurePosixPath(name).suffixes]
     if endings and endings[-1] in COMPRESSED:
         endings.pop()
@@ -88,6 +88,6 @@ def format_of(name: str) -> Format | None:
 
 
 def compression_of(name: str) -> str:
-    """Return the ending of a compressed file; empty if it is not compressed."""
+    """Return the compression ending of a file name, such as `.gz`; empty if the file is not compressed."""
     ending = PurePosixPath(name).suffix.lower()
     return ending if ending in COMPRESSED else ""

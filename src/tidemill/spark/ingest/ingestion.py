@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     Session: TypeAlias = SparkSession  # for packages that do not import pyspark
 
 Write = Callable[["DataFrame", str], Written]
-"""Writes the rows of a frame. The string names a folder for this attempt only (empty for the first)."""
+"""Writes the rows of a frame. The string is the name of a subfolder for a retry; empty for the first try."""
 
 
 class Ingested(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class Ingested(msgspec.Struct, frozen=True, kw_only=True):
 
     - rows, quarantined: the written objects.
     - checks: how many rows failed each check, and how many records drifted.
-    - schema: the columns of the rows, if there are more than the declared ones.
+    - schema: the columns of the rows, as DDL, if they differ from the declared ones; otherwise empty.
     """
 
     rows: Written
@@ -69,7 +69,7 @@ class Ingested(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IngestColumns(msgspec.Struct, frozen=True, kw_only=True):
-    """The columns of a dataset as DDL, its kind and key, its checks, and how it drifts."""
+    """The columns of a dataset (as DDL), and its kind, key, checks and drift policy."""
 
     schema: str
     kind: Kind = Kind.ROWS
@@ -135,7 +135,7 @@ def ingest(
 
 
 class _Columns(NamedTuple):
-    """The declared columns, the columns of the rows, and undeclared columns that are read to be rescued."""
+    """The declared columns, the columns of the rows, and undeclared columns whose values are rescued."""
 
     declared: Schema
     stored: Schema
@@ -169,7 +169,10 @@ def _resolve_columns(
 
 
 class _LotWriter:
-    """Writes the rows and the bad records of one ingestion; `checked` is the result of the last rows."""
+    """Writes the rows and the bad records of one ingestion.
+
+    `checked` is the result of the last call of `write_rows`.
+    """
 
     def __init__(self, storage: Storage, folders: LotFolders, dataset: IngestColumns) -> None:
         self._storage = storage
@@ -201,11 +204,11 @@ class Ingestion:
         schema: the columns of the dataset.
         format_options: how to read the files.
         options: options that Spark needs to reach the files.
-        open_file: opens a file by its path, to read headers and the rest of a truncated file.
+        open_file: opens a file by its path, to read headers and truncated files.
         kind: the kind of the dataset; records are appended, or upserted if it has a key.
-        key: the key columns; a record without one of them is bad (LOT-40).
-        rescues: whether the dataset keeps what does not fit.
-        undeclared: columns that are not declared, and are read to be rescued.
+        key: the key columns; a record in which one of them is NULL is bad (LOT-40).
+        rescues: whether the dataset keeps values that do not fit, in `_rescued`.
+        undeclared: columns that are not declared, and whose values are rescued.
     """
 
     def __init__(
@@ -274,7 +277,7 @@ class Ingestion:
         return Ingested(rows=written, quarantined=quarantined, checks=checks)
 
     def _unknown_in_parquet(self, files: Sequence[ForeignFile]) -> int:
-        """Count the rows of Parquet files with columns that are left out."""
+        """Count the rows of those Parquet files that have undeclared columns."""
         if self._format_options.format is not Format.PARQUET or self._rescues:
             return 0
         return undeclared_columns.count_in_parquet(files, self._schema, self._open)
@@ -282,7 +285,7 @@ class Ingestion:
     # --- files
 
     def _inspected(self, files: Sequence[ForeignFile], refused: dict[str, str]) -> list[FileGroup]:
-        """Group files that are read in the same way; refuse those that visibly cannot be read."""
+        """Group files that are read in the same way. Refuse files with a broken header or footer."""
         format_options = self._format_options
         if format_options.format is Format.PARQUET:
             for file in files:
@@ -301,14 +304,17 @@ class Ingestion:
         truncated: dict[str, Salvaged],
         groups: list[FileGroup],
     ) -> None:
-        """Set aside a file that a job failed on; raise the error if the access failed, not the file."""
+        """Set aside a file that a job failed on, as refused or truncated.
+
+        Raise the error instead if the cause is the access to the file, and not its content.
+        """
         if foreign_files.is_missing(error):
             raise SourceFileChanged(f"{file.path} disappeared") from error
         if foreign_files.is_unreachable(error):
             raise error
         again = self._error_of(file)
         if again is None:
-            raise error  # it can be read on its own: retry
+            raise error  # the file can be read on its own: a retry may succeed
         salvaged = (
             foreign_files.salvage_gzip(file.path, self._open) if self._format_options.by_lines else None
         )
@@ -321,11 +327,11 @@ class Ingestion:
             refused[file.path] = foreign_files.reason(again)
 
     def _count_lines(self, file: ForeignFile) -> int:
-        """Count the lines that Spark reads of a truncated file."""
+        """Count the lines that Spark can read from a truncated file."""
         return self._records.lines([file], truncated=True).count()
 
     def _error_of(self, file: ForeignFile) -> Exception | None:
-        """Read one file; return the error, or None."""
+        """Read one file; return the error that Spark raises, or None if it raises none."""
         header = _header_of(file, self._schema, self._format_options, self._open)
         try:
             frame = self._records.read(FileGroup(header, (file,)), truncated=False)
@@ -339,14 +345,14 @@ class Ingestion:
     def _good(
         self, groups: Sequence[FileGroup], truncated: Mapping[str, Salvaged], counted: object
     ) -> "DataFrame | None":
-        """Return the rows of the good records, and count the others; None if there are no files."""
+        """Return the rows of the good records, and count the bad ones. Return None if there are no files."""
         from pyspark.sql import functions as sf
 
         records = self._records.read_all(groups, truncated)
         if records is None:
             return None
         bad, keyless = sf.col(BAD), is_keyless(self._key)
-        # The observation is between parsing and its use, so that a record is parsed once.
+        # The observation comes right after parsing, so that each record is parsed only once.
         observed = records.observe(
             counted,  # type: ignore[arg-type]
             sf.count_if(bad).alias("bad"),

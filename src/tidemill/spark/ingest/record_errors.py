@@ -1,4 +1,4 @@
-"""Spark expressions that return the reason why a record is bad."""
+"""Build Spark expressions that tell why a record is bad."""
 
 from functools import reduce
 from typing import TYPE_CHECKING, Final
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
 
 CORRUPT: Final = "_tidemill_corrupt"
 _MOST_COLUMNS = 40
-"""How many columns are tried one by one."""
+"""How many columns to test one by one, to find those that do not fit."""
 
 _STRINGS: Final = r'"(?:\\.|[^"\\])*"'
 _AFTER_BRACE: Final = r"\}\s*[^\s,\]\}]"
-"""Outside of strings, a closing brace is followed by , ] } or nothing."""
+"""Matches trailing text. In valid JSON, outside of strings, only , ] } or nothing follows a closing brace."""
 
 
 def json_options(format_options: FormatOptions) -> dict[str, str]:
-    """Return the options of Spark's JSON reader, and of `from_json`."""
+    """Return options for Spark's JSON reader and for `from_json`."""
     return {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT, **_time_formats(format_options)}
 
 
 def csv_options(format_options: FormatOptions) -> dict[str, str]:
-    """Return the options of Spark's CSV reader, and of `from_csv`."""
+    """Return options for Spark's CSV reader and for `from_csv`."""
     return {
         "mode": "PERMISSIVE",
         "columnNameOfCorruptRecord": CORRUPT,
@@ -46,10 +46,10 @@ def _time_formats(format_options: FormatOptions) -> dict[str, str]:
 
 
 def has_trailing_text(text: "Column") -> "Column":
-    """Return whether something follows the object on a line. Spark's reader stops at the object's end.
+    """Return whether text follows the JSON object on a line. Spark's reader would ignore that text.
 
-    Nearly all lines pass the first two tests, which are cheap. The expression removes strings only from the
-    other lines.
+    Two cheap tests are enough for nearly all lines. For the other lines, the expression removes all strings
+    from the line and tests again.
     """
     from pyspark.sql import functions as sf
 
@@ -61,7 +61,7 @@ def has_trailing_text(text: "Column") -> "Column":
 
 
 def error_of(text: "Column", schema: "StructType", format_options: FormatOptions) -> "Column":
-    """Return a readable reason why a bad record is bad."""
+    """Return the reason why a record is bad, for people to read."""
     from pyspark.sql import functions as sf
 
     if format_options.format is Format.TEXT:
@@ -96,7 +96,7 @@ def _misfits(text: "Column", schema: "StructType", format_options: FormatOptions
 
 
 def _ddl(schema: "StructType", typed: set[str]) -> str:
-    """Return the columns as DDL: those in `typed` with their types, the others as texts."""
+    """Return the columns as DDL: those in `typed` with their own types, the others as STRING."""
     columns = [
         f"{quoted(field.name)} {field.dataType.simpleString() if field.name in typed else 'STRING'}"
         for field in schema.fields

@@ -1,10 +1,10 @@
-"""Order the records of a window: by file, then by their place in the file.
+"""Order the records in a window of files: by file, then by their place in the file.
 
 If a window upserts a key twice, the later upsert wins (LOT-40). So each record of a dataset with a key gets
 an ordinal that sorts as (path of the file, place in the file): nine bits for the file, then the place. In a
-Parquet file the place is the number of the row. In other formats the place is the start of the block that a
-task read, in units of 1 MiB, and the number of the record within the task. Spark makes no blocks smaller than
-1 MiB.
+Parquet file the place is the number of the row. In other formats the place has two parts: the start of the
+block that a task read, in units of 1 MiB, and the number of the record within that task. Spark makes no
+blocks smaller than 1 MiB.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _UNIT_BITS: Final = 20
 
 
 def place(file_format: Format) -> "Column":
-    """Return a record's place in its file. Select it directly on the scan."""
+    """Return an expression for a record's place in its file. Select it directly from the scan."""
     from pyspark.sql import functions as sf
 
     if file_format is Format.PARQUET:
@@ -36,9 +36,10 @@ def place(file_format: Format) -> "Column":
 def with_files(
     frame: "DataFrame", column: str, files: Sequence[ForeignFile], spark: "SparkSession"
 ) -> "DataFrame":
-    """Add `file`, the path of each record's file, and `number`, the place of that path among the files.
+    """Add two columns: `file`, the path of each record's file, and `number`, the rank of that path.
 
-    - column: the file that Spark reports. The query fails if that is not one of these files.
+    - column: the column with the file that Spark reports. The query fails if a record comes from a file that
+      is not in `files`.
     """
     from pyspark.sql import functions as sf
 
@@ -46,7 +47,7 @@ def with_files(
     assert len(ordered) <= FILES
     rows = [(one_spelling(file.uri), file.path, number) for number, file in enumerate(ordered)]
     table = spark.createDataFrame(rows, "_tidemill_uri STRING, file STRING, number BIGINT")
-    # `url_decode` decodes a plus as a blank, as in forms; in these paths it is a plus.
+    # `url_decode` decodes a plus as a blank, as in forms; in these paths a plus means a plus.
     decoded = sf.url_decode(sf.replace(sf.col(column), sf.lit("+"), sf.lit("%2B")))
     joined = frame.withColumn("_tidemill_uri", decoded).join(sf.broadcast(table), "_tidemill_uri", "left")
     unknown = sf.raise_error(sf.concat(sf.lit("not a file of this window: "), sf.col(column)))
@@ -56,7 +57,7 @@ def with_files(
 
 
 def ordinal(place_column: str) -> "Column":
-    """Return a record's ordinal, from `number` and its place."""
+    """Return a record's ordinal, computed from its file's `number` and its place in the file."""
     from pyspark.sql import functions as sf
 
     return sf.shiftleft(sf.col("number"), _PLACE_BITS) + sf.col(place_column)

@@ -2,10 +2,10 @@
 
 PARSED    the declared columns, as a struct
 BAD       whether the record does not fit these columns
-FILE      the file of the record
+FILE      the file that contains the record
 TEXT      the text of the record: for bad records, and for all records of formats with one record per line
 UNKNOWN   whether the record has undeclared columns that are left out (LOT-34)
-RESCUED   the values of the record that PARSED lacks, as JSON, if the dataset keeps them (LOT-34)
+RESCUED   the values of the record that are not in PARSED, as JSON, if the dataset keeps them (LOT-34)
 PLACE     the place of the record in its file, for a dataset with a key
 BLOCK     the block of the file, for formats with one record per line
 """
@@ -54,8 +54,8 @@ class RecordReader:
         format_options: how to read the files.
         options: options that Spark needs to reach the files.
         kind: the kind of the dataset.
-        rescues: whether the dataset keeps what does not fit.
-        undeclared: columns that are not declared, and are read to be rescued.
+        rescues: whether the dataset keeps values that do not fit, in `_rescued`.
+        undeclared: columns that are not declared, and whose values are rescued.
     """
 
     def __init__(
@@ -78,21 +78,21 @@ class RecordReader:
         self._undeclared = tuple(undeclared)
 
     def read(self, group: FileGroup, *, truncated: bool) -> "DataFrame":
-        """Read the records of some files."""
+        """Read the records of a group of files."""
         if self._format_options.by_lines and self._format_options.format is not Format.CSV:
             return self.parse(self.lines(group.files, truncated=truncated)).drop(BLOCK)
         return self.structured(group, truncated=truncated)
 
     def read_all(self, groups: Sequence[FileGroup], truncated: Collection[str]) -> "DataFrame | None":
-        """Read the records of all files; None if there is no file.
+        """Read the records of all files. Return None if there are no files.
 
-        - truncated: the paths of files that Spark reads up to where they are broken.
+        - truncated: the paths of broken files. Spark reads each of them up to the damage.
         """
         frames = [self.read(part, truncated=is_truncated) for part, is_truncated in split(groups, truncated)]
         return union(frames) if frames else None
 
     def parse(self, lines: "DataFrame") -> "DataFrame":
-        """Parse lines, each one record."""
+        """Parse lines. Each line is one record."""
         from pyspark.sql import functions as sf
 
         text = sf.col(TEXT)
@@ -113,7 +113,7 @@ class RecordReader:
         )
 
     def structured(self, group: FileGroup, *, truncated: bool) -> "DataFrame":
-        """Read records with Spark's own reader of the format."""
+        """Read records with Spark's own reader for the format."""
         from pyspark.sql import functions as sf
 
         format_options = self._format_options
@@ -154,7 +154,7 @@ class RecordReader:
         )
 
     def _with_undeclared(self, schema: "StructType") -> "StructType":
-        """Add the columns that are read to be rescued."""
+        """Add the undeclared columns whose values are rescued."""
         from pyspark.sql.types import StructType
 
         undeclared = schemas.to_spark(Schema(self._undeclared)).fields if self._undeclared else []
@@ -184,7 +184,7 @@ class RecordReader:
 
 
 def _no_drift() -> "dict[str, Column]":
-    """Return the columns about drift of a record that cannot have undeclared columns."""
+    """Return UNKNOWN and RESCUED for a format that cannot have undeclared columns."""
     from pyspark.sql import functions as sf
 
     return {UNKNOWN: sf.expr("false"), RESCUED: sf.lit(None).cast("string")}
@@ -198,7 +198,7 @@ def _with_corrupt(schema: "StructType") -> "StructType":
 
 
 def split(groups: Sequence[FileGroup], truncated: Collection[str]) -> Iterator[tuple[FileGroup, bool]]:
-    """Split groups into whole and truncated files; yield each part, and whether it is truncated."""
+    """Split each group into whole files and truncated files; yield each part, and whether it is truncated."""
     for group in groups:
         for is_truncated in (False, True):
             files = tuple(file for file in group.files if (file.path in truncated) is is_truncated)

@@ -39,9 +39,9 @@ def find(
     options: Mapping[str, str],
     open_file: Open,
 ) -> list[Column]:
-    """Find the columns of these files that are not declared, with their types.
+    """Find the undeclared columns of these files, with their types.
 
-    A file that cannot be read adds none. JSON files are read once for this, with Spark's own type inference.
+    A file that cannot be read adds no columns. JSON files are read once for this, and Spark infers the types.
     Columns of CSV files are STRING. A column that has different types in two Parquet files is left out.
     """
     declared = {name.casefold() for name in schema.names}
@@ -87,7 +87,7 @@ def count_in_parquet(files: Sequence[ForeignFile], schema: "StructType", open_fi
                 footer = pq.ParquetFile(raw)
                 if any(name.casefold() not in declared for name in footer.schema_arrow.names):
                     rows += footer.metadata.num_rows
-        except Exception:  # noqa: BLE001, S112 - reading reports a file that cannot be read
+        except Exception:  # noqa: BLE001, S112 - the ingestion itself reports a file that cannot be read
             continue
     return rows
 
@@ -96,7 +96,7 @@ def _footer(file: ForeignFile, open_file: Open) -> list[Column]:
     try:
         with open_file(file.path) as raw:
             fields = pq.ParquetFile(raw).schema_arrow
-    except Exception:  # noqa: BLE001 - reading reports a file that cannot be read
+    except Exception:  # noqa: BLE001 - the ingestion itself reports a file that cannot be read
         return []
     columns: list[Column] = []
     for field in fields:
@@ -123,8 +123,8 @@ def _agreed(files: Iterable[list[Column]]) -> list[Column]:
 def unknown_json(text: "Expression", parsed: "Expression", names: Sequence[str]) -> "Expression":
     """Return whether an object has names that are not declared.
 
-    Each name is followed by a colon. If there are at most as many colons as columns that are not NULL, all
-    names are declared, and the object is not parsed again.
+    Each name is followed by a colon. So an object with no more colons than non-NULL columns has only declared
+    names, and need not be parsed again.
     """
     from pyspark.sql import functions as sf
 
@@ -146,7 +146,9 @@ def is_not_object(text: "Expression") -> "Expression":
 
 
 def rescued_json(text: "Expression", parsed: "Expression", schema: "StructType") -> "Expression":
-    """Return what the row of an object lacks, as JSON: names with their values as text; NULL if nothing.
+    """Return the values of a JSON object that are not in its row, as JSON; NULL if there are none.
+
+    The result has each name with its value as text.
 
     Spark keeps the part of a nested value that fits. So if any value of a record did not fit, the record's
     nested values are rescued too.
@@ -169,9 +171,9 @@ def rescued_json(text: "Expression", parsed: "Expression", schema: "StructType")
 def rescued_csv(
     header: CsvHeader, text: "Expression", format_options: FormatOptions
 ) -> "tuple[Expression, Expression]":
-    """Return what the row of a record lacks, as JSON, and whether the record is bad as a whole.
+    """Return the values of a CSV record that are not in its row (as JSON), and whether the record is bad.
 
-    A record with the wrong number of values is bad: it is unknown which value belongs to which column.
+    A record with the wrong number of values is bad, because no one knows which value belongs to which column.
     """
     from pyspark.sql import functions as sf
 

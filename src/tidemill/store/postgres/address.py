@@ -26,7 +26,7 @@ _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[^:\[\]]*)(?::\d{1,5})?")
 _PARAMETER_NAME = re.compile(r"[a-z_]{1,40}")
 _HINT = "write postgresql://user:password@host:5432/database; percent-encode @ / ? # in a password (@ is %40)"
 
-# Defaults for libpq, so that a host that vanished is noticed within seconds.
+# Defaults for libpq. With them, a host that disappears is noticed within seconds.
 _DEFAULTS = {
     "application_name": "tidemill",
     "connect_timeout": "5",
@@ -38,12 +38,12 @@ _DEFAULTS = {
 
 
 class Address:
-    """One PostgreSQL database and the schema in it; its text form has no secret."""
+    """One PostgreSQL database and the schema in it. Its repr shows no secret."""
 
     __slots__ = ("parameters", "schema", "scrub", "shown")
 
     def __init__(self, url: str) -> None:
-        """Parse the URL: it may have all parameters of libpq, and `schema=` for our tables."""
+        """Parse the URL. It may have any parameter of libpq, and `schema=`, the schema for our tables."""
         self.scrub = Scrubber(url)
         self.shown = redact(url)
         shape = _SHAPE.fullmatch(url)

@@ -1,4 +1,4 @@
-"""One connection to PostgreSQL that sends statements in batches: many statements, one round trip.
+"""One connection to PostgreSQL that sends statements in batches: many statements in one round trip.
 
 The connection is always in libpq's pipeline mode, and all data is binary: a value of the store is bytes here,
 on the wire and in the table, so nothing is converted. `exchange` sends statements and waits for all results;
@@ -28,7 +28,10 @@ _ENDS_SESSION = (b"FATAL", b"PANIC")
 
 
 class Statement(NamedTuple):
-    """SQL, and the name under which it is prepared, if any. Parameters are cast in the text."""
+    """SQL text, in which each parameter has a cast, and the name under which it is prepared.
+
+    The name is empty if the statement is not prepared.
+    """
 
     name: bytes
     text: bytes
@@ -42,7 +45,7 @@ class BoundStatement(NamedTuple):
 
 
 class ConnectionLost(Exception):
-    """The connection broke. `sent`: whether the statements may have reached the server."""
+    """The connection broke. If `sent` is set, the statements may have reached the server."""
 
     def __init__(self, text: str, *, sent: bool, sqlstate: str = "") -> None:
         super().__init__(text)
@@ -70,7 +73,7 @@ class PostgresConnection:
         self._pg.enter_pipeline_mode()
         self._poll = select.poll()
         self._poll.register(self._pg.socket, select.POLLIN)
-        self.pooled = False  # a pooler is between us and the server: the session state is not ours
+        self.pooled = False  # a pooler is between us and the server, so we cannot rely on session state
 
     @property
     def socket(self) -> int:
@@ -87,7 +90,7 @@ class PostgresConnection:
 
     @property
     def usable(self) -> bool:
-        """Whether no response is outstanding and the connection looks open, without a request."""
+        """Whether all responses have arrived and the connection looks open. This sends no request."""
         return self._whole and self._pg.status == ConnStatus.OK
 
     @property
@@ -99,7 +102,7 @@ class PostgresConnection:
         self._connection.close()
 
     def is_open(self) -> bool:
-        """Return whether the connection is open, by reading messages that the server sent unrequested."""
+        """Return whether the connection is open. This sends no request, and only reads what has arrived."""
         try:
             for _ in range(3):  # a last message, then the end of the stream
                 if not self._poll.poll(0):
@@ -180,7 +183,7 @@ class PostgresConnection:
         return results
 
     def _answer(self) -> PGresult:
-        """Return the result of the next statement, and skip the None after it, which needs no wait."""
+        """Return the result of the next statement. Skip the None after it; this needs no wait."""
         result = self._next()
         if result is None or self._pg.get_result() is not None:
             raise psycopg.OperationalError("the server sent an unexpected response")
@@ -211,7 +214,7 @@ class PostgresConnection:
             if not ready:
                 raise psycopg.OperationalError(f"the server accepted no data for {SILENCE_S:g} s")
             if ready[0][1] & ~select.POLLOUT:
-                self._pg.consume_input()  # else both sides could wait for the other to read
+                self._pg.consume_input()  # otherwise each side could wait for the other to read
 
     # --- errors
 
@@ -221,7 +224,7 @@ class PostgresConnection:
         return self._scrub(" ".join(text.split()))
 
     def _trouble(self, result: PGresult) -> StatementFailed | ConnectionLost:
-        """Return the error of a result: of the statement, or of the whole session."""
+        """Return the error of a failed result; `ConnectionLost` if the whole session ended."""
         sqlstate = (result.error_field(DiagnosticField.SQLSTATE) or b"").decode()
         severity = result.error_field(DiagnosticField.SEVERITY_NONLOCALIZED)
         if severity in _ENDS_SESSION or not sqlstate:

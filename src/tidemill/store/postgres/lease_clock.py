@@ -1,4 +1,4 @@
-"""Lease time on PostgreSQL: the server's clock, prevented from running backwards (STO-6).
+"""Compute lease time on PostgreSQL from the server's clock, so that it never runs backwards (STO-6).
 
 `clock_timestamp()` is one clock for all nodes, but an operator can set it, and after a fail-over it is
 another machine's clock. Three measures keep `now` from running backwards:
@@ -8,8 +8,8 @@ another machine's clock. Three measures keep `now` from running backwards:
    and writes rows, it raises the mark to its time, rounded up to the next tick, before it commits. So every
    transaction that can see a row written at time t gets a time of t or later. Sequences are read and set
    outside of transactions: nothing waits for them, and SERIALIZABLE ignores them. Because of the rounding,
-   the mark is written once per tick instead of once per commit; in return, lease time may be up to a tick
-   ahead.
+   the mark is written once per tick instead of once per commit. In return, lease time may be up to a tick
+   ahead of the server's clock.
 3. If the clock is set back by more than `STEP_US`, lease time would stand still at the mark, and no lease
    would expire. In that case, one process adds the difference to the sequence `tidemill_lease_offset` for all
    processes, and lease time continues from the mark at its normal speed.
@@ -32,7 +32,7 @@ STEP_US = 1_000_000
 
 
 class Time(NamedTuple):
-    """One reading of the server's clock."""
+    """One reading: lease time, the server's clock and the mark, in microseconds."""
 
     now: int
     wall: int
@@ -40,7 +40,10 @@ class Time(NamedTuple):
 
     @property
     def reached(self) -> int | None:
-        """The value to raise the mark to before a row may hold this time; None if the mark is high enough."""
+        """The value that the mark must have before this time may be stored in a row.
+
+        None if the mark is already high enough.
+        """
         return None if self.now <= self.mark else -(-self.now // TICK_US) * TICK_US
 
 
@@ -63,7 +66,10 @@ class LeaseClock:
             return Time(self._last, wall, mark)
 
     def step_back(self) -> int | None:
-        """Return the time to continue from if the server's clock was set back, but only once; else None."""
+        """Return the time to continue from if the last reading showed that the clock was set back; else None.
+
+        Only the first call after such a reading returns the time, so one thread handles it.
+        """
         with self._lock:
             if not self._stepped_back:
                 return None
@@ -71,7 +77,10 @@ class LeaseClock:
             return self._last
 
     def estimate(self) -> int | None:
-        """Estimate lease time without a request: good enough for the minute of an operation."""
+        """Estimate lease time without asking the server; None before the first reading.
+
+        The estimate is accurate enough to choose the minute in the key of an operation's row.
+        """
         with self._lock:
             if self._seen is None:
                 return None

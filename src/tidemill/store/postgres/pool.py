@@ -1,7 +1,7 @@
 """Open and reuse connections to PostgreSQL, and classify its errors.
 
-The pool is a last-in-first-out stack: connections in use stay warm, and connections left over from a burst
-become idle at the bottom. A forked child gets its own pool and never touches its parent's connections:
+The pool is a stack: it lends the connection that was returned last. Connections left over from a burst stay
+idle at the bottom. A forked child gets its own pool and never touches its parent's connections, because
 closing one would end a session that the parent still uses.
 """
 
@@ -17,7 +17,8 @@ from tidemill.store.postgres.schema import settle_session
 from tidemill.store.postgres.statements import Sql
 from tidemill.store.retry import Conflict, Unreached
 
-# A failed connection has no SQLSTATE, only a text. Any other text may mean a server that returns.
+# If a connection cannot be opened, there is no SQLSTATE, only a text. These texts mean that a retry cannot
+# help. After any other text, the server may come back.
 _LASTING = [
     (
         r"authentication failed|no password supplied|role \".*\" does not exist",
@@ -39,7 +40,7 @@ _CONFLICTS = {
     "55P03",
     "57014",
     "23505",
-}  # also: a lock timeout, a fenced operation
+}  # also lock and statement timeouts, and the row of a fenced operation (23505)
 _FLEETING = {
     "25006",
     "26000",
@@ -52,7 +53,7 @@ _CORRUPT = {"42P01", "42883", "3F000", "XX001", "XX002"}
 def connect(address: Address, *, opening: bool = False) -> PostgresConnection:
     """Open a connection and set up its session; raise Unreached if a retry may help, else StoreUnavailable.
 
-    When a store is opened (`opening`), an unknown host raises an error at once: the name is probably
+    When a store is opened (`opening`), an unknown host raises StoreUnavailable at once: the name is probably
     misspelt.
     """
     link: PostgresConnection | None = None
@@ -84,7 +85,10 @@ def _absence(address: Address, text: str, *, opening: bool) -> Exception:
 
 
 def verdict(error: ConnectionLost | StatementFailed) -> Exception:
-    """Return the error for a failed statement of a batch without COMMIT: retry, wait or give up."""
+    """Return the error to raise for a failed statement. Its class says whether to retry, wait or give up.
+
+    Do not use it if the connection broke after COMMIT was sent, because the outcome is then unknown.
+    """
     message = f"{error} (SQLSTATE {error.sqlstate})" if error.sqlstate else str(error)
     code = error.sqlstate
     if isinstance(error, ConnectionLost):
@@ -98,7 +102,7 @@ def verdict(error: ConnectionLost | StatementFailed) -> Exception:
     if code == "42501":
         return StoreUnavailable(
             f"PostgreSQL denied permission: {message}",
-            hint="grant the user CREATE on the schema, or name another one in the URL: ?schema=tidemill",
+            hint="grant the user CREATE on the schema, or name another schema in the URL: ?schema=tidemill",
         )
     if code in _CORRUPT:
         return StoreCorrupt(
@@ -120,7 +124,7 @@ class Pool:
         self._closed = False
 
     def take(self, timeout_s: float) -> PostgresConnection:
-        """Return a connection for the calling thread only, until `give`."""
+        """Lend a connection to the calling thread, which returns it with `give`."""
         if not self._free.acquire(timeout=timeout_s):
             raise StoreBusy("all connections are in use", hint="run fewer transactions at once")
         try:

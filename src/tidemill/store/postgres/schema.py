@@ -1,7 +1,7 @@
 """Create the tables of a PostgreSQL store, and refuse tables of another format (STO-10).
 
 tidemill_kv      the rows: k bytea primary key, v bytea
-tidemill_op      operation ids (STO-5). They have their own table: in a table with the rows, each commit
+tidemill_op      operation ids (STO-5). They have their own table. If they were in tidemill_kv, each commit
                  would change an index page that serialisable readers have read, and conflict with them
 tidemill_meta    the format number
 tidemill_version, tidemill_lease_mark, tidemill_lease_offset
@@ -18,7 +18,7 @@ from tidemill.store.postgres.statements import PID, SESSION_SETTINGS, Sql, lock_
 
 FORMAT = 1
 OLDEST_SERVER = 130000
-NAME = re.compile(r"[^\x00\"'$\\@]{1,63}")  # a name that needs no quotes in our statements
+NAME = re.compile(r"[^\x00\"'$\\@]{1,63}")  # a name that needs no escaping in our statements
 
 _VACUUM = (
     "autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 500, "
@@ -29,7 +29,10 @@ _READ = "SELECT value FROM @meta WHERE name = 'format'"
 
 
 def open_tables(link: PostgresConnection, schema: str | None) -> Sql:
-    """Create the tables in this schema, or the current one, if needed; return the statements for them."""
+    """Create the tables if they do not exist; return the statements for them.
+
+    The tables are in `schema`, or in the connection's current schema if `schema` is None.
+    """
     name = schema or _value(link, "SELECT current_schema()::text")
     if name is None or not NAME.fullmatch(name):
         raise StoreUnavailable(
@@ -53,7 +56,7 @@ def open_tables(link: PostgresConnection, schema: str | None) -> Sql:
 
 
 def settle_session(link: PostgresConnection) -> None:
-    """Detect a pooler; without one, set up the session."""
+    """Find out whether a connection pooler is between us and the server; if not, set up the session."""
     if link.server_version < OLDEST_SERVER:
         version = link.server_version // 10000
         raise StoreUnavailable(f"PostgreSQL {version} is too old", hint="use PostgreSQL 13 or newer")
@@ -82,7 +85,7 @@ def _format(link: PostgresConnection, sql: Sql) -> str | None:
 
 
 def _create(link: PostgresConnection, sql: Sql) -> None:
-    """Create the tables in one transaction; only one process creates them, the others find them."""
+    """Create the tables in one transaction. If several processes try, one creates them for all."""
     opening = ["BEGIN", f"SELECT pg_advisory_xact_lock({lock_id(sql.schema, 'create')})"]
     if _value(link, f"SELECT to_regnamespace('{quoted(sql.schema)}')::text") is None:
         opening.append(f"CREATE SCHEMA IF NOT EXISTS {quoted(sql.schema)}")
@@ -91,7 +94,7 @@ def _create(link: PostgresConnection, sql: Sql) -> None:
 
 
 def _half(value: str, at: int) -> str:
-    """Return SQL for four bytes of a counter, little-endian, as a bigint."""
+    """Return SQL that reads four bytes of a counter (little-endian) as a bigint."""
     return " + ".join(f"(get_byte({value}, {at + n})::bigint << {8 * n})" for n in range(4))
 
 

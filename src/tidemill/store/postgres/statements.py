@@ -6,7 +6,7 @@ lock rows in the same order and rarely deadlock. Index scans also keep the predi
 small: a sequential scan would lock the whole table, and conflict with every write to it.
 
 `Sql.text` replaces `@` in a statement with the schema and the prefix of our names: `@kv` becomes
-`"schema".tidemill_kv`. It also replaces words in capitals that are not SQL.
+`"schema".tidemill_kv`. It also replaces the words NOW_US and CLOCK_LOCK.
 """
 
 import hashlib
@@ -14,8 +14,9 @@ import hashlib
 from tidemill.store.port import Mode
 from tidemill.store.postgres.connection import BoundStatement, Statement
 
-# Short timeouts, so that no client waits long for one that stopped in a transaction (of 2 s at most), and
-# plans that do not depend on statistics. A row lock timeout is a conflict, and is retried.
+# Timeouts are short, so that no client waits long for another client that stopped in the middle of a
+# transaction (which lasts at most 2 s). A timeout for a row lock counts as a conflict and is retried. Plans
+# do not depend on statistics.
 SETTINGS = {
     "lock_timeout": "1500ms",
     "statement_timeout": "5s",
@@ -31,7 +32,7 @@ SETTINGS = {
 
 
 def lock_id(*words: str | bytes) -> int:
-    """Return the number of an advisory lock, which has 64 bits."""
+    """Return the 64-bit number of the advisory lock that these words name."""
     digest = hashlib.blake2b(digest_size=8, person=b"tidemill")
     for word in words:
         raw = word.encode() if isinstance(word, str) else word
@@ -49,7 +50,10 @@ def _literal(text: str) -> str:
 
 
 def _settings(*, local: bool) -> str:
-    """Return one SELECT with all settings, for the session or one transaction; it never relaxes commits."""
+    """Return one SELECT that makes all settings, for the session or (`local`) for one transaction.
+
+    It also turns on `synchronous_commit` if that is off.
+    """
     scope = "true" if local else "false"
     sets = [f"set_config({_literal(name)}, {_literal(value)}, {scope})" for name, value in SETTINGS.items()]
     durable = (
@@ -151,7 +155,7 @@ class Sql:
         self.prepared = [each for each in vars(self).values() if isinstance(each, Statement)]
 
     def beginning(self, mode: Mode, *, pooled: bool) -> list[BoundStatement]:
-        """Return the statements that begin a transaction; with a pooler they include the settings."""
+        """Return the statements that begin a transaction. With a pooler, they include the settings."""
         begin = BoundStatement(self.begin_take if mode == "take" else self.begin_serial)
         return [begin, BoundStatement(self.settings)] if pooled else [begin]
 
@@ -159,6 +163,6 @@ class Sql:
         return Statement(f"tidemill_{name}".encode(), self.text(text).encode())
 
     def text(self, template: str) -> str:
-        """Fill a template: our names in our schema, the server's clock, the lock of the clock."""
+        """Replace the placeholders in a statement: `@`, NOW_US and CLOCK_LOCK."""
         text = " ".join(template.split()).replace("NOW_US", _NOW_US)
         return text.replace("CLOCK_LOCK", str(lock_id(self.schema, "clock"))).replace("@", self._at)

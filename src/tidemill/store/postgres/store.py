@@ -57,7 +57,7 @@ class PostgresStore(RetryingStore):
 
     Args:
         url: as in libpq (`postgresql://user@host/db?sslmode=require`), with `schema=` for our tables.
-        connections: the most transactions that run at once in this process.
+        connections: how many transactions can run at once in this process.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class PostgresStore(RetryingStore):
         # Never from a seed: two processes with the same seed, or a child after a fork, would get the same
         # ids and confuse their operations.
         self.ids = random.SystemRandom()
-        # Blind writes to one row conflict under SERIALIZABLE; a transaction that lost must retry soon.
+        # Blind writes to one row conflict under SERIALIZABLE; the transaction that loses must retry soon.
         self.conflict_pause_s = 0.1
         self.address = Address(url)
         self.connections = connections
@@ -139,7 +139,9 @@ class PostgresStore(RetryingStore):
 
     def run(self, fn: Callable[[Tx], T], *, mode: Mode = "serial") -> T:
         if getattr(self._local().active, "busy", False):
-            raise UsageError("store.run is called inside a transaction", hint="pass tx to the inner function")
+            raise UsageError(
+                "store.run was called inside a transaction", hint="pass tx to the inner function"
+            )
         return super().run(fn, mode=mode)
 
     def _attempt(self, operation: RetriedCall[T]) -> T:

@@ -1,4 +1,4 @@
-"""One transaction on PostgreSQL: it buffers writes, and sends them with the next query or the COMMIT.
+"""One transaction on PostgreSQL: it buffers writes, and sends them with a later query or with the COMMIT.
 
 `serial` is SERIALIZABLE, `take` is READ COMMITTED (STO-3). Effects happen in the order of the calls:
 
@@ -6,12 +6,12 @@
   that touches one of those keys sends the buffer first, in the same round trip;
 - `clear_range` is queued, and removes the keys that it covers from the buffer;
 - rows of `set_versioned` get their keys at the end. Transactions that append to the same prefix take turns
-  under an advisory lock from the moment they get a number until they commit. So numbers sort like commits,
-  and a reader that continues after the last number it saw misses nothing.
+  under an advisory lock from the moment they get a number until they commit. So numbers sort in commit
+  order, and a reader that continues after the last number it saw misses nothing.
 
-A locked read of a missing row must keep others from inserting it, and PostgreSQL cannot lock a row that does
-not exist. So the transaction inserts the row and deletes it again: until it ends, another transaction that
-inserts the same key waits, in either isolation level.
+A locked read of a missing row must keep other transactions from inserting that row, but PostgreSQL cannot
+lock a row that does not exist. So this transaction inserts the row and deletes it again. Until this
+transaction ends, any other transaction that inserts the same key waits, in either isolation level.
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,11 +46,11 @@ T = TypeVar("T")
 
 MANY = 16  # from this number on, rows are expected to be new: see tidemill_set
 
-_as_row = partial(tuple.__new__, Row)  # half the time of Row(key, value), and ranges are long
+_as_row = partial(tuple.__new__, Row)  # takes half the time of Row(key, value), and ranges are long
 
 
 class PostgresTx(Tx):
-    """One attempt on one connection."""
+    """One attempt at a transaction, on one connection."""
 
     def __init__(self, store: "PostgresStore", link: PostgresConnection, mode: Mode) -> None:
         super().__init__(mode, store.clock)
@@ -94,7 +94,7 @@ class PostgresTx(Tx):
         return [self._buffer[key] if key in self._buffer else values[key] for key in keys]
 
     def _read(self, keys: Sequence[bytes], lock: bool) -> dict[bytes, bytes | None]:
-        """Return the rows of the database under these sorted keys."""
+        """Read the rows with these keys, which are sorted, from the database."""
         if not lock:
             (result,) = self._ask(BoundStatement(self._sql.get, (byte_strings(keys),)))
             return dict(_rows(result))
@@ -162,14 +162,14 @@ class PostgresTx(Tx):
         results: list[bool] = []
         batch: dict[bytes, Swap] = {}
         for swap in swaps:
-            if swap.key in batch:  # a second swap of a key sees what the first one did
+            if swap.key in batch:  # a second swap of a key must see the result of the first
                 results += self._swap_batch([*batch.values()])
                 batch = {}
             batch[swap.key] = swap
         return results + self._swap_batch([*batch.values()])
 
     def _swap_batch(self, swaps: Sequence[Swap]) -> list[bool]:
-        """Swap different keys."""
+        """Make swaps whose keys are all different."""
         if self._adds and any(swap.key in self._adds for swap in swaps):
             self._send_buffer()
         own = [swap for swap in swaps if swap.key in self._buffer] if self._buffer else []
@@ -182,10 +182,11 @@ class PostgresTx(Tx):
         return [key in written for key, _, _ in swaps]
 
     def _swap_in_place(self, swaps: Sequence[Swap]) -> set[bytes]:
-        """Write where the row is as expected; read the others under a lock, so that a False holds too.
+        """Make the swaps whose rows have the expected value, and return their keys.
 
-        Rows to remove are removed without a comparison, which is a third faster. If a row had another value,
-        we hold its lock, and write it back with our other writes.
+        The other rows are read under a lock, so that they cannot change before the commit. A swap that
+        removes a row deletes it without comparing the value first, which is a third faster. If the row had
+        another value, we hold its lock and write that value back with our other writes.
         """
         changed = [(key, old, new) for key, old, new in swaps if old is not None and new is not None]
         added = [(key, new) for key, old, new in swaps if old is None and new is not None]
@@ -212,7 +213,7 @@ class PostgresTx(Tx):
             doubted = [swap for swap in swaps if swap.key not in written and swap.key not in current]
             current |= self._read([swap.key for swap in doubted], lock=True) if doubted else {}
             for swap in doubted:
-                if current.get(swap.key) == swap.expected:  # it has changed since, and we hold its lock
+                if current.get(swap.key) == swap.expected:  # the row changed in between; we hold its lock
                     self._buffer[swap.key] = swap.new
                     written.add(swap.key)
         return written
@@ -246,7 +247,7 @@ class PostgresTx(Tx):
         return self._sql.beginning(self.mode, pooled=self._link.pooled)
 
     def _ask(self, *calls: BoundStatement) -> list[PGresult]:
-        """Make one round trip: BEGIN and the time if needed, the queue, and these statements."""
+        """Send BEGIN and a time query if needed, the queue, and these statements, all in one round trip."""
         if self._trouble is not None:
             raise self._trouble
         opening = self._opening()
@@ -281,7 +282,10 @@ class PostgresTx(Tx):
     # --- the end
 
     def commit(self, operation: RetriedCall[T]) -> None:
-        """Send the rest, with the operation's row, and COMMIT; raise Conflict, Unreached or Unknown."""
+        """Send the remaining writes, the operation's row and COMMIT.
+
+        Raise Conflict, Unreached or Unknown if that fails.
+        """
         if self._trouble is not None:
             raise self._trouble
         try:
@@ -305,7 +309,7 @@ class PostgresTx(Tx):
         reached = self._time.reached if self._time is not None and self._time_used else None
         if reached is not None:
             calls.append(BoundStatement(self._sql.raise_mark, (integer(reached),)))
-        calls += self._appended()  # last: a transaction that holds a prefix lock waits for no other
+        calls += self._appended()  # last: a transaction that holds a prefix lock waits for no other lock
         calls.append(BoundStatement(self._sql.commit))
         crash.point("store.postgres.before_commit")
         self.begun = True
@@ -317,7 +321,7 @@ class PostgresTx(Tx):
         except StatementFailed as refused:
             trouble = verdict(refused)
             if reached is not None or not isinstance(trouble, Conflict):
-                self._link.close()  # it may have stopped while it held the clock's lock
+                self._link.close()  # its session may still hold the clock's lock
         if trouble is not None:
             raise trouble
         crash.point("store.postgres.after_commit")
@@ -326,7 +330,7 @@ class PostgresTx(Tx):
         if not self._versioned:
             return []
         turns = sorted({lock_id(self._sql.schema, "order", prefix) for prefix, _ in self._versioned})
-        rows = [  # the eight bytes of the number are between head and tail
+        rows = [  # the statement puts the eight bytes of the number between head and tail
             (prefix + b"\x33\x00\x00", ordinal.to_bytes(2, "big"), value)
             for ordinal, (prefix, value) in enumerate(self._versioned)
         ]

@@ -2,8 +2,8 @@
 
 A commit notifies its own process directly. Other processes get a NOTIFY, which is never part of the commit:
 inside a transaction, NOTIFY takes a lock that all commits of the database wait for. The thread collects the
-changed keys and sends them, at most once in `PAUSE_S`, or in `BUSY_PAUSE_S` under constant load. The payload
-holds the checksums of the keys, eight digits each, or `*` if there are too many.
+changed keys and sends them at most once per `PAUSE_S`, or once per `BUSY_PAUSE_S` under constant load. The
+payload holds the checksums of the keys, eight digits each, or `*` if there are too many keys.
 
 The thread listens only while there are watches, and ends after `LINGER_S` without work. When its connection
 breaks, and again when it has reconnected, the thread wakes all watchers, because a notification may be lost.
@@ -64,7 +64,7 @@ def payloads(touched: Sequence[set[bytes]]) -> list[str]:
 
 
 def read_payload(payload: str) -> set[int] | None:
-    """Return the keys of a notification; None if it is for all watchers, or cannot be parsed."""
+    """Return the checksums in a notification; None if it is for all watchers, or cannot be parsed."""
     try:
         raw = bytes.fromhex(payload)
         return set(struct.unpack(f">{len(raw) // 4}I", raw)) or None
@@ -93,7 +93,7 @@ class Notifier:
         self._channel = f"tidemill_{checksum(sql.schema.encode()):08x}"
         self._lock = threading.Lock()
         self._watches: dict[int, set[PostgresWatch]] = {}
-        self._touched: list[set[bytes]] = []  # of commits that were not sent yet
+        self._touched: list[set[bytes]] = []  # keys of commits that were not sent yet
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._signal: tuple[socket.socket, socket.socket] | None = None  # wakes the thread; sender, receiver
@@ -143,7 +143,7 @@ class Notifier:
     # --- inside
 
     def _watching(self, sums: set[int] | None) -> set["PostgresWatch"]:
-        """Return the watches of these keys, or all watches; call it under the lock."""
+        """Return the watches of keys with these checksums; None means all. The caller holds the lock."""
         names = self._watches.keys() if sums is None else self._watches.keys() & sums
         return {watch for name in names for watch in self._watches[name]}
 
@@ -167,7 +167,7 @@ class Notifier:
             self._signal_thread()
 
     def _signal_thread(self) -> None:
-        """Wake the thread; call it under the lock."""
+        """Wake the thread. The caller holds the lock."""
         if self._signal is not None:
             with suppress(BlockingIOError):  # a full buffer wakes it too
                 self._signal[0].send(b"!")
@@ -238,7 +238,10 @@ class Notifier:
                 self._wake(read_payload(payload))
 
     def _ends(self, failures: int) -> bool:
-        """Return whether the thread ends: on `close` after the rest was sent, or when it is not needed."""
+        """Return whether the thread should end now; if so, release what it uses.
+
+        It ends after `close`, when everything was sent or sending failed, and when it has nothing to do.
+        """
         with self._lock:
             if self._stop.is_set():
                 ends = failures > 0 or not self._touched
@@ -277,7 +280,7 @@ class Notifier:
 
 
 class PostgresWatch(Watch):
-    """A watch on some keys."""
+    """A watch on keys of a PostgreSQL store."""
 
     def __init__(self, notifier: Notifier, keys: Iterable[bytes]) -> None:
         self.sums = frozenset(checksum(key) for key in keys)

@@ -1,16 +1,16 @@
 """Manage the file of a SQLite store: connections, the write lock, errors, and protection against forks.
 
 SQLite protects the file with POSIX locks, which belong to a process and not to a handle. If other code in
-this process opened and closed the file, the process would lose every lock. A forked child inherits SQLite's
-records of locks that the child does not hold. So only SQLite opens the file, and a forked child can use
-neither the inherited connections nor the file (`_after_fork`).
+this process opened and closed the file, the process would lose all its locks on the file. A forked child
+inherits SQLite's records of locks that the child does not hold. So only SQLite opens the file, and a forked
+child can use neither the inherited connections nor the file (`_after_fork`).
 
-`WriteLock` waits for the write lock so that no process starves. SQLite's own wait sleeps for up to 100 ms at
-a time, while a busy process releases the lock for a fraction of a millisecond between two commits. Here a
-waiting process tries about every millisecond. To show that it waits, it holds a shared lock on a file next to
-the store. A process that has held the lock for a few milliseconds checks that file and lets waiting processes
-go first. The shared lock is only a hint: SQLite's own lock decides, and the hint of a killed process
-disappears with it.
+`WriteLock` waits for the write lock in such a way that no process starves. SQLite's own wait sleeps for up to
+100 ms at a time, while a busy process releases the lock for a fraction of a millisecond between two commits.
+Here a waiting process tries about every millisecond. To show that it is waiting, it holds a shared lock on a
+file next to the store. A process that has been committing for a few milliseconds checks that file and lets
+waiting processes go first. The shared lock is only a hint: SQLite's own lock decides, and when a process is
+killed, its hint disappears.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ from tidemill.errors import (
     UsageError,
 )
 
-TURN_S = 0.005  # time for several commits on a fast disk; to give way costs about one
+TURN_S = 0.005  # enough for several commits on a fast disk; letting others go first costs about one commit
 GIVE_WAY_S = 0.001
 TRY_S = 0.001
 TRY_LATER_S = 0.010
@@ -43,7 +43,7 @@ LATER_S = 0.5  # after this time a process tries less often
 
 
 class WriteLock:
-    """The queue for the write lock among the processes of one machine."""
+    """Waits for the write lock, and shares it fairly among the processes of one machine."""
 
     def __init__(self, path: Path, clock: Clock, chance: random.Random, patience_s: float) -> None:
         self._hint = os.open(f"{path}-turn", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -121,7 +121,7 @@ class StoreFile:
         self._open: set[sqlite3.Connection] = set()
         self._idle: list[sqlite3.Connection] = []
         self._room = IDLE_READERS  # 0 when the store is closed
-        if _inode(path) in _inherited:  # a file that does not exist yet is None, which is never inherited
+        if _inode(path) in _inherited:  # None, for a file that does not exist yet, is never in the set
             raise UsageError(f"{path} was already open when this process was forked", hint=FORKED_HINT)
         _files.add(self)
         self.inode: tuple[int, int] | None = None  # set once the file exists
@@ -191,7 +191,8 @@ class StoreFile:
         try:
             yield connection
         finally:
-            # An interrupt may come between any two lines: a connection in a transaction is not reused.
+            # An interrupt may come between any two lines, so a connection that is still in a transaction is
+            # not reused.
             with self._lock:
                 keep = len(self._idle) < self._room and not connection.in_transaction
                 if keep:
@@ -238,9 +239,9 @@ class StoreFile:
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return StoreBusy(f"another process kept {self.path} locked for {self.patience_s:g} s")
         if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
-            return StoreUnavailable(text, hint="check that this user may write the file and its folder")
+            return StoreUnavailable(text, hint="check that this user can write to the file and its folder")
         if code == sqlite3.SQLITE_IOERR:
-            return StoreUnavailable(text, hint="check the disk; the call may be repeated")
+            return StoreUnavailable(text, hint="check the disk, then try again")
         return StoreError(text)
 
     def _is_full(self) -> bool:
@@ -251,7 +252,8 @@ class StoreFile:
         return disk.f_bavail * disk.f_frsize < NO_SPACE_BYTES
 
 
-_BY_FULL_DISK = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)  # the log's shared index could not grow
+# SQLite may report a full disk with these codes, when the shared index of its log cannot grow.
+_BY_FULL_DISK = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 
 
 def _inode(path: Path | str) -> tuple[int, int] | None:

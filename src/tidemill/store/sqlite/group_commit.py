@@ -3,18 +3,19 @@
 While a commit waits for the disk, further calls queue up. Then they run together: one BEGIN IMMEDIATE, one
 function after the other, one COMMIT. Callers get their results only after the COMMIT. A function that raises
 is rolled back alone; its caller also gets the error after the commit, because the function may have read what
-others in the batch wrote.
+other functions in the batch wrote.
 
-A separate thread runs the batches, because a caller may be interrupted (Ctrl-C) at any line and would abort
-the functions of others. If no other call is waiting, a caller runs its own function. That saves two thread
-switches, which take about as long as a commit on a fast disk.
+A separate thread runs the batches. A caller could not do it: it may be interrupted (Ctrl-C) at any line, and
+would abort the functions of other callers. If no other call is waiting, a caller runs its own function. That
+saves two thread switches, which take about as long as a commit on a fast disk.
 
 If a COMMIT fails, the outcome of its batch is unknown. Each open store has one operation row, and every batch
 writes its number into that row. After the failure the store opens a new connection and reads the row.
 
-- The row has the number: the batch is committed. The store copies the log into the file to make the batch
-  durable, because the content of a log whose fsync failed may not be on the disk, and then returns the
-  results. Results are not stored: their callers are waiting in this process, and the results are in memory.
+- The row has the number: the batch is committed. But if the fsync of the log failed, the log may not be on
+  the disk. So the store copies the log into the main file, which makes the batch durable, and then returns
+  the results. Results are not stored: their callers are waiting in this process, and the results are in
+  memory.
 - The row has another number: the functions run again. Their commit also overwrites what the failed commit
   left in the log; otherwise those writes could reappear after a crash. If every retry fails, the callers get
   `CommitUnknown`. A full disk is different, because nothing complete was left in the log: the calls are then
@@ -51,7 +52,7 @@ T = TypeVar("T")
 BATCH_CALLS = 256
 BATCH_WRITES = 4_000  # and so fewer than 65,536 ordinals of `set_versioned`
 BATCH_BYTES = 4_000_000
-BATCH_S = 0.050  # of running functions, so that a slow one does not delay the others for long
+BATCH_S = 0.050  # how long the functions of a batch may run before it commits, so that no caller waits long
 GATHER_S = 0.000_2  # how long the writer waits for each caller of the last batch to call again
 RETRIES = 3
 CLEAN_EVERY_US = 10 * MINUTE_US
@@ -61,14 +62,14 @@ CLEAN = """
         SELECT k FROM (SELECT k, v FROM kv WHERE k >= ? AND k < ? ORDER BY k LIMIT 1000)
         WHERE substr(v, 1, 8) < ? LIMIT 100
     )
-"""  # of the stores that were opened first, those that are old
+"""  # looks at the rows of the stores that were opened first, and deletes those that have expired
 
 
 class Stats(msgspec.Struct):
     """Counters of a store since it was opened."""
 
     transactions: int = 0  # functions whose writes were committed
-    commits: int = 0  # COMMITs that carried them
+    commits: int = 0  # COMMITs that contained these transactions
     reads: int = 0  # functions that only read
     unknown: int = 0  # commits whose outcome had to be looked up
 
@@ -85,7 +86,7 @@ class CommitRequest(Generic[T]):
         self.error: BaseException | None = None
         self.touched: set[bytes] = set()
         self.wrote = False
-        self.abandoned = False  # the caller was interrupted: skip it if it has not begun
+        self.abandoned = False  # the caller was interrupted: skip the call if it has not begun
         self.done = threading.Lock()  # held until the call is answered
         self.done.acquire()
 
@@ -131,16 +132,16 @@ class GroupCommit:
         self._commit_delay_s = commit_delay_s
         self._turn = WriteLock(file.path, clock, chance, file.patience_s)
         self._operation = b""  # the key of this store's operation row
-        self._registered = False  # committed once, so the row is ours
+        self._registered = False  # True after the first commit: then the row is ours
         self._cleaned_us = 0
-        self._expected = 1  # the number of callers of the last batch: as many may call again soon
+        self._expected = 1  # the number of callers in the last batch; as many may call again soon
         self._queue: queue.SimpleQueue[CommitRequest[Any] | None] = queue.SimpleQueue()
         self._backlog: deque[CommitRequest[Any]] = (
             deque()
         )  # calls left over by a batch that reached its limits
         self._lock = threading.Lock()
         self._busy = threading.Lock()  # held while a thread uses the connection
-        self._gathering = False  # the thread has calls, and runs next
+        self._gathering = False  # the thread has taken calls, and will run them next
         self._runs_here = threading.local()
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -223,7 +224,10 @@ class GroupCommit:
                 self._gathering = False
 
     def _next(self, patient: bool | None = None) -> CommitRequest[Any] | None:
-        """Return the next call, or None. `patient`: wait until there is one (None), briefly, or not."""
+        """Return the next call, or None.
+
+        `patient` says how long to wait for a call: None without limit, True briefly, False not at all.
+        """
         if self._backlog:
             return self._backlog.popleft()
         try:
@@ -233,7 +237,7 @@ class GroupCommit:
         except queue.Empty:
             return None
         if call is None:
-            self._queue.put(None)  # the end mark is read again, after all calls
+            self._queue.put(None)  # put the end mark back, so that it is read again after all calls
         return call
 
     def _answer(self, calls: list[CommitRequest[Any]], *, joining: bool) -> None:
@@ -419,7 +423,7 @@ class GroupCommit:
                 if not busy:
                     return True
             except (StoreError, sqlite3.Error) as error:
-                doubt.add_note(f"looking it up: {error}")
+                doubt.add_note(f"while looking up the outcome: {error}")
             if self._clock.monotonic() > give_up:
                 raise CommitUnknown(
                     f"a commit was interrupted, and it is unknown whether it took effect: {doubt.message}"
@@ -436,7 +440,7 @@ def _own_copy(error: BaseException) -> BaseException:
     """Copy an error of the whole batch for one caller: threads must not raise the same object."""
     try:
         copied = copy.copy(error)
-    except Exception:  # noqa: BLE001  an error that cannot be copied is still better than another one
+    except Exception:  # noqa: BLE001  an error that cannot be copied is still better than a different error
         return error
     copied.__cause__ = error
     return copied

@@ -29,7 +29,7 @@ OWNER_KEY = SYSTEM_PREFIX + b"owner"
 HEAD_KEY = SYSTEM_PREFIX + b"head"
 
 AHEAD_US = 60_000_000  # how far ahead the ceiling is set
-CLOSE_US = 30_000_000  # with less than this left, the ceiling is raised; longer than any batch
+CLOSE_US = 30_000_000  # the ceiling is raised when lease time is closer to it; longer than any batch
 
 GET = "SELECT v FROM kv WHERE k = ?"
 PUT = "INSERT INTO kv (k, v) VALUES (?, ?) ON CONFLICT (k) DO UPDATE SET v = excluded.v"
@@ -53,7 +53,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
 
     @staticmethod
     def read(connection: sqlite3.Connection, boot: str) -> "Header":
-        """Read the header; raise `StoreLocation` if another machine has opened the store since."""
+        """Read the header; raise `StoreLocation` if another machine has taken over the store."""
         head = decoded(connection.execute(GET, (HEAD_KEY,)).fetchone())
         if head.boot != boot:
             raise StoreLocation(
@@ -153,7 +153,10 @@ def check_format(connection: sqlite3.Connection, file: StoreFile) -> None:
 
 
 def needs_rebase(head: Header, clock: Clock, machine: MachineId) -> bool:
-    """Return whether the machine has rebooted, or is another one; in one boot its clock never runs back."""
+    """Return whether the machine has rebooted, or is another machine.
+
+    The boot clock never runs back within one boot. So a clock behind the stored time also shows a reboot.
+    """
     return head.boot != machine.boot or micros(clock) < head.boot_us
 
 

@@ -38,7 +38,7 @@ class Mount(NamedTuple):
 
 
 def parse_mounts(mountinfo: str) -> list[Mount]:
-    """Parse /proc/self/mountinfo, in its order: a later mount hides an earlier one."""
+    """Parse /proc/self/mountinfo and keep its order, because a later mount hides an earlier one."""
     mounts = []
     for line in mountinfo.splitlines():
         before, separator, after = line.partition(" - ")
@@ -54,7 +54,7 @@ def _unescaped(text: str) -> str:
 
 
 def filesystem_of(path: str, mounts: list[Mount]) -> str:
-    """Return the type of the file system of an absolute path; empty if no mount contains it."""
+    """Return the type of the file system that contains an absolute path; an empty string if none does."""
     best = Mount("", "")
     for mount in mounts:
         inside = mount.point == "/" or path == mount.point or path.startswith(mount.point + "/")
@@ -64,7 +64,7 @@ def filesystem_of(path: str, mounts: list[Mount]) -> str:
 
 
 def is_network(kind: str) -> bool:
-    """Return whether several machines can share such a file system; an unknown one counts as local."""
+    """Return whether several machines can share a file system of this type; unknown types count as local."""
     return kind in NETWORK or (kind.startswith("fuse.") and kind.removeprefix("fuse.") in NETWORK_FUSE)
 
 
@@ -83,7 +83,7 @@ class MachineId(NamedTuple):
 
     @staticmethod
     def here(root: Path = Path("/")) -> "MachineId":
-        """Return the id of this machine; in a container without one, the host name."""
+        """Return the id of this machine; the host name in a container that has no machine id."""
         boot = (root / "proc/sys/kernel/random/boot_id").read_text().strip()
         for name in ("etc/machine-id", "var/lib/dbus/machine-id"):
             try:

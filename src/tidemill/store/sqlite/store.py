@@ -164,7 +164,9 @@ class SqliteStore(Store):
     def _check_usable(self) -> None:
         self._file.check_process()
         if getattr(self._inside, "active", False) or self._writer.is_inside:
-            raise UsageError("store.run is called inside a transaction", hint="pass tx to the inner function")
+            raise UsageError(
+                "store.run was called inside a transaction", hint="pass tx to the inner function"
+            )
 
     # --- watching
 
@@ -181,7 +183,7 @@ class SqliteStore(Store):
     # --- opening and closing
 
     def _open(self, *, adopt: bool) -> sqlite3.Connection:
-        """Open the writing connection; create the store if needed, also while other processes do."""
+        """Open the writing connection and create the store if needed, even if other processes do so too."""
         give_up = self.clock.monotonic() + self._file.patience_s
         tries = 0
         while True:
@@ -234,7 +236,7 @@ class SqliteStore(Store):
 
 
 def _kind(fn: Callable[..., object]) -> object:
-    """Identify a function by its code: closures that a call creates each time share it."""
+    """Identify a function by its code object, which is the same each time a closure is created."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return getattr(fn, "__code__", None) or type(fn)

@@ -32,8 +32,8 @@ DELETE_TAKEN = "DELETE FROM kv WHERE k >= ? AND k <= ?"
 RANGE = "SELECT k, v FROM kv WHERE k >= ? AND k < ? ORDER BY k LIMIT ?"
 RANGE_REVERSE = "SELECT k, v FROM kv WHERE k >= ? AND k < ? ORDER BY k DESC LIMIT ?"
 
-# Rows in one statement: any number of rows is cut into few of these, and all statements stay prepared
-# (a connection keeps 128).
+# How many rows one statement handles. Any number of rows can be divided into a few of these sizes, and all
+# statements stay prepared (a connection keeps 128).
 _SIZES = (128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 _PUTS, _DELETES, _SELECTS = (
     {size: begin + ",".join([each] * size) + end for size in _SIZES}
@@ -43,11 +43,11 @@ _PUTS, _DELETES, _SELECTS = (
         ("SELECT k, v FROM kv WHERE k IN (", "?", ")"),
     )
 )
-_as_row = partial(tuple.__new__, Row)  # half the time of Row(key, value), and ranges are long
+_as_row = partial(tuple.__new__, Row)  # takes half the time of Row(key, value), and ranges are long
 
 
 def _portions(rows: int) -> Iterator[tuple[int, int]]:
-    """Divide a number of rows into portions that have a statement; yield the start and size of each."""
+    """Divide rows into portions of sizes that have a statement; yield the start and size of each portion."""
     at = 0
     for size in _SIZES:
         while rows - at >= size:
@@ -61,7 +61,7 @@ def _bound(values: Iterable[bytes]) -> list[bytearray]:
 
 
 class NeedsWriter(BaseException):
-    """The function began to write on a reading connection. Not an Exception: fn must not swallow it."""
+    """The function began to write on a reading connection. `except Exception` in fn does not catch it."""
 
 
 class SqliteTx(Tx):
@@ -89,7 +89,7 @@ class SqliteTx(Tx):
         self._now_us: int | None = None
         # Sent to SQLite later, in this order: rows taken, rows cleared, rows set.
         self._taken: list[tuple[bytes, bytes]] = []  # first and last key
-        self._gone: set[bytes] = set()  # taken or cleared, and not set again
+        self._gone: set[bytes] = set()  # taken or cleared; a value in _set_rows takes precedence
         self._cleared: list[bytes] = []
         self._set_rows: dict[bytes, bytes] = {}
         self._versioned: list[tuple[bytes, bytes]] = []
@@ -105,9 +105,9 @@ class SqliteTx(Tx):
                     head = Header.read(self._connection, self._boot)
                 except sqlite3.Error as error:
                     self._fail(error)
-            now_us = head.now_us(micros(self._clock))  # after the snapshot: no row in it is from later
+            now_us = head.now_us(micros(self._clock))  # read after the snapshot, so no row in it is newer
             if now_us > head.ceiling_us and not self._writing:
-                self._want_writer()  # it raises the ceiling: no time beyond it is returned before that
+                self._want_writer()  # the writer raises the ceiling before any time beyond it is returned
             self._now_us = now_us
         return self._now_us
 
@@ -117,7 +117,7 @@ class SqliteTx(Tx):
     # --- reading
 
     def _get_many(self, keys: Sequence[bytes], lock: bool) -> list[bytes | None]:
-        # Only one process writes at a time, and a reader that writes starts again: every read is locked.
+        # Only one process writes at a time, and a reader that writes starts again. So every read is locked.
         if len(keys) == 1:
             return [self._get(keys[0])]
         values = self._fetch(keys)

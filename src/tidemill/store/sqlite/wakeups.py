@@ -30,7 +30,7 @@ def checksum(key: bytes) -> int:
 
 
 class WakeupMessage(NamedTuple):
-    """The number of a commit, and the checksums of its keys; None if there were too many."""
+    """The number of a commit, and the checksums of its keys; None if there were too many keys."""
 
     commit: int
     sums: frozenset[int] | None
@@ -83,7 +83,7 @@ class WakeupSender:
         self._socket: socket.socket | None = None
 
     def send(self, commit: int, written: Iterable[set[bytes]]) -> None:
-        """Notify every other process of a commit. The thread that commits calls it afterwards."""
+        """Notify every other process of a commit. The thread that made the commit calls this."""
         names = self._listed()
         if not names:
             return
@@ -98,7 +98,7 @@ class WakeupSender:
             try:
                 self._socket.sendto(message, _NAME + name.encode())
             except BlockingIOError:
-                continue  # its buffer is full: it will wake anyway
+                continue  # the receiver's buffer is full, so it has a wakeup to read anyway
             except (ConnectionRefusedError, FileNotFoundError):
                 (self.folder / name).unlink(missing_ok=True)  # its process is dead
             except OSError:
@@ -107,10 +107,11 @@ class WakeupSender:
     def _listed(self) -> list[str]:
         """Return the names of the other receivers. Listing them costs little compared with the fsync.
 
-        Usually no process has ever listened and there is no folder; `stat` is twice as fast then.
+        Usually no process has ever listened, and there is no folder. Then `stat` is twice as fast as a
+        listing.
         """
         try:
-            os.stat(self._folder)  # noqa: PTH116  a Path makes it slower than what it saves
+            os.stat(self._folder)  # noqa: PTH116  with a Path, this check would take longer than it saves
             with os.scandir(self._folder) as entries:
                 return [entry.name for entry in entries if self.own is None or entry.name != self.own.name]
         except OSError:

@@ -57,7 +57,7 @@ class Watches:
         self.observe(commit)
 
     def committing(self, commit: int) -> None:
-        """Note that this process is about to commit this number, so that it does not count as another's."""
+        """Note that this process is about to make this commit, so it does not count as a foreign one."""
         with self._lock:
             self._own = commit
 
@@ -121,7 +121,7 @@ class Watches:
                 self._by_key.setdefault(key, set()).add(watch)
 
     def _listen(self) -> None:
-        """Open the receiver with the first watch; if the folder is not writable, the store polls."""
+        """Open the receiver when the first watch is added; if the folder is not writable, the store polls."""
         with self._lock:
             if self._receiver is not None or self._closed:
                 return
@@ -211,7 +211,7 @@ class Watches:
 
 
 class SqliteWatch(Watch):
-    """A watch on some keys of a SQLite store."""
+    """A watch on keys of a SQLite store."""
 
     def __init__(self, watches: Watches, keys: frozenset[bytes]) -> None:
         self.keys = keys
@@ -221,13 +221,13 @@ class SqliteWatch(Watch):
         watches.add(self)
 
     def fire(self) -> None:
-        """Fire: a key may have changed."""
+        """Fire the watch, because a key may have changed."""
         self.event.set()
         if self._call is not None:
             self._call()
 
     def notify(self, call: Callable[[], None]) -> Callable[[], None]:
-        # Called by the thread that receives the wakeup, which saves a thread switch and one check.
+        # The thread that receives the wakeup runs `call`, which saves a thread switch and one check.
         self._call = call
 
         def end() -> None:

@@ -1,1 +1,1 @@
-"""Tests of object storage, by subject; `tidemill.testing.objects_conformance` collects them."""
+"""Tests of object storage, one file per subject; `tidemill.testing.objects_conformance` collects them."""

@@ -1,6 +1,7 @@
 """The base class for tests of object storage, and tests of writing, reading and deleting objects.
 
-A conditional write has one winner: one writer creates an object, and a replacement needs the current etag.
+If several writers try a conditional write, only one succeeds: one writer creates an object, and a writer
+replaces an object only if it has the current etag.
 """
 
 import hashlib
@@ -21,10 +22,10 @@ _numbers = itertools.count()
 
 
 class ObjectTests:
-    """The base class: a fixture `objects`, empty for each test, and settings that differ by backend."""
+    """The base class, with the fixture `objects` (an empty root) and settings that differ by backend."""
 
     etags_differ: ClassVar[bool] = True
-    """False where the etag is a digest of the body, so that equal bytes written twice have the same etag."""
+    """False if the backend's etag is a digest of the body, so that equal bytes always have the same etag."""
 
     race_width: ClassVar[int] = 8
     """How many threads race for one object."""
@@ -38,12 +39,12 @@ class ObjectTests:
 
     @pytest.fixture
     def objects_url(self) -> str | None:
-        """Return the URL, with secrets, by which another process opens the root; None if it cannot."""
+        """Return the URL, with secrets, for other processes; None if other processes cannot open the root."""
         return None
 
 
 def nonce() -> bytes:
-    """Return a nonce that is unique in this run."""
+    """Return a nonce that is unique in this test run."""
     return b"nonce-%012d" % next(_numbers)
 
 
@@ -55,7 +56,7 @@ def keys(
 
 
 def fill(objects: Objects, names: list[str]) -> None:
-    """Put objects with their key as body, several at a time."""
+    """Write an object for each name, with the name as body. Several threads write at the same time."""
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda name: objects.put(name, name.encode()), names))
 
@@ -227,7 +228,7 @@ class BodyTests(ObjectTests):
 
 
 class ConditionTests(ObjectTests):
-    """Test that one writer creates an object, and that a writer replaces only what it has read."""
+    """Test that only one writer creates an object, and that a writer replaces only what it has read."""
 
     @pytest.mark.rule("STO-12")
     def test_put_if_absent_says_created_mine_or_other(self, objects: Objects) -> None:
@@ -326,7 +327,7 @@ class ConditionTests(ObjectTests):
                 return True
 
             together(lambda put=put: bool(objects.put("k", put)), swaps)  # type: ignore[misc]
-            assert objects.get("k")[0] == put  # it came first and broke the condition, or it came last
+            assert objects.get("k")[0] == put  # the put came first, so that the swap failed, or it came last
 
     @pytest.mark.rule("STO-13")
     def test_the_probe_succeeds_and_leaves_no_objects(self, objects: Objects) -> None:

@@ -4,5 +4,5 @@ import pytest
 
 GROUPS = ("isolation", "lifecycle", "limits", "maps", "model", "takes", "versions", "watches")
 
-# Before they are imported, so that an assertion that fails shows its values, as in any test.
+# pytest must know these modules before they are imported, so that failing assertions show their values.
 pytest.register_assert_rewrite(*(f"{__name__}.{group}" for group in GROUPS))

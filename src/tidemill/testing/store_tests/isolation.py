@@ -1,7 +1,8 @@
 """Test isolation: how transactions that run at the same time may affect each other.
 
-Each scenario is a cycle: two transactions, each of which reads what the other writes. In any serial order,
-the second one would see the write of the first. So a backend that commits both is not serialisable.
+In each scenario, each of two transactions reads what the other one writes. In any serial order, the second
+transaction would see the write of the first. So a backend is not serialisable if neither sees the other's
+write.
 """
 
 import random
@@ -26,7 +27,7 @@ def _increment(tx: Tx, key: bytes) -> int:
 
 
 class IsolationTests(StoreTests):
-    """Test that serial transactions are serialisable."""
+    """Test that transactions in the mode `serial` are serialisable."""
 
     @pytest.mark.rule("STO-1")
     def test_an_update_is_not_lost_and_a_retried_function_sees_fresh_data(self, store: Store) -> None:
@@ -69,7 +70,7 @@ class IsolationTests(StoreTests):
     @pytest.mark.rule("STO-1")
     @pytest.mark.parametrize("present", [True, False])
     def test_write_skew_does_not_happen(self, store: Store, present: bool) -> None:
-        # two doctors are on call; each may leave if the other stays, so one must stay
+        # Two doctors are on call. Each may leave only if the other stays, so one of them must stay.
         fill(store, {b"a": b"on", b"b": b"on"} if present else {b"x": b""})
         off = b"off" if present else b"away"
 
@@ -191,7 +192,7 @@ class IsolationTests(StoreTests):
 
     @pytest.mark.rule("STO-1")
     def test_racing_transactions_have_a_serial_order(self, store: Store) -> None:
-        """Rows are lists that only grow, so each read shows which writes came before it."""
+        """Each row is a list that only grows, so a read shows which writes came before it."""
         results = together(*[lambda me=me: _appends(store, me) for me in (1, 2, 3)])
         histories = [each for appends in results for each in appends]
         final = {key: _names(value) for key, value in contents(store)}
@@ -203,7 +204,7 @@ class IsolationTests(StoreTests):
 
 
 class Append(NamedTuple):
-    """One transaction that appended its name to a row, and what it had read."""
+    """One transaction: the name that it appended to a row, and the rows that it had read."""
 
     name: int
     reads: dict[bytes, list[int]]
@@ -232,7 +233,10 @@ def _append(tx: Tx, name: int, target: bytes, read: list[bytes], ranged: bool) -
 
 
 def _order(histories: list[Append], final: dict[bytes, list[int]]) -> dict[int, set[int]]:
-    """Return what comes before what: an append before its readers, a reader before the next append."""
+    """Return, for each transaction, those that must come before it.
+
+    An append comes before its readers, and a reader comes before the next append.
+    """
     before: dict[int, set[int]] = {append.name: set() for append in histories}
     for names in final.values():
         for earlier, later in pairwise(names):

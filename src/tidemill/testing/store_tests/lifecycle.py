@@ -1,7 +1,7 @@
 """Test how a store runs functions: errors, nested calls, closed stores, and several processes.
 
-When processes share a store, the tests check the rows that a process commits or takes, and the rows that it
-leaves when it dies.
+If processes can share the store, tests also check which rows other processes see, even after a process is
+killed.
 """
 
 import signal
@@ -21,7 +21,7 @@ from tidemill.testing.threads import STUCK_S, Racer, together
 
 
 class Interrupted(BaseException):
-    """A BaseException, like KeyboardInterrupt and a lost lease."""
+    """An error that is no `Exception`, like KeyboardInterrupt and a lost lease."""
 
 
 class LifecycleTests(StoreTests):
@@ -52,7 +52,7 @@ class LifecycleTests(StoreTests):
         with pytest.raises(type(error)) as raised:
             store.run(fn, mode=mode)
         assert raised.value is error
-        assert calls <= 2, "what a function raises is the caller's business, and not a conflict"
+        assert calls <= 2, "an error that the function raises is not a conflict, so it is not retried"
         assert contents(store) == before
         assert store.run(lambda tx: tx.take(b"q", b"r", 1))[0].value == b"1"
 
@@ -203,7 +203,7 @@ def _increment(tx: Tx) -> None:
 
 
 class StoreProcessTests(StoreTests):
-    """Test processes that share a store, and processes that are killed."""
+    """Test a store that several processes share, some of which are killed."""
 
     @contextmanager
     def child(self, store: Store, program: str) -> Iterator["subprocess.Popen[str]"]:
@@ -249,7 +249,7 @@ store.run(fn, mode="{mode}")
             returned.extend(store.run(lambda tx: tx.take(b"q/", b"q0", 9), mode="take"))
             return len(returned) >= len(rows)
 
-        # A server may need a moment to see that its client is dead.
+        # A server may need a moment to notice that its client is dead.
         assert poll(all_taken, store.clock, every_s=0.01, timeout_s=STUCK_S)
         assert sorted(returned) == [Row(key, value) for key, value in rows.items()]
         assert contents(store) == []

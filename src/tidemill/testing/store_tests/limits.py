@@ -55,7 +55,7 @@ class LimitTests(StoreTests):
         with pytest.raises(error) as raised:
             store.run(fn)
         assert type(raised.value) is error
-        assert calls <= 2, "what can never pass is not retried"
+        assert calls <= 2, "a refused transaction is not retried"
         assert value_of(store, b"before") is None
         store.run(lambda tx: tx.set(b"later", b""))
         assert value_of(store, b"later") == b""

@@ -1,4 +1,4 @@
-"""Test the ordered map: what one transaction reads and writes."""
+"""Test the store as an ordered map: what a single transaction reads and writes."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,7 +20,7 @@ from tidemill.testing.store_tests.model import (
 
 
 class RaisedOnPurpose(Exception):
-    """Raised by the functions of these tests."""
+    """The error that the tests in this file raise in a transaction."""
 
 
 class MapTests(StoreTests):

@@ -1,7 +1,7 @@
-"""The base class of the store's tests, and the model that random programs are compared with.
+"""The base class of the store's tests, and a model of a store to compare with.
 
-A backend implements the hooks of `StoreTests`. A random program of transactions runs on the store and on a
-plain dictionary. Every operation is a value that applies itself to both and compares the results, so a
+A backend implements the hooks of `StoreTests`. A test runs random transactions on the store and on a plain
+dictionary, the model. Every operation is an object that applies itself to both and compares the results. So a
 failing example prints as a program that can be pasted into a test.
 """
 
@@ -17,21 +17,21 @@ FIRST, END = b"\x00", b"\xfe"  # every user key is in this range
 
 
 class StoreTests:
-    """The hooks of a backend. A subclass also defines the fixture `store`: an empty store for each test."""
+    """Hooks that a backend overrides. A subclass also defines the fixture `store`, an empty store."""
 
     examples: ClassVar[int] = 40
     """How many random programs are compared with the model."""
 
     def reopen(self, store: Store) -> Store | None:
         """Return a second handle on the same data, from this process; None if that is not possible."""
-        raise TypeError(f"{type(self).__name__} must say how its store is opened a second time")
+        raise TypeError(f"{type(self).__name__} must implement `reopen`, which opens its store a second time")
 
     def opens_elsewhere(self, store: Store) -> str | None:
         """Return Python source that opens the same data in another process; None if that is not possible."""
         return None
 
     def age(self, store: Store, seconds: float) -> None:
-        """Let time pass for a running transaction. A store whose clock can jump overrides it."""
+        """Let time pass for a running transaction. Override this if the store's clock can jump."""
         store.clock.sleep(seconds)
 
 
@@ -161,7 +161,7 @@ class Add(NamedTuple):
 
 
 class ModelTake(NamedTuple):
-    """`take`; without competition it returns the beginning of the range."""
+    """`take`. If no other transaction takes rows, it returns the first rows of the range."""
 
     lo: bytes
     hi: bytes
@@ -175,7 +175,10 @@ class ModelTake(NamedTuple):
 
 
 class ModelSwap(NamedTuple):
-    """`swap` for one key, otherwise `swap_many`; `right`: whether the expected value is correct."""
+    """`swap` for one key, otherwise `swap_many`.
+
+    - swaps: (key, whether the expected value is correct, new value).
+    """
 
     swaps: tuple[tuple[bytes, bool, bytes | None], ...]
 
@@ -232,7 +235,7 @@ def _steps() -> st.SearchStrategy[ModelStep]:
 
 
 def programs() -> st.SearchStrategy[list[ModelTransaction]]:
-    """Return a strategy for a few transactions in sequence."""
+    """Return a hypothesis strategy that generates a few transactions, to run one after the other."""
     mode: st.SearchStrategy[Mode] = st.sampled_from(("serial", "take"))
     steps = st.lists(_steps(), max_size=8)
     fails = st.sampled_from((False, False, False, True))

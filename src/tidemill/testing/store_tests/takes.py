@@ -19,11 +19,11 @@ def _queue(count: int) -> dict[bytes, bytes]:
 
 
 class Died(BaseException):
-    """Raised in a transaction, as if the worker died there."""
+    """Raised in a transaction to simulate that the worker dies there."""
 
 
 class TakeTests(StoreTests):
-    """Test takes and swaps: only one transaction gets a row."""
+    """Test `take` and `swap`: if several transactions want the same row, only one gets it."""
 
     @pytest.mark.rule("STO-2")
     def test_take_removes_and_returns_the_first_rows_of_its_range(self, store: Store) -> None:
@@ -42,7 +42,7 @@ class TakeTests(StoreTests):
 
         def work() -> list[Row]:
             rows: list[Row] = []
-            while contents(store):  # an empty result may mean that others are taking now
+            while contents(store):  # an empty result may mean that other threads are taking rows now
                 rows += store.run(lambda tx: tx.take(*QUEUE, 4), mode=mode)
             return rows
 
@@ -109,7 +109,7 @@ class TakeTests(StoreTests):
         answers = together(*[lambda me=me: work(me) for me in names])
         assert sorted(won for won, _, _ in answers) == [False, False, False, True]
         assert sorted(won for _, won, _ in answers) == [False, False, False, True]
-        assert all(own for _, _, own in answers), "a swap that fails takes nothing else with it"
+        assert all(own for _, _, own in answers), "a swap that fails does not undo other swaps"
         assert value_of(store, b"owner") == names[[won for won, _, _ in answers].index(True)]
         assert value_of(store, b"first") == names[[won for _, won, _ in answers].index(True)]
 
@@ -169,7 +169,8 @@ class TakeTests(StoreTests):
     @pytest.mark.rule("STO-3")
     @pytest.mark.parametrize("start", [b"running", None])
     def test_a_locked_read_sees_what_take_mode_writes(self, store: Store, start: bytes | None) -> None:
-        # The serial side decides on a row the take side writes: without the lock PostgreSQL lets both pass.
+        # The serial transaction reads a row that the other one writes. Without the lock, PostgreSQL commits
+        # both.
         store.run(lambda tx: tx.swap(b"future", None, start))
 
         def complete(tx: Tx) -> bool:
@@ -191,10 +192,11 @@ class TakeTests(StoreTests):
 
     @pytest.mark.rule("STO-3", "STO-8")
     def test_no_wake_up_is_lost_between_parking_and_completing(self, store: Store) -> None:
-        """One side waits for futures and parks under the row's lock, the other completes them in take mode.
+        """One thread parks waiters for futures, under the row's lock; the other completes the futures.
 
-        Completing without dependents is the fast path. If its fence fails, because another transaction
-        parked, it takes the serial path and wakes the parked ones. At the end none may still be parked.
+        If a future has no waiters, one swap in take mode completes it: this is the fast path. If the swap
+        fails, because a waiter was parked, the thread completes the future in a serial transaction and wakes
+        the waiter. At the end, no waiter may still be parked.
         """
         futures = [b"%02d" % n for n in range(12)]
         fill(store, {b"future/" + name: b"running" for name in futures})

@@ -1,4 +1,4 @@
-"""Test `set_versioned`: a reader that resumes after the last key it saw misses nothing."""
+"""Test `set_versioned`: a reader that continues after the last key it has read misses no row."""
 
 import threading
 
@@ -17,7 +17,7 @@ def _log(store: Store, prefix: bytes = LOG) -> list[bytes]:
 
 
 class VersionTests(StoreTests):
-    """Test that versions sort like commits."""
+    """Test that versions sort in the order of the commits."""
 
     @pytest.mark.rule("STO-2")
     def test_keys_are_the_prefix_and_a_version_and_sort_as_the_commits(self, store: Store) -> None:
@@ -117,7 +117,7 @@ class VersionTests(StoreTests):
             entries: list[bytes] = []
             cursor, last = LOG, False
             while not last:
-                last = all_written.is_set()  # read once more after the end: then no row is missing
+                last = all_written.is_set()  # read once more after the last write, so that no row is missed
                 rows = store.run(lambda tx, cursor=cursor: tx.range(cursor, after(LOG), limit=7))  # type: ignore[misc]
                 entries += [row.value for row in rows]
                 if rows:

@@ -1,8 +1,8 @@
 """Test the two clocks and the watches of a store.
 
-`now` is the time of leases and never runs backwards; `wall` is the time for display. A watch is a hint that
-arrives in time, and no result depends on it. A watch may fire without a reason, so the tests expect silence
-only from a closed watch.
+`now` is the time of leases and never runs backwards; `wall` is the time for display. A watch is only a
+hint: it must fire soon after a change, but no result depends on it. A watch may also fire without a change,
+so only for a closed watch do the tests check that it does not fire.
 """
 
 import threading
@@ -86,7 +86,7 @@ WRITES: dict[str, Callable[[Tx], object]] = {
 
 
 class WatchTests(StoreTests):
-    """Test watches: create one, read, then wait."""
+    """Test watches: create a watch, read, then wait for a change."""
 
     @pytest.mark.rule("STO-8")
     @pytest.mark.parametrize("mode", ["serial", "take"])

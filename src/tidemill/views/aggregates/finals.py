@@ -1,10 +1,10 @@
 """Convert the raw columns of an aggregate's kernel to the values that Spark's aggregate returns.
 
 Sums of integers and decimals arrive as exact DECIMAL(38, s) values, with a flag for sums that overflow even
-that type. They are cast to the result type of Spark's analysis. A value that does not fit raises an error, as
-in Spark's ANSI mode. An average of decimals is rounded as in Spark: half up, first to 38 digits after the
-point, then to the digits of the result. For decimals with few digits, Spark computes the average with two
-divisions of doubles, and so does this module.
+that type. They are cast to the result type that Spark's analysis determined. A value that does not fit raises
+an error, as in Spark's ANSI mode. An average of decimals is rounded as in Spark: half up, first to 38 digits
+after the point, then to the digits of the result. For decimals with few digits, Spark computes the average
+with two divisions of doubles, and so does this module.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,8 @@ from tidemill.errors import ViewFailed
 
 _WORD = 2**64
 _DOUBLE_DIGITS = 11
-"""Up to this precision, Spark averages decimals as doubles: with four more digits they fit a double."""
+"""Spark averages decimals of up to this precision as doubles. The averages have four more
+digits, and a double still has enough digits for these."""
 
 
 def any_types(_argument: pa.DataType | None, _result: pa.DataType) -> bool:
@@ -90,7 +91,7 @@ def _quotients(total: pa.Array, counts: Any, result: pa.DataType) -> pa.Array:
 
 
 def _averages(total: pa.Array, counts: Any, argument: pa.DataType, result: pa.DataType) -> pa.Array:
-    """Average decimals: vectorized if rounding once gives the same result, otherwise one by one."""
+    """Average decimals: all at once if one rounding gives the same result as two, otherwise one by one."""
     scale, result_scale = argument.scale, result.scale
     try:
         total = total.cast(pa.decimal128(min(38, argument.precision + 10), scale))
@@ -126,15 +127,15 @@ def _averages(total: pa.Array, counts: Any, argument: pa.DataType, result: pa.Da
 
 
 def _near_ties(sizes: Any, counts: Any) -> Any:
-    """Return the rows whose quotient is so close to a tie that division of doubles may round differently."""
+    """Return the rows whose quotient is so close to a tie that doubles may round it the other way."""
     quotient, remainder = np.divmod(sizes, counts)
     return np.flatnonzero(np.abs(remainder / counts - 0.5) <= (quotient + 1.0) * 2.0**-50)
 
 
 def _average_as_doubles(total: int, count: int, scale: int, result_scale: int) -> int:
-    """Average like Spark's optimizer does for decimals of few digits, whose sum fits a double.
+    """Average decimals with so few digits that their sum fits a double, as Spark's optimizer does.
 
-    It divides doubles twice, and rounds the shortest decimal form of the result half up.
+    Spark divides doubles twice, and rounds the shortest decimal form of the result half up.
     """
     quotient = Decimal(repr(float(total) / float(count) / 10.0**scale))
     return int((quotient * 10**result_scale).quantize(Decimal(1), ROUND_HALF_UP))
@@ -156,7 +157,7 @@ def _words(array: pa.Array) -> Any:
 
 
 def _small(array: pa.Array) -> Any:
-    """Return unscaled values in 64 bits, 0 for NULL; None if one of them needs more."""
+    """Return unscaled values as 64-bit integers, with 0 for NULL; None if a value needs more than 64 bits."""
     pair = _words(array)
     low, high = pair[:, 0].view(np.int64), pair[:, 1].view(np.int64)
     valid = array.is_valid().to_numpy(zero_copy_only=False)

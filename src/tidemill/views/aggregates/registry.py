@@ -50,9 +50,9 @@ class Argument(Enum):
     VALUE = "value"
     """The call has one argument, and the kernel takes it."""
     ALL_PRESENT = "all present"
-    """The call has any number of arguments; the kernel takes the rows in which none is NULL."""
+    """The call has any number of arguments; the kernel takes the rows in which no argument is NULL."""
     TRUE = "true"
-    """The call has one condition; the kernel takes the rows in which it is true."""
+    """The call has one condition; the kernel takes the rows in which the condition is true."""
 
 
 class Empty(Enum):
@@ -97,7 +97,7 @@ class Kernel:
         counts: whether the result needs the number of values in addition to the sum.
         of_doubles: computes the result over floats from the bins of the groups (see `sums.totals`).
         takes: tests whether the kernel supports an argument type and a result type.
-        final: computes the values from raw columns, the argument type and the result type.
+        final: computes the aggregate's values from the raw columns, the argument type and the result type.
     """
 
     accumulator: Accumulator
@@ -121,12 +121,13 @@ class AggregateFunction:
 
     Args:
         name: in lower case.
-        kernel: how it is computed natively; None if Spark computes it for the groups that changed.
-        same_as: the name of another aggregate that computes it; empty if there is none.
-        ignores_duplicates: whether DISTINCT changes nothing.
+        kernel: how the function is computed natively; None if Spark recomputes the groups that changed.
+        same_as: the aggregate that replaces this one in a rewritten call, such as avg for mean; or empty.
+        ignores_duplicates: whether DISTINCT does not change the result.
         empty: its result over no rows.
         precision: how close the result must be to Spark's.
-        ties: how its result is made independent of the order of rows; None if it already is.
+        ties: how its result is made independent of the order of rows; None if the order of rows does not
+            matter.
     """
 
     name: str
@@ -139,7 +140,7 @@ class AggregateFunction:
 
     @property
     def rung(self) -> str:
-        """The rung of an operator that computes it: native or keyed (`circuit.rungs`)."""
+        """The rung of an operator that computes this function: native or keyed (`circuit.rungs`)."""
         return "keyed" if self.kernel is None else "native"
 
 
@@ -260,7 +261,7 @@ def aggregate(name: str) -> AggregateFunction:
 
 
 def kernel_of(name: str) -> Kernel | None:
-    """Return the kernel with this name; None if there is none."""
+    """Return the kernel of an aggregate; None if it has none or is replaced by another one (`same_as`)."""
     entry = aggregate(name)
     return None if entry.same_as else entry.kernel
 

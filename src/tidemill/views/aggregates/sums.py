@@ -5,9 +5,9 @@ the sign and takes the carry of the others. Integers of up to 64 bits have three
 bits have five, so a sum of fewer than 2^64 rows cannot overflow.
 
 Doubles are summed in *bins*. A double is m x 2^e with at most 53 bits in m. Exponents are divided into bins
-of 26 bits, and the bits of m fall into at most three bins. A sum has one integer per bin. A value that is
-added and later removed leaves nothing behind, in any order of rows. The exact total is rounded once, at the
-end. A bin can add up 2^37 values before it can overflow 64 bits. NaN and infinities are counted, not added.
+of 26 bits, and the bits of m fall into at most three bins. A sum has one integer per bin. Adding a value and
+later removing it leaves the sum unchanged, in any order of rows. The exact total is rounded once, at the end.
+A bin can add up 2^37 values before it can overflow 64 bits. NaN and infinities are counted, not added.
 """
 
 from typing import Any, NamedTuple
@@ -47,7 +47,7 @@ def limb_count(kind: pa.DataType) -> int:
 
 
 def limbs_of(array: pa.Array, weights: I64) -> list[I64]:
-    """Return each value times its weight, in limbs that are not carried yet; NULL is 0."""
+    """Return each value times its weight, in limbs whose carries are not propagated yet; NULL counts as 0."""
     _check_weights(weights)
     kind = array.type
     filled = pc.fill_null(array, pa.scalar(0, kind)) if array.null_count else array
@@ -62,9 +62,9 @@ def limbs_of(array: pa.Array, weights: I64) -> list[I64]:
 
 
 def decimals(limbs: list[I64], scale: int, present: np.ndarray) -> tuple[pa.Array, np.ndarray]:
-    """Return sums in carried limbs as DECIMAL(38, scale), and which sums are too large.
+    """Convert sums from carried limbs to DECIMAL(38, scale), and return which sums are too large.
 
-    The result is NULL for rows that are not present or too large.
+    The result is NULL for a row that is not `present` or whose sum is too large.
     """
     words = [limb.view(np.uint64) for limb in limbs]
     low = words[0] | (words[1] << np.uint64(32))
@@ -140,7 +140,7 @@ def totals(group: I64, bins: I64, sums: I64, count: int) -> Doubles:
 
 
 def averages(group: I64, bins: I64, sums: I64, rows: I64) -> Doubles:
-    """Return each group's sum divided by its rows, correctly rounded; 0.0 for a group without rows."""
+    """Return each group's sum divided by its row count, correctly rounded; 0.0 for a group without rows."""
     count = len(rows)
     divisor = np.where(rows > 0, rows, 1).astype(np.float64)
     total, rest, exact = _fast_totals(group, bins, sums, count)
@@ -166,7 +166,7 @@ def _check_weights(weights: I64) -> None:
 
 
 def _fast_totals(group: I64, bins: I64, sums: I64, count: int) -> tuple[Doubles, Doubles, Any]:
-    """Return totals as the nearest double and its error, and for which groups the two are exact."""
+    """Return each total as the nearest double plus its error, and for which groups this is exact."""
     total, rest = np.zeros(count), np.zeros(count)
     exact = np.ones(count, bool)
     if len(group) == 0:

@@ -54,7 +54,7 @@ class Bounds:
 
     @contextlib.contextmanager
     def watch(self, spark: "SparkSession", clock: Clock) -> Iterator[None]:
-        """Cancel the Spark jobs that this thread starts in the block, once the time is over."""
+        """When time is up, cancel the Spark jobs that this thread has started in the block."""
         tag = f"tidemill-certify-{next(_numbers)}"
         done = threading.Event()
 
@@ -64,7 +64,7 @@ class Bounds:
                 self._expired.set()
                 with contextlib.suppress(Exception):  # Spark may have died
                     interrupt(spark, tag)
-                left_s = INTERRUPT_EVERY_S  # a job may have started right after that
+                left_s = INTERRUPT_EVERY_S  # a job may have started right after the interrupt
 
         thread = threading.Thread(target=cancel, name="certification", daemon=True)
         with tagged(spark, tag):
@@ -76,12 +76,13 @@ class Bounds:
                 thread.join()
 
     def limited(self, query: str) -> str:
-        """Return a query with the columns number, json and kind, which fails if it exceeds a bound.
+        """Wrap a query so that it fails if its result exceeds a bound.
 
-        The query counts its rows itself. A LIMIT would change its plan, and so perhaps the order of ties.
+        The query has the columns `number`, `json` and `kind`. The wrapped query counts its own rows. A LIMIT
+        would change the plan, and perhaps the order of ties.
         """
         numbered = f"SELECT *, {_ROW_NUMBER} AS row FROM (\n{query}\n)"  # noqa: S608
-        # A row counts as if all rows before it were as long: so the sum of all rows is bounded.
+        # Each row is counted as if all rows before it were as long as this row. This limits the total size.
         return (
             "SELECT number, CASE"  # noqa: S608
             f" WHEN row >= {self.rows} THEN raise_error('TIDEMILL_TOO_MANY_ROWS')"
@@ -90,23 +91,26 @@ class Bounds:
         )
 
     def check(self, error: BaseException | None = None) -> None:
-        """Raise `BoundExceeded` if the time is over, or if this error of Spark comes from a bound."""
+        """Raise `BoundExceeded` if time is up, or if Spark raised this error because of a bound."""
         if self._expired.is_set():
             raise BoundExceeded(f"it took longer than {self.seconds:g} s") from None
         raised = _RAISED.search(str(error))
         if raised is not None:
             most = f"{self.rows:,} rows" if raised[1] == "ROWS" else f"{self.result_bytes:,} bytes"
-            raise BoundExceeded(f"its queries return more than {most} on generated rows") from None
+            raise BoundExceeded(f"on generated test data, its queries return more than {most}") from None
 
 
 def is_query_error(error: BaseException) -> bool:
-    """Return whether the error is a result of the query, which both sides of a comparison may have."""
+    """Return whether the query itself raised the error. If so, both sides of a comparison may raise it."""
     from_spark = type(error).__module__.startswith("pyspark.") or type(error).__name__ == "Py4JJavaError"
     return from_spark and not ends_spark(error)
 
 
 def ends_spark(error: BaseException) -> bool:
-    """Return whether Spark has ended, or is about to: a task without memory ends the Java process."""
+    """Return whether Spark has ended, or is about to end.
+
+    A task that runs out of memory ends the Java process.
+    """
     if isinstance(error, ConnectionError | EOFError):
         return True
     of_gateway = type(error).__module__.startswith("py4j.") and type(error).__name__ != "Py4JJavaError"

@@ -3,20 +3,21 @@
 (C, "certificate", digest)     the result of the comparison
 
 When a view is created, plain Spark runs both its query and its circuit on generated steps. The steps contain
-duplicates, NULL, NaN, deletions, empty tables and a later time. If the results differ, the view does not use
-the circuit: it stays on the rung *full*, which runs the original query, and an event reports this. The result
-is stored under a digest of everything that it depends on, so the next start does not repeat the comparison.
+duplicates, NULL, NaN, deletions and empty tables, and the time advances between steps. If the results differ,
+the view does not use the circuit: it stays on the rung *full*, which runs the original query, and an event
+reports this. The result is stored under a digest of everything that it depends on, so the next start does not
+repeat the comparison.
 
-A node records its attempt before it starts (`begin`), because a query can end Spark or the whole process. If
-the row still has an attempt and the node is dead, the comparison has failed. The view is then recomputed in
-each step, as if the results had differed, and no later run repeats the attempt. An interrupted node withdraws
-its attempt.
+A node records its attempt before the comparison starts (`begin`), because a query can end Spark or the whole
+process. If the stored row still names a node that is dead, the comparison has failed. The view is then
+recomputed in each step, as if the results had differed, and no later run repeats the attempt. An interrupted
+node withdraws its attempt.
 
 A view that is a function is tested against its declaration:
 
-    linear     For the changed rows, the function returns the change of its result. After each generated step
-               the result is the previous one, plus the result for the inserted rows, minus the result for the
-               deleted rows.
+    linear     Given only the changed rows, the function returns the change in its result. After each
+               generated step, the result is the previous result, plus the result for the inserted rows, minus
+               the result for the deleted rows.
     keyed by   The rows of a key depend only on input rows of that key. If the tables are divided by key into
                two parts, the two results together are the result for the complete tables.
 
@@ -81,7 +82,7 @@ class ViewCertificate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
     @property
     def failed(self) -> bool:
-        """Whether there is no comparison, because it failed or has not finished."""
+        """Whether there is no result, because the comparison failed or has not finished."""
         return self.kind == FAILED
 
     @property
@@ -99,7 +100,7 @@ UNFINISHED: Final = ViewCertificate(
 
 
 class Attempt(Enum):
-    """What `begin` did, if there is no certificate yet."""
+    """What `begin` returns if there is no certificate yet."""
 
     BEGUN = "begun"
     RUNNING = "running"
@@ -116,7 +117,7 @@ class ViewCertified(Event, frozen=True, kw_only=True):
 
 
 class ViewNotCertified(Event, frozen=True, kw_only=True):
-    """Each step recomputes a view: its circuit differs from plain Spark, or could not be compared with it."""
+    """A view's circuit differs from plain Spark, or could not be compared: each step recomputes the view."""
 
     pipeline: str
     view: str
@@ -149,10 +150,10 @@ def write(tx: Tx, cluster: str, digest: str, certificate: ViewCertificate) -> No
 
 
 def begin(tx: Tx, cluster: str, digest: str, node: str) -> ViewCertificate | Attempt:
-    """Record that a node begins a comparison, before it does anything that could end the process.
+    """Record that a node begins a comparison, before the node does anything that could end the process.
 
-    Return the certificate if there is one. If another node is at it, return RUNNING. If that node is dead,
-    its comparison has failed: store this, and return DIED.
+    Return the certificate if there is one. If another node is running the comparison, return RUNNING. If that
+    node is dead, store that the comparison failed, and return DIED.
     """
     stored = read(tx, cluster, digest)
     if stored is None:
@@ -168,7 +169,7 @@ def begin(tx: Tx, cluster: str, digest: str, node: str) -> ViewCertificate | Att
 
 
 def finish(tx: Tx, cluster: str, digest: str, node: str, certificate: ViewCertificate) -> bool:
-    """Store the result of an attempt; return False if it is no longer this node's attempt."""
+    """Store the result of an attempt; return False if the attempt no longer belongs to this node."""
     stored = read(tx, cluster, digest)
     if stored is None or stored.attempted_by != node:
         return False
@@ -177,14 +178,14 @@ def finish(tx: Tx, cluster: str, digest: str, node: str, certificate: ViewCertif
 
 
 def withdraw(tx: Tx, cluster: str, digest: str, node: str) -> None:
-    """Remove an attempt of this node that was interrupted; a later run begins it again."""
+    """Remove this node's interrupted attempt; a later run starts the comparison again."""
     stored = read(tx, cluster, digest)
     if stored is not None and stored.attempted_by == node:
         tx.clear(_space(cluster)[digest])
 
 
 def forget_failure(tx: Tx, cluster: str, digest: str) -> bool:
-    """Remove a failed comparison, so that the next run repeats it; return False if none has failed."""
+    """Remove a failed comparison, so that the next run repeats it; return False if there is none."""
     stored = read(tx, cluster, digest)
     if stored is None or not stored.failed or stored.attempted_by:
         return False
@@ -210,10 +211,10 @@ def certify(
         name: the name of the view.
         sql: the original query.
         output: the circuit that would run.
-        tables: the columns of the tables that it reads.
-        written: the circuit before any rewrite; the comparison uses it if the order of the query leaves ties.
+        tables: the columns of the tables that the query reads.
+        written: the circuit before any rewrite; the comparison uses it if the query's sort order leaves ties.
         seed: the seed of the generated rows.
-        bounds: the largest results; a larger one raises `BoundExceeded`.
+        bounds: limits on the size of results and on the time; exceeding one raises `BoundExceeded`.
     """
     kind = equality_of(output)
     if _is_nondeterministic(output):
@@ -225,7 +226,7 @@ def certify(
     keyed = None if written is None else _text(written)
     case = Case(name, sql, _text(output), kind, keyed)
     clock = reads_clock(sql, [column for text in tables.values() for column in _columns(text)])
-    with expecting_errors():  # generated values overflow, and both sides must raise
+    with expecting_errors():  # generated values overflow, and both sides must raise an error
         sized = sized_columns(written or output)
         steps = generated_steps.generate_steps(tables, seed=seed, clock=clock, sized=sized)
         verdict: Verdict = Judge(spark, tables, bounds=bounds).run([case], steps)
@@ -274,16 +275,16 @@ def certify_function(
     seed: int = 0,
     bounds: Bounds | None = None,
 ) -> ViewCertificate:
-    """Test a function that is declared keyed by these columns, or linear if there are none, in one Spark job.
+    """Test in one Spark job whether a function is keyed by `keyed_by`, or linear if `keyed_by` is empty.
 
     Args:
         spark: a session with the pinned settings.
         function: takes DataFrames in the order of `reads`, and returns a DataFrame.
-        reads: the names of the tables that it reads.
+        reads: the names of the tables that the function reads.
         tables: the columns of the tables.
         keyed_by: the columns of the key.
         seed: the seed of the generated rows.
-        bounds: the largest results; a larger one raises `BoundExceeded`.
+        bounds: limits on the size of results and on the time; exceeding one raises `BoundExceeded`.
     """
     contents = TableContents(tables)
     equations: list[tuple[list[Tables], list[Tables]]] = []  # both sides must have equal results
@@ -310,9 +311,9 @@ def certify_function(
         diff = difference(left_rows, right_rows)
         if diff is not None:
             rule = (
-                "the results of two parts, divided between keys, are not the result of the complete tables"
+                "the results for two parts of the tables, divided by key, are not the result for all rows"
                 if keyed_by
-                else "the result of the change is not the change of the result"
+                else "the result for the changed rows is not the change in the result"
             )
             why = f"{rule}, after step {number}: {diff}"
             return ViewCertificate(equal=False, why=why[:2000], compared=number + 1)
@@ -320,7 +321,7 @@ def certify_function(
 
 
 def _parts(rows: Tables, tables: Mapping[str, str], keyed_by: Sequence[str]) -> list[Tables]:
-    """Divide the tables into two parts by their keys; both parts get all rows of a table without the key."""
+    """Divide the tables into two parts by their keys; a table without the key columns is in both parts."""
     keyed = [name for name, ddl in tables.items() if set(keyed_by) <= set(schema.parse(ddl).names)]
     keys = Counter(_key(row, keyed_by) for name in keyed for row in rows[name])
     first_keys = set(sorted(keys)[::2])

@@ -1,10 +1,10 @@
 """Equality: what "equal to Spark" means for a view (DBSP-20). The class of equality depends on the circuit.
 
 exact     all values are equal by the rules of Spark's GROUP BY: NaN equals NaN, -0.0 equals 0.0
-float     sums, averages and variances of floats are within `bound`; the other values of the row are exact
-ordered   The order of the query leaves ties. The view and the query it is compared with have the hash of the
-          row as the last sort key (`circuit.ties`). The original query, which has no such key, must give the
-          same result, unless Spark has several correct results for it.
+float     sums, averages and variances of floats differ by at most `bound`; the other values are equal
+ordered   The query's ORDER BY leaves ties. The view, and the query that it is compared with, use the hash of
+          the row as the last sort key (`circuit.ties`). The original query, which has no such key, must give
+          the same result, unless Spark has several correct results for it.
 approx    approx_* functions are within their stated error
 """
 
@@ -22,12 +22,12 @@ from tidemill.views.circuit.ties import has_one_result, tie_dependent
 FLOAT_BOUND = 1e-9
 """The allowed difference of floats, relative to the larger absolute value (at least 1).
 
-It is far larger than the effect of the order in which a million values of similar size are added, and far
-smaller than that of a wrong row.
+Adding a million values of similar size in another order changes their sum by far less than this. A wrong row
+changes the sum by far more.
 """
 
 APPROX_BOUND = 0.05
-"""The stated error of approx_count_distinct, which is larger than that of the sketches."""
+"""The stated error of approx_count_distinct, which is larger than the stated error of the sketches."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class FloatValue:
     """A float or double of a row."""
 
     text: str
-    """Its `repr`; NaN and both zeros each have one spelling."""
+    """Its `repr`. Every NaN has the same text, and so do 0.0 and -0.0."""
 
     @classmethod
     def of(cls, value: float) -> "FloatValue":

@@ -5,8 +5,9 @@ values include NULL, NaN, both zeros, empty strings and empty arrays. Only the l
 highest values of the types, because a query may overflow on them. The comparison accepts a step in which both
 sides raise an error.
 
-Columns that are used as lengths or counts get no extreme values: `repeat(s, 2147483647)` raises no error, it
-ends Spark. Timestamps in such columns are at most a minute apart, for `sequence(first, last, step)`.
+Columns that are used as lengths or counts get no extreme values: `repeat(s, 2147483647)` does not raise an
+error, but crashes Spark. Timestamps in such columns are at most a minute apart, so that `sequence(first,
+last, step)` stays short.
 """
 
 import datetime as dt
@@ -42,11 +43,11 @@ def generate_steps(
     deletes, optionally a step in which only the time changes, and a step with extreme values.
 
     Args:
-        ddl: columns by table.
+        ddl: the columns of each table.
         seed: the seed of the random values.
         rows: the number of rows per table and step.
         clock: whether to add a step in which only the time changes.
-        sized: columns by table that are used as lengths or counts.
+        sized: for each table, the columns that are used as lengths or counts.
     """
     chance = random.Random(seed)
     tables = {

@@ -5,11 +5,12 @@ it with: another query (a circuit as Spark SQL), or a function that receives eac
 contents of the maintained view. One Spark job compares many cases.
 
 If the class of a view is *ordered*, its query leaves ties, and Spark breaks them arbitrarily. Then the view
-must equal the result of a *tie-breaking* query (`Case.tie_breaking`), which also sorts by the hash of the
-row, last. The original query must have the same result too, unless it has several correct results. The judge
-assumes this if the tie-breaking query gives a different result with a different last sort key, or if the
-original query gives a different result when the rows of the tables are reversed. In that case only the number
-of rows must be equal, and the step counts as `loose`.
+must equal the result of a *tie-breaking* query (`Case.tie_breaking`), which has the hash of the row as an
+additional last sort key. The original query must have the same result too, unless it has several correct
+results. To find out, the judge changes the last sort key of the tie-breaking query, and it runs the original
+query with the rows of the tables in reverse order. If either query then returns a different result, the judge
+assumes that there are several correct results. In that case only the number of rows must be equal, and the
+step counts as `loose`.
 
 A caller can compute the results of some queries in advance (`PrecomputedResults`), for example to plan a
 query only once for all steps. The judge computes the other results.
@@ -38,14 +39,14 @@ _NUMBERS = count()
 
 @dataclass(frozen=True)
 class Case:
-    """A view, and what is compared with it.
+    """A view, and what the view is compared with.
 
     - sql: the query of the view.
-    - actual: what is compared with it: a query over the same tables, a function that returns the query for a
-      time (µs since 1970), or a maintained view.
+    - actual: what the view is compared with: a query over the same tables, a function that takes a time (µs
+      since 1970) and returns such a query, or a maintained view.
     - equality: how the two are compared.
-    - tie_breaking: for an ordered view, its query with the hash of the row as the last key of every order; or
-      a function that returns the query for a time.
+    - tie_breaking: for an ordered view, its query with the hash of the row as the last key of each ORDER BY;
+      or a function that takes a time and returns this query.
     """
 
     name: str
@@ -64,7 +65,7 @@ class MaintainedView:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A case that differs from Spark, and the number of the step (from 0)."""
+    """A case whose result differs from Spark's, and the number of the step (from 0)."""
 
     case: Case
     step: int
@@ -79,9 +80,10 @@ class Mismatch:
 class Verdict:
     """The result of a comparison.
 
-    - compared: the number of pairs of a case and a step.
-    - loose: the number of pairs in which Spark itself has several results and returned another one.
-    - raised: the number of pairs in which both sides raised an error.
+    - compared: how many comparisons were made, one for each case and step.
+    - loose: in how many comparisons several results were correct, and Spark returned a different one from the
+      view.
+    - raised: in how many comparisons both sides raised an error.
     """
 
     mismatches: list[Mismatch] = field(default_factory=list)
@@ -125,10 +127,10 @@ class Judge:
 
     Args:
         spark: a session with the pinned settings.
-        tables: the columns of the tables that queries read, by name, as Spark writes them.
+        tables: for each table that the queries read, its columns in Spark's notation: `{"t": "a INT"}`.
         batch: about how many results one job computes.
         precomputed: computes results of queries in advance.
-        bounds: the largest results; a larger one raises `BoundExceeded`.
+        bounds: limits on the size of results and on the time; exceeding one raises `BoundExceeded`.
     """
 
     def __init__(
@@ -297,7 +299,7 @@ class Judge:
     def _explain_ties(
         self, comparison: "_Comparison", expected: list[Row], actual: list[Row], diff: str, verdict: Verdict
     ) -> str:
-        """Return why the original query differs; empty if ties explain the difference."""
+        """Return how the original and the tie-breaking query differ; empty if ties explain the difference."""
         if not comparison.case.equality.ordered:
             return diff
         equality = comparison.case.equality

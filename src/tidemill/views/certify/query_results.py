@@ -37,7 +37,7 @@ def collect_rows(
     """Run several queries in one job and return the rows of each.
 
     - small: whether the tables have few rows, so that one task computes all queries.
-    - bounds: the largest result; a larger one raises `BoundExceeded`.
+    - bounds: limits on the size of results and on the time; exceeding one raises `BoundExceeded`.
     """
     if not texts:
         return []

@@ -22,7 +22,7 @@ SMALL = 5_000
 
 @dataclass(frozen=True)
 class Step:
-    """The changes of one step by table. Rows are dictionaries; a missing column is NULL.
+    """The changes of one step, for each table. Rows are dictionaries; a missing column is NULL.
 
     - now: the time of the step in µs since 1970; None if the time does not change.
     """
@@ -33,7 +33,7 @@ class Step:
 
 
 class TableContents:
-    """The contents of tables. `ddl` has the columns of each table, as Spark writes them."""
+    """The contents of tables. `ddl` has the columns of each table, such as `a INT`."""
 
     def __init__(self, ddl: Mapping[str, str]) -> None:
         self._columns = {name: schema.parse(text) for name, text in ddl.items()}
@@ -51,7 +51,7 @@ class TableContents:
                 if index is None:
                     raise UsageError(
                         f"the step deletes {row} from {name}, which does not contain it",
-                        hint="delete only rows of the table",
+                        hint="delete only rows that the table contains",
                     )
                 after[name].pop(index)
         self._rows = after
@@ -129,12 +129,12 @@ class TableContents:
 
 
 def _carrier(kind: schema.Type) -> tuple[str, str] | None:
-    """For a type that Spark cannot read from Arrow, return a type to carry it and the SQL to convert it."""
+    """If Spark cannot read a type from Arrow, return a type to carry its values, and SQL to convert them."""
     return row_of(kind).carried if isinstance(kind, schema.Simple) else None
 
 
 def _as_type(column: schema.Column, *, exists: bool) -> str:
-    """Return the SQL that converts a carried column to its type."""
+    """Return the SQL that converts a carried column to its declared type."""
     carrier = _carrier(column.type)
     text = CAST if carrier is None or not exists else carrier[1]
     return text.format(quoted(column.name) if exists else "NULL", column.type)

@@ -38,7 +38,7 @@ class ChainBuilder:
         types: the column types of every operator, as Spark writes them.
         ids: the id of every operator.
         arrow: converts Spark types to Arrow types.
-        kinds: for each table, what its input rows are: "rows", "changes" or "keyed".
+        kinds: the kind of each table's input rows: "rows", "changes" or "keyed".
     """
 
     def __init__(
@@ -58,9 +58,7 @@ class ChainBuilder:
         for output in circuit.outputs.values():
             self._append_only |= append_only(output)
         self._graph = ChainGraph()
-        self._numbers: dict[
-            Operator, int
-        ] = {}  # the number in the chain of each stateful operator and source
+        self._numbers: dict[Operator, int] = {}  # each operator's number in the chain
         self._keys: dict[ops.InputTable, tuple[int, ...]] = {}
 
     def build(self, views: Sequence[str]) -> Chain:
@@ -87,7 +85,7 @@ class ChainBuilder:
     def _keeps_key(self, origin: int | ChainInput, expressions: RowExpressions) -> bool:
         """Return whether the rows still have every key column of their operator.
 
-        Then equal rows of the view come from the same range.
+        If they do, equal rows of the view come from the same range.
         """
         assert isinstance(origin, int)
         operator = self._graph.operator(origin)
@@ -98,7 +96,7 @@ class ChainBuilder:
             keys = len(operator.types)
         if not keys or expressions.explodes:
             return False
-        origins: list[int | None] = list(range(len(operator.out) - 1))  # the operator's column in each column
+        origins: list[int | None] = list(range(len(operator.out) - 1))  # where each column comes from
         for step in expressions.steps:
             if isinstance(step, SelectStep):
                 selected = [expression.column for expression in step.expressions]
@@ -108,7 +106,7 @@ class ChainBuilder:
     # --- row expressions
 
     def _flows(self, op: Operator) -> list[tuple[int | ChainInput, RowExpressions]]:
-        """Return where the rows of an operator come from, and the row expressions they pass."""
+        """Return where the rows of an operator come from, and the row expressions that they pass through."""
         if isinstance(op, ops.InputTable):
             return [(self._source(op), RowExpressions())]
         if isinstance(op, ops.LiteralRows):
@@ -192,12 +190,12 @@ class ChainBuilder:
             key = self._columns_of(op.partition)
             return self._keyed(op, [key], key)
         operator = "window without PARTITION BY" if isinstance(op, ops.Window) else op.kind
-        raise NoKernel(f"a {operator} has no key, so it cannot be updated key by key")
+        raise NoKernel(f"{operator}: this operator has no key, so it cannot be updated key by key")
 
     def _join(self, op: ops.Join) -> int:
         if not op.keys:
             raise NoKernel(
-                f"a {op.join} join without an equality has no key, so it cannot be updated key by key"
+                f"a join ({op.join}) without an equality has no key, so it cannot be updated key by key"
             )
         if op.join != "inner":
             return self._keyed_join(op)
@@ -221,7 +219,7 @@ class ChainBuilder:
         return number
 
     def _shared_source(self, op: ops.Join, side: int) -> SharedSource | None:
-        """Return the source whose trace a side of a join can read, if it has a trace by the same key."""
+        """Return the source whose trace a side of a join can read; None if no source has the same key."""
         shareable = side_key(op, side, self._types)
         if shareable is None or self._kinds[shareable[0].table] == "rows":
             return None
@@ -374,7 +372,7 @@ class ChainBuilder:
     def _with_key(
         self, child: Operator, key: Sequence[int], key_types: Sequence[str]
     ) -> tuple[list[Expr], list[int], list[str]]:
-        """Return the columns of a child with its key in the types that are compared.
+        """Return the columns of a child, with its key columns in the types in which they are compared.
 
         Returns the columns, the places of the key among them, and the types of the columns. A key column of
         another type is added a second time, with a cast.
@@ -390,7 +388,7 @@ class ChainBuilder:
         return columns, places, types
 
     def _output_columns(self, op: Operator) -> RowExpressions:
-        """Return the row expressions from the columns of a stateful operator to those of the circuit's."""
+        """Return row expressions that turn the columns of a stateful operator into those of `op`."""
         operator = self._graph.operator(self._numbers[op])
         if isinstance(op, ops.Join) and isinstance(operator, StatefulJoin):
             return self._without_cast_keys(op, operator)
@@ -409,7 +407,7 @@ class ChainBuilder:
         return RowExpressions().select(list(map(column, selected)))
 
     def _connect_child(self, child: Operator, number: int, side: int, columns: Sequence[Expr]) -> None:
-        """Connect a child to a side of an operator that reads these columns of it."""
+        """Connect a child to a side of an operator; the side reads these columns of the child."""
         unchanged = [expression.column for expression in columns] == list(range(child.width))
         for origin, expressions in self._flows(child):
             self._graph.connect(

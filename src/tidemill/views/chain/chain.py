@@ -5,10 +5,10 @@ input of the step or at another stateful operator, and applies row expressions. 
 layer than the operators it reads, and rows are exchanged between layers. If several views have an equal
 subtree, the chain has one operator for it and computes it once.
 
-An operator without a kernel, but with a key, is *keyed*: one operator gathers all rows of the keys that
-changed, Spark SQL computes their result, and another operator replaces the stored result. The query splits
-the step: everything after the query runs in a later job. Rows that pass from one job to a later one are
-written to files of the attempt.
+An operator that has a key but no kernel is *keyed*. One operator gathers all rows of the keys that changed,
+Spark SQL computes the result for these keys, and another operator replaces the stored result. The query
+splits the step: everything after the query runs in a later job. Rows that pass from one job to a later one
+are written to files of the attempt.
 """
 
 from collections.abc import Collection
@@ -38,7 +38,7 @@ class Edge:
     Args:
         number: the edge's place in the chain.
         origin: where the rows come from: the number of an operator, or an input.
-        target: the number of the operator they go to.
+        target: the number of the operator that receives the rows.
         side: the side of that operator.
         expressions: the row expressions that are applied.
         plain: the columns that the expressions select, if they do nothing else; None otherwise.
@@ -56,8 +56,8 @@ class Edge:
 class PlacedOperator:
     """A stateful operator with its id, its job and layer, and the views that need it.
 
-    `borrowed` lists the traces of other operators that it reads, each with its name in this operator, its id
-    and its layout.
+    `borrowed` lists the traces of other operators that this operator reads. Each entry has this operator's
+    name for the trace, the id of the trace, and its layout.
     """
 
     number: int
@@ -75,7 +75,7 @@ class PlacedOperator:
 
     @property
     def reads(self) -> frozenset[str]:
-        """Return the ids of all traces that it reads: its own and borrowed ones."""
+        """Return the ids of all traces that the operator reads: its own traces and borrowed ones."""
         return frozenset(self.traces.values()) | {trace for _, trace, _ in self.borrowed}
 
 
@@ -86,8 +86,8 @@ class KeyedQuery:
     Args:
         table: the name of the chain input that holds the result.
         operator: the operator to compute.
-        key: the key of a result row, over the operator's columns.
-        reads: the chain inputs with the rows of each of the operator's inputs.
+        key: the expressions that compute the key of a result row from the operator's columns.
+        reads: for each input of the operator, the chain input that holds the rows of that input.
         expressions: the row expressions applied to the result before it is stored.
     """
 
@@ -109,7 +109,7 @@ class Chain:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Return the tables whose changes it reads."""
+        """Return the tables whose changes the chain reads."""
         internal = {query.table for query in self.queries} | self.spills.keys() | dict(self.constants).keys()
         inputs = {edge.origin.table for edge in self.edges if isinstance(edge.origin, ChainInput)}
         return tuple(sorted(inputs - internal))
@@ -134,7 +134,7 @@ class Chain:
 
     @property
     def outputs(self) -> dict[str, PlacedOperator]:
-        """Return the sinks of the views, by view."""
+        """Return the sink of each view."""
         return {
             placed.operator.view: placed
             for placed in self.operators
@@ -146,14 +146,14 @@ class Chain:
         return frozenset(trace for placed in self.operators for trace in placed.traces.values())
 
     def below(self, numbers: Collection[int]) -> frozenset[int]:
-        """Return these operators and all operators they read, directly or not."""
+        """Return these operators and all operators they read, directly or indirectly."""
         reached = set(numbers)
         while more := {lower for lower, upper in self._links if upper in reached} - reached:
             reached |= more
         return frozenset(reached)
 
     def above(self, numbers: Collection[int]) -> frozenset[int]:
-        """Return these operators and all operators that read them, directly or not."""
+        """Return these operators and all operators that read them, directly or indirectly."""
         reached = set(numbers)
         while more := {upper for lower, upper in self._links if lower in reached} - reached:
             reached |= more

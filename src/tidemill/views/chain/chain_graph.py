@@ -58,7 +58,7 @@ class ChainGraph:
         return replace(chain, operators=tuple(with_views))
 
     def _borrowed(self, number: int) -> tuple[tuple[str, str, Layout], ...]:
-        """Return the traces of its sources that a join reads: its name for each, id and layout."""
+        """Return the traces of sources that a join reads: the join's name for each, its id and its layout."""
         operator = self.operator(number)
         if not isinstance(operator, StatefulJoin):
             return ()
@@ -116,9 +116,9 @@ class ChainGraph:
     # --- jobs and layers
 
     def _fuse_queries(self) -> None:
-        """Move the row expressions after a keyed operator into its query, if it has only one reader.
+        """Move row expressions after a keyed operator into its query, if the operator has only one reader.
 
-        Rows and columns that they drop are then neither stored nor compared.
+        Rows and columns that these expressions drop are then neither stored nor compared.
         """
         for place, query in enumerate(self._queries):
             number = int(query.table.partition(":")[2])
@@ -139,7 +139,10 @@ class ChainGraph:
                     self._edges[at] = (replace(origin, width=len(types) + len(query.key)), *edge[1:])
 
     def _jobs(self) -> dict[int, int]:
-        """Return the job of every operator: a later one than those of the queries and files it reads."""
+        """Return the job of every operator.
+
+        This job comes after all jobs whose files or queries the operator reads.
+        """
         queries = {query.table: query for query in self._queries}
         spills = {
             operator.view: n
@@ -166,7 +169,7 @@ class ChainGraph:
         return jobs
 
     def _unshare_across_jobs(self, jobs: Mapping[int, int]) -> None:
-        """Give a join its own trace if its source is in an earlier job: the rows reach it through files."""
+        """Give a join its own trace if its source is in an earlier job, as rows then arrive through files."""
         for origin, target, side, _ in self._edges:
             name, operator = self._operators[target]
             if isinstance(operator, StatefulJoin) and isinstance(origin, int) and jobs[origin] < jobs[target]:

@@ -40,7 +40,8 @@ def compacted(table: pa.Table, layout: Layout | None = None) -> pa.Table:
 
     Args:
         table: the rows.
-        layout: names the columns that the hash `_h` is computed from; None if it is computed otherwise.
+        layout: names the columns that the hash `_h` is computed from; None if the hash is computed in another
+            way.
     """
     metadata: dict[bytes, bytes] = {}
     arrays: dict[str, pa.Array] = {}
@@ -130,7 +131,7 @@ def _smallest_type(integers: pa.Array) -> pa.DataType:
 
 
 def _common_weight(weights: pa.Array) -> int | None:
-    """Return the weight that all rows have, or None if they differ."""
+    """Return the weight that all rows have, or None if the weights differ."""
     if weights.type != pa.int64() or weights.null_count or len(weights) == 0:
         return None
     ends = pc.min_max(weights)

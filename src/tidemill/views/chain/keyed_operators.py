@@ -61,7 +61,7 @@ class GatherRows:
         table = rows_by_key(rows, self._layout, self.key)
         packed = {"rows": consolidate(table, self._layout)}
         if packed["rows"].num_rows < table.num_rows:
-            # If the rows of a key cancel out, its result must still be computed again.
+            # If the rows of a key cancel out, the result for this key must still be computed again.
             names = self._layout.key_names
             packed["keys"] = distinct_keys([table.select([HASH, *names])], names)
         return packed

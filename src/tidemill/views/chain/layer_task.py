@@ -46,7 +46,7 @@ class StepPlan:
         chain: the chain to compute.
         active: the numbers of the operators to run.
         ranges: a division of hash space, with one range for each task of a layer.
-        first: whether traces are empty and inputs complete, because traces are built or rebuilt.
+        first: whether the step builds or rebuilds traces. Then traces are empty and inputs are complete.
         job: the number of the job in the chain.
         stored: the operators whose traces are written; None for all.
     """
@@ -82,7 +82,7 @@ class StepPlan:
         return [edge for edge in self.chain.leaving(origin) if edge.target in self.numbers]
 
     def spark_edges(self, number: int) -> dict[int, list[Edge]]:
-        """Return the edges after a layer whose row expressions Spark must evaluate, by operator."""
+        """Return, for each operator of a layer, its edges whose row expressions Spark must evaluate."""
         edges = {
             placed.number: [edge for edge in self.leaving(placed.number) if edge.plain is None]
             for placed in self.layer(number)
@@ -104,7 +104,7 @@ class StepPlan:
             number: the number of the operator.
             side: the side that receives the rows.
             rows: c0, c1, … with the types of the side, and `_w`.
-            origin: the range that computed the rows. Rows that need no exchange stay in it.
+            origin: the range that computed the rows. Rows that need no exchange stay in that range.
             compact: whether the rows leave the process and should use few bytes (`compacted`).
         """
         operator = self.chain.operators[number].operator
@@ -133,8 +133,8 @@ class TaskReport:
         seconds: the time it took, not counting the time it waited for rows.
         rows: the number of rows it received.
         files: the files it wrote for views: (view, key, rows, size, digest).
-        aside: how many rows each source has set aside after the step, by operator.
-        exhausted: how many groups need their values read again, by operator.
+        aside: for each source operator, how many rows it has set aside after the step.
+        exhausted: for each operator, in how many groups the values must be read again.
     """
 
     layer: int
@@ -162,7 +162,7 @@ def _is_local(operator: StatefulOperator, side: int) -> bool:
 
 
 def _with_types(operator: StatefulOperator, side: int, rows: pa.Table) -> pa.Table:
-    """Cast rows to the declared types: a session may name UTC differently or mark columns as NOT NULL."""
+    """Cast rows to the declared types, as a session may name UTC differently or mark columns as NOT NULL."""
     for place, kind in enumerate(operator.takes(side)):
         if rows.schema.field(place).type != kind:
             name = f"c{place}"
@@ -194,9 +194,9 @@ def compute_layer(
         plan: the plan of the step.
         layer: the number of the layer.
         range_number: the number of the range.
-        parts: the packed tables that arrived, by operator and tag.
+        parts: for each operator and tag, the packed tables that arrived.
         state: where traces are read and written.
-        report: receives the task's results; complete when all pieces are read.
+        report: receives the task's results. It is complete once the caller has read all pieces.
     """
     within = plan.ranges[range_number]
     for placed in plan.layer(layer):

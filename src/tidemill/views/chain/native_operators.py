@@ -45,7 +45,7 @@ class StatefulJoin:
     Args:
         left, right: the column types of each side.
         left_keys, right_keys: the key columns of each side; the columns of a pair have the same type.
-        null_safe: for each pair, whether it is compared by `<=>`.
+        null_safe: for each pair of key columns, whether it is compared by `<=>`.
         shared: for each side, the source whose trace it reads; None if the join stores its own trace.
     """
 
@@ -80,7 +80,7 @@ class StatefulJoin:
 
     @property
     def borrowed(self) -> list[tuple[int, str, Mapping[str, Layout]]]:
-        """Return the sides that read the trace of a source: number, name, and the traces of the source."""
+        """Return number, name and trace layouts of each side that reads the traces of a source."""
         sides = enumerate(zip(self._sides, self.shared, strict=True))
         return [(side, tag, shared.layouts) for side, (tag, shared) in sides if shared is not None]
 
@@ -117,7 +117,7 @@ class StatefulJoin:
         return OperatorOutput(out, deltas, settled=frozenset(deltas))
 
     def is_local(self, side: int) -> bool:
-        """Return whether the rows of a side are already in their range: its source has the same key."""
+        """Return whether a side's rows are already in their range, because its source has the same key."""
         return self.shared[side] is not None
 
     def emits_without_input(self, within: HashRange) -> bool:
@@ -165,7 +165,7 @@ class StatefulAggregate:
         return with_weight(numbered_columns([*(each.type for each in self.kernel.keys), *self.results]))
 
     def _with_results(self, table: pa.Table) -> pa.Table:
-        """Convert the kernel's rows to the values that Spark's aggregates have."""
+        """Convert the kernel's rows to the values that Spark's aggregates return."""
         names = [each.name for each in self.kernel.schema if each.name not in {HASH, WEIGHT}]
         keys = len(self.kernel.keys)
         columns, at = [table[name] for name in names[:keys]], keys

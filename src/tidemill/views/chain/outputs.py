@@ -1,4 +1,4 @@
-"""The sinks of a chain: changes of views, and rows for a later job of the step."""
+"""The sinks of a chain: changes to views, and rows for a later job of the step."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,9 +21,10 @@ from tidemill.views.trace.layout import HASH, Layout
 class OutputSink:
     """The sink that receives the changes of a view. It has no trace.
 
-    Packets have the view's columns, both halves of the row identity, and `_w`. Rows arrive with an identity
-    only if Spark computes it (`needs_spark`). Equal rows go to the same range by the first half of their
-    identity. Rows that are in the same range already (`local`) are not exchanged.
+    Packets have the view's columns, both halves of the row identity, and `_w`. If Spark computes the identity
+    (`needs_spark`), rows arrive with it; otherwise `pack` adds it. The first half of the identity decides the
+    range, so equal rows go to the same range. If equal rows are already in the same range (`local`), no rows
+    are exchanged.
     """
 
     view: str
@@ -72,4 +73,7 @@ class OutputSink:
 
 @dataclass(frozen=True)
 class SpillSink(OutputSink):
-    """The sink for rows that a later job of the step reads. The task that computes them writes them."""
+    """The sink for rows that a later job of the step reads.
+
+    The task that computes these rows also writes them.
+    """

@@ -4,8 +4,8 @@
     aggregate   its input becomes a projection of keys and arguments; a FILTER becomes a CASE in the argument
     window      expressions in its PARTITION BY become columns of its input
 
-The result of the circuit stays the same. If no kernel computes an operator, this module raises `NoKernel`,
-and the view is recomputed.
+The result of the circuit stays the same. If no kernel computes an operator, the chain builder raises
+`NoKernel`, and each step recomputes the view.
 """
 
 from dataclasses import replace
@@ -126,7 +126,7 @@ def _native_call(aggregate_call: AggregateCall) -> tuple[str, tuple[Expr, ...]] 
 
 
 def _all_present(aggregate_call: AggregateCall) -> tuple[Expr, ...]:
-    """Return at most one argument. It is NULL if any argument is NULL or the filter is not true."""
+    """Combine the arguments into at most one. It is NULL if any of them is NULL or the filter is not true."""
     nullable = [argument for argument in aggregate_call.arguments if _is_nullable(argument)]
     if aggregate_call.filter is None and len(nullable) < 2:
         return tuple(nullable)

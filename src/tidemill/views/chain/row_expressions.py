@@ -33,7 +33,10 @@ class SelectStep:
 
 @dataclass(frozen=True)
 class ExplodeStep:
-    """Repeat each row for every row that a generator returns for it; see `circuit.operators.Generate`."""
+    """Call a generator for each row, and return the row once with every result.
+
+    See `circuit.operators.Generate`.
+    """
 
     stored_name: ClassVar = "Explode"
 
@@ -56,7 +59,10 @@ class RowExpressions:
         return RowExpressions((*self.steps, FilterStep(tuple(conditions)))) if conditions else self
 
     def select(self, expressions: Sequence[Expr]) -> "RowExpressions":
-        """Add a step that computes the columns. Two steps become one if the second only selects columns."""
+        """Add a step that computes the columns.
+
+        Two such steps become one if the second only selects columns.
+        """
         columns = tuple(expressions)
         last = self.steps[-1] if self.steps else None
         if isinstance(last, SelectStep) and all(expr.column is not None for expr in columns):
@@ -80,7 +86,10 @@ class RowExpressions:
 
     @property
     def digest(self) -> str:
-        """Return a hash of the steps. It is part of the name of the state stored after them."""
+        """Return a hash of the steps.
+
+        If the query of a keyed operator includes the steps, the name of its stored state contains the hash.
+        """
         normal_form = [
             (step.stored_name, *(expr.sql() for expr in _expressions(step)), getattr(step, "outer", ""))
             for step in self.steps
@@ -92,7 +101,7 @@ class RowExpressions:
         return any(isinstance(step, ExplodeStep) for step in self.steps)
 
     def plain(self, width: int) -> tuple[int, ...] | None:
-        """Return which of the `width` columns the steps select, or None if they do anything else."""
+        """Return which of the `width` columns the steps select, or None if the steps do anything else."""
         places = tuple(range(width))
         for step in self.steps:
             if not isinstance(step, SelectStep):

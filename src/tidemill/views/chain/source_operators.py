@@ -32,11 +32,12 @@ ASIDE = "aside"
 
 @dataclass(frozen=True)
 class ChangesSource:
-    """The source operator of a dataset that allows deletes: no row gets a negative count (DBSP-21).
+    """The source operator of a dataset that allows deletes. It lets no row get a negative count (DBSP-21).
 
     Args:
         types: the column types of the dataset.
-        key: the columns that the trace is sorted by, for joins that read it; empty for the whole row.
+        key: the columns by which the trace is sorted, for joins that read it. If this is empty, the trace is
+            sorted by the whole row.
     """
 
     types: tuple[pa.DataType, ...]
@@ -92,7 +93,7 @@ class ChangesSource:
 class UpsertsSource:
     """The source operator of a dataset with a key: replaces a key's stored row with its last write (LOT-40).
 
-    Rows have the dataset's columns, then whether they delete, then the position and ordinal that order the
+    Each row has the dataset's columns, then a flag for deletes, then the position and ordinal that order the
     writes.
     """
 

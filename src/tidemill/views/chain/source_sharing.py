@@ -1,4 +1,4 @@
-"""Choose the key of a source's trace so that joins can read it instead of storing the rows again (ADR 20)."""
+"""Choose the key of a source's trace, so that joins can read it and need not store the rows (ADR 20)."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,8 +35,8 @@ def source_of(op: Operator) -> tuple[ops.InputTable, Places] | None:
 def side_key(op: ops.Join, side: int, types: Types) -> tuple[ops.InputTable, Places, Places] | None:
     """Return the source of a join's side, the columns that the side reads, and the key columns.
 
-    Returns None if the join cannot read the source's trace. The join can read it only if it compares the
-    stored values unchanged, and by `=`, so that it never looks up NULL.
+    Returns None if the join cannot read the source's trace. The join can read the trace only if the join
+    compares the stored values unchanged, and by `=`, so that it never looks up NULL.
     """
     below = source_of(op.inputs[side]) if op.join == "inner" and op.keys else None
     if below is None or any(key.null_safe for key in op.keys):
@@ -52,7 +52,10 @@ def side_key(op: ops.Join, side: int, types: Types) -> tuple[ops.InputTable, Pla
 
 
 def source_keys(operators: Iterable[Operator], types: Types) -> dict[ops.InputTable, Places]:
-    """Return for each source the key that most joins can use; a tie goes to the lowest columns."""
+    """Return for each source the key that most joins can use.
+
+    If several keys fit equally many joins, choose the one with the lowest column numbers.
+    """
     usable: dict[ops.InputTable, Counter[Places]] = {}
     for op in operators:
         if isinstance(op, ops.Join):
@@ -102,7 +105,7 @@ class SharedRows:
         self._traces = traces
 
     def lookups(self, hashes: Hashes, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Yield all rows with keys of these hashes, in tables of a bounded size with one chunk each.
+        """Yield all rows whose keys have these hashes, in tables of a bounded size with one chunk each.
 
         Leaves out rows that are set aside. The source's trace stores these with a negative weight until a
         later row cancels them, and no other operator may see them.
@@ -120,7 +123,7 @@ class SharedRows:
             yield pa.table(arrays)
 
     def _set_aside(self, hashes: Hashes) -> pa.Table | None:
-        """Return the distinct rows with keys of these hashes that are set aside; None if there are none."""
+        """Return the distinct rows that are set aside and have these key hashes; None if there are none."""
         trace = self._traces.get(ASIDE)
         if trace is None or not trace.entries:
             return None
@@ -130,6 +133,9 @@ class SharedRows:
 
 
 def _without(excluded: pa.Table, rows: pa.Table, layout: Layout) -> pa.Table:
-    """Return the rows that are not among the excluded ones, which are consolidated; in one chunk."""
+    """Return the rows that are not in `excluded`, in one chunk.
+
+    The rows of `excluded` must be consolidated.
+    """
     remaining = positions(excluded, rows, layout.names, zeros="differ") < 0
     return rows if remaining.all() else rows.filter(pa.array(remaining)).combine_chunks()

@@ -1,8 +1,8 @@
 """The protocol of stateful operators: how they receive rows, what they output, and which traces they have.
 
 An operator holds no connections, so it can be pickled and sent to tasks. Rows arrive at one of its *sides*,
-with the columns c0, c1, … and `_w`. Before the exchange, `pack` adds the hash of their key and may combine
-them. The output has the columns of `out`, again c0, c1, … and `_w`.
+with the columns c0, c1, … and `_w`. Before the exchange, `pack` adds the hash of each row's key and may
+combine rows. The output has the columns of `out`, again c0, c1, … and `_w`.
 
 The hash is not Spark's (see ADR 16). It depends only on the Arrow values of the key, so it is the same
 wherever a row comes from. Rows can therefore go from one kernel to the next without passing through Spark.
@@ -21,7 +21,7 @@ from tidemill.views.trace.layout import HASH, WEIGHT, Layout
 from tidemill.views.trace.trace import Trace
 
 Parts = Mapping[str, Sequence[pa.Table]]
-"""The packed tables from all tasks, by tag."""
+"""For each tag, the packed tables from all tasks."""
 
 Traces = Mapping[str, Trace]
 
@@ -30,10 +30,10 @@ class OperatorOutput(NamedTuple):
     """The result of one operator in a step.
 
     Args:
-        out: the change of its rows, in pieces whose rows may cancel each other out.
+        out: the change in the operator's rows, in pieces whose rows may cancel each other out.
         deltas: the change of each trace.
         aside: how many rows a source has set aside after the step (DBSP-21).
-        exhausted: how many groups need their min or max read again before the step can end.
+        exhausted: in how many groups the min or max must be read again before the step can end.
         settled: the traces whose delta is already consolidated (`consolidate`).
     """
 
@@ -62,7 +62,7 @@ class StatefulOperator(Protocol):
         ...
 
     def pack(self, side: int, rows: pa.Table) -> dict[str, pa.Table]:
-        """Pack rows of a side for the exchange: tables with a hash `_h`, by tag."""
+        """Pack the rows of one side for the exchange; return a table for each tag, with the column `_h`."""
         ...
 
     def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> OperatorOutput:
@@ -95,14 +95,14 @@ def concatenated(parts: Sequence[pa.Table], layout: Layout) -> pa.Table:
 
 
 def layout_of(types: Sequence[pa.DataType], keys: Sequence[int]) -> Layout:
-    """Return the layout of a trace by this key: the key first, then the columns that are not part of it."""
+    """Return the layout of a trace with this key: the key first, then the columns that are not part of it."""
     key_fields = [pa.field(f"k{n}", types[place]) for n, place in enumerate(keys)]
     rest = [pa.field(column_name(i, types, keys), kind) for i, kind in enumerate(types)]
     return Layout(pa.schema([*key_fields, *(each for each in rest if each.name.startswith("p"))]), len(keys))
 
 
 def column_name(place: int, types: Sequence[pa.DataType], keys: Sequence[int]) -> str:
-    """Return the name of a column in a trace by this key.
+    """Return the name of a column in a trace with this key.
 
     A key column with floats is also stored with its original values: -0.0 is the same key as 0.0, but not the
     same value.
@@ -112,7 +112,10 @@ def column_name(place: int, types: Sequence[pa.DataType], keys: Sequence[int]) -
 
 
 def rows_by_key(rows: pa.Table, layout: Layout, keys: Sequence[int]) -> pa.Table:
-    """Return rows c0, c1, … with the columns of a trace by this key, its hash, and the `_` columns."""
+    """Convert rows c0, c1, … to the columns of a trace with this key.
+
+    Add the hash of the key, and keep the columns that begin with `_`.
+    """
     arrays = {f"k{n}": rows[f"c{place}"] for n, place in enumerate(keys)}
     arrays |= {name: rows[f"c{name[1:]}"] for name in layout.names if name.startswith("p")}
     arrays |= {name: rows[name] for name in rows.column_names if name.startswith("_")}

@@ -1,4 +1,4 @@
-"""A circuit: the outputs of the views of a group, with shared operators.
+"""A circuit: the outputs of all views in a group, which share equal operators.
 
 Operators are values, so a circuit only maps view names to outputs. Equal operators have equal fingerprints
 and are shared. If a view reads another view of the group, it has an `InputTable` with the name of that other
@@ -32,7 +32,7 @@ class Circuit:
         return ids(self.operators(), pins)
 
     def consumers(self) -> dict[Operator, list[Operator]]:
-        """Return the operators that read each operator; one that reads it twice is listed twice."""
+        """Return the readers of each operator; a reader that reads the operator twice is listed twice."""
         readers: dict[Operator, list[Operator]] = {operator: [] for operator in self.operators()}
         for operator in self.operators():
             for child in operator.inputs:
@@ -40,7 +40,7 @@ class Circuit:
         return readers
 
     def linked(self) -> "Circuit":
-        """Return the circuit with every input that is a view of the group replaced by that view's output.
+        """Return the circuit, with inputs that are views of the group replaced by the outputs of these views.
 
         The caller has already rejected cycles.
         """

@@ -106,14 +106,18 @@ def explain(
 
 @dataclass(frozen=True)
 class CircuitExplanation:
-    """The operators of a circuit by id, inputs first, and the ids of the outputs of its views."""
+    """The operators of a circuit by id, inputs first, and the id of each view's output."""
 
     lines: Mapping[str, OperatorLine]
     outputs: Mapping[str, str]
     notes: Mapping[str, tuple[str, ...]]
 
     def incremental(self, view: str) -> bool:
-        """Return False if an operator of the view scans, is on the rung full, or is not deterministic."""
+        """Return whether the view is incremental.
+
+        It is not incremental if one of its operators may read a whole table, has the rung `full`, or is not
+        deterministic.
+        """
         return all(line.placement.incremental for line in self._below(self.outputs[view]))
 
     def _below(self, root: str) -> list[OperatorLine]:

@@ -31,9 +31,9 @@ ATOM = re.compile(r"[\w.]+|'[^'\\]*'|\([^()]*\)")
 class Expr:
     """Spark SQL text in parts: text, a column by its position, or the time of the step.
 
-    `calls` are the functions that it calls, in lower case. They decide whether it is deterministic.
-    Expressions with equal parts are equal: the text is in the normal form of `tidemill.views.sql.sql_text`
-    (single spaces, no comments).
+    `calls` are the functions that the expression calls, in lower case. They decide whether the expression is
+    deterministic. Expressions with equal parts are equal: the text is in the normal form of
+    `tidemill.views.sql.sql_text` (single spaces, no comments).
     """
 
     parts: tuple[Part, ...]

@@ -43,7 +43,7 @@ SESSION = words("""
     reflect session_user try_reflect user version
     """)
 
-# The names of their arguments become part of the value, but columns of a circuit have no names. (This is true
+# The names of the arguments become part of the value, but columns of a circuit have no names. (This is true
 # of `struct` too; there the compiler writes the names into the text, see tidemill.views.sql.stage.)
 NAME_SENSITIVE = words("arrays_zip")
 
@@ -119,8 +119,8 @@ KNOWN = (
 class UserFunction:
     """A function that the user registered in Spark and declared with the view.
 
-    `digest` identifies its code: when it changes, the results are computed again. A function that is not
-    declared deterministic is treated like rand().
+    `digest` identifies its code: when the digest changes, the results are computed again. A function that is
+    not declared deterministic is treated like rand().
     """
 
     name: str
@@ -130,7 +130,10 @@ class UserFunction:
 
 
 class ViewFunctions:
-    """The functions of one view: Spark's, and those that the user declared, which hide Spark's."""
+    """The functions of one view: Spark's functions, and those that the user declared.
+
+    A declared function hides Spark's function of the same name.
+    """
 
     def __init__(self, declared: Iterable[UserFunction] = ()) -> None:
         self.declared: Mapping[str, UserFunction] = {f.name.lower(): f for f in declared}

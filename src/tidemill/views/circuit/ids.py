@@ -57,7 +57,7 @@ def ids(operators: Iterable[Operator], pins: Pins) -> dict[Operator, str]:
     The ids do not depend on the release, the process or the other views of a group. The id of an input table
     does not depend on the settings either, because an input table computes nothing.
 
-    operators: inputs first.
+    operators: the operators, each one after its inputs.
     """
     ids_by_operator: dict[Operator, str] = {}
     for operator in operators:

@@ -59,9 +59,9 @@ def common_tables(
 
 
 def types_query(root: Operator) -> tuple[list[Operator], str]:
-    """Return operators, and a query with one struct per operator that contains its columns.
+    """Return all operators that have columns, and a query that returns the columns of each as one struct.
 
-    With it, one analysis by Spark gives the types of all operators.
+    One analysis of this query by Spark gives the types of all operators.
     """
     names, tables = common_tables(root, Renderer())
     operators = [operator for operator in names if operator.width]

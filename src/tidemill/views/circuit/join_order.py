@@ -1,8 +1,8 @@
 """Join order: put inner joins in an order in which each join has keys.
 
 `FROM a, b, c WHERE a.x = c.x AND b.y = c.y` means cross products with a filter. This module joins the
-relations in the order in which they are written, but prefers a relation that has an equality with those
-already joined. So a cross product remains only if no key exists. The columns keep their order.
+relations in the order in which they are written, but prefers a relation that an equality connects to the
+relations already joined. So a cross product remains only if no key exists. The columns keep their order.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class ConditionPusher(Protocol):
     functions: ViewFunctions
 
     def shared(self, op: Operator) -> bool:
-        """Return whether several operators read it."""
+        """Return whether several operators read this operator."""
 
     def pushed(self, op: Operator, conditions: Sequence[Expr]) -> Operator:
         """Apply conditions to an operator, as far down as possible."""
@@ -78,7 +78,7 @@ def _collect(
     *,
     top: bool = False,
 ) -> None:
-    """Collect the relations and conditions of a tree of inner joins, with filters that can move."""
+    """Collect the relations and conditions of a tree of inner joins, including its movable filters."""
     if isinstance(op, Join) and op.join in {"inner", "cross"} and (top or not pusher.shared(op)):
         _collect(op.left, offset, leaves, predicates, not_total, pusher)
         middle = offset + op.left.width
@@ -127,7 +127,7 @@ def _key(
 ) -> tuple[Expr, Expr] | None:
     """Return the sides of a predicate, the side of the joined relations first.
 
-    None if the predicate is not a key between the joined relations and the new one.
+    Return None if the predicate is not a key between the joined relations and the new one.
     """
     if predicate.sides is None:
         return None

@@ -29,7 +29,7 @@ JoinKind = Literal["inner", "cross", "left", "right", "full", "semi", "anti", "n
 
 
 class Operator:
-    """Base of all kinds: inputs, a width, and equality by fingerprint."""
+    """The base class of all operators: inputs, a width, and equality by fingerprint."""
 
     kind: ClassVar[str]
 
@@ -125,7 +125,7 @@ class AggregateCall:
 
 @dataclass(frozen=True)
 class WindowCall:
-    """One window function: the text of the call, and of its frame if the query has one."""
+    """One window function: the text of the call, and the text of its frame if it has one."""
 
     value: Expr
     name: str
@@ -143,7 +143,7 @@ class NamedInput:
 
 @dataclass(frozen=True, eq=False)
 class InputTable(Operator):
-    """The rows of a table. `key` lists the positions of its primary key, if its rows are upserts."""
+    """The rows of a table. `key` lists the primary key columns, if rows are upserts."""
 
     kind = "source"
     table: str
@@ -198,7 +198,7 @@ class TemporalFilter(Operator):
 
 @dataclass(frozen=True, eq=False)
 class Project(Operator):
-    """Computes expressions of each row."""
+    """Computes expressions for each row."""
 
     kind = "project"
     input: Operator
@@ -211,7 +211,7 @@ class Project(Operator):
 
 @dataclass(frozen=True, eq=False)
 class Generate(Operator):
-    """Repeats each row for every row that a generator (such as explode) returns for it.
+    """Calls a generator (such as explode) for each row, and returns the row once with every result.
 
     `outer` also keeps the rows for which the generator returns nothing.
     """
@@ -229,7 +229,7 @@ class Generate(Operator):
 
 @dataclass(frozen=True, eq=False)
 class UnionAll(Operator):
-    """UNION ALL. Spark widens the types, pair by pair."""
+    """UNION ALL. Spark widens the types of each pair of columns."""
 
     kind = "union all"
     parts: tuple[Operator, ...]
@@ -244,7 +244,7 @@ class Join(Operator):
     """Joins two inputs by equal keys and a residual condition over the columns of both.
 
     A null-aware anti join (NOT IN) keeps a left row if no right row matches it. A right row matches if its
-    keys are equal, the residual is true, and the equality of all of `null_aware` is true or NULL.
+    keys are equal, the residual is true, and the comparison of all `null_aware` keys is true or NULL.
     """
 
     kind = "join"
@@ -294,7 +294,7 @@ class SetOp(Operator):
 
 @dataclass(frozen=True, eq=False)
 class Aggregate(Operator):
-    """GROUP BY: the keys, then the aggregates, then Spark's grouping id if there are grouping sets.
+    """GROUP BY. Returns the keys, then the aggregates, then Spark's grouping id if there are grouping sets.
 
     `sets` lists the grouping sets as positions in `groups`. Without groups the result is one row, even if the
     input is empty.
@@ -315,8 +315,8 @@ class Aggregate(Operator):
 class Window(Operator):
     """Adds window functions with the same PARTITION BY and ORDER BY to the columns of the input.
 
-    `ties` are further sort keys, only for calls whose result depends on the order of peers
-    (`tidemill.views.circuit.ties`).
+    `ties` are further sort keys, only for calls whose result depends on the order of rows with equal sort
+    keys (`tidemill.views.circuit.ties`).
     """
 
     kind = "window"

@@ -1,8 +1,8 @@
 """Column pruning: do not compute, carry or store columns that no operator reads.
 
-An operator keeps the columns that any of its readers needs, so it stays shared. Input tables keep all their
-columns, because every view of the group shares their rows. Before a stateful operator, a projection removes
-the columns that only a filter below it needed.
+An operator keeps every column that at least one of its readers needs, so all of them can still share it.
+Input tables keep all their columns, because every view of the group shares their rows. If only an earlier
+filter needed a column, a projection removes the column before the rows reach a stateful operator.
 """
 
 from dataclasses import replace

@@ -4,7 +4,7 @@ The keyed rung runs this SQL, and tests compare kernels and rewrites with it. So
 possible. Columns are called `c0`, `c1`, …; expressions are inserted unchanged.
 """
 
-# ruff: noqa: S608  # writing SQL is what this is for; names are quoted, expressions come from the user's own query
+# ruff: noqa: S608  # this module writes SQL; names are quoted, expressions come from the user's own query
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -134,8 +134,8 @@ class Renderer:
         return f"SELECT DISTINCT {_list(_columns(op.width))} FROM {inputs[0]}"
 
     def aggregate(self, op: Aggregate, inputs: Sequence[str]) -> str:
-        # A subquery computes the keys: a number in GROUP BY would be a position. And if a key is also an
-        # argument of an aggregate, grouping sets must set only the key to NULL.
+        # A subquery computes the keys, because a number in GROUP BY would mean a position. And if a key is
+        # also an argument of an aggregate, grouping sets must set only the key to NULL.
         keys = [f"g{i}" for i in range(len(op.groups))]
         groups = [f"{self.text(expr)} AS g{i}" for i, expr in enumerate(op.groups)]
         relation = f"(SELECT *, {', '.join(groups)} FROM {inputs[0]})" if groups else inputs[0]

@@ -64,7 +64,7 @@ class PushDown:
         return self.readers[op] > 1
 
     def pushed(self, op: Operator, conditions: Sequence[Expr]) -> Operator:
-        """Apply conditions to an operator, as far down as possible; all of them are total."""
+        """Apply conditions to an operator, as far down as possible; they must all be total."""
         return filtered(self.rebuilt(op), conditions) if self.shared(op) else self._into(op, conditions)
 
     def _into(self, op: Operator, conditions: Sequence[Expr]) -> Operator:
@@ -205,8 +205,9 @@ def _projection(op: Project, functions: ViewFunctions) -> Operator:
 def _fits(above: tuple[Expr, ...], below: tuple[Expr, ...], functions: ViewFunctions) -> bool:
     """Return whether two projections can be merged so that every value is computed exactly once per row.
 
-    One of the two must only select columns or deterministic constants. Otherwise an expression would become
-    part of another one, perhaps in a branch of a CASE that is not evaluated.
+    One of the two must only select columns. Otherwise an expression would become part of another one, perhaps
+    in a branch of a CASE that is not evaluated. If the upper one only selects columns, it may select a value
+    several times only if that value is a column or a deterministic constant.
     """
     if all(expr.column is not None for expr in below):
         return True

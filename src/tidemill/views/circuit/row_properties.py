@@ -59,7 +59,7 @@ def append_only(root: Operator) -> dict[Operator, bool]:
 
 
 def unique(root: Operator) -> dict[Operator, Keys]:
-    """Return the unique keys of every operator; an empty key means that it has at most one row."""
+    """Return the unique keys of every operator; an empty key means that the operator has at most one row."""
     keys: dict[Operator, Keys] = {}
     for op in walk(root):
         keys[op] = _unique(op, keys)

@@ -1,8 +1,8 @@
 """The rung of every operator (linear, native, keyed or full), and the reason for the rung (DBSP-17).
 
-Each operator uses the fastest rung that gives the right result. `scan` marks an operator whose step may read
-a complete trace or table even if little changed. A view is not incremental if one of its operators scans, is
-on the rung full, or is not deterministic.
+Each operator uses the fastest rung that gives the right result. `scan` is True for an operator whose step may
+read a whole trace or table even if little changed. A view is not incremental if one of its operators has
+`scan`, has the rung full, or is not deterministic.
 """
 
 from collections.abc import Callable, Mapping
@@ -76,7 +76,7 @@ def _rung_of(op: Operator, functions: ViewFunctions, grows: Mapping[Operator, bo
             Rung.FULL, f"recomputed as a whole: {op.reason}{extra}", scan=True, deterministic=not random
         )
     if clock and not isinstance(op, TemporalFilter):
-        reason = "reads the clock in another form than column < now(): recomputed when time passes"
+        reason = "reads the clock, but not in a condition like column < now(): recomputed when time passes"
         return OperatorRung(Rung.FULL, reason, scan=True, deterministic=not random)
     rung = RULES[type(op)](op, grows)
     if random:
@@ -106,14 +106,18 @@ def _row_by_row(_op: Operator, _: Mapping[Operator, bool]) -> OperatorRung:
 
 def _source(op: InputTable, _: Mapping[Operator, bool]) -> OperatorRung:
     if op.key:
-        return OperatorRung(Rung.NATIVE, "replaces rows by key: its trace has the old row")
+        return OperatorRung(
+            Rung.NATIVE, "the rows are stored in a trace; a new row replaces the stored row with the same key"
+        )
     return OperatorRung(
         Rung.LINEAR, "append-only: every row is new" if op.append_only else "passes its changes on"
     )
 
 
 def _temporal(_op: TemporalFilter, _: Mapping[Operator, bool]) -> OperatorRung:
-    return OperatorRung(Rung.FULL, "time adds and removes rows: recomputed when it does", scan=True)
+    return OperatorRung(
+        Rung.FULL, "rows start or stop matching as time passes: recomputed when that happens", scan=True
+    )
 
 
 def _join(op: Join, _: Mapping[Operator, bool]) -> OperatorRung:
@@ -126,7 +130,7 @@ def _join(op: Join, _: Mapping[Operator, bool]) -> OperatorRung:
             )
         return OperatorRung(Rung.FULL, reason, scan=True)
     if op.join == "inner":
-        return OperatorRung(Rung.NATIVE, "has an index of each side by its key")
+        return OperatorRung(Rung.NATIVE, "each side is indexed by the join key")
     name = "NOT IN with a key" if op.join == "null-aware anti" else f"{op.join} join"
     return OperatorRung(Rung.KEYED, f"{name}: Spark recomputes the changed keys")
 
@@ -140,17 +144,19 @@ def _aggregate(op: Aggregate, grows: Mapping[Operator, bool]) -> OperatorRung:
     if slow:
         names = ", ".join(sorted({_called(call) for call in slow}))
         if not op.groups:
-            return OperatorRung(Rung.FULL, f"{names} without GROUP BY: one group has all rows", scan=True)
+            return OperatorRung(Rung.FULL, f"{names} without GROUP BY: all rows are in one group", scan=True)
         if op.sets is not None:
             return OperatorRung(
                 Rung.FULL, f"{names} with grouping sets: a row is in several groups", scan=True
             )
         return OperatorRung(Rung.KEYED, f"{names}: Spark recomputes the changed groups")
     extremes = sorted({call.name for call in op.calls if _is_extreme(call)})
-    reason = "keeps totals of each group" if op.groups else "keeps totals of all rows"
+    reason = "keeps totals for each group" if op.groups else "keeps totals for all rows"
     if extremes:
-        values = "the best value" if grows[op.input] else "the best 16 values, refilled when used up"
-        reason += f"; keeps {values} of each group for {' and '.join(extremes)}"
+        values = "the best value of each group"
+        if not grows[op.input]:
+            values = "the best 16 values of each group, and reads more when they are used up"
+        reason += f"; for {' and '.join(extremes)}, keeps {values}"
     return OperatorRung(Rung.NATIVE, reason)
 
 
@@ -171,17 +177,19 @@ def _called(call: AggregateCall) -> str:
 
 def _window(op: Window, _: Mapping[Operator, bool]) -> OperatorRung:
     if not op.partition:
-        return OperatorRung(Rung.FULL, "a window without PARTITION BY: one partition has all rows", scan=True)
+        return OperatorRung(
+            Rung.FULL, "a window without PARTITION BY: all rows are in one partition", scan=True
+        )
     return OperatorRung(Rung.KEYED, "Spark recomputes the changed partitions")
 
 
 def _top(_op: TopK, _: Mapping[Operator, bool]) -> OperatorRung:
-    return OperatorRung(Rung.FULL, "the first rows in an order of all rows", scan=True)
+    return OperatorRung(Rung.FULL, "the first rows depend on the order of all rows", scan=True)
 
 
 def _scalar(_op: Scalar, _: Mapping[Operator, bool]) -> OperatorRung:
     return OperatorRung(
-        Rung.FULL, "every row has the same value: when it changes, every row changes", scan=True
+        Rung.FULL, "every row contains this value: when the value changes, every row changes", scan=True
     )
 
 

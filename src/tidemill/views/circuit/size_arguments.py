@@ -47,7 +47,7 @@ _TOKENS = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`|\w+|->|[(),
 
 
 def sized_columns(output: ViewOutput) -> dict[str, set[str]]:
-    """Return the columns that size arguments of a view depend on, by table."""
+    """Return, for each table, the columns that size arguments of a view depend on."""
     sized: dict[Operator, set[int]] = {}
     tables: dict[str, set[str]] = {}
     for op in reversed(list(walk(output))):
@@ -116,7 +116,7 @@ def _columns_of(expressions: "Collection[Expr] | Iterator[Expr]") -> set[int]:
 
 
 def columns_in_sizes(expr: Expr) -> set[int]:
-    """Return the columns that the size arguments of an expression read, or more if its text is unclear."""
+    """Return the columns that size arguments of an expression read; all its columns if that is unclear."""
     if not SIZE_ARGUMENTS.keys() & expr.calls:
         return set()
     columns: set[int] = set()

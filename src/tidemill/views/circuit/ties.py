@@ -1,4 +1,4 @@
-"""Tie breaking: where the order of a query leaves ties, the hash of the row is the last sort key (DBSP-20).
+"""Tie breaking: where a sort order leaves ties, the hash of the row is the last sort key (DBSP-20).
 
 If there are ties, Spark may return any of several results, depending on the partitioning. A view has exactly
 one result: the hash is part of the normal form of the circuit, so every rung, every replay and certification
@@ -14,7 +14,7 @@ any order: the result is the same.
                most frequent values
 
 Three things can still depend on ties: functions that pick single rows from a RANGE frame (last_value), calls
-with IGNORE NULLS, and opaque queries. `has_one_result` tells whether a circuit contains one of them.
+with IGNORE NULLS, and opaque queries. `has_one_result` returns False for a circuit that contains one of them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ _FUNCTIONS = frozenset(
 
 
 def depends_on_ties(output: Operator) -> bool:
-    """Return whether plain Spark may return several results, because the order of the query leaves ties."""
+    """Return whether plain Spark may return several results, because a sort order leaves ties."""
     return bool(tie_dependent(output))
 
 
@@ -66,8 +66,8 @@ def has_one_result(output: Operator) -> bool:
 def with_other_tie_breaks(sql: str) -> list[str]:
     """Return the SQL of a circuit with ties broken in other ways; if there are ties, some results differ.
 
-    The first one reverses the order. That alone is not enough: if three rows tie for two places, the middle
-    row is in both results, and the other two rows may look the same in the result.
+    The first circuit reverses the order. That alone is not enough: if three rows tie for two places, the
+    middle row is in both results, and the other two rows may look the same in the result.
     """
     opposite = sql
     for salt in SALTS:
@@ -85,7 +85,7 @@ def with_other_tie_breaks(sql: str) -> list[str]:
 
 
 def break_ties(output: ViewOutput, types: Mapping[Operator, Sequence[str]]) -> ViewOutput:
-    """Add the hash of the row as the last key of every order that may leave ties.
+    """Add the hash of the row as the last key of every sort order that may leave ties.
 
     - types: the column types of every operator, as Spark writes them.
     """

@@ -1,4 +1,4 @@
-"""Total expressions: those that can be evaluated on additional rows, because they never raise an error.
+"""Total expressions: expressions that can be evaluated on additional rows, because they never raise an error.
 
 A condition may move below a join only if it is *total*: it is deterministic, and it raises no error on any
 row. The check reads the text and is conservative. Comparisons, logic, NULL tests and a few functions are
@@ -31,7 +31,7 @@ UNITS = words("""
 
 
 def is_deterministic(expr: Expr, functions: ViewFunctions) -> bool:
-    """Return whether it has no rand(), no clock, and only user functions that are declared deterministic."""
+    """Return whether an expression has no rand(), no clock, and only deterministic user functions."""
     return not expr.reads_clock and not any(functions.is_random(name) for name in expr.calls)
 
 
@@ -80,7 +80,7 @@ def _constant(tokens: list[str], index: int) -> bool:
 
 
 def equal_columns(expr: Expr) -> tuple[int, int, bool] | None:
-    """Return the columns of `column = column`, and whether it is `<=>`; None for any other expression."""
+    """Return the columns of `a = b`, and whether the operator is `<=>`; None for any other expression."""
     if len(expr.parts) == 3:
         left, operator, right = expr.parts
         if isinstance(left, int) and isinstance(right, int) and operator in {" = ", " == ", " <=> "}:

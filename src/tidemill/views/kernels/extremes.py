@@ -1,14 +1,15 @@
 """MIN and MAX: store the best few values of each group, and whether the group has more values.
 
-A group with more values than it stores is *truncated*. It stores all values from its best to its worst stored
-one. So a change of a value in this range is applied to the trace, and a change of a worse value affects only
-values that are not stored. When a truncated group has no stored value left, it is *exhausted*. The step then
-reads the values of all exhausted groups again, together (DBSP-13).
+A group with more values than it stores is *truncated*. Its stored values have no holes: every value that is
+better than the worst stored value is stored too. So a step applies changes to the trace only down to the
+worst stored value; it ignores changes to worse values, which are not stored. When a truncated group has no
+stored value left, it is *exhausted*. The step then reads the values of all exhausted groups again, together
+(DBSP-13).
 
-The trace has one row per stored value, with its weight. A truncated group has another row with the value
-NULL, which cannot be a stored value, because MIN and MAX ignore NULL. Values are ordered as in Spark: NaN is
-the greatest value, and strings are ordered by their bytes. -0.0 is less than 0.0, so that the choice between
-them is always the same.
+The trace has one row per stored value, with its weight. A truncated group has an additional row with the
+value NULL, which cannot be a stored value, because MIN and MAX ignore NULL. Values are ordered as in Spark:
+NaN is the greatest value, and strings are ordered by their bytes. -0.0 is less than 0.0, so that the choice
+between them is always the same.
 """
 
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ _BLOCKS = 2  # blocks per stored value: with more blocks, fewer values pass the 
 
 
 class RankedGroups(NamedTuple):
-    """The best value of each group before and after a step, the trace's change, and the exhausted groups."""
+    """Each group's best value before and after a step, the change in the trace, and the exhausted groups."""
 
     before: pa.Array
     after: pa.Array
@@ -79,9 +80,9 @@ class ExtremeKernel:
         Args:
             groups: hash and key of each group.
             stored: the trace's rows of these groups.
-            changed: the change: values that are not NULL, with weights.
+            changed: the changed values, which are not NULL, with the changes in their weights.
             empty: which groups have no values after the change; these are not truncated.
-            refill: the groups were exhausted, and the change contains all their values.
+            refill: whether the groups were exhausted. Then the change contains all their values.
         """
         count = groups.num_rows
         marks = pc.is_null(stored.value).to_numpy(zero_copy_only=False)
@@ -133,7 +134,7 @@ class ExtremeKernel:
         truncated: Mask,
         truncated_after: Mask,
     ) -> pa.Table:
-        """Return the trace's change: of stored values, and of the marks of truncated groups."""
+        """Return the change in the trace: stored values, and the rows that mark truncated groups."""
         rows, toggled = np.flatnonzero(change), np.flatnonzero(truncated != truncated_after)
         values = pa.concat_arrays(
             [value.take(pa.array(distinct.row[rows])), pa.nulls(len(toggled), self.value)]
@@ -159,7 +160,7 @@ class GroupValues(NamedTuple):
 
 
 def order_of(array: pa.Array) -> I64:
-    """Return numbers that have the order of the values, and are equal for equal values; NULL is undefined.
+    """Return numbers that sort like the values, and are equal for equal values; undefined for NULL.
 
     The result must not be modified. Results for two arrays are comparable, except for types with
     `_is_ranked`.
@@ -226,7 +227,7 @@ class _Selection(NamedTuple):
 
     @property
     def ends(self) -> I64:
-        """Where the last value of each group is in the selection."""
+        """The place of each group's last value in the selection."""
         return np.append(self.starts, len(self.group))[1:] - 1
 
     @property
@@ -244,7 +245,7 @@ class _DistinctValues(NamedTuple):
         group: the group of each value.
         row: the row of the value in the candidates' array.
         old: its weight in the trace.
-        change: the change of its weight.
+        change: the change in its weight.
     """
 
     group: I64
@@ -273,7 +274,7 @@ class _Candidates(NamedTuple):
         row: the row of each candidate in that array.
         group: its group.
         order: its order, best first.
-        weight: its weight; for a changed value, the change of the weight.
+        weight: its weight; for a changed value, the change in its weight.
         stored: how many of the candidates are stored values.
     """
 
@@ -288,14 +289,14 @@ class _Candidates(NamedTuple):
     def of(
         cls, stored: GroupValues, changed: GroupValues, truncated: Mask, *, greatest_first: bool, refill: bool
     ) -> tuple["_Candidates", I64]:
-        """Return the candidates, and for groups without candidates the row of the best stored value, else -1.
+        """Return the candidates, and for each group without candidates its best stored row (otherwise -1).
 
         Args:
             stored: the stored values.
             changed: the change.
             truncated: which groups have more values than they store.
             greatest_first: whether the greatest value is the best.
-            refill: all changed values are candidates.
+            refill: whether all changed values are candidates.
         """
         stored_order, changed_order = _orders(stored.value, changed.value)
         if greatest_first:
@@ -334,7 +335,7 @@ class _Candidates(NamedTuple):
 
         This applies only if nothing is stored and nothing is deleted, as in an initial load. The rows of a
         large group are divided into blocks, and the best value of each block is found. At least `best` values
-        are as good as the `best`-th of these, so worse values cannot be among the best.
+        are as good as the `best`-th of these block values, so worse values are not needed.
         """
         block_count = _BLOCKS * best
         count = len(self.group)
@@ -376,7 +377,9 @@ class _Candidates(NamedTuple):
 
 
 def _sums(weights: I64, starts: I64) -> I64:
-    """Return the sums of consecutive weights: differences of running sums, which may wrap around safely.
+    """Return the sum of each group's weights.
+
+    It subtracts running sums, so that an overflow of these sums cancels out.
 
     Args:
         weights: the weights of all groups.
@@ -394,19 +397,20 @@ def _affected(
     """Find the values that a change can affect, so that most values of large groups are not sorted.
 
     A changed value worse than all stored ones has no effect on a truncated group. A truncated group without
-    other changes is *unaffected*. Returns, for each unaffected group, the row of its best stored value, else
-    -1; the rows of stored values in the other groups, or None for all rows; and the rows of changed values
-    with an effect.
+    other changes is *unaffected*. Returns three arrays: for each unaffected group, the row of its best stored
+    value (-1 for other groups); the rows of stored values in the other groups (None for all rows); and the
+    rows of changed values that have an effect.
 
-    The test is conservative. A group with negative weights in its runs is not treated as unaffected, and its
-    worst stored value may be one that was deleted. If unaffected groups store few values, none are skipped.
+    The test is conservative. A group with negative weights in its runs always counts as affected, and its
+    worst stored value may be one that was deleted. If unaffected groups store few values, no values are
+    skipped.
 
     Args:
         stored: the stored values.
         stored_order: their order.
-        changed: the change.
-        changed_order: its order.
-        truncated: which groups have more values than they store; in others, all changes have an effect.
+        changed: the changed values.
+        changed_order: their order.
+        truncated: which groups have more values than they store; in other groups, all changes have an effect.
     """
     count = len(truncated)
     worst = np.full(count, np.iinfo(np.int64).min)

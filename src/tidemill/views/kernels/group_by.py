@@ -1,9 +1,9 @@
-"""GROUP BY with native aggregates: exact accumulators for each group, and the change of the result.
+"""GROUP BY with native aggregates: keep exact accumulators for each group, and return the changed rows.
 
 `accumulate` converts rows to accumulators, which can be added up, so it may run before the exchange. `step`
-adds them to the accumulators in the traces. For each group that differs, it returns the old row with weight
--1 and the new row with weight 1. Old rows are computed again from exact accumulators, so they are bit for bit
-the rows returned before, and retracting them leaves nothing behind (DBSP-20).
+adds them to the accumulators in the traces. For each group whose row changes, it returns the old row with
+weight -1 and the new row with weight 1. Old rows are computed again from exact accumulators, so they equal
+the rows returned before, bit for bit, and the retraction cancels them exactly (DBSP-20).
 
 The kernel has these traces: `main` (counts and limbs of each group), `bins` if it sums floats (see
 `aggregates.sums`), and one for each min and max (see `extremes`). It returns raw columns. The `final` of an
@@ -59,7 +59,7 @@ class GroupAggregate(NamedTuple):
         if kernel is None:
             raise UsageError(
                 f"the aggregate {self.kind!r} has no kernel",
-                hint="use an aggregate of tidemill.views.aggregates.registry",
+                hint="use an aggregate that is listed in tidemill.views.aggregates.registry",
             )
         return kernel
 
@@ -73,11 +73,11 @@ class GroupChange(NamedTuple):
     """The result of a step.
 
     Args:
-        out: the change of the output: `_h`, the key, the results and `_w`.
-        traces: the change of each trace, by name.
-        pending: groups whose min or max must be read again: hash, key, the results found so far, `_w` (1),
-            and for each min and max x a flag `x_need`. `out` already retracts their old rows; `refill`
-            returns their new ones. None if there are no such groups.
+        out: the change in the output: `_h`, the key, the results and `_w`.
+        traces: for each trace, by its name, the change.
+        pending: the groups whose min or max must be read again; None if there are none. The columns are hash,
+            key, the results so far, `_w` (1), and a flag `x_need` for each min or max x. `out` already
+            retracts the old rows of these groups; `refill` returns their new rows.
         values: for each min and max, the consolidated change of its values.
     """
 
@@ -96,7 +96,7 @@ class GroupKernel:
         values: the columns to aggregate, with their types.
         aggs: the aggregates.
         best: how many values min and max store; 1 is enough if rows are never deleted.
-        always: a global aggregate, which has an output row even without input rows.
+        always: whether this is a global aggregate, which has an output row even without input rows.
     """
 
     keys: pa.Schema
@@ -230,7 +230,7 @@ class GroupKernel:
     def step(
         self, parts: Sequence[Mapping[str, pa.Table]], traces: Mapping[str, Trace], *, first: bool = False
     ) -> GroupChange:
-        """Apply the accumulators of a step, and return the change of the result and of the traces.
+        """Apply the accumulators of a step, and return the changes in the result and in the traces.
 
         Args:
             parts: the results of `accumulate` for this range.
@@ -352,7 +352,7 @@ class GroupKernel:
         return {name: sums_at(place, column(rows, name), groups.num_rows) for name in self.layouts[MAIN].sums}
 
     def _rows_of(self, groups: pa.Table, rows: pa.Table) -> GroupValues:
-        """Return the values of a min or max, without keys that only share a hash."""
+        """Return the values of a min or max, without rows whose key only shares its hash with a group."""
         place = positions(groups, rows, list(self.keys.names))
         matched = place >= 0
         if matched.all():

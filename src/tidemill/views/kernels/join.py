@@ -1,8 +1,8 @@
-"""Inner equi-joins: join the change of each side with the stored rows of the other side.
+"""Inner equi-joins: join the changed rows of each side with the stored rows of the other side.
 
 A step reads only the stored rows that have the hash of a changed key. Two rows match only if their keys are
-equal, so keys that share a hash cost only a comparison. Every row in the output was in the result before the
-step, or is in it after the step (ADR 21).
+equal, so different keys with the same hash cost only a comparison. Every row in the output was in the result
+before the step, or is in it after the step (ADR 21).
 """
 
 import itertools
@@ -40,7 +40,7 @@ class JoinKernel:
     Args:
         left: the layout of the left side's trace; its key is the left side of the condition.
         right: the layout of the right side; its key columns have the same types in the same order.
-        null_safe: for each key column whether it is compared by `<=>`; with `=`, NULL matches nothing.
+        null_safe: for each key column, whether it is compared by `<=>`; with `=`, NULL matches nothing.
         left_out: pairs of a column of the left side and its name in the output.
         right_out: the same for the right side.
     """
@@ -68,7 +68,7 @@ class JoinKernel:
         return pa.schema([*left, *right, pa.field(WEIGHT, pa.int64())])
 
     def consolidate_side(self, delta: pa.Table, layout: Layout) -> pa.Table:
-        """Consolidate the change of a side, without rows that can never match; these are not stored."""
+        """Consolidate the change in a side, without rows that can never match; these are not stored."""
         table = layout.conform(delta)
         for name, safe in zip(layout.key_names, self.null_safe, strict=True):
             if not safe and table[name].null_count:
@@ -78,17 +78,17 @@ class JoinKernel:
     def step(
         self, left_change: pa.Table, right_change: pa.Table, left: RowLookup, right: RowLookup
     ) -> Iterator[pa.Table]:
-        """Yield the change of the result, in tables whose rows may cancel each other out.
+        """Yield the change in the result, in tables whose rows may cancel each other out.
 
         Every row was in the result before the step, or is in it after the step, because an expression above
-        the join may raise an error for any other row. So inserted rows of the left side are joined with the
-        right side after the step, deleted ones with the right side before the step, and the change of the
-        right side with the rows that stay in the left side.
+        the join may raise an error for any other row. So the kernel joins inserted left rows with the right
+        side as it is after the step, deleted left rows with the right side as it was before the step, and
+        changed right rows with the left rows that stay.
 
         Args:
-            left_change: the change of the left side in this range, sorted by hash, as `consolidate_side`
+            left_change: the change in the left side, in this range, sorted by hash, as `consolidate_side`
                 returns it.
-            right_change: the change of the right side.
+            right_change: the change in the right side.
             left: the stored rows of the left side, before the step.
             right: the stored rows of the right side, before the step.
         """
@@ -131,13 +131,13 @@ def _other_side(
     """Yield changed rows, with the rows of their keys on the other side before and after the step.
 
     The rows of the other side are consolidated, so that inserted and deleted rows cancel out before they are
-    joined. Few enough keys are looked up at once for their rows to fit into one table. Only the rows of a
-    single key that does not fit are joined without consolidation.
+    joined. Each lookup is for so few keys that their rows fit into one table. If the rows of a single key do
+    not fit, they are joined without consolidation.
 
     Args:
         side: the stored rows of the other side.
         changed: the changed rows, sorted by hash.
-        change: the change of the other side, sorted by hash.
+        change: the change in the other side, sorted by hash.
         layout: the layout of the other side.
         columns: the columns to read from the other side.
     """
@@ -171,7 +171,7 @@ def _other_side(
 
 
 def _rows_with(rows: pa.Table, targets: I64) -> pa.Table:
-    """Return the rows with these hashes; both are sorted."""
+    """Return the rows with these hashes; rows and hashes are sorted."""
     hashes = column(rows, HASH)
     first, last = np.searchsorted(hashes, targets[0]), np.searchsorted(hashes, targets[-1], "right")
     hashes, rows = hashes[first:last], rows.slice(first, last - first)

@@ -14,8 +14,8 @@ from tidemill.views.trace.order import I64, ascending, take
 from tidemill.views.trace.row_equality import Zeros, code_rows, equal_rows, group_equal
 from tidemill.views.trace.trace import expand
 
-_MANY_ROWS = 4_096  # from here on, neighbours with an equal key are grouped before matching
-_ROWS_PER_KEY = 4  # neighbours with an equal key, on average, for grouping to pay
+_MANY_ROWS = 4_096  # from this many rows on, neighbours with an equal key are grouped before matching
+_ROWS_PER_KEY = 4  # group neighbours if, on average, this many have an equal key
 _PAIRS = 262_144  # pairs to compare and gather at once
 _PAIRS_BYTES = 64 * 1024**2  # fewer pairs if the rows are wide
 _MUCH_FEWER = 16  # if one side has 1/16 of the hashes, search these in the other side
@@ -39,7 +39,7 @@ def positions(targets: pa.Table, rows: pa.Table, keys: list[str], zeros: Zeros =
     Args:
         targets: distinct keys, sorted by hash.
         rows: the rows to match.
-        keys: the key columns of both.
+        keys: the key columns, which targets and rows both have.
         zeros: whether 0.0 and -0.0 are equal.
     """
     if rows.num_rows == 0 or targets.num_rows == 0:
@@ -53,9 +53,9 @@ def positions(targets: pa.Table, rows: pa.Table, keys: list[str], zeros: Zeros =
 
 
 def _key_starts(rows: pa.Table, keys: list[str], zeros: Zeros) -> I64 | None:
-    """Return where neighbours with an equal key start; None if most neighbours differ.
+    """Return where each stretch of rows with equal keys starts; None if most neighbouring keys differ.
 
-    The values of groups have many such neighbours, so each key is matched once instead of once per row.
+    The values of groups have long stretches, so each key is matched once instead of once per row.
     """
     hashes = column(rows, HASH)
     if len(hashes) < _MANY_ROWS:
@@ -97,7 +97,7 @@ def _positions_among_collisions(targets: pa.Table, rows: pa.Table, keys: list[st
 
 
 def sums_at(places: I64, values: I64, count: int) -> I64:
-    """Return the sum of the values of each place, 0 to `count` - 1; values with the place -1 are ignored."""
+    """Return for each place, 0 to `count` - 1, the sum of its values; ignore values with the place -1."""
     total = np.zeros(count, np.int64)
     matched = places >= 0
     np.add.at(total, places[matched], values[matched])
@@ -130,9 +130,9 @@ class _Partners(NamedTuple):
 
     Args:
         rows: the rows of the left side that have partners, in their order.
-        begin: where the partners of each start in the right side, sorted by hash.
-        counts: how many partners each has; None if each has one.
-        order: the sort order of the right side by hash; None if it is sorted.
+        begin: where the partners of each row start in the right side, if it is sorted by hash.
+        counts: how many partners each row has; None if each has one.
+        order: the sort order of the right side by hash; None if it is already sorted.
     """
 
     rows: I64
@@ -144,7 +144,8 @@ class _Partners(NamedTuple):
 def _partners(hashes: I64, right_hashes: I64) -> _Partners:
     """Find the partners by searching each distinct hash of one side in the other.
 
-    If the right side has far fewer hashes, they are searched in the left side, otherwise the other way round.
+    If the right side has far fewer hashes, its hashes are searched in the left side. Otherwise the hashes of
+    the left side are searched in the right side.
     """
     order, ordered = None, right_hashes
     if not (right_hashes[1:] >= right_hashes[:-1]).all():

@@ -1,7 +1,7 @@
-"""Kernels of keyed operators and sources: read the rows of keys, replace stored results, admit changes.
+"""Kernels of keyed operators and sources: read the rows of keys, replace stored results, check deletes.
 
 A keyed operator reads the rows of the keys that changed, lets Spark SQL compute their results, and replaces
-the results that it *stored* for them. It never recomputes an old result to retract it, because a sum in
+the results that it *stored* for these keys. It never recomputes an old result to retract it, because a sum in
 another order, or a tie broken differently, would not cancel the old rows (DBSP-17). An upsert of a keyed
 dataset also replaces the stored row with the new one.
 """
@@ -26,7 +26,7 @@ def rows_of_keys(keys: pa.Table, trace: Trace, delta: pa.Table | None = None) ->
     Args:
         keys: `_h` and the columns of the trace's key; may contain duplicates.
         trace: the stored rows.
-        delta: the change of the step, with the columns of the trace; None reads the trace alone.
+        delta: the changes of this step, with the columns of the trace; None reads the trace alone.
     """
     layout = trace.layout
     targets = distinct_keys([canonical_keys(keys, layout.key_names)], layout.key_names)
@@ -62,7 +62,7 @@ class AdmittedRows(NamedTuple):
     Args:
         out: the change that the circuit gets.
         quarantine: rows that enter the quarantine (negative weights) or leave it (positive weights).
-        state: the change of the trace.
+        state: the change in the trace.
     """
 
     out: pa.Table
@@ -84,8 +84,8 @@ class AdmissionKernel:
     def step(self, delta: pa.Table, trace: Trace, *, quarantined: bool = True) -> AdmittedRows:
         """Admit a change.
 
-        The stored rows are looked up for deleted rows. For inserted rows they matter only while there are
-        rows in quarantine.
+        For each deleted row, the kernel looks up the same row in the trace. It looks up inserted rows only
+        while there are rows in quarantine.
 
         Args:
             delta: `_h`, the columns and `_w`.

@@ -126,7 +126,7 @@ class _Values:
 
 
 def _shortest_bytes(pair: Any) -> tuple[Any, Any, Any]:
-    """Return 128-bit integers, given as low and high word, in the fewest big-endian bytes, like Java does."""
+    """Return 128-bit integers, given as low and high word, in the fewest big-endian bytes, as Java does."""
     octets = np.ascontiguousarray(pair[:, ::-1]).astype(">u8").view(np.uint8).reshape(-1, 16)
     sign = np.where(octets[:, :1] >= 128, 255, 0)
     redundant = (octets[:, :-1] == sign) & ((octets[:, 1:] >= 128) == (sign == 255))

@@ -1,7 +1,7 @@
 """DISTINCT, UNION, INTERSECT and EXCEPT, with and without ALL: one trace with the weights of each row.
 
 The trace has two sums for each row: its weight on the left side and on the right side. The weight in the
-output is a function of the two. So the change of the output is the value of that function after the step
+output is a function of the two. So the change in the output is the value of that function after the step
 minus its value before the step. Rows are equal if Spark would group them together.
 """
 
@@ -32,7 +32,7 @@ _KINDS: dict[Kind, Callable[[Any, Any], Any]] = {
 
 
 class SetChange(NamedTuple):
-    """The result of a step: the change of the output, and the change of the trace."""
+    """The result of a step: the change in the output, and the change in the trace."""
 
     out: pa.Table
     state: pa.Table
@@ -53,11 +53,11 @@ class SetKernel:
         self.schema = pa.schema([*columns, pa.field(WEIGHT, pa.int64())])
 
     def step(self, left: pa.Table, right: pa.Table | None, trace: Trace) -> SetChange:
-        """Apply a change, and return the change of the output.
+        """Apply a change, and return the change in the output.
 
         Args:
-            left: the change of the left side, with `_h`, the columns and `_w`.
-            right: the change of the right side; None if there is no right side.
+            left: the change in the left side, with `_h`, the columns and `_w`.
+            right: the change in the right side; None if there is no right side.
             trace: the weights before the step.
         """
         sides = [self._weigh(left, "_l")] + ([self._weigh(right, "_r")] if right is not None else [])
@@ -78,7 +78,7 @@ class SetKernel:
         return SetChange(rows.append_column(WEIGHT, pa.array(change[changed])).cast(self.schema), delta)
 
     def _weigh(self, table: pa.Table, side: str) -> pa.Table:
-        """Return the rows of one side with their weights as the sum of that side."""
+        """Return the rows of one side, with their weights in the sum column of that side."""
         table = canonical_keys(self._side.conform(table), self.layout.names)
         weights, zeros = column(table, WEIGHT), np.zeros(table.num_rows, np.int64)
         sums = [pa.array(weights if name == side else zeros) for name in ("_l", "_r")]

@@ -1,4 +1,4 @@
-"""Consolidate Z-sets that have no hash column (the form operators return), and compute their digests."""
+"""Consolidate Z-sets that have no hash column (the form that operators return), and compute their digests."""
 
 from collections.abc import Iterable
 

@@ -32,7 +32,7 @@ def arrow_of(kind: str) -> pa.DataType:
 
 @functools.cache
 def _in_utc() -> "Callable[[DataType], pa.DataType]":
-    """Return Spark's conversion with timestamps in UTC; older Spark versions use UTC without an argument."""
+    """Return Spark's conversion with timestamps in UTC; older Spark versions always use UTC."""
     from pyspark.sql.pandas.types import to_arrow_type
 
     if "timezone" in inspect.signature(to_arrow_type).parameters:

@@ -3,7 +3,7 @@
 `WHERE at > now() - INTERVAL 1 DAY` drops a row one day after its time, although nothing is published. For
 each such filter, a query over the tables of the step finds the nearest value that the filter's bound has not
 passed yet. Evaluating the bound at future times finds the moment when the bound passes this value. The
-earliest of these moments is the group's alarm: no step before it would change anything.
+earliest of these moments is the group's alarm. Before that moment, time alone changes nothing.
 
 An alarm can be early: a row that a later operator drops also causes a step, which then finds no change. An
 alarm is never late if the bound grows with time (`is_monotonic`).
@@ -31,7 +31,7 @@ LAST_US = 253_402_300_740_000_000
 """The last minute of the year 9999; later moments count as never."""
 
 POINTS = 200
-"""At how many times one query evaluates a bound."""
+"""For how many points in time one query evaluates a bound."""
 
 _SECOND, _HOUR, _DAY = 1_000_000, 3_600_000_000, 86_400_000_000
 _NEAR = sorted(sign * far for sign in (-1, 1) for far in (0, 1, _SECOND, _HOUR, _DAY, 32 * _DAY, 400 * _DAY))
@@ -44,7 +44,7 @@ class ClockUse:
     Args:
         filters: its temporal filters with bounds that grow with time, so that their next change can be
             computed.
-        other: whether it also reads the clock in another way, so that it can change at any time.
+        other: whether the view also reads the clock in another way, so that it can change at any time.
     """
 
     filters: tuple[TemporalFilter, ...] = ()
@@ -52,7 +52,7 @@ class ClockUse:
 
 
 def clock_use(sql: str, output: ViewOutput, columns: Sequence[str]) -> ClockUse | None:
-    """Return how a query depends on the clock, from its circuit; None if it does not."""
+    """Return how a query depends on the clock, from its circuit; None if it never reads the clock."""
     if not reads_clock(sql, columns):
         return None
     filters: list[TemporalFilter] = []
@@ -114,12 +114,12 @@ def _nearest(
 
 
 def _is_strict(condition: TemporalFilter) -> bool:
-    """Return whether the filter changes only when its bound exceeds a value, not when it reaches it."""
+    """Return whether the filter changes only when its bound exceeds a value, not when the two are equal."""
     return condition.comparison in ("<", ">=")
 
 
 def _passing_time(spark: "SparkSession", condition: TemporalFilter, value: int, now: int) -> int | None:
-    """Return the first µs when the bound has passed a value that is ahead of it at `now`."""
+    """Return the first µs at which the bound has passed a value that it has not passed at `now`."""
     bound = f"unix_micros(CAST({condition.bound.sql(None, clock_values('at'))} AS TIMESTAMP))"
     passes = f"{bound} {'>' if _is_strict(condition) else '>='} {value}"
     (row,) = spark.sql(f"SELECT {bound} FROM (SELECT {now}L AS at)").collect()

@@ -3,7 +3,7 @@
 Views, users and the checks of arcs all see the same content. It depends on the kind of the dataset:
 
 rows      the rows of all its objects
-changes   each row, repeated as often as the sum of its weights
+changes   each row, repeated as many times as the sum of its weights says
 keyed     the last write of each key: by the dataset's `order_by` columns if it has any, then by position, by
           append (the lot for an interval can contain several appends), and by the place within the append
 """
@@ -36,7 +36,7 @@ def dataset_frame(
         spark: the session.
         storage: the object storage.
         dataset: the dataset to read.
-        slices: all lots of the dataset up to a position, from `InputReader.at`.
+        slices: all lots in the dataset up to a position, from `InputReader.at`.
     """
     schema = stored_schema(dataset.schema, dataset.kind)
     objects = [item for lot in slices for item in lot.objects]
@@ -57,7 +57,7 @@ def _declared(df: "DataFrame", *internal: str) -> "StructType":
 def negative_rows(
     spark: "SparkSession", storage: Storage, dataset: DatasetRow, slices: Sequence[LotSlice]
 ) -> "tuple[DataFrame, StructType]":
-    """Return the rows with a negative count in a dataset of changes, and its columns (DBSP-21).
+    """Return the rows with a negative count in a dataset of changes, and the dataset's columns (DBSP-21).
 
     No reader sees such rows. They disappear from the result when their insertions arrive.
     """
@@ -76,9 +76,10 @@ def _summed(df: "DataFrame") -> "DataFrame":
 
 
 def _appends(slices: Sequence[LotSlice]) -> list[list[StoredObject]]:
-    """Return the objects of a keyed dataset by append, in order.
+    """Return the objects of each append to a keyed dataset, in the order of the appends.
 
-    Each append has its own attempt, which is part of its objects' names. Manifests list the appends in order.
+    The names of objects contain the attempt that wrote them, and each append has its own attempt. Manifests
+    list the appends in order.
     """
     return [
         list(objects)

@@ -1,8 +1,9 @@
 """Digests of weighted rows, which Spark computes while it writes the rows (DBSP-42).
 
-A digest is the sum of weight times H128 over all rows, modulo 2^128. It does not depend on the order of rows
-or on their division into files, and the digests of steps add up to the digest of the table. A rewritten table
-must have the same digest. `kernels.zsets.digest` computes the same digest without Spark.
+To compute a digest, the H128 of each row is multiplied by the row's weight, and the products are added up,
+modulo 2^128. The digest does not depend on the order of rows or on their division into files, and the digests
+of steps add up to the digest of the table. A rewritten table must have the same digest.
+`kernels.zsets.digest` computes the same digest without Spark.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _LIMBS = ((HIGH, 1, 96), (HIGH, 0, 64), (LOW, 1, 32), (LOW, 0, 0))
-"""H128 in limbs of 32 bits: the column, the half of it, and the shift in the sum."""
+"""H128 in limbs of 32 bits: the column, which half of it, and the shift in the sum."""
 
 
 def observed(df: "DataFrame") -> "tuple[DataFrame, Callable[[], int]]":

@@ -1,13 +1,13 @@
 """Choose where a chain is executed, in Spark jobs or in the runner, and in how many tasks (DBSP-41).
 
 A Spark job takes a few hundred milliseconds before it reads the first row, and more for each layer. The
-kernels of a small step take a few dozen milliseconds. The runner has only the cores of one machine, and it
-calls Spark for row expressions, but its other rows do not pass through Java. The times in Spark and in the
-runner are estimated from the plan and the size of the change. The event of the step reports the estimate and
-the actual time.
+kernels of a small step take a few dozen milliseconds. The runner has only the cores of one machine, but rows
+pass through Java only where Spark evaluates row expressions. The times in Spark and in the runner are
+estimated from the plan and the size of the change. The event of the step reports the estimate and the actual
+time.
 
 The number of tasks depends on the number of rows and bytes, so that each task fits the memory of a Python
-worker. There are at most 256, one for each slice of hash space.
+worker. There are at most 256 tasks, one for each slice of hash space.
 """
 
 import os
@@ -35,7 +35,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SETTING: Final = "TIDEMILL_PLACE"
-"""An environment variable: `spark` or `runner` for all steps. If unset, each step is estimated."""
+"""An environment variable that fixes where all steps run: `spark` or `runner`.
+
+If it is unset, an estimate decides for each step.
+"""
 
 MOST_ROWS: Final = 2_000_000
 MOST_BYTES: Final = 32 * 1024**2
@@ -46,11 +49,14 @@ THREAD_ROWS: Final = 50_000
 
 TASK_ROWS: Final = 2_000_000
 TASK_BYTES: Final = 64 * 1024**2
-"""The maximum input of one task, in compressed bytes. The memory of a task is proportional to its input."""
+"""The maximum input of one task: the number of rows, and their compressed bytes.
+
+The memory of a task is proportional to its input.
+"""
 
 MEMORY_SHARE: Final = 32
 """A task reads at most 1/32 of a Python worker's memory limit: values in memory are several times larger than
-compressed, and there are several copies of them."""
+compressed values, and there are several copies of them."""
 
 # Seconds, measured on two cores with warm processes (docs/explanation/performance.md).
 _JOB: Final = 0.25
@@ -107,7 +113,7 @@ def execute(
     paths: TaskPaths,
     types_of: TypesOf,
 ) -> Execution:
-    """Execute a chain where the estimate is shortest. A step too large for the runner moves to Spark.
+    """Execute a chain where it is estimated to run faster. If it is too large for the runner, use Spark.
 
     Args:
         spark: the session.
@@ -130,7 +136,7 @@ def execute(
 
 
 def _run(executor: ChainExecutor, inputs: Inputs) -> ChainExecutor:
-    """Run a chain. If a file has other columns than declared, run it again with files read by Spark."""
+    """Run a chain. If a file does not have the declared columns, let Spark read the files in a second run."""
     plan = executor.plan
     views = [view for view, _ in executor.paths.folders]
     try:
@@ -206,7 +212,10 @@ def size_of(slices: Iterable[LotSlice]) -> InputSize:
 
 
 def tasks_for(spark: "SparkSession", size: InputSize) -> int:
-    """Return how many tasks a layer has: a multiple of the number that run at the same time; at most 256."""
+    """Return how many tasks a layer has.
+
+    This is a multiple of the number of tasks that Spark runs at the same time, and at most 256.
+    """
     cores = parallelism(spark)
     limit = worker_bytes(spark.conf.get(_MEMORY, "") or "", cores)
     task_bytes = TASK_BYTES if limit is None else max(1, min(TASK_BYTES, limit // MEMORY_SHARE))

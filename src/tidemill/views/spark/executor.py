@@ -1,7 +1,8 @@
 """Execute the jobs of a chain in order, with the queries of keyed operators between them (DBSP-17).
 
 A job writes the rows that later jobs need to files of the attempt. A query reads the files of its inputs,
-repeats each row as often as its weight, and computes the result for the changed keys with Spark SQL.
+repeats each row as many times as its weight says, and computes the result for the changed keys with Spark
+SQL.
 """
 
 import time
@@ -111,7 +112,7 @@ class ChainExecutor(ABC):
         return SpilledInput(self.spark, self.storage, schema, self._files(name))
 
     def _query_result(self, query: KeyedQuery, open_queries: ExitStack) -> "DataFrame | None":
-        """Return the result of a keyed operator for the changed keys; None if they have no rows."""
+        """Return the result of a keyed operator for the changed keys; None if these keys have no rows."""
         if not any(self._files(name) for name in query.reads):
             return None
         inputs = {f"__in{n}": self._repeated(name) for n, name in enumerate(query.reads)}
@@ -121,7 +122,7 @@ class ChainExecutor(ABC):
         )
 
     def _repeated(self, name: str) -> "DataFrame":
-        """Return spilled rows, each repeated as often as its weight."""
+        """Return spilled rows, each repeated as many times as its weight says."""
         df = self._spilled(name).frame()
         names = [column for column in df.columns if column != WEIGHT]
         again = f"explode(array_repeat(1, CAST({WEIGHT} AS INT))) AS _again"

@@ -48,8 +48,8 @@ def failing_view(view: NamedView) -> Iterator[None]:
 def task_error(error: Exception) -> Exception:
     """Return the error that a task raised in its Python worker; return any other error unchanged.
 
-    Spark reports such an error as a Python stack trace inside a Java stack trace. For a damaged run file or
-    full storage, this is the original error, which names the file.
+    Spark reports such an error as a Python stack trace inside a Java stack trace. If a run file is damaged or
+    storage is full, the function returns the original error, which names the file.
     """
     text = str(error)
     own = list(_OWN.finditer(text))
@@ -58,7 +58,7 @@ def task_error(error: Exception) -> Exception:
         return kind(own[-1]["message"])
     if _MEMORY.search(text):
         return StepLost(
-            "not enough memory: a Python worker could not compute its task of a step", hint=MORE_MEMORY
+            "not enough memory: a Python worker could not finish its part of the step", hint=MORE_MEMORY
         )
     if "Python worker exited unexpectedly" in text:
         return StepLost("a Python worker exited several times during a step", hint=MORE_MEMORY)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from tidemill.errors import QueryError, TypeRefused
 from tidemill.lots.datasets import DatasetRow, Kind
 from tidemill.spark import queries
+from tidemill.spark.lot_reader import no_rows
+from tidemill.spark.planning_memo import PlanningMemo, engine_of
 from tidemill.spark.sessions import PINNED
 from tidemill.views.chain.builder import ChainBuilder
 from tidemill.views.chain.chain import Chain
@@ -18,7 +20,7 @@ from tidemill.views.chain.preparation import NoKernel, prepared
 from tidemill.views.circuit.circuit import Circuit, walk
 from tidemill.views.circuit.ids import Pins
 from tidemill.views.circuit.interpreter import column_types
-from tidemill.views.circuit.operators import InputTable, Operator, SparkColumn, ViewOutput
+from tidemill.views.circuit.operators import InputTable, Opaque, Operator, SparkColumn, ViewOutput
 from tidemill.views.circuit.rungs import rungs
 from tidemill.views.spark.arrow_types import arrow_of
 
@@ -43,6 +45,9 @@ class GroupChain:
     reasons: Mapping[str, str] = field(default_factory=dict)
 
 
+_chains: PlanningMemo[GroupChain] = PlanningMemo(most=200)
+
+
 def input_kind(dataset: DatasetRow) -> str:
     """Return the kind of a dataset's rows for a chain; a chain supports "rows", "changes" and "keyed".
 
@@ -52,6 +57,37 @@ def input_kind(dataset: DatasetRow) -> str:
     """
     ordered = dataset.order_by or (dataset.kind is Kind.KEYED and dataset.unit is not None)
     return "keyed with its own order" if ordered else dataset.kind.value
+
+
+def remembered_chain(
+    spark: "SparkSession",
+    outputs: Mapping[str, ViewOutput | None],
+    schemas: Mapping[str, str],
+    kinds: Mapping[str, str],
+) -> GroupChain:
+    """Return the chain of a group.
+
+    Build it with `group_chain`, or reuse it if this process has built it before.
+
+    Args:
+        spark: the session.
+        outputs: as for `group_chain`.
+        schemas: the columns of each dataset, by its name in the circuit.
+        kinds: as for `group_chain`.
+    """
+    prints = tuple((view, None if output is None else output.fingerprint) for view, output in outputs.items())
+    key = (engine_of(spark), prints, tuple(sorted(schemas.items())), tuple(sorted(kinds.items())))
+
+    def build() -> GroupChain:
+        frames = {name: no_rows(spark, schema) for name, schema in schemas.items()}
+        return group_chain(spark, outputs, frames, kinds, "chain")
+
+    return _chains.get(key, build, keep=lambda _: not any(map(_is_opaque, outputs.values())))
+
+
+def _is_opaque(output: ViewOutput | None) -> bool:
+    """Return whether a part of the query stays text; the text may call functions that can change."""
+    return output is not None and any(isinstance(operator, Opaque) for operator in walk(output))
 
 
 def group_chain(
@@ -97,7 +133,7 @@ def group_chain(
 
 
 def _check_deterministic(output: ViewOutput) -> None:
-    """Raise `NoKernel` if an operator is not deterministic: computing rows again would not retract them."""
+    """Raise `NoKernel` if an operator is not deterministic, as its old rows could not be computed again."""
     for op, placed in rungs(output).items():
         if not placed.deterministic:
             raise NoKernel(f"its {op.kind} is not deterministic: {placed.reason}")

@@ -1,8 +1,8 @@
 """Execute a step in this process: run the tasks that a Spark job would run, and keep packets in memory.
 
-Kernels, packets and reports come from the same functions as in a Spark job. Spark evaluates only row
-expressions: once for each table that needs some, and once after each layer that has some. If the expressions
-only select columns, Spark is not called. A small step therefore takes only the time of its kernels.
+Kernels, packets and reports come from the same functions as in a Spark job. Spark evaluates only the row
+expressions that do more than select columns: once for each table that has such expressions, and once after
+each layer that has them. Without such expressions, a small step takes little longer than its kernels.
 
 A step with many rows has several ranges and a thread for each: numpy and Arrow release the interpreter lock
 while they compute. Other threads write objects at the same time, because writing to disk takes about as long
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 MOST_BYTES = 256 * 2**20
-"""The most bytes of packets in memory."""
+"""How many bytes of packets may be in memory."""
 
 WRITERS = 4
 """How many objects are written at the same time."""
@@ -125,7 +125,7 @@ class InProcessExecutor(ChainExecutor):
     def _layer(
         self, number: int, rows: Iterable[pa.RecordBatch], threads: Executor, write: Write
     ) -> list[pa.RecordBatch]:
-        """Run one task for each range of a layer, with the packets of the range; return the rows after it."""
+        """Run one task for each range of a layer, with the packets of the range; return the output rows."""
         parts: list[list[pa.RecordBatch]] = [[] for _ in self.plan.ranges]
         for batch in rows:
             for row in _rows_of(batch):
@@ -171,7 +171,7 @@ def _rows_of(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
 
 
 def _has_structs(batch: pa.RecordBatch) -> bool:
-    """Return whether its rows are structs for Spark, not packets."""
+    """Return whether the rows of a batch are structs for Spark, not packets."""
     return bool(batch.column(3).null_count)
 
 
@@ -180,7 +180,7 @@ def _operator(row: pa.RecordBatch) -> int:
 
 
 def _fields(column: pa.ChunkedArray) -> pa.Table:
-    """Return the fields of a struct column, without the rows where it is NULL."""
+    """Return the fields of a struct column, without the rows where the struct is NULL."""
     present = column.filter(column.is_valid()).combine_chunks()
     structs = present if isinstance(present, pa.StructArray) else pa.concat_arrays(present.chunks)
     return pa.Table.from_arrays(structs.flatten(), names=[each.name for each in column.type])

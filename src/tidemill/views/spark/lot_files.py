@@ -37,7 +37,7 @@ class LotFilePart(NamedTuple):
         key, size: the key and size of the object.
         sign: 1 for inserted rows, -1 for retracted ones.
         position: the position of the lot.
-        part, parts: the number of the share, and how many there are.
+        part, parts: the number of the share, and how many shares there are.
     """
 
     key: str
@@ -89,7 +89,7 @@ class LotReader:
             raise unreadable(file.key, f"it is not a complete Parquet file: {error}") from error
 
     def _places(self, schema: pa.Schema, key: str) -> list[int | None]:
-        """Return the places of the columns in a file; None for a column that it does not have."""
+        """Return the places of the columns in a file; None for a column that the file does not have."""
         by_name = {name.lower(): place for place, name in enumerate(schema.names)}
         places = [by_name.get(field.name.lower()) for field in self.columns]
         if len(by_name) < len(schema) or any("." in name for name in schema.names):
@@ -97,7 +97,8 @@ class LotReader:
         for field, place in zip(self.columns, places, strict=True):
             if place is not None and not _is_convertible(schema.field(place).type, field.type):
                 raise FileMismatch(
-                    f"{key!r} has {field.name} as {schema.field(place).type}, not {field.type}"
+                    f"in {key!r}, column {field.name} has the type {schema.field(place).type}, not"
+                    f" {field.type}"
                 )
         return places
 

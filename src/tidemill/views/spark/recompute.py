@@ -128,9 +128,9 @@ def recompute_view(
         tables: the tables of views.
         view_attempt: the names under which the step writes.
         code: the view's query or function.
-        frames: the tables that it reads, by name.
-        before: the manifest of its table; empty if it has none. If the columns changed, a new table begins:
-            its changes are all new rows, and consumers read it from the start.
+        frames: the tables that the view reads, by name.
+        before: the manifest of the view's table; empty if there is none. If the columns changed, a new table
+            begins: its changes are all new rows, and consumers read it from the start.
         now: the time of the step in µs since 1970, which `now()` returns.
     """
     tag = f"{view_attempt.attempt}_{view_attempt.lot}".replace(".", "_")
@@ -157,7 +157,7 @@ def step_output(
         spark: the session.
         tables: the tables of views.
         view_attempt: the names under which the step writes.
-        base: the manifest of its table before the step; empty if it has none with these columns.
+        base: the manifest of the view's table before the step; empty if there is none with these columns.
         changes: the manifest of the changes; empty if nothing changed.
         written: the files of the changes.
         schema: the columns of the view.

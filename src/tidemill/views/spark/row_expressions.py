@@ -72,7 +72,7 @@ def after_layer(df: "DataFrame", plan: StepPlan, layer: int, types_of: TypesOf) 
 def along_edges(df: "DataFrame", edges: Sequence[Edge], plan: StepPlan, types_of: TypesOf) -> "DataFrame":
     """Apply the row expressions of several edges to a table of c0, c1, … and `_w`.
 
-    Returns a struct column `e7` for edge 7, NULL where the row does not pass. No edge explodes rows.
+    Returns a struct column `e7` for edge 7, NULL where the row does not pass. No edge may explode rows.
     """
     from pyspark.sql import functions as sf
 

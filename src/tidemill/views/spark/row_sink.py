@@ -1,8 +1,9 @@
 """Collect the rows of a view in a task, and write them to files.
 
-The weights of equal rows are added up before the rows are written, so a file is written only when all rows of
-its part of identity space have arrived. If the rows need much memory, they are spilled to the local disk by
-identity, and read back part by part. Every file has a unique name, because a task may run twice.
+Equal rows are combined before they are written: their weights are added up. So a file is written only when
+all rows have arrived that may be equal to one of its rows. If the rows need too much memory, they are divided
+by identity into parts, spilled to the local disk, and read back one part at a time. Every file has a unique
+name, because a task may run twice.
 """
 
 import contextlib
@@ -39,7 +40,8 @@ class RowSink:
     """Collects the rows of one view in one range.
 
     Args:
-        identity: the column that equal rows share; empty if equal rows may be in several parts.
+        identity: the name of a column that has the same value in equal rows; an empty string if equal rows
+            may end up in different parts.
         held_bytes: how much memory the rows may use.
     """
 
@@ -59,7 +61,10 @@ class RowSink:
             self._spill_tables()
 
     def parts(self) -> Iterator[pa.Table]:
-        """Yield all rows in tables that share no equal rows. Call it once."""
+        """Yield all rows in tables; with an identity, equal rows are in the same table.
+
+        Call this only once.
+        """
         if self._spill is None:
             if self._tables:
                 yield pa.concat_tables(self._tables)
@@ -129,7 +134,7 @@ def write_now(write: Callable[[], object]) -> None:
 def write_rows(
     objects: Objects, sink: OutputSink, folder: str, rows: pa.Table, range_number: int, write: Write
 ) -> tuple[str, str, int, int, str] | None:
-    """Write rows of a sink to a file; return its entry in `TaskReport.files`, or None if no row is left."""
+    """Write rows of a sink to a file; return the entry for `TaskReport.files`, or None if no rows remain."""
     width = len(sink.types)
     total = "0"
     if sink.identified:

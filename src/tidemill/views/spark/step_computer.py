@@ -50,7 +50,7 @@ from tidemill.views.spark.execution import (
     tasks_for,
 )
 from tidemill.views.spark.executor import ChainExecutor, Inputs
-from tidemill.views.spark.group_chain import GroupChain, group_chain, input_kind
+from tidemill.views.spark.group_chain import GroupChain, input_kind, remembered_chain
 from tidemill.views.spark.recompute import difference, quarantine_rows, recompute_views, step_output
 from tidemill.views.spark.step_inputs import FrameInput, LotInput, StepInput
 from tidemill.views.spark.table_merges import stored_columns
@@ -83,10 +83,11 @@ class StepComputer:
 
     Args:
         sources: what views are computed from.
-        specs: the groups that this program declares. The step of a group that another program declares
-            differently raises `CodeDiffers`: its rows must come from the code that its tables name.
+        specs: the groups that this program declares. If the group of a step is declared differently here, the
+            step raises `CodeDiffers`, because the rows of a table must all come from the code that the table
+            names.
         cache: the folder of the local cache on the machines that run tasks; empty for the default.
-        during: a context for each attempt that allows its jobs to be interrupted.
+        during: returns a context manager for an attempt. Spark jobs that run inside it can be interrupted.
         emit: receives the times of steps.
     """
 
@@ -110,7 +111,8 @@ class StepComputer:
         with self._during(attempt), _exits_refused(batch):
             if self._specs is not None and batch.spec not in self._specs:
                 raise CodeDiffers(
-                    f"the code of the views of group {batch.spec.name!r} differs on this runner"
+                    f"this runner's code for the views of group {batch.spec.name!r} is not the code that was"
+                    " declared for this step"
                 )
             step = _Step(self._sources, self._chain_of(batch.spec), batch, attempt, self._cache)
             outputs = step.run()
@@ -125,21 +127,25 @@ class StepComputer:
     def _chain_of(self, spec: GroupSpec) -> GroupChain:
         """Return the chain of a group; it is built once for each declaration."""
         if spec not in self._chains:
-            sources, frames, kinds = self._sources, {}, {}
-            for name, dataset in _datasets_of(sources, spec).items():
-                declared = sources.datasets[dataset]
-                frames[name] = read_objects(sources.session(), sources.tables.storage, declared.schema, [])
-                kinds[name] = input_kind(declared)
+            sources = self._sources
+            declared = {
+                name: sources.datasets[dataset] for name, dataset in _datasets_of(sources, spec).items()
+            }
             codes = [sources.code(view.name) for view in spec.views]
-            outputs = {code.name: None if code.refresh == "full" else code.circuit for code in codes}
-            self._chains[spec] = group_chain(sources.session(), outputs, frames, kinds, "chain")
+            self._chains[spec] = remembered_chain(
+                sources.session(),
+                {code.name: None if code.refresh == "full" else code.circuit for code in codes},
+                {name: dataset.schema for name, dataset in declared.items()},
+                {name: input_kind(dataset) for name, dataset in declared.items()},
+            )
         return self._chains[spec]
 
     def _alarm(self, batch: StepBatch, outputs: Sequence[StepOutput], attempt: str) -> Iterator[StepAlarm]:
-        """Yield when time alone changes one of the group's views (DBSP-22), if any of them reads the clock.
+        """Yield the group's alarm: when time alone changes one of its views (DBSP-22).
 
-        The tables after the step determine when a row next passes a temporal filter. A view that reads the
-        clock in another way is due at the group's cadence; without one, only in the group's other steps.
+        If no view reads the clock, there is no alarm. The tables after the step determine when a row next
+        passes a temporal filter. A view that reads the clock in another way is due at the group's cadence.
+        Without a cadence, it is computed only in the group's other steps.
         """
         clocks = {view.name: self._sources.code(view.name).clock for view in batch.spec.views}
         if not any(clocks.values()):
@@ -160,7 +166,10 @@ class StepComputer:
 
 @contextmanager
 def _exits_refused(batch: StepBatch) -> Iterator[None]:
-    """Report an exit that a view's function raises as its failure; signals only reach the main thread."""
+    """If a view's function raises `SystemExit` or `KeyboardInterrupt`, report it as a failure of the view.
+
+    Signals only reach the main thread, so the exception does not come from a signal.
+    """
     try:
         yield
     except (SystemExit, KeyboardInterrupt) as error:
@@ -219,7 +228,10 @@ class _Step:
         self.ready = frozenset(view for view in group.views if self._is_ready(view))
 
     def _current_operators(self) -> set[int]:
-        """Return the operators with current traces: a step updates them. The others are loaded."""
+        """Return the operators whose traces are current, so that the step can update them.
+
+        The other operators are loaded.
+        """
         if self._size.rows > LOAD_RATIO * max(self._stored_rows, LOAD_LEAST):
             return set()
         stateful = [placed for placed in self._chain.operators if placed.reads]
@@ -250,7 +262,10 @@ class _Step:
         return self._sources.datasets[self._names[name]]
 
     def run(self) -> list[StepOutput]:
-        """Step the views that are ready, load those that are not, and recompute those without a chain."""
+        """Update the views that are ready, load those that are not, and recompute those without a chain.
+
+        A view is ready if all its traces are current.
+        """
         chained = [*self._step(), *self._load()]
         rest = [view.name for view in self._batch.spec.views if view.name not in self._group.views]
         return [*chained, *recompute_views(self._sources, self._batch, self._attempt, rest, chained)]
@@ -314,7 +329,7 @@ class _Step:
         }
 
     def _output(self, view: str) -> StepOutput | None:
-        """Return the output of a view that was stepped; None if it did not change."""
+        """Return the output of a view that is ready; None if the view is not ready or did not change."""
         if view not in self.ready:
             return None
         written, digest = _written(view, self._reports)
@@ -371,9 +386,9 @@ class _Step:
         return self._sources.inputs.at(dataset, self._batch.positions[dataset])
 
     def _comparable_table(self, view: str) -> str:
-        """Return the table to compare a view's complete result with; empty if none has its columns.
+        """Return the table to compare a view's complete result with; empty if none has the view's columns.
 
-        Such a result is not a change of the view. It is written next to the state, like spilled rows.
+        The complete result is not a change of the view. It is written next to the state, like spilled rows.
         """
         before = self._batch.tables.get(view, "")
         same = before and schema_text(self._sources.tables.schema(before)) == schema_text(self._schema(view))
@@ -399,7 +414,7 @@ class _Step:
     # --- results
 
     def datasets_to_check(self) -> set[DatasetId]:
-        """Return datasets that may have rows to quarantine: their source reports some, or did not run."""
+        """Return datasets that may have rows to quarantine: their source reports such rows or did not run."""
         if not self.has_state:
             read = {dataset for view in self._batch.spec.views for dataset in view.reads}
             return read & self._batch.moved

@@ -2,7 +2,7 @@
 
 rows      each row with weight 1; a replaced lot retracts its old rows (DBSP-8)
 changes   each row with its weight
-keyed     each write: the row, whether it deletes, and its place among all writes
+keyed     each write: the row, a flag for deletes, and the write's place among all writes
 
 An input is a frame, or files that the runner or Spark's Python workers read with Arrow (`lot_files`).
 """

@@ -43,8 +43,8 @@ def with_step_time(sql: str, now_us: int, columns: Collection[str] = ()) -> str:
     Args:
         sql: the query.
         now_us: the time of the step in µs since 1970.
-        columns: the column names of the query's tables. As in Spark, such a name without parentheses is the
-            column.
+        columns: the column names of the query's tables. As in Spark, such a name without parentheses means
+            the column.
     """
     text, last = [], 0
     for start, end, replacement in _replacements(sql, columns, now_us):

@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 IN_PROCESS_ROWS = 1_000_000
 IN_PROCESS_BYTES = 64 * 1024**2
-"""The most rows, and the most bytes of their files, that are merged without Spark."""
+"""The maximum rows, and the maximum bytes of their files, that are merged without Spark."""
 
 GROUP_ROWS = 8_192
 BLOCK_BYTES = 2 * 1024 * 1024
-"""The size of a row group in a table's files: rows if this process writes them, bytes if Spark does. Files
-are sorted by identity, so only the row groups of a window are read."""
+"""The size of a row group in a table's files: in rows if this process writes them, in bytes if Spark does.
+Files are sorted by identity, so only the row groups of a window are read."""
 
 _SMALL_BYTES = 1 << 20  # objects of fewer bytes are read at once
 
@@ -130,7 +130,7 @@ def _in_process(
 
 
 def netted(table: pa.Table) -> pa.Table:
-    """Add up the weights of equal rows, and sort by identity: like `weighted_rows.netted`, with Arrow."""
+    """Add up the weights of equal rows, and sort by identity: like `weighted_rows.netted`, but with Arrow."""
     table = table.combine_chunks()
     if table.num_rows == 0:
         return table
@@ -151,7 +151,10 @@ def _chunk(table: pa.Table, place: int) -> pa.Array:
 
 
 def _checked(objects: Objects, leaf: Manifest, piece: TablePiece, arrow: pa.Schema) -> pa.Table:
-    """Read the rows of a piece; those of a complete run must have the digest in its manifest."""
+    """Read the rows of a piece.
+
+    If the piece is a complete run, compare the rows with the digest in its manifest.
+    """
     table = pa.concat_tables([read_piece(objects, item, piece, arrow) for item in leaf.objects])
     if piece.complete and leaf.digest:
         actual = digest(table, weighted_rows.HIGH, weighted_rows.LOW, WEIGHT)
@@ -163,7 +166,7 @@ def _checked(objects: Objects, leaf: Manifest, piece: TablePiece, arrow: pa.Sche
 
 
 def read_piece(objects: Objects, item: StoredObject, piece: TablePiece, arrow: pa.Schema) -> pa.Table:
-    """Read the rows of one file that belong to a piece; fetch only the row groups that may have some."""
+    """Read the rows of one file that belong to a piece; fetch only row groups that may have such rows."""
     low, high = hash_bounds(piece.low, piece.high)
     try:
         source: Any = (
@@ -214,7 +217,7 @@ def _may_overlap(group: Any, low: int, high: int) -> bool:
 def frame_of_pieces(
     spark: "SparkSession", storage: Storage, load: Load, pieces: Sequence[TablePiece], schema: "StructType"
 ) -> "DataFrame":
-    """Return the rows of pieces with identity and weight, not added up.
+    """Return the rows of pieces with identity and weight. Equal rows are not added up.
 
     Pieces with the same cuts share one scan.
 

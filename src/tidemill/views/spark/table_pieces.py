@@ -2,14 +2,16 @@
 
 The changes of a step are a run, and so is the result of a merge. A piece is the part of a run in some grains
 of hash space. The rows of a table are the sum of its pieces. A merge rewrites a *window* of hash space: it
-adds up the rows of some runs in the window into one new run, and these runs then count only outside the
-window. So each row of each run counts exactly once, regardless of the order and size of merges (DBSP-47).
+takes the rows that some runs have in this window and adds them up into one new run. After that, the old runs
+count only outside the window. So each row of each run counts exactly once, regardless of the order and size
+of merges (DBSP-47).
 
 - The *tail* consists of the changes of steps: runs over all of hash space. Runs of similar size are merged.
-- The *base* is one run, or several runs that follow each other in hash space. When the tail has grown to a
-  fraction of the base, tail and base are rewritten together, window by window from the lower end. Each step
-  continues as far as its budget allows. Changes that arrive during the rewrite form a new tail for the next
-  rewrite. The runs of the old tail show how far the rewrite has come: they count only above that grain.
+- The *base* is one run, or several runs that follow each other in hash space. Once the tail reaches a certain
+  fraction of the size of the base, both are rewritten together, window by window, from the lower end. Each
+  step continues as far as its budget allows. Changes that arrive during the rewrite form a new tail for the
+  next rewrite. The runs of the old tail show how far the rewrite has come: only their rows above the last
+  rewritten grain still count.
 
 So a row is rewritten only a few times while the table doubles in size, no step rewrites more rows than its
 budget, and a table consists of some windows and a short tail.
@@ -26,7 +28,7 @@ FAN = 8
 """Runs are not merged if there are fewer than this."""
 
 RATIO = 4
-"""A run is merged with smaller runs if they together have at least a fourth of its rows."""
+"""A run is merged with smaller runs if those together have at least a fourth of its rows."""
 
 MOST_TAIL = 40
 """A tail with this many runs is merged into the base, even if it is small."""
@@ -54,7 +56,7 @@ class TablePiece(NamedTuple):
 
     @property
     def density(self) -> float:
-        """Return the average number of rows of a grain."""
+        """Return the average number of rows per grain."""
         return self.rows / (self.high - self.low + 1)
 
     def within(self, low: int, high: int) -> "TablePiece | None":
@@ -106,7 +108,7 @@ def pieces_of(root: Manifest, leaves: Sequence[Manifest]) -> list[TablePiece]:
 
 
 def listing(pieces: Iterable[TablePiece]) -> tuple[list[str], list[list[tuple[int, int]]]]:
-    """Return the parts and the cuts of a table's manifest; parts that count completely have no cuts."""
+    """Return the parts and the cuts for a table's manifest; a part has no cuts if all of its rows count."""
     cuts: dict[str, list[tuple[int, int]]] = {}
     for piece in pieces:
         part_cuts = cuts.setdefault(piece.part, [])
@@ -126,8 +128,8 @@ def window_budget(changed_rows: int, pieces: Sequence[TablePiece]) -> int:
     """Return how many rows a step may rewrite.
 
     The budget is large enough for merges to keep up with steps of this size. It is also at least a fixed
-    share of the table, so that there are few windows, but this share is limited to the number of rows that
-    are merged without Spark.
+    share of the table, so that there are few windows. That share is limited to `SLICE_ROWS` rows, which can
+    be merged without Spark.
     """
     total = sum(piece.rows for piece in pieces)
     return max(FLOOR_ROWS, 6 * changed_rows, min(SLICE_ROWS, int(total / SHARE)))

@@ -1,7 +1,8 @@
 """The tasks that Spark's Python workers run: they pack rows, run the kernels of layers, and write views.
 
 Rows (range, operator, tag, blob) travel between two layers. A blob is an Arrow table, which Spark moves
-without decoding it. If Spark must evaluate row expressions, the rows of an operator are a struct column.
+without decoding it. If Spark must evaluate row expressions, the rows of an operator travel in a struct column
+instead of a blob.
 
 A task may run twice, or its worker may be killed after it has written. This is safe: the names of bundles and
 files are unique, and only those in the task's report are used. Spark returns the report of one attempt.
@@ -87,7 +88,7 @@ def in_worker(task: Task) -> Task:
 
 @functools.cache
 def _set_up_worker() -> None:
-    """Set up a worker once: loaded modules are never garbage, and a task has one core."""
+    """Set up a worker once: use one core, keep freed memory, and never check loaded modules for garbage."""
     keep_memory()
     pa.set_cpu_count(1)
     gc.collect()
@@ -95,7 +96,7 @@ def _set_up_worker() -> None:
 
 
 _caches: dict[tuple[str, str], Cache] = {}
-"""The open caches of this worker, by object storage and folder."""
+"""The open cache of this worker for each object storage and folder."""
 
 
 def _cache(paths: TaskPaths) -> Cache:
@@ -120,7 +121,7 @@ def _version(cache: Cache, key: str) -> TraceVersion:
 
 
 class _Received:
-    """The input of a task: packets for this layer, and rows that it only passes on."""
+    """The input of a task: packets for this layer, and rows that the task only passes on."""
 
     def __init__(self, batches: Batches, layer: frozenset[int]) -> None:
         self.packets: list[Packet] = []
@@ -156,7 +157,10 @@ def delivery_task(plan: StepPlan, paths: TaskPaths, operator: int, side: int) ->
 
 
 def edges_task(plan: StepPlan, paths: TaskPaths, edges: Sequence[Edge]) -> Task:
-    """Return a task that packs rows of a table for several edges: a struct column `e7` for edge 7."""
+    """Return a task that packs rows of a table for several edges.
+
+    Its input has a struct column `e7` for edge 7.
+    """
 
     def run(batches: Batches) -> Batches:
         for rows in _large_tables(batches):
@@ -219,7 +223,7 @@ def _large_tables(batches: Batches) -> Iterator[pa.Table]:
 def layer_task(plan: StepPlan, paths: TaskPaths, number: int, write: Write = write_now) -> Task:
     """Return a task that runs the kernels of a layer.
 
-    Rows that need Spark leave it as structs (`layer_schema`), other rows as packets.
+    Rows that need Spark leave the task as structs (`layer_schema`), other rows as packets.
     """
     for_spark = plan.spark_edges(number)
     schema = layer_schema(plan, number)
@@ -312,9 +316,10 @@ def _padded(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def packing_task(plan: StepPlan, paths: TaskPaths, number: int, write: Write = write_now) -> Task:
-    """Return a task that packs rows after Spark's row expressions: a struct column `e7` for edge 7.
+    """Return a task that packs rows after Spark has evaluated row expressions.
 
-    After the last layer, it writes the rows of views to files.
+    Its input has a struct column `e7` for edge 7. After the last layer, the task writes the rows of views to
+    files.
     """
     edges = [edge for edges in plan.spark_edges(number).values() for edge in edges]
     last = number == plan.depth

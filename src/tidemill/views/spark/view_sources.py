@@ -39,12 +39,12 @@ class ViewCode(Protocol):
 
     @property
     def circuit(self) -> ViewOutput | None:
-        """Its query as a circuit; None if it has none."""
+        """The query as a circuit; None if there is none."""
         ...
 
     @property
     def clock(self) -> ClockUse | None:
-        """How it depends on the clock; None if it does not."""
+        """How the view depends on the clock; None if it never reads the clock."""
         ...
 
     @property

@@ -2,8 +2,8 @@
 
 The manifest of a table is a root manifest. Its parts are the manifests of runs: the changes of steps, and the
 results of merges. A step adds one part. If too many runs overlap, the step also rewrites a window of hash
-space. The step's budget for this grows with the size of the change, not with the size of the table, apart
-from a bounded number of rows (see `table_pieces` and `table_merges`).
+space. The step's budget for this grows with the size of the change. For a small change it is at most a fixed
+number of rows, however large the table is (see `table_pieces` and `table_merges`).
 
 Readers add up the rows of all pieces. They find files through manifests and never list a folder.
 """
@@ -82,7 +82,7 @@ class ViewTables:
         return weighted_rows.netted(df, schema) if overlap(pieces) else df
 
     def content(self, spark: "SparkSession", table: str) -> "DataFrame":
-        """Return the rows of a table, as its query returns them."""
+        """Return the rows of a table, as the view's query returns them."""
         return weighted_rows.repeated(self.weighted(spark, table), self.schema(table))
 
     def changes(self, spark: "SparkSession", table: str, view: str, steps: Sequence[StepRow]) -> "DataFrame":
@@ -158,7 +158,7 @@ class ViewTables:
             before: the manifest of the table before the step; empty for a new table.
             changes: the manifest of the changes; empty if there are none.
             schema: the columns of the table.
-            spark: the session for merges of many rows; without it, these are postponed.
+            spark: the session for merges of many rows; without it, such merges are postponed.
         """
         pieces = self.pieces(before)
         changed = 0
@@ -220,7 +220,7 @@ class ViewTables:
         attempt: str,
         frames: "Mapping[str, tuple[DataFrame, StructType]]",
     ) -> QuarantinedRows | None:
-        """Write the quarantined rows of a step, by dataset; return None if there are none."""
+        """Write the quarantined rows of each dataset in a step; return None if there are none."""
         target = quarantine_of(pipeline, group)
         view_attempt = ViewAttempt(pipeline=pipeline, view=group, lot=lot, attempt=attempt)
         parts, counts = [], {}
@@ -280,7 +280,10 @@ class ViewTables:
 
 
 def schema_text(schema: "StructType") -> str:
-    """Return the columns as text, equal for equal names and types; it ignores nullability."""
+    """Return the columns as text.
+
+    Two schemas with the same names and types give the same text, even if nullability differs.
+    """
     return json.dumps(_nullable(schema.jsonValue()), sort_keys=True, ensure_ascii=False)
 
 

@@ -65,7 +65,7 @@ def columns_of(schema: "StructType") -> "list[Column]":
 
 
 def identified(df: "DataFrame", schema: "StructType") -> "DataFrame":
-    """Add the identity of each row to a frame of these columns and a weight."""
+    """Add each row's identity as new columns. The frame has these columns and a weight."""
     from pyspark.sql import functions as sf
 
     kinds = [field.dataType for field in schema.fields]
@@ -108,7 +108,7 @@ def netted(df: "DataFrame", schema: "StructType") -> "DataFrame":
 
 
 def repeated(df: "DataFrame", schema: "StructType", also: Sequence[str] = ()) -> "DataFrame":
-    """Repeat each row as often as its weight, and drop the weight."""
+    """Repeat each row as many times as its weight says, and drop the weight."""
     from pyspark.sql import functions as sf
 
     again = sf.explode(sf.array_repeat(sf.lit(1), sf.col(WEIGHT).cast("int"))).alias("_tidemill_again")

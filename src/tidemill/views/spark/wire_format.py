@@ -13,10 +13,11 @@ from tidemill.views.chain.compact_rows import restored
 from tidemill.views.chain.layer_task import Packet, TaskReport
 
 REPORT = -1
-"""The operator of a packet with the report of a task."""
+"""The operator number of a packet that contains the report of a task."""
 
 RANGE = -2
-"""The operator of a packet that only announces a range, so that it has a task in the next layer."""
+"""The operator number of a packet that only announces a range, so that the range has a task in the next
+layer."""
 
 WIRE = pa.schema(
     [

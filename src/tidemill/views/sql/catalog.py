@@ -21,7 +21,7 @@ class QueryTable:
 
 
 # `analyse(sql, tables)` returns the columns of a query, with names and types as Spark writes them. The tables
-# may be empty. It raises `tidemill.errors.QueryRefused` if Spark refuses the query.
+# may be empty. `analyse` raises `tidemill.errors.QueryRefused` if Spark refuses the query.
 Analyse = Callable[[str, Mapping[str, QueryTable]], Sequence[SparkColumn]]
 
 

@@ -1,9 +1,9 @@
 """The entry point of the SQL compiler: turns the query of a view into its output operator.
 
-Spark checks the query and the result. If Spark refuses the query, the compiler raises an error with Spark's
-message. The circuit must have exactly the columns and types of the query in Spark's analysis. If they differ,
-or if the compiler fails on a query that Spark accepts, the query becomes one opaque operator that is
-recomputed, and the notes for the user say so.
+Spark checks both the query and the compiled circuit. If Spark refuses the query, the compiler raises an error
+with Spark's message. The circuit must have exactly the columns and types of the query in Spark's analysis. If
+they differ, or if the compiler fails on a query that Spark accepts, the query becomes one opaque operator
+that is recomputed, and the notes for the user say so.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,10 +42,10 @@ def compile_query(
     """Compile one query to a circuit.
 
     sql: the query, in Spark SQL.
-    tables: the tables that it may read, by name.
-    analyse: analyses a query over these tables with Spark. Without it the compiler checks no types, names
-        unnamed columns itself, and refuses a query that it cannot split into operators. That is enough to
-        draw a circuit, but not to run it.
+    tables: the tables that the query may read, by name.
+    analyse: analyses a query over these tables with Spark. Without this function, the compiler checks no
+        types, names unnamed columns itself, and refuses a query that it cannot split into operators. That is
+        enough to draw a circuit, but not to run it.
     functions: the functions that the user declared.
     """
     spark_columns: Sequence[SparkColumn] | None = None
@@ -73,7 +73,7 @@ def compile_query(
         reason = error.reason if isinstance(error, NotDecomposed) else error.message.splitlines()[0]
         relation = _opaque_relation(context, spark_columns, reason)
     except BUGS as error:
-        # A bug of the compiler must not prevent a view of a query that Spark accepts.
+        # A bug in the compiler must not prevent a view whose query Spark accepts.
         if spark_columns is None:
             raise
         reason = f"a bug in Tidemill, please report it ({type(error).__name__}: {error})"
@@ -104,9 +104,9 @@ def _check_columns(
 def _break_ties(
     context: QueryContext, output: ViewOutput, spark_columns: Sequence[SparkColumn]
 ) -> ViewOutput:
-    """Add the hash of the row as the last key of every order that may leave ties.
+    """Add the hash of the row as the last key of every sort order that may leave ties.
 
-    The hash depends on the column types, so Spark provides them if there is such an order.
+    The hash depends on the column types. If there is such a sort order, Spark provides the types.
     """
     if not depends_on_ties(output):
         return output
@@ -118,7 +118,7 @@ def _break_ties(
     except QueryRefused as error:
         mismatch = error.message.splitlines()[0]
     if mismatch:
-        context.note(f"ties are broken by Spark and may differ each time: {mismatch}")
+        context.note(f"Spark breaks ties, and may do so differently each time: {mismatch}")
         return output
     return with_ties_broken
 
@@ -174,7 +174,7 @@ def _compile_unparsed(
     spark_columns: Sequence[SparkColumn],
     error: QuerySyntax,
 ) -> CompiledQuery:
-    """Compile a query that Spark accepts but the parser does not, to one opaque operator.
+    """Turn a query that Spark accepts, but the parser does not, into one opaque operator.
 
     Its inputs are all tables whose names are in the text.
     """
@@ -190,5 +190,5 @@ def _as_query_error(error: QueryError | NotDecomposed) -> QueryError:
         return error
     return QueryRefused(
         f"{error.reason}: the compiler needs Spark for this query",
-        hint="pass the analysis of a Spark session",
+        hint="pass analyse=, a function that analyses the query with Spark",
     )

@@ -1,11 +1,11 @@
 """Conditions: find those that are keys of a join, and those that compare a column with the clock.
 
 `is_monotonic` tells whether a bound that depends on the clock only grows (DBSP-22). Such a bound passes the
-value of each row only once, and the time can be predicted. The check knows the functions of the clock,
+value of each row only once, and Tidemill can predict when. The check knows the functions of the clock,
 intervals that are added or subtracted, casts between dates and timestamps, and truncation to a unit. Any
 other bound counts as not monotonic. A timestamp minus a month is not monotonic: on 30 and 31 March the result
-is on the last day of February, so on the morning of the 31st it is earlier than on the evening before. A date
-minus a month is monotonic.
+is on the last day of February, so on the morning of the 31st the result is earlier than on the evening
+before. A date minus a month is monotonic.
 """
 
 import re
@@ -184,7 +184,7 @@ _TIMES = _DATES | {
 
 
 def is_monotonic(sql: str) -> bool:
-    """Return whether the value of this expression of the clock never decreases."""
+    """Return whether this expression of the clock never decreases as time passes."""
     try:
         query = ParsedQuery(f"SELECT {sql}")
     except (QueryError, NotDecomposed):

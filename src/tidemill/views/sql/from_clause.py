@@ -292,7 +292,7 @@ def generator(stage: SelectStage, node: exp.Expr) -> Expr:
 
 
 def generated_names(stage: SelectStage, call: Expr) -> list[str]:
-    """Ask Spark for the names of the columns of a generator; their number depends on types."""
+    """Ask Spark for the column names of a generator; how many columns there are depends on types."""
     names, tables = common_tables(stage.operator, Renderer())
     relation = names[stage.operator]
     columns = stage.context.columns_of(f"WITH {', '.join(tables)} SELECT {call.sql()} FROM {relation}")  # noqa: S608
@@ -308,7 +308,8 @@ def values(context: QueryContext, node: exp.Values) -> Relation:
     for row in node.expressions:
         inner = row.expressions if isinstance(row, exp.Tuple) else [row]
         if any(isinstance(value, exp.Alias) for value in inner):
-            raise NotDecomposed("VALUES without parentheses")  # the parser takes the table alias for a row's
+            # The parser takes the alias of the table for an alias in the row.
+            raise NotDecomposed("VALUES without parentheses")
         rows.append(tuple(stage.expr(value) for value in inner))
     widths = {len(row) for row in rows}
     if len(widths) != 1:

@@ -214,7 +214,7 @@ class GroupedStage(SelectStage):
         return Expr(parts, frozenset({"cast", "shiftright"}))
 
     def name(self, node: exp.Column) -> TextReplacement:
-        """Return the replacement of a column that is not a key: a field of a key, or an alias.
+        """Translate a name that is not itself a key, but a field of a key or an alias.
 
         Any other column is neither grouped nor aggregated, which is an error.
         """

@@ -8,7 +8,7 @@ from tidemill.views.circuit.operators import Operator
 
 @dataclass(frozen=True)
 class NamedColumn:
-    """A column with its name. If it is not `shown` (USING hides it), its name needs the qualifier."""
+    """A column with its name. If USING hides it (`shown` is False), the qualifier is required."""
 
     qualifier: str | None
     name: str | None

@@ -130,7 +130,7 @@ def _call(stage: SelectStage, window: exp.Window, frame: str) -> WindowCall:
 
 
 def limited(context: QueryContext, relation: Relation, node: exp.Expr, order: Sequence[exp.Expr]) -> Relation:
-    """Apply ORDER BY and LIMIT to a relation. The keys can name only its columns."""
+    """Apply ORDER BY and LIMIT to a relation. The keys can name only columns of the relation."""
     columns = tuple(NamedColumn(None, name, i) for i, name in enumerate(relation.names))
     stage = SelectStage(context, relation.operator, NameScope(columns, context.case_sensitive))
     keys = []
@@ -147,7 +147,7 @@ def limited(context: QueryContext, relation: Relation, node: exp.Expr, order: Se
 def listed_position(
     context: QueryContext, node: exp.Expr, names: Sequence[str | None], scope: NameScope
 ) -> int | None:
-    """Return the position in the select list that an ORDER BY key gives by name or number; otherwise None."""
+    """Return the position of the select item that an ORDER BY key refers to; None if there is none."""
     if isinstance(node, exp.Literal) and not node.is_string and node.name.isdigit():
         position = int(node.name) - 1
         if not 0 <= position < len(names):

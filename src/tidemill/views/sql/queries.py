@@ -121,7 +121,7 @@ class QueryBuilder:
         left, right = self.query(node.this), self.query(node.expression)
         if left.operator.width != right.operator.width:
             widths = f"{left.operator.width} and {right.operator.width}"
-            message = f"a set operation over queries with {widths} columns"
+            message = f"the queries of a set operation have {widths} columns"
             raise self.context.refused(message, node.expression)
         distinct = bool(node.args.get("distinct"))
         operator: Operator
@@ -148,8 +148,8 @@ class QueryBuilder:
     def _recomputed(self, node: exp.Expr, reason: NotDecomposed) -> Relation:
         """Compile a query to an opaque operator.
 
-        If Spark cannot run it alone, because it reads the outer query, raise the reason again: then the outer
-        query becomes opaque.
+        If Spark cannot run the query alone, because it reads the outer query, raise the reason again. Then
+        the outer query becomes opaque.
         """
         text = self.context.query.text(node)
         sql = self._with_common_tables(text, node)
@@ -163,7 +163,7 @@ class QueryBuilder:
         return Relation(operator, tuple(column.name for column in columns))
 
     def _with_common_tables(self, text: str, node: exp.Expr) -> str:
-        """Add the common table expressions that the text may read, and those that these read."""
+        """Add the common table expressions that the text may read, directly or through others."""
         needed: dict[str, CommonTable] = {}
 
         def add(tables: dict[str, CommonTable], names: set[str]) -> None:

@@ -37,7 +37,8 @@ class BlockQueries(FromQueries, SubqueryBuilder, Protocol):
 class SelectItem:
     """One item of the select list. `node` is its expression in the query; None if it comes from a star.
 
-    `names` has several elements for a generator with several columns. `expr` is None until it is translated.
+    `names` has several elements for a generator with several columns. `expr` is None until the item is
+    translated.
     """
 
     node: exp.Expr | None
@@ -69,7 +70,7 @@ CLAUSES = frozenset(
 
 @dataclass
 class SelectBlock:
-    """Compiles one select. `outer` is the stage of the outer query, if it is a subquery."""
+    """Compiles one select. `outer` is the stage of the outer query, if the select is a subquery."""
 
     context: QueryContext
     select: exp.Select
@@ -97,7 +98,7 @@ class SelectBlock:
         return self._finished(stage, exprs, names, order)
 
     def correlated_rows(self) -> CorrelatedRows:
-        """Compile FROM and WHERE of a correlated subquery that is a simple select or an aggregate of one."""
+        """Compile FROM and WHERE of a correlated subquery: a simple select, possibly with aggregates."""
         refused = ("group", "having", "qualify", "limit", "offset", "windows")
         if any(self.select.args.get(name) for name in refused):
             raise NotDecomposed("a correlated subquery with GROUP BY, LIMIT or similar clauses")
@@ -224,7 +225,7 @@ class SelectBlock:
         stage.aliases = {}
 
     def _is_simple(self, node: exp.Expr) -> bool:
-        """Return whether it can be computed before the window functions and generators of the select."""
+        """Return whether an item can be computed before the select's window functions and generators."""
         special = node.find(exp.Query) is not None or any(True for _ in window_functions(node))
         return not special and called_function(self.context.query, node) not in GENERATORS
 
@@ -246,7 +247,7 @@ class SelectBlock:
         return None
 
     def _translate(self, stage: SelectStage, items: Iterable[SelectItem]) -> list[Expr]:
-        """Translate the items; each one can be named by the items after it."""
+        """Translate the items; later items can use the names of earlier ones."""
         stage.aliases = {}
         exprs = []
         for item in items:

@@ -87,7 +87,7 @@ def copy_text(query: ParsedQuery, start: int, end: int, replacements: Sequence[T
 
 
 def call_of(token: Token, before: Token | None, following: Token | None) -> str | None:
-    """Return the function that a token calls, in lower case; None if it calls none."""
+    """Return the function that a token calls, in lower case; None if the token is not a call."""
     if not _is_word(token) or following is None or following.token_type != TokenType.L_PAREN:
         return None
     name = token.text.lower()

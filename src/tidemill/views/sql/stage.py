@@ -76,7 +76,7 @@ class SelectStage:
                     f"the function {name}, which is neither built in nor declared with the view"
                 )
         if not correlated and any(position < 0 for position in expr.columns):
-            raise NotDecomposed("a column of the outer query in an unsupported place of a subquery")
+            raise NotDecomposed("a subquery that uses a column of the outer query in an unsupported place")
         return self._occurrence(expr, start)
 
     def _occurrence(self, expr: Expr, start: int) -> Expr:
@@ -176,7 +176,7 @@ class SelectStage:
     # --- names --------------------------------------------------------------------------------------------
 
     def name(self, node: exp.Column) -> TextReplacement:
-        """Return the replacement of a column. The text of fields after it stays."""
+        """Return the replacement of a column. Names of fields after the column stay in the text."""
         identifiers = [part for part in node.parts if isinstance(part, exp.Identifier)]
         parts = [part.name for part in identifiers]
         matches, used = self.scope.resolve(parts)
@@ -229,7 +229,7 @@ class SelectStage:
         return [f"{c.qualifier}.{c.name}" if c.qualifier else str(c.name) for c in columns]
 
     def renamed(self, node: exp.Column, expr: Expr, name: str, complete: bool) -> Expr:
-        """Add the name of the column to an argument of struct(…), where it becomes part of the value."""
+        """Add the name of the column to an argument of struct(…), where names become part of the value."""
         parent = node.parent
         while isinstance(parent, exp.PropertyEQ):
             parent = parent.parent
@@ -261,7 +261,7 @@ class SelectStage:
         return TextReplacement(start, end, Expr(merge_parts(parts)), bare=True)
 
     def conjuncts(self, node: exp.Expr) -> Iterator[exp.Expr]:
-        """Yield the conditions of a conjunction."""
+        """Yield the conditions that AND connects."""
         while isinstance(node, exp.Paren):
             node = node.this
         if isinstance(node, exp.And):
@@ -275,4 +275,4 @@ class SubqueryRule(Protocol):
     """Turns scalar subqueries into columns of a stage: `tidemill.views.sql.subqueries.Subqueries`."""
 
     def scalar(self, stage: SelectStage, node: exp.Subquery) -> int:
-        """Append the value of a subquery to the stage's operator and return its position."""
+        """Append the value of a subquery to the stage's operator, and return the position of the value."""

@@ -11,7 +11,7 @@ and the query is recomputed. The rules:
 - In NOT IN a pair of rows matches if the equality is true *or NULL*.
 - A correlated scalar subquery must be one expression of aggregates without GROUP BY, correlated by equality
   only. It becomes an aggregate grouped by the inner keys, and a left join with that aggregate. For a row
-  without a group, the aggregates must have their value for no rows: NULL, but 0 for counts.
+  without a group, each aggregate must have the value that it has over no rows: 0 for counts, otherwise NULL.
 """
 
 from dataclasses import dataclass, replace
@@ -58,7 +58,7 @@ class Subqueries:
     builder: SubqueryBuilder
 
     def predicate(self, stage: SelectStage, node: exp.Expr) -> bool:
-        """Turn a condition that is an EXISTS or an IN into a join; False if it is neither."""
+        """Turn a condition that is an EXISTS or an IN into a join; return False if it is neither."""
         negated = False
         while isinstance(node, exp.Not | exp.Paren):
             negated ^= isinstance(node, exp.Not)
@@ -114,7 +114,7 @@ class Subqueries:
             stage.operator = Join("semi", stage.operator, inner, (*pairs, *keys), residual)
 
     def scalar(self, stage: SelectStage, node: exp.Subquery) -> int:
-        """Append the value of a scalar subquery to the stage's operator and return its position."""
+        """Append the value of a scalar subquery to the stage's operator, and return the value's position."""
         alone = self.builder.uncorrelated(node)
         if alone is not None:
             if alone.operator.width != 1:

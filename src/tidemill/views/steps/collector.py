@@ -1,18 +1,18 @@
-"""The collector: delete the files of views that are no longer needed, and no others (DBSP-37).
+"""The collector: delete view files that are no longer needed, and no other files (DBSP-37).
 
 A step does not delete what it replaces: merged run files, table manifests and version files of earlier steps.
 Table manifests and version files are called *lists* here, because they list the files to keep. The collector
 scans the folders of a pipeline's views, page by page:
 
 1. List objects.
-2. Read the attempts that the object names contain.
+2. Look up the attempts whose ids appear in the names of these objects.
 3. In one transaction, read which lists are current. Then read these lists.
 4. Delete the objects that belong to ended attempts and that no list names.
 
 This order makes deletion safe. An attempt is stored before its first object, so every object of step 1
 belongs to a known attempt. The collector keeps the objects of attempts that are still open. The lists of a
-step name only objects of its own attempt and objects that the lists before it named. So if an ended attempt
-wrote an object and the current list does not name it, no later list will.
+step name only objects of its own attempt and objects that earlier lists named. So if an ended attempt wrote
+an object and the current list does not name it, no later list will.
 
 The collector keeps:
 
@@ -31,10 +31,9 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from tidemill import crash
-from tidemill.clock import Clock
 from tidemill.errors import AttemptUnknown, ManifestUnreadable, ObjectMissing, TraceError, TraceMissing
 from tidemill.events import Emit, ignore
-from tidemill.lots import layout
+from tidemill.lots import layout, wall_clock
 from tidemill.lots.keys import DatasetId
 from tidemill.objects.port import ObjectInfo, Objects
 from tidemill.publish import attempts
@@ -72,7 +71,8 @@ class _Folder(NamedTuple):
     - view: the view of this table or these changes; empty for a folder of a group.
     - group: the group of this state or quarantine; empty for a folder of a view.
     - kind: `data` or `datasets`.
-    - marked: whether the view or group is marked for collection, because it is, or was, not declared.
+    - marked: whether the view or group is marked for collection, because it is not declared, or was not
+      declared for a while.
     """
 
     dataset: DatasetId
@@ -90,7 +90,7 @@ class _Folder(NamedTuple):
 class Collector:
     """Collects the files of one pipeline's views.
 
-    - grace_s: objects younger than this are always kept.
+    - grace_s: objects younger than this are always kept, even if the wall clock jumps ahead for a moment.
     """
 
     def __init__(
@@ -99,7 +99,6 @@ class Collector:
         keys: StepKeys,
         pipeline: str,
         objects: Objects,
-        clock: Clock,
         *,
         emit: Emit = ignore,
         grace_s: float = GRACE_S,
@@ -109,7 +108,6 @@ class Collector:
         self._keys = keys
         self._pipeline = pipeline
         self._objects = objects
-        self._clock = clock
         self._emit = emit
         self._grace_s = grace_s
         self._page = page
@@ -119,7 +117,7 @@ class Collector:
         self._pending: set[str] = set()  # folders with objects that a later round may remove
 
     def collect(self, pages: int = MOST_PAGES) -> bool:
-        """Scan some pages, after those of the last call; return True if the round is not finished."""
+        """Continue the scan where the last call stopped; return True if the round is not finished yet."""
         folders = sorted(self._folders(), key=lambda folder: folder.prefix)
         for _ in range(pages):
             ahead = [folder for folder in folders if folder.prefix >= self._cursor[0]]
@@ -139,7 +137,7 @@ class Collector:
         return True
 
     def _end_round(self, folders: Sequence[_Folder]) -> None:
-        """Remove the marks of views and groups without remaining files, and expired pins."""
+        """Remove expired pins, and the marks of views and groups that have no files left."""
         self._cursor = ("", "")
         empty, self._scanned, self._pending = self._scanned - self._pending, set(), set()
         marked = [folder for folder in folders if folder.marked]
@@ -178,14 +176,15 @@ class Collector:
         except (ObjectMissing, ManifestUnreadable):
             self._pending.add(folder.prefix)
             return  # delete nothing while a list cannot be read
-        youngest = self._clock.wall() - self._grace_s
+        wall_us = self._store.run(lambda tx: wall_clock.believed(tx, self._keys.lots))
+        youngest = wall_us / 1_000_000 - self._grace_s
         unlisted = []
         for info in page:
             attempt = by_id[attempt_in(info.key)]
             if info.key in listed or attempt_in(info.key) in committed or "/state=removed/" in info.key:
                 continue
             if info.modified_at > youngest or not (attempt is None or isinstance(attempt, Published)):
-                self._pending.add(folder.prefix)  # too young, of an open attempt, or left to the cleaner
+                self._pending.add(folder.prefix)  # too young, part of an open attempt, or left to the cleaner
                 continue
             unlisted.append(info)
         if not unlisted:
@@ -203,7 +202,7 @@ class Collector:
         )
 
     def _attempts(self, ids: Iterable[str]) -> dict[str, AnyAttempt | None]:
-        """Read attempts by id; None for one without a row: rows are removed long after the attempt ended."""
+        """Read attempts by id; None if the row no longer exists, because the attempt ended long ago."""
 
         def read(tx: Tx) -> dict[str, AnyAttempt | None]:
             by_id: dict[str, AnyAttempt | None] = {}
@@ -238,10 +237,10 @@ class Collector:
     def _current(
         self, tx: Tx, folder: _Folder, by_id: dict[str, AnyAttempt | None]
     ) -> tuple[dict[str, bool], set[str]]:
-        """Return the lists to keep, whether each one must exist, and the attempts that rows of steps name.
+        """Return the lists to keep, whether each one must exist, and the attempts that committed steps name.
 
-        A pinned or earlier list may be missing: its files may have been collected while its view was not
-        declared.
+        A pinned or earlier list may be missing, because the collector may have removed it while the view was
+        not declared.
         """
         keys, pipeline = self._keys, self._pipeline
         now: set[str] = set()
@@ -287,7 +286,7 @@ def _earlier(tx: Tx, keys: StepKeys, pipeline: str, group: str, view: str, now: 
 
 
 def _is_committed(tx: Tx, keys: StepKeys, pipeline: str, attempt: AnyAttempt) -> bool:
-    """Return whether a commit names the attempt; False if its group was removed since."""
+    """Return whether a commit names the attempt; False if its group has been removed since then."""
     prefix = group_id(pipeline, "")
     if not attempt.draft.author.startswith(prefix):
         return False

@@ -87,8 +87,8 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     """The output of a step for one view.
 
-    - changes: the manifest of its changes; empty if it has none.
-    - table: the manifest that lists the files of its table.
+    - changes: the manifest of the view's changes; empty if there are none.
+    - table: the manifest that lists the files of the view's table.
     - rows, size: the number of rows and the bytes of the changes.
     - digest: the digest of the changes.
     - content: the digest of the table after the step, which is the sum of all digests so far (DBSP-42).
@@ -108,8 +108,8 @@ class QuarantinedRows(msgspec.Struct, frozen=True, kw_only=True):
 
     No view contains them. They cancel out when their insertion arrives.
 
-    - manifest: a root manifest; each part belongs to one dataset and has its name.
-    - rows: how many rows, by dataset.
+    - manifest: a root manifest; each part belongs to one dataset and has the name of that dataset.
+    - rows: for each dataset, how many of its rows are in quarantine.
     """
 
     manifest: str
@@ -132,7 +132,10 @@ class StepAlarm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 StepPart: TypeAlias = StepOutput | QuarantinedRows | StepState | StepAlarm
-"""One piece of a step's result: one output for each changed view, and at most one of every other type."""
+"""One part of a step's result.
+
+A result has one output for each changed view, and at most one part of every other type.
+"""
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,7 +154,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, hold: Hold, parts: Sequence[StepPart]) -> "StepResult":
-        """Sort the parts that a computation returned by their type."""
+        """Build a result from the parts that a computation returned."""
         return cls(
             hold=hold,
             outputs=tuple(part for part in parts if isinstance(part, StepOutput)),
@@ -161,7 +164,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def manifests(self, spec: GroupSpec) -> list[str]:
-        """What the attempt wrote for each target of `open_step`, in the same order; empty if nothing."""
+        """Return the key that the attempt wrote for each target of `open_step`, in order; empty if none."""
         outputs = {output.view: output for output in self.outputs}
         names: list[str] = []
         for view in spec.views:
@@ -199,8 +202,8 @@ _decoder = msgspec.msgpack.Decoder(StepRow)
 def next_batch(tx: Tx, keys: StepKeys, pipeline: str, group_name: str, *, most: int = 1) -> StepBatch | None:
     """Return the next batch of a group; None when it has applied every record.
 
-    - most: how many records with work to apply together when the group is behind. The table is the same as
-      after separate steps; changes between the records cancel out.
+    - most: if the group is behind, one batch has at most this many records with work. The table is the same
+      as after separate steps; changes between the records cancel out.
     """
     group = groups.read(tx, keys, pipeline, group_name)
     page = records.read(tx, keys, pipeline, group.step, PAGE)
@@ -287,16 +290,18 @@ def commit(
     """Move the group to the batch's step, and to the version file of the result.
 
     - result: the result of the attempt; None for a batch without work.
-    - ends: this is the run's last commit, which also finishes the run of its subscription.
+    - ends: whether this is the run's last commit, which also finishes the run of its subscription.
     """
     group = _check_fence(tx, keys, ticket, batch)
     if batch.has_work and result is None:
         raise StepConflict(
-            f"step {batch.step} of {ticket.name} has changes to process, but the commit has no attempt"
+            f"step {batch.step} of {ticket.name} cannot be committed without a result: it has changes to"
+            " process"
         )
     if result is not None and not batch.has_work:
         raise StepConflict(
-            f"step {batch.step} of {ticket.name} has no changes to process, but the commit has an attempt"
+            f"step {batch.step} of {ticket.name} cannot be committed with a result: it has no changes to"
+            " process"
         )
     if result is not None:
         _check_state(batch, result)
@@ -352,7 +357,7 @@ def end_run(
 ) -> int:
     """End a run without a commit; return the group's step.
 
-    - busy: there is work, but another process is the coordinator; the run is retried soon.
+    - busy: whether there is work, but another process is the coordinator. Then the run is retried soon.
     """
     group = groups.read(tx, keys, pipeline, group_name)
     if busy:

@@ -4,7 +4,7 @@ from tidemill.events import Event
 
 
 class RecordWritten(Event, frozen=True, kw_only=True):
-    """A record was written: it assigns the input of a step."""
+    """Tidemill wrote a record, which assigns input to a step."""
 
     pipeline: str
     step: int
@@ -12,7 +12,7 @@ class RecordWritten(Event, frozen=True, kw_only=True):
 
 
 class StepCommitted(Event, frozen=True, kw_only=True):
-    """A group of views committed a step; `views` are the ones it computed."""
+    """A group of views committed a step; `views` are the views whose tables changed."""
 
     pipeline: str
     group: str
@@ -24,9 +24,11 @@ class StepCommitted(Event, frozen=True, kw_only=True):
 
 
 class RowsSetAside(Event, frozen=True, kw_only=True):
-    """A step deleted rows that their dataset does not contain. They stay in quarantine until inserted.
+    """A step deletes rows that their dataset does not contain.
 
-    - rows: how many rows, by dataset.
+    The deletions stay in quarantine until the rows are inserted.
+
+    - rows: for each dataset, how many such rows there are.
     """
 
     pipeline: str
@@ -46,7 +48,7 @@ class StepAbandoned(Event, frozen=True, kw_only=True):
 
 
 class StepTimed(Event, frozen=True, kw_only=True):
-    """How long the parts of a group's step took in kernels, in seconds.
+    """How long the parts of a step took, in seconds, for a group that has traces.
 
     - views: the views that kernels computed.
     - plan_s: planning the jobs, until they are submitted.
@@ -54,9 +56,9 @@ class StepTimed(Event, frozen=True, kw_only=True):
     - kernel_s: inside kernels, summed over all tasks.
     - load_s: building traces from complete inputs. A step does so if a trace is missing, or if many more rows
       changed than the traces store.
-    - place: where the rest ran: in a job of `spark`, or in the `runner`.
+    - place: where the step ran: `spark` (in Spark jobs) or `runner` (in the runner's process).
     - estimated_s: the time that was estimated for that place.
-    - changed_rows, known_rows: the numbers of rows that the estimate is based on.
+    - changed_rows, known_rows: how many input rows changed, and how many rows the largest trace stores.
     """
 
     pipeline: str

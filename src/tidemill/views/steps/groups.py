@@ -25,20 +25,24 @@ from tidemill.views.steps.records import StepRecord
 from tidemill.views.steps.retired import RetiredTable
 
 MOST_VIEWS = (MOST_TARGETS - 2) // 2
-"""A step's attempt has two targets for each view (its changes, its table), one for the quarantine, and one
-for the group's state."""
+"""The maximum number of views in a group. A step's attempt has two targets for each view (its changes, its
+table), one for the quarantine, and one for the group's state."""
 
 
 SPEC_BYTES = 32 * 1024
-"""A group's row holds its declaration and the names of its tables, and must fit one value of the store."""
+"""The maximum size of a group's declaration.
+
+The group's row holds the declaration and the names of the tables, and must fit into one value of the store.
+"""
 
 
 class ViewSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The declaration of a view.
 
-    - code: a digest of everything that affects the result; when it changes, the next step rebuilds the view.
+    - code: a digest of everything that affects the result; when the digest changes, the next step rebuilds
+      the view.
     - reads: the base datasets that the view reads directly.
-    - uses: the views of the same group that it reads; they come before it in the group.
+    - uses: the views of the same group that this view reads; they come before this view in the group.
     """
 
     name: str
@@ -80,7 +84,7 @@ class BuiltTable(msgspec.Struct, frozen=True, array_like=True):
 
     view: str
     code: str
-    table: str  # the key of the manifest that lists it
+    table: str  # the key of the manifest that lists its files
 
 
 class ViewGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +92,7 @@ class ViewGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     - built: the tables of its views.
     - version: the key of the version file that lists the group's state; empty while there is none. The file
-      records its step, which may be lower than the group's (DBSP-41).
+      records its step, which may be lower than the step of the group (DBSP-41).
     """
 
     spec: GroupSpec
@@ -192,7 +196,7 @@ def _removed_tables(group: ViewGroup, spec: GroupSpec | None) -> list[RetiredTab
 def declare_circuit(
     tx: Tx, keys: StepKeys, pipeline: str, version: str, holder: str
 ) -> StepRecord | Busy | None:
-    """Store the version of the circuit, and write a record in which the groups rebuild what changed.
+    """Store the version of the circuit, and write a record that makes the groups rebuild what changed.
 
     Returns `Busy`, and changes nothing, while another process is the coordinator: the caller retries.
     """
@@ -229,7 +233,7 @@ def _subscribe(tx: Tx, keys: StepKeys, pipeline: str, group: ViewGroup) -> None:
         name,
         terms,
         at,
-        replace_sources=True,
+        replace_inputs=True,
         creation=subscriptions.SCHEDULED,
     )
 
@@ -238,7 +242,7 @@ def _check(spec: GroupSpec) -> None:
     names = [view.name for view in spec.views]
     if not 0 < len(names) <= MOST_VIEWS or len(set(names)) < len(names):
         raise UsageError(
-            f"group {spec.name!r} has an invalid number of views ({len(names)}), or two with the same name",
+            f"group {spec.name!r} has an invalid list of views: {', '.join(names) or 'nothing'}",
             hint=f'use 1 to {MOST_VIEWS} different views; move some to another group with group="name"',
         )
     if len(spec.bases) >= MOST_SOURCES:

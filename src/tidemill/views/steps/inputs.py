@@ -1,8 +1,8 @@
 """Inputs: find the objects that hold the rows of a dataset at a position (DBSP-8, DBSP-26).
 
 The store determines what a dataset contains at a position: for each lot, the newest generation with an event
-at or before that position. Later publications change nothing. The store's rows are read in pages. Manifests
-never change, so they are read from object storage once and cached.
+at or before that position. Later publications do not change this. The store's rows are read in pages.
+Manifests never change, so they are read from object storage once and cached.
 """
 
 import threading
@@ -94,7 +94,7 @@ class InputReader:
         self.manifests = manifests
 
     def at(self, dataset: DatasetId, position: int) -> list[LotSlice]:
-        """Return the lots of a dataset at a position, except lots that are empty or removed by then."""
+        """Return the lots in a dataset at a position, except lots that are empty or removed there."""
         rows: list[LotRow] = []
         after = ""
         while True:
@@ -105,7 +105,7 @@ class InputReader:
             after = last
 
     def between(self, dataset: DatasetId, after: int, to: int) -> InputChange:
-        """Return what changed in a dataset after one position, up to another."""
+        """Return what changed in a dataset after one position, up to another position."""
         plus: list[LotRow] = []
         minus: list[LotRow] = []
         for page in self._events(dataset, after, to):
@@ -166,7 +166,7 @@ def _read_all(read: Callable[[str], T], keys: Sequence[str]) -> list[T]:
 
 
 def _newest(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: str, position: int) -> LotRow | None:
-    """Return the newest generation of a lot at or before a position; None before its first one."""
+    """Return the newest generation of a lot at or before a position; None if the lot had none yet."""
     row = lots.current(tx, keys, dataset, lot)
     while row is not None and row.position > position:
         row = None if row.generation == 0 else lots.resolve(tx, keys, dataset, lot, row.generation - 1)

@@ -6,7 +6,7 @@
 (C, "step-base", P, name, version)         the last position of a base dataset that is assigned to a step
 (C, "step-range", P, name, version, n)     this position at step n, if step n changed it
 (C, "group", P, group)                     a group: its declaration, and the step it has committed
-(C, "group-step", P, group, n)             what its commit of step n published
+(C, "group-step", P, group, n)             what the group published when it committed step n
 (C, "retired", P, view)                    the last table of a view that is no longer declared
 (C, "group-gone", P, view, group)          a view or group that is no longer declared, for the collector
 (C, "pin", P, name)                        until when to keep the files that a manifest or version file lists
@@ -41,12 +41,12 @@ class StepKeys(PublishKeys):
 
 
 def step_log(pipeline: str) -> DatasetId:
-    """Return a pipeline's step log as a source of subscriptions; its head is the newest record's number."""
+    """Return a pipeline's step log as an input of subscriptions; its head is the newest record's number."""
     return DatasetId(f"steps:{pipeline}")
 
 
 def group_source(pipeline: str, group: str) -> DatasetId:
-    """Return a group as a source of subscriptions; its head is the step it has committed."""
+    """Return a group as an input of subscriptions; its head is the step it has committed."""
     return DatasetId(group_id(pipeline, group))
 
 

@@ -1,4 +1,4 @@
-"""Records: store which input belongs to which step, before anything is computed (DBSP-26, DBSP-34).
+"""Step records: which input belongs to which step, written before anything is computed (DBSP-26, DBSP-34).
 
 A pipeline has one step log. Record n lists the range of positions (after, to] of every base dataset with new
 positions. The ranges of one dataset have no gaps or overlaps, so later input belongs to a later step, and all
@@ -89,7 +89,7 @@ def add_base(tx: Tx, keys: StepKeys, pipeline: str, dataset: DatasetId) -> None:
 
 
 def assigned(tx: Tx, keys: StepKeys, pipeline: str, datasets: Sequence[DatasetId]) -> dict[DatasetId, int]:
-    """Return the last position of each dataset that is assigned to a step."""
+    """Return for each dataset the last position that is assigned to a step."""
     values = tx.get_many([keys.base[(pipeline, *dataset.parts)] for dataset in datasets])
     return {
         dataset: 0 if raw is None else _position.decode(raw)
@@ -100,7 +100,7 @@ def assigned(tx: Tx, keys: StepKeys, pipeline: str, datasets: Sequence[DatasetId
 def positions_at(
     tx: Tx, keys: StepKeys, pipeline: str, datasets: Sequence[DatasetId], step: int
 ) -> dict[DatasetId, int]:
-    """Return the last position of each dataset that is assigned to the steps 1 to `step`."""
+    """Return for each dataset the last position that is assigned to one of the steps 1 to `step`."""
     positions = {}
     for dataset in datasets:
         space = (pipeline, *dataset.parts)
@@ -117,8 +117,8 @@ def write_record(
 
     Raises `LeaseLost` if the coordinator's lease has ended (DBSP-35).
 
-    - declared: the circuit has a new version. Then a record is written even if nothing was published, and its
-      step rebuilds the views that changed.
+    - declared: whether the circuit has a new version. Then a record is written even if nothing was published,
+      and its step rebuilds the views that changed.
     """
     leases.check(tx, keys.coordinator_lease(pipeline), lease)
     before = last(tx, keys, pipeline)
@@ -180,7 +180,8 @@ def resign_coordinator(tx: Tx, keys: StepKeys, pipeline: str, lease: Lease) -> b
 def _next_ranges(tx: Tx, keys: StepKeys, pipeline: str, cursor: DatasetId | None) -> list[PositionRange]:
     """Return the ranges of the next record, as many as fit.
 
-    Datasets after the cursor come first, so a dataset that moves all the time does not delay the others.
+    Datasets after the cursor come first, so a dataset that gets new lots all the time does not delay the
+    others.
     """
     rows = tx.range(*keys.base.under(pipeline))
     bases = {}

@@ -35,7 +35,7 @@ class Compute(Protocol):
 
 
 class RunSummary(msgspec.Struct, frozen=True):
-    """The outcome of a run: the group's step, how many commits it took, and how many of them had a job."""
+    """The outcome of a run: the group's step, how many commits the run made, and how many needed a job."""
 
     step: int
     commits: int
@@ -45,7 +45,7 @@ class RunSummary(msgspec.Struct, frozen=True):
 class Stepper:
     """Runs the steps of the groups of one pipeline on one node.
 
-    - most: how many records with work one step may apply together.
+    - most: one step may apply at most this many records that have work.
     """
 
     def __init__(self, scope: Scope, pipeline: str, compute: Compute, *, most: int = 1) -> None:
@@ -68,7 +68,7 @@ class Stepper:
         if not ticket.name.startswith(prefix):
             raise UsageError(
                 f"{ticket.name!r} is not a group of pipeline {self._pipeline!r}",
-                hint="pass a ticket of one of its groups",
+                hint="pass a ticket for a group of this pipeline",
             )
         group, keys = ticket.name.removeprefix(prefix), self._keys
         record = self._scope.step(

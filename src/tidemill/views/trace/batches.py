@@ -1,7 +1,7 @@
 """Split rows into batches of bounded size, by the number of rows and by their bytes.
 
-Packets between layers and the memory of a task have both limits, because one row of a million bytes takes as
-much memory as thousands of narrow rows.
+Both limits apply to packets between layers and to the memory of a task, because one row of a million bytes
+takes as much memory as thousands of narrow rows.
 """
 
 from collections.abc import Iterable, Iterator

@@ -2,12 +2,12 @@
 
 Object storage holds the runs compressed, and stays the source of truth. The cache holds them uncompressed,
 ready to map, so they may be larger in the cache (DBSP-45). A run that is cached completely is one file, so
-one search finds a hash in it. From other runs, the cache fetches only the batches whose fences match, with
-ranged reads in one call. Each of these batches is cached as one file.
+one search finds a hash in it. From other runs, the cache fetches only the batches whose fences (first and
+last hash) match, with ranged reads in one call. Each of these batches is cached as one file.
 
 A rename gives a file its final name, so other processes see a complete file or none. A file contains its own
-size, so a file that a machine crash truncated is fetched again. Removing a file loses nothing, even while it
-is mapped. A full disk is not an error: rows are then read without being cached.
+size, so a file that was truncated by a machine crash is fetched again. Removing a file loses nothing, even
+while it is mapped. A full disk is not an error: rows are then read without being cached.
 
 A cache folder is valid for one boot of the machine. After a power failure, a renamed file may have the right
 size but the wrong content. So the folder is named after the boot (`/proc/sys/kernel/random/boot_id`).
@@ -43,14 +43,18 @@ _FETCH_BYTES = 16 * 1024**2  # compressed bytes of a larger run to fetch at once
 _WHOLE_BYTES = 512 * 1024**2  # larger runs stay in batches: a text column cannot exceed 2 GiB
 _OPEN_RUNS = 4096  # runs that stay mapped
 _MEMORY_BYTES = 256 * 1024**2  # rows that this process keeps in memory when there is no folder
-_MEMORY_SHARE = 4  # use at most 1/4 of the address space, where that is limited
+_MEMORY_SHARE = 4  # use at most 1/4 of the address space, if it is limited
 _ALL = -1  # instead of the number of a batch: the complete run
 _SCRATCH = itertools.count()  # one counter per process: several caches may share a folder
 
 
 @dataclass
 class _Run:
-    """The parts of a run that this process has loaded; `held_bytes` is the memory that `whole` takes."""
+    """The parts of a run that this process has loaded.
+
+    - whole: all rows, if the run is cached completely.
+    - held_bytes: the memory that `whole` takes.
+    """
 
     head: RunHead
     whole: pa.RecordBatch | None = None
@@ -213,7 +217,7 @@ class Cache:
         yield from self._load_batches(entry, run, waiting)
 
     def _load_batches(self, entry: RunEntry, run: _Run, numbers: Sequence[int]) -> list[pa.RecordBatch]:
-        """Return batches: from memory if they are there, then from the folder, then from object storage."""
+        """Return batches from the first place that has them: memory, the folder, or object storage."""
         loaded = {number: batch for number in numbers if (batch := run.batches.get(number)) is not None}
         for number in numbers:
             if number not in loaded and (cached := self._map(entry, f"{number}")) is not None:
@@ -245,7 +249,7 @@ class Cache:
             bodies = self.objects.get_ranges(entry.file, [(entry.offset + at, size) for at, size in spans])
         except ObjectMissing as error:
             raise TraceMissing(
-                f"run file {entry.file!r} is listed, but missing from {self.objects.url}"
+                f"run file {entry.file!r}, which a version file lists, is missing from {self.objects.url}"
             ) from error
         for (_, size), body in zip(spans, bodies, strict=True):
             if len(body) != size:
@@ -332,7 +336,9 @@ class Cache:
         return self.folder / f"{name}-{entry.offset:x}.{part}"
 
     def _make_room(self, size: int) -> None:
-        """Remove the files used longest ago, about as many bytes as are written, so that no step waits long.
+        """Remove the files used longest ago.
+
+        Each call removes about as many bytes as are written, so that no step waits long.
 
         The folder is scanned each time a sixteenth of the limit was written, because other processes write
         there too.

@@ -32,7 +32,8 @@ class CacheFolder(NamedTuple):
 def cache_folder(setting: str = "") -> CacheFolder | None:
     """Return the folder for cached run files; None if the cache is off or no folder is usable.
 
-    - setting: a folder or `off`. If empty: `TIDEMILL_CACHE`; if that is not set, the user's cache folder.
+    - setting: a folder or `off`. If it is empty, `TIDEMILL_CACHE` is used; if that is not set, the user's
+      cache folder.
     """
     configured = setting or os.environ.get(ENVIRONMENT, "")
     boot = _boot_id()
@@ -74,7 +75,7 @@ def _remove_earlier(folder: Path, prefix: str) -> None:
 
 
 def _limit(folder: Path) -> int:
-    """Return how large the folder may become: its present size plus half of the free space at most."""
+    """Return how large the folder may become: at most its present size plus half of the free space."""
     used = 0
     with contextlib.suppress(OSError):
         used = sum(file.stat().st_size for file in os.scandir(folder))

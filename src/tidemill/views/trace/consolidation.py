@@ -48,7 +48,7 @@ SAMPLE = 4_096
 
 
 def reduce_rows(table: pa.Table, layout: Layout) -> pa.Table:
-    """Consolidate a Z-set if that is likely to save rows; its receiver consolidates it in any case.
+    """Consolidate a Z-set if that is likely to leave fewer rows; the receiver consolidates it anyway.
 
     Small tables are always consolidated, and large ones if a sample of their rows shrinks by a quarter.
     """
@@ -63,7 +63,7 @@ _MANY_ROWS = 16 * SAMPLE
 
 
 def _has_many_duplicates(table: pa.Table) -> bool:
-    """Estimate from a sample whether there are fewer than a quarter as many groups as rows."""
+    """Estimate from a sample whether each hash occurs more than four times on average."""
     count = table.num_rows
     if count < _MANY_ROWS:
         return False
@@ -172,7 +172,7 @@ def group_sums(values: I64, starts: I64) -> I64:
 
 
 def carry(sums: dict[str, I64], limbs: tuple[str, ...]) -> None:
-    """Carry between limbs, in place, so that all except the highest are between 0 and 2^32 - 1."""
+    """Carry between limbs, in place, so that all limbs except the highest are between 0 and 2^32 - 1."""
     for low, high in pairwise(limbs):
         sums[high] = sums[high] + (sums[low] >> 32)
         sums[low] = sums[low] & _LIMB

@@ -1,9 +1,12 @@
-"""Hash space: 256 fixed slices, the ranges that tasks compute, and the grains at which merges may cut.
+"""Hash space: how it is divided into 256 slices, into ranges of slices for tasks, and into smaller grains.
 
 A key hash is a signed 64-bit number, and runs are sorted by it. The highest 8 bits of a hash are its slice,
-so every run contains the slices in order, and slice 0 starts at -2^63. A *grain* is 1/256 of a slice. Only
-merges use grains: with them, a merge rewrites few rows in one step even if a slice is large. In Spark SQL,
-the slice of a hash is `shiftright(_h, 56) + 128`.
+so every run contains the slices in order, and slice 0 starts at -2^63. In Spark SQL, the slice of a hash is
+`shiftright(_h, 56) + 128`.
+
+A *grain* is 1/256 of a slice: the highest 16 bits of a hash. Tasks divide the work by slice, and merges
+divide it by grain. So a merge can rewrite few rows in one step even if a slice is large. The pieces of runs
+are listed by grain, because a merge may end in the middle of a slice.
 """
 
 from collections.abc import Iterator
@@ -21,7 +24,7 @@ SLICES = 256
 GRAINS = SLICES * 256
 _GRAIN_BITS = 48
 _LOWEST = -(2**63)
-_FEW_RANGES = 4  # up to here, comparing all hashes with each range is faster than sorting
+_FEW_RANGES = 4  # up to this many ranges, comparing all hashes with each range is faster than sorting
 
 Hashes = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -54,7 +57,7 @@ ALL = HashRange(0, SLICES - 1)
 
 
 def ranges(count: int) -> tuple[HashRange, ...]:
-    """Divide hash space into `count` ranges of nearly equal size, 1 to 256."""
+    """Divide hash space into `count` ranges (1 to 256) of nearly equal size."""
     if not 1 <= count <= SLICES:
         raise UsageError(f"cannot divide hash space into {count} ranges", hint="use 1 to 256 ranges")
     cuts = [SLICES * n // count for n in range(count + 1)]
@@ -67,7 +70,7 @@ def hash_bounds(low: int, high: int) -> tuple[int, int]:
 
 
 def split(table: pa.Table, among: tuple[HashRange, ...], hashes: Hashes | None = None) -> list[pa.Table]:
-    """Split rows by range, in their order: an exchange sends one table to each task.
+    """Split rows by range, and keep their order. An exchange sends one table to each task.
 
     Args:
         table: the rows.

@@ -36,8 +36,8 @@ def key_hashes(columns: Sequence[pa.Array], rows: int) -> I64:
 def fine_hashes(key: Sequence[pa.Array], rest: Sequence[pa.Array], rows: int) -> I64:
     """Return the hash of each row in a fine trace.
 
-    A key with a NULL equals no other key, so it is never looked up. Its whole hash comes from the other
-    columns. So rows without a key are spread evenly over hash space, even if there are many.
+    A key with a NULL equals no other key, so it is never looked up. The whole hash of such a row comes from
+    the other columns. So rows without a key are spread evenly over hash space, even if there are many.
 
     Args:
         key: the columns of the key.

@@ -30,7 +30,7 @@ class Layout:
 
     Args:
         columns: the columns that identify a row, key first.
-        key: how many of them are the key.
+        key: how many of these columns form the key.
         sums: the names of the int64 columns that are added up.
         limbs: groups of sums that are the limbs of one number, lowest first.
         fine: whether `_h` also depends on the columns after the key; see above.
@@ -48,8 +48,8 @@ class Layout:
         if len(set(names)) != len(names) or not 0 <= self.key <= len(self.columns) or not self.sums:
             raise UsageError(
                 f"invalid layout: columns {names}, key of {self.key} columns",
-                hint="give every column a different name, include at least one sum, and make the key no"
-                " longer than the list of columns",
+                hint="give every column a different name, list at least one column in sums=, and make the"
+                " key no longer than the list of columns",
             )
         fields = [pa.field(each.name, each.type) for each in self.columns]
         sums = [pa.field(name, pa.int64()) for name in self.sums]
@@ -76,7 +76,7 @@ class Layout:
         return list(self.columns.names)
 
     def select(self, columns: Sequence[str] | None) -> list[str]:
-        """Return the columns to read for these: hash, key and sums are always included."""
+        """Return the columns to read: these columns (None for all), and always hash, key and sums."""
         if columns is None:
             return list(self.schema.names)
         included = {HASH, *self.key_names, *self.sums, *columns}
@@ -88,7 +88,7 @@ class Layout:
         return pa.schema([each for each in self.columns if each.name in read])
 
     def conform(self, table: pa.Table) -> pa.Table:
-        """Return the table with exactly these columns, in this order and in one chunk; others are dropped."""
+        """Return the table with exactly the columns of the layout, in their order and in one chunk."""
         present = set(table.column_names)
         missing = [name for name in self.schema.names if name not in present]
         if missing:

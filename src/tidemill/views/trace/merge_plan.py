@@ -2,10 +2,10 @@
 
 The runs that cover a piece of hash space form a stack, sorted by density (rows per grain), lowest first. A
 stack of fewer than `FAN` runs is not merged. In a higher stack, the policy merges from the least dense run up
-to the last run whose density is at most the total of the runs before it. Once it has chosen half of `FAN`
-runs, it stops at the first denser run. So each time a row is rewritten, its run becomes at least twice as
-dense. In a stack that is not merged, each run is denser than all runs before it together, so the stack stays
-low.
+to the last run whose density is at most the total of the runs before it. Once it has chosen `FAN` / 2 runs,
+it stops at the first run that is denser than that total. So each time a row is rewritten, its run becomes at
+least twice as dense. In a stack that is not merged, each run is denser than all runs before it together, so
+the stack stays low.
 
 If a merge exceeds the budget, only its first grains are merged now, and the others in later steps (DBSP-47).
 Rows add up in any order, so the order of merges does not matter.
@@ -42,7 +42,7 @@ def merge_budget(delta_rows: int, state_rows: int) -> int:
 def plan_merges(entries: Sequence[RunEntry], budget_rows: int) -> list[MergePiece]:
     """Return the merges of a step, highest stacks first.
 
-    They depend on the entries alone, so a replay of the step plans the same merges.
+    They depend only on the entries and the budget, so a replay of the step plans the same merges.
     """
     if len(entries) < FAN:
         return []
@@ -72,7 +72,7 @@ def plan_merges(entries: Sequence[RunEntry], budget_rows: int) -> list[MergePiec
 
 
 def narrow(piece: MergePiece, budget_rows: int, count: Callable[[RunEntry, int, int], int]) -> MergePiece:
-    """Halve a piece until its counted rows fit the budget: hashes may be spread unevenly."""
+    """Halve a piece until its rows are at most twice the budget, as hashes may be spread unevenly."""
     while piece.high > piece.low:
         rows = sum(count(entry, piece.low, piece.high) for entry in piece.entries)
         if rows <= 2 * budget_rows:
@@ -104,9 +104,9 @@ def _runs_to_merge(stack: list[RunEntry]) -> tuple[RunEntry, ...]:
     """Return the runs of a stack to merge now.
 
     There are none if the stack is low, or if each run is denser than all runs below it together. Otherwise,
-    the last run that is not denser than all runs below it is the last one to merge, so a few small runs at
-    the bottom do not prevent the merge of many large runs above. The search ends early at a denser run if
-    half of `FAN` runs are already chosen.
+    the last run to merge is the last one that is not denser than all runs below it together. So a few small
+    runs at the bottom do not prevent the merge of many large runs above. The search ends early at a denser
+    run if `FAN` / 2 runs are already chosen.
     """
     if len(stack) < FAN:
         return ()

@@ -13,8 +13,8 @@ _FEW_ROWS = 2_048
 def ascending(values: Any) -> I64:
     """Return the stable sort order of evenly spread 64-bit numbers, such as hashes.
 
-    Mostly sorted numbers, such as concatenated runs, are merged. Others are sorted by their upper half in two
-    rounds, and are then mostly sorted.
+    Mostly sorted numbers, such as concatenated runs, are merged. Other numbers are first sorted by their
+    upper half, in two rounds. After that, they are mostly sorted.
     """
     order: I64
     if len(values) < _FEW_ROWS or int(np.count_nonzero(values[1:] < values[:-1])) * 64 < len(values):
@@ -33,7 +33,7 @@ def take(values: Any, rows: I64) -> Any:
 
 
 def lexical(minor: I64, major: I64) -> tuple[I64, I64]:
-    """Return the stable sort order by `major`, then `minor`, and where in it each different pair starts."""
+    """Return the stable sort order by `major`, then `minor`, and where each distinct pair starts."""
     order: I64
     if len(minor) < _FEW_ROWS:
         order = np.lexsort((minor, major))

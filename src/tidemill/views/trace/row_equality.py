@@ -7,7 +7,7 @@ concatenated first.
 
 Each row also has a `mix`, a hash of its content that does not depend on the other rows of the call. Sorting
 by the mix puts equal rows together, in the same order on every replay. The mix may collide; `group_equal`
-detects collisions. It is computed from one number per column (the value itself if it is a number). Each
+detects collisions. The mix is computed from one number per column (the value itself if it is a number). Each
 number is multiplied by a factor for its column position; the sum is hashed once per row.
 
 NULL equals NULL, and NaN equals NaN. 0.0 and -0.0 are equal in Spark's keys (`zeros="equal"`), but differ in
@@ -66,7 +66,7 @@ def code_rows(columns: Sequence[pa.Array], rows: int, zeros: Zeros = "equal") ->
 
 
 def _column(array: pa.Array, zeros: Zeros) -> CodedRows:
-    """Return the codes of one column, and a number for its content that is not scrambled yet."""
+    """Return the codes of one column, and for each row the number from which the mix is computed."""
     coded = _values(array, zeros)
     if array.null_count == 0 or pat.is_null(array.type):
         return coded
@@ -76,7 +76,7 @@ def _column(array: pa.Array, zeros: Zeros) -> CodedRows:
 
 
 def group_equal(coded: CodedRows, first: I64 | None = None) -> tuple[I64, I64]:
-    """Return an order that puts equal rows together, and where in it each group starts.
+    """Return an order that puts equal rows together, and where each group starts in that order.
 
     The order is by `first`, then by mix. Rows are equal if `first` and all codes are equal. If the mix of
     different rows collides, rows are sorted by their codes.
@@ -90,7 +90,7 @@ def group_equal(coded: CodedRows, first: I64 | None = None) -> tuple[I64, I64]:
         fresh[1:] = changes
         inner = _changes(coded.codes, order)
         if not np.any(inner & ~fresh[1:]):
-            break  # otherwise different rows collided: sort by more
+            break  # otherwise different rows collided: sort by more keys
     return order, np.flatnonzero(fresh)
 
 
@@ -376,7 +376,7 @@ def _text_mix(texts: pa.Array) -> U64:
 
 
 def _mixed(numbers: Sequence[U64], rows: int) -> U64:
-    """Combine each row's numbers into one number; every bit of it depends on all of them.
+    """Combine each row's numbers into one number; every bit of the result depends on all of them.
 
     The upper half of each number is folded into the lower half first: doubles often differ only in their
     upper half, which would not affect the low bits of a product.

@@ -8,9 +8,10 @@ A batch has at most 64k rows, fewer if they are wide, and two *fences*: its firs
 up a hash, a reader needs the head and only the batches whose fences enclose the hash. Each batch has a
 checksum, so a damaged run raises an error that names the file, and never gives a wrong result.
 
-`byte_shuffle` stores the columns. Hashes do not compress, and would be a large share of a run of narrow rows.
-So they are not stored if they can be computed from the key; reading recomputes them. A checksum verifies that
-these are the hashes by which the rows were sorted.
+The columns are stored as the module `byte_shuffle` describes, so that they compress well. Hashes do not
+compress, and would be a large share of a run of narrow rows. So hashes are not stored if they can be computed
+from the key; reading recomputes them. A checksum verifies that these are the hashes by which the rows were
+sorted.
 """
 
 import struct
@@ -52,7 +53,7 @@ class RunHead:
 
     Args:
         layout: the columns of the run.
-        batches: the directory: where each batch starts in the run, its fences, rows and checksums.
+        batches: a directory that has, for each batch, its place in the run, its fences, rows and checksums.
         stores_hash: whether the run stores the hash.
     """
 
@@ -92,7 +93,10 @@ class RunHead:
 
 
 def encode(table: pa.Table, layout: Layout) -> tuple[bytes, pa.Buffer]:
-    """Return the head and the batches of a run with these rows, sorted by hash; at least one row."""
+    """Return the head and the batches of a run.
+
+    The table must have at least one row, and its rows must be sorted by hash.
+    """
     hashes: I64 = column(table, HASH)
     stores_hash = not _follow_from_keys(hashes, table, layout)
     stored = byte_shuffle.stored_schema(layout.schema if stores_hash else layout.schema.remove(0))
@@ -126,7 +130,7 @@ def encode(table: pa.Table, layout: Layout) -> tuple[bytes, pa.Buffer]:
 
 
 def _follow_from_keys(hashes: I64, table: pa.Table, layout: Layout) -> bool:
-    """Return whether the hashes can be computed from keys that are fast to hash, and need no storage."""
+    """Return whether keys are fast to hash and give these hashes, so that hashes need not be stored."""
     if not layout.key:
         return bool((hashes == GLOBAL_HASH).all())
     hashed = table.select(layout.hashed_names)

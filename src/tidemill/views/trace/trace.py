@@ -51,7 +51,7 @@ class Trace:
     def of(
         cls, version: TraceVersion, name: str, layout: Layout, cache: Cache, within: HashRange, at: int
     ) -> "Trace":
-        """Return the trace in a version; raise `TraceStale` unless it is current to step `at`."""
+        """Return the trace in a version; raise `TraceStale` unless it is current up to step `at`."""
         return cls(name, layout, version.entries(name, within, at), cache, within)
 
     @property
@@ -76,12 +76,15 @@ class Trace:
     def lookups(
         self, hashes: Hashes, columns: Sequence[str] | None = None, *, keys: bool = False
     ) -> Iterator[pa.Table]:
-        """Like `lookup`, in tables of bounded size with one chunk each: a key's rows may not fit in memory.
+        """Like `lookup`, but yield tables of bounded size with one chunk each.
+
+        This is needed because the rows of one key might not fit into memory.
 
         Args:
             hashes: sorted and distinct.
             columns: the columns to read besides hash, key and sums; None reads all.
-            keys: the hashes are key hashes, and the trace is fine: rows with the same upper half match.
+            keys: whether the hashes are key hashes and the trace is fine. Then rows match if the upper half
+                of their hash is the same.
         """
         schema = self._selected(columns)
         rows = self._read_rows(hashes, schema.names, keys=keys)

@@ -1,4 +1,4 @@
-"""Version files: list the pieces of run files in each trace, and the step up to which it is current.
+"""Version files: list the pieces of run files in each trace, and the step up to which the trace is current.
 
 A version and the run files it lists are immutable; each step creates the next version. So a reader of a
 version sees the state of one step, even while merges run. `apply` is the only transition from one version to
@@ -32,7 +32,7 @@ FORMAT = 1
 
 
 class RunEntry(NamedTuple):
-    """A piece of a run file that belongs to a trace: the rows of one run whose hash is in some grains.
+    """A piece of a run file that belongs to a trace: the rows of one run in the grains `low` to `high`.
 
     Args:
         file: the key of the object.
@@ -40,7 +40,7 @@ class RunEntry(NamedTuple):
         high: the last grain.
         offset: where the run starts in the object.
         length: how many bytes the run has.
-        head: how many of them are its head.
+        head: how many of these bytes are the head of the run.
         rows: how many rows the piece has; an estimate after a cut, used to plan merges.
     """
 
@@ -130,10 +130,10 @@ class TraceVersion:
     """The state after a step.
 
     Args:
-        step: the last step that it contains; 0 before the first.
-        code: a digest of the code that wrote it, for comparison.
+        step: the last step whose changes the version contains; 0 before the first step.
+        code: identifies the code that wrote the version, for comparison.
         traces: the pieces of each trace.
-        steps: the step to which each trace is current; None if it is stale.
+        steps: the step up to which each trace is current; None for a stale trace.
     """
 
     step: int = 0
@@ -149,8 +149,8 @@ class TraceVersion:
     def entries(self, trace: str, within: HashRange, at: int) -> tuple[RunEntry, ...]:
         """Return the pieces of a trace in a range.
 
-        Raises `TraceStale` unless the trace is current to step `at` (DBSP-41). A trace that the version does
-        not list was never built, so it is stale and not empty.
+        Raises `TraceStale` unless the trace is current up to step `at` (DBSP-41). A trace that the version
+        does not list was never built, so it is stale and not empty.
         """
         if trace not in self.steps:
             raise TraceStale(f"trace {trace} was never built")
@@ -182,7 +182,7 @@ class TraceVersion:
             step: its number; traces that are current stay current, changed or not.
             added: the new runs, of traces that exist or are rebuilt.
             merged: the merges; a merge is dropped if one of its cuts is no longer listed.
-            rebuilt: traces whose rows `added` replaces.
+            rebuilt: traces whose old rows are replaced by the runs in `added`.
             stale: traces that the step did not keep current.
             dropped: traces to remove.
             code: a digest of the code that writes the version; None keeps the present one.
@@ -267,7 +267,7 @@ def decode_version(body: bytes, name: str) -> TraceVersion:
     if form > FORMAT:
         raise TraceFormat(f"version file {name!r} has format {form}; this release reads up to {FORMAT}")
     if form < 1 or zlib.crc32(rest) != crc:
-        raise TraceCorrupt(f"version file {name!r} is damaged: its checksum differs")
+        raise TraceCorrupt(f"version file {name!r} is damaged: its content does not match its checksum")
     try:
         fields: Any = json.loads(rest)
         files = fields["files"]

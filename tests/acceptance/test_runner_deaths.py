@@ -1,0 +1,79 @@
+"""`tidemill run` whose Java process dies, and whose supervisor is killed: one line, and no stack traces."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from tests.acceptance.pipeline_processes import Place, Run
+from tests.leases import end_lease
+from tests.servers.process import wait_until
+from tests.servers.spark import SMALL, small_spark
+from tidemill.cluster.keys import ClusterKeys
+from tidemill.pipeline import pipeline_file
+from tidemill.pipeline.status import status_of
+from tidemill.testing.threads import STUCK_S
+
+FILE = """
+import time
+from pathlib import Path
+import psutil
+import tidemill as tm
+from pyspark.sql.functions import udf
+
+here = Path({folder!r})
+spark = tm.SparkSettings(**__import__("json").loads({spark!r}))
+shop = tm.Pipeline("shop", home=here / "home", spark=spark)
+orders = shop.dataset("orders", "id BIGINT")
+
+@shop.arc(reads=orders, writes="cleaned")
+def clean(df):
+    @udf("bigint")
+    def wait(id):
+        if not (here / "killed").exists():
+            (here / "killed").touch()
+            java = psutil.Process().parent().parent()
+            java.kill()
+            return id
+        (here / "in-python").touch()
+        while not (here / "go").exists():
+            time.sleep(0.01)
+        return id
+
+    return df.select(wait("id").alias("id"))
+"""
+
+
+def test_a_dead_java_process_and_a_killed_supervisor_leave_one_line_each_at_most(tmp_path: Path) -> None:
+    place = Place(tmp_path / "place", small_spark(SMALL))
+    settings = msgspec.json.encode(small_spark(SMALL)).decode()
+    (place.folder / "shop.py").write_text(FILE.format(folder=str(place.folder), spark=settings))
+    with pipeline_file.find(f"{place.folder / 'shop.py'}:shop") as shop:
+        shop["orders"].append([{"id": 1}])
+        run = Run(place, "--watch")
+        try:
+            run.until((place.folder / "in-python").exists, "the part runs again, with a new Java process")
+            below = psutil.Process(run.process.pid).children(recursive=True)
+            run.process.kill()
+            run.process.wait()
+            wait_until(
+                lambda: not any(child.is_running() and child.status() != "zombie" for child in below),
+                timeout_s=STUCK_S,
+            )
+        finally:
+            run.end()
+        deaths = [line for line in run.said().splitlines() if not line.startswith(("orders", "clean"))]
+        (death,) = deaths
+        assert re.fullmatch(
+            r"runner-0 +starts its child process again: the Java process of Spark \(pid \d+\) ended:"
+            r" killed by SIGKILL, [\d.]+ s after its start",
+            death,
+        )
+        assert not re.search(r"Traceback|Error|^\s+at ", run.said(), re.MULTILINE)
+        end_lease(shop.context.store, ClusterKeys("default"), "runner-0")
+        (clean,) = status_of(shop).runs
+        assert (clean.node, clean.state, clean.partial, clean.missing) == ("", "scheduled", 0, 0)
+        (place.folder / "go").touch()
+        assert Run(place).report()["ok"]
+        assert [lot.rows for lot in shop["cleaned"].lots()] == [1]
