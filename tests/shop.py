@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import pyarrow.parquet as pq
 
 import tidemill as tm
-from tests.orphans import unlisted
+from tests.orphans import make_sweeps_due, unlisted
 from tests.servers.process import wait_until
 from tidemill.arcs import lot_status
 from tidemill.arcs.keys import ArcKeys
@@ -166,6 +166,7 @@ def clean_up(shop: tm.Pipeline, readers_s: float = READERS_S) -> None:
         keep_s=0.0,
         readers_s=readers_s,
     )
+    make_sweeps_due(scope.store, context.keys)
     while cleaner.clean():
         pass
     parts.forget_ended()

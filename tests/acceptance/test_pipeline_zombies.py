@@ -12,6 +12,7 @@ from tests.servers.process import wait_until
 from tidemill import crash
 from tidemill.pipeline import run as pipeline_run
 from tidemill.pipeline.run import join_cluster, run_as_node
+from tidemill.publish.cleaner import Cleaner
 from tidemill.runner.presence import OwnPresence
 from tidemill.testing.threads import STUCK_S
 
@@ -19,10 +20,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TTL_S = 4.0  # how often runners look after each other
+WRITERS = ("run-", "lots", "future-", "claim-", "projections")  # the names of a runner's threads
 
 
 class Paused:
-    """A runner in a thread that stops at a crash point, with the thread that renews its lease."""
+    """A runner in a thread that stops at a crash point, with the thread that renews its lease.
+
+    `end` waits for all threads of the runner. The thread that stops may be one that the runner does not wait
+    for when it ends, because it has lost its lease: that thread would then write while the test looks.
+    """
 
     def __init__(self, pipeline: Any, point: str, visit: int, patch: pytest.MonkeyPatch) -> None:
         self.pipeline = pipeline
@@ -31,7 +37,9 @@ class Paused:
         self.ended: BaseException | object = None
         self._left = visit
         self._point = point
+        self._lock = threading.Lock()
         self._presence: list[OwnPresence] = []
+        self._others = set(threading.enumerate())
         patch.setattr(crash, "point", self._pass)
         patch.setattr(pipeline_run, "OwnPresence", self._made)
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -42,16 +50,22 @@ class Paused:
         return self._presence[-1]
 
     def _pass(self, name: str) -> None:
-        if name != self._point or self.there.is_set():
+        if name != self._point:
             return
-        self._left -= 1
-        if self._left == 0:
+        with self._lock:
+            if self.there.is_set():
+                return
+            self._left -= 1
+            if self._left > 0:
+                return
             presence = self._presence[0]
-            presence._over.set()  # as SIGSTOP would: nobody renews the lease meanwhile
+            presence._over.set()  # as SIGSTOP would: its lease is not renewed, and it does not join again
+            presence._wake.set()
+            presence._thread.join(STUCK_S)
             end_lease(presence.store, presence.member.keys, presence.node.id)
             presence.member.membership.deadline = 0.0  # its own clock says so, too
             self.there.set()
-            assert self.go.wait(STUCK_S)
+        assert self.go.wait(STUCK_S)
 
     def _run(self) -> None:
         try:
@@ -64,6 +78,11 @@ class Paused:
         self.go.set()
         self._thread.join(STUCK_S)
         assert not self._thread.is_alive()
+        assert wait_until(lambda: not self._writers(), timeout_s=STUCK_S), self._writers()
+
+    def _writers(self) -> list[threading.Thread]:
+        new = set(threading.enumerate()) - self._others
+        return [thread for thread in new if thread.name.startswith(WRITERS)]
 
 
 @pytest.mark.rule("LOT-17")
@@ -91,6 +110,7 @@ def test_a_runner_that_goes_on_after_its_successor_published_doubles_nothing(
             assert second["odd"].position == 0
             assert second.run().ok  # does its work, because the lease of the first is over
             assert shop.held(second) == shop.expected(range(6))
+            Cleaner(second.context.scope).clean()  # has been here before the first writes the rest
         finally:
             paused.end()
         assert shop.held(second) == shop.expected(range(6))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.orphans import make_sweeps_due
 from tests.unit.arcs_stage import LONG_US, ArcStage, LocalParts
 from tidemill.arcs import lot_requests, lot_status
 from tidemill.arcs.declarations import ArcSpec
@@ -89,6 +90,7 @@ def test_runners_and_producers_at_once_process_every_lot_once(stage: ArcStage) -
         row = stage.row(arc)
         assert isinstance(row, Waiting)
         assert row.tally.progress == (LOTS + 1,)
+    make_sweeps_due(store, stage.keys.publish)
     stage.cleaner(node, keep_s=0).clean(limit=1000)
     left = [key for key in stage.orphans() if key.startswith(("data/", "datasets/"))]
     assert left == []
