@@ -112,6 +112,20 @@ def test_the_exit_of_a_child_between_two_tasks_names_no_task(pool: Pool) -> None
     assert (pool.ends[child].running, pool.ends[child].code) == (0, -signal.SIGKILL)
 
 
+@pytest.mark.rule("FUT-20", "FUT-53")
+def test_a_child_that_closes_its_socket_and_runs_on_is_killed_and_counts_as_crashed(
+    pool: Pool, tmp_path: Path
+) -> None:
+    child = pool.start()
+    job = pool.job(tasks.closes_all_files, str(tmp_path))
+    pool.send(child, job)
+    pool.turn_until(lambda: child in pool.ends)
+    end = pool.ends[child]
+    assert (end.kind, end.running, end.code) == ("crash", job.number, -signal.SIGKILL)
+    assert "SIGKILL" in end.message
+    assert "closed its socket" in end.message
+
+
 @pytest.mark.rule("FUT-20", "FUT-52")
 def test_a_sigkill_while_the_kernel_kills_for_memory_counts_as_out_of_memory(
     pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -70,6 +70,7 @@ class WorkerChild(SupervisedProcess):
         self.idle_since = 0.0
         self.ram_used = 0
         self._next = 1
+        self._lingered = False  # it did not end soon after its socket was closed
         self._oom_kills = memory.kills()
         self._work_frames = wire.child_frames()
         self._control_frames = wire.child_frames()
@@ -205,8 +206,11 @@ class WorkerChild(SupervisedProcess):
             except ChildProcessError:  # just forked: we are not its parent yet
                 if late:
                     return -signal.SIGKILL
-            if late:  # it closed its socket but still runs
-                self.kill("it closed its socket")
+            if late and not self._lingered:
+                # A task has closed the socket, or another process has killed the child and the kernel has not
+                # removed it yet. Both are crashes, not decisions of the supervisor: record no reason.
+                self._lingered = True
+                self.kill_process()
             clock.sleep(0.001)
 
     def _describe_exit(self, code: int, evidence: str, running: int) -> ChildExit:
@@ -219,6 +223,8 @@ class WorkerChild(SupervisedProcess):
             message = "the kernel killed the process because memory ran out"
             return ChildExit("oom", message, evidence, running, code)
         message = f"the process ended: {describe_exit(code)}"
+        if self._lingered:
+            message += f"; it was still there {LINGER_S:g} s after it had closed its socket"
         return ChildExit("crash", message, evidence, running, code)
 
     def close(self) -> None:

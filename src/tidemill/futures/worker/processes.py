@@ -58,6 +58,10 @@ class SupervisedProcess:
     def kill(self, why: str) -> None:
         """Kill the process and all that it started. The first reason is kept. Any thread may call this."""
         self.killed_for = self.killed_for or why
+        self.kill_process()
+
+    def kill_process(self) -> None:
+        """Kill the process and all that it started, without recording a reason."""
         self.kill_group()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(self.pid, signal.SIGKILL)  # just forked, it may not lead its group yet
