@@ -66,13 +66,17 @@ def stop_process(store: Store, pid: int) -> None:
     store.run(stop)
 
 
-def end_lease(store: Store, keys: ClusterKeys, node_id: str) -> None:
-    """Let the lease of a node run out now, its office if it leads, and have its runs looked at."""
+def end_lease(store: Store, keys: ClusterKeys, node_id: str, *, missing_ok: bool = False) -> None:
+    """Let the lease of a node run out now, its office if it leads, and have its runs looked at.
+
+    - missing_ok: the leader may have removed the node from the list already, because its lease is over.
+    """
 
     def end(tx: Tx) -> None:
         node = nodes.read(tx, keys, node_id)
-        assert node is not None, f"there is no node {node_id}"
-        nodes._write(tx, keys, node, msgspec.structs.replace(node, expires_at=tx.now()))
+        assert node is not None or missing_ok, f"there is no node {node_id}"
+        if node is not None:
+            nodes._write(tx, keys, node, msgspec.structs.replace(node, expires_at=tx.now()))
         leader = leases.read(tx, keys.leader)
         if leader is not None and leader.holder == node_id and leases.release(tx, keys.leader, leader):
             tx.add(keys.vacancies, 1)  # the others look at this number and not at the clock

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -183,9 +183,20 @@ class Look:
         """Stop a worker (SIGSTOP) while it does not write to the store."""
         leases.stop_process(self.store, worker.pid)
 
-    def end_lease(self, worker: WorkerProcess) -> None:
+    def end_lease(self, worker: WorkerProcess, *, missing_ok: bool = False) -> None:
         """Let the lease of a worker that was killed or stopped run out now."""
-        leases.end_lease(self.store, self.cluster, worker.id)
+        leases.end_lease(self.store, self.cluster, worker.id, missing_ok=missing_ok)
+
+    def end_leases_except(self, alive: Collection[WorkerProcess]) -> None:
+        """Let the leases of all other workers run out now, even of those that never said who they are.
+
+        A worker that is killed right after it joined may not have told of it. Then its lease, and its office
+        if it leads, would last for ten minutes.
+        """
+        ids = {worker.id for worker in alive}
+        for node in self.nodes():
+            if node.kind == "worker" and node.id not in ids:
+                leases.end_lease(self.store, self.cluster, node.id, missing_ok=True)
 
     def __enter__(self) -> "Look":
         return self
