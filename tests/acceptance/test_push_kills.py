@@ -81,13 +81,19 @@ def run(place: tuple[str, str, Store], each: int) -> None:
         def start(name: str) -> None:
             running[name] = stack.enter_context(Process(NODE, url, objects, name))
 
+        def kill_receiving() -> bool:
+            """Kill the node whose address is in the store; False if it has not told us its address yet."""
+            at = store.run(lambda tx: address(tx, KEYS, SOURCE))
+            names = [name for name, announced in list(where.items()) if announced == at]
+            for name in names:
+                running[name].process.send_signal(signal.SIGKILL)
+            return bool(names)
+
         def killer() -> int:
             """Kill the node that receives, when a third and two thirds are answered."""
             for death in (1, 2):
                 assert wait_until(lambda death=death: sum(answered) >= sent * death // 3, timeout_s=STUCK_S)
-                at = store.run(lambda tx: address(tx, KEYS, SOURCE))
-                name = next(name for name, announced in where.items() if announced == at)
-                running[name].process.send_signal(signal.SIGKILL)
+                assert wait_until(kill_receiving, timeout_s=STUCK_S)
                 start(f"again{death}")
                 listen(f"again{death}")
             return 2

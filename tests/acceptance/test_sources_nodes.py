@@ -25,7 +25,7 @@ from tidemill.objects import Objects, open_objects
 from tidemill.publish.manifests import Manifests
 from tidemill.sources.keys import SourceKeys
 from tidemill.store import Store, open_store
-from tidemill.testing.threads import STUCK_S
+from tidemill.testing.threads import STUCK_S, Racer
 
 KEYS = SourceKeys("c")
 NODE = "tests.integration.source_node"
@@ -164,7 +164,7 @@ def test_three_nodes_share_a_bucket_of_two_thousand_files(tmp_path: Path, s3_ser
 def test_nodes_share_a_topic_with_a_rebalance_in_the_middle(
     tmp_path: Path, kafka_server: KafkaServer
 ) -> None:
-    count, partitions = 20_000, 6
+    least, partitions = 20_000, 6
     topic = kafka_server.new_topic(partitions)
     objects = open_objects((tmp_path / "objects").as_uri(), clock=SYSTEM)
     given = {
@@ -181,21 +181,28 @@ def test_nodes_share_a_topic_with_a_rebalance_in_the_middle(
         nodes = Nodes(stack, given)
         nodes.start("a", "b", "c")
 
-        def send() -> None:
-            for first in range(0, count, 500):
-                batch = [(n % partitions, b'{"id":%d,"name":"x"}' % n) for n in range(first, first + 500)]
-                kafka_server.send(topic, list(batch))
-                SYSTEM.wait(threading.Event(), 0.1)
+        over = threading.Event()
+        stack.callback(over.set)
 
-        sender = threading.Thread(target=send)
+        def send() -> int:
+            """Send until all help; return how many messages were sent."""
+            sent = 0
+            while sent < least or not over.is_set():
+                batch = [(n % partitions, b'{"id":%d,"name":"x"}' % n) for n in range(sent, sent + 500)]
+                kafka_server.send(topic, list(batch))
+                sent += 500
+                SYSTEM.wait(over, 0.1)
+            return sent
+
+        sender = Racer(send)
         sender.start()
         nodes.trouble(store, 10)
-        sender.join()
+        nodes.until(lambda: all(nodes.lots[helper] for helper in ("b", "c", "d")), "all help")
+        over.set()
+        count = sender.outcome()
         nodes.until(lambda: sum(row.rows for row in rows(store)) >= count, "every message")
 
         def read(raw: bytes) -> list[int]:
             return list(pq.read_table(io.BytesIO(raw)).column("id").to_pylist())
 
         assert ids_of(store, objects, read) == list(range(count)), "each message once"
-        for helper in ("b", "c", "d"):
-            assert nodes.lots[helper], f"{helper} helps: { ({k: len(v) for k, v in nodes.lots.items()}) }"
