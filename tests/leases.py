@@ -11,11 +11,11 @@ import functools
 import os
 import signal
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
-from tidemill.clock import SystemClock
+from tidemill.clock import SYSTEM, SystemClock
 from tidemill.cluster import leases, nodes
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.leader import Election
@@ -32,6 +32,18 @@ LEASE_S = 600.0
 
 class LongLeaseClock(ShiftedClock):
     """The machine's clock, shifted, for nodes that hold long leases like those on the machine's clock."""
+
+    @classmethod
+    def early_in_an_hour(cls) -> Self:
+        """A clock on which an hour has just begun: what a test does before `pass_time` is in this hour."""
+        clock = cls(SYSTEM)
+        clock.wall_shift_s = 300 - clock.wall() % 3600
+        return clock
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass, on both clocks: if only the wall clock moved, it would have jumped."""
+        self.wall_shift_s += seconds
+        self.monotonic_shift_s += seconds
 
 
 def lengthen() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 import tidemill as tm
 from tests import shop
+from tests.leases import LongLeaseClock
 from tidemill.errors import AppendRefused, DeclarationError, NothingYet, QueryError, TidemillError
 from tidemill.pipeline import changes as changes_of
 from tidemill.pipeline.reader import query
@@ -356,8 +357,9 @@ def test_a_table_with_deletes_takes_whole_rows_out_and_an_arc_may_follow_with_we
 @pytest.mark.rule("LOT-42")
 @pytest.mark.rule("LOT-6")
 def test_appends_of_an_interval_become_one_lot_when_it_is_over(home: Path, spark: "SparkSession") -> None:
-    with tm.Pipeline("p", home=home, spark=spark) as pipeline:
-        ticks = pipeline.dataset("ticks", "id BIGINT", lots="PT1S")
+    clock = LongLeaseClock.early_in_an_hour()
+    with tm.Pipeline("p", home=home, spark=spark, clock=clock) as pipeline:
+        ticks = pipeline.dataset("ticks", "id BIGINT", lots="PT1H")
 
         @pipeline.arc(reads=ticks, writes="out")
         def copy(df: "DataFrame") -> "DataFrame":
@@ -365,27 +367,15 @@ def test_appends_of_an_interval_become_one_lot_when_it_is_over(home: Path, spark
 
         receipts = [ticks.append([(n,)]) for n in range(3)]
         assert all(receipt.position is None for receipt in receipts)
-        done = wait_for(pipeline, lambda: sum(lot.rows for lot in pipeline["out"].lots()) == 3)
-        assert done
-        lots = {lot.lot: lot for lot in pipeline["out"].lots()}
-        assert {receipt.lot for receipt in receipts} <= set(lots)
-        assert [lot for lot, shown in lots.items() if shown.rows] == sorted(
-            {receipt.lot for receipt in receipts}
-        )
-        assert {lot.state for lot in lots.values()} <= {"complete", "empty"}
-        inputs = ticks.lots()
-        assert [lot.lot for lot in inputs][: len(lots)] == list(lots)  # the empty ones as well
-        assert content(ticks) == [(0,), (1,), (2,)]
-
-
-def wait_for(pipeline: tm.Pipeline, ready: Callable[[], bool], tries: int = 20) -> bool:
-    """Run until it is so; each run closes what is over by then."""
-    for _ in range(tries):
         assert pipeline.run().ok
-        if ready():
-            return True
-        pipeline.context.clock.sleep(0.3)
-    return False
+        assert pipeline["out"].position == 0, "the hour is not over"
+        clock.pass_time(3 * 3600)
+        assert pipeline.run().ok
+        lots = {lot.lot: lot for lot in pipeline["out"].lots()}
+        assert [lot.state for lot in lots.values()] == ["complete", "empty", "empty"]
+        assert {receipt.lot for receipt in receipts} == {next(iter(lots))}
+        assert [lot.lot for lot in ticks.lots()] == list(lots)
+        assert content(ticks) == content(pipeline["out"]) == [(0,), (1,), (2,)]
 
 
 # --- reading

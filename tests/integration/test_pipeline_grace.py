@@ -7,7 +7,6 @@ import pytest
 
 import tidemill as tm
 from tests.leases import LongLeaseClock
-from tidemill.clock import SYSTEM
 from tidemill.pipeline.status import status_of
 from tidemill.testing.fake_clock import ShiftedClock
 
@@ -43,17 +42,11 @@ def lots(shop: tm.Pipeline, table: str) -> list[tuple[str, int, str]]:
     return [(lot.state, lot.generation, lot.note) for lot in shop[table].lots()]
 
 
-def pass_by(clock: ShiftedClock, seconds: float) -> None:
-    clock.wall_shift_s += seconds
-    clock.monotonic_shift_s += seconds
-
-
 @pytest.mark.rule("LOT-28")
 def test_when_its_grace_is_over_an_arc_makes_a_lot_of_what_is_there_skips_it_or_goes_on_waiting(
     tmp_path: Path, spark: "SparkSession"
 ) -> None:
-    clock = LongLeaseClock(SYSTEM)
-    clock.wall_shift_s = 300 - clock.wall() % 3600  # well before the hour is over
+    clock = LongLeaseClock.early_in_an_hour()
     with declare(tmp_path / "home", spark, clock) as shop:
         shop.plan().apply("test")
         shop.pause("rate")
@@ -61,7 +54,7 @@ def test_when_its_grace_is_over_an_arc_makes_a_lot_of_what_is_there_skips_it_or_
             table = shop[name]
             assert isinstance(table, tm.Dataset)
             table.append([(1,)])
-    pass_by(clock, 3600)
+    clock.pass_time(3600)
     with declare(tmp_path / "home", spark, clock) as shop:
         began = clock.monotonic()
         report = shop.run()
@@ -76,7 +69,7 @@ def test_when_its_grace_is_over_an_arc_makes_a_lot_of_what_is_there_skips_it_or_
             assert state == "waiting"
             assert note.startswith("waits for rates (")
             assert follows in note
-    pass_by(clock, 600)
+    clock.pass_time(600)
     with declare(tmp_path / "home", spark, clock) as shop:
         shop.run()
         assert rows(shop, "soon") == [(1, "click")]

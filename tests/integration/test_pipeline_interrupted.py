@@ -16,6 +16,7 @@ from tidemill.futures.protocol import edges
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.futures.protocol.rows import Claimed
 from tidemill.pipeline.run import join_cluster, run_as_node
+from tidemill.runner import runner
 from tidemill.store import Tx
 from tidemill.testing.threads import STUCK_S
 from tidemill.triggers import subscriptions
@@ -24,6 +25,15 @@ from tidemill.triggers.subscriptions import Scheduled
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for interrupted jobs as long as it takes.
+
+    A runner gives up after a few seconds. Then its lease ends first, and its run stays in the store.
+    """
+    monkeypatch.setattr(runner, "INTERRUPT_ROUNDS", int(STUCK_S))
 
 
 def interrupt() -> None:
