@@ -324,6 +324,52 @@ def test_the_status_shows_no_runner_that_is_gone(scene: Scene) -> None:
     assert run.waiting == (f"its runner {scene.node.id} is gone; the next runner continues",)
 
 
+def test_requested_lots_are_work_for_status_gaps_and_triggers(
+    scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = scene.target
+    appended = [scene.stage.append([n]) for n in range(3)]
+    scene.catch_up()
+
+    def shown() -> tuple[tuple[bool, str, int], tuple[int, int, int], tuple[str, int, str]]:
+        _, status = run(capsys, "status", "-f", file)
+        clean = next(row for row in status["runs"] if row["name"] == "clean")
+        code, gaps = run(capsys, "gaps", "cleaned", "-f", file)
+        (table,) = gaps["tables"]
+        _, triggers = run(capsys, "triggers", "--name", "clean", "-f", file)
+        (trigger,) = triggers["triggers"]
+        return (
+            (status["ok"], clean["state"], clean["requested"]),
+            (code, table["gaps"], table["requested"]),
+            (trigger["state"], trigger["requested"], trigger["why"]),
+        )
+
+    caught_up = ((False, "waiting", 0), (0, 0, 0), ("waiting", 0, "up to date"))  # `join` has never run
+    assert shown() == caught_up
+    scene.shop.replay("cleaned", appended[:2])
+    assert shown() == ((False, "scheduled", 2), (0, 0, 2), ("due", 2, "2 requested lots to make"))
+    assert main(["status", "-f", file]) == 0
+    assert "2 requested" in capsys.readouterr().out
+    assert main(["gaps", "cleaned", "-f", file]) == 0
+    assert "to make the requested lots, run `tidemill run`" in capsys.readouterr().out
+    assert main(["triggers", "--state", "due", "-f", file]) == 0
+    assert "clean" in capsys.readouterr().out
+    scene.catch_up()
+    assert shown() == caught_up
+
+
+def test_a_gap_that_a_backfill_requests_is_not_called_skipped(scene: Scene) -> None:
+    lot = skip_lot(scene)
+    (gap,) = scene.shop.gaps("cleaned").gaps
+    assert gap.cause.why.endswith("skipped this lot")
+    scene.shop.backfill("cleaned", [lot])
+    (gap,) = scene.shop.gaps("cleaned").gaps
+    assert gap.cause.why == "requested, but not started yet"
+    scene.shop.pause("clean")
+    (gap,) = scene.shop.gaps("cleaned").gaps
+    assert gap.cause.why == "arc clean is paused"
+
+
 # --- retry, pause, gaps
 
 

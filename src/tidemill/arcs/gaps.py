@@ -69,6 +69,9 @@ class Gap(msgspec.Struct, frozen=True):
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     """The number of expected, complete and empty lots of a table, and its gaps in order of their lots.
 
+    - requested: the number of lots that a replay, a backfill or a retry requests, and that no node has begun.
+      A lot that is replayed exists, so it is no gap.
+
     >>> Coverage(table="orders", expected=24, complete=20, empty=4, gaps=()).counts["missing"]
     0
     """
@@ -78,6 +81,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     complete: int
     empty: int
     gaps: tuple[Gap, ...]
+    requested: int = 0
 
     @property
     def counts(self) -> dict[str, int]:
@@ -93,6 +97,7 @@ class _ArcStatus(msgspec.Struct, frozen=True):
 
     state: GapState
     why: str
+    paused: bool = False
 
 
 class Gaps:
@@ -127,6 +132,7 @@ class Gaps:
             complete=states.count(LotState.COMPLETE),
             empty=states.count(LotState.EMPTY),
             gaps=tuple(gaps),
+            requested=0 if spec is None else len(inventory.requested(spec.id)),
         )
 
     def _cause(self, table: DatasetId, lot: str) -> Cause:
@@ -140,6 +146,8 @@ class Gaps:
         if unfinished is not None and (begun or spec.after_grace is AfterGrace.SKIP):
             self._load_reasons(spec, [lot])
             why = self._reasons.get((spec.id, lot), "")
+            if lot in inventory.requested(spec.id):
+                why = f"{why}; it is requested again" if why else "it is requested again"
             return self._make_cause(table.name, spec.name, GapState(unfinished[0].value), why)
         for source in missing:
             if lot in inventory.expected(source):
@@ -149,6 +157,8 @@ class Gaps:
             why = self._why_waiting(spec).get(lot, f"{present} has this lot, {missing[0].name} does not")
             return self._make_cause(missing[0].name, "", GapState.ABSENT, why)
         status = self._arc_status(spec)
+        if lot in inventory.requested(spec.id) and not status.paused:
+            return self._make_cause(table.name, spec.name, GapState.ABSENT, "requested, but not started yet")
         return self._make_cause(table.name, spec.name, status.state, status.why)
 
     def _make_cause(self, table: str, arc: str, state: GapState, why: str) -> Cause:
@@ -180,7 +190,7 @@ class Gaps:
             case TriggerState.DEAD:
                 return _ArcStatus(GapState.DEAD, f"arc {spec.name} {trigger.why}")
             case TriggerState.PAUSED:
-                why = "is paused"
+                return _ArcStatus(GapState.ABSENT, f"arc {spec.name} is paused", paused=True)
             case TriggerState.RUNNING:
                 why = f"is running {trigger.why}"
             case TriggerState.WAITING:

@@ -72,6 +72,7 @@ class Inventory:
         self._expected: dict[DatasetId, frozenset[str]] = {}
         self._published: dict[DatasetId, dict[str, LotState]] = {}
         self._unfinished: dict[str, dict[str, tuple[ArcState, int]]] = {}
+        self._requested: dict[str, frozenset[str]] = {}
 
     # --- expected lots
 
@@ -170,6 +171,22 @@ class Inventory:
                     lo = rows[-1].key + b"\x00"
             self._unfinished[arc] = unfinished
         return self._unfinished[arc]
+
+    def requested(self, arc: str) -> frozenset[str]:
+        """Return the lots of an arc that users have requested, and that no node has begun."""
+        if arc not in self._requested:
+            lots: set[str] = set()
+            lo, hi = self.keys.request.under(arc)
+            while True:
+                rows = self.store.run(
+                    lambda tx, lo=lo: tx.range(lo, hi, limit=PAGE, snapshot=True)  # type: ignore[misc]
+                )
+                lots.update(str(self.keys.request.unpack(row.key)[1]) for row in rows)
+                if len(rows) < PAGE:
+                    break
+                lo = rows[-1].key + b"\x00"
+            self._requested[arc] = frozenset(lots)
+        return self._requested[arc]
 
     def missing_inputs(self, spec: ArcSpec, lot: str) -> Sequence[DatasetId]:
         """Return the inputs of an arc that do not have this lot."""

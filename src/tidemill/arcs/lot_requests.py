@@ -31,6 +31,7 @@ from tidemill.store import Tx
 from tidemill.triggers import subscriptions
 
 PAGE = 100
+MOST_COUNTED = 1000
 
 
 class RequestKind(StrEnum):
@@ -124,6 +125,21 @@ def pending(
             )
         )
     return requests
+
+
+def count_unfinished(tx: Tx, keys: ArcKeys, arcs: Sequence[str]) -> dict[str, int]:
+    """Count the requested lots of these arcs that are not made yet, up to `MOST_COUNTED` for each arc.
+
+    This includes running lots of replays and backfills. Arcs without such lots are left out.
+    """
+    counts = {}
+    for arc in arcs:
+        waiting = tx.range(*keys.request.under(arc), limit=MOST_COUNTED, snapshot=True)
+        running = tx.range(*keys.running.under(arc), limit=MOST_COUNTED, snapshot=True)
+        number = len(waiting) + sum(bool(rows.decode_holder(row.value).batch) for row in running)
+        if number:
+            counts[arc] = min(number, MOST_COUNTED)
+    return counts
 
 
 def startable(tx: Tx, keys: ArcKeys, specs: Iterable[ArcSpec]) -> list[LotRequest]:

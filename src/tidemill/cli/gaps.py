@@ -57,8 +57,9 @@ def gaps_command(
 
     The command checks the given TABLEs, or all tables. Each gap is absent (not started), running, partial
     (failed; finished parts are kept), missing (failed or skipped; nothing is kept) or dead (its arc failed
-    too often and stopped). If an upstream table caused the gap, the output names that table. The exit code is
-    1 if there are gaps.
+    too often and stopped). If an upstream table caused the gap, the output names that table. The column
+    "requested" counts the lots that the next run makes because of a backfill, a replay or a retry. The exit
+    code is 1 if there are gaps.
     """
     with find(file) as pipeline:
         report = pipeline.gaps(*tables, first=first, last=last)
@@ -76,6 +77,9 @@ def gaps_command(
             output.people.print()
             output.people.print(_table(ranges))
             output.people.print(Text(f"hint: {_hint(ranges)}", style="dim"))
+        elif any(table.requested for table in report.tables):
+            hint = "hint: to make the requested lots, run `tidemill run`"
+            output.people.print(Text(hint, style="dim"))
     return 0 if report else 1
 
 
@@ -85,6 +89,7 @@ def _result(table: Coverage, limit: int) -> dict[str, object]:
         "expected": table.expected,
         "complete": table.complete,
         "empty": table.empty,
+        "requested": table.requested,
         "gaps": len(table.gaps),
         "counts": table.counts,
         "earliest_gap": table.gaps[0].lot if table.gaps else None,
@@ -113,7 +118,7 @@ def _range(gaps: Sequence[Gap]) -> GapRange:
 def _summary(tables: Sequence[Coverage]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("table")
-    for heading in ("expected", "complete", "empty", "gaps"):
+    for heading in ("expected", "complete", "empty", "gaps", "requested"):
         table.add_column(heading, justify="right")
     table.add_column("earliest gap")
     table.add_column("latest gap")
@@ -125,6 +130,7 @@ def _summary(tables: Sequence[Coverage]) -> Table:
             f"{coverage.complete:,}",
             f"{coverage.empty:,}",
             Text(f"{len(gaps):,}", style="red" if gaps else "green"),
+            Text(f"{coverage.requested:,}" if coverage.requested else "", style="yellow"),
             gaps[0].lot if gaps else "",
             gaps[-1].lot if gaps else "",
         )

@@ -43,7 +43,7 @@ def status_command(output: CommandOutput, file: str | None) -> int:
             table.add_row(
                 Text.assemble((f"{run.kind} ", "dim"), (run.name, "bold")),
                 Text("paused", style="magenta") if run.paused else Text(WORDS[run.state], STATES[run.state]),
-                Text(str(run.behind) if run.behind else ""),
+                Text(_behind(run)),
                 Text(run.node),
                 Text(_problems(run), style="red"),
             )
@@ -62,6 +62,12 @@ def status_command(output: CommandOutput, file: str | None) -> int:
         if clock.jump:
             output.people.print(Text.assemble((clock.jump, "yellow"), "; see `tidemill clock`"))
     return 1 if any(run.needs_attention for run in status.runs) else 0
+
+
+def _behind(run: RunInfo) -> str:
+    parts = [str(run.behind)] if run.behind else []
+    parts += [f"{run.requested} requested"] if run.requested else []
+    return ", ".join(parts)
 
 
 def _problems(run: RunInfo) -> str:

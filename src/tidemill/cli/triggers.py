@@ -1,11 +1,14 @@
 """Define `tidemill triggers`: list, retry, pause and resume subscriptions, and rebuild the heap."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import click
 from rich.table import Table
 from rich.text import Text
 
+from tidemill.arcs import lot_requests
+from tidemill.arcs.keys import ArcKeys
 from tidemill.cli.options import ClusterLocation, cluster_location, location_options, pipeline_option
 from tidemill.cli.output import CommandOutput, json_option
 from tidemill.errors import TidemillError
@@ -74,7 +77,10 @@ def triggers_command(
     where = _where(home, store, cluster)
     keys, lots = TriggerKeys(where.cluster), LotKeys(where.cluster)
     with where.open() as opened:
-        triggers = listing.listed(opened, keys, lots, states=states, name=name, limit=limit)
+        requested = partial(_requested, ArcKeys(where.cluster))
+        triggers = listing.listed(
+            opened, keys, lots, states=states, name=name, limit=limit, requested=requested
+        )
         overview = listing.overview(opened, keys)
     output.result({"triggers": triggers, "overview": overview})
     if not output.json:
@@ -169,6 +175,10 @@ def rebuild_command(output: CommandOutput, home: str | None, store: str | None, 
     output.result({"rebuilding": True})
     if not output.json:
         output.people.print(Text("requested: the cluster's runners will rebuild the heap"))
+
+
+def _requested(keys: ArcKeys, tx: Tx, names: Sequence[str]) -> Mapping[str, int]:
+    return lot_requests.count_unfinished(tx, keys, names)
 
 
 def _where(home: str | None, store: str | None, cluster: str) -> ClusterLocation:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from tidemill.arcs import lot_status
+from tidemill.arcs import lot_requests, lot_status
 from tidemill.arcs.keys import ArcKeys
 from tidemill.arcs.rows import MissingLot, PartialLot
 from tidemill.cluster import nodes
@@ -47,6 +47,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a source, an arc or a view group.
 
     - behind: how many lots, steps or windows of files it still has to process.
+    - requested: how many lots of a replay, a backfill or a retry are not made yet.
     - dead: whether it failed too often in a row; it does not run until it is retried.
     - waiting: what it waits for: a runner that continues the work of a dead one, or, for a lot, another input
       and the time until which it waits.
@@ -57,6 +58,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["arc", "views", "source"]
     state: Literal["waiting", "scheduled", "running", "new"]
     behind: int = 0
+    requested: int = 0
     node: str = ""
     failures: int = 0
     partial: int = 0
@@ -189,8 +191,15 @@ def _arc_run(pipeline: "Pipeline", name: str) -> RunInfo:
 
     def read(tx: Tx) -> RunInfo:
         failed = lot_status.failed(tx, keys, arc, 1000)
+        info = _subscription(tx, pipeline, arc)
+        requested = lot_requests.count_unfinished(tx, keys, [arc]).get(arc, 0)
+        if info.state == "waiting" and tx.range(*keys.running.under(arc), limit=1, snapshot=True):
+            info = msgspec.structs.replace(info, state="running")  # a requested lot
+        elif info.state == "waiting" and requested:
+            info = msgspec.structs.replace(info, state="scheduled")
         return msgspec.structs.replace(
-            _subscription(tx, pipeline, arc),
+            info,
+            requested=requested,
             partial=sum(isinstance(lot.row, PartialLot) for lot in failed),
             missing=sum(isinstance(lot.row, MissingLot) for lot in failed),
             notes=tuple(f"{lot.lot}: {unpublished(lot).note}" for lot in failed[:MAX_NOTES]),

@@ -1,8 +1,9 @@
 """List subscriptions: which of them are due, waiting, paused or dead, and the reasons."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from functools import partial
 
 import msgspec
 
@@ -32,8 +33,22 @@ class TriggerState(StrEnum):
     UNREADY = "unready"  # `attach` has not finished
 
 
+Requested = Callable[[Tx, Sequence[str]], Mapping[str, int]]
+"""Returns for subscriptions how many requested lots are not made yet, such as those of a replay.
+
+Requests belong to arcs. So a package above this one passes the function in.
+"""
+
+
+def _none_requested(_: Tx, __: Sequence[str]) -> Mapping[str, int]:
+    return {}
+
+
 class TriggerInfo(msgspec.Struct, frozen=True):
-    """One subscription: its state, the reason, and how many positions each input is ahead of it."""
+    """One subscription: its state, the reason, and how many positions each input is ahead of it.
+
+    - requested: how many lots users have requested that are not made yet.
+    """
 
     name: str
     state: TriggerState
@@ -43,6 +58,7 @@ class TriggerInfo(msgspec.Struct, frozen=True):
     failures: int
     epoch: int
     template: str
+    requested: int = 0
 
 
 class Overview(msgspec.Struct, frozen=True):
@@ -90,18 +106,21 @@ def listed(
     states: Collection[str] = (),
     name: str = "",
     limit: int = 50,
+    requested: Requested = _none_requested,
 ) -> list[TriggerInfo]:
     """List subscriptions, ordered by name.
 
     - states: only subscriptions in these states.
     - name: only names that contain this text; it may contain `*`.
+    - requested: counts requested lots.
     """
     pattern = name if "*" in name else f"*{name}*"
     infos: list[TriggerInfo] = []
     parked = set(states) == {TriggerState.DEAD}
     for page in _pages(store, keys, parked=parked):
         names = [subscription for subscription in page if fnmatchcase(subscription, pattern)]
-        for info in store.run(lambda tx, names=names: _read(tx, keys, lots, names)):  # type: ignore[misc]
+        read_page = partial(_read, keys=keys, lots=lots, names=names, requested=requested)
+        for info in store.run(read_page):
             if not states or info.state in states:
                 infos.append(info)
                 if len(infos) == limit:
@@ -129,18 +148,34 @@ def _pages(store: Store, keys: TriggerKeys, *, parked: bool) -> Iterator[list[st
         lo = rows[-1].key + b"\x00"
 
 
-def _read(tx: Tx, keys: TriggerKeys, lots: LotKeys, names: list[str]) -> list[TriggerInfo]:
+def _read(
+    tx: Tx, keys: TriggerKeys, lots: LotKeys, names: list[str], requested: Requested = _none_requested
+) -> list[TriggerInfo]:
     rows = tx.get_many([keys.subscription[name] for name in names])
     decoded = [
         (name, subscriptions.decode(raw)) for name, raw in zip(names, rows, strict=True) if raw is not None
     ]
     sources = sorted({source for _, row in decoded for source in row.tally.terms.sources})
     heads = events.heads(tx, lots, sources) if sources else {}
+    requests = requested(tx, names)
     infos = []
     for name, row in decoded:
         opens_us = schedules.opens_us(tx, keys, lots, row.tally) if isinstance(row, Waiting) else None
-        infos.append(_info(name, _without_dead_run(tx, lots.cluster, row), heads, tx.now(), opens_us))
+        info = _info(name, _without_dead_run(tx, lots.cluster, row), heads, tx.now(), opens_us)
+        infos.append(_with_requests(info, requests.get(name, 0)))
     return infos
+
+
+def _with_requests(info: TriggerInfo, number: int) -> TriggerInfo:
+    """Add the requested lots. A subscription that only waits for data is due if it has such lots."""
+    if not number:
+        return info
+    lots = f"{number:,} requested lot{'' if number == 1 else 's'}"
+    if info.state is TriggerState.WAITING:
+        return msgspec.structs.replace(
+            info, requested=number, state=TriggerState.DUE, why=f"{lots} to make", in_s=0.0
+        )
+    return msgspec.structs.replace(info, requested=number, why=f"{info.why}; {lots} to make")
 
 
 def _without_dead_run(tx: Tx, cluster: str, row: AnyRow) -> AnyRow:
