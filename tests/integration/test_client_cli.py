@@ -9,7 +9,7 @@ import pytest
 from tests import worker_tasks as tasks
 from tests.integration.client_stage import client, home, look, worker
 from tests.leases import LEASE_S
-from tests.workers import WorkerProcess
+from tests.workers import WorkerProcess, wait
 from tidemill import Client
 from tidemill.cli import main
 from tidemill.testing.threads import STUCK_S
@@ -86,6 +86,27 @@ def test_one_future_is_shown_with_its_traceback_counts_and_lineage(
     assert details["lineage"]["inputs"][0]["id"] == first.id.hex()
     assert details["failure"]["kind"] == "upstream"
     assert (details["priority"], details["queue"], details["state"]) == (3, "slow lane", "failed")
+
+
+@pytest.mark.rule("CLU-23")
+def test_the_status_of_a_running_task_is_shown(
+    client: Client, commands: CommandRunner, tmp_path: Path
+) -> None:
+    future = client.submit(tasks.tells, str(tmp_path), "row 3 of 7")
+
+    def listed() -> list[Any]:
+        futures = commands.json("futures", "--state", "claimed", "--name", "tells")["futures"]
+        return [entry for entry in futures if entry["status"]]
+
+    wait(lambda: bool(listed()), "the status is stored")
+    (entry,) = listed()
+    assert (entry["id"], entry["status"], entry["detail"]) == (future.id.hex(), "row 3 of 7", "row 3 of 7")
+    assert commands.json("futures", "show", future.id.hex())["status"] == "row 3 of 7"
+    assert "row 3 of 7" in commands.text("futures", "show", future.id.hex())
+    (tmp_path / "go").touch()
+    future.result(STUCK_S)
+    (entry,) = commands.json("futures", "--name", "tells")["futures"]
+    assert (entry["state"], entry["status"]) == ("realized", "")
 
 
 @pytest.mark.rule("FUT-58", "FUT-53")

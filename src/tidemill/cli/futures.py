@@ -229,6 +229,7 @@ def _facts(details: FutureDetails) -> dict[str, object]:
         "id": spec.id.hex(),
         "function": spec.name,
         "state": row.state.value,
+        "status": details.status,
         "submitted": f"{_age(details.age_s)} ago by {spec.owner or '?'}",
         "node": getattr(row, "holder", "") or getattr(row, "assigned", ""),
         "result": f"{result.location.kind}, {format_bytes(result.size)}, copies {details.copies}"

@@ -6,6 +6,7 @@ other transaction, but the futures may change between two pages.
 
 import fnmatch
 from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
 import msgspec
 
@@ -32,7 +33,11 @@ PAGE = 500
 
 
 class FutureSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One future of a list. `age_s` is the time since its submission, by the store's clock."""
+    """One future of a list.
+
+    - age_s: the time since its submission, by the store's clock.
+    - status: the text that the running task has set with `TaskContext.status`.
+    """
 
     id: str
     name: str
@@ -43,6 +48,7 @@ class FutureSummary(msgspec.Struct, frozen=True, kw_only=True):
     queue: str = ""
     priority: int = 0
     detail: str = ""
+    status: str = ""
 
 
 class FutureDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +59,7 @@ class FutureDetails(msgspec.Struct, frozen=True, kw_only=True):
     failure: Failure | None
     age_s: float
     copies: int
+    status: str = ""
 
 
 def list_futures(
@@ -75,18 +82,24 @@ def list_futures(
     summaries: list[FutureSummary] = []
     pattern = name if "*" in name else f"*{name}*"
     for page in _pages(store, keys):
-        for future_id, row, spec, error, now_us in page:
-            if states and row.state.value not in states:
+        for stored in page:
+            if states and stored.row.state.value not in states:
                 continue
-            if name and not fnmatch.fnmatchcase(spec.name, pattern):
+            if name and not fnmatch.fnmatchcase(stored.spec.name, pattern):
                 continue
-            summaries.append(_summary(future_id, row, spec, error, now_us))
+            summaries.append(_summary(stored))
             if len(summaries) == limit:
                 return summaries
     return summaries
 
 
-_FutureRows = tuple[bytes, AnyRow, Spec, Failure | None, int]
+class _FutureRows(NamedTuple):
+    id: bytes
+    row: AnyRow
+    spec: Spec
+    failure: Failure | None
+    status: str
+    now_us: int
 
 
 def _pages(store: Store, keys: FutureKeys) -> Iterator[list[_FutureRows]]:
@@ -102,29 +115,37 @@ def _page(tx: Tx, keys: FutureKeys, lo: bytes, hi: bytes) -> tuple[list[_FutureR
     """Read the last futures before `hi`. Return them, and the `hi` of the next page."""
     state_rows = tx.range(lo, hi, limit=PAGE, reverse=True, snapshot=True)
     ids = ids_in(keys.future, state_rows)
-    spaces = (keys.spec, keys.error)
+    spaces = (keys.spec, keys.error, keys.status)
     raws = iter(tx.get_many([space[future_id] for future_id in ids for space in spaces]))
     page = []
-    for future_id, row, spec, error in zip(ids, state_rows, raws, raws, strict=True):
+    for future_id, raw, spec, error, status in zip(ids, state_rows, raws, raws, raws, strict=True):
         if spec is not None:
+            row = rows.decode_row(raw.value)
             failure = rows.decode_failure(error) if error is not None else None
-            page.append((future_id, rows.decode_row(row.value), rows.decode_spec(spec), failure, tx.now()))
+            page.append(
+                _FutureRows(future_id, row, rows.decode_spec(spec), failure, _status(row, status), tx.now())
+            )
     return page, state_rows[-1].key if len(state_rows) == PAGE else lo
 
 
-def _summary(
-    future_id: bytes, row: AnyRow, spec: Spec, failure: Failure | None, now_us: int
-) -> FutureSummary:
+def _status(row: AnyRow, raw: bytes | None) -> str:
+    """Return the status of a task that is running. A status may outlive its task for a moment."""
+    return raw.decode() if raw is not None and isinstance(row, Claimed) else ""
+
+
+def _summary(stored: _FutureRows) -> FutureSummary:
+    row, spec = stored.row, stored.spec
     return FutureSummary(
-        id=future_id.hex(),
+        id=stored.id.hex(),
         name=spec.name,
         state=row.state.value,
-        age_s=max(0, now_us - spec.submitted_at) / 1_000_000,
+        age_s=max(0, stored.now_us - spec.submitted_at) / 1_000_000,
         node=_node(row),
         tries=tries(row.tally),
         queue=spec.queue,
         priority=spec.priority,
-        detail=_detail(row, failure),
+        detail=_detail(row, stored.failure) or stored.status.partition("\n")[0][:200],
+        status=stored.status,
     )
 
 
@@ -162,16 +183,18 @@ def show_future(store: Store, keys: FutureKeys, future_id: bytes) -> FutureDetai
     """Return everything that is stored about a future. Raise `FutureUnknown` if it does not exist."""
 
     def read(tx: Tx) -> FutureDetails:
-        spec, row, error = tx.get_many([keys.spec[future_id], keys.future[future_id], keys.error[future_id]])
+        spaces = (keys.spec, keys.future, keys.error, keys.status)
+        spec, row, error, status = tx.get_many([space[future_id] for space in spaces])
         if spec is None or row is None:
             raise FutureUnknown(f"future {future_id.hex()} does not exist or was deleted")
-        decoded = rows.decode_spec(spec)
+        decoded, state = rows.decode_spec(spec), rows.decode_row(row)
         return FutureDetails(
             spec=decoded,
-            row=rows.decode_row(row),
+            row=state,
             failure=rows.decode_failure(error) if error is not None else None,
             age_s=max(0, tx.now() - decoded.submitted_at) / 1_000_000,
             copies=len(tx.range(*keys.copy.under(future_id), snapshot=True)),
+            status=_status(state, status),
         )
 
     return store.run(read)
