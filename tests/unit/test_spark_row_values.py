@@ -131,6 +131,10 @@ def test_the_hint_names_the_format_of_dates_and_times() -> None:
     with pytest.raises(AppendRefused) as refused:
         rows_of("TIMESTAMP", "2026-01-01 00:00:00")  # without a zone
     assert "2026-01-31T12:30:00Z" in (refused.value.hint or "")
+    arrow = pa.table({"x": ["2026-01-01 00:00:00"]})
+    with pytest.raises(AppendRefused) as refused:
+        to_table(arrow, schema.to_arrow(schema.parse("x TIMESTAMP")), "d")
+    assert "with a time zone" in (refused.value.hint or "")
 
 
 def test_the_forms_of_maps_and_structs_that_python_and_arrow_use_are_accepted() -> None:

@@ -128,7 +128,8 @@ def _format_hint(arrow_type: pa.DataType) -> str | None:
     """Return a hint on how to write a date, time or interval as text; None for other types."""
     types = pa.types
     if types.is_timestamp(arrow_type):
-        example = "2026-01-31T12:30:00" if arrow_type.tz is None else "2026-01-31T12:30:00Z"
+        zoned = "2026-01-31T12:30:00Z or 2026-01-31 13:30:00+01:00 (with a time zone)"
+        example = "2026-01-31T12:30:00" if arrow_type.tz is None else zoned
     elif types.is_date(arrow_type):
         example = "2026-01-31"
     elif types.is_time(arrow_type):
@@ -172,7 +173,8 @@ def _cast(rows: pa.Table, schema: pa.Schema, table: str) -> pa.Table:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             declared = _type_name(field.type)
             raise AppendRefused(
-                f"{table}: column {field.name} expects {declared.upper()}, got {column.type}: {error}"
+                f"{table}: column {field.name} expects {declared.upper()}, got {column.type}: {error}",
+                hint=_format_hint(field.type) if pa.types.is_string(column.type) else None,
             ) from None
     return pa.table(columns, schema=schema)
 
