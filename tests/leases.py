@@ -19,8 +19,10 @@ from tidemill.clock import SYSTEM, SystemClock
 from tidemill.cluster import leases, nodes
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.leader import Election
-from tidemill.cluster.leases import LeaseTiming
+from tidemill.cluster.leases import TTL_S, LeaseTiming
 from tidemill.cluster.membership import Membership
+from tidemill.futures.worker.task_context import WorkerSite
+from tidemill.futures.worker.wire import ChildHello
 from tidemill.store import Store, Tx
 from tidemill.testing.fake_clock import ShiftedClock
 from tidemill.triggers import subscriptions
@@ -50,6 +52,17 @@ def lengthen() -> None:
     """Let nodes of this process that use the machine's clock hold their entry and their office so long."""
     Membership.__init__ = _lengthened(Membership.__init__)  # type: ignore[method-assign]
     Election.__init__ = _lengthened(Election.__init__)  # type: ignore[method-assign]
+    WorkerSite.__init__ = _not_shorter(WorkerSite.__init__)  # type: ignore[method-assign]
+
+
+def _not_shorter(init: Callable[..., None]) -> Callable[..., None]:
+    """The locks of tasks last at least as long as by default, also if their worker has a short ttl."""
+
+    @functools.wraps(init)
+    def with_usual_lease(self: Any, hello: ChildHello, **named: Any) -> None:
+        init(self, msgspec.structs.replace(hello, ttl_s=max(hello.ttl_s, TTL_S)), **named)
+
+    return with_usual_lease
 
 
 def _lengthened(init: Callable[..., None]) -> Callable[..., None]:

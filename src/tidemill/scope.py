@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from tidemill import crash
 from tidemill.clock import SYSTEM, Clock
+from tidemill.cluster.leases import DEFAULT_TIMING, LeaseTiming
 from tidemill.cluster.nodes import Node
 from tidemill.events import Emit, ignore
 from tidemill.objects import Objects
@@ -39,6 +40,7 @@ class Scope:
         clock: the source of time.
         chance: the source of random numbers.
         emit: receives the events.
+        timing: how long the leases of this node last; the runner's `--ttl` sets it.
     """
 
     store: Store
@@ -48,6 +50,7 @@ class Scope:
     clock: Clock = SYSTEM
     chance: random.Random
     emit: Emit = ignore
+    timing: LeaseTiming = DEFAULT_TIMING
 
     def step(self, name: str, fn: Callable[[Tx], T]) -> T:
         """Run one durable step of a protocol: a transaction between two crash points.

@@ -72,7 +72,13 @@ class Here:
 
     def scope(self, node: Node) -> Scope:
         return Scope(
-            store=self.store, cluster=CLUSTER, objects=self.objects, node=node, chance=self.chance, emit=emit
+            store=self.store,
+            cluster=CLUSTER,
+            objects=self.objects,
+            node=node,
+            chance=self.chance,
+            emit=emit,
+            timing=LeaseTiming(self.given["ttl_s"]),
         )
 
     def bucket(self, node: Node) -> Any:
@@ -125,7 +131,7 @@ class Here:
         target = SourceTarget(
             pipeline="shop", dataset=DATASET, schema=DATASET.schema, where="here", quarantine=BAD
         )
-        partitions = TopicPartitions(SOURCE, scope, timing=LeaseTiming(self.given["ttl_s"]))
+        partitions = TopicPartitions(SOURCE, scope)
         reader = TopicReader(source, BatchPublisher(target, scope), partitions)
         return lambda: bool(reader.read().batch.lot)
 

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,9 +42,9 @@ class Topic(Stage):
     def reader(self, name: str, *, again: Node | None = None, **options: Any) -> TopicReader:
         node = again or self.node(name)
         source = kafka(self.server.brokers, self.topic, **{"linger_s": 0.1, **options})
-        scope = self.scope(node, self.stage.clock)
+        scope = replace(self.scope(node, self.stage.clock), timing=LeaseTiming(TTL_S))
         publisher = BatchPublisher(self.target(), scope)
-        return TopicReader(source, publisher, TopicPartitions(SOURCE, scope, timing=LeaseTiming(TTL_S)))
+        return TopicReader(source, publisher, TopicPartitions(SOURCE, scope))
 
 
 def until(act: Callable[[], TopicRead], ready: Callable[[TopicRead], object]) -> TopicRead:
@@ -244,9 +245,9 @@ def test_a_topic_that_makes_no_sense_is_refused(options: dict[str, Any]) -> None
 
 def test_an_error_of_the_driver_does_not_quote_the_values_of_settings() -> None:
     stage = Stage()
-    scope = stage.scope(stage.node("n0"), stage.stage.clock)
+    scope = replace(stage.scope(stage.node("n0"), stage.stage.clock), timing=LeaseTiming(TTL_S))
     source = kafka("127.0.0.1:1", "orders", settings={"security.protocol": "HUNTER2"})
-    partitions = TopicPartitions(SOURCE, scope, timing=LeaseTiming(TTL_S))
+    partitions = TopicPartitions(SOURCE, scope)
     with pytest.raises(SourceUnavailable, match=r"security\.protocol") as refused:
         TopicReader(source, BatchPublisher(stage.target(), scope), partitions).read()
     assert "HUNTER2" not in str(refused.value)

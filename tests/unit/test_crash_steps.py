@@ -47,8 +47,9 @@ class Topic:
             node=self.stage.node(name, LONG_US),
             clock=self.stage.clock,
             chance=random.Random(7),
+            timing=LeaseTiming(TTL_S),
         )
-        return TopicPartitions("source:shop/orders", scope, timing=LeaseTiming(TTL_S))
+        return TopicPartitions("source:shop/orders", scope)
 
     def held(self, *nodes: TopicPartitions) -> dict[str, list[str]]:
         """Who has what; each partition that a node thinks it has is shown to the store."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Union
 
 from tidemill.clock import Clock, poll
-from tidemill.cluster.leases import TTL_S
+from tidemill.cluster.leases import DEFAULT_TIMING, TTL_S, LeaseTiming
 from tidemill.cluster.membership import Membership
 from tidemill.cluster.nodes import Node
 from tidemill.errors import StoreUnavailable, UsageError
@@ -104,7 +104,7 @@ class PipelineContext:
         """Return the scope of this process as a node of the cluster."""
         return self.scope_of(self.node)
 
-    def scope_of(self, node: Node, emit: Emit = ignore) -> Scope:
+    def scope_of(self, node: Node, emit: Emit = ignore, timing: LeaseTiming = DEFAULT_TIMING) -> Scope:
         """Return the scope of another node in this process, such as a runner."""
         return Scope(
             store=self.store,
@@ -114,6 +114,7 @@ class PipelineContext:
             clock=self.clock,
             chance=self.chance,
             emit=emit,
+            timing=timing,
         )
 
     @property

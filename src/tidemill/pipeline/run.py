@@ -84,7 +84,7 @@ def run_as_node(
     plan.apply(presence.node.id, emit)
     with context.spark() as spark:
         pin(spark)  # planning called functions of the user, which may have changed settings
-        scope = context.scope_of(presence.node, emit)
+        scope = context.scope_of(presence.node, emit, presence.timing)
         runner = Runner(scope, context.place.key, presence, plan.program, spark, threads=threads)
         totals = runner.run(watch=watch, starts=starts, stop=stop, left_s=left_s)
     return report_of(pipeline.name, totals, context.clock.monotonic() - started_at)

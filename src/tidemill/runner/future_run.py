@@ -109,6 +109,7 @@ class FutureRunner(TaskRunner):
             node_epoch=0,
             address="",
             segments="",
+            ttl_s=scope.timing.ttl_s,
         )
         super().__init__(_Site(hello, scope))
 

@@ -79,7 +79,9 @@ class NodeWork:
         self.intervals = IntervalCloser(scope)
         self._arcs = ArcWork(scope, engine.parts, projections=state.projections)
         self._groups = Stepper(scope, program.pipeline, engine.compute)
-        self._keeper = Keeper(scope.store, scope.node.id, clock=scope.clock, chance=scope.chance)
+        self._keeper = Keeper(
+            scope.store, scope.node.id, clock=scope.clock, chance=scope.chance, timing=scope.timing
+        )
         runtime = SourceRuntime(
             scope=scope,
             parts=engine.parts,

@@ -35,6 +35,11 @@ KIND = "runner"
 class Presence(NodeLease, Protocol):
     """A runner's node and its lease."""
 
+    @property
+    def timing(self) -> LeaseTiming:
+        """The timing of the node's lease, which its other leases use too."""
+        ...
+
     def check(self) -> None:
         """Raise the error that ended the renewal of our entry, if there is one. The entry is then lost."""
         ...
@@ -74,6 +79,7 @@ class OwnPresence:
         self._janitor: Janitor | None = None
         self.store = context.store
         self.clock = context.clock
+        self.timing = context.timing
         self.broken: BaseException | None = None  # the error that ended the thread
         self._released = False
         self._over = threading.Event()
@@ -174,7 +180,7 @@ class GivenPresence:
         self._keys = ClusterKeys(cluster)
         self._node = node
         self._clock = clock
-        self._timing = timing
+        self.timing = timing
         self._ends_at = 0.0
         self._lost = False
         self._over = threading.Event()
@@ -185,7 +191,7 @@ class GivenPresence:
         return self._node
 
     def alive(self) -> bool:
-        if not self._lost and self.left_s() <= self._timing.margin_s:
+        if not self._lost and self.left_s() <= self.timing.margin_s:
             self._lost = True
         return not self._lost
 

@@ -145,7 +145,7 @@ class KafkaArrival:
         self._watching = runtime.watching
         self._lock = threading.Lock()
         self._closed = False
-        partitions = TopicPartitions(target.id, runtime.scope, timing=runtime.keeper.timing)
+        partitions = TopicPartitions(target.id, runtime.scope)
         publisher = BatchPublisher(target, runtime.scope, runtime.evaluate)
         self._reader = TopicReader(source, publisher, partitions)
 

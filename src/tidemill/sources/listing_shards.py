@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from tidemill.cluster import partitions
-from tidemill.cluster.leases import DEFAULT_TIMING, SECOND_US, LeaseTiming
+from tidemill.cluster.leases import SECOND_US
 from tidemill.cluster.partitions import Partition, PartitionMap
 from tidemill.scope import Scope
 from tidemill.sources.discovery import DiscoveryResult, FileDiscovery
@@ -61,8 +61,7 @@ class ShardedDiscovery:
         discovery: takes the new files of a shard.
         listing: the listing to cut into shards.
         most: the maximum number of shards; there are fewer shards if there are few files.
-        scope: the node.
-        timing: how long a node holds a shard without renewal, and how often it renews.
+        scope: the node. Its timing decides how long a node holds a shard without renewal.
     """
 
     def __init__(
@@ -72,8 +71,6 @@ class ShardedDiscovery:
         listing: FileListing,
         most: int,
         scope: Scope,
-        *,
-        timing: LeaseTiming = DEFAULT_TIMING,
     ) -> None:
         self._source = source
         self._discovery = discovery
@@ -82,7 +79,7 @@ class ShardedDiscovery:
         self._scope = scope
         self._keys = SourceKeys(scope.cluster)
         self._holder = f"{scope.node.id}.{scope.node.epoch}"
-        self._timing = timing
+        self._timing = scope.timing
 
     def discover(self, *, fresh_s: float = 0.0) -> DiscoveryResult:
         """Discover files in every free shard that no node has listed within the last `fresh_s` seconds.

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import msgspec
 
 from tidemill.cluster import partitions, shares
-from tidemill.cluster.leases import DEFAULT_TIMING, LeaseTiming
 from tidemill.cluster.nodes import Node
 from tidemill.cluster.partitions import Partition, PartitionMap, PartitionSummary
 from tidemill.cluster.shares import RequestPartition, TakePartition
@@ -38,15 +37,15 @@ class TopicPartitions:
 
     Args:
         source: the id of the source.
-        scope: the node. It immediately releases partitions that it held in an earlier epoch.
-        timing: how long a partition stays held, and a report stays valid, without renewal.
+        scope: the node. It immediately releases partitions that it held in an earlier epoch. Its timing
+            decides how long a partition stays held, and a report stays valid, without renewal.
     """
 
-    def __init__(self, source: str, scope: Scope, *, timing: LeaseTiming = DEFAULT_TIMING) -> None:
+    def __init__(self, source: str, scope: Scope) -> None:
         self._source = source
         self._scope = scope
         self._keys = SourceKeys(scope.cluster)
-        self._timing = timing
+        self._timing = scope.timing
         self._created = 0
         self._renew_at = 0.0
         self.held: dict[str, Partition] = {}

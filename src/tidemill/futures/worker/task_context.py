@@ -113,10 +113,15 @@ class WorkerSite:
         with self._lock:
             if self._keeper is None:
                 from tidemill.cluster.keeper import Keeper
+                from tidemill.cluster.leases import LeaseTiming
                 from tidemill.cluster.member import random_id
 
                 self._keeper = Keeper(
-                    self.store, random_id(self.chance), clock=self.clock, chance=self.chance
+                    self.store,
+                    random_id(self.chance),
+                    clock=self.clock,
+                    chance=self.chance,
+                    timing=LeaseTiming(self.hello.ttl_s),
                 )
                 self._keeper.start()
             return self._keeper

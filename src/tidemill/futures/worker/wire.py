@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from tidemill.cluster.leases import TTL_S
 from tidemill.futures.protocol.rows import Failure, Result
 
 T = TypeVar("T")
@@ -41,6 +42,7 @@ class ChildHello(Message, frozen=True, array_like=True, tag=0):
     address: str
     segments: str  # the folder for results that are too large for a row
     roots: str = ""  # a file with the certificates to trust when fetching results from other hosts
+    ttl_s: float = TTL_S  # how long the locks of its tasks last without renewal
 
 
 class TaskMessage(Message, frozen=True, array_like=True):

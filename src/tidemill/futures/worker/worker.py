@@ -140,6 +140,7 @@ def run_worker(
             address=served_address,
             segments=str(segments.folder),
             roots=options.serving.roots if options.serving is not None else "",
+            ttl_s=options.settings.timing.ttl_s,
         )
         settings = msgspec.structs.replace(
             options.settings, slots=options.slots, total=total, address=address
