@@ -167,7 +167,8 @@ SPACES: dict[tuple[str, tuple[type, ...]], Codec] = {
     ("arc-barrier", (str, str)): _INT,
     ("arc-grace", (str, int, str)): EMPTY,
     # sources
-    ("source-file", (str, str)): _packed(taken_files.TakenFile),
+    ("source-file", (str, str)): (_packed(taken_files.TakenFile)[0], taken_files.encode),
+    ("source-content", (str, bytes)): _packed(taken_files.KnownContent),
     ("source-window-number", (str,)): _INT,
     ("source-window", (str, int)): _packed(windows.AnyWindow),
     ("source-window-page", (str, int, int)): _packed(list[ListedFile]),

@@ -53,6 +53,7 @@ def bucket(
     max_files: int = DEFAULT_POLICY.max_files,
     max_bytes: int = DEFAULT_POLICY.max_bytes,
     listing_shards: int = 1,
+    dedupe: str | None = None,
     **options: object,
 ) -> BucketSource:
     """Declare a source: the objects that other programs put into a bucket.
@@ -71,6 +72,8 @@ def bucket(
         max_bytes: the maximum size of one lot in bytes, unless a single object is larger.
         listing_shards: into how many shards to split the listing, so that several nodes can list at the same
             time. This is useful if there are more than about 10,000 objects.
+        dedupe: `content` to skip a copy: a new object with the same content as one that was read before. Each
+            new object is then read twice, first to compute its digest. By default, each path counts.
         options: options of the format; see `tidemill.spark.ingest.formats.FormatOptions`.
     """
     name = scheme(url)
@@ -95,6 +98,7 @@ def bucket(
             max_files=max_files,
             max_bytes=max_bytes,
             listing_shards=listing_shards,
+            dedupe=dedupe,
         ),
     )
 

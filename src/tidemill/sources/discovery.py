@@ -10,6 +10,8 @@ the listing itself.
 Discovery itself needs no coordination: if two nodes discover the same files at the same time, only one of
 them takes each file (`windows.add`). A node can also discover only a range of paths, so that several nodes
 can share a listing.
+
+If the source looks for copies (`contents`), discovery also reads each new file, to compute its digest.
 """
 
 import hashlib
@@ -19,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from tidemill.scope import Scope
-from tidemill.sources import taken_files, windows
+from tidemill.sources import contents, taken_files, windows
 from tidemill.sources.events import FileChanged, FilesDiscovered, FileSkipped
 from tidemill.sources.file_source import FilePolicy
 from tidemill.sources.keys import SourceKeys
@@ -38,6 +40,9 @@ WINDOW_ROW_BYTES = 700_000
 It is well below the limit of a transaction.
 """
 
+MOST_DIGESTS = 400
+"""The maximum number of files in a window with digests: each file has two rows in one transaction."""
+
 MOST_REPORTED = 10_000
 """How many skipped files to remember, so that they are not reported again."""
 
@@ -50,6 +55,7 @@ class DiscoveryResult(msgspec.Struct, frozen=True, kw_only=True):
     - windows: the numbers of the windows that were created.
     - waiting_s: the time until the first unsettled file can settle; None if all files have settled.
     - complete: whether all files were listed, by this node or by other nodes that share the listing.
+    - copies_waiting: whether a copy waits until the window with the same content is published.
     """
 
     listed: int = 0
@@ -57,6 +63,7 @@ class DiscoveryResult(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[int, ...] = ()
     waiting_s: float | None = None
     complete: bool = True
+    copies_waiting: bool = False
 
     def merge(self, other: "DiscoveryResult") -> "DiscoveryResult":
         """Add up two results."""
@@ -67,6 +74,7 @@ class DiscoveryResult(msgspec.Struct, frozen=True, kw_only=True):
             windows=self.windows + other.windows,
             waiting_s=min(waits) if waits else None,
             complete=self.complete and other.complete,
+            copies_waiting=self.copies_waiting or other.copies_waiting,
         )
 
 
@@ -83,6 +91,8 @@ class FileDiscovery:
         self._reported: set[tuple[str, str]] = set()
         self._trusted: dict[bytes, tuple[float, int]] = {}
         """Digest of a page without new files -> monotonic time until which it is trusted, number of files."""
+        self._digests: dict[tuple[str, str], bytes] = {}
+        """(path, version) of a file -> digest of its content, until the file is taken."""
 
     def discover(
         self,
@@ -115,10 +125,16 @@ class FileDiscovery:
             page = [file for file in entries if self._listing.wanted(file.path, self._skip)]
             totals.listed += len(page)
             for file in self._new(page, digest, waiting):
+                if self._policy.dedupe is not None:
+                    each_page()  # reading the file may have taken long
+                    if not self._has_digest(file):
+                        continue
                 if not window.has_room(file):
                     self._take(window.pop_all(), totals, fence)
                 window.add(file)
         self._take(window.pop_all(), totals, fence)
+        if len(self._digests) >= MOST_REPORTED:  # files that disappeared, or that wait for a failed window
+            self._digests.clear()
         if not after and until is None:
             self._settling.keep(waiting)
         if totals.windows:
@@ -132,6 +148,7 @@ class FileDiscovery:
             taken=totals.taken,
             windows=tuple(totals.windows),
             waiting_s=self._settling.wait_s() if waiting else None,
+            copies_waiting=totals.copies_waiting,
         )
 
     def _new(self, page: Sequence[ListedFile], digest: bytes, waiting: set[str]) -> Iterator[ListedFile]:
@@ -172,20 +189,57 @@ class FileDiscovery:
             ):
                 self._scope.emit(FileChanged(source=self._source, path=file.path, taken=False))
 
+    def _has_digest(self, file: ListedFile) -> bool:
+        """Compute the digest of a file, unless it is known. Return False if the file has changed."""
+        known = (file.path, file.version)
+        if known not in self._digests:
+            digest = contents.digest_of(self._listing, file)
+            if digest is None:
+                return False
+            self._digests[known] = digest
+        return True
+
     def _take(
         self, files: Sequence[ListedFile], totals: "_Totals", fence: Callable[[Tx], None] | None
     ) -> None:
         if not files:
             return
         again = self._policy.on_change == "take"
-        window = self._scope.step(
-            "sources.take",
-            lambda tx: windows.add(tx, self._keys, self._source, files, again=again, fence=fence),
-        )
+        if self._policy.dedupe is None:
+            window = self._scope.step(
+                "sources.take",
+                lambda tx: windows.add(tx, self._keys, self._source, files, again=again, fence=fence),
+            )
+        else:
+            window, split = self._take_new_contents(files, again, fence)
+            totals.copies_waiting |= len(split.waiting) > len(split.stuck)
         if window is not None:
             totals.taken += window.about.files
             totals.size += window.about.size
             totals.windows.append(window.about.number)
+
+    def _take_new_contents(
+        self, files: Sequence[ListedFile], again: bool, fence: Callable[[Tx], None] | None
+    ) -> tuple[windows.ListedWindow | None, contents.SplitFiles]:
+        """Take the files whose content is new, and record copies of files that were read before."""
+        digests = {file.path: self._digests[file.path, file.version] for file in files}
+        keys, source = self._keys, self._source
+
+        def step(tx: Tx) -> tuple[windows.ListedWindow | None, contents.SplitFiles]:
+            rows = taken_files.read_many(tx, keys, source, [file.path for file in files])
+            free = [f for f, row in zip(files, rows, strict=True) if windows.may_take(f, row, again=again)]
+            split = contents.split(tx, keys, source, free, digests)
+            contents.record_copies(tx, keys, source, split.copies, digests)
+            return windows.add(tx, keys, source, split.new, again=again, fence=fence, digests=digests), split
+
+        window, split = self._scope.step("sources.take", step)
+        for copy, original in split.copies.items():
+            self._skip(copy.path, f"it has the same content as {original.path}, which was read before")
+        waiting = set(split.waiting)
+        for file in files:
+            if file not in waiting:
+                self._digests.pop((file.path, file.version), None)
+        return window, split
 
     def _skip(self, path: str, why: str) -> None:
         """Report a skipped file only once, as long as the reason stays the same."""
@@ -204,6 +258,7 @@ class _Totals:
         self.listed = 0
         self.taken = 0
         self.size = 0
+        self.copies_waiting = False
         self.windows: list[int] = []
 
 
@@ -212,6 +267,7 @@ class _Window:
 
     def __init__(self, policy: FilePolicy) -> None:
         self._policy = policy
+        self._most_files = policy.max_files if policy.dedupe is None else min(policy.max_files, MOST_DIGESTS)
         self._files: list[ListedFile] = []
         self._bytes = 0
         self._row_bytes = 0
@@ -219,24 +275,25 @@ class _Window:
     def has_room(self, file: ListedFile) -> bool:
         """Return whether a file fits. An empty window has room for any file."""
         return not self._files or (
-            len(self._files) < self._policy.max_files
+            len(self._files) < self._most_files
             and self._bytes + file.size <= self._policy.max_bytes
-            and self._row_bytes + _row_bytes(file) <= WINDOW_ROW_BYTES
+            and self._row_bytes + self._bytes_of(file) <= WINDOW_ROW_BYTES
         )
 
     def add(self, file: ListedFile) -> None:
         self._files.append(file)
         self._bytes += file.size
-        self._row_bytes += _row_bytes(file)
+        self._row_bytes += self._bytes_of(file)
 
     def pop_all(self) -> list[ListedFile]:
         """Return the files, and begin an empty window."""
         files, self._files, self._bytes, self._row_bytes = self._files, [], 0, 0
         return files
 
-
-def _row_bytes(file: ListedFile) -> int:
-    return 2 * len(file.path.encode()) + 250
+    def _bytes_of(self, file: ListedFile) -> int:
+        """Return the size of a file's rows."""
+        rows = 2 if self._policy.dedupe is None else 3
+        return rows * (len(file.path.encode()) + 125)
 
 
 def _pages(files: Iterator[ListedFile]) -> Iterator[list[ListedFile]]:

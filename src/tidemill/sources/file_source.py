@@ -54,6 +54,7 @@ class FilePolicy(msgspec.Struct, frozen=True, kw_only=True):
     - max_files, max_bytes: the maximum size of one window.
     - listing_shards: into how many shards to split the listing, so that several nodes can list at the same
       time; with 1, a single node lists.
+    - dedupe: `content` to skip a file if the source has read the same content before, under any path.
     """
 
     settle_s: float = 0.0
@@ -61,6 +62,7 @@ class FilePolicy(msgspec.Struct, frozen=True, kw_only=True):
     max_files: int = MOST_FILES
     max_bytes: int = 1 << 30
     listing_shards: int = 1
+    dedupe: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.settle_s <= 86_400:
@@ -71,6 +73,8 @@ class FilePolicy(msgspec.Struct, frozen=True, kw_only=True):
             raise BadSource(f"invalid on_change={self.on_change!r}", hint="use 'warn' or 'take'")
         if not 1 <= self.max_files <= MOST_FILES:
             raise BadSource(f"invalid max_files={self.max_files}", hint=f"use a value from 1 to {MOST_FILES}")
+        if self.dedupe not in (None, "content"):
+            raise BadSource(f"invalid dedupe={self.dedupe!r}", hint="use 'content', or omit it")
         if self.max_bytes < 1:
             raise BadSource(f"invalid max_bytes={self.max_bytes}", hint="use a positive number of bytes")
         if not 1 <= self.listing_shards <= MOST_SHARDS:
@@ -150,6 +154,13 @@ class FileSource(Source):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.root.rstrip('/')}/{self.pattern.text}>"
 
+    def check(self, target: SourceTarget) -> None:
+        if self.policy.dedupe is not None and target.dataset.kind is Kind.KEYED:
+            raise BadSource(
+                f"{target.dataset.name} has a key, so its source cannot have dedupe='content'",
+                hint="omit dedupe: reading a copy again changes nothing, because its rows have the same keys",
+            )
+
     def open(self, target: SourceTarget, runtime: SourceRuntime) -> "FileArrival":
         return FileArrival(self.spec(target), self.listing(), runtime)
 
@@ -219,7 +230,12 @@ class FileArrival:
         discovery = self._ingestion.discover(fresh_s=POLL_EVERY_S if self._watching() else 0.0)
         ended = self._ingestion.ingest(stop=self._stops)
         unfinished = self._scope.store.run(lambda tx: windows.open_windows(tx, self._keys, self._source))
-        waits = discovery is None or not discovery.complete or self._is_settling(discovery)
+        waits = (
+            discovery is None
+            or not discovery.complete
+            or discovery.copies_waiting
+            or self._is_settling(discovery)
+        )
         failed = [window for window in unfinished if isinstance(window, FailedWindow)]
         return PollResult(
             taken=discovery.taken if discovery is not None else 0,

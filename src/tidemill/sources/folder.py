@@ -55,6 +55,7 @@ def folder(
     max_files: int = DEFAULT_POLICY.max_files,
     max_bytes: int = DEFAULT_POLICY.max_bytes,
     listing_shards: int = 1,
+    dedupe: str | None = None,
     outside_links: bool = False,
     **options: object,
 ) -> FolderSource:
@@ -72,6 +73,8 @@ def folder(
         max_bytes: the maximum size of one lot in bytes, unless a single file is larger.
         listing_shards: into how many shards to split the listing, so that several nodes can list at the same
             time. This is useful if there are more than about 10,000 files.
+        dedupe: `content` to skip a copy: a new file with the same content as one that was read before. Each
+            new file is then read twice, first to compute its digest. By default, each path counts.
         outside_links: also follow symbolic links to files outside the folder. Set it only if you trust every
             program that can write to the folder.
         options: options of the format; see `tidemill.spark.ingest.formats.FormatOptions`.
@@ -100,6 +103,7 @@ def folder(
             max_files=max_files,
             max_bytes=max_bytes,
             listing_shards=listing_shards,
+            dedupe=dedupe,
         ),
     )
 

@@ -1,6 +1,7 @@
 """Keys of sources in the store. All of them begin with the cluster's name, C.
 
 (C, "source-file", source, path)                a file that was taken: its version and its window
+(C, "source-content", source, digest)           the file with which a content was taken first
 (C, "source-window-number", source)             the number of the newest window
 (C, "source-window", source, number)            a window
 (C, "source-window-page", source, number, n)    the files of a window that is not published, in pages
@@ -23,6 +24,7 @@ class SourceKeys:
     def __init__(self, cluster: str) -> None:
         self.publish = PublishKeys(cluster)
         self.file = Space(cluster, "source-file")
+        self.content = Space(cluster, "source-content")
         self.window_number = Space(cluster, "source-window-number")
         self.window = Space(cluster, "source-window")
         self.page = Space(cluster, "source-window-page")

@@ -197,6 +197,9 @@ class Source(ABC):
         """Return this source with the values from the pipeline that its declaration omits."""
         return self
 
+    def check(self, target: SourceTarget) -> None:
+        """Raise an error if this source cannot fill the dataset. Planning calls this."""
+
     @abstractmethod
     def open(self, target: SourceTarget, runtime: SourceRuntime) -> Arrival:
         """Open this source on a node; the runner then polls the result."""

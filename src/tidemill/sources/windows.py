@@ -10,7 +10,7 @@ State changes that free files (`shrink`, `drop`) clear the files' rows in the sa
 listing then takes the files as they are at that time.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -117,11 +117,13 @@ def add(
     *,
     again: bool = False,
     fence: Callable[[Tx], None] | None = None,
+    digests: Mapping[str, bytes] | None = None,
 ) -> ListedWindow | None:
     """Take files into a new window, except those that another node has taken; return None if none is left.
 
     - again: also take a file if another version of it was taken before.
     - fence: called in this transaction, to check the lease of the node that listed the files.
+    - digests: the digest of each file's content, if the source looks for copies.
     """
     if fence is not None:
         fence(tx)
@@ -136,7 +138,7 @@ def add(
     window = ListedWindow(
         WindowInfo(source=source, number=number, files=len(new), size=size, listed_at=tx.now())
     )
-    taken_files.take(tx, keys, source, new, number)
+    taken_files.take(tx, keys, source, new, number, digests)
     _set_files(tx, keys, source, number, new)
     tx.set(keys.window[source, number], msgspec.msgpack.encode(window), quiet=True)
     tx.set(keys.open[source, number], b"")  # watched by nodes that wait for work

@@ -51,6 +51,7 @@ class SourcePlanner:
             checks=decl.checks,
             quarantine=quarantine,
         )
+        source.check(target)
         return PlannedSource(source=source, target=target)
 
     def _quarantine(self, decl: SourceDecl, dataset: DatasetRow) -> DatasetId | None:
