@@ -70,7 +70,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     """The number of expected, complete and empty lots of a table, and its gaps in order of their lots.
 
     - requested: the number of lots that a replay, a backfill or a retry requests, and that no node has begun.
-      A lot that is replayed exists, so it is no gap.
+      A lot that is replayed exists, so it is not a gap.
 
     >>> Coverage(table="orders", expected=24, complete=20, empty=4, gaps=()).counts["missing"]
     0

@@ -21,6 +21,8 @@ import msgspec
 from tidemill.clock import Clock
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.errors import TidemillError, UsageError
+from tidemill.futures.client import input_tree
+from tidemill.futures.client.input_tree import BundleCall
 from tidemill.futures.client.options import Options
 from tidemill.futures.protocol import actors, bulk, submit, unsatisfiable
 from tidemill.futures.protocol.keys import FutureKeys, new_id
@@ -28,7 +30,7 @@ from tidemill.futures.protocol.rows import Spec
 from tidemill.futures.values import calls
 from tidemill.futures.values.blobs import Blobs
 from tidemill.futures.values.call_digests import call_digest
-from tidemill.futures.values.pickling import PYTHON
+from tidemill.futures.values.pickling import PYTHON, InputPlace
 from tidemill.futures.values.signatures import Signer, sign_spec
 from tidemill.futures.worker import task_context
 from tidemill.store import Store, Tx
@@ -50,11 +52,16 @@ class StoredFunction(NamedTuple):
 
 
 class Submission(msgspec.Struct, frozen=True):
-    """A future that is ready to be written. `actor` is the actor that it calls or creates."""
+    """A future that is ready to be written.
+
+    - actor: the actor that it calls or creates.
+    - bundles: handles of its bundles, which must exist until the future is written.
+    """
 
     spec: Spec
     options: Options
     actor: bytes = b""
+    bundles: Sequence[object] = ()
 
 
 class SubmissionFactory:
@@ -97,8 +104,12 @@ class SubmissionFactory:
         *,
         future_id: bytes = b"",
         actor: bytes = b"",
+        submit_bundle: BundleCall | None = None,
     ) -> Submission:
-        """Create the submission of one call. Inside a task, the call gets an idempotency key (FUT-62)."""
+        """Create the submission of one call. Inside a task, the call gets an idempotency key (FUT-62).
+
+        - submit_bundle: submits bundles of inputs, if the call has many; without it, such a call is refused.
+        """
         future_id = future_id or self.new_ids(1)[0]
         content, inputs = calls.dump_args(args, kwargs)
         key, parent = options.key, b""
@@ -107,6 +118,11 @@ class SubmissionFactory:
             parent = task.id
             if not key:
                 key = child_key(task, call_digest(code.function, args, kwargs))
+        bundles: Sequence[object] = ()
+        if submit_bundle is not None and len(inputs) > input_tree.MOST_DIRECT:
+            others = [upstream for upstream in inputs if upstream != actor]  # only the actor has itself
+            places, bundles = input_tree.bundle(others, options, key, submit_bundle)
+            content, inputs = calls.dump_args(args, kwargs, places)
         spec = Spec(
             id=future_id,
             name=code.name,
@@ -128,7 +144,7 @@ class SubmissionFactory:
         )
         if not actor:  # an actor's call is signed in its transaction, which assigns its ordinal
             spec = sign_spec(self._signer, spec)
-        return Submission(spec, options, actor)
+        return Submission(spec, options, actor, bundles)
 
     def check_call(self, function: Callable[..., object], args: Sequence[object], kwargs: Kwargs) -> None:
         """Raise `UsageError` if the function does not accept these arguments, before a worker runs it."""
@@ -297,7 +313,7 @@ class CallSubmitter:
         submissions = self._link.submissions
         code = submissions.code(function)
         submissions.check_call(function, args, kwargs)
-        return self._write(submissions.make(code, args, kwargs, options))
+        return self._write(submissions.make(code, args, kwargs, options, submit_bundle=self._submit_bundle))
 
     def map(
         self, function: Callable[..., Any], iterables: Sequence[Iterable[Any]], options: Options
@@ -332,7 +348,12 @@ class CallSubmitter:
             if not ids:
                 ids = submissions.new_ids(bulk.PAGE)[::-1]
             yield submissions.make(
-                code, args, NOTHING, options.numbered(nth) if options.key else options, future_id=ids.pop()
+                code,
+                args,
+                NOTHING,
+                options.numbered(nth) if options.key else options,
+                future_id=ids.pop(),
+                submit_bundle=self._submit_bundle,
             )
 
     def create_actor(
@@ -343,7 +364,17 @@ class CallSubmitter:
         code = submissions.code(kind)
         submissions.check_call(kind, args, kwargs)
         actor_id = submissions.new_ids(1)[0]
-        return self._write(submissions.make(code, args, kwargs, options, future_id=actor_id, actor=actor_id))
+        return self._write(
+            submissions.make(
+                code,
+                args,
+                kwargs,
+                options,
+                future_id=actor_id,
+                actor=actor_id,
+                submit_bundle=self._submit_bundle,
+            )
+        )
 
     def call_method(
         self,
@@ -356,7 +387,15 @@ class CallSubmitter:
         """Submit a call of an actor's method; see `Client.call`."""
         submissions = self._link.submissions
         code = submissions.code(function)
-        return self._write(submissions.make(code, args, kwargs, options, actor=actor_id))
+        return self._write(
+            submissions.make(code, args, kwargs, options, actor=actor_id, submit_bundle=self._submit_bundle)
+        )
+
+    def _submit_bundle(self, inputs: Sequence[InputPlace], options: Options) -> "Future[Any]":
+        """Submit a bundle of a call's inputs; see `input_tree`."""
+        submissions = self._link.submissions
+        code = submissions.code(input_tree.collect)
+        return self._write(submissions.make(code, inputs, NOTHING, options))
 
     def _write(self, submission: Submission) -> "Future[Any]":
         future_id = self._link.submission_writer.write(submission)

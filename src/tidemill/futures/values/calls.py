@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from tidemill.errors import CannotSerialize, CodeNotLoadable, UsageError
 from tidemill.futures.values import pickling
-from tidemill.futures.values.pickling import Dumped
+from tidemill.futures.values.pickling import Dumped, Places
 
 Resolve = Callable[[bytes], object]
 
@@ -53,11 +53,14 @@ def load_code(content: bytes) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return] # it is callable
 
 
-def dump_args(args: Sequence[object], kwargs: Mapping[str, object]) -> Args:
-    """Pickle arguments. Each future among them becomes an input: the task receives the future's result."""
+def dump_args(args: Sequence[object], kwargs: Mapping[str, object], places: Places | None = None) -> Args:
+    """Pickle arguments. Each future among them becomes an input: the task receives the future's result.
+
+    - places: where the task gets the results of futures that are not inputs themselves.
+    """
     call = tuple(args), dict(kwargs)
     try:
-        dumped = pickling.dump(call, handles=True)
+        dumped = pickling.dump(call, handles=True, places=places)
     except MemoryError:
         raise
     except Exception as error:

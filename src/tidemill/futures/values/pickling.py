@@ -16,9 +16,10 @@ This module checks no signatures. Callers must check them before they call `load
 """
 
 import contextlib
+import operator
 import pickle
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -44,6 +45,25 @@ class Handle:
 
     __slots__ = ()
     id: bytes
+
+
+class InputPlace(Handle):
+    """Where a task gets the result of a future: from the future, or from an item of another input's result.
+
+    - parent: the input whose result has this item; None if the future itself is an input.
+    - index: the position of the item.
+    """
+
+    __slots__ = ("id", "index", "parent")
+
+    def __init__(self, future_id: bytes) -> None:
+        self.id = future_id
+        self.parent: InputPlace | None = None
+        self.index = 0
+
+
+Places = Mapping[bytes, InputPlace]
+"""The places of futures, by the ids of the futures."""
 
 
 class PicklePart(NamedTuple):
@@ -80,18 +100,19 @@ _packed = msgspec.msgpack.Decoder(Packed)
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def dump(value: object, *, handles: bool = False) -> Dumped:
+def dump(value: object, *, handles: bool = False, places: Places | None = None) -> Dumped:
     """Pickle a value. Errors of pickle and of the value's methods are raised unchanged.
 
     Args:
         value: anything that pickle or cloudpickle accepts.
         handles: whether a task receives a future's result in place of the future; if not, futures are pickled
             like other values.
+        places: where the task gets the results of futures that are not inputs themselves.
     """
     if type(value) in _SCALARS:
         return Dumped(pickle.dumps(value, PROTOCOL))
     out = _Out()
-    pickler = _Pickler(out, handles=handles)
+    pickler = _Pickler(out, handles=handles, places=places or {})
     pickler.dump(value)
     inputs = tuple(pickler.inputs)
     return Dumped(out.stream(), tuple(out.parts), inputs, PYTHON if pickler.by_value else "")
@@ -218,14 +239,18 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has no 
     `persistent_id` for every number in a list, which makes large lists three times as slow.
     """
 
-    def __init__(self, out: "_Out", *, handles: bool) -> None:
+    def __init__(self, out: "_Out", *, handles: bool, places: Places) -> None:
         super().__init__(out, protocol=PROTOCOL, buffer_callback=out.take)
         self.inputs: dict[bytes, None] = {}
         self.by_value = False
         self._handles = handles
+        self._places = places
 
     def reducer_override(self, obj: Any) -> Any:
         if self._handles and isinstance(obj, Handle):
+            place = obj if isinstance(obj, InputPlace) else self._places.get(obj.id)
+            if place is not None and place.parent is not None:
+                return operator.getitem, (place.parent, place.index)  # pickle writes each parent only once
             self.inputs[obj.id] = None
             return _result_of, (obj.id,)
         if (reduced := reducers.reduce(obj)) is not NotImplemented:
