@@ -23,6 +23,7 @@ from tidemill.lots import datasets, events, lots, producers, staging, wall_clock
 from tidemill.lots.keys import LotKeys
 from tidemill.publish import attempts
 from tidemill.publish.keys import PublishKeys
+from tidemill.runner.job_deaths import NodeMark
 from tidemill.runner.keys import RunnerKeys
 from tidemill.sources import listing_shards, taken_files, topic_partitions, windows
 from tidemill.sources.keys import SourceKeys
@@ -166,6 +167,8 @@ SPACES: dict[tuple[str, tuple[type, ...]], Codec] = {
     ("arc-ask", (str, str, int)): _packed(lot_requests._Row),
     ("arc-barrier", (str, str)): _INT,
     ("arc-grace", (str, int, str)): EMPTY,
+    # runners
+    ("job", (str,)): _packed(dict[str, NodeMark]),
     # sources
     ("source-file", (str, str)): (_packed(taken_files.TakenFile)[0], taken_files.encode),
     ("source-content", (str, bytes)): _packed(taken_files.KnownContent),

@@ -25,6 +25,9 @@ from tidemill.lots.keys import DatasetId
 from tidemill.lots.states import LotState
 from tidemill.pipeline import graph
 from tidemill.pipeline.graph import Bound
+from tidemill.runner import job_deaths
+from tidemill.runner.keys import RunnerKeys
+from tidemill.sources.source import source_id
 from tidemill.store import Tx
 from tidemill.triggers import subscriptions
 from tidemill.views.steps.keys import group_id
@@ -319,11 +322,18 @@ class LotProgress:
 def retry(pipeline: "Pipeline", arc: str | None = None, lots: Sequence[str] = ()) -> list[tuple[str, str]]:
     """Request a retry of partial or missing lots, of one arc or of all arcs. Return them as (arc, lot).
 
-    Arcs and view groups that stopped after too many failures run again.
+    Arcs, view groups and sources that stopped after too many failures run again.
     """
     arcs, groups = pipeline.all_arcs(), graph.groups(pipeline)
     context = pipeline.context
     keys = ArcKeys(context.place.cluster)
+    for name in pipeline.sources if arc is None else {arc} & pipeline.sources.keys():
+        forgive = partial(
+            job_deaths.forgive,
+            keys=RunnerKeys(context.place.cluster),
+            name=source_id(pipeline.name, name),
+        )
+        context.store.run(forgive)
     for group in set(groups.values()) if arc is None else {groups[arc]} if arc in groups else set():
         context.store.run(partial(_revive, keys=keys, name=group_id(pipeline.name, group)))
     if arc is None:
@@ -331,7 +341,8 @@ def retry(pipeline: "Pipeline", arc: str | None = None, lots: Sequence[str] = ()
     elif arc in pipeline.templates:
         names = [child.name for child in arcs.values() if child.template == arc]
     else:
-        names = [arc] if arc in arcs else [] if arc in groups else [graph.maker(pipeline, arc).name]
+        stopped = arc in groups or arc in pipeline.sources
+        names = [arc] if arc in arcs else [] if stopped else [graph.maker(pipeline, arc).name]
     chosen = {name: _parse_lots(pipeline, name, lots) for name in names}  # before any request
     requested: list[tuple[str, str]] = []
     for name in names:

@@ -17,8 +17,10 @@ from tidemill.lots.keys import DatasetId
 from tidemill.pipeline import graph
 from tidemill.pipeline.lot_info import unpublished, waiting_lots
 from tidemill.pipeline.plan.sources import source_context
+from tidemill.runner import job_deaths
+from tidemill.runner.keys import RunnerKeys
 from tidemill.sources.keys import SourceKeys
-from tidemill.sources.source import PushAddress, Source, SourceStatus
+from tidemill.sources.source import PushAddress, Source, SourceStatus, source_id
 from tidemill.store import Tx
 from tidemill.triggers import subscriptions
 from tidemill.triggers.subscriptions import Scheduled
@@ -229,6 +231,10 @@ def _group_run(pipeline: "Pipeline", group: str) -> RunInfo:
 def _source_run(pipeline: "Pipeline", dataset: str) -> RunInfo:
     status = _source_status(pipeline, dataset, pipeline.sources[dataset].source)
     failed = [window for window in status.pending if window.error]
+    context, id_ = pipeline.context, source_id(pipeline.name, dataset)
+    keys = RunnerKeys(context.place.cluster)
+    deaths = context.store.run(lambda tx: job_deaths.deaths(tx, keys, id_))
+    dead = deaths >= job_deaths.MOST_DEATHS
     return RunInfo(
         name=dataset,
         kind="source",
@@ -236,8 +242,10 @@ def _source_run(pipeline: "Pipeline", dataset: str) -> RunInfo:
         behind=len(status.pending),
         node=status.address.node if status.address is not None else "",
         address=status.address.url if status.address is not None else "",
-        failures=len(failed) + len(status.errors),
+        failures=len(failed) + len(status.errors) + deaths,
+        dead=dead,
         notes=(
+            *([f"stopped: the runner died {deaths} times in a row while it polled"] if dead else []),
             *(f"window {window.number}: {window.error}" for window in failed[:MAX_NOTES]),
             *status.errors,
         ),

@@ -1,6 +1,7 @@
 """Keys of runners in the store. All of them begin with the cluster's name, C.
 
 (C, "part-future", attempt, key)     the future that makes a part -> its id
+(C, "job", name)                     the nodes that poll a source or compact a lot, and how often they died
 """
 
 from tidemill.store import Space
@@ -11,3 +12,4 @@ class RunnerKeys:
 
     def __init__(self, cluster: str) -> None:
         self.part = Space(cluster, "part-future")
+        self.job = Space(cluster, "job")

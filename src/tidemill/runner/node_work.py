@@ -18,11 +18,13 @@ from tidemill.arcs.lot_requests import LotRequest
 from tidemill.arcs.work import FULL_BACKOFF_S, ArcWork, LotEnd, LotOutcome
 from tidemill.clock import backoff
 from tidemill.cluster.keeper import Keeper
-from tidemill.errors import LeaseLost, ObjectError, StoreError
+from tidemill.errors import LeaseLost, ObjectError, SourceUnavailable, StoreError
 from tidemill.publish.intervals import IntervalCloser
+from tidemill.runner import job_deaths
 from tidemill.runner.backlog import CLOSING
 from tidemill.runner.compaction import Rewrite
 from tidemill.runner.failures import Failures
+from tidemill.runner.keys import RunnerKeys
 from tidemill.runner.loop_state import PATIENCE, LoopState
 from tidemill.runner.part_futures import PartFutures
 from tidemill.runner.program import ArcProgram, Program
@@ -72,6 +74,7 @@ class NodeWork:
         self._state = state
         self._threads, self._totals = state.threads, state.totals
         self._keys, self._arc_keys = StepKeys(scope.cluster), ArcKeys(scope.cluster)
+        self._runner_keys = RunnerKeys(scope.cluster)
         self._failures = Failures(scope, state)
         heap = open_heap(scope)
         self._scheduler = Scheduler(scope, heap)
@@ -98,6 +101,7 @@ class NodeWork:
         self.upkeep = Upkeep(scope, program, engine.parts, engine.rewrite, state, self._failures)
         self._close_at = self._resume_at = 0.0
         self._poll_at: dict[str, float] = {}
+        self._deaths: dict[str, int] = {}  # by source: deaths in a row that no success has reset
         self._retry_at: dict[str, float] = {}  # by arc: when to retry a lot that another node works on
 
     def start_due(self) -> bool:
@@ -125,9 +129,12 @@ class NodeWork:
     def close(self) -> None:
         """Close the sources, so that other nodes can take them over."""
         try:
-            for source in self._sources.values():
+            for name, source in self._sources.items():
                 with contextlib.suppress(LeaseLost, StoreError):  # in that case the source's leases expire
                     source.close()
+                    self._scope.store.run(
+                        lambda tx, name=name: job_deaths.end(tx, self._runner_keys, self.node, name)  # type: ignore[misc]
+                    )
         finally:
             if self._sources:
                 self._keeper.stop()
@@ -159,7 +166,12 @@ class NodeWork:
     def _poll(self, name: str) -> None:
         """Poll a source: take new data and publish it. Also publish data that a dead node has taken."""
         try:
+            fetches = self._program.sources[name].source.fetches
+            if fetches:
+                self._refuse_deadly(name)
             polled = self._sources[name].poll()
+            if fetches and polled.fetched and self._deaths.pop(name, 0):
+                self._scope.store.run(lambda tx: job_deaths.succeed(tx, self._runner_keys, self.node, name))
             self._totals.failures[name] = list(polled.failed) * PATIENCE
             self._totals.files += polled.taken
             self._totals.settled[name] = polled.settled
@@ -171,6 +183,18 @@ class NodeWork:
             failures = len(self._totals.failures[name])
             pause_s = backoff(failures, self._scope.chance, first_s=0.5, most_s=60.0)
             self._poll_at[name] = self._scope.clock.monotonic() + pause_s
+
+    def _refuse_deadly(self, name: str) -> None:
+        """Mark the source as polled by this node. Raise an error if nodes keep dying when they poll it."""
+        deaths = self._scope.store.run(
+            lambda tx: job_deaths.begin(tx, self._runner_keys, self._keys.cluster, self.node, name)
+        )
+        self._deaths[name] = deaths
+        if deaths >= job_deaths.MOST_DEATHS:
+            raise SourceUnavailable(
+                f"the runner died {deaths} times in a row while it polled this source, so it is stopped",
+                hint="fix the cause, then run `tidemill retry`",
+            )
 
     # --- runs of arcs and groups of views
 

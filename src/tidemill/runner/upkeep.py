@@ -5,18 +5,22 @@ from functools import partial
 from tidemill.arcs import declarations, lot_status
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
-from tidemill.errors import ArcUnknown, LeaseLost, StoreError
+from tidemill.cluster.keys import ClusterKeys
+from tidemill.errors import ArcUnknown, LeaseLost, LotConflict, StoreError
 from tidemill.lots import lots
-from tidemill.lots.keys import LotKeys
+from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.publish.attempts import Draft
 from tidemill.publish.cleaner import Cleaner
 from tidemill.publish.projections import Projections
+from tidemill.runner import job_deaths
 from tidemill.runner.compaction import Compactor, Rewrite
 from tidemill.runner.failures import Failures
+from tidemill.runner.keys import RunnerKeys
 from tidemill.runner.loop_state import LoopState
 from tidemill.runner.part_futures import PartFutures
 from tidemill.runner.program import Program
 from tidemill.scope import Scope
+from tidemill.spark.java_process import check_java
 from tidemill.store import Tx
 from tidemill.views.steps.collector import Collector, listed_run_files
 from tidemill.views.steps.keys import StepKeys
@@ -116,18 +120,46 @@ class Upkeep:
             for lot in marked:
                 if self._state.stops():
                     return
+                name = f"{COMPACT} {dataset} {lot}"
                 try:
-                    compactor.compact(dataset, lot)
+                    self._compact(compactor, dataset, lot, name)
                 except LeaseLost:
                     return
                 except Exception as error:  # noqa: BLE001 - reported, and tried again
-                    name = f"{COMPACT} {dataset} {lot}"
                     failed.add(name)
                     self._failures.add_upkeep(name, error, COMPACT_EVERY_S)
         failures = self._state.totals.failures
         for name in list(failures):
             if name.partition(" ")[0] == COMPACT and name not in failed:
                 del failures[name]
+
+    def _compact(self, compactor: Compactor, dataset: DatasetId, lot: str, name: str) -> None:
+        """Compact a lot. If nodes keep dying while they compact it, leave it as it is."""
+        scope, node = self._scope, self._scope.node
+        keys, cluster = RunnerKeys(scope.cluster), ClusterKeys(scope.cluster)
+        deaths = scope.store.run(lambda tx: job_deaths.begin(tx, keys, cluster, node, name))
+        if deaths < job_deaths.MOST_COMPACTION_DEATHS:
+            try:
+                compactor.compact(dataset, lot)
+            except (Exception, LeaseLost) as error:
+                check_java(error)  # raises `SparkDied`, which ends this process: the mark must stay
+                scope.store.run(lambda tx: job_deaths.end(tx, keys, node, name))
+                raise
+            scope.store.run(lambda tx: job_deaths.end(tx, keys, node, name))
+            return
+
+        def give_up(tx: Tx) -> None:
+            row = lots.current(tx, self._lots, dataset, lot)
+            if row is not None:
+                lots.unmark_fragmented(tx, self._lots, row)
+            job_deaths.end(tx, keys, node, name)
+
+        scope.store.run(give_up)
+        raise LotConflict(
+            f"the runner died {deaths} times in a row while it compacted lot {lot} of {dataset}, so the lot"
+            " keeps its small files",
+            hint=f"to try again, run: tidemill compact {dataset.name} {lot}",
+        )
 
 
 class AttemptLeftovers:

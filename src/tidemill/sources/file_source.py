@@ -242,6 +242,7 @@ class FileArrival:
             settled=not waits and len(failed) == len(unfinished),
             failed=tuple(f"{window.kind}: {window.message}" for window in failed),
             wait_s=0.0 if ended else POLL_EVERY_S,  # there may be more
+            fetched=discovery is not None,
         )
 
     def _is_settling(self, discovery: "DiscoveryResult") -> bool:

@@ -188,7 +188,7 @@ class PollArrival:
                 return PollResult(wait_s=min(POLL_EVERY_S, self._due - now))
             batch = self._poller.poll(self._lease.fence)
             self._due = self._clock.monotonic() + self._every_s
-            return PollResult(taken=bool(batch.lot), wait_s=min(POLL_EVERY_S, self._every_s))
+            return PollResult(taken=bool(batch.lot), wait_s=min(POLL_EVERY_S, self._every_s), fetched=True)
 
     def close(self) -> None:
         """Release the lease."""

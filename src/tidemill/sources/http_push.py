@@ -50,6 +50,8 @@ class PushSource(Source):
         token: the token; if empty, it is derived from the cluster key.
     """
 
+    fetches: ClassVar[bool] = False
+
     path: str
     token: str = field(repr=False)
     host: str

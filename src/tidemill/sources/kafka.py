@@ -145,9 +145,9 @@ class KafkaArrival:
         self._watching = runtime.watching
         self._lock = threading.Lock()
         self._closed = False
-        partitions = TopicPartitions(target.id, runtime.scope)
+        self._partitions = TopicPartitions(target.id, runtime.scope)
         publisher = BatchPublisher(target, runtime.scope, runtime.evaluate)
-        self._reader = TopicReader(source, publisher, partitions)
+        self._reader = TopicReader(source, publisher, self._partitions)
 
     def poll(self) -> PollResult:
         with self._lock:
@@ -160,6 +160,7 @@ class KafkaArrival:
             settled=read.caught_up,
             failed=read.stuck,
             wait_s=0.0 if read.batch.lot else idle_s,
+            fetched=bool(self._partitions.held),
         )
 
     def close(self) -> None:

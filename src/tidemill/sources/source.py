@@ -50,12 +50,14 @@ class PollResult:
         settled: whether everything that has arrived is published, apart from failures.
         failed: an error message for each thing that could not be taken.
         wait_s: how long to wait before the next poll.
+        fetched: whether this node itself looked for new data; False if another node does that.
     """
 
     taken: int = 0
     settled: bool = True
     failed: tuple[str, ...] = ()
     wait_s: float = POLL_EVERY_S
+    fetched: bool = False
 
 
 class Arrival(Protocol):
@@ -187,6 +189,9 @@ class Source(ABC):
 
     quarantines: ClassVar[bool] = True
     """Whether rows that do not fit go to a quarantine dataset. Otherwise their sender gets an error."""
+
+    fetches: ClassVar[bool] = True
+    """Whether a poll fetches data. Otherwise senders push it, and a poll only looks after the receiver."""
 
     @property
     @abstractmethod
