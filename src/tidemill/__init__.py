@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline
     from tidemill.pipeline.plan.plan import Plan
     from tidemill.pipeline.run_report import ArcReport, Report
-    from tidemill.pipeline.tables import Dataset, RetiredView, Table, View
+    from tidemill.pipeline.tables import Dataset, RetiredDataset, RetiredView, Table, View
     from tidemill.runner.compaction import Compacted
     from tidemill.sources.bucket import bucket
     from tidemill.sources.folder import folder
@@ -100,6 +100,7 @@ __all__ = [
     "QueryError",
     "Receipt",
     "Report",
+    "RetiredDataset",
     "RetiredView",
     "SourceError",
     "SparkError",
@@ -152,7 +153,7 @@ _MODULES = {
     "pipeline.pipeline": "Pipeline",
     "pipeline.plan.plan": "Plan",
     "pipeline.run_report": "ArcReport Report",
-    "pipeline.tables": "Dataset RetiredView Table View",
+    "pipeline.tables": "Dataset RetiredDataset RetiredView Table View",
     "runner.compaction": "Compacted",
     "sources.source": "PushAddress",
     "spark.sessions": "SparkSettings",

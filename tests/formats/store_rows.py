@@ -167,6 +167,8 @@ SPACES: dict[tuple[str, tuple[type, ...]], Codec] = {
     ("arc-ask", (str, str, int)): _packed(lot_requests._Row),
     ("arc-barrier", (str, str)): _INT,
     ("arc-grace", (str, int, str)): EMPTY,
+    ("owner", (str, str, str)): _INT,
+    ("dropped", (str, str)): _INT,
     # runners
     ("job", (str,)): _packed(dict[str, NodeMark]),
     # sources

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pandas as pd
 import pyarrow as pa
@@ -16,6 +16,7 @@ from tests import shop
 from tests.leases import LongLeaseClock
 from tidemill.errors import AppendRefused, DeclarationError, NothingYet, QueryError, TidemillError
 from tidemill.pipeline import changes as changes_of
+from tidemill.pipeline import reader
 from tidemill.pipeline.reader import query
 from tidemill.pipeline.tables import Table
 
@@ -183,6 +184,7 @@ def test_a_plan_says_what_is_new_the_same_changed_and_removed(home: Path, spark:
     gone = plan(2, arcs=False, view="SELECT id + 1 AS id FROM orders")
     assert gone == {
         "dataset orders": "same",
+        "dataset out": "removed",
         "arc copy": "removed",
         "views main": "same",
         "circuit v": "same",
@@ -411,6 +413,66 @@ def test_changes_snapshots_and_queries_are_of_one_moment(home: Path, spark: "Spa
             query(pipeline, "SELECT * FROM nowhere")
         assert "<td>1</td>" in orders._repr_html_()
         assert repr(total) == "<View total of p>"
+
+
+@pytest.mark.rule("LOT-36")
+def test_a_query_reads_all_its_tables_as_of_one_moment(
+    home: Path, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tm.Pipeline("p", home=home, spark=spark) as pipeline:
+        tables = [pipeline.dataset(name, "id BIGINT") for name in ("a", "b")]
+        for table in tables:
+            table.append([(1,)])
+        frame_of = reader.dataset_frame
+
+        def append_first(*args: Any) -> "DataFrame":
+            """Append to both tables when the first of them is read."""
+            monkeypatch.undo()
+            for table in tables:
+                table.append([(2,)])
+            return frame_of(*args)
+
+        monkeypatch.setattr(reader, "dataset_frame", append_first)
+        counts = query(pipeline, "SELECT (SELECT count(*) FROM a), (SELECT count(*) FROM b)")
+        assert [tuple(row) for row in counts.collect()] == [(1, 1)]
+
+
+def test_a_dataset_that_is_removed_is_planned_retired_read_and_dropped(
+    home: Path, spark: "SparkSession"
+) -> None:
+    def declared(*names: str) -> tm.Pipeline:
+        pipeline = tm.Pipeline("p", home=home, spark=spark)
+        for name in names:
+            pipeline.dataset(name, "id BIGINT")
+        if "old" in names:
+            pipeline.arc(reads="old", writes="kept", name="keep")(same)
+        return pipeline
+
+    def removed(pipeline: tm.Pipeline) -> set[str]:
+        stages = [stage for stage in pipeline.plan().describe() if stage["what"] == "dataset"]
+        return {stage["name"] for stage in stages if stage["status"] == "removed"}
+
+    with declared("orders", "old") as pipeline:
+        cast(tm.Dataset, pipeline["old"]).append([(1,)])
+        cast(tm.Dataset, pipeline["orders"]).append([(1,), (2,)])
+        assert removed(pipeline) == set()
+        assert pipeline.run().ok
+    with declared("orders") as pipeline:
+        assert removed(pipeline) == {"old", "kept"}
+        assert pipeline.retired() == {}, "a plan changes nothing"
+        assert pipeline.run().ok
+        assert removed(pipeline) == set()
+        assert set(pipeline.retired()) == {"old", "kept"}
+        assert [tuple(row) for row in pipeline.retired()["kept"].df().collect()] == [(1,)]
+        rows = query(pipeline, "SELECT id FROM orders EXCEPT SELECT id FROM old").collect()
+        assert [tuple(row) for row in rows] == [(2,)]
+        assert pipeline.retired()["old"].drop()
+        with pytest.raises(TidemillError, match="the table old does not exist"):
+            query(pipeline, "SELECT id FROM old")
+    with declared("orders", "old") as pipeline:
+        refused = [error.message for error in pipeline.plan().refusals()]
+        assert len(refused) == 1
+        assert "old@1 was dropped" in refused[0]
 
 
 @pytest.mark.rule("LOT-36")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import tidemill as tm
+from tidemill.pipeline.reader import query
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,6 +73,8 @@ def test_a_view_that_is_taken_out_can_be_read_and_its_group_is_retired(
         old = pipeline.retired()
         assert set(old) == {"g2", "h1"}
         assert rows(old["g2"]) == rows(old["h1"]) == [(1,)], "as they were"
+        joined = query(pipeline, "SELECT g1, h1 FROM g1 JOIN H1 ON g1 = h1")
+        assert [tuple(row) for row in joined.collect()] == [(1, 1)], "a query reads a retired view"
         with pytest.raises(tm.TidemillError, match="no table 'g2'"):
             pipeline["g2"]
     with made("g1", "g2") as pipeline:

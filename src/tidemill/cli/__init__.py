@@ -29,6 +29,7 @@ COMMANDS = {
     "gaps": "tidemill.cli.gaps:gaps_command",
     "quarantine": "tidemill.cli.quarantine:quarantine_command",
     "compact": "tidemill.cli.compact:compact_command",
+    "drop": "tidemill.cli.drop:drop_command",
     "retry": "tidemill.cli.lot_requests:retry_command",
     "backfill": "tidemill.cli.lot_requests:backfill_command",
     "replay": "tidemill.cli.lot_requests:replay_command",

@@ -142,10 +142,41 @@ def declare(tx: Tx, keys: LotKeys, dataset: DatasetRow, evolve: Evolve | None = 
     key = keys.dataset[dataset.id.parts]
     raw = tx.get(key)
     if raw is None:
+        refuse_dropped(tx, keys, dataset.id)
         tx.set(key, msgspec.msgpack.encode(dataset))
         return dataset
     stored = _decoder.decode(raw)
     return _revise(tx, keys, stored, combine(stored, dataset, evolve))
+
+
+def refuse_dropped(tx: Tx, keys: LotKeys, dataset: DatasetId) -> None:
+    """Raise `DatasetChanged` if a dataset with this name and version was dropped."""
+    if tx.get(keys.dropped[dataset.parts]) is not None:
+        raise DatasetChanged(
+            f"dataset {dataset} was dropped, so its name and version cannot be used again",
+            hint="use another name or, for a dataset, another version, such as version='2'",
+        )
+
+
+def drop(tx: Tx, keys: LotKeys, dataset: DatasetId) -> None:
+    """Delete a declaration, and record that the dataset was dropped. Its lots cannot be read any more."""
+    tx.clear(keys.dataset[dataset.parts])
+    tx.set(keys.dropped[dataset.parts], msgspec.msgpack.encode(tx.now()), quiet=True)
+
+
+def dropped(tx: Tx, keys: LotKeys, limit: int = 1000) -> dict[DatasetId, int]:
+    """Return the dropped datasets whose files and rows are not deleted yet, with the times of the drops."""
+    datasets = {}
+    for row in tx.range(*keys.dropped.all(), limit=limit, snapshot=True):
+        name, version = keys.dropped.unpack(row.key)
+        if at := msgspec.msgpack.decode(row.value, type=int):
+            datasets[DatasetId(str(name), str(version))] = at
+    return datasets
+
+
+def forget_dropped(tx: Tx, keys: LotKeys, dataset: DatasetId) -> None:
+    """Record that all files and rows of a dropped dataset are deleted."""
+    tx.set(keys.dropped[dataset.parts], msgspec.msgpack.encode(0), quiet=True)
 
 
 def combine(stored: DatasetRow, new: DatasetRow, evolve: Evolve | None = None) -> DatasetRow:

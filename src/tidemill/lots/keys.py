@@ -1,6 +1,8 @@
 """Keys of lots in the store. All of them begin with the cluster's name, C.
 
 (C, "dataset", name, version)                  the declaration of a dataset
+(C, "owner", name, version, pipeline)          a pipeline that declares a dataset, or has declared it
+(C, "dropped", name, version)                  a dropped dataset: when, until its files are deleted; then 0
 (C, "columns", name, version, revision)        earlier columns of a dataset
 (C, "head", name, version)                     the position of the newest event; each publication locks it
 (C, "append-number", name, version)            the number of the last append
@@ -43,6 +45,8 @@ class LotKeys:
     def __init__(self, cluster: str) -> None:
         self.cluster = cluster
         self.dataset = Space(cluster, "dataset")
+        self.owner = Space(cluster, "owner")
+        self.dropped = Space(cluster, "dropped")
         self.columns = Space(cluster, "columns")
         self.head = Space(cluster, "head")
         self.append_number = Space(cluster, "append-number")

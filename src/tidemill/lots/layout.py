@@ -48,6 +48,12 @@ def lot_prefix(dataset: str, version: str, lot: str) -> str:
     return f"datasets/name={quote(dataset)}/version={quote(version)}/lot={quote(lot)}/"
 
 
+def dataset_prefixes(dataset: str, version: str) -> tuple[str, str]:
+    """Return the prefixes of all data and of all manifests of a dataset, in the order to delete them."""
+    folder = f"name={quote(dataset)}/version={quote(version)}/"
+    return f"data/{folder}", f"datasets/{folder}"
+
+
 def manifest_key(
     dataset: str,
     version: str,

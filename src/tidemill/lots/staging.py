@@ -256,6 +256,14 @@ def _current(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: LotId) -> Interval:
     return interval
 
 
+def forget(tx: Tx, keys: LotKeys, dataset: DatasetId) -> None:
+    """Delete the current interval of a dataset that is dropped, so that it is never closed."""
+    interval = read(tx, keys, dataset)
+    if interval is not None:
+        tx.clear(keys.interval[dataset.parts])
+        tx.clear(keys.closing[(wall_us(LotId.parse(interval.lot).end), *dataset.parts)])
+
+
 def _write(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: LotId, interval: Interval) -> None:
     tx.set(keys.interval[dataset.parts], msgspec.msgpack.encode(interval))
     tx.set(keys.closing[(wall_us(lot.end), *dataset.parts)], interval.lot.encode())

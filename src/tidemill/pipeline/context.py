@@ -63,10 +63,15 @@ class PipelineContext:
         self.chance = chance
         self.keys = StepKeys(place.cluster)
         self._spark_option = spark
-        self._app = app
+        self._app = app  # the name of the pipeline
         self._connection: Connection | None = None
         self._session: SparkSession | None = None
         self._lock = threading.RLock()
+
+    @property
+    def pipeline(self) -> str:
+        """The name of the pipeline."""
+        return self._app
 
     # --- the store
 

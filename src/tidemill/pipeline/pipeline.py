@@ -30,7 +30,7 @@ from tidemill.pipeline.context import PipelineContext
 from tidemill.pipeline.declarations import ArcDecl
 from tidemill.pipeline.registry import Readable, Registry
 from tidemill.pipeline.source_line import SourceLine, caller_folder
-from tidemill.pipeline.tables import Dataset, RetiredView, Table, View
+from tidemill.pipeline.tables import Dataset, RetiredDataset, RetiredView, Table, View
 from tidemill.spark.sessions import SparkSettings
 from tidemill.store import Tx
 from tidemill.triggers import subscriptions, templates
@@ -151,16 +151,15 @@ class Pipeline(Registry):
     def _view(self, name: str) -> View:
         return View(self, name)
 
-    def retired(self) -> "dict[str, RetiredView]":
-        """Return the views that are no longer declared, by name.
+    def retired(self) -> "dict[str, RetiredView | RetiredDataset]":
+        """Return the datasets and views that are no longer declared, by name.
 
-        You can read them until you drop them: `shop.retired()["old"].drop()`.
+        You can read them until you drop them: `shop.retired()["old"].drop()`. If a dataset is declared with
+        another version, the earlier one is `"orders@1"`.
         """
-        from tidemill.views.steps import retired
+        from tidemill.pipeline.retired import retired_tables
 
-        context = self.context
-        rows = context.store.run(lambda tx: retired.listed(tx, context.keys, self.name))
-        return {row.view: RetiredView(self, row) for row in rows if row.view not in self.views}
+        return retired_tables(self)
 
     @property
     def context(self) -> PipelineContext:

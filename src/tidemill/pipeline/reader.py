@@ -2,17 +2,18 @@
 
 A DataFrame shows a table as of one position. The reader first reads the table's current position. It then
 reads all lots up to that position through manifests, which never change. Lots that are published later do not
-appear in the DataFrame.
+appear in the DataFrame. If several tables are read together, one transaction reads all their positions.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidemill.errors import DatasetUnknown, GroupUnknown, NothingYet, QueryError
 from tidemill.lots import datasets, events
 from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.keys import DatasetId
+from tidemill.pipeline.retired import retired_datasets
 from tidemill.spark import queries
 from tidemill.spark.drift import effective
 from tidemill.spark.sessions import expecting_errors
@@ -20,6 +21,7 @@ from tidemill.store import Tx
 from tidemill.views.spark.dataset_contents import dataset_frame
 from tidemill.views.spark.view_tables import ViewTables
 from tidemill.views.steps import groups, pins
+from tidemill.views.steps import retired as retired_views
 from tidemill.views.steps.groups import ViewGroup
 from tidemill.views.steps.inputs import InputReader, ManifestReader
 
@@ -42,12 +44,15 @@ def snapshot(pipeline: "Pipeline") -> "Mapping[str, DataFrame]":
 
 
 def query(pipeline: "Pipeline", sql: str) -> "DataFrame":
-    """Return the result of a query on the tables of the pipeline, each at its current position."""
+    """Return the result of a query on the tables of the pipeline, all as of the same moment.
+
+    The query can also read retired tables.
+    """
     names = [table.name for table in queries.table_names(sql)]
+    tables = dict.fromkeys([*pipeline.names, *pipeline.quarantines, *pipeline.retired()])
+    matched = {queries.match(name, tables) for name in names}
     with pipeline.context.spark() as spark:
-        reader = TableReader(pipeline, spark)
-        tables = dict.fromkeys([*pipeline.names, *pipeline.quarantines])
-        frames = {name: reader.table(name) for name in {queries.match(name, tables) for name in names}}
+        frames = TableReader(pipeline, spark).together(matched)
         with (
             _query_errors(),
             queries.over(spark, sql, frames, f"q{pipeline.context.chance.getrandbits(64):x}") as result,
@@ -80,13 +85,17 @@ def _query_errors() -> Iterator[None]:
 
 def position(pipeline: "Pipeline", name: str) -> int:
     """Return the position of the last publication of a table; 0 if there is none."""
-    context = pipeline.context
     if name in pipeline.views:
         try:
             return _group_of(pipeline, name).step
         except GroupUnknown:
             return 0
-    dataset = DatasetId(name, _version(pipeline, name))
+    return head(pipeline, _dataset_id(pipeline, name))
+
+
+def head(pipeline: "Pipeline", dataset: DatasetId) -> int:
+    """Return the position of the last publication of a dataset; 0 if there is none."""
+    context = pipeline.context
     return context.store.run(lambda tx: events.head(tx, context.keys.lots, dataset))
 
 
@@ -103,15 +112,16 @@ def columns(pipeline: "Pipeline", name: str) -> str:
     return stored_dataset(pipeline, name).schema
 
 
-def _version(pipeline: "Pipeline", name: str) -> str:
+def _dataset_id(pipeline: "Pipeline", name: str) -> DatasetId:
     owner = name.removesuffix("_quarantine") if name in pipeline.quarantines else name
-    return pipeline.datasets[owner].dataset.version if owner in pipeline.datasets else "1"
+    version = pipeline.datasets[owner].dataset.version if owner in pipeline.datasets else "1"
+    return DatasetId(name, version)
 
 
 def stored_dataset(pipeline: "Pipeline", name: str) -> DatasetRow:
     """Return the row of a table in the store. Raise `NothingYet` if the table does not exist yet."""
     context = pipeline.context
-    dataset = DatasetId(name, _version(pipeline, name))
+    dataset = _dataset_id(pipeline, name)
     try:
         return context.store.run(lambda tx: datasets.read(tx, context.keys.lots, dataset))
     except DatasetUnknown:
@@ -121,6 +131,17 @@ def stored_dataset(pipeline: "Pipeline", name: str) -> DatasetRow:
 def _group_of(pipeline: "Pipeline", view: str) -> ViewGroup:
     context, group = pipeline.context, pipeline.views[view].group
     return context.store.run(lambda tx: groups.read(tx, context.keys, pipeline.name, group))
+
+
+class _Moment(NamedTuple):
+    """Which rows tables have at one moment.
+
+    - datasets: the declaration and the head of each dataset.
+    - manifests: the manifest of each view's table.
+    """
+
+    datasets: dict[str, tuple[DatasetRow, int]]
+    manifests: dict[str, str]
 
 
 class TableReader:
@@ -136,14 +157,63 @@ class TableReader:
         self.tables = ViewTables(context.storage, manifests, context.clock)
 
     def table(self, name: str) -> "DataFrame":
-        if name in self.pipeline.views:
-            return self.tables.content(self.spark, self.view_table(name, pin=True))
-        dataset = self.dataset(name)
-        head = self.context.store.run(lambda tx: events.head(tx, self.context.keys.lots, dataset.id))
-        return self._at(dataset, head)
+        """Return a table as it is now. Raise `NothingYet` if it does not exist yet."""
+        return self.together([name])[name]
 
-    def _at(self, dataset: DatasetRow, head: int) -> "DataFrame":
-        return dataset_frame(self.spark, self.context.storage, dataset, self.inputs.at(dataset.id, head))
+    def together(self, names: Iterable[str]) -> "dict[str, DataFrame]":
+        """Return these tables as of the same moment. Raise `NothingYet` if one does not exist yet."""
+        names = list(names)
+        moment = self._moment(names)
+        for name in names:
+            if name in self.pipeline.views and name not in moment.manifests:
+                raise NothingYet(f"the view {name} has not been computed yet")
+            if name not in moment.manifests and name not in moment.datasets:
+                raise NothingYet(f"{name} has no lots yet")
+        return self._frames(moment)
+
+    def snapshot(self) -> "dict[str, DataFrame]":
+        """Return all declared tables that exist, as of the same moment."""
+        return self._frames(self._moment(self.pipeline.names))
+
+    def _moment(self, names: Sequence[str]) -> "_Moment":
+        """Read in one transaction which rows these tables have now. Pin the files of views."""
+        context, pipeline = self.context, self.pipeline
+        declared = {*pipeline.names, *pipeline.quarantines}
+        ids = {name: _dataset_id(pipeline, name) for name in names if name not in pipeline.views}
+        views = [name for name in names if name in pipeline.views]
+        undeclared = [name for name in names if name not in declared]
+        if undeclared:
+            old = retired_datasets(pipeline)
+            ids |= {name: old[name] for name in undeclared if name in old}
+
+        def read(tx: Tx) -> _Moment:
+            tables: dict[str, str] = {}
+            for group in groups.listed(tx, context.keys, pipeline.name):
+                tables |= group.tables
+            manifests = {name: tables[name] for name in views if name in tables}
+            for name in undeclared:
+                table = retired_views.find(tx, context.keys, pipeline.name, name)
+                if table is not None:
+                    manifests[name] = table.table
+            stored = {}
+            for name, dataset in ids.items():
+                if name not in manifests:
+                    with suppress(DatasetUnknown):
+                        stored[name] = datasets.read(tx, context.keys.lots, dataset)
+            heads = events.heads(tx, context.keys.lots, [row.id for row in stored.values()])
+            pins.take(tx, context.keys, pipeline.name, manifests.values())
+            return _Moment({name: (row, heads[row.id]) for name, row in stored.items()}, manifests)
+
+        return context.store.run(read)
+
+    def _frames(self, moment: "_Moment") -> "dict[str, DataFrame]":
+        frames = {
+            name: dataset_frame(self.spark, self.context.storage, row, self.inputs.at(row.id, head))
+            for name, (row, head) in moment.datasets.items()
+        }
+        for name, manifest in moment.manifests.items():
+            frames[name] = self.tables.content(self.spark, manifest)
+        return frames
 
     def dataset(self, name: str) -> DatasetRow:
         """Return the row of a table in the store. Raise `NothingYet` if the table does not exist yet."""
@@ -153,50 +223,12 @@ class TableReader:
         """Return the group of a view. Raise `GroupUnknown` before its first step."""
         return _group_of(self.pipeline, view)
 
-    def view_table(self, name: str, *, pin: bool = False) -> str:
-        """Return the current manifest of a view's table.
-
-        - pin: for a while, keep the files that the manifest lists, even if later steps replace them.
-        """
-        context, pipeline = self.context, self.pipeline
-
-        def read(tx: Tx) -> str | None:
-            table = groups.read(tx, context.keys, pipeline.name, pipeline.views[name].group).tables.get(name)
-            if pin and table:
-                pins.take(tx, context.keys, pipeline.name, [table])
-            return table
-
+    def view_table(self, name: str) -> str:
+        """Return the current manifest of a view's table."""
         try:
-            manifest = context.store.run(read)
+            manifest = self.group(name).tables.get(name)
         except GroupUnknown:
             manifest = None
         if manifest is None:
             raise NothingYet(f"the view {name} has not been computed yet")
         return manifest
-
-    def snapshot(self) -> "dict[str, DataFrame]":
-        """Return all tables that are not empty, as of the same moment."""
-        context, pipeline = self.context, self.pipeline
-        names = [name for name in pipeline.names if name not in pipeline.views]
-        stored = {}
-        for name in names:
-            try:
-                stored[name] = self.dataset(name)
-            except NothingYet:
-                continue
-        ids = [dataset.id for dataset in stored.values()]
-
-        def read(tx: Tx) -> tuple[dict[DatasetId, int], list[ViewGroup]]:
-            heads = events.heads(tx, context.keys.lots, ids) if ids else {}
-            listed = groups.listed(tx, context.keys, pipeline.name)
-            tables = [table for group in listed for table in group.tables.values()]
-            pins.take(tx, context.keys, pipeline.name, tables)
-            return heads, listed
-
-        heads, listed = context.store.run(read)
-        frames = {name: self._at(dataset, heads[dataset.id]) for name, dataset in stored.items()}
-        for group in listed:
-            for view, manifest in group.tables.items():
-                if view in pipeline.views:
-                    frames[view] = self.tables.content(self.spark, manifest)
-        return frames

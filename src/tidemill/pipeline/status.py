@@ -17,6 +17,7 @@ from tidemill.lots.keys import DatasetId
 from tidemill.pipeline import graph
 from tidemill.pipeline.lot_info import unpublished, waiting_lots
 from tidemill.pipeline.plan.sources import source_context
+from tidemill.pipeline.tables import RetiredDataset, RetiredView
 from tidemill.runner import job_deaths
 from tidemill.runner.keys import RunnerKeys
 from tidemill.sources.keys import SourceKeys
@@ -38,7 +39,7 @@ class TableInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A table of a pipeline; `at` is when it changed last, in seconds since 1970."""
 
     name: str
-    kind: Literal["dataset", "arc", "view", "quarantine"]
+    kind: Literal["dataset", "arc", "view", "quarantine", "retired"]
     position: int
     at: float = 0.0
     schema: str = ""
@@ -105,7 +106,7 @@ def status_of(pipeline: "Pipeline") -> PipelineStatus:
 
 
 def tables_of(pipeline: "Pipeline") -> list[TableInfo]:
-    """Return all tables, in the order of their declarations."""
+    """Return all tables, in the order of their declarations; retired tables come last."""
     makers = {sink.name: arc for arc in pipeline.all_arcs().values() for sink in arc.sinks}
     infos = []
     for name in (*pipeline.names, *pipeline.quarantines):
@@ -123,7 +124,14 @@ def tables_of(pipeline: "Pipeline") -> list[TableInfo]:
         infos.append(
             TableInfo(name=name, kind=kind, position=position, at=at, schema=schema, where=str(line or ""))
         )
-    return infos
+    return [*infos, *(_retired(table) for table in pipeline.retired().values())]
+
+
+def _retired(table: RetiredView | RetiredDataset) -> TableInfo:
+    if isinstance(table, RetiredView):
+        return TableInfo(name=table.name, kind="retired", position=table.position)
+    position, at, schema = _read_table(table.pipeline, table.dataset)
+    return TableInfo(name=table.name, kind="retired", position=position, at=at, schema=schema)
 
 
 def _read_table(pipeline: "Pipeline", dataset: DatasetId) -> tuple[int, float, str]:

@@ -1,4 +1,4 @@
-"""Defines the objects through which users read and write tables: `Table`, `Dataset`, `View`, `RetiredView`.
+"""Defines the objects through which users read and write tables: `Table`, `Dataset`, `View`, retired tables.
 
 `df()` returns the rows of any of them. `changes(after)` returns the changes of a table since a position. A
 dataset can also be written.
@@ -14,6 +14,7 @@ from tidemill.spark.operations import RowOperation
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from tidemill.lots.keys import DatasetId
     from tidemill.pipeline.explanation import Explanation
     from tidemill.pipeline.gaps import GapReport
     from tidemill.pipeline.lot_info import LotInfo
@@ -206,6 +207,47 @@ class View(Table):
         return explain(self.pipeline, self.name)
 
 
+class RetiredDataset:
+    """A dataset, or a table of an arc, that is no longer declared.
+
+    >>> import tidemill as tm
+    >>> shop = tm.Pipeline("shop", home="shop-home")
+    >>> shop.retired()
+    {}
+    """
+
+    def __init__(self, pipeline: "Pipeline", name: str, dataset: "DatasetId") -> None:
+        self.pipeline = pipeline
+        self.name = name
+        self.dataset = dataset
+
+    @property
+    def position(self) -> int:
+        """The position of the last publication."""
+        from tidemill.pipeline import reader
+
+        return reader.head(self.pipeline, self.dataset)
+
+    def df(self) -> "DataFrame":
+        """Return the rows, as a Spark DataFrame."""
+        from tidemill.pipeline import reader
+
+        return reader.table(self.pipeline, self.name)
+
+    def drop(self) -> bool:
+        """Drop the dataset. Return False if it was already dropped or is declared again.
+
+        A dropped dataset cannot be read. A day later, a runner deletes its files. Its name and version cannot
+        be used again. If an arc or a view still reads it, this raises `UsageError`.
+        """
+        from tidemill.pipeline.retired import drop_dataset
+
+        return drop_dataset(self.pipeline, self.dataset)
+
+    def __repr__(self) -> str:
+        return f"<RetiredDataset {self.name} of {self.pipeline.name}>"
+
+
 class RetiredView:
     """A view that is no longer declared.
 
@@ -222,17 +264,12 @@ class RetiredView:
         self.name = retired.view
         self.position = retired.step
         """The last step of the view."""
-        self._manifest = retired.table
 
     def df(self) -> "DataFrame":
         """Return the rows, as a Spark DataFrame."""
-        from tidemill.views.spark.view_tables import ViewTables
-        from tidemill.views.steps.inputs import ManifestReader
+        from tidemill.pipeline import reader
 
-        context = self.pipeline.context
-        with context.spark() as spark:
-            tables = ViewTables(context.storage, ManifestReader(context.objects), context.clock)
-            return tables.content(spark, self._manifest)
+        return reader.table(self.pipeline, self.name)
 
     def drop(self) -> bool:
         """Drop the view. Return False if it was already dropped or is declared again.

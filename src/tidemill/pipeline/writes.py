@@ -25,7 +25,7 @@ from tidemill.errors import (
     StoreUnavailable,
     UsageError,
 )
-from tidemill.lots import datasets
+from tidemill.lots import datasets, owners
 from tidemill.lots.checks import QUARANTINE_SCHEMA, Check, can_drop, quarantine_of, without_drop
 from tidemill.lots.datasets import DatasetRow, Kind
 from tidemill.lots.keys import DatasetId
@@ -136,9 +136,11 @@ def _declare(context: PipelineContext, decl: DatasetDecl, quarantine: DatasetId 
 
     def step(tx: Tx) -> None:
         datasets.declare(tx, context.keys.lots, dataset, evolved)
+        owners.declare(tx, context.keys.lots, dataset.id, context.pipeline)
         if quarantine is not None:
             bad = DatasetRow(name=quarantine.name, version=quarantine.version, schema=QUARANTINE_SCHEMA)
             datasets.declare(tx, context.keys.lots, effective(bad))
+            owners.declare(tx, context.keys.lots, bad.id, context.pipeline)
 
     context.store.run(step)
 

@@ -52,6 +52,12 @@ class AttemptCleaned(Event, frozen=True):
     objects: int
 
 
+class DatasetRemoved(Event, frozen=True):
+    """The files and rows of a dropped dataset were deleted."""
+
+    dataset: str
+
+
 class PartEnded(Event, frozen=True):
     """A part of an attempt completed, or failed after all its retries (`error` is not empty)."""
 

@@ -11,6 +11,7 @@ from tidemill.lots import lots
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.publish.attempts import Draft
 from tidemill.publish.cleaner import Cleaner
+from tidemill.publish.dropped_datasets import DroppedDatasets
 from tidemill.publish.projections import Projections
 from tidemill.runner import job_deaths
 from tidemill.runner.compaction import Compactor, Rewrite
@@ -76,6 +77,7 @@ class Upkeep:
             scope.objects,
             emit=scope.emit,
         )
+        self._dropped = DroppedDatasets(scope)
         self._clean_at = self._compact_at = self._collect_at = 0.0
 
     def start_due(self) -> None:
@@ -92,6 +94,9 @@ class Upkeep:
         """Delete files and futures of attempts that have ended, and objects that steps have replaced."""
         try:
             while self._cleaner.clean():
+                if self._state.stops():
+                    return
+            while self._dropped.remove():
                 if self._state.stops():
                     return
             if self._scope.clock.monotonic() >= self._collect_at:

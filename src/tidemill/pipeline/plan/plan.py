@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 
 from tidemill.errors import DatasetChanged, DeclarationError, SubscriptionChanged, TidemillError
 from tidemill.events import Emit, ignore
+from tidemill.lots import owners
 from tidemill.lots.checks import can_drop
-from tidemill.pipeline import key_columns
+from tidemill.pipeline import key_columns, retired
 from tidemill.pipeline.plan import templates
 from tidemill.pipeline.plan.arc_stages import DeclareArc
 from tidemill.pipeline.plan.arcs import ArcPlanner
 from tidemill.pipeline.plan.catalog import Catalog
 from tidemill.pipeline.plan.circuits import ViewCircuit, explained
 from tidemill.pipeline.plan.sources import SourcePlanner
-from tidemill.pipeline.plan.stages import DeclareDataset, PlanStage, StageStatus
+from tidemill.pipeline.plan.stages import DeclareDataset, PlanStage, RetireDataset, StageStatus
 from tidemill.pipeline.plan.views import ViewPlanner
 from tidemill.pipeline.source_line import errors_at
 from tidemill.runner.program import Program, TemplateArcs
@@ -112,6 +113,7 @@ def make_plan(pipeline: "Pipeline") -> Plan:
         groups = view_planner.plan()
         catalog.stages += templates.stages(pipeline, children)
         catalog.stages += arc_planner.removed(arcs)
+        catalog.stages += _retired_datasets(catalog)
     program = Program(
         pipeline=pipeline.name,
         datasets=catalog.datasets,
@@ -124,6 +126,18 @@ def make_plan(pipeline: "Pipeline") -> Plan:
         ),
     )
     return Plan(program, tuple(catalog.stages), pipeline.context, view_planner.circuits)
+
+
+def _retired_datasets(catalog: Catalog) -> list[RetireDataset]:
+    """Return stages for datasets that the pipeline has declared, and declares no longer."""
+    pipeline = catalog.pipeline
+    context = pipeline.context
+    planned = {stage.dataset.id for stage in catalog.stages if isinstance(stage, DeclareDataset)}
+    return [
+        RetireDataset(pipeline.name, dataset, retired.label(pipeline, dataset))
+        for dataset, is_retired in owners.of_pipeline(context.store, context.keys.lots, pipeline.name).items()
+        if not is_retired and dataset not in planned and not retired.is_declared(pipeline, dataset)
+    ]
 
 
 def _plan_datasets(catalog: Catalog) -> None:

@@ -5,14 +5,14 @@ certification are in separate modules.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from tidemill.errors import DatasetChanged, DatasetUnknown
 from tidemill.events import Event
-from tidemill.lots import datasets, staging
+from tidemill.lots import datasets, owners, staging
 from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.keys import DatasetId
 from tidemill.spark.drift import evolved
@@ -55,15 +55,18 @@ class DeclareDataset:
 
     def check(self, tx: Tx, keys: StepKeys) -> None:
         """Raise `DatasetChanged` if `apply` would raise it."""
-        with suppress(DatasetUnknown):
-            stored = datasets.read(tx, keys.lots, self.dataset.id)
-            with self._explained():
-                datasets.combine(stored, self.dataset, evolved)
+        with self._explained():
+            try:
+                stored = datasets.read(tx, keys.lots, self.dataset.id)
+            except DatasetUnknown:
+                datasets.refuse_dropped(tx, keys.lots, self.dataset.id)
+                return
+            datasets.combine(stored, self.dataset, evolved)
 
     def status(self, tx: Tx, keys: StepKeys) -> StageStatus:
         try:
-            stored = datasets.read(tx, keys.lots, self.dataset.id)
             self.check(tx, keys)
+            stored = datasets.read(tx, keys.lots, self.dataset.id)
         except DatasetUnknown:
             return StageStatus.NEW
         except DatasetChanged:
@@ -75,6 +78,7 @@ class DeclareDataset:
         def step(tx: Tx) -> None:
             with self._explained():
                 datasets.declare(tx, context.keys.lots, self.dataset, evolved)
+            owners.declare(tx, context.keys.lots, self.dataset.id, context.pipeline)
             if self.dataset.unit is not None and not self.made_by:
                 staging.begin(tx, context.keys.lots, self.dataset.id)
 
@@ -86,7 +90,7 @@ class DeclareDataset:
         try:
             yield
         except DatasetChanged as error:
-            raise DatasetChanged(f"{self.where}: {error.message}") from error
+            raise DatasetChanged(f"{self.where}: {error.message}", hint=error.hint) from error
 
     def describe(self) -> dict[str, str]:
         made_by = f" (by {self.made_by})" if self.made_by else ""
@@ -96,6 +100,26 @@ class DeclareDataset:
             "detail": self.dataset.schema + made_by,
             "where": self.where,
         }
+
+
+@dataclass(frozen=True)
+class RetireDataset:
+    """Retire a dataset that the pipeline no longer declares; its lots stay readable until it is dropped."""
+
+    pipeline: str
+    dataset: DatasetId
+    name: str
+
+    def status(self, tx: Tx, keys: StepKeys) -> StageStatus:
+        declared = owners.read(tx, keys.lots, self.dataset).get(self.pipeline) == 0
+        return StageStatus.REMOVED if declared else StageStatus.SAME
+
+    def apply(self, context: "PipelineContext", holder: str) -> None:
+        context.store.run(lambda tx: owners.retire(tx, context.keys.lots, self.dataset, self.pipeline))
+
+    def describe(self) -> dict[str, str]:
+        detail = f"no longer declared; its lots stay readable; to delete it: tidemill drop {self.name}"
+        return {"what": "dataset", "name": self.name, "detail": detail, "where": ""}
 
 
 @dataclass(frozen=True)

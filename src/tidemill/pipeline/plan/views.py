@@ -142,7 +142,7 @@ class RemovedView:
         """Do nothing: another stage declares or removes the group."""
 
     def describe(self) -> dict[str, str]:
-        detail = "no longer declared; its last table stays readable: Pipeline.retired()"
+        detail = f"no longer declared; its last table stays readable; to delete it: tidemill drop {self.name}"
         return {"what": "view", "name": self.name, "detail": detail, "where": ""}
 
 
