@@ -158,7 +158,12 @@ def test_a_template_that_is_gone_is_run_no_more_and_one_that_waits_for_tables_sa
         removed = {
             (entry["what"], entry["name"]) for entry in shop.plan().describe() if entry["status"] == "removed"
         }
-        assert removed == {("template", "clean"), ("arc", "clean[raw_a]")}
+        assert removed == {
+            ("template", "clean"),
+            ("arc", "clean[raw_a]"),
+            ("dataset", "clean_a"),
+            ("dataset", "other_a"),
+        }
         table.append([(2, "raw_a")])
         assert shop.run().arcs == ()
         keys = shop.context.keys.triggers
