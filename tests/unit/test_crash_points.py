@@ -36,6 +36,7 @@ IN_PROCESS: dict[str, str] = {
     " publish.close publish.seal publish.sweep",
     "tests/unit/test_life_crashes.py": "publish.correct-open",
     "tests/unit/test_pipeline_life.py": "lot_requests.submit",
+    "tests/unit/test_pipeline_dropped.py": "publish.drop-files publish.drop-rows publish.dropped",
     "tests/unit/test_compaction.py": "publish.compact-commit publish.compact-digest publish.compact-open"
     " publish.retire-data publish.retire-manifest publish.retired",
     "tests/unit/test_sources_ingestion.py": "sources.fail sources.leave-out",
