@@ -162,13 +162,18 @@ class TidemillError(Exception):
     hint: str = ""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = _printable(message)
+        super().__init__(self.message)
         if hint is not None:
-            self.hint = hint
+            self.hint = _printable(hint)
 
     def __str__(self) -> str:
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
+
+def _printable(text: str) -> str:
+    """Escape halves of surrogate pairs: a message may quote any input, and is printed and stored."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 class IllegalTransition(TidemillError):

@@ -44,3 +44,19 @@ def test_a_command_finds_the_cluster_of_the_configured_pipeline(
         assert main([command, *arguments, "--json"]) == 0
         assert json.loads(capsys.readouterr().out.splitlines()[-1])[command] == []
     assert main([command, "--home", "home", "--store", "memory:"]) == 2
+
+
+@pytest.mark.parametrize(
+    "content", ["tool = 1", "tool = []", "[tool]\ntidemill = 3", "[[tool.tidemill]]\npipeline = 'x'"]
+)
+def test_a_section_that_is_not_a_table_is_an_error_or_absent(tmp_path: Path, content: str) -> None:
+    (tmp_path / "pyproject.toml").write_text(content)
+    with pytest.raises(PipelineNotFound) as error:
+        pipeline_file.locate(start=tmp_path)
+    assert error.value.hint
+
+
+def test_a_configuration_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "tidemill.toml").write_text("pipeline = " + "[" * 5000)
+    with pytest.raises(PipelineNotFound, match="cannot be read"):
+        pipeline_file.locate(start=tmp_path)

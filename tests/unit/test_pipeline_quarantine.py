@@ -1,19 +1,30 @@
 """Quarantined records: listed, corrected, ingested once, and discarded."""
 
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import tidemill as tm
 from tidemill import crash
 from tidemill.cli import main
 from tidemill.crash import Crashed
-from tidemill.errors import AppendRefused, CorrectionRefused, LotUnknown, ProducerConflict, UsageError
+from tidemill.errors import (
+    AppendRefused,
+    CorrectionRefused,
+    LotUnknown,
+    ObjectUnreadable,
+    ProducerConflict,
+    UsageError,
+)
 from tidemill.pipeline import pipeline_file, quarantine
+from tidemill.sources.records import BAD
 
 FILE = """
 import tidemill as tm
@@ -143,3 +154,56 @@ def test_tables_without_a_quarantine_and_lots_without_records_are_refused(shop: 
     with pytest.raises(LotUnknown):
         quarantine.discard(shop.pipeline, "people", ["nothing"])
     assert list(quarantine.records(shop.pipeline, "orders")) == []
+
+
+def test_records_that_a_file_of_records_cannot_hold_are_shown_and_exported_as_text(
+    shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [
+        '{"id": 1, "name": "\\ud800"}',
+        '{"id": NaN}',
+        '{"id": 123456789012345678901234567890}',
+        '{"id": ' + "[" * 700 + "]" * 700 + "}",
+        "[1]",
+        "",
+    ]
+    parsed = [quarantine._parsed(text) for text in texts]
+    assert parsed == [texts[0], texts[1], {"id": 123456789012345678901234567890}, *texts[3:]]
+    quarantined = pa.Table.from_pylist(
+        [
+            {"file": "f", "line": n, "record": text, "error": "bad", "check": None}
+            for n, text in enumerate(texts)
+        ],
+        BAD,
+    )
+    lot = next(quarantine._lot_rows(shop.pipeline, "people_quarantine"))
+    (item,) = shop.pipeline.context.manifests.lot_objects(lot.manifest)
+    sink = io.BytesIO()
+    pq.write_table(quarantined, sink)
+    shop.pipeline.context.objects.put(item.uri, sink.getvalue())
+    target, path = ["-f", shop.target], tmp_path / "all.jsonl"
+    shown = run(capsys, "quarantine", "show", "people", lot.lot, *target)
+    assert [record["record"] for record in shown["records"]][:2] == texts[:2]
+    run(capsys, "quarantine", "export", "people", str(path), lot.lot, *target)
+    assert json.loads(path.read_text().splitlines()[2])["record"] == {"id": 123456789012345678901234567890}
+
+
+@pytest.mark.parametrize("body", [b"", b"PAR1", b"no Parquet at all" * 9])
+def test_a_damaged_file_of_the_quarantine_is_named(shop: Shop, body: bytes) -> None:
+    lot = next(quarantine._lot_rows(shop.pipeline, "people_quarantine"))
+    (item,) = shop.pipeline.context.manifests.lot_objects(lot.manifest)
+    shop.pipeline.context.objects.put(item.uri, body)
+    with pytest.raises(ObjectUnreadable, match="cannot be read"):
+        list(quarantine.records(shop.pipeline, "people"))
+    shop.pipeline.context.objects.delete(item.uri)
+    with pytest.raises(ObjectUnreadable, match="does not exist"):
+        list(quarantine.records(shop.pipeline, "people"))
+
+
+def test_a_line_that_is_nested_too_deeply_is_no_exported_record(
+    shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "deep.jsonl"
+    path.write_text('{"lot": "x", "version": "1", "row": 0, "record": ' + "[" * 5000 + "]" * 5000 + "}")
+    assert main(["quarantine", "ingest", "people", str(path), "-f", shop.target]) == 2
+    assert "line 1" in capsys.readouterr().err

@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from tests.unit.arcs_stage import ArcStage
-from tidemill.errors import AttemptDamaged, LeaseLost, UsageError
+from tidemill.errors import AttemptDamaged, LeaseLost, ManifestUnreadable, UsageError
+from tidemill.lots import manifest
 from tidemill.lots.manifest import ManifestState, StoredObject
 from tidemill.publish.assembly import Assembler, tasks_of
 from tidemill.publish.attempts import Draft, Hold, Target
@@ -144,3 +145,9 @@ def test_the_attempt_is_read_from_names_of_any_holder():
     assert {attempt_in(sink.key) for sink in part.sinks} == {"t" * 26}
     adopter = msgspec.structs.replace(bench.hold, epoch=2)
     assert bench.stage.manifests.finished_parts(adopter, ["p=1/x", "y"]) == {"p=1/x": part}
+
+
+def test_a_manifest_that_is_nested_too_deeply_is_unreadable() -> None:
+    body = b'{"format": 1, "other": ' + b"[" * 5000 + b"]" * 5000 + b"}"
+    with pytest.raises(ManifestUnreadable, match="manifest"):
+        manifest.decode(body)

@@ -1,12 +1,12 @@
 """Options that commands share: the pipeline (`-f`), and the cluster (`--home`, `--store`, `--cluster`)."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from tidemill.futures.home import CLUSTER, STORE, ClusterAddress
+from tidemill.paths import expanded
 from tidemill.store import Store, open_store
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -28,7 +28,7 @@ class ClusterLocation:
     def __init__(self, home: str | None, store: str | None, cluster: str) -> None:
         if (home is None) == (store is None):
             raise click.UsageError("pass either --home FOLDER or --store URL")
-        if home is not None and not (Path(home).expanduser() / STORE).exists():
+        if home is not None and not (expanded(home) / STORE).exists():
             raise click.UsageError(f"{home} is not the home of a cluster; check the path")
         self._url = store if store is not None else ClusterAddress.of_home(home or "").store
         self.cluster = cluster

@@ -117,7 +117,7 @@ def ingest_command(output: CommandOutput, table: str, path: Path, file: str | No
         if line.strip():
             try:
                 corrected.append(msgspec.json.decode(line, type=QuarantinedRecord))
-            except msgspec.MsgspecError:
+            except (msgspec.MsgspecError, RecursionError):
                 raise click.UsageError(f"line {number} of {path} is not an exported record") from None
     with find(file) as pipeline:
         ingested = quarantine.ingest(pipeline, table, corrected)

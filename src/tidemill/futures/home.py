@@ -20,6 +20,7 @@ from tidemill.errors import UsageError
 from tidemill.futures.values.signatures import ClusterKey, given_key, home_key
 from tidemill.objects.url import BLOT
 from tidemill.objects.url import redact as redact_objects
+from tidemill.paths import expanded
 from tidemill.store.secrets import HIDDEN
 from tidemill.store.secrets import redact as redact_store
 
@@ -41,7 +42,7 @@ class ClusterAddress:
         home: str = "",
         key: ClusterKey | None = None,
     ) -> None:
-        if not cluster or len(cluster.encode()) > 200:
+        if not cluster or len(cluster.encode(errors="replace")) > 200:
             raise UsageError(
                 f"invalid cluster name: {cluster!r:.100}", hint="use 1 to 200 bytes of text, e.g. 'default'"
             )
@@ -54,7 +55,7 @@ class ClusterAddress:
     @classmethod
     def of_home(cls, home: str | os.PathLike[str], cluster: str = CLUSTER) -> "ClusterAddress":
         """Return the address of a home. The folder is created when it is first used."""
-        folder = Path(home).expanduser().resolve()
+        folder = expanded(home).resolve()
         if folder.exists() and not folder.is_dir():
             raise UsageError(
                 f"the home {folder} is not a folder", hint="use a folder; it is created if it does not exist"
@@ -104,7 +105,7 @@ class ClusterAddress:
         for name, url in (("store", store), ("objects", objects)):
             if not isinstance(url, str | None):
                 raise UsageError(f"{name}= must be a URL, not {type(url).__name__}", hint="pass a string")
-        key = given_key(environ, file=Path(key_file) if key_file is not None else None)
+        key = given_key(environ, file=expanded(key_file) if key_file is not None else None)
         return cls(store=store, objects=objects or "", cluster=cluster, key=key)
 
     @property

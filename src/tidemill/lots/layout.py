@@ -27,6 +27,10 @@ def quote(name: str) -> str:
     """Encode a name for use in an object key. Each name has one encoding; `unquoted` reverses it."""
     if not name:
         raise BadName("the name is empty", hint="use a non-empty name")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise BadName(f"the name {name!a:.80} is not valid Unicode", hint="use another name") from None
     encoded = "".join(c if c in _PLAIN else "".join(f"%{b:02X}" for b in c.encode()) for c in name)
     if encoded.strip(".") == "":  # would be the folder `.` or `..`
         encoded = encoded.replace(".", "%2E")

@@ -111,7 +111,7 @@ def decode(body: bytes, name: str = "manifest") -> Manifest:
                 f"{name} has format {head.format}; this release reads up to {FORMAT}", hint="upgrade Tidemill"
             )
         return msgspec.json.decode(body, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ManifestUnreadable(f"{name} is not a manifest: {error}") from error
 
 

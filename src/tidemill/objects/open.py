@@ -11,7 +11,6 @@ import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from threading import Barrier
 from typing import TypeVar
 
@@ -23,6 +22,7 @@ from tidemill.objects.local import LocalObjects
 from tidemill.objects.memory import MemoryObjects
 from tidemill.objects.port import Objects, Put
 from tidemill.objects.url import HINT, KINDS, RemoteUrl, is_path, local_path, parse_remote, redact, scheme
+from tidemill.paths import expanded
 
 T = TypeVar("T")
 
@@ -72,10 +72,10 @@ def open_objects(
             raise BadUrl("memory:// accepts no name and no options", hint="write memory://")
         return MemoryObjects(clock)
     if name == "file":
-        return LocalObjects(Path(local_path(url)), clock, chance)
-    if name or not url or not is_path(url) or "\0" in url:
+        return LocalObjects(expanded(local_path(url)), clock, chance)
+    if name or not url or not is_path(url):
         raise BadUrl(f"invalid object storage URL: {redact(url)!r:.200}", hint=HINT)
-    return LocalObjects(Path(url).expanduser(), clock, chance)
+    return LocalObjects(expanded(url), clock, chance)
 
 
 def place_of(objects: Objects) -> "str | RemoteUrl":

@@ -201,7 +201,7 @@ def seconds(name: str, duration: Duration) -> float | None:
         days, hours, minutes, rest = (float(part or 0) for part in match.groups())
         length = ((days * 24 + hours) * 60 + minutes) * 60 + rest
     else:
-        length = float(duration)
+        length = float(min(duration, _MAX_S))  # an integer of any size
     if not 0 < length < _MAX_S:
         raise DeclarationError(
             f"invalid {name}={duration!r}",

@@ -14,7 +14,6 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidemill.clock import SYSTEM, Clock
@@ -25,6 +24,7 @@ from tidemill.lots import checks as expectations
 from tidemill.lots.checks import quarantine_of
 from tidemill.lots.keys import DatasetId
 from tidemill.obs.lines import counted
+from tidemill.paths import expanded
 from tidemill.pipeline import graph
 from tidemill.pipeline.context import PipelineContext
 from tidemill.pipeline.declarations import ArcDecl
@@ -90,7 +90,7 @@ class Pipeline(Registry):
         if home is None and store is None:
             home = f"{name}-home"
         if home is not None:
-            home = self.base / Path(home).expanduser()
+            home = self.base / expanded(home)
         self._place: Callable[[], ClusterAddress] = lambda: ClusterAddress.of(
             home=home, store=store, objects=objects, cluster=cluster, key_file=key_file
         )

@@ -80,14 +80,19 @@ def _configured(folder: Path) -> str | None:
             continue
         try:
             table: Any = tomllib.loads(file.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
             raise PipelineNotFound(
                 f"{file} cannot be read: {error}", hint="fix the syntax of the file"
             ) from None
         if section is not None:
-            table = table.get("tool", {}).get(section)
+            tools = table.get("tool", {})
+            table = tools.get(section) if isinstance(tools, dict) else None
             if table is None:
                 continue
+        if not isinstance(table, dict):
+            raise PipelineNotFound(
+                f"{file}: tool.{section} is not a table", hint='write [tool.tidemill] and pipeline = "…"'
+            )
         unknown = sorted(set(table) - _SETTINGS)
         if unknown:
             near = get_close_matches(unknown[0], _SETTINGS, n=1)

@@ -14,18 +14,21 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidemill.errors import AppendRefused, LotUnknown, NothingYet, UsageError
+from tidemill.errors import AppendRefused, LotUnknown, NothingYet, ObjectMissing, UsageError
 from tidemill.lots import lots
 from tidemill.lots.checks import QUARANTINE_SCHEMA, quarantine_of
 from tidemill.lots.datasets import Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
+from tidemill.objects import Objects
 from tidemill.pipeline import writes
 from tidemill.pipeline.declarations import DatasetDecl
 from tidemill.pipeline.reader import stored_dataset
+from tidemill.sources.json_objects import check_object
 from tidemill.spark import schema
 from tidemill.spark.input_rows import to_table
 from tidemill.spark.operations import OP, ORDINAL, WEIGHT, RowOperation
+from tidemill.spark.parquet_files import unreadable
 
 if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline
@@ -161,20 +164,37 @@ def _version(row: LotRow) -> str:
 def _contents(pipeline: "Pipeline", row: LotRow) -> pa.Table:
     """Read the records of a lot. Columns that a file lacks are NULL."""
     context, columns = pipeline.context, schema.to_arrow(schema.parse(QUARANTINE_SCHEMA))
-    files = [
-        pq.read_table(io.BytesIO(context.objects.get(item.uri)[0]))
-        for item in context.manifests.lot_objects(row.manifest)
-    ]
-    return pa.concat_tables([to_table(file, columns, row.dataset.name) for file in files])
+    files = [_file(context.objects, item.uri) for item in context.manifests.lot_objects(row.manifest)]
+    tables = [to_table(file, columns, row.dataset.name) for file in files]
+    return pa.concat_tables([columns.empty_table(), *tables])
+
+
+def _file(objects: Objects, key: str) -> pa.Table:
+    try:
+        table = pq.read_table(io.BytesIO(objects.get(key)[0]))
+        table.validate(full=True)
+    except ObjectMissing as error:
+        raise unreadable(key, "it does not exist") from error
+    except MemoryError:
+        raise  # also Arrow's: the file is not the cause
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise unreadable(key, f"it is not a complete Parquet file: {error}") from error
+    return table
 
 
 def _parsed(text: str | None) -> Any:
-    """Parse a record as a JSON object, without Tidemill's own columns; return any other record as text."""
+    """Parse a record as a JSON object, without Tidemill's own columns; return any other record as text.
+
+    Python's parser accepts values that a file of records cannot hold: NaN, halves of surrogate pairs, deep
+    nesting. A record with such a value stays text.
+    """
     try:
         value = json.loads(text or "")
-    except (ValueError, RecursionError):
-        return text
-    if not isinstance(value, dict):
+        if not isinstance(value, dict):
+            return text
+        if msgspec.json.decode(msgspec.json.encode(check_object(value))) != value:
+            return text
+    except (ValueError, RecursionError, AppendRefused):
         return text
     own = {OP: RowOperation.UPSERT.value, WEIGHT: 1, ORDINAL: value.get(ORDINAL)}
     return {name: item for name, item in value.items() if name not in own or item != own[name]}

@@ -19,6 +19,10 @@ _TOKEN: Final = re.compile(
       | (?P<mark>[<>(),:])""",
     re.VERBOSE | re.DOTALL,
 )
+MOST_LEVELS: Final = 100
+"""How deep arrays, maps and structs may be nested. Records have the same limit."""
+
+_MOST_DIGITS: Final = 10
 _YEARS: Final = ("year", "month")
 _DAYS: Final = ("day", "hour", "minute", "second")
 _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "Z": "\x1a"}
@@ -56,6 +60,7 @@ class _Parser:
         self._text = text
         self._tokens = self._split(text)
         self._next = 0
+        self._level = 0
 
     def _split(self, text: str) -> list[_Token]:
         tokens: list[_Token] = []
@@ -107,6 +112,8 @@ class _Parser:
         token = self.peek()
         if token.kind != "word" or not token.text.isdecimal():
             self.fail("expected a number")
+        if len(token.text) > _MOST_DIGITS:
+            self.fail(f"a number has more than {_MOST_DIGITS} digits")
         return int(self.take().text)
 
     def fail(self, why: str, at: int | None = None) -> NoReturn:
@@ -163,6 +170,14 @@ class _Parser:
         token = self.peek()
         if token.kind != "word":
             self.fail("expected a type")
+        self._level += 1
+        if self._level > MOST_LEVELS:
+            self.fail(f"types are nested more than {MOST_LEVELS} levels deep")
+        parsed = self.type_named(token)
+        self._level -= 1
+        return parsed
+
+    def type_named(self, token: _Token) -> Type:
         word = self.take().text.lower()
         match word:
             case "array":

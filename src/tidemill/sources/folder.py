@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 from tidemill.errors import BadSource, SourceUnavailable
 from tidemill.objects.folder_walk import FolderEntry, walk
+from tidemill.paths import expanded
 from tidemill.sources import path_patterns
 from tidemill.sources.file_source import DEFAULT_POLICY, FilePolicy, FileSource, reading_of
 from tidemill.sources.listing import ListedFile, Skip, is_ignored, path_fault
@@ -40,7 +41,7 @@ class FolderSource(FileSource):
 
     def resolve(self, context: SourceContext) -> "FolderSource":
         """Resolve a relative path from the folder of the file that declares the pipeline."""
-        return replace(self, path=str(context.base / Path(self.path).expanduser()))
+        return replace(self, path=str(context.base / expanded(self.path)))
 
     def listing(self) -> "FolderListing":
         return FolderListing(Path(self.path), self.pattern, outside_links=self.outside_links)

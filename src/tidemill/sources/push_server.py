@@ -52,6 +52,7 @@ from tidemill.errors import (
     TidemillError,
 )
 from tidemill.lots.producers import Identity, Receipt
+from tidemill.sources.arrow_streams import StreamTooLarge, read_stream
 from tidemill.sources.json_objects import check_object
 from tidemill.sources.push_receiver import PushReceiver
 from tidemill.sources.row_converters import Convert
@@ -223,7 +224,7 @@ class _Handler(BaseHTTPRequestHandler):
             )
         body = self._body()
         identity = self._identity(body)
-        rows = parse_rows(body, self.headers.get("Content-Type", ""))
+        rows = parse_rows(body, self.headers.get("Content-Type", ""), push.body_bytes)
         try:
             table = endpoint.convert(rows)
             waiting = endpoint.receiver.submit(table, identity, rows)
@@ -308,15 +309,12 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing: events report what happens."""
 
 
-def parse_rows(body: bytes, content_type: str) -> Any:
-    """Parse the rows of a body according to its content type."""
+def parse_rows(body: bytes, content_type: str, most: int = BODY_BYTES) -> Any:
+    """Parse the rows of a body according to its content type; they may have at most `most` bytes."""
     content_type = content_type.partition(";")[0].strip().lower()
     try:
         if content_type == _ARROW:
-            with pa.ipc.open_stream(io.BytesIO(body)) as stream:
-                table = stream.read_all()
-                table.validate(full=True)  # wrong offsets or lengths would crash native code later
-                return table
+            return read_stream(body, most)
         if content_type in _LINES:
             return [_object(json.loads(line)) for line in body.splitlines() if line.strip()]
         if content_type == "application/json":
@@ -324,6 +322,10 @@ def parse_rows(body: bytes, content_type: str) -> Any:
             return [_object(item) for item in (value if isinstance(value, list) else [value])]
     except AppendRefused as refused:
         raise RequestRefused(422, refused.code, refused.message, refused.hint) from None
+    except StreamTooLarge:
+        raise RequestRefused(
+            413, "too-large", "the table in the body is too large", f"send at most {most:,} bytes of rows"
+        ) from None
     except (ValueError, RecursionError, pa.ArrowException, OSError) as error:
         raise RequestRefused(
             400, "bad-body", f"the body is not {content_type}: {error}"[:500], PushRefused.hint

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
+from tidemill.errors import UsageError
+
 NULL, BYTES, STR, NESTED = 0x00, 0x01, 0x02, 0x05
 INT_ZERO, DOUBLE, FALSE, TRUE, UUID_CODE, VERSION_CODE = 0x14, 0x21, 0x26, 0x27, 0x30, 0x33
 
@@ -49,7 +51,7 @@ def _encode(part: Part, out: bytearray, *, nested: bool) -> None:
     match part:
         case str():
             out.append(STR)
-            out += part.encode().replace(b"\x00", b"\x00\xff") + b"\x00"
+            out += _encoded(part).replace(b"\x00", b"\x00\xff") + b"\x00"
         case bool():
             out.append(TRUE if part else FALSE)
         case int():
@@ -76,6 +78,13 @@ def _encode(part: Part, out: bytearray, *, nested: bool) -> None:
             out.append(0x00)
         case _:
             raise TypeError(f"a key part cannot be of type {type(part).__name__}")
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"the name {text!a:.80} is not valid Unicode", hint="use another name") from None
 
 
 def _encode_int(value: int, out: bytearray) -> None:

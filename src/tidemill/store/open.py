@@ -2,11 +2,11 @@
 
 import random
 import re
-from pathlib import Path
 from urllib.parse import parse_qsl, unquote
 
 from tidemill.clock import SYSTEM, Clock
 from tidemill.errors import BadUrl, MissingDriver
+from tidemill.paths import expanded
 from tidemill.store.memory import MemoryStore
 from tidemill.store.port import Store
 from tidemill.store.secrets import redact
@@ -56,11 +56,11 @@ def _absolute_path(url: str, rest: str) -> str:
 
 
 def _sqlite(url: str, path: str, clock: Clock, chance: random.Random | None) -> Store:
-    if not path.strip("/") or "\0" in path:
+    if not path.strip("/"):
         raise BadUrl(f"the store's URL {redact(url)!r} has no file name")
     from tidemill.store.sqlite import SqliteStore
 
-    return SqliteStore(Path(path).expanduser(), clock=clock, chance=chance)
+    return SqliteStore(expanded(path), clock=clock, chance=chance)
 
 
 def _postgres(url: str, clock: Clock, chance: random.Random | None) -> Store:

@@ -26,7 +26,14 @@ from typing import Literal, NamedTuple, Self, TypeVar
 import msgspec
 
 from tidemill.clock import SYSTEM, Clock
-from tidemill.errors import KeyTooLarge, TransactionTooLarge, TransactionTooLong, UsageError, ValueTooLarge
+from tidemill.errors import (
+    KeyTooLarge,
+    StoreCorrupt,
+    TransactionTooLarge,
+    TransactionTooLong,
+    UsageError,
+    ValueTooLarge,
+)
 
 T = TypeVar("T")
 Mode = Literal["serial", "take"]
@@ -310,6 +317,14 @@ class Tx(ABC):
 
     @abstractmethod
     def _swap_many(self, swaps: Sequence[Swap]) -> list[bool]: ...
+
+
+def call(fn: Callable[[Tx], T], tx: Tx) -> T:
+    """Call a function of a transaction. A row that it cannot decode means that the store is damaged."""
+    try:
+        return fn(tx)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StoreCorrupt(f"a row of the store cannot be decoded: {error}") from error
 
 
 def read_counter(value: bytes | None) -> int:

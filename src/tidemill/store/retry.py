@@ -23,7 +23,7 @@ from uuid import UUID
 from tidemill.clock import SYSTEM, Clock, backoff
 from tidemill.errors import CommitUnknown, StoreBusy, StoreUnavailable
 from tidemill.store.keys import pack
-from tidemill.store.port import SYSTEM_PREFIX, Mode, Store, Tx
+from tidemill.store.port import SYSTEM_PREFIX, Mode, Store, Tx, call
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class RetriedCall(Generic[T]):
     def fn(self, tx: Tx) -> T:
         """Call the function. When it returns, `tx` becomes unusable, even for code that kept it."""
         try:
-            return self._fn(tx)
+            return call(self._fn, tx)
         finally:
             tx._end()
 

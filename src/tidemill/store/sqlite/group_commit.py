@@ -39,6 +39,7 @@ import msgspec
 from tidemill import crash
 from tidemill.clock import Clock, backoff
 from tidemill.errors import CommitUnknown, StoreError, StoreFull, UsageError
+from tidemill.store import port
 from tidemill.store.keys import pack
 from tidemill.store.port import Mode, Tx
 from tidemill.store.retry import MINUTE_US, OPERATION_TTL_US, OPERATIONS
@@ -346,7 +347,7 @@ class GroupCommit:
     def _run(self, tx: SqliteTx, call: CommitRequest[Any], commit: int, ordinal: int) -> int:
         call.wrote, call.error = False, None
         try:
-            call.result = call.fn(tx)
+            call.result = port.call(call.fn, tx)
             ordinal = tx.finish(commit, ordinal)
             call.wrote, call.touched = tx.dirty, tx.touched
         except BaseException as error:  # noqa: BLE001  the caller gets what fn raises

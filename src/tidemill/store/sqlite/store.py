@@ -25,6 +25,7 @@ from typing import TypeVar
 
 from tidemill.clock import SYSTEM, Clock, backoff
 from tidemill.errors import StoreBusy, StoreFull, StoreUnavailable, UsageError
+from tidemill.store import port
 from tidemill.store.port import Mode, Store, Tx, Watch
 from tidemill.store.sqlite.file import StoreFile
 from tidemill.store.sqlite.group_commit import CommitRequest, GroupCommit, Stats
@@ -141,7 +142,7 @@ class SqliteStore(Store):
             try:
                 self._inside.active = True
                 connection.execute("BEGIN")
-                value = fn(tx)
+                value = port.call(fn, tx)
                 tx._check_age()
             except BaseException as error:
                 if tx.needs_writer:

@@ -17,10 +17,10 @@ from tidemill.views.circuit.ties import break_ties, depends_on_ties
 from tidemill.views.sql.catalog import Analyse, NotDecomposed, QueryTable
 from tidemill.views.sql.context import QueryContext
 from tidemill.views.sql.name_scope import Relation
-from tidemill.views.sql.parser import ParsedQuery
+from tidemill.views.sql.parser import TOO_DEEP, ParsedQuery
 from tidemill.views.sql.queries import QueryBuilder, opaque
 
-BUGS = (AssertionError, AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
+BUGS = (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,9 @@ def compile_query(
     context = QueryContext(query, tables, view_functions, analyse, case_sensitive)
     try:
         relation = QueryBuilder(context).query(query.tree)
-    except (QueryError, NotDecomposed) as error:
+    except (QueryError, NotDecomposed, RecursionError) as error:
+        if isinstance(error, RecursionError):
+            error = NotDecomposed(TOO_DEEP)
         if refusal is not None and not isinstance(error, NameUnknown | NameAmbiguous):
             raise refusal from None
         if spark_columns is None:

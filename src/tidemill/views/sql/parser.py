@@ -21,6 +21,7 @@ from tidemill.views.sql.catalog import NotDecomposed
 from tidemill.views.sql.query_position import QueryPosition, error_at, position_of
 
 SPAN = "tidemill_span"
+TOO_DEEP = "the query is nested too deeply to be split into operators"
 
 # The methods of sqlglot's parser whose results are scalar expressions, relations or queries.
 METHODS = (
@@ -147,6 +148,8 @@ def _parsed(sql: str, tokens: Sequence[Token]) -> exp.Expr:
     parser = _Parser(error_level=ErrorLevel.IMMEDIATE, dialect=Spark())
     try:
         trees = parser.parse(list(tokens), sql)
+    except RecursionError:
+        raise error_at(QuerySyntax, TOO_DEEP, sql, QueryPosition(1, 1)) from None
     except SqlglotError as error:
         raise error_at(
             QuerySyntax, f"this is not Spark SQL: {_message(error)}", sql, _position(error, sql)

@@ -157,7 +157,10 @@ def decode_head(body: bytes, layout: Layout, where: str) -> RunHead:
     split = count * _BATCH.itemsize
     if len(rest) != split + schema_bytes or stores_hash > 1 or zlib.crc32(rest, stores_hash) != crc:
         raise TraceCorrupt(f"the header of {where} is damaged")
-    schema = pa.ipc.read_schema(pa.py_buffer(bytes(rest[split:])))
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(bytes(rest[split:])))
+    except (pa.ArrowException, OSError) as error:
+        raise TraceCorrupt(f"the columns of {where} cannot be read: {error}") from error
     if not schema.equals(layout.schema):
         raise TraceFormat(
             f"{where} has the columns {schema.names} instead of {layout.schema.names}, or their types differ"
@@ -173,7 +176,7 @@ def decode_batch(body: bytes | memoryview, head: RunHead, number: int, where: st
     schema = head.schema if head.stores_hash else head.schema.remove(0)
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(body), byte_shuffle.stored_schema(schema))
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise TraceCorrupt(f"batch {number} of {where} cannot be read: {error}") from error
     if batch.num_rows != int(entry["rows"]):
         raise TraceCorrupt(f"batch {number} of {where} has {batch.num_rows} rows, not {int(entry['rows'])}")

@@ -26,7 +26,7 @@ from tidemill.errors import (
     UsageError,
 )
 from tidemill.objects.port import Objects, Put
-from tidemill.views.trace.hash_space import HashRange
+from tidemill.views.trace.hash_space import GRAINS, HashRange
 
 FORMAT = 1
 
@@ -262,8 +262,8 @@ def decode_version(body: bytes, name: str) -> TraceVersion:
     try:
         head = json.loads(first)
         form, crc = int(head["format"]), head.get("crc")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TraceCorrupt(f"version file {name!r} is damaged: {error!r}") from error
+    except _DAMAGE as error:
+        raise TraceCorrupt(f"version file {name!r} is damaged: {error!r:.300}") from error
     if form > FORMAT:
         raise TraceFormat(f"version file {name!r} has format {form}; this release reads up to {FORMAT}")
     if form < 1 or zlib.crc32(rest) != crc:
@@ -272,12 +272,31 @@ def decode_version(body: bytes, name: str) -> TraceVersion:
         fields: Any = json.loads(rest)
         files = fields["files"]
         traces = {
-            trace: tuple(RunEntry(files[number], *map(int, rest)) for number, *rest in entries)
+            trace: tuple(_entry(files[number], numbers) for number, *numbers in entries)
             for trace, entries in fields["traces"].items()
         }
-        return TraceVersion(int(fields["step"]), str(fields["code"]), traces, dict(fields["steps"]))
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise TraceCorrupt(f"version file {name!r} is damaged: {error!r}") from error
+        return TraceVersion(int(fields["step"]), str(fields["code"]), traces, _steps(fields["steps"]))
+    except _DAMAGE as error:
+        raise TraceCorrupt(f"version file {name!r} is damaged: {error!r:.300}") from error
+
+
+_DAMAGE = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError)
+
+
+def _entry(file: Any, numbers: list[Any]) -> RunEntry:
+    if not isinstance(file, str) or not file or not all(type(number) is int for number in numbers):
+        raise ValueError("an entry names no file, or has a value that is not an integer")
+    entry = RunEntry(file, *numbers)
+    in_hash_space = 0 <= entry.low <= entry.high < GRAINS
+    if not in_hash_space or entry.offset < 0 or not 0 < entry.head <= entry.length or entry.rows < 0:
+        raise ValueError(f"an entry is impossible: {entry}")
+    return entry
+
+
+def _steps(steps: Any) -> dict[str, int | None]:
+    if not all(step is None or type(step) is int for step in steps.values()):
+        raise ValueError("a step is not an integer")
+    return dict(steps)
 
 
 def _json(value: object) -> bytes:
