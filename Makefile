@@ -52,8 +52,8 @@ crash: servers  ## the long runs: processes killed again and again, new examples
 	@export TIDEMILL_SEED=$${TIDEMILL_SEED:-$$RANDOM$$RANDOM}; echo "TIDEMILL_SEED=$$TIDEMILL_SEED"; \
 	$(PYTEST) -o faulthandler_timeout=3600 -m "crash or hypothesis" --hypothesis-seed=$$TIDEMILL_SEED $(ARGS)
 
-fuzz: $(VENV)/.installed  ## generated queries against plain Spark (ARGS="--seconds 600", or --seed N --count 1)
-	@$(BIN)/python -m tests.fuzz_views $(ARGS)
+fuzz: $(VENV)/.installed  ## damaged input, or queries against plain Spark (ARGS="views --seconds 600", see --help)
+	@$(BIN)/python -m tests.fuzz $(or $(ARGS),views)
 
 bench: $(VENV)/.postgres  ## the measurements behind the claims, one JSON object each
 	@$(BIN)/python -m bench.store --json $(ARGS)

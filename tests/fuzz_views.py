@@ -1,4 +1,4 @@
-"""Fuzzing of views (`make fuzz ARGS="--seconds 600"`): generate queries and compare them with plain Spark.
+"""Fuzzing of views (`make fuzz ARGS="views --seconds 60"`): generate queries and compare them with Spark.
 
 Each query is compared twice: its circuit, run by Spark, and, if it has a chain, its kernels, run step by step
 in Spark jobs together with those of the other queries of the batch. Every second batch tests Spark's types
@@ -76,13 +76,13 @@ class FoundDifference:
         return "\n".join([*lines, *(f"  {step}" for step in self.steps)])
 
 
-def main() -> int:
+def main(given: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="how long to run")
     parser.add_argument("--seed", type=int, help="seed of the first query; default: random")
     parser.add_argument("--count", type=int, help="number of queries, instead of a time")
     parser.add_argument("--typed", action="store_true", help="only queries about types")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     first_seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(2**40)
     sys.stdout.write(f"seed {first_seed}\n")
     deadline = SYSTEM.monotonic() + arguments.seconds

@@ -1,0 +1,89 @@
+"""Every target with fixed seeds, and for ten minutes with new ones; the fuzzer finds every kind of fault."""
+
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz import targets
+from tests.fuzz.campaign import Failure, Outcome, Target, failures, reduced
+
+ROOT = Path(__file__).parents[2]
+LONG_S = 600
+
+
+def run(name: str, *arguments: str) -> None:
+    """Run a target in a process of its own: it forks, and limits its memory."""
+    command = [sys.executable, "-m", "tests.fuzz", name, *arguments]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, f"{process.stdout}\n{process.stderr}"
+
+
+@pytest.mark.parametrize("name", targets.NAMES)
+def test_damaged_and_hostile_input_is_stored_or_refused(name: str) -> None:
+    run(name, "--seed", "0", "--count", str(targets.cases(name)))
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("name", targets.NAMES)
+def test_ten_minutes_of_new_cases(name: str) -> None:
+    run(name, "--seed", os.environ.get("TIDEMILL_SEED", "0"), "--seconds", str(LONG_S))
+
+
+def _check(case: str) -> None:
+    if "raise" in case:
+        raise ZeroDivisionError("division")
+    if "abort" in case:
+        os.abort()
+    if "crash" in case:
+        ctypes.string_at(0)
+    if "exit" in case:
+        os._exit(3)
+    if "hang" in case:
+        threading.Event().wait()
+    if "memory" in case:
+        bytearray(64 << 30)
+
+
+FAULTS = {
+    "raise": "ZeroDivisionError",
+    "abort": "SIGABRT",
+    "crash": "SIGSEGV",
+    "exit": "exit code 3",
+    "hang": "hang",
+    "memory": "MemoryError",
+}
+
+
+def _self_test() -> str:
+    """Find each fault among harmless cases, in the process of the test below."""
+    lines = []
+    for word, kind in FAULTS.items():
+        target = Target("self", lambda rng, word=word: rng.choice(("fine", f"xxx {word} yyy")), _check, 2.0)  # type: ignore[misc]
+        found = list(failures(target, iter(range(20))))
+        bad = [seed for seed in range(20) if target.case(seed) != "fine"]
+        assert [failure.seed for failure in found] == bad, (word, found)
+        assert {failure.outcome.kind.split(" at ")[0] for failure in found} == {kind}, found
+        if word != "hang":
+            lines.append(f"{word}: {reduced(found[0], tries=40)}")
+    return "\n".join(lines)
+
+
+def test_every_kind_of_fault_is_found_and_reduced() -> None:
+    code = "from tests.fuzz import test_fuzz; print(test_fuzz._self_test())"
+    process = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.splitlines() == [f"{word}: {word}" for word in FAULTS if word != "hang"]
+
+
+def test_a_failure_is_printed_with_the_command_that_repeats_it() -> None:
+    failure = Failure(targets.load("schemas"), 7, Outcome("ValueError at x.py:1", "details"))
+    text = failure.describe("id INT")
+    assert "schemas, seed 7: ValueError at x.py:1" in text
+    assert "python -m tests.fuzz schemas --seed 7 --count 1" in text
