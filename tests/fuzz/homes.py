@@ -4,7 +4,6 @@ import functools
 import os
 import re
 import shutil
-import subprocess
 import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -77,7 +76,7 @@ _folders: list[tempfile.TemporaryDirectory[str]] = []
 def copied(*, objects: bool = False) -> Iterator[Path]:
     """Copy the home and make its folder the current one.
 
-    - objects: also copy the files of the object storage, as links; otherwise the copy shares them.
+    - objects: copy the objects of the quarantine, and no others; otherwise the copy shares all objects.
     """
     original = template()
     with tempfile.TemporaryDirectory() as folder:
@@ -87,7 +86,9 @@ def copied(*, objects: bool = False) -> Iterator[Path]:
             shutil.copy2(original / file, root / file)
         source = original / "home" / "objects"
         if objects:
-            subprocess.run(["cp", "-al", source, root / "home" / "objects"], check=True)
+            for folder_of_quarantine in source.glob("*/name=*quarantine*"):
+                target = root / "home" / "objects" / folder_of_quarantine.relative_to(source)
+                shutil.copytree(folder_of_quarantine, target)
         else:
             (root / "home" / "objects").symlink_to(source)
         os.chdir(root)
