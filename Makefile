@@ -20,7 +20,7 @@ PYTEST = scratch=$$(scripts/make-scratch); trap 'rm -rf "$$scratch"' EXIT; \
 
 # --- verbs ------------------------------------------------------------------------------------------------
 
-.PHONY: help demo test quick check matrix format crash fuzz bench docs constraints clean servers
+.PHONY: help demo test quick check matrix format crash mutants fuzz bench docs constraints clean servers
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ crash: servers  ## the long runs: processes killed again and again, new examples
 	@export TIDEMILL_SEED=$${TIDEMILL_SEED:-$$RANDOM$$RANDOM}; echo "TIDEMILL_SEED=$$TIDEMILL_SEED"; \
 	$(PYTEST) -o faulthandler_timeout=3600 -m "crash or hypothesis" --hypothesis-seed=$$TIDEMILL_SEED $(ARGS)
 
+mutants: servers  ## mistakes put into a copy of the source, each of which a test must notice (ARGS="--only NAME")
+	@$(BIN)/python -m tests.mutants $(ARGS)
+
 fuzz: $(VENV)/.installed  ## damaged input, or queries against plain Spark (ARGS="views --seconds 600", see --help)
 	@$(BIN)/python -m tests.fuzz $(or $(ARGS),views)
 
@@ -70,6 +73,7 @@ docs: $(VENV)/.installed  ## the generated pages: errors, states, rules and thei
 	@$(BIN)/python -m tests.heap_page
 	@$(BIN)/python -m tests.manifest_page
 	@$(BIN)/python -m tests.types_page
+	@$(BIN)/python -m tests.mutants.page
 	@$(BIN)/python -m tests.rules_page
 
 constraints: $(VENV)/.installed  ## compile constraints.txt anew (ARGS=--upgrade for the newest versions)
