@@ -66,6 +66,21 @@ def test_when_the_leader_dies_another_leads_soon_after_the_lease_is_over(stage: 
     assert [event.node for event in stage.told(LeaderElected)] == [first, *stage.leaders()]
 
 
+@pytest.mark.rule("CLU-9", "CLU-25")
+def test_when_the_leader_resigns_another_leads_before_the_lease_would_have_expired(stage: Stage) -> None:
+    for name in ("n1", "n2"):
+        stage.member(name)
+    stage.play(lambda: bool(stage.leaders()))
+    stage.pass_time(20.0)
+    (first,) = stage.leaders()
+    other = stage.members["n2" if first == "n1" else "n1"]
+    other.election._try_at = stage.clock.monotonic() + stage.ttl_s  # it has just found the lease busy
+    stage.members[first].election.resign()
+    stage.kill(first)
+    period_s = other.timing.every_s
+    stage.play(lambda: stage.leaders() == [other.id], within_s=period_s + 1.0)
+
+
 @pytest.mark.rule("CLU-5")
 def test_no_node_tries_to_lead_before_the_lease_may_have_expired(stage: Stage) -> None:
     stage.member("n1")

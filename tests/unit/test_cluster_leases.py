@@ -243,6 +243,15 @@ def test_a_holder_that_slept_past_its_deadline_does_not_come_back_to_it(stage: S
     assert held(ann.acquire(key(stage))).epoch == lease.epoch + 1
 
 
+@pytest.mark.rule("CLU-4")
+def test_a_renewal_never_shortens_a_lease(stage: Stage) -> None:
+    """The holder acts until the deadline that the first renewal gave it."""
+    lease = held(keeper(stage).acquire(key(stage))).lease
+    stage.clock.advance(1.0)
+    renewed = stage.store.run(lambda tx: leases.renew(tx, key(stage), lease, 1_000_000))
+    assert renewed.expires_at == stored(stage).expires_at == lease.expires_at
+
+
 @pytest.mark.rule("CLU-3")
 def test_leases_are_renewed_together_before_they_expire(stage: Stage) -> None:
     ann = keeper(stage)

@@ -223,6 +223,14 @@ def test_work_continues_with_a_node_list_that_is_never_cleaned(stage: Stage) -> 
     assert len(stage.nodes()) == 102
 
 
+@pytest.mark.rule("CLU-10", "CLU-7")
+def test_a_node_that_leaves_under_an_old_epoch_does_not_remove_its_newer_entry(stage: Stage) -> None:
+    old = joined(stage, "n1")
+    new = stage.store.run(lambda tx: nodes.join(tx, stage.keys, old, stage.ttl_us))
+    assert not stage.store.run(lambda tx: nodes.leave(tx, stage.keys, old))
+    assert stage.store.run(lambda tx: nodes.check(tx, stage.keys, new)) == new
+
+
 @pytest.mark.rule("CLU-16")
 def test_every_join_and_leave_changes_the_version_and_renewals_do_not(stage: Stage) -> None:
     assert version(stage) == 0

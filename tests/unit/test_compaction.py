@@ -5,6 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -28,6 +29,7 @@ from tidemill.publish.keys import PublishKeys
 from tidemill.publish.manifests import Manifests
 from tidemill.publish.parts import SinkWritten
 from tidemill.publish.projections import Projections
+from tidemill.publish.publisher import Publisher
 from tidemill.runner.compaction import Compacted, Compactor, can_be_fewer
 from tidemill.scope import Scope
 from tidemill.spark.compaction import Rewritten
@@ -257,6 +259,8 @@ def test_a_publication_during_a_compaction_wins_and_so_does_the_first_of_two_com
     assert stage.marks() == []
     assert not stage.store.run(lambda tx: attempts.open_ids(tx, stage.keys))
     other = stage.compactor(stage.join("n2"))
+    old = msgspec.structs.replace(stage.row, generation=0)
+    assert Publisher(stage.scope()).begin_compaction(old, [], "t-old") is None  # it was replaced
 
     def concurrent(dataset: DatasetRow, items: Sequence[StoredObject], prefix: str) -> Rewritten:
         assert other.compact(ORDERS.id, LOT) is None  # a live compactor works on it

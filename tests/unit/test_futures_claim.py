@@ -250,6 +250,16 @@ def test_particular_futures_can_be_claimed_if_they_are_free_and_fit(stage: Stage
     assert [item.id for item in claimed] == ids[1:3]
 
 
+@pytest.mark.rule("FUT-42")
+def test_a_future_that_is_bound_to_a_node_is_claimed_by_no_other_for_its_waiting_task(stage: Stage) -> None:
+    home, other = stage.worker("home"), stage.worker("other")
+    data = stage.submit()
+    stage.make(home, data, kind="segment")
+    specs = [stage.spec_of(stage.submit(data, near=data, hard=True))]
+    assert stage.there(claim.claim_these, other, specs, BIG, mode="take") == []
+    assert len(stage.there(claim.claim_these, home, specs, BIG, mode="take")) == 1
+
+
 class TestLimits:
     """FUT-57: never by dropping work."""
 

@@ -1,5 +1,6 @@
 """Declarations of datasets: an equal one changes nothing, a different one is refused with the differences."""
 
+import msgspec
 import pytest
 
 from tests.unit.lots_stage import FIVE_MINUTES, Stage
@@ -48,6 +49,22 @@ def test_a_different_declaration_is_refused_with_the_differences(new, message):
     with pytest.raises(DatasetChanged, match=message):
         stage.run(datasets.declare, stage.lots, new)
     assert stage.run(datasets.read, stage.lots, ORDERS.id).unit == FIVE_MINUTES
+
+
+@pytest.mark.rule("LOT-34")
+def test_the_columns_before_each_change_are_stored_under_their_revision():
+    stage = Stage()
+    schemas = ["id BIGINT, day DATE", "id BIGINT, day DATE, n INT", "id BIGINT, day DATE, n BIGINT"]
+
+    def evolve(stored, new):
+        return msgspec.structs.replace(stored, schema=new.schema, fingerprint=new.fingerprint)
+
+    for revision, schema in enumerate(schemas):
+        new = msgspec.structs.replace(ORDERS, schema=schema, fingerprint=datasets.fingerprint(schema))
+        row = stage.run(datasets.declare, stage.lots, new, evolve)
+        assert (row.schema, row.revision) == (schema, revision)
+    earlier = stage.run(lambda tx: tx.range(*stage.lots.columns.under(*ORDERS.id.parts)))
+    assert [row.value.decode() for row in earlier] == schemas[:2]
 
 
 def test_another_version_is_another_dataset():

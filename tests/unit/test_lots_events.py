@@ -121,6 +121,10 @@ def test_a_new_layout_of_the_same_content_is_no_event():
         again = msgspec.structs.replace(stale, manifest="again", digest=digest)
         with pytest.raises(LotConflict):
             stage.run(lots.revise, stage.lots, stale, again)
+    with pytest.raises(LotConflict):  # the same digest, but another number of rows
+        stage.run(
+            lots.revise, stage.lots, row, msgspec.structs.replace(row, manifest="again", rows=row.rows + 1)
+        )
     [old] = stage.run(lots.retired, stage.lots, 10**15)
     assert (old.manifest, old.revision) == (current.manifest, 0)
 

@@ -1,3 +1,4 @@
+import contextlib
 import random
 from bisect import bisect_left
 from collections.abc import Callable
@@ -271,6 +272,19 @@ def test_history_is_kept_for_an_open_transaction_and_dropped_after_it() -> None:
     assert b"gone" not in store._history
 
 
+@pytest.mark.rule("STO-1")
+def test_the_end_of_a_transaction_does_not_change_the_snapshot_of_another() -> None:
+    """The end of the oldest transaction drops history, but not what a later one still reads."""
+    store = MemoryStore()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(store._transaction("serial"))
+        store.run(lambda tx: tx.set(b"k", b"1"))
+        with store._transaction("serial") as later:
+            store.run(lambda tx: tx.set(b"k", b"2"))
+            stack.close()
+            assert later.get(b"k") == b"1"
+
+
 @pytest.mark.rule("STO-5")
 def test_operation_rows_are_kept_for_an_hour_at_least_and_then_removed() -> None:
     clock = FakeClock()
@@ -308,6 +322,16 @@ def test_an_unknown_commit_that_took_effect_is_found_and_its_result_returned() -
     assert store.run(fn) == "first"
     assert store.run(lambda tx: tx.counter(b"n")) == 1
     assert next(results) == "second", "it was not called again"
+
+
+@pytest.mark.rule("STO-5")
+def test_an_unknown_commit_is_found_in_a_later_minute() -> None:
+    """The key of an operation's row begins with the minute of its first attempt."""
+    store, faults = faulty(after=[Unknown("connection lost")])
+    times = iter([30_000_000, *[90_000_000] * 10])
+    faults.now_us = lambda: next(times)  # type: ignore[method-assign]
+    store.run(lambda tx: tx.add(b"n", 1))
+    assert store.run(lambda tx: tx.counter(b"n")) == 1
 
 
 @pytest.mark.rule("STO-5", "STO-9")

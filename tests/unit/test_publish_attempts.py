@@ -102,6 +102,7 @@ def test_of_two_adopters_one_wins_and_the_one_before_is_refused():
     assert adopt(stage, other, expected) is None
     assert adopt(stage, other, row_of(stage)) is None  # the adopter is alive
     stage.run(attempts.check, KEYS, hold)
+    assert adopt(stage, first, expected) is None  # it has adopted the attempt since it read this row
     back = stage.node("dead")
     for late in (zombie, msgspec.structs.replace(zombie, node=back)):
         with pytest.raises(LeaseLost):
@@ -239,6 +240,7 @@ def test_opening_adopts_equal_work_and_abandons_other_work_of_dead_nodes():
             ({"inputs": ()}, ["p", "q"]),
             ({"targets": (Target(DatasetId("x"), DRAFT.lot),)}, ["p", "q"]),
             ({}, ["p"]),
+            ({}, ["q"]),
             ({}, ["q", "p"]),
         ]
     ):
@@ -250,7 +252,7 @@ def test_opening_adopts_equal_work_and_abandons_other_work_of_dead_nodes():
         assert stage.run(attempts.open_ids, KEYS) == [draft.id]
     stage.kill(node)
     left = stage.run(open_or_adopt, KEYS, other, msgspec.structs.replace(DRAFT, id="v"), ["q", "p"])
-    assert (left.adopted, left.hold.draft.id) == (True, "u4")
+    assert (left.adopted, left.hold.draft.id) == (True, "u5")
 
 
 def test_a_list_of_parts_that_was_not_brought_to_its_end_is_written_by_the_adopter():

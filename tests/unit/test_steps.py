@@ -328,6 +328,25 @@ def test_a_refused_commit_changes_nothing(stage: StepStage, fault: str) -> None:
     assert everything(stage) == before
 
 
+@pytest.mark.rule("DBSP-39")
+def test_a_step_with_input_is_not_committed_without_a_result_although_its_view_has_a_table(
+    stage: StepStage,
+) -> None:
+    a, node = stage.dataset("a"), stage.node("n")
+    stage.publish(a)
+    stage.declare(spec("g", a))
+    stage.settle(node, "g")
+    stage.publish(a)
+    ticket = stage.begin(node, "g")
+    stage.run(commits.next_record, stage.keys, P, ticket, "g")
+    batch = stage.run(commits.next_batch, stage.keys, P, "g")
+    assert batch.moved == {a}
+    before = everything(stage)
+    with pytest.raises(StepConflict, match="without a result"):
+        stage.run(commits.commit, stage.keys, ticket, batch, None, ends=True)
+    assert everything(stage) == before
+
+
 def test_a_failed_computation_abandons_its_attempt_and_the_caller_ends_the_run(
     stage: StepStage,
 ) -> None:
@@ -432,6 +451,20 @@ def test_the_next_step_rebuilds_what_is_declared_differently(stage: StepStage, c
     stage.publish(b)
     stage.settle(node, "g", "other")
     assert stage.computed[-1][0].spec.name in ("g", "other")
+
+
+@pytest.mark.rule("DBSP-5")
+def test_a_group_that_is_declared_differently_is_rebuilt_although_the_circuit_has_its_old_version(
+    stage: StepStage,
+) -> None:
+    a, node = stage.dataset("a"), stage.node("n")
+    stage.declare(spec("g", a))
+    stage.settle(node, "g")
+    new = spec("g", a, code="new")
+    stage.declare(new)
+    stage.settle(node, "g")
+    assert [batch.stale for batch, _ in stage.computed if batch.spec == new] == [{"g"}]
+    assert stage.group("g").stale == frozenset()
 
 
 def test_a_removed_group_commits_nothing_and_a_later_one_of_its_name_is_new(stage: StepStage) -> None:

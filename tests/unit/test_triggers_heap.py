@@ -493,6 +493,20 @@ def test_a_push_that_is_cut_short_is_made_again_by_the_next_sweep(stage: HeapSta
 
 
 @pytest.mark.rule("HEAP-9")
+def test_a_slow_push_of_an_old_item_does_not_clear_the_debt_of_the_next_epoch(stage: HeapStage) -> None:
+    orders = stage.dataset()
+    stage.attach("s", orders)
+    stage.work()
+    stage.publish(orders)
+    stage.scheduler.wake()
+    old = stage.run(heap_sync.owed, stage.triggers)
+    stage.run(subscriptions.pause, stage.triggers, "s")
+    stage.run(heap_sync.clear_debts, stage.triggers, old)
+    (item,) = stage.run(heap_sync.owed, stage.triggers)
+    assert (item.name, item.epoch) == ("s", old[0].epoch + 1)
+
+
+@pytest.mark.rule("HEAP-9")
 def test_failure_lapse_debounce_hasten_pause_and_retry_each_have_an_epoch_and_a_time_of_their_own(
     stage: HeapStage,
 ) -> None:
