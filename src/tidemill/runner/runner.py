@@ -22,7 +22,7 @@ from tidemill.runner.program import Program, ViewProgram
 from tidemill.runner.run_totals import RunTotals
 from tidemill.scope import Scope
 from tidemill.spark.java_process import check_java
-from tidemill.spark.sessions import interrupt, repinned
+from tidemill.spark.sessions import interrupt
 from tidemill.spark.storage import Storage
 from tidemill.spark.table_checks import evaluator
 from tidemill.views.certify import certificates
@@ -186,7 +186,7 @@ def _step_computer(
     @contextlib.contextmanager
     def during(attempt: str) -> Iterator[None]:
         try:
-            with tags.marked(attempt), repinned(spark):
+            with tags.marked(attempt):
                 yield
         except Exception as error:
             check_java(error)

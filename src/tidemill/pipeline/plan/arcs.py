@@ -31,6 +31,7 @@ from tidemill.runner.program import ArcProgram
 from tidemill.spark import schema
 from tidemill.spark.drift import effective
 from tidemill.spark.operations import WEIGHT
+from tidemill.spark.sessions import repinned
 from tidemill.views.certify.bounds import BoundExceeded
 
 if TYPE_CHECKING:
@@ -217,7 +218,8 @@ class ArcPlanner:
             for table in inputs
         ]
         try:
-            results = results_of(program, arc.function(*frames))
+            with repinned(self.catalog.spark):
+                results = results_of(program, arc.function(*frames))
             schemas = [ddl_of(frame.drop(WEIGHT) if arc.changes == "raw" else frame) for frame in results]
         except TidemillError:
             raise
@@ -237,7 +239,8 @@ class ArcPlanner:
             )
 
         def results(df: "DataFrame") -> "list[DataFrame]":
-            return results_of(program, arc.function(df))
+            with repinned(self.catalog.spark):
+                return results_of(program, arc.function(df))
 
         hint = "use changes='raw' to read and return _weight, or declare a view instead"
         try:

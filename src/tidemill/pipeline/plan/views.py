@@ -381,7 +381,7 @@ class ViewPlanner:
         try:
             if decl.function is not None:
                 arguments = [frames[queries.match(name, self.catalog.tables)] for name in decl.reads]
-                result = result_of(decl.name, decl.function, arguments)
+                result = result_of(self.catalog.spark, decl.name, decl.function, arguments)
                 weighted_rows.check_columns(decl.name, result.schema)
                 return ddl_of(result)
             with queries.over(

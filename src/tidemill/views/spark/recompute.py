@@ -18,6 +18,7 @@ from tidemill.spark import queries
 from tidemill.spark.lot_reader import read_errors
 from tidemill.spark.lot_writer import Written
 from tidemill.spark.operations import WEIGHT
+from tidemill.spark.sessions import repinned
 from tidemill.views.circuit.interpreter import interpret
 from tidemill.views.circuit.render import Renderer
 from tidemill.views.circuit.ties import depends_on_ties, has_one_result
@@ -181,7 +182,7 @@ def _result(
 ) -> "Iterator[DataFrame]":
     """Compute the complete result of a view."""
     if code.function is not None:
-        yield result_of(code.name, code.function, [frames[name] for name in code.reads])
+        yield result_of(spark, code.name, code.function, [frames[name] for name in code.reads])
         return
     if code.circuit is not None and depends_on_ties(code.circuit) and has_one_result(code.circuit):
         # The query has several valid results. Its circuit breaks ties and has only one (DBSP-20).
@@ -199,9 +200,12 @@ def _result(
         yield result.toDF(*names)
 
 
-def result_of(view: str, function: "Callable[..., DataFrame]", frames: "Sequence[DataFrame]") -> "DataFrame":
+def result_of(
+    spark: "SparkSession", view: str, function: "Callable[..., DataFrame]", frames: "Sequence[DataFrame]"
+) -> "DataFrame":
     """Call a view's function; raise `ViewRefused` if it does not return a frame."""
-    result = function(*frames)
+    with repinned(spark):
+        result = function(*frames)
     if not hasattr(result, "selectExpr"):
         raise ViewRefused(
             f"the function of view {view} returned {type(result).__name__}", hint="return one DataFrame"
