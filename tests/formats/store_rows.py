@@ -127,7 +127,7 @@ SPACES: dict[tuple[str, tuple[type, ...]], Codec] = {
     ("crumbled", (str, str, str)): EMPTY,
     ("retired", (int, str, str, str, int, int)): TEXT,
     ("lot-event", (str, str, int)): _packed(events.LotEvent),
-    ("producer", (str, str, str)): _INT,
+    ("producer", (str, str, str)): _packed(int | producers._Producer),
     ("receipt", (str, str, str, int)): _packed(producers._StoredReceipt),
     ("interval", (str, str)): _packed(staging.Interval),
     ("closing", (int, str, str)): TEXT,

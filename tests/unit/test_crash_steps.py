@@ -70,6 +70,22 @@ class Topic:
         }
 
 
+def test_the_report_of_a_killed_node_is_removed() -> None:
+    topic = Topic()
+    living, killed = topic.holdings("one"), topic.holdings("two")
+    for node in (living, killed):
+        node.maintain(NAMES)
+    reports = topic.keys.member.under("source:shop/orders")
+    assert len(topic.stage.store.run(lambda tx: tx.range(*reports))) == 2
+    topic.stage.kill(killed._scope.node)  # as the leader removes a node that was killed
+    for _ in range(4):
+        topic.stage.clock.advance(TTL_S)
+        living.renew_now()
+        living.maintain(NAMES)
+    (row,) = topic.stage.store.run(lambda tx: tx.range(*reports))
+    assert topic.keys.member.unpack(row.key)[1] == "one"
+
+
 def _share(topic: Topic, point: str, visit: int) -> tuple[dict[str, list[str]], bool]:
     """One has all, another joins and gets its share; whoever comes to the point dies, and begins again."""
     died = False

@@ -5,6 +5,7 @@ import pytest
 from tests.unit.arcs_stage import ArcStage, lapse
 from tests.unit.attempt_publisher import AttemptPublisher
 from tests.unit.lots_stage import SECOND_US
+from tidemill import crash
 from tidemill.lots.manifest import ManifestState
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Abandoned, Draft, Hold, Open, Target
@@ -220,3 +221,66 @@ def test_ids_of_attempts_have_one_length_and_sort_as_time_does():
     assert {len(attempt) for attempt in ids} == {ATTEMPT_LETTERS}
     assert sorted(ids) == ids
     assert len({stage.scope().new_attempt() for _ in range(100)}) == 100
+
+
+def rows_of_attempts(stage: ArcStage) -> list[bytes]:
+    keys = stage.keys.publish
+    spaces = (keys.attempt, keys.part, keys.of, keys.open, keys.sweep)
+    return [row.key for space in spaces for row in stage.store.run(lambda tx, s=space: tx.range(*s.all()))]
+
+
+@pytest.mark.rule("LOT-19")
+def test_the_rows_of_a_published_attempt_are_deleted_after_its_last_sweep():
+    stage = ArcStage()
+    spec, node = stage.clean(), stage.living("n")
+    lots = [stage.append([1, 2], [3, 4]) for _ in range(3)]
+    worker = stage.worker(node)
+    attempts_of = [worker.work(spec, lot).attempt for lot in lots]
+    assert all(attempts_of)
+    assert rows_of_attempts(stage)
+    before, objects = stage.table(stage.cleaned), set(stage.keys_under("data/"))
+    cleaner = stage.cleaner(node)
+    while cleaner.clean():
+        pass
+    assert rows_of_attempts(stage), "a stale holder may still write"
+    while (at := next_sweep_at(stage)) is not None:
+        stage.clock.advance(max(0.0, at / SECOND_US - stage.clock.monotonic()))
+        cleaner.clean()
+    assert rows_of_attempts(stage) == []
+    assert stage.table(stage.cleaned) == before
+    assert set(stage.keys_under("data/")) == objects
+    again = stage.append([5])
+    assert worker.work(spec, again).attempt
+    assert stage.table(stage.cleaned).keys() > before.keys()
+
+
+def test_the_rows_that_an_earlier_release_kept_are_deleted_too():
+    stage = ArcStage()
+    node = stage.living("n")
+    for _ in range(7):
+        stage.append([1])
+    keys = stage.keys.publish
+    rows = all_ended(stage)
+    for row in rows:  # an earlier release ended the sweeps of a published attempt, and kept its rows
+        stage.run(attempts.sweep_again, keys, row, None)
+    cleaner = stage.cleaner(node)
+    cleaner.clean()
+    assert len(all_ended(stage)) == len(rows), "too young"
+    stage.clock.advance(KEEP_S + 1)
+    cleaner = stage.cleaner(stage.living("n"))
+    while cleaner.clean(limit=2):
+        pass
+    assert rows_of_attempts(stage) == []
+
+
+@pytest.mark.parametrize("point", ["publish.forget.before", "publish.forget.after"])
+def test_a_cleaner_that_dies_while_it_forgets_an_attempt_leaves_nothing_after_the_next(point: str):
+    stage = ArcStage()
+    node = stage.living("n")
+    stage.append([1])
+    stage.clock.advance(KEEP_S)
+    with crash.armed(point), pytest.raises(crash.Crashed):
+        stage.cleaner(stage.living("n")).clean()
+    while stage.cleaner(node).clean():
+        pass
+    assert rows_of_attempts(stage) == []

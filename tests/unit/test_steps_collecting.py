@@ -316,6 +316,22 @@ def test_files_of_a_retired_view_are_removed_except_its_last_table(stage: Files)
     assert stage.all_changes("g") <= stage.files()
 
 
+def test_changes_stay_after_the_attempts_that_wrote_them_were_forgotten(stage: Files) -> None:
+    together = GroupSpec(name="g", views=(*spec("g", stage.orders).views, *spec("h", stage.orders).views))
+    stage.declare(together, circuit="2")
+    stage.go(4)
+    changes = stage.all_changes()
+    stage.declare(spec("g", stage.orders), circuit="3")  # `h` is marked, and declared again
+    stage.declare(together, circuit="4")
+    stage.go(1)
+    stage.clock.advance(KEEP_S + 1)
+    stage.clean()
+    attempt = stage.keys.attempt
+    assert stage.store.run(lambda tx: tx.range(*attempt.all())) == []
+    stage.collect()
+    assert changes <= stage.files()
+
+
 @pytest.mark.parametrize("apart", [True, False])
 def test_dropping_a_retired_view_removes_its_last_table(stage: Files, *, apart: bool) -> None:
     both = [spec("g", stage.orders), spec("h", stage.orders)]

@@ -11,8 +11,8 @@
 (C, "crumbled", name, version, lot)            a fragmented lot: many small files to compact
 (C, "retired", at, name, version, lot, generation, revision)   a replaced layout, until its files are removed
 (C, "lot-event", name, version, position)      events, in order and without gaps
-(C, "producer", name, version, producer)       the highest sequence number a producer has used
-(C, "receipt", name, version, producer, seq)   the receipt of an append
+(C, "producer", name, version, producer)       the highest number a producer has used, and folded receipts
+(C, "receipt", name, version, producer, seq)   the receipt of a recent append
 (C, "interval", name, version)                 the first interval that is not closed
 (C, "closing", at, name, version)              intervals by the wall time at which they can be closed
 (C, "staged", name, version, lot, Version)     appends that wait for their interval to close

@@ -347,6 +347,21 @@ def open_ids(tx: Tx, keys: PublishKeys, after: str = "", limit: int = 100) -> li
     return [str(keys.open.unpack(row.key)[0]) for row in page]
 
 
+def published_before(
+    tx: Tx, keys: PublishKeys, before: int, after: str = "", limit: int = 100
+) -> tuple[list[str], str]:
+    """Return the attempts of a page that were published before a time and that no sweep will visit again.
+
+    The second value is the last id of the page; empty after the last page. Earlier releases kept the rows of
+    such attempts for ever.
+    """
+    lo, hi = keys.attempt.all()
+    page = tx.range(keys.attempt[after] + b"\x00" if after else lo, hi, limit=limit, snapshot=True)
+    rows = [_decoder.decode(row.value) for row in page]
+    old = [row for row in rows if isinstance(row, Published) and row.sweep_at is None and row.at < before]
+    return [row.draft.id for row in old], rows[-1].draft.id if len(rows) == limit else ""
+
+
 def to_sweep(tx: Tx, keys: PublishKeys, limit: int = 100) -> list[Published | Abandoned]:
     """Return the ended attempts that the cleaner should visit now, longest due first."""
     lo, _ = keys.sweep.all()
@@ -372,16 +387,17 @@ def sweep_again(tx: Tx, keys: PublishKeys, expected: Published | Abandoned, at: 
 
 
 def forget(tx: Tx, keys: PublishKeys, attempt: str, limit: int = PARTS_PAGE) -> bool:
-    """Delete a page of the rows of an abandoned attempt whose data is gone; return True if there are more.
+    """Delete a page of the rows of an ended attempt; return True if there are more.
 
-    Only a stale holder could still write to the attempt's folder. The cleaner decides how long to wait until
-    no such holder is left.
+    The rows of lots name everything that a published attempt has added, and the data of an abandoned attempt
+    is gone. Only a stale holder could still write to the attempt's folder. The cleaner decides how long to
+    wait until no such holder is left.
     """
     row = read(tx, keys, attempt)
-    if not isinstance(row, Abandoned):
+    if isinstance(row, Open):
         raise UsageError(
             f"attempt {attempt} cannot be deleted: it is {row.state.value}",
-            hint="only abandoned attempts can be deleted",
+            hint="publish or abandon the attempt first",
         )
     lo, hi = keys.part.under(attempt)
     page = tx.range(lo, hi, limit=limit)

@@ -10,7 +10,7 @@
   layout.
 - It visits abandoned and published attempts again, at growing intervals, because a stale holder may still
   write. It stops when the Spark application that ran the attempt is gone, or after a day. Then it deletes the
-  rows of an abandoned attempt.
+  rows of the attempt, because lots and commits name everything that a published attempt has added.
 - It deletes a replaced layout of a lot (LOT-37) after the grace period of its readers.
 
 It never touches open attempts: they may be published, or their parts reused. Any number of cleaners can run
@@ -95,6 +95,7 @@ class Cleaner:
         self._grace_us = int(grace_s * SECOND_US)
         self._readers_us = int(readers_s * SECOND_US)
         self._after = ""  # the last open attempt that was checked
+        self._forgotten_to: str | None = ""  # the last row checked by `forget_published`; None at the end
 
     def clean(self, limit: int = PAGE) -> bool:
         """Do one page of each kind of work; return True if there may be more to do now.
@@ -104,7 +105,28 @@ class Cleaner:
         more = self.abandon_lost(limit)
         if self.sweep(limit) == limit:
             return True
+        more = self.forget_published(limit) or more
         return self.remove_retired(limit) == limit or more
+
+    def forget_published(self, limit: int = PAGE) -> bool:
+        """Delete a page of rows that no sweep will visit: those of attempts that an earlier release kept.
+
+        Each cleaner reads the rows of all attempts once. Return True if there are more.
+        """
+        if self._forgotten_to is None:
+            return False
+        after, keep_us = self._forgotten_to, self._keep_us
+        ids, last = self._scope.store.run(
+            lambda tx: attempts.published_before(tx, self._keys, tx.now() - keep_us, after, limit)
+        )
+        for attempt in ids:
+            self._forget(attempt)
+        self._forgotten_to = last or None
+        return bool(last)
+
+    def _forget(self, attempt: str) -> None:
+        with contextlib.suppress(AttemptUnknown):  # another cleaner was faster
+            self._publisher.forget(attempt)
 
     def abandon_lost(self, limit: int = PAGE) -> bool:
         """Check a page of open attempts, and abandon those whose node is gone.
@@ -181,12 +203,11 @@ class Cleaner:
         return len(page) - unreadable
 
     def _schedule_next(self, ended: Published | Abandoned, now: int, last: bool) -> None:
-        if last and isinstance(ended, Abandoned):
-            with contextlib.suppress(AttemptUnknown):  # another cleaner was faster
-                self._publisher.forget(ended.draft.id)
+        if last:
+            self._forget(ended.draft.id)
             return
         pause_us = int(FIRST_AGAIN_S * SECOND_US) * 4 ** min(ended.sweeps, 10)
-        at = None if last else min(now + pause_us, ended.at + self._keep_us)
+        at = min(now + pause_us, ended.at + self._keep_us)
         self._scope.step("publish.swept", lambda tx: attempts.sweep_again(tx, self._keys, ended, at))
 
     def _sweep_abandoned(self, ended: Abandoned) -> int:

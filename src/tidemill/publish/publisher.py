@@ -61,7 +61,7 @@ class Publisher:
         )
 
     def forget(self, attempt: str) -> None:
-        """Delete the rows of an abandoned attempt whose data is gone."""
+        """Delete the rows of an ended attempt that the cleaner has visited for the last time."""
         while self._scope.step("publish.forget", lambda tx: attempts.forget(tx, self._keys, attempt)):
             pass
 

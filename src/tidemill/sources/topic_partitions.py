@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tidemill.cluster import partitions, shares
+from tidemill.cluster import nodes, partitions, shares
 from tidemill.cluster.nodes import Node
 from tidemill.cluster.partitions import Partition, PartitionMap, PartitionSummary
 from tidemill.cluster.shares import RequestPartition, TakePartition
@@ -142,6 +142,7 @@ class TopicPartitions:
         cluster, node, now = self._keys.publish.cluster, self._scope.node, tx.now()
         report = msgspec.msgpack.encode(MemberReport(node.epoch, now))
         tx.set(self._keys.member[self._source, node.id], report)
+        self._remove_dead(tx, now)
         renewed: dict[str, Partition] = {}
         for part in self.held.values():
             try:
@@ -162,6 +163,15 @@ class TopicPartitions:
                     self._hand_back(tx, earlier)
         return renewed
 
+    def _remove_dead(self, tx: Tx, now: int) -> None:
+        """Remove the reports of nodes that have left the node list. A killed node does not remove its own."""
+        for row in tx.range(*self._keys.member.under(self._source), snapshot=True):
+            report = msgspec.msgpack.decode(row.value, type=MemberReport)
+            name = str(self._keys.member.unpack(row.key)[1])
+            old = report.at <= now - shares.STALE_TTLS * self._timing.ttl_us
+            if old and nodes.read(tx, self._keys.publish.cluster, name) is None:
+                tx.clear(row.key)
+
     def _hand_back(self, tx: Tx, part: Partition) -> None:
         try:
             partitions.hand_back(tx, self._keys.publish.cluster, part)
@@ -170,13 +180,13 @@ class TopicPartitions:
 
     def _read(self, tx: Tx) -> tuple[list[PartitionSummary], list[Node], int]:
         now, since = tx.now(), tx.now() - self._timing.ttl_us
-        nodes = []
+        reporting = []
         for row in tx.range(*self._keys.member.under(self._source), snapshot=True):
             report = msgspec.msgpack.decode(row.value, type=MemberReport)
             if report.at > since:
                 name = str(self._keys.member.unpack(row.key)[1])
-                nodes.append(Node(id=f"{name}.{report.epoch}", epoch=report.epoch))
-        return partitions.summaries(tx, self._keys.publish.cluster, self.group), nodes, now
+                reporting.append(Node(id=f"{name}.{report.epoch}", epoch=report.epoch))
+        return partitions.summaries(tx, self._keys.publish.cluster, self.group), reporting, now
 
     def _take(self, tx: Tx, name: str) -> Partition | None:
         cluster, ttl_us = self._keys.publish.cluster, self._timing.ttl_us

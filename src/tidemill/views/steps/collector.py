@@ -27,7 +27,7 @@ The files of base datasets are in other folders, which the collector never touch
 Several collectors may run at the same time, and each of the four steps can be repeated.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from tidemill import crash
@@ -46,7 +46,6 @@ from tidemill.views.steps.inputs import ManifestReader
 from tidemill.views.steps.keys import (
     StepKeys,
     changes_of,
-    group_id,
     quarantine_of,
     state_of,
     step_of,
@@ -172,7 +171,7 @@ class Collector:
     def _collect(self, folder: _Folder, page: Sequence[ObjectInfo]) -> None:
         by_id = self._attempts({attempt_in(info.key) for info in page})
         try:
-            listed, committed = self._listed(folder, by_id)
+            listed, committed = self._listed(folder, {attempt_in(info.key): _step(info) for info in page})
         except (ObjectMissing, ManifestUnreadable):
             self._pending.add(folder.prefix)
             return  # delete nothing while a list cannot be read
@@ -215,9 +214,12 @@ class Collector:
 
         return self._store.run(read)
 
-    def _listed(self, folder: _Folder, by_id: dict[str, AnyAttempt | None]) -> tuple[set[str], set[str]]:
-        """Return the keys to keep in a folder, and the attempts whose objects are all kept."""
-        lists, committed = self._store.run(lambda tx: self._current(tx, folder, by_id))
+    def _listed(self, folder: _Folder, steps: Mapping[str, int]) -> tuple[set[str], set[str]]:
+        """Return the keys to keep in a folder, and the attempts whose objects are all kept.
+
+        - steps: the attempts of the page, each with its step.
+        """
+        lists, committed = self._store.run(lambda tx: self._current(tx, folder, steps))
         listed = set(lists)
         for name, required in lists.items():
             try:
@@ -234,9 +236,7 @@ class Collector:
                     raise
         return listed, committed
 
-    def _current(
-        self, tx: Tx, folder: _Folder, by_id: dict[str, AnyAttempt | None]
-    ) -> tuple[dict[str, bool], set[str]]:
+    def _current(self, tx: Tx, folder: _Folder, steps: Mapping[str, int]) -> tuple[dict[str, bool], set[str]]:
         """Return the lists to keep, whether each one must exist, and the attempts that committed steps name.
 
         A pinned or earlier list may be missing, because the collector may have removed it while the view was
@@ -245,7 +245,8 @@ class Collector:
         keys, pipeline = self._keys, self._pipeline
         now: set[str] = set()
         before: set[str] = set()
-        for group in groups.listed(tx, keys, pipeline):
+        declared = groups.listed(tx, keys, pipeline)
+        for group in declared:
             if folder.group == group.spec.name and group.version:
                 now.add(group.version)
                 before |= _earlier(tx, keys, pipeline, group.spec.name, "", group.version)
@@ -262,10 +263,11 @@ class Collector:
         before |= pins.pinned(tx, keys, pipeline, f"{kind}/name={name}/version={version}/")
         committed: set[str] = set()
         if folder.dataset.version in ("changes", "quarantine"):
+            names = [group.spec.name for group in declared]
             committed = {
-                id_
-                for id_, attempt in by_id.items()
-                if attempt is not None and _is_committed(tx, keys, pipeline, attempt)
+                attempt
+                for attempt, step in steps.items()
+                if any(_is_committed(tx, keys, pipeline, name, step, attempt) for name in names)
             }
         return dict.fromkeys(before, False) | dict.fromkeys(now, True), committed
 
@@ -285,15 +287,15 @@ def _earlier(tx: Tx, keys: StepKeys, pipeline: str, group: str, view: str, now: 
     return set()
 
 
-def _is_committed(tx: Tx, keys: StepKeys, pipeline: str, attempt: AnyAttempt) -> bool:
-    """Return whether a commit names the attempt; False if its group has been removed since then."""
-    prefix = group_id(pipeline, "")
-    if not attempt.draft.author.startswith(prefix):
-        return False
-    step = step_of(attempt.draft.lot)
-    group = attempt.draft.author.removeprefix(prefix)
+def _step(info: ObjectInfo) -> int:
+    """Return the step that wrote an object. Its name says it, even after the attempt's row was deleted."""
+    return step_of(layout.parse_key(info.key)["lot"])
+
+
+def _is_committed(tx: Tx, keys: StepKeys, pipeline: str, group: str, step: int, attempt: str) -> bool:
+    """Return whether a commit of this group names the attempt."""
     rows = commits.rows(tx, keys, pipeline, group, step - 1, step, 1)
-    return bool(rows) and rows[0].attempt == attempt.draft.id
+    return bool(rows) and rows[0].attempt == attempt
 
 
 def listed_run_files(objects: Objects, key: str) -> Collection[str] | None:
