@@ -16,7 +16,7 @@ from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.leases import Lease
 from tidemill.cluster.nodes import Node
 from tidemill.cluster.partitions import Partition, PartitionMap, PartitionSummary
-from tidemill.futures.protocol import actors, inbox, limits
+from tidemill.futures.protocol import actors, code, inbox, limits
 from tidemill.futures.protocol import rows as future_rows
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.lots import datasets, events, lots, producers, staging, wall_clock
@@ -101,6 +101,8 @@ SPACES: dict[tuple[str, tuple[type, ...]], Codec] = {
     ("key", (str,)): FUTURE_ID,
     ("key", (bytes,)): FUTURE_ID,
     ("code", (bytes,)): RAW,
+    ("code-state", (bytes,)): _packed(code.StoredCode),
+    ("draft", (str,)): _INT,
     ("limit", (str,)): _packed(limits.Limit),
     ("running", (str,)): COUNTER,
     ("deadline", (int, bytes)): EMPTY,

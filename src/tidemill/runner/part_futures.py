@@ -22,7 +22,7 @@ from tidemill.futures.client.completions import Completions
 from tidemill.futures.client.options import Options
 from tidemill.futures.client.outcomes import Outcomes
 from tidemill.futures.client.submission import NOTHING, SubmissionFactory
-from tidemill.futures.protocol import cancel, edges, reap, requeue, results, rows, submit, sweep
+from tidemill.futures.protocol import cancel, code, drafts, edges, reap, requeue, results, rows, submit, sweep
 from tidemill.futures.protocol.keys import FutureKeys, args_object
 from tidemill.futures.protocol.lanes import RUNNERS
 from tidemill.futures.protocol.rows import (
@@ -93,7 +93,7 @@ class PartFutures:
         self._publish = PublishKeys(scope.cluster)
         self._waiting = Completions(store, self._keys, clock)
         self._submissions = SubmissionFactory(
-            Blobs(store, self._keys, signer, objects), signer, owner="", clock=clock, chance=chance
+            Blobs(store, self._keys, signer, objects, clock), signer, owner="", clock=clock, chance=chance
         )
         values, cluster = ResultStorage(signer, objects=objects), ClusterKeys(scope.cluster)
         self._outcomes = Outcomes(store, self._keys, cluster, signer, values, clock, chance)
@@ -151,7 +151,7 @@ class PartFutures:
         if not tasks:
             return {}
         usable = self._have_futures(tasks)
-        code = self._submissions.code(self._function)
+        function = self._submissions.code(self._function)
         ids = self._submissions.new_ids(len(tasks))
         new: list[Spec] = []
         by_key = {_key(task): task for task in tasks}
@@ -166,7 +166,8 @@ class PartFutures:
                 refuse=False,
                 grace_s=-1.0,
             )
-            named = code._replace(name=" ".join(text for text in (task.author, task.lot, task.part) if text))
+            name = " ".join(text for text in (task.author, task.lot, task.part) if text)
+            named = function._replace(name=name)
             new.append(self._submissions.make(named, (task,), NOTHING, options, future_id=future_id).spec)
         specs = {spec.key: spec for spec in new}
         submitted: dict[bytes, tuple[PartTask, int]] = {}
@@ -212,6 +213,7 @@ class PartFutures:
         submitted the same part since then, both runners wait for the same future.
         """
         futures: list[tuple[bytes, int] | None] = []
+        code.need(tx, self._keys, {specs[key].code for key in map(_key, page) if key in specs})
         for task in page:
             key = _key(task)
             future_id = tx.get(self._keys.key[key])
@@ -225,6 +227,7 @@ class PartFutures:
                     futures.append(None)
                     continue
                 future_id = submit.submit_one(tx, self._keys, specs[key])
+                drafts.adopt_args(tx, self._keys, specs[key], submitted=True)
                 results.pin(tx, self._keys, future_id, PIN)
                 tx.set(self._own.part[task.attempt, _short(task.key)], future_id, quiet=True)
                 futures.append((future_id, 0))

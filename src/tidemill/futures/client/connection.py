@@ -28,7 +28,7 @@ from tidemill.futures.client.handle_counts import HandleCounts
 from tidemill.futures.client.outcomes import Outcomes
 from tidemill.futures.client.submission import SubmissionFactory, SubmissionWriter
 from tidemill.futures.home import ClusterAddress
-from tidemill.futures.protocol import leader_duties
+from tidemill.futures.protocol import drafts, leader_duties
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.futures.values.blobs import Blobs
 from tidemill.futures.values.flight import SegmentFetcher
@@ -79,7 +79,7 @@ class Connection:
         self.keys = FutureKeys(place.cluster)
         self.cluster = ClusterKeys(place.cluster)
         self.signer = Signer(place.key)
-        self.blobs = Blobs(store, self.keys, self.signer, objects)
+        self.blobs = Blobs(store, self.keys, self.signer, objects, clock)
         self.completions = Completions(store, self.keys, clock)
         self.handles = HandleCounts(store, self.keys, owner, self.completions, clock)
         self.submissions = SubmissionFactory(self.blobs, self.signer, owner, clock, chance)
@@ -101,7 +101,13 @@ class Connection:
         with contextlib.ExitStack() as stack:
             store = stack.enter_context(open_store(place.store, clock=clock))
             objects = open_objects(place.objects, clock=clock) if place.objects else None
-            values = ResultStorage(signer, objects=objects, fetcher=SegmentFetcher(signer))
+            keys = FutureKeys(place.cluster)
+            values = ResultStorage(
+                signer,
+                objects=objects,
+                fetcher=SegmentFetcher(signer),
+                announce=lambda name: store.run(lambda tx: drafts.announce(tx, keys, name)),
+            )
             connection = cls(
                 place, store, objects, random_id(chance), values, own=True, clock=clock, chance=chance
             )

@@ -24,7 +24,7 @@ from tidemill.errors import TidemillError, UsageError
 from tidemill.futures.client import input_tree
 from tidemill.futures.client.input_tree import BundleCall
 from tidemill.futures.client.options import Options
-from tidemill.futures.protocol import actors, bulk, submit, unsatisfiable
+from tidemill.futures.protocol import actors, bulk, code, drafts, submit, unsatisfiable
 from tidemill.futures.protocol.keys import FutureKeys, new_id
 from tidemill.futures.protocol.rows import Spec
 from tidemill.futures.values import calls
@@ -260,9 +260,14 @@ class SubmissionWriter:
         def step(tx: Tx) -> list[bytes]:
             needs = {item.spec.needs: item.spec.name for item in page if item.options.refuse}
             unsatisfiable.check(tx, self._cluster, needs)
+            code.need(tx, self._keys, {item.spec.code for item in page})
             if any(item.actor for item in page):
-                return [self._write_one(tx, item) for item in page]
-            return bulk.submit_many(tx, self._keys, [_with_deadline(tx, item) for item in page])
+                ids = [self._write_one(tx, item) for item in page]
+            else:
+                ids = bulk.submit_many(tx, self._keys, [_with_deadline(tx, item) for item in page])
+            for item, future_id in zip(page, ids, strict=True):
+                drafts.adopt_args(tx, self._keys, item.spec, submitted=future_id == item.spec.id)
+            return ids
 
         return self._store.run(step)
 

@@ -28,7 +28,7 @@ def is_plain(spec: Spec) -> bool:
 
 def weight(spec: Spec) -> int:
     """Return the maximum number of rows that submitting this future writes."""
-    return PLAIN_WRITES if is_plain(spec) else submit.weight(spec)
+    return PLAIN_WRITES + submit.args_weight(spec) if is_plain(spec) else submit.weight(spec)
 
 
 def submit_many(tx: Tx, keys: FutureKeys, specs: Sequence[Spec]) -> list[bytes]:

@@ -49,6 +49,12 @@ class FuturesSwept(Event, frozen=True):
     ids: list[str]
 
 
+class CodeDeleted(Event, frozen=True):
+    """Stored functions that no future uses were deleted."""
+
+    functions: int
+
+
 class ClientReleased(Event, frozen=True):
     """The handles of a dead client were released."""
 

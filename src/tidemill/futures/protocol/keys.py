@@ -12,6 +12,8 @@
     (C, "copy", id, node)                          a copy of the result on a node
     (C, "key", idempotency key)                    -> id
     (C, "code", digest)                            a small code blob; large ones are objects
+    (C, "code-state", digest)                      where a code blob is, and since when it is not used
+    (C, "draft", object)                           objects that are written before a row refers to them
     (C, "limit", queue), (C, "running", queue)     a queue's limits, and how many futures it runs now
     (C, "deadline", at, id)                        futures with a deadline
     (C, "stranded", id)                            futures that no live node can run
@@ -54,6 +56,8 @@ class FutureKeys:
         self.copy = Space(cluster, "copy")
         self.key = Space(cluster, "key")
         self.code = Space(cluster, "code")
+        self.code_state = Space(cluster, "code-state")
+        self.draft = Space(cluster, "draft")
         self.limit = Space(cluster, "limit")
         self.running = Space(cluster, "running")
         self.deadline = Space(cluster, "deadline")
@@ -85,3 +89,8 @@ def ids_in(space: Space, index_rows: Iterable[Row], part: int = 0) -> list[bytes
 def args_object(future_id: bytes, digest: bytes) -> str:
     """Return the name of the object that holds a future's arguments if they are too large for its spec."""
     return f"futures/args/{future_id.hex()}/{digest.hex()}"
+
+
+def result_object(future_id: bytes, version: int) -> str:
+    """Return the name of the object that holds one result of a future."""
+    return f"futures/results/{future_id.hex()}/{version}"

@@ -13,11 +13,12 @@ from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.leader import Duty, Tenure
 from tidemill.cluster.leases import SECOND_US, TTL_S
 from tidemill.events import Emit, Event, ignore
-from tidemill.futures.protocol import cancel, depend, edges, reap, results, sweep, unsatisfiable
+from tidemill.futures.protocol import cancel, code, depend, drafts, edges, reap, results, sweep, unsatisfiable
 from tidemill.futures.protocol.events import (
     ActorsDied,
     AssignmentsRerouted,
     ClientReleased,
+    CodeDeleted,
     DeadlinesPassed,
     FuturesReaped,
     FuturesSatisfied,
@@ -31,6 +32,9 @@ from tidemill.store import Store, Tx
 
 PAGES = 20
 """The maximum number of transactions in a round of pages. More would delay the leader's other duties."""
+
+COLLECT_EVERY_S = 3600.0
+"""How often to look for code that no future needs, and for objects that no row refers to."""
 
 BUSY_S = 5.0
 """How long a soft assignment waits for its node before any node may claim it (FUT-60)."""
@@ -63,7 +67,19 @@ def future_duties(
         "set aside unsatisfiable futures": duties.strand,
         "release results": duties.release,
         "sweep futures": duties.sweep,
+        "delete unused code": duties.collect_code,
+        "delete drafts": duties.collect_drafts,
     }
+
+
+class CodeRound:
+    """One round of `FutureDuties.collect_code`: the digests found so far, and where to continue."""
+
+    def __init__(self, began_at: int) -> None:
+        self.began_at = began_at
+        self.used: set[bytes] = set()
+        self.all_read = False
+        self.after = b""
 
 
 class FutureDuties:
@@ -85,6 +101,9 @@ class FutureDuties:
         self.keep_us = keep_us
         self.busy_us = busy_us
         self._loose = b""
+        self._code_round: CodeRound | None = None
+        self._adopted_code: bytes | None = b""  # where adopting code of earlier releases stopped; None at end
+        self._drafts = b""
         self._positions: dict[tuple[str, str], bytes] = {}  # where unfinished rounds stopped
 
     # --- dead and busy nodes
@@ -171,6 +190,37 @@ class FutureDuties:
             if not page.more:
                 tenure.run(lambda tx: sweep.close_lanes(tx, self.keys))
                 return min(60.0, self.keep_us / SECOND_US / 10)
+        return 0.0
+
+    def collect_code(self, tenure: Tenure) -> float:
+        """Delete the code that no future needs any more, in rounds (see `code`)."""
+        current = self._code_round or CodeRound(tenure.run(lambda tx: tx.now()))
+        self._code_round = current
+        for _ in range(PAGES):
+            if self._adopted_code is not None:
+                adopt = partial(code.adopt_page, keys=self.keys, after=self._adopted_code)
+                self._adopted_code = tenure.run(adopt) or None
+            elif not current.all_read:
+                used, after = tenure.run(partial(code.used_page, keys=self.keys, after=current.after))
+                current.used |= used
+                current.after, current.all_read = after, not after
+            else:
+                collect = partial(code.collect_page, used=current.used, began_at=current.began_at)
+                deleted, current.after = tenure.run(partial(collect, keys=self.keys, after=current.after))
+                if deleted:
+                    self.emit(CodeDeleted(functions=deleted))
+                if not current.after:
+                    self._code_round = None
+                    return COLLECT_EVERY_S
+        return 0.0
+
+    def collect_drafts(self, tenure: Tenure) -> float:
+        """Delete objects that were written a day ago, and that no row refers to."""
+        for _ in range(PAGES):
+            page = partial(drafts.collect_page, keys=self.keys, keep_us=self.keep_us, after=self._drafts)
+            _, self._drafts = tenure.run(page)
+            if not self._drafts:
+                return min(COLLECT_EVERY_S, self.keep_us / SECOND_US / 10)
         return 0.0
 
     # --- pages

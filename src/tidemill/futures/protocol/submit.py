@@ -34,7 +34,12 @@ WAITING, SERVED = b"w", b"s"
 
 def weight(spec: Spec) -> int:
     """Return the maximum number of rows that submitting this future writes."""
-    return 8 + 2 * len(spec.inputs)
+    return 8 + 2 * len(spec.inputs) + args_weight(spec)
+
+
+def args_weight(spec: Spec) -> int:
+    """Return how many rows are written for arguments outside of the spec: their draft, and their garbage."""
+    return 0 if spec.args.inline is not None else 2
 
 
 def pages(specs: Sequence[Spec], weigh: Callable[[Spec], int] = weight) -> list[list[Spec]]:
@@ -224,5 +229,7 @@ def put(tx: Tx, keys: FutureKeys, spec: Spec, result: Result) -> bytes:
 def record_copy(tx: Tx, keys: FutureKeys, spec: Spec, result: Result, *, has_handle: bool = True) -> None:
     """Record a result outside the row: where its copy is, and which client's handle keeps it."""
     tx.set(keys.copy[spec.id, result.location.node], rows.encode(result))
+    if result.location.kind == "object":  # see `drafts`
+        tx.clear(keys.draft[result.location.name], quiet=True)
     if has_handle and spec.owner:
         tx.set(keys.hold[spec.owner, spec.id], b"")

@@ -1,5 +1,8 @@
 """Blobs: stores code and arguments, in the store if they are small, as objects if they are large (FUT-21).
 
+A large blob is an object. Its name is in the store before the object is written, so an object that a dead
+process left is found and deleted (`protocol.code`, `protocol.drafts`).
+
 Code is stored under a digest, which is computed with the cluster key. Only a process with the key can compute
 such a digest, so the digest in a signed spec is also the signature of the code. A function is stored once,
 however often it is submitted. Stored code never changes, because changed code has another digest.
@@ -14,7 +17,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from tidemill import crash
+from tidemill.clock import SYSTEM, Clock
 from tidemill.errors import BadSignature, BlobMissing, CannotSerialize, ObjectMissing
+from tidemill.futures.protocol import code, drafts
 from tidemill.futures.protocol.keys import FutureKeys, args_object
 from tidemill.futures.protocol.rows import Blob, Spec
 from tidemill.futures.values import calls
@@ -28,6 +34,9 @@ IN_STORE_BYTES = 48 * 1024
 IN_SPEC_BYTES = 16 * 1024
 """Arguments up to this size are stored in the spec's row. One transaction writes many specs."""
 
+REGISTERED_S = 600.0
+"""How long a process relies on code that it has stored. Unused code is kept for at least an hour."""
+
 _REMEMBERED = 10_000
 _NO_OBJECTS = "use objects=… for the client and the workers, or put() large values once and pass the futures"
 
@@ -40,14 +49,23 @@ class Blobs:
         keys: the keys of futures.
         signer: signs with the cluster key.
         objects: contains large blobs; None if the cluster has no object storage.
+        clock: the source of time.
     """
 
-    def __init__(self, store: Store, keys: FutureKeys, signer: Signer, objects: Objects | None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        keys: FutureKeys,
+        signer: Signer,
+        objects: Objects | None,
+        clock: Clock = SYSTEM,
+    ) -> None:
         self._store = store
         self._keys = keys
         self._signer = signer
         self._objects = objects
-        self._stored: OrderedDict[bytes, None] = OrderedDict()
+        self._clock = clock
+        self._stored: OrderedDict[bytes, float] = OrderedDict()  # until when to rely on it
         self._lock = threading.Lock()
 
     def digest(self, content: bytes) -> bytes:
@@ -58,15 +76,20 @@ class Blobs:
         """Store code and return its digest. Code that this object has stored before is not written again."""
         digest = self.digest(content)
         with self._lock:
-            if digest in self._stored:
+            if self._stored.get(digest, float("-inf")) > self._clock.monotonic():
                 self._stored.move_to_end(digest)
                 return digest
-        if len(content) <= IN_STORE_BYTES:
-            self._store.run(lambda tx: _set_once(tx, self._keys.code[digest], content))
-        else:
-            self._put(_code_name(digest), digest, content, "the function has")
+        until = self._clock.monotonic() + REGISTERED_S
+        in_store = len(content) <= IN_STORE_BYTES
+        if not in_store:
+            self._check_objects("the function has", content)
+        state = self._store.run(
+            lambda tx: code.register(tx, self._keys, digest, content if in_store else None)
+        )
+        if not in_store:
+            self._put(state.object, digest, content, "the function has")
         with self._lock:
-            self._stored[digest] = None
+            self._stored[digest] = until
             if len(self._stored) > _REMEMBERED:
                 self._stored.popitem(last=False)
         return digest
@@ -81,9 +104,14 @@ class Blobs:
 
         Raise `BlobMissing` if there is none, `BadSignature` if the stored code does not match the digest.
         """
-        raw = self._store.run(lambda tx: tx.get(self._keys.code[digest]))
+
+        def read(tx: Tx) -> tuple[bytes | None, str]:
+            state = code.read(tx, self._keys, digest)
+            return tx.get(self._keys.code[digest]), (state.object if state else "") or _code_name(digest)
+
+        raw, name = self._store.run(read)
         if raw is None:
-            raw = self._object(_code_name(digest), "the code of this future")[SIGNATURE_BYTES:]
+            raw = self._object(name, "the code of this future")[SIGNATURE_BYTES:]
         self.check_code(digest, raw)
         return raw
 
@@ -99,8 +127,11 @@ class Blobs:
         """
         if len(content) <= IN_SPEC_BYTES:
             return Blob(content, size=len(content))
+        self._check_objects("the arguments have", content)
         digest = self._signer.sign("args", future_id, content)
-        self._put(args_object(future_id, digest), digest, content, "the arguments have")
+        name = args_object(future_id, digest)
+        self._store.run(lambda tx: drafts.announce(tx, self._keys, name))
+        self._put(name, digest, content, "the arguments have")
         return Blob(None, digest, len(content))
 
     def load_args(self, spec: Spec) -> bytes:
@@ -112,17 +143,22 @@ class Blobs:
         self._signer.check("args", spec.args.digest, spec.id, content)
         return content
 
-    def _put(self, name: str, digest: bytes, content: bytes, subject: str) -> None:
-        """Write an object whose name determines its content. Replace it if it exists with other content."""
+    def _check_objects(self, subject: str, content: bytes) -> Objects:
         if self._objects is None:
             raise CannotSerialize(
                 f"{subject} {len(content):,} bytes, more than the store accepts, and there is no"
                 " object storage",
                 hint=_NO_OBJECTS,
             )
-        body = digest + content
-        if self._objects.put_if_absent(name, body, digest) is Put.OTHER:
-            self._objects.put(name, body)  # it was written without the key, or is damaged
+        return self._objects
+
+    def _put(self, name: str, digest: bytes, content: bytes, subject: str) -> None:
+        """Write an object whose name determines its content. Replace it if it exists with other content."""
+        objects, body = self._check_objects(subject, content), digest + content
+        crash.point("futures.blob.before")
+        if objects.put_if_absent(name, body, digest) is Put.OTHER:
+            objects.put(name, body)  # it was written without the key, or is damaged
+        crash.point("futures.blob.after")
 
     def _object(self, name: str, subject: str) -> bytes:
         if self._objects is None:
@@ -169,9 +205,5 @@ class FunctionCache:
 
 
 def _code_name(digest: bytes) -> str:
+    """Return the name that an earlier release gave to large code."""
     return f"futures/blobs/{digest.hex()}"
-
-
-def _set_once(tx: Tx, key: bytes, value: bytes) -> None:
-    if tx.get(key) is None:
-        tx.set(key, value)

@@ -15,11 +15,13 @@ machine's memory. Then the result is fetched from the node.
 
 import contextlib
 import mmap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from tidemill import crash
 from tidemill.errors import (
     CannotSerialize,
     CopyCorrupt,
@@ -29,6 +31,7 @@ from tidemill.errors import (
     SegmentsFull,
     UsageError,
 )
+from tidemill.futures.protocol.keys import result_object
 from tidemill.futures.protocol.rows import Location, Result
 from tidemill.futures.values import calls, layout, pickling
 from tidemill.futures.values.flight import SegmentFetcher
@@ -55,6 +58,8 @@ class ResultStorage:
         objects: stores durable results; None if there is no object storage.
         fetcher: fetches results from other hosts; None for a cluster on one host.
         root: the folder of this host's segments.
+        announce: called with the name of an object before it is written, so that it is deleted if this
+            process dies before it records the result (`protocol.drafts`).
     """
 
     def __init__(
@@ -68,6 +73,7 @@ class ResultStorage:
         objects: Objects | None = None,
         fetcher: SegmentFetcher | None = None,
         root: Path | None = None,
+        announce: Callable[[str], None] | None = None,
     ) -> None:
         self._signer = signer
         self._node = node
@@ -78,6 +84,7 @@ class ResultStorage:
         self._fetcher = fetcher
         self._root = root or (writer.folder.parent if writer is not None else default_root())
         self._host = host_id()
+        self._announce = announce
 
     def store(
         self,
@@ -169,8 +176,12 @@ class ResultStorage:
                 f"{subject} has {dumped.size:,} bytes, and there is no storage for it", hint=_NO_STORAGE
             )
         image = layout.plan(dumped, future_id + _octets(version), digest_parts=True)
-        name = f"futures/results/{future_id.hex()}/{version}"
+        name = result_object(future_id, version)
+        if self._announce is not None:
+            self._announce(name)
+        crash.point("futures.result.before")
         self._objects.put(name, layout.joined(image))
+        crash.point("futures.result.after")
         signature = self._sign(future_id, version, image.total, image.head)
         return Result(version, 0, image.total, Location("object", name), b"", signature)
 

@@ -90,11 +90,14 @@ class WorkerSite:
         """Stores and loads results on this node."""
         with self._lock:
             if self._values is None:
+                from tidemill.futures.protocol import drafts
+                from tidemill.futures.protocol.keys import FutureKeys
                 from tidemill.futures.values.flight import SegmentFetcher
                 from tidemill.futures.values.result_storage import ResultStorage
                 from tidemill.futures.values.segment_writer import SegmentWriter
 
                 hello = self.hello
+                keys = FutureKeys(hello.cluster)
                 objects: Any = LazyProxy(lambda: self.objects) if self.has_objects else None
                 self._values = ResultStorage(
                     self.signer,
@@ -104,6 +107,7 @@ class WorkerSite:
                     writer=SegmentWriter(Path(hello.segments)) if hello.segments else None,
                     objects=objects,
                     fetcher=SegmentFetcher(self.signer, roots=Path(hello.roots) if hello.roots else None),
+                    announce=lambda name: self.store.run(lambda tx: drafts.announce(tx, keys, name)),
                 )
             return self._values
 
