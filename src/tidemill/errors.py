@@ -62,6 +62,7 @@
     │   ├── DatasetChanged            the dataset was already declared with a different definition
     │   ├── LotUnknown                the lot or the generation does not exist
     │   ├── NoLots                    the range contains no lot
+    │   ├── HistoryExpired            the lots or changes that this needs have expired
     │   ├── LotConflict               the lot has changed, or cannot be changed in this way
     │   ├── BadCheck                  a check is invalid or uses unknown columns
     │   ├── CheckFailed               rows failed a check and were not published
@@ -514,6 +515,11 @@ class LotUnknown(LotError):
 class NoLots(LotError):
     code = "no-lots"
     hint = "to list the lots, run: tidemill lots TABLE"
+
+
+class HistoryExpired(LotError):
+    code = "history-expired"
+    hint = "read the complete table with df(), and continue from its position"
 
 
 class LotConflict(LotError):

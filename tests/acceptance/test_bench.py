@@ -121,6 +121,18 @@ def test_the_bench_of_gaps_tells_its_figures_and_that_nothing_was_read_for_them(
     assert len(figures["raw"]["listing_vs_plain"]["ratio_of_each_pair"]) == 1
 
 
+def test_the_bench_of_growth_tells_its_figures_and_what_it_counted() -> None:
+    command = [sys.executable, "-m", "bench.growth", "--quick", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=STUCK_S, check=False)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures["targets"].keys() == {"rows_growth", "objects_growth"}
+    assert all(figures[key] > 0 for key in figures["targets"])
+    raw = figures["raw"]["rows_growth"]["after"]
+    assert sum(raw["rows_by_kind"].values()) == raw["rows"]
+    assert (raw["appends"], raw["live_lots"]) == (200, 200)
+
+
 def test_the_environment_of_peers_is_made_once_for_its_requirements(tmp_path: Path) -> None:
     requirements, constraints = tmp_path / "requirements.txt", tmp_path / "constraints.txt"
     requirements.write_text("# nothing yet\n")

@@ -19,8 +19,8 @@ from tidemill.cluster.partitions import Partition, PartitionMap, PartitionSummar
 from tidemill.futures.protocol import actors, code, inbox, limits
 from tidemill.futures.protocol import rows as future_rows
 from tidemill.futures.protocol.keys import FutureKeys
-from tidemill.lots import datasets, events, lots, producers, staging, wall_clock
-from tidemill.lots.keys import LotKeys
+from tidemill.lots import datasets, events, expiry, lots, producers, staging, wall_clock
+from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.publish import attempts
 from tidemill.publish.keys import PublishKeys
 from tidemill.runner.job_deaths import NodeMark
@@ -131,6 +131,9 @@ SPACES: dict[tuple[str, tuple[type, ...]], Codec] = {
     ("lot-event", (str, str, int)): _packed(events.LotEvent),
     ("producer", (str, str, str)): _packed(int | producers._Producer),
     ("receipt", (str, str, str, int)): _packed(producers._StoredReceipt),
+    ("keep", (str, str)): _INT,
+    ("expired", (str, str)): _packed(expiry.Expired),
+    ("consumer", (str, str, str)): _INT,
     ("interval", (str, str)): _packed(staging.Interval),
     ("closing", (int, str, str)): TEXT,
     ("staged", (str, str, str, Versionstamp)): _packed(staging.Staged),
@@ -196,6 +199,7 @@ SPACES: dict[tuple[str, tuple[type, ...]], Codec] = {
     ("group", (str, str)): _packed(groups.ViewGroup),
     ("group-step", (str, str, int)): _packed(commits.StepRow),
     ("retired", (str, str)): _packed(retired_views.RetiredTable),
+    ("whole-reads", (str, str)): _packed(list[DatasetId]),
     ("group-gone", (str, str, str)): EMPTY,
     ("pin", (str, str)): _INT,
 }

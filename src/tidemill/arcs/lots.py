@@ -15,7 +15,7 @@ from enum import StrEnum
 
 import msgspec
 
-from tidemill.arcs import rows, running_lots
+from tidemill.arcs import declarations, rows, running_lots
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
 from tidemill.arcs.parts import LotPart
@@ -23,7 +23,7 @@ from tidemill.arcs.rows import AnyLot, CompleteLot, MissingLot, PartialLot, Runn
 from tidemill.arcs.states import ArcEdge, ArcState
 from tidemill.cluster import nodes
 from tidemill.cluster.nodes import Node
-from tidemill.errors import ArcLotConflict, AttemptUnknown, LeaseLost
+from tidemill.errors import ArcLotConflict, ArcUnknown, AttemptUnknown, LeaseLost
 from tidemill.lots import lots as published
 from tidemill.lots.manifest import InputLot
 from tidemill.publish import attempts
@@ -97,7 +97,28 @@ def due_generation(
     generation, row = last
     if not isinstance(row, CompleteLot):
         return generation
-    return generation + 1 if replay or row.inputs != tuple(inputs) else None
+    if replay:
+        return generation + 1
+    return None if row.inputs == tuple(inputs) or _has_expired(tx, keys, arc, lot) else generation + 1
+
+
+def _has_expired(tx: Tx, keys: ArcKeys, arc: str, lot: str) -> bool:
+    """Return whether a complete lot has expired in all tables that the arc writes (LOT-39).
+
+    Such a lot is not made again: views have kept its rows, and could not exchange them.
+    """
+    sinks = declarations.read(tx, keys, arc).sinks
+    return all(published.current(tx, keys.publish.lots, sink.dataset, lot) is None for sink in sinks)
+
+
+def forget_expired(tx: Tx, keys: ArcKeys, arc: str, lot: str) -> None:
+    """Delete the rows of a lot, if it has expired in all tables that the arc reads (LOT-39)."""
+    try:
+        spec = declarations.read(tx, keys, arc)
+    except ArcUnknown:
+        return
+    if not current_inputs(tx, keys, spec, lot):
+        tx.clear_range(*keys.lot.under(arc, lot))
 
 
 def is_outdated(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> bool:

@@ -30,6 +30,7 @@ COMMANDS = {
     "quarantine": "tidemill.cli.quarantine:quarantine_command",
     "compact": "tidemill.cli.compact:compact_command",
     "drop": "tidemill.cli.drop:drop_command",
+    "vacuum": "tidemill.cli.vacuum:vacuum_command",
     "retry": "tidemill.cli.lot_requests:retry_command",
     "backfill": "tidemill.cli.lot_requests:backfill_command",
     "replay": "tidemill.cli.lot_requests:replay_command",

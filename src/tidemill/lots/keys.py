@@ -13,6 +13,9 @@
 (C, "lot-event", name, version, position)      events, in order and without gaps
 (C, "producer", name, version, producer)       the highest number a producer has used, and folded receipts
 (C, "receipt", name, version, producer, seq)   the receipt of a recent append
+(C, "keep", name, version)                     how long lots, or the changes of a view, are kept
+(C, "expired", name, version)                  up to which position lots or steps have expired
+(C, "consumer", name, version, consumer)       the position that a registered consumer has reached
 (C, "interval", name, version)                 the first interval that is not closed
 (C, "closing", at, name, version)              intervals by the wall time at which they can be closed
 (C, "staged", name, version, lot, Version)     appends that wait for their interval to close
@@ -57,6 +60,9 @@ class LotKeys:
         self.event = Space(cluster, "lot-event")
         self.producer = Space(cluster, "producer")
         self.receipt = Space(cluster, "receipt")
+        self.keep = Space(cluster, "keep")
+        self.expired = Space(cluster, "expired")
+        self.consumer = Space(cluster, "consumer")
         self.interval = Space(cluster, "interval")
         self.closing = Space(cluster, "closing")
         self.staged = Space(cluster, "staged")

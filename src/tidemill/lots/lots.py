@@ -8,7 +8,7 @@ number, so a reader that started with that generation still finds its files. Onl
 
 import msgspec
 
-from tidemill.errors import LotConflict, LotUnknown
+from tidemill.errors import HistoryExpired, LotConflict, LotUnknown
 from tidemill.lots import datasets, events
 from tidemill.lots.datasets import Kind
 from tidemill.lots.ids import AppendId
@@ -68,6 +68,11 @@ def add(tx: Tx, keys: LotKeys, new: LotRow) -> int:
     key = keys.lot[(*new.dataset.parts, new.lot)]
     raw = tx.get(key, lock=True)
     old = None if raw is None else _decoder.decode(raw)
+    if old is None and new.generation and tx.get(keys.expired[new.dataset.parts]) is not None:
+        raise HistoryExpired(
+            f"lot {new.lot} of {new.dataset} has expired, so it cannot be replaced",
+            hint="append the corrected rows to a new lot",
+        )
     expected = 0 if old is None else old.generation + 1
     if new.generation != expected:
         raise LotConflict(
@@ -198,6 +203,13 @@ def current(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: str) -> LotRow | Non
     """Return the newest published generation of a lot."""
     raw = tx.get(keys.lot[(*dataset.parts, lot)])
     return None if raw is None else _decoder.decode(raw)
+
+
+def exists(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: str) -> bool:
+    """Return whether a lot has a current or a replaced generation."""
+    if current(tx, keys, dataset, lot) is not None:
+        return True
+    return bool(tx.range(*keys.replaced.under(*dataset.parts, lot), limit=1))
 
 
 def resolve(tx: Tx, keys: LotKeys, dataset: DatasetId, lot: str, generation: int) -> LotRow:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from tidemill.errors import QueryError, ViewRefused
-from tidemill.lots import events, lots
+from tidemill.lots import events, expiry, lots
 from tidemill.lots.datasets import DatasetRow, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import InputLot
@@ -29,6 +29,7 @@ from tidemill.store import Tx
 from tidemill.views.steps import commits, records
 from tidemill.views.steps.commits import StepRow
 from tidemill.views.steps.groups import GroupSpec, ViewGroup
+from tidemill.views.steps.keys import group_source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -105,6 +106,7 @@ def _inputs_of(
 
 def _of_view(reader: TableReader, view: str, after: int) -> "DataFrame":
     group, context = reader.group(view), reader.context
+    source = group_source(reader.pipeline.name, group.spec.name)
     steps: list[StepRow] = []
     last = after
     while page := context.store.run(
@@ -114,6 +116,7 @@ def _of_view(reader: TableReader, view: str, after: int) -> "DataFrame":
     ):
         steps += page
         last = page[-1].step
+    context.store.run(lambda tx: expiry.check_position(tx, context.keys.lots, source, after, view))
     _check_continuous(reader, group, view, after, steps)
     frame = reader.tables.changes(reader.spark, reader.view_table(view), view, steps)
     bases = _base_datasets(group.spec, view)

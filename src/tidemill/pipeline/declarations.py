@@ -29,6 +29,7 @@ class DatasetDecl:
     schema: str
     line: SourceLine
     checks: tuple[Check, ...] = ()
+    keep_s: float | None = None
 
     @property
     def id(self) -> DatasetId:
@@ -68,6 +69,7 @@ class SinkDecl:
     schema: str | None = None
     checks: tuple[Check, ...] = ()
     drift: Drift = Drift.FREEZE
+    keep_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +112,7 @@ class ViewDecl:
     group: str
     refresh: Refresh = "auto"
     pace: Pace = FASTEST
+    keep_s: float | None = None
     line: SourceLine
 
     @property
@@ -126,6 +129,7 @@ def sinks_of(
     schema: str | None,
     checks: Sequence[Check] | Mapping[str, Sequence[Check]],
     drift: str,
+    keep_s: float | None = None,
 ) -> tuple[SinkDecl, ...]:
     """Return the tables that an arc writes, from the arguments of `Pipeline.arc`."""
     by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
@@ -140,6 +144,7 @@ def sinks_of(
             schema=ddl,
             checks=expectations.validate(checks_of.get(name, ())),
             drift=Drift(drift),
+            keep_s=keep_s,
         )
         for name, ddl in tables
     )

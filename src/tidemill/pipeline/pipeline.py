@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from tidemill.pipeline.lot_requests import LotRequestPlan
     from tidemill.pipeline.pace import CatchUpWord
     from tidemill.pipeline.plan.plan import Plan
+    from tidemill.pipeline.retention import VacuumReport
     from tidemill.pipeline.run_report import Report
 
 
@@ -193,6 +194,25 @@ class Pipeline(Registry):
                 return run_as_node(self, presence, watch=watch, emit=emit, stop=stop)
         except SparkDied as error:
             raise SparkUnavailable(str(error), hint="restart Python, and run the pipeline again") from error
+
+    def vacuum(self, *, dry_run: bool = False) -> "VacuumReport":
+        """Let old lots and changes expire as `keep=` says, and delete files that no reader needs any more.
+
+        Runners do this regularly; call it to see what expires, or to do it now. It is safe while runners and
+        readers work.
+
+        >>> import tidemill as tm
+        >>> shop = tm.Pipeline("shop", home="shop-home")
+        >>> orders = shop.dataset("orders", "id BIGINT", keep="P30D")
+        >>> shop.vacuum(dry_run=True).tables
+        []
+
+        Args:
+            dry_run: report what would expire and be deleted, and change nothing.
+        """
+        from tidemill.pipeline.retention import vacuum
+
+        return vacuum(self, dry_run=dry_run)
 
     def gaps(self, *tables: str, first: "Bound" = None, last: "Bound" = None) -> "GapReport":
         """Return the lots that are expected but not published, in these tables or in all tables.

@@ -208,7 +208,9 @@ class TableReader:
 
     def _frames(self, moment: "_Moment") -> "dict[str, DataFrame]":
         frames = {
-            name: dataset_frame(self.spark, self.context.storage, row, self.inputs.at(row.id, head))
+            name: dataset_frame(
+                self.spark, self.context.storage, row, self.inputs.at(row.id, head, complete=False)
+            )
             for name, (row, head) in moment.datasets.items()
         }
         for name, manifest in moment.manifests.items():

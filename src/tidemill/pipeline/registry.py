@@ -22,7 +22,7 @@ from tidemill.pipeline.declarations import (
     ViewDecl,
     sinks_of,
 )
-from tidemill.pipeline.pace import FASTEST, Duration, Pace, grace_of
+from tidemill.pipeline.pace import FASTEST, Duration, Pace, grace_of, seconds
 from tidemill.pipeline.source_line import SourceLine, caller_line, errors_at
 from tidemill.pipeline.tables import Dataset, Table, View
 from tidemill.sources.registry import SOURCES
@@ -85,6 +85,7 @@ class Registry(ABC):
         version: str = "1",
         checks: Sequence[Check] = (),
         drift: Drifts = "freeze",
+        keep: Duration = None,
     ) -> Dataset:
         """Declare a table that users append to, or that a source writes.
 
@@ -105,6 +106,9 @@ class Registry(ABC):
             drift: what to do with columns that are not declared. `freeze`: ignore and count
                 them in files, and refuse pushed and fetched records that have them. `evolve`: add them to the
                 table. `rescue`: keep everything that does not fit as JSON in the column `_rescued`.
+            keep: how long a lot is kept, like `"P30D"`; by default for ever. Older lots leave the table when
+                all arcs, views and consumers have read them. Views keep their rows. Only for a table without
+                a key and without deletes.
         """
         keys = (key,) if isinstance(key, str) else tuple(key or ())
         order = (order_by,) if isinstance(order_by, str) else tuple(order_by or ())
@@ -123,7 +127,14 @@ class Registry(ABC):
                 drift=_drift(drift),
             )
             expected = expectations.validate(checks)
-        decl = DatasetDecl(dataset=declared, schema=schema, line=line, checks=expected)
+            keep_s = seconds("keep", keep)
+            if keep_s is not None and kind is not Kind.ROWS:
+                raise DeclarationError(
+                    f"{name} has {'a key' if keys else 'deletes=True'}, so its lots cannot expire: a later"
+                    " lot may refer to their rows",
+                    hint="omit keep=",
+                )
+        decl = DatasetDecl(dataset=declared, schema=schema, line=line, checks=expected, keep_s=keep_s)
         self._new_table(name, line)
         self.datasets[name] = decl
         return self._dataset(name)
@@ -185,6 +196,7 @@ class Registry(ABC):
         name: str | None = None,
         checks: Sequence[Check] | Mapping[str, Sequence[Check]] = (),
         drift: Literal["freeze", "evolve"] = "freeze",
+        keep: Duration = None,
     ) -> Callable[[F], F]:
         """Declare a function that reads and writes lots. It gets a Spark DataFrame with one part of a lot.
 
@@ -217,11 +229,20 @@ class Registry(ABC):
             checks: conditions for the rows of every lot that the arc writes; for several tables, a dictionary
                 by table name.
             drift: `evolve` allows new columns and wider types when the function returns them.
+            keep: how long the lots that the arc writes are kept, like `"P30D"`; by default for ever. See
+                `dataset`.
         """
         line = caller_line()
         tables = (reads,) if isinstance(reads, Table | str) else tuple(reads)
         with errors_at(line):
-            sinks = sinks_of(writes, partition_by=partition_by, schema=schema, checks=checks, drift=drift)
+            sinks = sinks_of(
+                writes,
+                partition_by=partition_by,
+                schema=schema,
+                checks=checks,
+                drift=drift,
+                keep_s=seconds("keep", keep),
+            )
             _check_pace(pace)
             waits = grace_of(grace, after_grace, len(tables))
         if not sinks or not tables:
@@ -289,6 +310,7 @@ class Registry(ABC):
         refresh: Refresh = "auto",
         group: str = GROUP,
         pace: Pace = FASTEST,
+        keep: Duration = None,
     ) -> View:
         """Declare a view: a table with the result of a query, which Tidemill keeps up to date.
 
@@ -307,10 +329,14 @@ class Registry(ABC):
             group: the views of a group are updated together; each group has its own pace.
             pace: when the group of the view is updated, like `tm.Pace(cadence="PT5M")`; by default as soon as
                 an input is published. A group has the shortest pace that its views declare.
+            keep: how long the changes of the view are kept, like `"P30D"`; by default for ever. The view
+                itself does not change. A group keeps changes for the longest time that its views declare, and
+                at least those of its last 100 steps.
         """
         line = caller_line()
         with errors_at(line):
             _check_pace(pace)
+            keep_s = seconds("keep", keep)
         if refresh not in ("auto", "incremental", "full"):
             raise DeclarationError(
                 f"{line}: invalid refresh={refresh!r}", hint="use auto, incremental or full"
@@ -341,6 +367,7 @@ class Registry(ABC):
             group=group,
             refresh=refresh,
             pace=pace,
+            keep_s=keep_s,
             line=line,
         )
         return self._view(name)

@@ -15,6 +15,7 @@ from tidemill.cluster.membership import ClusterContext
 from tidemill.crash import Crashed
 from tidemill.errors import SparkDied
 from tidemill.events import Emit, ignore
+from tidemill.pipeline import retention
 from tidemill.pipeline.run_report import Report, report_of
 from tidemill.runner.part_futures import resource_of
 from tidemill.runner.presence import OwnPresence, Presence
@@ -49,6 +50,7 @@ def join_cluster(pipeline: "Pipeline", emit: Emit = ignore, *, ttl_s: float = TT
             epoch=own_slot.epoch,
             names=frozenset({resource_of(pipeline.name)}),
             threads=THREADS,
+            objects=lambda: context.objects,
         )
         presence.start()
         try:
@@ -82,6 +84,7 @@ def run_as_node(
     started_at = context.clock.monotonic()
     plan = pipeline.plan()
     plan.apply(presence.node.id, emit)
+    retention.apply(pipeline)
     with context.spark() as spark:
         pin(spark)  # planning called functions of the user, which may have changed settings
         scope = context.scope_of(presence.node, emit, presence.timing)

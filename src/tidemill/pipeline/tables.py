@@ -83,6 +83,25 @@ class Table:
 
         return lots_of(self.pipeline, self.name)
 
+    def register_consumer(self, name: str, position: int = 0) -> None:
+        """Keep all changes after a position for a consumer, even if the table declares `keep=` (LOT-39).
+
+        Call it again with a higher position when the consumer has read further.
+
+        Args:
+            name: the name of the consumer.
+            position: the position up to which it has read; see `changes`.
+        """
+        from tidemill.pipeline import retention
+
+        retention.register_consumer(self.pipeline, self.name, name, position)
+
+    def remove_consumer(self, name: str) -> bool:
+        """Remove a consumer, so that it no longer keeps changes. Return False if there is none."""
+        from tidemill.pipeline import retention
+
+        return retention.remove_consumer(self.pipeline, self.name, name)
+
     def compact(self, *lots: str) -> "list[Compacted]":
         """Merge the small files of these lots, or of all lots; return the result for each changed lot.
 

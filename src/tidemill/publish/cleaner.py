@@ -11,7 +11,8 @@
 - It visits abandoned and published attempts again, at growing intervals, because a stale holder may still
   write. It stops when the Spark application that ran the attempt is gone, or after a day. Then it deletes the
   rows of the attempt, because lots and commits name everything that a published attempt has added.
-- It deletes a replaced layout of a lot (LOT-37) after the grace period of its readers.
+- It deletes a replaced layout of a lot (LOT-37), and an expired lot (LOT-39), after the grace period of its
+  readers.
 
 It never touches open attempts: they may be published, or their parts reused. Any number of cleaners can run
 at the same time, on any node, because each step can be repeated.
@@ -23,7 +24,8 @@ from typing import TypeAlias
 
 from tidemill import crash
 from tidemill.errors import AttemptUnknown, ManifestUnreadable, ObjectMissing
-from tidemill.lots import lots
+from tidemill.lots import layout, lots
+from tidemill.lots.lots import Retired
 from tidemill.lots.manifest import ManifestState
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Abandoned, Draft, Published
@@ -159,10 +161,12 @@ class Cleaner:
             self._schedule_next(ended, now, last)
         return len(page)
 
-    def remove_retired(self, limit: int = PAGE) -> int:
-        """Delete replaced layouts after the grace period of their readers; return how many were deleted.
+    def remove_retired(self, limit: int = PAGE, *, delete: bool = True) -> int:
+        """Delete replaced layouts and expired lots after the grace period of their readers; return how many.
 
         It deletes the data before the manifests that list it, so a cleaner that resumes knows what is left.
+
+        - delete: False to emit the events, but delete nothing.
         """
         lots_keys = self._keys.lots
         page = self._scope.store.run(
@@ -183,14 +187,17 @@ class Cleaner:
                 for part in root.parts:
                     with contextlib.suppress(ObjectMissing):  # an earlier cleaner deleted it
                         data += [item.uri for item in self._manifests.load(part).objects]
-                self._delete("retire-data", data)
-                self._delete("retire-parts", root.parts)
-                self._delete("retire-manifest", [old.manifest])
-                removed = len(data) + len(root.parts) + 1
-            self._scope.step(
-                "publish.retired",
-                lambda tx, old=old: lots.forget_retired(tx, lots_keys, old),  # type: ignore[misc]
-            )
+                other = self._other_manifests(old)
+                if delete:
+                    self._delete("retire-data", data)
+                    self._delete("retire-parts", [*root.parts, *other])
+                    self._delete("retire-manifest", [old.manifest])
+                removed = len(data) + len(root.parts) + len(other) + 1
+            if delete:
+                self._scope.step(
+                    "publish.retired",
+                    lambda tx, old=old: lots.forget_retired(tx, lots_keys, old),  # type: ignore[misc]
+                )
             self._scope.emit(
                 LayoutRemoved(
                     dataset=str(old.dataset),
@@ -201,6 +208,20 @@ class Cleaner:
                 )
             )
         return len(page) - unreadable
+
+    def _other_manifests(self, old: Retired) -> list[str]:
+        """Return what is left of a lot that has expired: projections, and manifests of removed attempts.
+
+        A lot with a row, or with an attempt that is open, keeps them.
+        """
+        lots_keys, prefix = self._keys.lots, layout.lot_prefix(*old.dataset.parts, old.lot)
+        if self._scope.store.run(lambda tx: lots.exists(tx, lots_keys, old.dataset, old.lot)):
+            return []
+        return [
+            info.key
+            for info in self._objects.list(prefix)
+            if info.key != old.manifest and ("/state=removed/" in info.key or "/attempt=" not in info.key)
+        ]
 
     def _schedule_next(self, ended: Published | Abandoned, now: int, last: bool) -> None:
         if last:

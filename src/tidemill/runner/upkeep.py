@@ -1,4 +1,4 @@
-"""Upkeep: regularly deletes files and futures that attempts and steps no longer need, and compacts lots."""
+"""Upkeep: deletes files and futures that are no longer needed, lets old lots expire, and compacts lots."""
 
 from functools import partial
 
@@ -20,6 +20,7 @@ from tidemill.runner.keys import RunnerKeys
 from tidemill.runner.loop_state import LoopState
 from tidemill.runner.part_futures import PartFutures
 from tidemill.runner.program import Program
+from tidemill.runner.retention import Retention
 from tidemill.scope import Scope
 from tidemill.spark.java_process import check_java
 from tidemill.store import Tx
@@ -78,6 +79,7 @@ class Upkeep:
             emit=scope.emit,
         )
         self._dropped = DroppedDatasets(scope)
+        self._retention = Retention(scope)
         self._clean_at = self._compact_at = self._collect_at = 0.0
 
     def start_due(self) -> None:
@@ -100,6 +102,7 @@ class Upkeep:
                 if self._state.stops():
                     return
             if self._scope.clock.monotonic() >= self._collect_at:
+                self._retention.expire()
                 more = self._collector.collect()
                 pause_s = CLEAN_EVERY_S if more else COLLECT_EVERY_S
                 self._collect_at = self._scope.clock.monotonic() + pause_s

@@ -102,7 +102,7 @@ class DeclareArc:
         except ArcUnknown:
             pass
         lot_keys = keys.publish.lots
-        first = events.first_unseen(tx, lot_keys, self.spec.reads[0], 0)
+        first = next(iter(events.read(tx, lot_keys, self.spec.reads[0], 0, 1)), None)
         if first is None:
             return
         for sink in self.spec.sinks:

@@ -57,7 +57,7 @@ from tidemill.views.spark.table_merges import stored_columns
 from tidemill.views.spark.tasks import TaskPaths
 from tidemill.views.spark.view_sources import ViewSources
 from tidemill.views.spark.view_tables import ViewAttempt, schema_text
-from tidemill.views.steps.commits import StepAlarm, StepBatch, StepOutput, StepPart, StepState
+from tidemill.views.steps.commits import StepAlarm, StepBatch, StepOutput, StepPart, StepState, WholeReads
 from tidemill.views.steps.events import StepTimed
 from tidemill.views.steps.groups import GroupSpec
 from tidemill.views.steps.inputs import LotSlice
@@ -122,6 +122,7 @@ class StepComputer:
                 parts.append(StepState(version=step.write_version()))
                 self._emit(step.timed())
             parts += [] if quarantined is None else [quarantined]
+            parts.append(WholeReads(datasets=step.whole_reads()))
             return (*parts, *self._alarm(batch, outputs, attempt))
 
     def _chain_of(self, spec: GroupSpec) -> GroupChain:
@@ -232,7 +233,8 @@ class _Step:
 
         The other operators are loaded.
         """
-        if self._size.rows > LOAD_RATIO * max(self._stored_rows, LOAD_LEAST):
+        large = self._size.rows > LOAD_RATIO * max(self._stored_rows, LOAD_LEAST)
+        if large and not self._sources.inputs.has_expired(self._names.values()):
             return set()
         stateful = [placed for placed in self._chain.operators if placed.reads]
         lost = {placed.number for placed in stateful if not self._is_current(placed)}
@@ -267,8 +269,22 @@ class _Step:
         A view is ready if all its traces are current.
         """
         chained = [*self._step(), *self._load()]
-        rest = [view.name for view in self._batch.spec.views if view.name not in self._group.views]
-        return [*chained, *recompute_views(self._sources, self._batch, self._attempt, rest, chained)]
+        return [*chained, *recompute_views(self._sources, self._batch, self._attempt, self._rest(), chained)]
+
+    def _rest(self) -> list[str]:
+        """Return the views without a chain."""
+        return [view.name for view in self._batch.spec.views if view.name not in self._group.views]
+
+    def whole_reads(self) -> frozenset[DatasetId]:
+        """Return the datasets that every step reads as a whole.
+
+        These are the datasets of views without a chain, and of views with temporal filters, which look for
+        the next time at which a row passes the filter.
+        """
+        codes = [self._sources.code(view.name) for view in self._batch.spec.views]
+        rest = set(self._rest())
+        whole = [code for code in codes if code.name in rest or (code.clock and code.clock.filters)]
+        return frozenset(dataset for code in whole for dataset in code.datasets.values())
 
     # --- the step of current operators
 

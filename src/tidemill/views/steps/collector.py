@@ -20,7 +20,8 @@ The collector keeps:
 - the last table of a retired view, until a user drops it;
 - the lists that readers have pinned, and their files;
 - everything younger than the grace period;
-- the changes of every committed step, because consumers may read them from any position.
+- the changes of every committed step, because consumers may read them from any position. If a view declares
+  `keep=`, old commits expire (`step_expiry`); then the collector removes the changes that no table lists.
 
 The files of base datasets are in other folders, which the collector never touches (DBSP-28).
 
@@ -40,7 +41,7 @@ from tidemill.publish import attempts
 from tidemill.publish.attempts import AnyAttempt, Published
 from tidemill.publish.manifests import attempt_in
 from tidemill.store import Store, Tx
-from tidemill.views.steps import commits, groups, pins, retired
+from tidemill.views.steps import commits, groups, pins, retired, step_expiry
 from tidemill.views.steps.events import FilesCollected
 from tidemill.views.steps.inputs import ManifestReader
 from tidemill.views.steps.keys import (
@@ -72,6 +73,7 @@ class _Folder(NamedTuple):
     - kind: `data` or `datasets`.
     - marked: whether the view or group is marked for collection, because it is not declared, or was not
       declared for a while.
+    - removable: in a folder of changes, the last step whose files may be removed because it has expired.
     """
 
     dataset: DatasetId
@@ -79,6 +81,7 @@ class _Folder(NamedTuple):
     group: str
     kind: str
     marked: bool = False
+    removable: int = 0
 
     @property
     def prefix(self) -> str:
@@ -90,6 +93,7 @@ class Collector:
     """Collects the files of one pipeline's views.
 
     - grace_s: objects younger than this are always kept, even if the wall clock jumps ahead for a moment.
+    - delete: False to emit the events, but delete nothing.
     """
 
     def __init__(
@@ -102,6 +106,7 @@ class Collector:
         emit: Emit = ignore,
         grace_s: float = GRACE_S,
         page: int = PAGE,
+        delete: bool = True,
     ) -> None:
         self._store = store
         self._keys = keys
@@ -110,6 +115,7 @@ class Collector:
         self._emit = emit
         self._grace_s = grace_s
         self._page = page
+        self._delete = delete
         self._manifests = ManifestReader(objects)
         self._cursor: tuple[str, str] = ("", "")  # the folder to scan next, and the last key scanned in it
         self._scanned: set[str] = set()  # marked folders that this round scans from their beginning
@@ -142,21 +148,29 @@ class Collector:
         marked = [folder for folder in folders if folder.marked]
         remaining = {(folder.view, folder.group) for folder in marked if folder.prefix not in empty}
         names = {(folder.view, folder.group) for folder in marked} - remaining
+        if not self._delete:
+            return
         self._store.run(lambda tx: retired.unmark_collected(tx, self._keys, self._pipeline, names))
         self._store.run(lambda tx: pins.remove_expired(tx, self._keys, self._pipeline))
 
     def _folders(self) -> list[_Folder]:
-        def read(tx: Tx) -> tuple[list[str], list[str], list[tuple[str, str]]]:
+        def read(tx: Tx) -> tuple[dict[str, int], list[str], list[tuple[str, str]]]:
             declared = groups.listed(tx, self._keys, self._pipeline)
-            views = [view.name for group in declared for view in group.spec.views]
+            views: dict[str, int] = {}
+            for group in declared:
+                removable = step_expiry.removable(tx, self._keys, self._pipeline, group.spec.name)
+                views |= dict.fromkeys((view.name for view in group.spec.views), removable)
             names = [group.spec.name for group in declared]
             return views, names, retired.to_collect(tx, self._keys, self._pipeline)
 
         views, names, marked = self._store.run(read)
         folders: dict[str, _Folder] = {}
         for kind in ("data", "datasets"):
-            for view in views:
+            for view, removable in views.items():
                 _add(folders, _Folder(table_of(self._pipeline, view), view, "", kind))
+                if removable:
+                    changes = changes_of(self._pipeline, view)
+                    _add(folders, _Folder(changes, view, "", kind, removable=removable))
             for name in names:
                 _add(folders, _Folder(state_of(self._pipeline, name), "", name, kind))
             for view, group in marked:
@@ -180,7 +194,11 @@ class Collector:
         unlisted = []
         for info in page:
             attempt = by_id[attempt_in(info.key)]
-            if info.key in listed or attempt_in(info.key) in committed or "/state=removed/" in info.key:
+            if info.key in listed or attempt_in(info.key) in committed:
+                continue
+            if "/state=removed/" in info.key and _step(info) > folder.removable:
+                continue
+            if folder.dataset.version == "changes" and not folder.marked and _step(info) > folder.removable:
                 continue
             if info.modified_at > youngest or not (attempt is None or isinstance(attempt, Published)):
                 self._pending.add(folder.prefix)  # too young, part of an open attempt, or left to the cleaner
@@ -188,9 +206,10 @@ class Collector:
             unlisted.append(info)
         if not unlisted:
             return
-        crash.point("views.collect.before")
-        self._objects.delete_many(info.key for info in unlisted)
-        crash.point("views.collect.after")
+        if self._delete:
+            crash.point("views.collect.before")
+            self._objects.delete_many(info.key for info in unlisted)
+            crash.point("views.collect.after")
         self._emit(
             FilesCollected(
                 pipeline=self._pipeline,
@@ -274,7 +293,11 @@ class Collector:
 
 def _add(folders: dict[str, _Folder], folder: _Folder) -> None:
     old = folders.get(folder.prefix)
-    folders[folder.prefix] = folder if old is None else old._replace(marked=old.marked or folder.marked)
+    if old is not None:
+        folder = old._replace(
+            marked=old.marked or folder.marked, removable=max(old.removable, folder.removable)
+        )
+    folders[folder.prefix] = folder
 
 
 def _earlier(tx: Tx, keys: StepKeys, pipeline: str, group: str, view: str, now: str) -> set[str]:

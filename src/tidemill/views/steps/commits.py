@@ -131,7 +131,16 @@ class StepAlarm(msgspec.Struct, frozen=True, kw_only=True):
     at: int | None
 
 
-StepPart: TypeAlias = StepOutput | QuarantinedRows | StepState | StepAlarm
+class WholeReads(msgspec.Struct, frozen=True, kw_only=True):
+    """The datasets that the group reads as a whole, in this step and in later steps like it.
+
+    Their lots do not expire, because the next step needs them (LOT-39).
+    """
+
+    datasets: frozenset[DatasetId]
+
+
+StepPart: TypeAlias = StepOutput | QuarantinedRows | StepState | StepAlarm | WholeReads
 """One part of a step's result.
 
 A result has one output for each changed view, and at most one part of every other type.
@@ -144,6 +153,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     - hold: the attempt, which is still open.
     - state: the group's new state; None leaves its version file unchanged.
     - alarm: when the next step is due because of time alone; None leaves the alarm unchanged.
+    - whole: the datasets that the group reads as a whole; None leaves them unchanged.
     """
 
     hold: Hold
@@ -151,6 +161,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     quarantined: QuarantinedRows | None = None
     state: StepState | None = None
     alarm: StepAlarm | None = None
+    whole: WholeReads | None = None
 
     @classmethod
     def of(cls, hold: Hold, parts: Sequence[StepPart]) -> "StepResult":
@@ -161,6 +172,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
             quarantined=next((part for part in parts if isinstance(part, QuarantinedRows)), None),
             state=next((part for part in parts if isinstance(part, StepState)), None),
             alarm=next((part for part in parts if isinstance(part, StepAlarm)), None),
+            whole=next((part for part in parts if isinstance(part, WholeReads)), None),
         )
 
     def manifests(self, spec: GroupSpec) -> list[str]:
@@ -322,6 +334,8 @@ def commit(
         groups.write(tx, keys, batch.pipeline, moved)
         if result is not None and result.alarm is not None:
             alarms.set_at(tx, keys.triggers, alarm_of(batch.pipeline, name), result.alarm.at)
+        if result is not None and result.whole is not None:
+            groups.set_whole_reads(tx, keys, batch.pipeline, name, result.whole.datasets)
 
     publish_step(
         tx,

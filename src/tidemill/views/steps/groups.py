@@ -12,7 +12,7 @@ import msgspec
 
 from tidemill.cluster.leases import Busy
 from tidemill.errors import GroupUnknown, UsageError
-from tidemill.lots import events
+from tidemill.lots import events, expiry
 from tidemill.lots.keys import DatasetId
 from tidemill.publish.attempts import MOST_TARGETS
 from tidemill.store import Tx
@@ -113,6 +113,7 @@ class ViewGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _decoder = msgspec.msgpack.Decoder(ViewGroup)
+_whole = msgspec.msgpack.Decoder(frozenset[DatasetId])
 
 
 def read(tx: Tx, keys: StepKeys, pipeline: str, group: str) -> ViewGroup:
@@ -126,6 +127,23 @@ def read(tx: Tx, keys: StepKeys, pipeline: str, group: str) -> ViewGroup:
 def listed(tx: Tx, keys: StepKeys, pipeline: str) -> list[ViewGroup]:
     """Return all groups of a pipeline, sorted by name."""
     return [_decoder.decode(row.value) for row in tx.range(*keys.group.under(pipeline), snapshot=True)]
+
+
+def whole_reads(tx: Tx, keys: StepKeys, pipeline: str, group: str) -> frozenset[DatasetId] | None:
+    """Return the datasets that the group's last step read as a whole, and its next step may read again.
+
+    Return None if that is unknown, because an earlier release computed the step.
+    """
+    raw = tx.get(keys.whole[pipeline, group])
+    return None if raw is None else _whole.decode(raw)
+
+
+def set_whole_reads(
+    tx: Tx, keys: StepKeys, pipeline: str, group: str, datasets: frozenset[DatasetId]
+) -> None:
+    """Store which datasets the group reads as a whole, unless it is unchanged."""
+    if whole_reads(tx, keys, pipeline, group) != datasets:
+        tx.set(keys.whole[pipeline, group], msgspec.msgpack.encode(sorted(datasets)), quiet=True)
 
 
 def write(tx: Tx, keys: StepKeys, pipeline: str, group: ViewGroup) -> None:
@@ -157,6 +175,7 @@ def declare(tx: Tx, keys: StepKeys, pipeline: str, spec: GroupSpec) -> ViewGroup
         retired.keep(tx, keys, pipeline, _removed_tables(group, spec))
         retired.mark_for_collection(tx, keys, pipeline, group.spec.names - spec.names)
         group = msgspec.structs.replace(group, spec=spec)
+    _check_complete(tx, keys, group)
     retired.forget(tx, keys, pipeline, [view.name for view in spec.views])
     write(tx, keys, pipeline, group)
     tx.clear(keys.circuit[pipeline], quiet=True)  # the next declaration of the circuit is a change
@@ -178,9 +197,20 @@ def remove(tx: Tx, keys: StepKeys, pipeline: str, group: str) -> bool:
     subscriptions.remove(tx, keys.triggers, group_id(pipeline, group))
     alarms.set_at(tx, keys.triggers, alarm_of(pipeline, group), None)
     tx.clear(keys.group[pipeline, group], quiet=True)
+    tx.clear(keys.whole[pipeline, group], quiet=True)
     tx.clear_range(*keys.step.under(pipeline, group))
     tx.clear(keys.circuit[pipeline], quiet=True)
     return True
+
+
+def _check_complete(tx: Tx, keys: StepKeys, group: ViewGroup) -> None:
+    """Raise `HistoryExpired` if a view must be built, and lots that it needs have expired (LOT-39)."""
+    views = {view.name: view for view in group.spec.views}
+    names = sorted(group.stale)
+    for name in names:  # also the views that it reads
+        names += [used for used in views[name].uses if used not in names]
+        for dataset in views[name].reads:
+            expiry.check_complete(tx, keys.lots, dataset)
 
 
 def _removed_tables(group: ViewGroup, spec: GroupSpec | None) -> list[RetiredTable]:

@@ -7,13 +7,13 @@ Manifests never change, so they are read from object storage once and cached.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import msgspec
 
-from tidemill.lots import events, lots, manifest
+from tidemill.lots import events, expiry, lots, manifest
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.lots.lots import LotRow
 from tidemill.lots.manifest import Manifest, StoredObject
@@ -93,19 +93,42 @@ class InputReader:
         self._keys = keys
         self.manifests = manifests
 
-    def at(self, dataset: DatasetId, position: int) -> list[LotSlice]:
-        """Return the lots in a dataset at a position, except lots that are empty or removed there."""
+    def at(self, dataset: DatasetId, position: int, *, complete: bool = True) -> list[LotSlice]:
+        """Return the lots in a dataset at a position, except lots that are empty or removed there.
+
+        - complete: raise `HistoryExpired` if lots have expired (LOT-39). If False, return those that are
+          left. If lots expire while this reads, it reads again, so the result never has some of them.
+        """
+        while True:
+            before = self._expired(dataset)
+            if complete and before:
+                self._store.run(lambda tx: expiry.check_complete(tx, self._keys, dataset))
+            slices = self._slices(self._lots_at(dataset, position))
+            if self._expired(dataset) == before:
+                return slices
+
+    def _expired(self, dataset: DatasetId) -> int:
+        return self._store.run(lambda tx: expiry.read(tx, self._keys, dataset).position)
+
+    def has_expired(self, datasets: Iterable[DatasetId]) -> bool:
+        """Return whether lots of one of these datasets have expired."""
+        return any(self._expired(dataset) for dataset in datasets)
+
+    def _lots_at(self, dataset: DatasetId, position: int) -> list[LotRow]:
         rows: list[LotRow] = []
         after = ""
         while True:
             last, page = self._store.run(lambda tx, after=after: self._page(tx, dataset, after, position))  # type: ignore[misc]
             rows += page
             if not last:
-                return self._slices(rows)
+                return rows
             after = last
 
     def between(self, dataset: DatasetId, after: int, to: int) -> InputChange:
-        """Return what changed in a dataset after one position, up to another position."""
+        """Return what changed in a dataset after one position, up to another position.
+
+        Raises `HistoryExpired` if lots after the first position have expired.
+        """
         plus: list[LotRow] = []
         minus: list[LotRow] = []
         for page in self._events(dataset, after, to):
@@ -115,7 +138,9 @@ class InputReader:
                 if new is not None and new.position in positions:  # otherwise it is on a later page
                     plus.append(new)
                     minus += [] if old is None else [msgspec.structs.replace(old, position=new.position)]
-        return InputChange(tuple(self._slices(plus)), tuple(self._slices(minus)))
+        change = InputChange(tuple(self._slices(plus)), tuple(self._slices(minus)))
+        self._store.run(lambda tx: expiry.check_position(tx, self._keys, dataset, after, dataset.name))
+        return change
 
     def _ends(
         self, dataset: DatasetId, names: Sequence[str], after: int, to: int

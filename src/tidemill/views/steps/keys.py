@@ -8,6 +8,7 @@
 (C, "group", P, group)                     a group: its declaration, and the step it has committed
 (C, "group-step", P, group, n)             what the group published when it committed step n
 (C, "retired", P, view)                    the last table of a view that is no longer declared
+(C, "whole-reads", P, group)               the datasets that the group reads as a whole in each step
 (C, "group-gone", P, view, group)          a view or group that is no longer declared, for the collector
 (C, "pin", P, name)                        until when to keep the files that a manifest or version file lists
 (C, "lease", "coordinator", P)             the coordinator lease and its epoch
@@ -31,6 +32,7 @@ class StepKeys(PublishKeys):
         self.range = Space(cluster, "step-range")
         self.group = Space(cluster, "group")
         self.step = Space(cluster, "group-step")
+        self.whole = Space(cluster, "whole-reads")
         self.gone = Space(cluster, "group-gone")
         self.pin = Space(cluster, "pin")
         self.retired = Space(cluster, "retired")

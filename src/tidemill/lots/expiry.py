@@ -1,0 +1,179 @@
+"""Expiry: remove old lots from a dataset, in the order of their positions (LOT-39).
+
+Expiry is not retraction: it writes no event, and views keep the rows. It removes the oldest events of a
+dataset, and the rows of the lots that they announced. Their files stay for the grace period of readers
+(`lots.retired`), so a reader that has already listed them finds them.
+
+The caller passes the lower bound: a position up to which every subscriber and consumer is done. Within it, an
+event expires only if its lot was not replaced, or if the replacement is within the bound too. So a step that
+exchanges two generations of a lot finds both.
+
+A dataset with expired lots is not complete. `check_complete` and `check_position` refuse reads that need what
+has expired: rebuilding a view, or reading changes from an old position.
+"""
+
+import msgspec
+
+from tidemill.errors import HistoryExpired
+from tidemill.lots import events, lots
+from tidemill.lots.events import LotEvent
+from tidemill.lots.keys import DatasetId, LotKeys
+from tidemill.lots.lots import LotRow
+from tidemill.store import Tx
+
+PAGE = 50
+"""How many lots one transaction expires."""
+
+
+class Expired(msgspec.Struct, frozen=True, array_like=True):
+    """What has expired in a dataset: the events up to a position.
+
+    - lots: how many lots have expired in all.
+    - removable: the files of a group's steps up to this one may be removed (see `step_expiry`).
+    - pending: the next values of `removable`, each with the time at which it expired (store time, µs).
+    """
+
+    position: int = 0
+    lots: int = 0
+    removable: int = 0
+    pending: tuple[tuple[int, int], ...] = ()
+
+
+class ExpiringLot(msgspec.Struct, frozen=True):
+    """An event that is old enough to expire, and the generation of a lot that it announced."""
+
+    event: LotEvent
+    row: LotRow
+    is_current: bool
+
+
+_decoder = msgspec.msgpack.Decoder(Expired)
+_keep = msgspec.msgpack.Decoder(int)
+
+
+def set_keep(tx: Tx, keys: LotKeys, dataset: DatasetId, keep_us: int | None) -> None:
+    """Store how long lots are kept; None for ever."""
+    key, raw = keys.keep[dataset.parts], None if keep_us is None else msgspec.msgpack.encode(keep_us)
+    if tx.get(key) == raw:
+        return
+    if raw is None:
+        tx.clear(key, quiet=True)
+    else:
+        tx.set(key, raw, quiet=True)
+
+
+def policies(tx: Tx, keys: LotKeys) -> dict[DatasetId, int]:
+    """Return all datasets whose lots expire, with the time for which they are kept (µs)."""
+    kept = {}
+    for row in tx.range(*keys.keep.all(), snapshot=True):
+        name, version = keys.keep.unpack(row.key)
+        kept[DatasetId(str(name), str(version))] = _keep.decode(row.value)
+    return kept
+
+
+def read(tx: Tx, keys: LotKeys, dataset: DatasetId) -> Expired:
+    """Return what has expired in a dataset, or in the steps of a group."""
+    raw = tx.get(keys.expired[dataset.parts])
+    return Expired() if raw is None else _decoder.decode(raw)
+
+
+def write(tx: Tx, keys: LotKeys, dataset: DatasetId, expired: Expired) -> None:
+    """Record what has expired."""
+    tx.set(keys.expired[dataset.parts], msgspec.msgpack.encode(expired), quiet=True)
+
+
+def expiring(
+    tx: Tx, keys: LotKeys, dataset: DatasetId, after: int, *, before: int, bound: int, limit: int = PAGE
+) -> list[ExpiringLot]:
+    """Return the next events that expire: published before a time, and not above the lower bound.
+
+    - after: the position of the last event that has expired.
+    - before: store time, µs.
+    """
+    page = []
+    for event in events.read(tx, keys, dataset, after, limit):
+        if event.position > bound or event.at >= before:
+            break
+        current = lots.current(tx, keys, dataset, event.lot)
+        if current is None:  # a later generation of the lot has expired: the event is all that is left
+            break
+        is_current = current.generation == event.generation
+        if not is_current:
+            following = lots.resolve(tx, keys, dataset, event.lot, event.generation + 1)
+            if following.position > bound:
+                break
+        row = current if is_current else lots.resolve(tx, keys, dataset, event.lot, event.generation)
+        page.append(ExpiringLot(event, row, is_current))
+    return page
+
+
+def expire(tx: Tx, keys: LotKeys, dataset: DatasetId, page: list[ExpiringLot]) -> None:
+    """Remove a page of lots, in the transaction that selected them with `expiring`."""
+    if not page:
+        return
+    now = tx.now()
+    for item in page:
+        row = item.row
+        tx.clear(keys.event[(*dataset.parts, item.event.position)], quiet=True)
+        if item.is_current:
+            tx.clear(keys.lot[(*dataset.parts, row.lot)], quiet=True)
+            tx.clear(keys.fragmented[(*dataset.parts, row.lot)], quiet=True)
+        else:
+            tx.clear(keys.replaced[(*dataset.parts, row.lot, row.generation)], quiet=True)
+        if row.manifest:
+            retired = keys.retired[(now, *dataset.parts, row.lot, row.generation, row.revision)]
+            tx.set(retired, row.manifest.encode(), quiet=True)
+    before = read(tx, keys, dataset)
+    ended = sum(item.is_current for item in page)
+    write(
+        tx,
+        keys,
+        dataset,
+        msgspec.structs.replace(before, position=page[-1].event.position, lots=before.lots + ended),
+    )
+
+
+def check_complete(tx: Tx, keys: LotKeys, dataset: DatasetId) -> None:
+    """Raise `HistoryExpired` if lots of the dataset have expired: nothing can be computed from all of it."""
+    expired = read(tx, keys, dataset)
+    if expired.position:
+        raise HistoryExpired(
+            f"{expired.lots} lots of {dataset} have expired, so a view cannot be built from all its rows",
+            hint="keep the declaration of the view as it was; or declare the dataset under a new version,"
+            " and append the rows that the view needs",
+        )
+
+
+def check_position(tx: Tx, keys: LotKeys, dataset: DatasetId, after: int, table: str) -> None:
+    """Raise `HistoryExpired` if changes after this position have expired."""
+    expired = read(tx, keys, dataset)
+    if after < expired.position:
+        raise HistoryExpired(
+            f"the changes of {table} up to position {expired.position} have expired; you asked for those"
+            f" after position {after}",
+            hint="read the complete table with df(), note its position, and continue from there; register a"
+            " consumer to keep the changes that it has not read",
+        )
+
+
+# --- consumers
+
+
+def set_consumer(tx: Tx, keys: LotKeys, dataset: DatasetId, consumer: str, position: int) -> None:
+    """Record that a consumer has read everything up to a position. Later changes do not expire."""
+    tx.set(keys.consumer[(*dataset.parts, consumer)], msgspec.msgpack.encode(position), quiet=True)
+
+
+def remove_consumer(tx: Tx, keys: LotKeys, dataset: DatasetId, consumer: str) -> bool:
+    """Remove a consumer. Return False if there is none."""
+    key = keys.consumer[(*dataset.parts, consumer)]
+    if tx.get(key) is None:
+        return False
+    tx.clear(key, quiet=True)
+    return True
+
+
+def consumers(tx: Tx, keys: LotKeys, dataset: DatasetId) -> dict[str, int]:
+    """Return the consumers of a dataset, with the position that each has reached."""
+    rows = tx.range(*keys.consumer.under(*dataset.parts))
+    return {str(keys.consumer.unpack(row.key)[2]): _keep.decode(row.value) for row in rows}

@@ -1,0 +1,11 @@
+"""Events of a runner's upkeep."""
+
+from tidemill.events import Event
+
+
+class LotsExpired(Event, frozen=True):
+    """Lots of a dataset, or steps of a view group, have expired. Their files are deleted later."""
+
+    table: str
+    lots: int
+    position: int
