@@ -113,6 +113,23 @@ def test_freeze_counts_undeclared_columns_and_quarantines_values_that_do_not_fit
 
 
 @pytest.mark.rule("LOT-34")
+def test_a_text_with_half_of_a_surrogate_pair_is_quarantined_under_every_policy(files: Files) -> None:
+    texts = [r"\ud800", r"\uDC00 \ud83d", r"a\\\udfff", r"\ud83d\ud83d\ude00"]
+    fine = {10: r"\ud83d\ude00", 11: r"a\\ud800", 12: "\\u00fc ?"}
+    lines = [f'{{"id": {number}, "t": "{text}"}}' for number, text in [*enumerate(texts), *fine.items()]]
+    for drift in Drift:
+        ingested = files.read(
+            Format.JSON, drift, {"a.json": "\n".join(lines).encode()}, "id BIGINT, t STRING"
+        )
+        rows = {number: row["t"] for number, row in files.rows(ingested).items()}
+        assert rows == {10: "\U0001f600", 11: r"a\ud800", 12: "\xfc ?"}
+        assert ingested.quarantined.rows == len(texts)
+        for item in ingested.quarantined.objects:
+            errors = pq.read_table(files.folder / "objects" / item.uri)["error"].to_pylist()
+            assert set(errors) == {"a text has half of a surrogate pair, which is not a character"}
+
+
+@pytest.mark.rule("LOT-34")
 def test_evolve_adds_the_columns_of_files_with_their_types(files: Files) -> None:
     ingested = files.read(Format.JSON, Drift.EVOLVE, {"a.json": JSON_LINES.encode()}, "id BIGINT, amount INT")
     assert parse_schema(ingested.schema) == parse_schema(

@@ -18,6 +18,9 @@ _STRINGS: Final = r'"(?:\\.|[^"\\])*"'
 _AFTER_BRACE: Final = r"\}\s*[^\s,\]\}]"
 """Matches trailing text. In valid JSON, outside of strings, only , ] } or nothing follows a closing brace."""
 
+_ESCAPED_SURROGATE: Final = r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
+_ESCAPED_PAIR: Final = r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+
 
 def json_options(format_options: FormatOptions) -> dict[str, str]:
     """Return options for Spark's JSON reader and for `from_json`."""
@@ -60,6 +63,20 @@ def has_trailing_text(text: "Column") -> "Column":
     return ~sf.endswith(sf.rtrim(text), sf.lit("}")) | trailing
 
 
+def has_half_surrogate(text: "Column") -> "Column":
+    """Return whether a text in a JSON line has the escape of half a surrogate pair, such as "ud800".
+
+    This is not a character. Spark would replace it with a question mark. One cheap test is enough for nearly
+    all lines. For the other lines, the expression removes escaped backslashes and whole pairs, and tests
+    again.
+    """
+    from pyspark.sql import functions as sf
+
+    unescaped = sf.replace(text, sf.lit("\\\\"), sf.lit(""))
+    halves = sf.regexp_replace(unescaped, _ESCAPED_PAIR, "").rlike(_ESCAPED_SURROGATE)
+    return sf.when(text.rlike(_ESCAPED_SURROGATE), halves).otherwise(sf.expr("false"))
+
+
 def error_of(text: "Column", schema: "StructType", format_options: FormatOptions) -> "Column":
     """Return the reason why a record is bad, for people to read."""
     from pyspark.sql import functions as sf
@@ -72,6 +89,10 @@ def error_of(text: "Column", schema: "StructType", format_options: FormatOptions
     else:
         reasons = [
             (~sf.is_valid_utf8(text), sf.lit("it is not UTF-8")),
+            (
+                has_half_surrogate(text),
+                sf.lit("a text has half of a surrogate pair, which is not a character"),
+            ),
             (sf.try_parse_json(text).isNull(), sf.lit("it is not JSON")),
             (~sf.startswith(sf.ltrim(text), sf.lit("{")), sf.lit("it is not a JSON object")),
             (has_trailing_text(text), sf.lit("there is text after the object")),

@@ -21,7 +21,13 @@ from tidemill.spark.ingest import record_order
 from tidemill.spark.ingest.csv_headers import CsvHeader, FileGroup
 from tidemill.spark.ingest.foreign_files import ForeignFile
 from tidemill.spark.ingest.formats import Format, FormatOptions
-from tidemill.spark.ingest.record_errors import CORRUPT, csv_options, has_trailing_text, json_options
+from tidemill.spark.ingest.record_errors import (
+    CORRUPT,
+    csv_options,
+    has_half_surrogate,
+    has_trailing_text,
+    json_options,
+)
 from tidemill.spark.ingest.undeclared_columns import (
     is_not_object,
     rescued_columns,
@@ -102,7 +108,7 @@ class RecordReader:
         parsed = sf.from_json(text, _with_corrupt(self._schema), json_options(self._format_options))
         corrupt = sf.col(PARSED).isNull() | sf.col(f"{PARSED}.{CORRUPT}").isNotNull()
         frame = lines.where(sf.trim(text) != "").withColumn(PARSED, parsed)
-        broken = has_trailing_text(text) | ~sf.is_valid_utf8(text)
+        broken = has_trailing_text(text) | ~sf.is_valid_utf8(text) | has_half_surrogate(text)
         if self._rescues:
             rescued = rescued_json(text, sf.col(PARSED), self._schema)
             parsed_frame = frame.withColumns({RESCUED: rescued, UNKNOWN: sf.expr("false")})
