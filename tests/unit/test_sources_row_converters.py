@@ -6,12 +6,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidemill.errors import AppendRefused
+import tidemill as tm
+from tidemill.errors import AppendRefused, BadSource
 from tidemill.lots.checks import expect, not_null
 from tidemill.lots.datasets import DatasetRow, Drift, Kind
 from tidemill.sources.json_objects import MOST_LEVELS, split_items
 from tidemill.sources.records import ParsedRecords, SourceRecord, parse
 from tidemill.sources.row_converters import converter, evolving_converter
+from tidemill.sources.source import Source, SourceTarget
 from tidemill.spark import schema
 from tidemill.spark.drift import MOST_SCHEMA_BYTES, added, effective
 from tidemill.spark.table_checks import check_table
@@ -220,3 +222,18 @@ def test_an_item_of_any_depth_or_length_is_split_from_the_others() -> None:
 def test_a_body_that_is_not_json_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError, match=r"Expecting|Extra data|decode"):
         split_items(text)
+
+
+@pytest.mark.parametrize("source", [tm.http_push(), tm.http_poll("http://127.0.0.1/x"), tm.kafka("h:1", "t")])
+@pytest.mark.parametrize("ddl", ["v VARIANT", "v INTERVAL YEAR TO MONTH", "v ARRAY<STRUCT<x: VARIANT>>"])
+def test_types_that_only_spark_can_write_are_refused_when_the_source_is_planned(
+    source: Source, ddl: str
+) -> None:
+    def target(columns: str) -> SourceTarget:
+        row = DatasetRow(name="orders", schema=columns)
+        return SourceTarget(pipeline="shop", dataset=row, schema=columns, where="here")
+
+    source.check(target("v STRING, t TIME, i INTERVAL DAY TO SECOND"))
+    with pytest.raises(BadSource, match=r"orders: column .* only Spark can write") as refused:
+        source.check(target(ddl))
+    assert "declare the column as STRING" in refused.value.hint

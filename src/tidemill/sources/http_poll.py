@@ -13,6 +13,7 @@ from tidemill.sources import batch_publisher, http_client, source_lease
 from tidemill.sources.batch_publisher import BatchPublisher
 from tidemill.sources.http_poller import HttpPoller
 from tidemill.sources.keys import SourceKeys
+from tidemill.sources.row_converters import check_types
 from tidemill.sources.source import (
     POLL_EVERY_S,
     PollResult,
@@ -60,6 +61,9 @@ class PollSource(Source):
 
     def __repr__(self) -> str:
         return f"<PollSource {self.description} every {self.every_s:g} s>"
+
+    def check(self, target: SourceTarget) -> None:
+        check_types(target.dataset)
 
     def open(self, target: SourceTarget, runtime: SourceRuntime) -> "PollArrival":
         return PollArrival(self, target, runtime)

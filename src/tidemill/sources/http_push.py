@@ -25,7 +25,7 @@ from tidemill.sources.push_server import (
     PushServer,
     is_loopback,
 )
-from tidemill.sources.row_converters import converter
+from tidemill.sources.row_converters import check_types, converter
 from tidemill.sources.source import (
     PollResult,
     PushAddress,
@@ -79,6 +79,9 @@ class PushSource(Source):
             name = f"push {source_id(context.pipeline, context.dataset)}".encode()
             token = hmac.digest(context.secret(), name, "sha256").hex()[:40]
         return replace(self, token=token, path=self.path or context.dataset)
+
+    def check(self, target: SourceTarget) -> None:
+        check_types(target.dataset)
 
     def open(self, target: SourceTarget, runtime: SourceRuntime) -> "PushArrival":
         return PushArrival(self, target, runtime)

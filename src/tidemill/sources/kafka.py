@@ -9,6 +9,7 @@ from tidemill.errors import BadSource
 from tidemill.sources import batch_publisher
 from tidemill.sources.batch_publisher import BatchPublisher
 from tidemill.sources.keys import SourceKeys
+from tidemill.sources.row_converters import check_types
 from tidemill.sources.source import (
     POLL_EVERY_S,
     PollResult,
@@ -62,6 +63,9 @@ class KafkaSource(Source):
 
     def __repr__(self) -> str:
         return f"<KafkaSource {self.description}>"
+
+    def check(self, target: SourceTarget) -> None:
+        check_types(target.dataset)
 
     def open(self, target: SourceTarget, runtime: SourceRuntime) -> "KafkaArrival":
         return KafkaArrival(self, target, runtime)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidemill.errors import AppendRefused, BadSchema
+from tidemill.errors import AppendRefused, BadSchema, BadSource
 from tidemill.lots.datasets import DatasetRow, Drift
 from tidemill.schemas.columns import Column, Schema, Simple, Struct, Type, check_columns
 from tidemill.schemas.type_table import parts_of
@@ -27,6 +27,18 @@ _TEXT = Simple("string")
 
 Convert = Callable[[Any], pa.Table]
 """Converts dictionaries, or a table, to a table of the declared columns; raises if rows do not fit."""
+
+
+def check_types(dataset: DatasetRow) -> None:
+    """Raise `BadSource` if a column of a dataset has a type that only Spark can write."""
+    try:
+        schema.to_arrow(schema.parse(dataset.schema))
+    except BadSchema as error:
+        raise BadSource(
+            f"{dataset.name}: {error.message}; pushed and fetched rows are written without Spark",
+            hint="declare the column as STRING, and convert it in an arc or a view; or load files instead"
+            " (tm.folder, tm.bucket)",
+        ) from None
 
 
 def converter(dataset: DatasetRow) -> Convert:
