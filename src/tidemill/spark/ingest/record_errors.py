@@ -64,7 +64,7 @@ def has_trailing_text(text: "Column") -> "Column":
 
 
 def has_half_surrogate(text: "Column") -> "Column":
-    """Return whether a text in a JSON line has the escape of half a surrogate pair, such as "ud800".
+    r"""Return whether a text in a JSON line has the escape of half a surrogate pair, such as `\ud800`.
 
     This is not a character. Spark would replace it with a question mark. One cheap test is enough for nearly
     all lines. For the other lines, the expression removes escaped backslashes and whole pairs, and tests
