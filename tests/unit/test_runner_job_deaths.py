@@ -226,6 +226,8 @@ def test_the_status_shows_a_stopped_source_and_a_retry_lets_it_run(tmp_path: Pat
         orders = shop.dataset("orders", "id BIGINT")
         shop.source(orders, tm.folder("in/*.json"))
         context, keys = shop.context, RunnerKeys(shop.context.place.cluster)
+        assert status_of(shop).runs[0].state == "new", "it was never polled, so it is not caught up"
+        orders.append([(1,)])
         for epoch in range(MOST_DEATHS + 1):
             begin = partial(
                 job_deaths.begin,
@@ -241,4 +243,4 @@ def test_the_status_shows_a_stopped_source_and_a_retry_lets_it_run(tmp_path: Pat
         assert run.notes == ("stopped: the runner died 10 times in a row while it polled",)
         assert shop.retry("orders") == []
         (run,) = status_of(shop).runs
-        assert (run.dead, run.failures) == (False, 0)
+        assert (run.state, run.dead, run.failures) == ("waiting", False, 0)

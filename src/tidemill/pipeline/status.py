@@ -243,10 +243,11 @@ def _source_run(pipeline: "Pipeline", dataset: str) -> RunInfo:
     keys = RunnerKeys(context.place.cluster)
     deaths = context.store.run(lambda tx: job_deaths.deaths(tx, keys, id_))
     dead = deaths >= job_deaths.MOST_DEATHS
+    _, _, schema = _read_table(pipeline, graph.id_of(pipeline, dataset))
     return RunInfo(
         name=dataset,
         kind="source",
-        state="scheduled" if status.pending else "waiting",
+        state="scheduled" if status.pending else "waiting" if schema else "new",
         behind=len(status.pending),
         node=status.address.node if status.address is not None else "",
         address=status.address.url if status.address is not None else "",
