@@ -348,6 +348,8 @@ def test_requested_lots_are_work_for_status_gaps_and_triggers(
     assert shown() == caught_up
     scene.shop.replay("cleaned", appended[:2])
     assert shown() == ((False, "scheduled", 2), (0, 0, 2), ("due", 2, "2 requested lots to make"))
+    notes = [lot["note"] for lot in run(capsys, "lots", "cleaned", "-f", file)[1]["lots"]]
+    assert notes == ["requested", "requested", ""]
     assert main(["status", "-f", file]) == 0
     assert "2 requested" in capsys.readouterr().out
     assert main(["gaps", "cleaned", "-f", file]) == 0

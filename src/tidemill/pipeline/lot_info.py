@@ -7,6 +7,7 @@ import msgspec
 
 from tidemill.arcs import barriers, lot_status
 from tidemill.arcs import declarations as arc_rows
+from tidemill.arcs.inventory import Inventory
 from tidemill.arcs.keys import ArcKeys
 from tidemill.arcs.lot_status import LotStatus
 from tidemill.arcs.rows import MissingLot, PartialLot, RunningLot
@@ -63,16 +64,22 @@ def lots_of(pipeline: "Pipeline", name: str) -> list[LotInfo]:
         row.lot for read in arc.reads if read not in pipeline.views for row in lot_rows(pipeline, read)
     }
     waits = waiting_lots(pipeline, arc.name)
+    context = pipeline.context
+    inventory = Inventory(context.store, ArcKeys(context.place.cluster), ())
+    requested = inventory.requested(graph.arc_id(pipeline, arc.name))
     infos = []
     for lot in sorted({*published, *statuses, *expected}):
         if lot in published:
-            info = published[lot]
             replaying = lot in statuses and statuses[lot].replaying
-            infos.append(msgspec.structs.replace(info, note="replaying") if replaying else info)
+            info = msgspec.structs.replace(published[lot], note="replaying" if replaying else "")
         elif lot in statuses:
-            infos.append(unpublished(statuses[lot]))
+            info = unpublished(statuses[lot])
         else:
-            infos.append(LotInfo(lot=lot, state="waiting", note=waits.get(lot, "")))
+            info = LotInfo(lot=lot, state="waiting", note=waits.get(lot, ""))
+        if lot in requested:
+            note = f"requested; {info.note}" if info.note else "requested"
+            info = msgspec.structs.replace(info, note=note)
+        infos.append(info)
     return infos
 
 
