@@ -294,7 +294,7 @@ def test_what_a_dead_runner_left_of_ended_attempts_is_deleted_and_open_ones_stay
 
 
 @pytest.mark.parametrize("point", ["futures.round.before", "futures.round.after"])
-def test_a_crash_point_in_the_loop_ends_the_hands_and_whoever_waits_is_told(stage: Stage, point: str) -> None:
+def test_a_crash_point_in_the_loop_ends_the_worker_and_reaches_the_caller(stage: Stage, point: str) -> None:
     task = part(0, stage.folder)
     with (
         stage.presence(leave=False) as presence,
@@ -305,7 +305,9 @@ def test_a_crash_point_in_the_loop_ends_the_hands_and_whoever_waits_is_told(stag
         list(stage.parts(worker).run([task]))
     with stage.runner():
         assert made(list(stage.parts().run([task]))) == ["0"]
-    assert stage.notes().count("ended 0 1") + stage.notes().count("ended 0 3") == 1
+    ended = [note for note in stage.notes() if note.startswith("ended")]
+    # The part may end before the crash, without being recorded. Then it runs again, under another epoch.
+    assert ended in (["ended 0 1"], ["ended 0 3"], ["ended 0 1", "ended 0 3"])
 
 
 def test_a_crash_point_in_a_turn_stands_for_the_death_of_the_process(stage: Stage) -> None:
