@@ -123,7 +123,9 @@ class Stage:
     def rows_left(self) -> list[tuple[object, ...]]:
         """Every row of the futures room, but the code, the lanes and the node list."""
         spaces = [
-            name for name in vars(self.keys) if name not in ("cluster", "code", "lane", "swept", "bell")
+            name
+            for name in vars(self.keys)
+            if name not in ("cluster", "code", "code_state", "lane", "swept", "bell")
         ]
         left: list[tuple[object, ...]] = []
         for name in spaces:

@@ -10,6 +10,10 @@ from tests.unit.arcs_stage import ArcStage
 from tests.unit.steps_stage import P, spec
 from tests.unit.test_steps_collecting import Files
 from tidemill import crash
+from tidemill.arcs import declarations
+from tidemill.arcs.gaps import Gaps
+from tidemill.arcs.inventory import Inventory
+from tidemill.arcs.keys import ArcKeys
 from tidemill.errors import HistoryExpired, LotUnknown
 from tidemill.lots import expiry, lots
 from tidemill.lots.keys import DatasetId
@@ -68,8 +72,6 @@ class Aging(ArcStage):
         return [row.lot for row in self.rows_of(dataset)]
 
     def subscribe_arc(self) -> None:
-        from tidemill.arcs import declarations
-
         self.run(declarations.declare, self.keys, self.spec)
         self.subscribe(self.spec.id, self.orders)
 
@@ -222,6 +224,7 @@ def test_a_correction_does_not_bring_an_expired_output_back(stage: Aging) -> Non
     stage.me = stage.living("n")
     stage.expire()
     assert stage.lots_of(stage.cleaned) == []
+    assert Gaps(Inventory(stage.store, stage.keys, [stage.spec])).of(stage.cleaned).gaps == ()
     stage.correct(appended[1], 1, [7])
     stage.drain(stage.spec, stage.worker(stage.me), stage.me)
     assert appended[1] not in stage.lots_of(stage.cleaned)
@@ -317,8 +320,6 @@ class AgingViews(Files):
         return {name: len(stored) for name, stored in rows.items()}
 
     def bound(self) -> int:
-        from tidemill.arcs.keys import ArcKeys
-
         return self.store.run(lambda tx: lower_bound(tx, KEYS, ArcKeys("c"), self.orders)).position
 
 

@@ -8,7 +8,7 @@ reported as a gap.
 If an arc makes a table, the table should have every lot that an input has or should have, because an output
 lot has the id of its input lot. Other tables should have every interval that has ended, from the first one
 on. If each append to a table is a lot, then only the published lots are expected: a number that was never
-published is not a gap. A removed lot is no longer expected.
+published is not a gap. A removed or expired lot is no longer expected.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,17 +17,20 @@ from functools import partial
 
 import msgspec
 
+from tidemill.arcs import rows as arc_rows
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
+from tidemill.arcs.rows import CompleteLot
 from tidemill.arcs.states import ArcState
 from tidemill.errors import DatasetUnknown
-from tidemill.lots import datasets, ids, lots, staging, wall_clock
+from tidemill.lots import datasets, expiry, ids, lots, staging, wall_clock
 from tidemill.lots.ids import LotId, Unit
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.states import LotState
 from tidemill.store import Store, Tx
 
 PAGE = 5000
+ABSENT_PAGE = 200
 LATE_S = 60.0
 """The lot of an interval is expected this many seconds after the interval has ended: closing takes time."""
 
@@ -80,10 +83,28 @@ class Inventory:
         """Return the lots that this table should have."""
         if table not in self._expected:
             spec = self.makers.get(table)
-            self._expected[table] = (
-                self._written(table) if spec is None else frozenset().union(*map(self._readable, spec.reads))
-            )
+            if spec is None:
+                self._expected[table] = self._written(table)
+            else:
+                readable: frozenset[str] = frozenset().union(*map(self._readable, spec.reads))
+                self._expected[table] = readable - self._expired(table, spec, readable)
         return self._expected[table]
+
+    def _expired(self, table: DatasetId, spec: ArcSpec, expected: frozenset[str]) -> set[str]:
+        """Return the lots that the arc has completed, and that have expired in its table (LOT-39)."""
+        lot_keys = self.keys.publish.lots
+        if not self.store.run(lambda tx: expiry.read(tx, lot_keys, table).position):
+            return set()
+        absent = sorted(expected - self.published(table).keys())
+        expired: set[str] = set()
+        for first in range(0, len(absent), ABSENT_PAGE):
+            page = absent[first : first + ABSENT_PAGE]
+            newest = self.store.run(
+                lambda tx, page=page: [arc_rows.newest(tx, self.keys, spec.id, lot) for lot in page]  # type: ignore[misc]
+            )
+            made = zip(page, newest, strict=True)
+            expired |= {lot for lot, last in made if last is not None and isinstance(last[1], CompleteLot)}
+        return expired
 
     def _readable(self, table: DatasetId) -> frozenset[str]:
         expected = self.expected(table)
