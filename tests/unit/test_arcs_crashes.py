@@ -179,7 +179,7 @@ def test_every_durable_step_has_a_crash_point_before_and_after_it():
         "arcs": {"begin", "fail", "miss"},
         "parts": {"write"},
         "publish": {"intent", "part-manifest", "part-failed", "manifest", "commit", "abandon"}
-        | {"remove-data", "remove-manifests", "removed", "swept", "forget", "project-lot", "project-arc"},
+        | {"remove-data", "remove-manifests", "removed", "forget", "project-lot", "project-arc"},
     }
     assert set(VISITS) == {
         f"{room}.{step}.{side}"

@@ -153,7 +153,7 @@ def test_the_undisturbed_life_does_all_of_it(calm):
     assert calm["asked"] == []
     steps = {name.rpartition(".")[0] for name in VISITS}
     assert steps >= {"publish.correct-open", "publish.part-manifest", "publish.manifest", "publish.commit"}
-    assert steps >= {"arcs.begin", "ask", "publish.swept", "publish.project-lot"}
+    assert steps >= {"arcs.begin", "ask", "publish.forget", "publish.project-lot"}
 
 
 @pytest.mark.rule("LOT-30")

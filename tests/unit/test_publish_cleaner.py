@@ -273,14 +273,16 @@ def test_the_rows_that_an_earlier_release_kept_are_deleted_too():
     assert rows_of_attempts(stage) == []
 
 
-@pytest.mark.parametrize("point", ["publish.forget.before", "publish.forget.after"])
-def test_a_cleaner_that_dies_while_it_forgets_an_attempt_leaves_nothing_after_the_next(point: str):
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("step", ["publish.swept", "publish.forget"])
+def test_a_cleaner_that_dies_while_it_forgets_an_attempt_leaves_nothing_after_the_next(step: str, when: str):
     stage = ArcStage()
     node = stage.living("n")
     stage.append([1])
-    stage.clock.advance(KEEP_S)
-    with crash.armed(point), pytest.raises(crash.Crashed):
+    stage.clock.advance(KEEP_S if step == "publish.forget" else 0)
+    with crash.armed(f"{step}.{when}"), pytest.raises(crash.Crashed):
         stage.cleaner(stage.living("n")).clean()
+    stage.clock.advance(KEEP_S)
     while stage.cleaner(node).clean():
         pass
     assert rows_of_attempts(stage) == []

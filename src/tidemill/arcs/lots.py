@@ -107,7 +107,10 @@ def _has_expired(tx: Tx, keys: ArcKeys, arc: str, lot: str) -> bool:
 
     Such a lot is not made again: views have kept its rows, and could not exchange them.
     """
-    sinks = declarations.read(tx, keys, arc).sinks
+    try:
+        sinks = declarations.read(tx, keys, arc).sinks
+    except ArcUnknown:
+        return False
     return all(published.current(tx, keys.publish.lots, sink.dataset, lot) is None for sink in sinks)
 
 
