@@ -14,6 +14,7 @@ from tidemill.crash import Crashed
 from tidemill.errors import DatasetChanged, UsageError
 from tidemill.lots import datasets, owners
 from tidemill.lots.keys import DatasetId
+from tidemill.pipeline import retention
 from tidemill.pipeline.status import tables_of
 from tidemill.publish.dropped_datasets import DroppedDatasets
 from tidemill.store.keys import unpack
@@ -28,12 +29,14 @@ class Scene:
 
     def __init__(self, home: Path) -> None:
         with tm.Pipeline("shop", home=home) as before:
-            old = before.dataset("old", "id BIGINT")
+            old = before.dataset("old", "id BIGINT", keep="P300D")
             hourly = before.dataset("old_hours", "id BIGINT", lots="PT1H")
             for number in range(3):
                 old.append([(number,)], producer="till", seq=number)
             old.replace(old.lots()[0].lot, [(7,)])
             hourly.append([(1,)])
+            old.register_consumer("export", 1)
+            retention.apply(before)
         self.shop = tm.Pipeline("shop", home=home)
         self.orders = self.shop.dataset("orders", "id BIGINT")
         self.orders.append([(1,)])

@@ -106,11 +106,14 @@ class DroppedDatasets:
             lots.staged,
             lots.spent,
             lots.columns,
+            lots.consumer,
         ):
             rows = tx.range(*space.under(*dataset.parts), limit=PAGE)
             if rows:
                 tx.clear_range(rows[0].key, rows[-1].key + b"\x00")
                 return True
-        for key in (lots.append_number, lots.interval, triggers.wake, triggers.waking):
+        for key in (lots.append_number, lots.interval, lots.keep, lots.expired):
+            tx.clear(key[dataset.parts], quiet=True)
+        for key in (triggers.wake, triggers.waking):
             tx.clear(key[dataset.parts], quiet=True)
         return False
