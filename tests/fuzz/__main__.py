@@ -16,7 +16,9 @@ MOST_KINDS = 10
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("target", choices=[*targets.NAMES, "views"], help="the input to fuzz")
+    parser.add_argument(
+        "target", choices=[*targets.NAMES, *targets.SPARK_NAMES, "views"], help="the input to fuzz"
+    )
     parser.add_argument("--seconds", type=float, default=60.0, help="how long to run")
     parser.add_argument("--seed", type=int, help="the seed of the first case; default: random")
     parser.add_argument("--count", type=int, help="the number of cases, instead of a time")

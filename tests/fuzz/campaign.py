@@ -19,6 +19,7 @@ from tests.fuzz.shrinking import shrink
 from tidemill.errors import TidemillError
 
 BATCH = 50
+TRIES = 300
 MEMORY_BYTES = 4 << 30
 """How much address space a case may use: a case that asks for more raises MemoryError, and fails."""
 
@@ -34,12 +35,14 @@ class Target:
         generate: makes a case: plain data, so that it can be printed and reduced.
         check: passes the case to Tidemill; raises if the outcome is not one that the docs allow.
         stuck_s: a case that runs longer than this counts as hung.
+        forks: whether to run cases in forked processes, with a limit of memory.
     """
 
     name: str
     generate: Callable[[random.Random], Any]
     check: Callable[[Any], None]
     stuck_s: float = 120.0
+    forks: bool = True
 
     def case(self, seed: int) -> Any:
         return self.generate(random.Random(f"{self.name} {seed}"))
@@ -76,7 +79,8 @@ class Failure:
 
 def failures(target: Target, seeds: Iterator[int]) -> Iterator[Failure]:
     """Run the cases of these seeds, and yield those that fail."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    if target.forks:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     while batch := [seed for seed, _ in zip(seeds, range(BATCH), strict=False)]:
         while batch:
             done = 0
@@ -87,8 +91,9 @@ def failures(target: Target, seeds: Iterator[int]) -> Iterator[Failure]:
             batch = batch[done:] if done else []
 
 
-def reduced(failure: Failure, tries: int = 300) -> Any:
-    """Return a smaller case that fails in the same way."""
+def reduced(failure: Failure, tries: int | None = None) -> Any:
+    """Return a smaller case that fails in the same way, after at most `tries` attempts."""
+    tries = tries or (TRIES if failure.target.forks else TRIES // 30)
 
     def fails(case: Any) -> bool:
         ((_, outcome),) = list(_guarded(failure.target, [(failure.seed, case)]))
@@ -99,6 +104,10 @@ def reduced(failure: Failure, tries: int = 300) -> Any:
 
 def _guarded(target: Target, cases: list[tuple[int, Any]]) -> Iterator[tuple[int, Outcome | None]]:
     """Run cases in a forked process; yield the outcome of each. If the process dies, it leaves the rest."""
+    if not target.forks:
+        for seed, given in cases:
+            yield seed, _outcome(target, target.case(seed) if given is None else given)
+        return
     with tempfile.TemporaryDirectory(prefix="tidemill-fuzz-") as folder:
         errors = Path(folder) / "stderr"
         reader, writer = os.pipe()

@@ -6,11 +6,17 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.fuzz import targets
 from tests.fuzz.campaign import Failure, Outcome, Target, failures, reduced
+from tests.fuzz.targets import files_input
+from tidemill.spark.sessions import expecting_errors
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parents[2]
 LONG_S = 600
@@ -28,8 +34,16 @@ def test_damaged_and_hostile_input_is_stored_or_refused(name: str) -> None:
     run(name, "--seed", "0", "--count", str(targets.cases(name)))
 
 
+def test_damaged_files_are_stored_or_quarantined(spark: "SparkSession") -> None:
+    files_input.use(spark)
+    target = targets.load("files")
+    with expecting_errors():
+        found = list(failures(target, iter(range(targets.cases("files")))))
+        assert not found, found[0].describe(target.case(found[0].seed))
+
+
 @pytest.mark.crash
-@pytest.mark.parametrize("name", targets.NAMES)
+@pytest.mark.parametrize("name", [*targets.NAMES, *targets.SPARK_NAMES])
 def test_ten_minutes_of_new_cases(name: str) -> None:
     run(name, "--seed", os.environ.get("TIDEMILL_SEED", "0"), "--seconds", str(LONG_S))
 

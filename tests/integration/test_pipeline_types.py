@@ -83,3 +83,13 @@ def test_what_no_view_can_do_with_a_type_is_refused_before_anything_runs(
     assert isinstance(caught.value, ViewRefused | DeclarationError | QueryError)
     assert message in str(caught.value)
     assert caught.value.hint
+
+
+def test_texts_of_limited_length_in_keys_checks_and_views(spark: Any, tmp_path: Path) -> None:
+    with tm.Pipeline("shop", home=tmp_path / "home", spark=spark) as shop:
+        columns = "id VARCHAR(5), name CHAR(3)"
+        people = shop.dataset("people", columns, key="id", checks=[tm.not_null("name", on_fail="drop")])
+        names = shop.view("names", "SELECT name, count(*) AS n FROM people GROUP BY name")
+        people.upsert([{"id": "a", "name": "xyz"}, {"id": "b", "name": "xyz"}])
+        assert shop.run().ok
+        assert [tuple(row) for row in names.df().collect()] == [("xyz", 2)]

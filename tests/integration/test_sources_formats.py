@@ -392,3 +392,19 @@ def test_a_file_that_changes_while_it_is_read_fails_the_task(
 def test_text_for_several_columns_is_refused(read: Read) -> None:
     with pytest.raises(BadSource):
         read({"a.txt": b"x\n"}, form="text")
+
+
+@pytest.mark.parametrize("form", ["json", "csv"])
+def test_texts_of_limited_length_are_read(read: Read, form: str) -> None:
+    bodies = {"json": b'{"id": 1, "name": "abc", "note": "x"}\n', "csv": b"id,name,note\n1,abc,x\n"}
+    outcome = read({f"a.{form}": bodies[form]}, "id BIGINT, name CHAR(3), note VARCHAR(5)")
+    assert outcome[:2] == ([(1, "abc", "x")], [])
+
+
+@pytest.mark.parametrize(
+    ("file", "schema"), [("a.json", "id BIGINT, days MAP<INT,DATE>"), ("a.csv", "id BIGINT, tags ARRAY<INT>")]
+)
+def test_a_type_that_files_cannot_have_is_named_with_its_column(read: Read, file: str, schema: str) -> None:
+    with pytest.raises(BadSource, match=r"column (days|tags) cannot be read from (json|csv) files") as error:
+        read({file: b"{}\n"}, schema)
+    assert error.value.hint

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from tidemill.errors import BadSchema
 from tidemill.schemas.columns import Array, Column, Map, Schema, Simple, Struct, Type, quoted
+from tidemill.spark.ingest.formats import Format, why_not_read
 from tidemill.spark.schema import of_arrow, of_spark, parse, to_arrow, to_spark
 
 WORDS = ["boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string", "binary", "date"]
@@ -131,3 +132,28 @@ def test_arrow_types_that_spark_lacks_are_widened_or_refused() -> None:
     assert str(of_arrow(arrow)) == "a decimal(20,0), b bigint, c array<string>, d timestamp, e date"
     with pytest.raises(BadSchema, match=r"'s\.x' has the Arrow type decimal256"):
         of_arrow(pa.schema({"s": pa.struct({"x": pa.decimal256(50, 2)})}))
+
+
+def test_texts_of_limited_length_are_plain_texts_in_a_frame() -> None:
+    strict = parse(
+        "a CHAR(3) NOT NULL COMMENT 'kept', s STRUCT<b: ARRAY<VARCHAR(5)> NOT NULL>, m MAP<CHAR(1),INT>"
+    )
+    assert str(strict.unlimited()) == (
+        "a string NOT NULL COMMENT 'kept', s struct<b: array<string> NOT NULL>, m map<string,int>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("file_format", "column_type", "is_read"),
+    [
+        ("json", "MAP<STRING,INT>", True),
+        ("json", "ARRAY<STRUCT<a: MAP<INT,INT>>>", False),
+        ("json", "MAP<STRING,MAP<DATE,INT>>", False),
+        ("csv", "ARRAY<INT>", False),
+        ("csv", "DECIMAL(10,2)", True),
+        ("parquet", "MAP<INT,ARRAY<INT>>", True),
+    ],
+)
+def test_which_types_files_of_a_format_can_have(file_format: str, column_type: str, is_read: bool) -> None:
+    (column,) = parse(f"c {column_type}").columns
+    assert (why_not_read(Format(file_format), column.type) == "") is is_read

@@ -51,7 +51,7 @@ def check_types(spark: "SparkSession", dataset: DatasetRow) -> None:
 
     if not dataset.key:
         return
-    empty = spark.createDataFrame([], dataset.schema)
+    empty = schema.empty_frame(spark, dataset.schema)
     for name in dataset.key:
         with _analysis_errors(f"{dataset.name} cannot use {name} as a key"):
             empty.groupBy(quoted(name)).count().schema  # noqa: B018 - runs the analysis

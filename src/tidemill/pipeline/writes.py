@@ -291,7 +291,7 @@ def _body_of(decl: DatasetDecl, rows: Any, operation: RowOperation) -> Body:
     columns = schema.parse(effective(decl.dataset).schema)
     check_columns(decl.dataset)
     if operations.is_frame(rows):
-        frame = operations.stored_frame(rows, schema.to_spark(columns), decl.dataset, operation)
+        frame = operations.stored_frame(rows, schema.to_spark(columns.unlimited()), decl.dataset, operation)
         return _FrameBody(frame, decl.dataset.name)
     if is_session(rows):
         raise AppendRefused(

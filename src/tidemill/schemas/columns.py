@@ -100,7 +100,13 @@ class Schema:
 
     def stored(self) -> "Schema":
         """Return the columns with the types that they have in files: nullable, and texts of any length."""
-        struct = _relaxed(Struct(self.columns))
+        struct = _nullable(_unlimited(Struct(self.columns)))
+        assert isinstance(struct, Struct)
+        return Schema(struct.fields)
+
+    def unlimited(self) -> "Schema":
+        """Return the columns with texts of any length, because no DataFrame has CHAR or VARCHAR columns."""
+        struct = _unlimited(Struct(self.columns))
         assert isinstance(struct, Struct)
         return Schema(struct.fields)
 
@@ -143,16 +149,28 @@ def _without_comments(kind: Type) -> Type:
             return Struct(tuple(replace(c, type=_without_comments(c.type), comment="") for c in kind.fields))
 
 
-def _relaxed(kind: Type) -> Type:
+def _unlimited(kind: Type) -> Type:
     match kind:
         case Simple():
             return Simple("string") if kind.name.startswith(("char(", "varchar(")) else kind
         case Array():
-            return Array(_relaxed(kind.element))
+            return replace(kind, element=_unlimited(kind.element))
         case Map():
-            return Map(_relaxed(kind.key), _relaxed(kind.value))
+            return replace(kind, key=_unlimited(kind.key), value=_unlimited(kind.value))
         case Struct():
-            return Struct(tuple(replace(c, type=_relaxed(c.type), nullable=True) for c in kind.fields))
+            return Struct(tuple(replace(c, type=_unlimited(c.type)) for c in kind.fields))
+
+
+def _nullable(kind: Type) -> Type:
+    match kind:
+        case Simple():
+            return kind
+        case Array():
+            return Array(_nullable(kind.element))
+        case Map():
+            return Map(_nullable(kind.key), _nullable(kind.value))
+        case Struct():
+            return Struct(tuple(replace(c, type=_nullable(c.type), nullable=True) for c in kind.fields))
 
 
 def _escaped(text: str) -> str:

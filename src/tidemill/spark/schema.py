@@ -15,7 +15,7 @@ from tidemill.schemas.ddl import parse
 from tidemill.schemas.type_table import numbers_of, row_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Struct",
     "Type",
     "analysed",
+    "empty_frame",
     "of_arrow",
     "of_spark",
     "of_type",
@@ -38,13 +39,19 @@ __all__ = [
 
 
 def analysed(spark: "SparkSession", text: str) -> Schema:
-    """Parse DDL with Spark's own parser. Raise `BadSchema`, with Spark's message, if it is invalid."""
+    """Parse DDL, and let Spark check it. Raise `BadSchema`, with Spark's message, if it is invalid."""
     from pyspark.errors import PySparkException
 
     try:
-        return of_spark(spark.createDataFrame([], text).schema)
+        empty_frame(spark, text)
     except PySparkException as error:
         raise BadSchema(f"the schema is invalid: {str(error).strip()}") from error
+    return parse(text)
+
+
+def empty_frame(spark: "SparkSession", text: str) -> "DataFrame":
+    """Return a DataFrame without rows. CHAR and VARCHAR columns are STRING in it, as in every DataFrame."""
+    return spark.createDataFrame([], str(parse(text).unlimited()) if "char" in text.lower() else text)
 
 
 # --- Spark ----------------------------------------------------------------------------------------------

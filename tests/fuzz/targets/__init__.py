@@ -5,10 +5,13 @@ import importlib
 from tests.fuzz.campaign import Target
 
 NAMES = (
-    *("json", "push", "poll"),
+    *("json", "kafka", "push", "poll"),
     *("manifests", "runs", "store"),
     *("sql", "schemas", "declarations", "config", "cli"),
 )
+
+SPARK_NAMES = ("files",)
+"""Targets that need Spark."""
 
 
 def cases(name: str) -> int:
@@ -20,4 +23,4 @@ def load(name: str) -> Target:
     """Import a target by its name."""
     module = importlib.import_module(f"{__name__}.{name}_input")
     getattr(module, "prepare", lambda: None)()  # once, before processes are forked
-    return Target(name, module.generate, module.check)
+    return Target(name, module.generate, module.check, forks=getattr(module, "FORKS", True))

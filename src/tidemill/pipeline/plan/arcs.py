@@ -214,7 +214,7 @@ class ArcPlanner:
             return [str(schema.parse(sink.schema or "")) for sink in arc.sinks]
         unweighted = arc.changes == "linear"
         frames = [
-            self.catalog.spark.createDataFrame([], table.ddl) if unweighted else self.catalog.empty(table)
+            schema.empty_frame(self.catalog.spark, table.ddl) if unweighted else self.catalog.empty(table)
             for table in inputs
         ]
         try:

@@ -91,7 +91,7 @@ class Catalog:
     def expected(self, dataset: DatasetRow, checks: Sequence[Check]) -> None:
         """Let Spark verify that the checks fit the columns of the dataset."""
         if checks:
-            verify(self.spark.createDataFrame([], dataset.schema), checks)
+            verify(schema.empty_frame(self.spark, dataset.schema), checks)
 
     @staticmethod
     def refuse_intervals(dataset: DatasetRow, checks: Sequence[Check]) -> None:
@@ -129,12 +129,12 @@ class Catalog:
 
     def empty(self, table: KnownTable) -> "DataFrame":
         kind = Kind.ROWS if table.dataset is None else table.dataset.kind
-        return self.spark.createDataFrame([], stored_schema(table.ddl, kind))
+        return schema.empty_frame(self.spark, stored_schema(table.ddl, kind))
 
     def frame(self, name: str) -> "DataFrame":
         """Return an empty DataFrame with the columns of a table, cached to save calls to Spark."""
         if name not in self._frames:
-            self._frames[name] = self.spark.createDataFrame([], self.tables[name].ddl)
+            self._frames[name] = schema.empty_frame(self.spark, self.tables[name].ddl)
         return self._frames[name]
 
 

@@ -6,6 +6,8 @@ from pathlib import PurePosixPath
 import msgspec
 
 from tidemill.errors import BadSource
+from tidemill.schemas.columns import Map, Simple, Type
+from tidemill.schemas.type_table import parts_of
 
 
 class Format(StrEnum):
@@ -85,6 +87,19 @@ def format_of(name: str) -> Format | None:
     if endings and endings[-1] in COMPRESSED:
         endings.pop()
     return ENDINGS.get(endings[-1]) if endings else None
+
+
+def why_not_read(file_format: Format, column_type: Type) -> str:
+    """Return why Spark cannot read a type from files of a format; empty if it can."""
+    if file_format is Format.CSV and not isinstance(column_type, Simple):
+        return f"CSV has no values of the type {column_type}"
+    if (
+        file_format is Format.JSON
+        and isinstance(column_type, Map)
+        and not str(column_type.key).startswith("string")
+    ):
+        return f"the keys of a JSON object are texts, not {column_type.key}"
+    return next(filter(None, (why_not_read(file_format, part) for part in parts_of(column_type))), "")
 
 
 def compression_of(name: str) -> str:

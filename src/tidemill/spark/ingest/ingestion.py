@@ -30,7 +30,7 @@ from tidemill.spark.ingest import csv_headers, foreign_files, record_order, unde
 from tidemill.spark.ingest.bad_records import BadRecords, IngestFaults, is_keyless
 from tidemill.spark.ingest.csv_headers import CsvHeader, FileGroup
 from tidemill.spark.ingest.foreign_files import ForeignFile, Salvaged
-from tidemill.spark.ingest.formats import Format, FormatOptions
+from tidemill.spark.ingest.formats import Format, FormatOptions, why_not_read
 from tidemill.spark.ingest.records import (
     BAD,
     FILE,
@@ -104,7 +104,7 @@ def ingest(
     """
 
     def find_undeclared(declared: Schema) -> list[schemas.Column]:
-        columns = schemas.to_spark(declared)
+        columns = schemas.to_spark(declared.unlimited())
         return undeclared_columns.find(
             spark, columns, format_options, files, options=options, open_file=open_file
         )
@@ -114,7 +114,7 @@ def ingest(
     )
     ingestion = Ingestion(
         spark,
-        schemas.to_spark(columns.stored),
+        schemas.to_spark(columns.stored.unlimited()),
         format_options,
         options=options,
         open_file=open_file,
@@ -165,6 +165,13 @@ def _resolve_columns(
             f" but the columns are {', '.join(columns.stored.names)}",
             hint="declare one column of type STRING",
         )
+    for column in columns.stored.unlimited().columns:
+        reason = why_not_read(format_options.format, column.type)
+        if reason:
+            raise BadSource(
+                f"column {column.name} cannot be read from {format_options.format} files: {reason}",
+                hint="declare another type, for example STRING, and convert it in an arc or a view",
+            )
     return columns
 
 

@@ -175,7 +175,7 @@ class LotInput:
         if self.by_spark or not all(item.size and item.format == "parquet" for item in objects):
             return None
         try:
-            declared = to_spark(parse(stored_schema(self.dataset.schema, self.dataset.kind)))
+            declared = to_spark(parse(stored_schema(self.dataset.schema, self.dataset.kind)).unlimited())
             columns = [pa.field(field.name, arrow_of(field.dataType.simpleString())) for field in declared]
         except TypeRefused:
             return None
