@@ -38,8 +38,8 @@ def test_damaged_files_are_stored_or_quarantined(spark: "SparkSession") -> None:
     files_input.use(spark)
     target = targets.load("files")
     with expecting_errors():
-        found = list(failures(target, iter(range(targets.cases("files")))))
-        assert not found, found[0].describe(target.case(found[0].seed))
+        failed_cases = list(failures(target, iter(range(targets.cases("files")))))
+        assert not failed_cases, failed_cases[0].describe(target.case(failed_cases[0].seed))
 
 
 @pytest.mark.crash

@@ -5,7 +5,7 @@ import importlib
 from tests.fuzz.campaign import Target
 
 NAMES = (
-    *("json", "kafka", "push", "poll"),
+    *("json", "append", "kafka", "push", "poll"),
     *("manifests", "runs", "store"),
     *("sql", "schemas", "declarations", "config", "cli"),
 )
