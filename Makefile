@@ -20,7 +20,7 @@ PYTEST = scratch=$$(scripts/make-scratch); trap 'rm -rf "$$scratch"' EXIT; \
 
 # --- verbs ------------------------------------------------------------------------------------------------
 
-.PHONY: help demo test quick check matrix format crash mutants fuzz bench docs constraints clean servers
+.PHONY: help demo test quick check matrix format crash soak mutants fuzz bench docs constraints clean servers
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ format: $(VENV)/.installed  ## mend what ruff can mend
 crash: servers  ## the long runs: processes killed again and again, new examples (TIDEMILL_SEED=n as it was)
 	@export TIDEMILL_SEED=$${TIDEMILL_SEED:-$$RANDOM$$RANDOM}; echo "TIDEMILL_SEED=$$TIDEMILL_SEED"; \
 	$(PYTEST) -o faulthandler_timeout=3600 -m "crash or hypothesis" --hypothesis-seed=$$TIDEMILL_SEED $(ARGS)
+
+soak: servers  ## a whole pipeline under faults for 20 minutes; writes a report (ARGS="--minutes 5 --seed N")
+	@$(BIN)/python -m tests.soak $(ARGS)
 
 mutants: servers  ## mistakes put into a copy of the source, each of which a test must notice (ARGS="--only NAME")
 	@$(BIN)/python -m tests.mutants $(ARGS)

@@ -219,13 +219,13 @@ def read(context: PipelineContext, items: Iterable[StoredObject]) -> list[tuple[
     return rows
 
 
-def view(shop: tm.Pipeline) -> dict[tuple[Any, ...], int]:
+def view(shop: tm.Pipeline, name: str = VIEW) -> dict[tuple[Any, ...], int]:
     """The view's rows and how often each is there: the sum of its files' weights."""
     context = shop.context
-    group = context.store.run(lambda tx: groups.read(tx, context.keys, shop.name, shop.views[VIEW].group))
+    group = context.store.run(lambda tx: groups.read(tx, context.keys, shop.name, shop.views[name].group))
     manifests = Manifests(context.objects, context.clock)
     counts: Counter[tuple[Any, ...]] = Counter()
-    for part in manifests.load(group.tables[VIEW]).parts:
+    for part in manifests.load(group.tables[name]).parts:
         for *row, weight in read(context, manifests.load(part).objects):
             counts[tuple(row[:-2])] += weight
     return {row: count for row, count in counts.items() if count}
