@@ -899,7 +899,7 @@ class Stop(BaseException):
 
 
 class SparkDied(Stop):
-    """The Java process of Spark ended, for example because it was out of memory.
+    """The Java process of Spark ended or is unusable, for example because memory or the disk was full.
 
     `tidemill run` starts another process and continues. In your own process, restart Python.
     """

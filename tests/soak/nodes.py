@@ -165,7 +165,9 @@ class SoakNode:
         return self._child is not None and self._child.running
 
     def tree(self) -> list[psutil.Process]:
-        """Return the supervisor and every process below it."""
+        """Return the supervisor and every process below it; empty if the supervisor has ended."""
+        if self._child is None:
+            return []
         try:
             root = psutil.Process(self.pid)
             return [root, *root.children(recursive=True)]

@@ -1,8 +1,12 @@
-"""Tells whether the Java process of this process's Spark has ended, and why.
+"""Tells whether the Java process of this process's Spark has ended or is unusable, and why.
 
 pyspark starts one Java process for each Python process, and does not notice its end: every later call fails
 with an error about a connection. A process without its Java process cannot run Spark again. So the child of a
 runner ends, and the supervisor starts another one.
+
+A Java process can also be unusable although it runs. Java initializes each class once. If this fails, for
+example because the disk is full when a class unpacks its native library, the class cannot be used again, even
+after the cause is gone. Such a node would claim every part, and fail it.
 """
 
 import re
@@ -30,12 +34,27 @@ ENDING_S = 10.0
 """How long to wait for it after an error that makes Spark shut down."""
 
 _SHUTS_DOWN: Final = re.compile(r"OutOfMemoryError|SparkContext was shut down|stopped SparkContext")
+_CLASS_LOST: Final = re.compile(r"NoClassDefFoundError: Could not initialize class (?P<name>[\w.$]+)")
 
 
 def check_java(error: BaseException | None = None) -> None:
-    """Raise `SparkDied` if the Java process has ended; an error that Spark raised may be the consequence."""
-    if end := java_end(_wait_s(error)):
+    """Raise `SparkDied` if the Java process has ended, or if this error shows that it is unusable."""
+    if end := java_end(_wait_s(error)) or _lost_class(error):
         raise SparkDied(end) from error
+
+
+def _lost_class(error: BaseException | None) -> str:
+    """Return why the Java process is unusable; empty if it is not, or if another process started it."""
+    process = _java_process()
+    if process is None:
+        return ""
+    for part in _chain(error):
+        if lost := _CLASS_LOST.search(str(part)):
+            return (
+                f"the Java process of Spark (pid {process.pid}) cannot use the class {lost['name']} any more,"
+                " because its initialization failed; a full disk can cause this"
+            )
+    return ""
 
 
 def java_end_after(error: BaseException) -> str:
