@@ -14,7 +14,7 @@ from tests.unit.arcs_stage import ArcStage
 from tests.unit.lots_stage import FIVE_MINUTES
 from tidemill.clock import SYSTEM, poll
 from tidemill.cluster import nodes
-from tidemill.errors import ObjectUnavailable, StoreUnavailable, ViewRefused
+from tidemill.errors import ObjectError, ObjectUnavailable, StoreUnavailable, ViewRefused
 from tidemill.events import Event
 from tidemill.lots import lots, staging
 from tidemill.lots.datasets import DatasetRow
@@ -242,7 +242,8 @@ def test_a_failure_of_the_cleaner_is_in_the_report_until_it_succeeds(
 
 
 @pytest.mark.slow
-def test_a_loop_that_watches_survives_a_store_outage() -> None:
+@pytest.mark.parametrize("outage", [StoreUnavailable("it restarts"), ObjectError("it restarts")])
+def test_a_loop_that_watches_survives_an_outage_of_its_storage(outage: Exception) -> None:
     stage, stop = LoopStage(), threading.Event()
 
     class Away(Loop):
@@ -251,7 +252,7 @@ def test_a_loop_that_watches_survives_a_store_outage() -> None:
         def work(self) -> NodeWork:
             if self.left:
                 self.left -= 1
-                raise StoreUnavailable("it restarts")
+                raise outage
             return super().work()
 
     loop = stage.loop(Away)
@@ -263,7 +264,8 @@ def test_a_loop_that_watches_survives_a_store_outage() -> None:
     thread.join(STUCK_S)
     loop.end()
     failures = [event for event in stage.told if isinstance(event, RunFailed)]
-    assert [event.message for event in failures] == ["it restarts"] * 3
+    name = "store" if isinstance(outage, StoreUnavailable) else "objects"
+    assert [(event.name, event.message) for event in failures] == [(name, "it restarts")] * 3
 
 
 def test_a_loop_that_catches_up_raises_on_a_store_outage() -> None:

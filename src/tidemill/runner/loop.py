@@ -12,7 +12,7 @@ from functools import partial
 from tidemill.arcs.keys import ArcKeys
 from tidemill.clock import backoff
 from tidemill.cluster.nodes import Node
-from tidemill.errors import StoreError
+from tidemill.errors import ObjectError, StoreError
 from tidemill.publish.projections import Projections, ProjectionThread
 from tidemill.runner.backlog import Backlog
 from tidemill.runner.failures import Failures
@@ -71,7 +71,7 @@ class Loop:
         self._backlog = Backlog(scope, program, self.state)
         self._failures = Failures(scope, self.state)
         self._work: NodeWork | None = None
-        self._failed_passes = 0  # in a row, because the store did not answer
+        self._failed_passes = 0  # in a row, because the store or the object storage failed
 
     def run(self, *, watch: bool, stop: threading.Event | None = None) -> RunTotals:
         """Run until all new data is processed, or has failed too often.
@@ -94,8 +94,8 @@ class Loop:
                         if self._presence.alive():
                             did = self.work().start_due()
                         self._failed_passes = 0
-                    except StoreError as error:
-                        self._wait_for_store(error)
+                    except (StoreError, ObjectError) as error:  # the heap may be in object storage
+                        self._wait_for_storage(error)
                     threads.check()
                     if state.projections is not None:
                         state.projections.check()
@@ -112,13 +112,17 @@ class Loop:
                 unsubscribe()
         return state.totals
 
-    def _wait_for_store(self, error: StoreError) -> None:
-        """Wait for the store. Raise the error instead if the runner does not watch for new data."""
+    def _wait_for_storage(self, error: StoreError | ObjectError) -> None:
+        """Wait for the store or the object storage, for example until it has restarted.
+
+        Raise the error instead if the runner does not watch for new data.
+        """
         if not self.state.watching:
             raise error
         self._failed_passes += 1
         pause_s = backoff(self._failed_passes, self._scope.chance, first_s=0.05, most_s=AWAY_S)
-        self._failures.report("store", error, pause_s, self._failed_passes)
+        name = "store" if isinstance(error, StoreError) else "objects"
+        self._failures.report(name, error, pause_s, self._failed_passes)
         self._scope.clock.wait(self.state.stop, pause_s)
 
     def work(self) -> NodeWork:

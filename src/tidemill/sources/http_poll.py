@@ -21,6 +21,7 @@ from tidemill.sources.source import (
     SourceRuntime,
     SourceStatus,
     SourceTarget,
+    acquired,
     source_id,
 )
 from tidemill.store import Tx
@@ -196,8 +197,8 @@ class PollArrival:
 
     def close(self) -> None:
         """Release the lease."""
-        with self._lock:
-            self._closed = True
-            lease, self._lease = self._lease, None
-        if lease is not None:
-            self._keeper.release(lease)
+        self._closed = True
+        with acquired(self._lock) as free:
+            if free and self._lease is not None:
+                lease, self._lease = self._lease, None
+                self._keeper.release(lease)

@@ -34,6 +34,7 @@ from tidemill.sources.source import (
     SourceRuntime,
     SourceStatus,
     SourceTarget,
+    acquired,
     source_id,
 )
 from tidemill.store import Tx
@@ -164,9 +165,10 @@ class PushArrival:
 
     def close(self) -> None:
         """Publish and answer the requests that wait, and release the lease."""
-        with self._lock:
-            self._closed = True
-            self._host.close()
+        self._closed = True
+        with acquired(self._lock) as free:
+            if free:
+                self._host.close()
 
     def _server(self, lease: HeldLease) -> PushServer:
         source, dataset = self._source, self._target.dataset

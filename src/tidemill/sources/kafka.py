@@ -17,6 +17,7 @@ from tidemill.sources.source import (
     SourceRuntime,
     SourceStatus,
     SourceTarget,
+    acquired,
     source_id,
 )
 from tidemill.sources.topic_partitions import TopicPartitions
@@ -168,6 +169,7 @@ class KafkaArrival:
         )
 
     def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            self._reader.close()
+        self._closed = True
+        with acquired(self._lock) as free:
+            if free:
+                self._reader.close()

@@ -10,8 +10,10 @@ To add a kind, write one file with a subclass of `Source` and the function that 
 the rows that they fetch with a `BatchPublisher`, and keep their progress in its checkpoints.
 """
 
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
@@ -34,6 +36,24 @@ if TYPE_CHECKING:
     from tidemill.store import Tx
 
 POLL_EVERY_S = 1.0
+CLOSE_S = 5.0
+"""How long `Arrival.close` waits for a poll that is still running."""
+
+
+@contextmanager
+def acquired(lock: threading.Lock) -> Iterator[bool]:
+    """Acquire the lock of an arrival, to close it; yield False if its poll does not end.
+
+    A poll can hang in a driver: librdkafka waits until a wall time, so for an hour if the clock is set back
+    by an hour. A runner that stops after an error must end nevertheless. Otherwise its supervisor would renew
+    its lease, and everything that it holds would wait. What the source holds then expires with the node.
+    """
+    free = lock.acquire(timeout=CLOSE_S)
+    try:
+        yield free
+    finally:
+        if free:
+            lock.release()
 
 
 def source_id(pipeline: str, dataset: str) -> str:
@@ -68,7 +88,7 @@ class Arrival(Protocol):
         ...
 
     def close(self) -> None:
-        """Release leases, so that other nodes can take over."""
+        """Release leases, so that other nodes can take over. Do not wait forever for a poll (`acquired`)."""
         ...
 
 
