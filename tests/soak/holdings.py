@@ -12,6 +12,7 @@ from tidemill.cluster.nodes import Node
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.lots import events
 from tidemill.pipeline.context import PipelineContext
+from tidemill.sources.keys import SourceKeys
 from tidemill.store import Tx
 from tidemill.triggers import subscriptions
 from tidemill.triggers.keys import TriggerKeys
@@ -85,9 +86,15 @@ def progress(tx: Tx, context: PipelineContext) -> Progress:
     return Progress(lots, steps)
 
 
-def expired(tx: Tx, cluster: str) -> list[str]:
-    """Return the ids of nodes that are still listed although their lease has expired."""
-    return [node.id for node in nodes.read_all(tx, ClusterKeys(cluster)) if node.expires_at <= tx.now()]
+def dead(tx: Tx, cluster: str) -> list[str]:
+    """Return the nodes that are dead, but whose entries or shares of a topic are not removed yet."""
+    listed = nodes.read_all(tx, ClusterKeys(cluster))
+    names = {node.id for node in listed}
+    members = SourceKeys(cluster).member
+    readers = [str(members.unpack(row.key)[1]) for row in tx.range(*members.all())]
+    return [node.id for node in listed if node.expires_at <= tx.now()] + [
+        name for name in readers if name not in names
+    ]
 
 
 def backlog(tx: Tx, context: PipelineContext) -> int:

@@ -59,7 +59,8 @@ VIEWS = {
 """The views and their queries. The views `kinds` and `all_tiers` read other views."""
 
 GROUPS = {
-    "rows": ("ledger", "kinds", "pages", "buckets"),
+    "rows": ("ledger", "kinds"),
+    "streams": ("pages", "buckets"),
     "shop": ("tiers", "regions", "by_tier", "all_tiers"),
 }
 

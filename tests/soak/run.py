@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -120,7 +121,7 @@ class _Course:
         senders = Senders(self._inputs, EVERY_S, self._hold_back)
         _wait("the first rows are in a view", lambda: self._progress().steps > 1)
         self._began = SYSTEM.monotonic()
-        began = f"{SYSTEM.wall():.0f}"
+        began = datetime.fromtimestamp(SYSTEM.wall(), UTC).strftime("%Y-%m-%d %H:%M UTC")
         monitor = Monitor(self._pipeline, steady, self._now)
         injector = Injector(
             self._nodes,
@@ -253,7 +254,7 @@ class _Course:
             _tell(str(difference))
         rows = sum(sum(counts.values()) for counts in wanted.values())
         expected = {node.threads for node in self._nodes}
-        joined = wait_until(lambda: self._alive() == expected and not self._strangers(), timeout_s=STALLED_S)
+        joined = wait_until(lambda: self._alive() == expected and not self._dead(), timeout_s=STALLED_S)
         codes = [node.drain(120.0) for node in self._nodes]
         clean_up(self._pipeline)
         left = leftovers(self._pipeline)
@@ -310,11 +311,11 @@ class _Course:
             ),
         ]
 
-    def _strangers(self) -> list[str]:
-        """Return the nodes in the list that are not alive."""
+    def _dead(self) -> list[str]:
+        """Return the dead nodes that have left traces in the store."""
         context = self._pipeline.context
         with contextlib.suppress(StoreError):
-            return context.store.run(lambda tx: holdings.expired(tx, context.place.cluster))
+            return context.store.run(lambda tx: holdings.dead(tx, context.place.cluster))
         return ["unknown"]
 
     def _undisturbed(self, wanted: oracle.Tables) -> dict[str, str]:

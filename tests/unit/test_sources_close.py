@@ -8,10 +8,12 @@ import pytest
 
 from tests.unit.test_sources_http_poll import Stage
 from tidemill.sources import source as source_module
+from tidemill.sources import source_lease
 from tidemill.sources.http_poll import PollArrival, http_poll
-from tidemill.sources.http_push import PushArrival, http_push
+from tidemill.sources.http_push import PushArrival, PushHost, http_push
 from tidemill.sources.kafka import KafkaArrival, kafka
 from tidemill.sources.source import Arrival
+from tidemill.sources.topic_reader import TopicReader
 from tidemill.testing.threads import STUCK_S
 
 SOURCES = {
@@ -20,7 +22,12 @@ SOURCES = {
     "http_push": lambda target, runtime: PushArrival(http_push(token="t" * 20), target, runtime),
 }
 
-POLLS = {"kafka": ("_reader", "read"), "http_poll": ("_poller", "poll"), "http_push": ("_host", "tick")}
+POLLS = {
+    "kafka": (TopicReader, "read"),
+    "http_poll": (source_lease, "acquire"),
+    "http_push": (PushHost, "tick"),
+}
+"""What each source calls in its poll."""
 
 
 @pytest.mark.parametrize("kind", SOURCES)
@@ -33,8 +40,7 @@ def test_a_source_closes_although_its_poll_hangs(kind: str, monkeypatch: pytest.
         assert go.wait(STUCK_S)
         raise InterruptedError
 
-    part, method = POLLS[kind]
-    monkeypatch.setattr(getattr(arrival, part), method, hang)
+    monkeypatch.setattr(*POLLS[kind], hang)
     polls = threading.Thread(target=quietly, args=(arrival,))
     polls.start()
     try:
