@@ -81,7 +81,9 @@ def declare(options: dict[str, Any]) -> tm.Pipeline:
         "spark.hadoop.fs.s3a.connection.timeout": "20000",
     }
     settings = small_spark(conf)
-    java = settings.conf["spark.driver.extraJavaOptions"].replace("-Xmn400m", "-Xms512m -Xmn192m -XX:+AlwaysPreTouch")
+    java = settings.conf["spark.driver.extraJavaOptions"].replace(
+        "-Xmn400m", "-Xms512m -Xmn192m -XX:+AlwaysPreTouch"
+    )
     settings.conf["spark.driver.extraJavaOptions"] = java
     pipeline = tm.Pipeline(
         NAME,

@@ -35,11 +35,11 @@ def test_the_oracle_finds_a_lost_and_a_doubled_row_in_each_table(table: str) -> 
     assert oracle.differences(wanted, stored) == []
     row = next(iter(stored[table]))
     stored[table][row] -= 1
-    assert [str(found) for found in oracle.differences(wanted, stored)] == [
+    assert [str(difference) for difference in oracle.differences(wanted, stored)] == [
         f"{table}: lost {row}: 0 times instead of 1"
     ]
     stored[table][row] += 2
-    assert [str(found) for found in oracle.differences(wanted, stored)] == [
+    assert [str(difference) for difference in oracle.differences(wanted, stored)] == [
         f"{table}: doubled {row}: 2 times instead of 1"
     ]
 
@@ -48,7 +48,7 @@ def test_the_oracle_finds_a_row_that_was_never_sent_and_a_missing_table() -> Non
     wanted, stored = oracle.expected(SENT), oracle.expected(SENT)
     stored["orders"][(-1, 0, "north", 1)] += 1
     del stored["pages"]
-    kinds = Counter((found.table, found.wanted, found.stored) for found in oracle.differences(wanted, stored))
+    kinds = Counter((row.table, row.wanted, row.stored) for row in oracle.differences(wanted, stored))
     assert kinds[("orders", 0, 1)] == 1
     assert kinds[("pages", 1, 0)] == len(wanted["pages"])
 
