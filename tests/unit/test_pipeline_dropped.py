@@ -12,7 +12,7 @@ from tidemill import crash
 from tidemill.cli import main
 from tidemill.crash import Crashed
 from tidemill.errors import DatasetChanged, UsageError
-from tidemill.lots import datasets, owners
+from tidemill.lots import datasets, expiry, owners
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline import retention
 from tidemill.pipeline.status import tables_of
@@ -92,11 +92,15 @@ def test_a_retired_dataset_is_listed_and_can_be_dropped(scene: Scene) -> None:
 @pytest.mark.rule("LOT-39")
 def test_the_files_and_rows_of_a_dropped_dataset_are_deleted_and_no_others(scene: Scene) -> None:
     scene.retire("old", "old_hours")
+    lots = scene.keys.lots
+    scene.context.store.run(lambda tx: expiry.set_keep(tx, lots, OLD, 10**12))
+    scene.context.store.run(lambda tx: expiry.set_consumer(tx, lots, OLD, "follower", 2))
     before = scene.rows("orders"), scene.files("orders")
     DroppedDatasets(scene.context.scope, readers_s=0).remove()
     assert scene.files("old")
     for table in list(scene.shop.retired().values()):
         assert table.drop()
+    assert scene.context.store.run(lambda tx: expiry.policies(tx, lots)) == {}, "nothing else expires it"
     waiting = DroppedDatasets(scene.context.scope)
     assert not waiting.remove()
     assert scene.files("old"), "its readers have a day"

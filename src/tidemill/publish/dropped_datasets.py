@@ -46,6 +46,7 @@ def drop(tx: Tx, keys: PublishKeys, dataset: DatasetId, pipeline: str) -> None:
             hint="remove what reads it from the pipeline, run the pipeline once, then drop the dataset",
         )
     staging.forget(tx, keys.lots, dataset)
+    tx.clear(keys.lots.keep[dataset.parts], quiet=True)
     owners.forget(tx, keys.lots, dataset)
     datasets.drop(tx, keys.lots, dataset)
 
@@ -112,8 +113,7 @@ class DroppedDatasets:
             if rows:
                 tx.clear_range(rows[0].key, rows[-1].key + b"\x00")
                 return True
-        for key in (lots.append_number, lots.interval, lots.keep, lots.expired):
-            tx.clear(key[dataset.parts], quiet=True)
-        for key in (triggers.wake, triggers.waking):
-            tx.clear(key[dataset.parts], quiet=True)
+        own = (lots.append_number, lots.interval, lots.keep, lots.expired, triggers.wake, triggers.waking)
+        for space in own:
+            tx.clear(space[dataset.parts], quiet=True)
         return False
