@@ -1,50 +1,64 @@
 """Certify each view once per process, even if several tests create it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    import tidemill as tm
     from tidemill.views.certify.bounds import Bounds
     from tidemill.views.certify.certificates import ViewCertificate
-    from tidemill.views.circuit.operators import ViewOutput
+    from tidemill.views.certify.circuit_comparison import GeneratedTables
+    from tidemill.views.certify.view_tests import CircuitTest
 
 
 @contextmanager
 def shared_certificates() -> Iterator[None]:
-    """Let plans reuse the certificate of the same query, circuit and tables.
+    """Let runners reuse the certificate of the same query, circuit and tables.
 
     A certificate depends only on these and on Spark, so the test would get the same result. Tests
     of certification call `certify` themselves.
     """
-    from tidemill.views.certify import certificates
+    from tidemill.views.certify import tester
 
-    certify = certificates.certify
+    certify_circuits = tester.certify_circuits
     certified: dict[tuple[Any, ...], ViewCertificate] = {}
 
     def certify_once(
         spark: "SparkSession",
-        name: str,
-        sql: str,
-        output: "ViewOutput",
-        tables: Mapping[str, str],
+        tests: "Sequence[CircuitTest]",
+        tables: "GeneratedTables",
         *,
-        written: "ViewOutput | None" = None,
-        seed: int = 0,
         bounds: "Bounds | None" = None,
-    ) -> "ViewCertificate":
-        before = written.fingerprint if written is not None else None
-        key = (name, sql, output.fingerprint, before, tuple(sorted(tables.items())), seed)
-        if key not in certified:
-            certified[key] = certify(
-                spark, name, sql, output, tables, written=written, seed=seed, bounds=bounds
-            )
-        return certified[key]
+    ) -> "list[ViewCertificate]":
+        keys = [_key(test) for test in tests]
+        new = [test for test, key in zip(tests, keys, strict=True) if key not in certified]
+        results = certify_circuits(spark, new, tables, bounds=bounds) if new else []
+        certified.update(zip(map(_key, new), results, strict=True))
+        return [certified[key] for key in keys]
 
-    certificates.certify = certify_once
+    tester.certify_circuits = certify_once
     try:
         yield
     finally:
-        certificates.certify = certify
+        tester.certify_circuits = certify_circuits
+
+
+def _key(test: "CircuitTest") -> tuple[Any, ...]:
+    before = test.written.fingerprint if test.written is not None else None
+    return (test.view, test.sql, test.output.fingerprint, before, tuple(sorted(test.tables.items())))
+
+
+def certify_views(pipeline: "tm.Pipeline") -> None:
+    """Certify the views of a pipeline without running it."""
+    from tidemill.runner.certifier import Certifier
+    from tidemill.testing.threads import STUCK_S
+
+    plan, context = pipeline.plan(), pipeline.context
+    plan.apply("certify")
+    with context.spark() as spark:
+        certifier = Certifier(context.scope, lambda: context.node, spark, plan.program)
+        certifier.start()
+        certifier.wait(STUCK_S)

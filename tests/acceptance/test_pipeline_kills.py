@@ -14,6 +14,7 @@ import pytest
 
 from tests import shop
 from tests.acceptance.pipeline_processes import Place, Run
+from tests.certificates import certify_views
 from tests.servers.spark import SMALL, small_spark
 from tidemill import crash
 
@@ -86,7 +87,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory, spark: "SparkSession") -> Cal
     home, landing, planned = folder / "home", folder / "landing", folder / "planned"
     shop.land(landing, "a", 0)
     with shop.declare(home, landing, spark) as pipeline:
-        pipeline.plan().apply("calm")
+        certify_views(pipeline)
     shutil.copytree(home, planned)
     with shop.declare(home, landing, spark) as pipeline:
         with crash.recorded() as passed:

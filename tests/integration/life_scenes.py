@@ -18,6 +18,7 @@ import pytest
 
 import tidemill as tm
 from tests import shop
+from tests.certificates import certify_views
 from tests.orphans import unlisted
 from tests.servers.kafka import KafkaServer
 from tests.servers.process import wait_until
@@ -377,7 +378,7 @@ class Stage:
         self.spark = spark
         self.clock = ShiftedClock(SYSTEM)
         with scene.declare(folder / "before", spark, self.clock) as pipeline:
-            pipeline.plan().apply("before")
+            certify_views(pipeline)
             scene.before(pipeline)
         self.calm: dict[str, object] = {}
 

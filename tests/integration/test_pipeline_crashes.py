@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import shop
+from tests.certificates import certify_views
 from tests.shop import STAGES, Upto
 from tidemill import crash
 from tidemill.triggers.terms import Terms
@@ -82,7 +83,7 @@ class Matrix:
         for upto in STAGES:
             if upto == "views":  # a view is certified when it is first declared: once is enough
                 with shop.declare(work, self.landing, spark, upto=upto) as pipeline:
-                    pipeline.plan().apply("matrix")
+                    certify_views(pipeline)
             shutil.copytree(work, folder / f"before-{upto}")
             self.visits[upto] = Counter()
             with pytest.MonkeyPatch.context() as patch:

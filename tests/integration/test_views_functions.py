@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.integration import views_oracle
-from tidemill.views.certify.certificates import certify_function
+from tidemill.views.certify.declared_functions import certify_function
 
 DDL = {"t": "a INT, b INT, x DOUBLE, s STRING", "u": "a INT, e STRING"}
 

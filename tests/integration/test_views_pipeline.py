@@ -3,6 +3,7 @@
 import datetime as dt
 import json
 import random
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import tidemill as tm
+from tidemill import crash
 from tidemill.cli import main
 from tidemill.errors import (
     DeclarationError,
@@ -28,12 +30,14 @@ from tidemill.pipeline.explanation import retry_certification
 from tidemill.pipeline.plan import circuits
 from tidemill.pipeline.plan import views as view_plans
 from tidemill.publish.manifests import Manifests
+from tidemill.runner import certifier
 from tidemill.spark.planning_memo import PlanningMemo
-from tidemill.views.certify import certificates
+from tidemill.testing.threads import STUCK_S
+from tidemill.views.certify import tester
 from tidemill.views.certify.bounds import BoundExceeded
-from tidemill.views.certify.certificates import ViewCertified, ViewNotCertified
+from tidemill.views.certify.certificates import CertificateLate, ViewCertified, ViewNotCertified
 from tidemill.views.steps import commits
-from tidemill.views.steps.events import RowsSetAside
+from tidemill.views.steps.events import RowsSetAside, StepAbandoned, StepCommitted, StepTimed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -255,8 +259,8 @@ def test_a_view_that_cannot_be_compared_is_recomputed_and_says_why(
     def fails(*args: Any, **options: Any) -> Any:
         raise BoundExceeded("it took longer than 120 s")
 
-    certify = certificates.certify
-    monkeypatch.setattr(certificates, "certify", fails)
+    certify_circuits = tester.certify_circuits
+    monkeypatch.setattr(tester, "certify_circuits", fails)
     view = shop.view("totals", "SELECT region, count(*) AS n FROM orders GROUP BY region")
     shop["orders"].append([(1, "n", 2.0, None)])  # type: ignore[attr-defined]
     assert shop.run(emit=events.append).ok
@@ -267,7 +271,7 @@ def test_a_view_that_cannot_be_compared_is_recomputed_and_says_why(
     assert explanation.json()["runs"] == "full"
     assert "it is not certified" in explanation.text()
     assert "not compared: it took longer than 120 s" in explanation.text()
-    monkeypatch.setattr(certificates, "certify", certify)
+    monkeypatch.setattr(tester, "certify_circuits", certify_circuits)
     assert shop.run(emit=events.append).ok
     assert not [event for event in events if isinstance(event, ViewCertified)], "the attempt is not repeated"
     assert retry_certification(shop, "totals")
@@ -278,6 +282,109 @@ def test_a_view_that_cannot_be_compared_is_recomputed_and_says_why(
     shop["orders"].append([(2, "n", 2.0, None)])  # type: ignore[attr-defined]
     assert shop.run().ok
     assert rows(view) == [("n", 2)]
+
+
+class LateComparison:
+    """Comparisons that end when a test lets them end."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        certify_circuits = tester.certify_circuits
+        self._opened = threading.Event()
+
+        def certify_late(*args: Any, **options: Any) -> Any:
+            assert self._opened.wait(STUCK_S)
+            return certify_circuits(*args, **options)
+
+        monkeypatch.setattr(tester, "certify_circuits", certify_late)
+
+    def end(self) -> None:
+        self._opened.set()
+
+
+@pytest.mark.rule("DBSP-19", "DBSP-20", "DBSP-22")
+def test_a_view_without_a_certificate_is_recomputed_and_switches_without_a_difference(
+    shop: tm.Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first step after the certificate builds the traces. Rows are neither lost nor doubled."""
+    late = LateComparison(monkeypatch)
+    monkeypatch.setattr(certifier, "WAIT_S", 0.0)
+    orders: Any = shop["orders"]
+    totals = shop.view("totals", "SELECT region, count(*) AS n, sum(id) AS s FROM orders GROUP BY region")
+    top = shop.view("top", "SELECT region, s FROM totals WHERE s > 1")
+    past = shop.view("past", "SELECT id FROM orders WHERE at < now()")
+    orders.append([(1, "n", 2.0, None), (2, "n", 5.0, None), (3, None, 1.0, None)])
+    events: list[Event] = []
+
+    def follow(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, StepCommitted):
+            late.end()  # the first result is visible before the comparison ends
+
+    assert shop.run(emit=follow).ok
+    assert {event.view for event in events if isinstance(event, CertificateLate)} == {"totals", "top", "past"}
+    assert {event.view for event in events if isinstance(event, ViewCertified)} == {"totals", "top", "past"}
+    assert rows(totals) == [("n", 2, 3), (None, 1, 3)]
+    events.clear()
+    orders.append([(4, "s", 2.0, None)])
+    assert shop.run(emit=events.append).ok
+    assert [event for event in events if isinstance(event, StepTimed)], "a chain has computed this step"
+    changed = totals.changes(after=1).collect()
+    assert [(row["region"], row["n"], row["_weight"]) for row in changed] == [("s", 1, 1)]
+    assert rows(top) == [("n", 3), ("s", 4), (None, 3)]
+    assert rows(past) == []
+    orders.append([(5, "s", 2.0, None)])
+    assert shop.run().ok
+    plain = orders.df().groupBy("region").agg({"*": "count", "id": "sum"}).collect()
+    assert rows(totals) == sorted(map(tuple, plain), key=repr)
+
+
+@pytest.mark.rule("DBSP-19")
+def test_a_wrong_circuit_is_found_before_its_first_step_is_visible(
+    shop: tm.Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The load uses the circuit while it is compared. It is discarded, and the view is recomputed."""
+    honest = circuits.make
+    monkeypatch.setattr(view_plans, "_planned", PlanningMemo())
+
+    def wrong(spark: Any, sql: str, *rest: Any) -> circuits.ViewCircuit:
+        return honest(spark, sql.replace("FROM orders", "FROM orders WHERE region IS NOT NULL"), *rest)
+
+    monkeypatch.setattr(circuits, "make", wrong)
+    late = LateComparison(monkeypatch)
+    events: list[Event] = []
+
+    def follow(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, StepTimed):
+            late.end()  # the wrong circuit has computed the step
+
+    view = shop.view("totals", "SELECT region, count(*) AS n FROM orders GROUP BY region")
+    shop["orders"].append([(1, "n", 2.0, None), (2, None, 2.0, None)])  # type: ignore[attr-defined]
+    report = shop.run(emit=follow)
+    assert report.ok, report
+    assert [event.view for event in events if isinstance(event, ViewNotCertified)] == ["totals"]
+    assert [event for event in events if isinstance(event, StepAbandoned)], "the first attempt"
+    assert rows(view) == [("n", 1), (None, 1)]
+    assert len(view.lots()) == 1
+    assert view.explain().json()["runs"] == "full"
+
+
+@pytest.mark.rule("DBSP-19")
+@pytest.mark.parametrize("point", ["certify.begin.after", "certify.finish.before", "certify.finish.after"])
+def test_a_kill_during_the_comparison_does_not_leave_the_view_recomputed(
+    shop: tm.Pipeline, point: str
+) -> None:
+    events: list[Event] = []
+    view = shop.view("totals", "SELECT region, count(*) AS n FROM orders GROUP BY region")
+    shop["orders"].append([(1, "n", 2.0, None)])  # type: ignore[attr-defined]
+    with crash.armed(point), pytest.raises(crash.Crashed):
+        shop.run()
+    assert shop.run(emit=events.append).ok
+    certified = [event.view for event in events if isinstance(event, ViewCertified)]
+    assert certified == ([] if point == "certify.finish.after" else ["totals"])
+    assert view.explain().json()["runs"] == "incremental"
+    assert rows(view) == [("n", 1)]
+    assert len(view.lots()) == 1
 
 
 # --- the clock

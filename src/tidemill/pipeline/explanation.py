@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 INCREMENTAL = "each step processes only the changes"
 RECOMPUTED = "each step recomputes the view and stores the difference"
+NOT_YET = "not yet compared with plain Spark, so no result of its circuit is published"
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,11 +49,16 @@ class Explanation:
     @property
     def certified(self) -> str:
         """Return the result of the comparison with plain Spark, as a sentence."""
+        from tidemill.pipeline.plan.certification import pending
+
         certificate = self.certificate
         if certificate is not None and certificate.failed:
             again = f"tidemill explain {self.view} --retry lets the next run try again"
             what = f"declared {self.declared}, not tested" if self.circuit is None else "not compared"
-            return f"{what}: {certificate.reason}; {again}"
+            return f"{what}: {certificate.why}; {again}"
+        if certificate is not None and certificate.open:
+            what = f"declared {self.declared}, not tested yet" if self.circuit is None else NOT_YET
+            return f"{what}; {pending(certificate)}"
         if self.circuit is None and certificate is not None and not certificate.equal:
             return f"a function that is declared {self.declared} but is not: {certificate.why}"
         if self.circuit is None:
@@ -63,7 +69,7 @@ class Explanation:
         if self.always_full:
             return "refresh='full': always recomputed by plain Spark"
         if certificate is None:
-            return "not yet compared with plain Spark; the first run does that"
+            return f"{NOT_YET}; {pending(certificate)}"
         if not certificate.equal:
             return f"NOT equal to plain Spark: {certificate.why}"
         equal = f"equal to plain Spark ({certificate.kind}) after {certificate.compared} generated steps"
@@ -85,10 +91,14 @@ class Explanation:
             "view": self.view,
             "runs": "full" if self.recomputed else "incremental",
             "how": self.runs,
-            "certified": None if self.certificate is None else self.certificate.equal,
+            "certified": self._is_certified(),
             "why": self.certified,
             "circuit": None if self.circuit is None else self.circuit.json(),
         }
+
+    def _is_certified(self) -> bool | None:
+        """Return the result of the comparison; None if there is none yet."""
+        return None if self.certificate is None or self.certificate.open else self.certificate.equal
 
     def drawing(self) -> str:
         """Return the circuit as a picture: the text of an SVG file."""
@@ -118,7 +128,7 @@ def explain(pipeline: "Pipeline", view: str) -> Explanation:
         if isinstance(stage, CertifyView | CertifyFunction) and stage.certificate is not None
     }
     certificate = certificates_of.get(view)
-    refused = {name for name, stored in certificates_of.items() if not stored.equal}
+    refused = {name for name, stored in certificates_of.items() if not stored.equal and not stored.open}
     always = decl.refresh == "full"
     groups = plan.program.groups.values()
     (members,) = (group.views for group in groups if any(member.name == view for member in group.views))
@@ -141,10 +151,10 @@ def retry_certification(pipeline: "Pipeline", view: str) -> bool:
     from tidemill.pipeline.plan.certification import Certify
 
     context = pipeline.context
-    tests = [stage for stage in pipeline.plan().stages if isinstance(stage, Certify) and stage.view == view]
+    stages = [stage for stage in pipeline.plan().stages if isinstance(stage, Certify) and stage.view == view]
     return any(
         context.store.run(
-            partial(certificates.forget_failure, cluster=context.place.cluster, digest=test.digest)
+            partial(certificates.forget_failure, cluster=context.place.cluster, digest=stage.test.digest)
         )
-        for test in tests
+        for stage in stages
     )

@@ -5,6 +5,7 @@ from functools import partial
 from tidemill.arcs import barriers, lot_requests
 from tidemill.arcs.keys import ArcKeys
 from tidemill.runner import upkeep
+from tidemill.runner.certifier import Certification
 from tidemill.runner.loop_state import LoopState
 from tidemill.runner.program import Program
 from tidemill.scope import Scope
@@ -25,11 +26,14 @@ CLOSING = "intervals"
 class Backlog:
     """Finds the work that is left: work that is due now, and work that is due later."""
 
-    def __init__(self, scope: Scope, program: Program, state: LoopState) -> None:
+    def __init__(
+        self, scope: Scope, program: Program, state: LoopState, certification: Certification
+    ) -> None:
         self._store = scope.store
         self._keys, self._arc_keys = StepKeys(scope.cluster), ArcKeys(scope.cluster)
         self._program = program
         self._state = state
+        self._certification = certification
 
     def is_empty(self) -> bool:
         """Return whether nothing is left to do: all new data has been processed, or has failed too often.
@@ -38,7 +42,7 @@ class Backlog:
         due later.
         """
         state, patient = self._state, self._state.is_patient
-        if state.threads.busy - upkeep.NAMES:
+        if state.threads.busy - upkeep.NAMES or not self._certification.is_done():
             return False
         totals = state.totals
         if any(not totals.settled.get(name) and patient(name) for name in self._program.sources):

@@ -68,7 +68,7 @@ class Loop:
         self._check = check
         shown = ProjectionThread(Projections(scope)) if projections else None
         self.state = LoopState(threads=RunThreads(THREADS), projections=shown)
-        self._backlog = Backlog(scope, program, self.state)
+        self._backlog = Backlog(scope, program, self.state, engine.certification)
         self._failures = Failures(scope, self.state)
         self._work: NodeWork | None = None
         self._failed_passes = 0  # in a row, because the store or the object storage failed
@@ -91,7 +91,7 @@ class Loop:
                     threads.wakeup.clear()
                     did = False
                     try:
-                        if self._presence.alive():
+                        if self._presence.alive() and not self._engine.certification.is_exclusive():
                             did = self.work().start_due()
                         self._failed_passes = 0
                     except (StoreError, ObjectError) as error:  # the heap may be in object storage
@@ -111,6 +111,10 @@ class Loop:
             finally:
                 unsubscribe()
         return state.totals
+
+    def wake(self) -> None:
+        """Start another pass now. Any thread may call this."""
+        self.state.threads.wakeup.set()
 
     def _wait_for_storage(self, error: StoreError | ObjectError) -> None:
         """Wait for the store or the object storage, for example until it has restarted.

@@ -8,7 +8,7 @@ this needs a leader: each step is a transaction, and the store lets only one nod
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
@@ -22,6 +22,7 @@ from tidemill.errors import LeaseLost, ObjectError, SourceUnavailable, StoreErro
 from tidemill.publish.intervals import IntervalCloser
 from tidemill.runner import job_deaths
 from tidemill.runner.backlog import CLOSING
+from tidemill.runner.certifier import Certification, NoCertification, NotCertified
 from tidemill.runner.compaction import Rewrite
 from tidemill.runner.failures import Failures
 from tidemill.runner.keys import RunnerKeys
@@ -56,12 +57,14 @@ class Engine:
         compute: computes the steps of views.
         rewrite: rewrites the small files of a lot; None to compact nothing.
         evaluate: evaluates the expressions of checks; None if there are no expressions.
+        certification: says whether views are still compared with plain Spark.
     """
 
     parts: PartFutures
     compute: Compute
     rewrite: Rewrite | None = None
     evaluate: Evaluate | None = None
+    certification: Certification = field(default_factory=NoCertification)
 
 
 class NodeWork:
@@ -220,7 +223,7 @@ class NodeWork:
                 stepped = self._groups.run(ticket, self._state.stops)
                 self._totals.steps[due.name] = self._totals.steps.get(due.name, 0) + stepped.jobs
             self._totals.failures.pop(due.name, None)
-        except LeaseLost:
+        except (LeaseLost, NotCertified):
             self._failures.release(ticket)
         except Exception as error:  # noqa: BLE001 - reported, and tried again
             self._failures.add(due.name, error, ticket)

@@ -17,6 +17,7 @@ from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.keys import DatasetId
 from tidemill.sources.source import PlannedSource
 from tidemill.spark.operations import stored_schema
+from tidemill.views.certify.view_tests import ViewTest
 from tidemill.views.circuit.operators import ViewOutput as CircuitOutput
 from tidemill.views.spark.clock_alarms import ClockUse
 from tidemill.views.steps.groups import GroupSpec
@@ -138,13 +139,17 @@ class TemplateArcs:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """One pipeline: the result of planning, and the template arcs that are added while the pipeline runs."""
+    """One pipeline: the result of planning, and the template arcs that are added while the pipeline runs.
+
+    - tests: the tests that certify views, by view. A view without a test needs no certificate.
+    """
 
     pipeline: str
     datasets: Mapping[DatasetId, DatasetRow]
     arcs: Mapping[str, ArcProgram]
     sources: Mapping[str, PlannedSource]
     groups: Mapping[str, GroupProgram]
+    tests: Mapping[str, ViewTest] = field(default_factory=dict, repr=False)
     template_arcs: TemplateArcs = field(default_factory=TemplateArcs, repr=False)
 
     def knows(self, name: str) -> bool:

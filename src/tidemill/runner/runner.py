@@ -3,13 +3,13 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tidemill.crash import Crashed
 from tidemill.errors import SparkDied
 from tidemill.futures.values.signatures import ClusterKey
 from tidemill.lots.keys import LotKeys
+from tidemill.runner.certifier import Certifier
 from tidemill.runner.compaction import on_spark
 from tidemill.runner.in_process_worker import InProcessWorker
 from tidemill.runner.job_tags import JobTags
@@ -18,14 +18,13 @@ from tidemill.runner.node_work import Engine
 from tidemill.runner.part_futures import PartFutures, resource_of
 from tidemill.runner.part_maker import Tools, make_part
 from tidemill.runner.presence import Presence
-from tidemill.runner.program import Program, ViewProgram
+from tidemill.runner.program import Program
 from tidemill.runner.run_totals import RunTotals
 from tidemill.scope import Scope
 from tidemill.spark.java_process import check_java
 from tidemill.spark.sessions import interrupt
 from tidemill.spark.storage import Storage
 from tidemill.spark.table_checks import evaluator
-from tidemill.views.certify import certificates
 from tidemill.views.spark.step_computer import StepComputer
 from tidemill.views.spark.view_sources import ViewSources
 from tidemill.views.spark.view_tables import ViewTables
@@ -77,11 +76,19 @@ class Runner:
         self._clock = scope.clock
         self.presence = presence
         self._tags = JobTags(spark)
+        self.certifier = Certifier(
+            scope,
+            lambda: presence.node,
+            spark,
+            program,
+            wake=lambda: self.loop.wake(),  # noqa: PLW0108 - the loop is created below
+        )
         engine = Engine(
             parts=PartFutures(scope, key, make_part, check=self._check),
-            compute=_step_computer(scope, spark, storage, program, self._tags),
+            compute=_step_computer(scope, spark, storage, program, self._tags, self.certifier),
             rewrite=on_spark(spark, storage, self._tags),
             evaluate=evaluator(spark),
+            certification=self.certifier,
         )
         self.loop = Loop(scope, presence, program, engine, check=self._check)
 
@@ -95,6 +102,7 @@ class Runner:
         check_java()
         self.presence.check()
         self.worker.check()
+        self.certifier.check()
         self.loop.state.threads.check()
 
     def run(
@@ -121,14 +129,18 @@ class Runner:
         stop = stop or threading.Event()
         self.worker.start()
         try:
+            if starts:
+                self.certifier.start()
             totals = self.loop.run(watch=watch, stop=stop) if starts else self._work_only(stop)
             if stop.is_set() and not self._drain(left_s or self._grace()):
                 self._stop_after_error()
                 return totals
+            self.certifier.stop()  # after the steps that wait for certificates
             self.loop.end()
             self.worker.check()
         except (Crashed, SparkDied):
             self.loop.state.dead = True
+            self.certifier.abandon()
             self.worker.abandon()
             self.loop.end(5.0)
             raise
@@ -162,6 +174,7 @@ class Runner:
     def _stop_after_error(self) -> None:
         self.loop.state.interrupting = True
         self.worker.stop()  # runs that wait for parts now get an error
+        self.certifier.stop()
         for _ in range(INTERRUPT_ROUNDS):
             self._tags.interrupt()  # repeated, because a step may start another job
             with contextlib.suppress(Exception):  # the caller raises the first error
@@ -170,7 +183,12 @@ class Runner:
 
 
 def _step_computer(
-    scope: Scope, spark: "SparkSession", storage: Storage, program: Program, tags: JobTags
+    scope: Scope,
+    spark: "SparkSession",
+    storage: Storage,
+    program: Program,
+    tags: JobTags,
+    certifier: Certifier,
 ) -> StepComputer:
     """Return the object that computes view steps. Each step has a job tag, so that it can be interrupted."""
     manifests = ManifestReader(storage.objects)
@@ -180,7 +198,7 @@ def _step_computer(
         tables=ViewTables(storage, manifests, scope.clock),
         inputs=InputReader(scope.store, LotKeys(scope.cluster), manifests),
         datasets=program.datasets,
-        views={view.name: _trusted(scope, view) for view in declared},
+        views={view.name: view for view in declared},
     )
 
     @contextlib.contextmanager
@@ -193,13 +211,11 @@ def _step_computer(
             raise
 
     specs = [group.spec for group in program.groups.values()]
-    return StepComputer(sources, specs, during=during, emit=scope.emit)
-
-
-def _trusted(scope: Scope, view: ViewProgram) -> ViewProgram:
-    """Return the view. Remove its circuit if certification failed or found different rows (DBSP-19)."""
-    if view.circuit is None:
-        return view
-    digest = certificates.digest_of(view.code, view.circuit)
-    certificate = scope.store.run(lambda tx: certificates.read(tx, scope.cluster, digest))
-    return view if certificate is None or certificate.equal else replace(view, circuit=None)
+    return StepComputer(
+        sources,
+        specs,
+        views=lambda: {view.name: certifier.usable(view) for view in declared},
+        confirm=certifier.confirm,
+        during=during,
+        emit=scope.emit,
+    )

@@ -11,6 +11,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
+from tidemill.spark.sessions import engine_settings
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -28,11 +30,7 @@ class SparkEngine(NamedTuple):
 
 def engine_of(spark: "SparkSession") -> SparkEngine:
     """Return the version and SQL settings of this session, on which the analysis of a query depends."""
-    settings = dict(spark.conf.getAll)
-    return SparkEngine(
-        str(spark.version),
-        frozenset((name, value) for name, value in settings.items() if name.startswith("spark.sql.")),
-    )
+    return SparkEngine(str(spark.version), frozenset(engine_settings(spark).items()))
 
 
 class PlanningMemo(Generic[Value]):

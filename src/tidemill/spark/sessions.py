@@ -61,6 +61,8 @@ _LOCAL: Final[Mapping[str, str]] = {
 _LOG_SETTINGS = Path(__file__).parent / "log4j2.properties"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _opening = threading.Lock()
+_silencing = threading.Lock()
+_silenced: list[list[bool]] = []  # for each block of `expecting_errors`, which loggers were off before it
 _QUERY_LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
@@ -131,19 +133,26 @@ def open_session(settings: SparkSettings | None = None) -> "SparkSession":
 
 @contextmanager
 def expecting_errors() -> Iterator[None]:
-    """Silence pyspark's error log inside the block, because pyspark prints each error as JSON to stderr."""
+    """Silence pyspark's error log inside the block, because pyspark prints each error as JSON to stderr.
+
+    Blocks may overlap, also in different threads: the last one restores the log.
+    """
     from pyspark.logger import PySparkLogger
 
     # Use pyspark's own function: a plain logger of that name would not accept pyspark's messages.
     loggers = [PySparkLogger.getLogger(name) for name in _QUERY_LOGGERS]
-    before = [logger.disabled for logger in loggers]
-    for logger in loggers:
-        logger.disabled = True
+    with _silencing:
+        _silenced.append([logger.disabled for logger in loggers])
+        for logger in loggers:
+            logger.disabled = True
     try:
         yield
     finally:
-        for logger, was in zip(loggers, before, strict=True):
-            logger.disabled = was
+        with _silencing:
+            before = _silenced.pop()  # the last entry is the log before the first block
+            if not _silenced:
+                for logger, was in zip(loggers, before, strict=True):
+                    logger.disabled = was
 
 
 def _connect(settings: SparkSettings) -> "SparkSession":
@@ -332,6 +341,29 @@ def changed_settings(session: "SparkSession", values: Mapping[str, str]) -> Iter
                 session.conf.unset(name)
             else:
                 session.conf.set(name, was)
+
+
+def separate_session(session: "SparkSession") -> "SparkSession":
+    """Return another session on the same Spark, with the same SQL settings and its own temporary views.
+
+    Queries in it do not disturb the first session, and it can have other settings. It does not know the
+    functions that the user registered in the first session. Spark Connect before 4.3 cannot open such a
+    session; then this returns the session itself.
+    """
+    try:
+        separate = session.newSession()
+    except (AttributeError, NotImplementedError):
+        return session
+    for name, value in engine_settings(session).items():
+        if separate.conf.isModifiable(name):
+            separate.conf.set(name, value)
+    return separate
+
+
+def engine_settings(session: "SparkSession") -> dict[str, str]:
+    """Return the SQL settings of a session, on which the results and plans of queries may depend."""
+    settings = dict(session.conf.getAll)
+    return {name: value for name, value in settings.items() if name.startswith("spark.sql.")}
 
 
 def pin(session: "SparkSession") -> None:

@@ -20,7 +20,7 @@ from tidemill.lots.keys import DatasetId
 from tidemill.pipeline import graph
 from tidemill.pipeline.declarations import ArcDecl, SinkDecl
 from tidemill.pipeline.plan.arc_stages import DeclareArc, RemoveArc
-from tidemill.pipeline.plan.catalog import Catalog, KnownTable, ddl_of, short
+from tidemill.pipeline.plan.catalog import Catalog, KnownTable, ddl_of
 from tidemill.pipeline.plan.certification import certify_arc
 from tidemill.pipeline.plan.stages import PlanStage
 from tidemill.pipeline.plan.template_stages import RefusedChild
@@ -30,6 +30,7 @@ from tidemill.runner.part_maker import results_of
 from tidemill.runner.program import ArcProgram
 from tidemill.spark import schema
 from tidemill.spark.drift import effective
+from tidemill.spark.messages import short
 from tidemill.spark.operations import WEIGHT
 from tidemill.spark.sessions import repinned
 from tidemill.views.certify.bounds import BoundExceeded

@@ -144,9 +144,3 @@ def ddl_of(frame: "DataFrame") -> str:
     In files, all columns are nullable, and texts have no maximum length.
     """
     return str(schema.of_spark(frame.schema).stored())
-
-
-def short(error: Exception) -> str:
-    """Return the beginning of a Spark error message, without the query plan."""
-    text = str(error).split("\n\nJVM stacktrace")[0].split(";\n'")[0]
-    return " ".join(text.split())[:600]

@@ -19,6 +19,7 @@ from tidemill.pipeline.plan import templates
 from tidemill.pipeline.plan.arc_stages import DeclareArc
 from tidemill.pipeline.plan.arcs import ArcPlanner
 from tidemill.pipeline.plan.catalog import Catalog
+from tidemill.pipeline.plan.certification import Certify
 from tidemill.pipeline.plan.circuits import ViewCircuit, explained
 from tidemill.pipeline.plan.sources import SourcePlanner
 from tidemill.pipeline.plan.stages import DeclareDataset, PlanStage, RetireDataset, StageStatus
@@ -120,6 +121,7 @@ def make_plan(pipeline: "Pipeline") -> Plan:
         arcs=arcs,
         sources=sources,
         groups={group_id(pipeline.name, group.spec.name): group for group in groups},
+        tests={stage.view: stage.test for stage in catalog.stages if isinstance(stage, Certify)},
         template_arcs=TemplateArcs(
             frozenset(templates.template_id(pipeline, name) for name in pipeline.templates),
             partial(templates.make_child, pipeline),

@@ -14,17 +14,20 @@ from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.declarations import ViewDecl
 from tidemill.pipeline.pace import Pace, declare_schedule, shortest, terms_of
 from tidemill.pipeline.plan import circuits
-from tidemill.pipeline.plan.catalog import Catalog, KnownTable, ddl_of, short
+from tidemill.pipeline.plan.catalog import Catalog, KnownTable, ddl_of
 from tidemill.pipeline.plan.certification import CertifyFunction, CertifyView
 from tidemill.pipeline.plan.stages import StageStatus
 from tidemill.pipeline.source_line import errors_at
 from tidemill.runner.program import GroupProgram, ViewProgram
 from tidemill.spark import queries, schema
+from tidemill.spark.messages import short
 from tidemill.spark.planning_memo import PlanningMemo
 from tidemill.spark.sessions import PINNED
 from tidemill.store import Tx
 from tidemill.triggers import schedules
 from tidemill.views.certify import certificates
+from tidemill.views.certify.certificates import ViewCertificate
+from tidemill.views.certify.view_tests import CircuitTest, FunctionTest, ViewTest
 from tidemill.views.circuit.circuit import walk
 from tidemill.views.circuit.operators import Opaque
 from tidemill.views.spark import weighted_rows
@@ -234,48 +237,50 @@ class ViewPlanner:
 
     def _certifications(self, views: Sequence[ViewProgram]) -> Iterator[CertifyView | CertifyFunction]:
         """Return the stages that compare circuits with their queries, or test linear and keyed functions."""
-        context = self.pipeline.context
         for view in views:
-            if view.function is not None and self.pipeline.views[view.name].declared != "full":
-                yield self._certify_function(view)
-                continue
-            if view.name not in self.circuits or self.pipeline.views[view.name].refresh == "full":
-                continue  # a view that is always recomputed is plain Spark
-            output = self.circuits[view.name].output
-            digest = certificates.digest_of(view.code, output)
-            yield CertifyView(
-                pipeline=self.pipeline.name,
-                view=view.name,
-                sql=view.sql,
-                where=view.where,
-                digest=digest,
-                output=output,
-                written=self.circuits[view.name].written,
-                tables={name: self.catalog.tables[name].ddl for name in (*view.datasets, *view.views)},
-                certificate=context.store.run(
-                    partial(certificates.read, cluster=context.place.cluster, digest=digest)
-                ),
-            )
+            decl = self.pipeline.views[view.name]
+            if view.function is not None and decl.declared != "full":
+                function_test = self._function_test(view)
+                yield CertifyFunction(view.where, function_test, self._certificate(function_test))
+            elif view.name in self.circuits and decl.refresh != "full":  # otherwise it is plain Spark
+                circuit_test = self._circuit_test(view)
+                yield CertifyView(view.where, circuit_test, self._certificate(circuit_test))
 
-    def _certify_function(self, view: ViewProgram) -> CertifyFunction:
-        """Return the stage that tests a function which is declared linear or keyed."""
-        context, decl = self.pipeline.context, self.pipeline.views[view.name]
-        tables = {name: self.catalog.tables[name].ddl for name in dict.fromkeys(view.reads)}
-        digest = certificates.digest_of_function(view.code, decl.declared, tables)
-        assert view.function is not None
-        return CertifyFunction(
+    def _certificate(self, test: ViewTest) -> ViewCertificate | None:
+        context = self.pipeline.context
+        return context.store.run(
+            partial(certificates.read, cluster=context.place.cluster, digest=test.digest)
+        )
+
+    def _circuit_test(self, view: ViewProgram) -> CircuitTest:
+        """Return the test that compares the circuit of a view with its query."""
+        circuit = self.circuits[view.name]
+        return CircuitTest(
             pipeline=self.pipeline.name,
             view=view.name,
+            digest=certificates.digest_of(view.code, circuit.output, self.catalog.engine.version),
+            tables={name: self.catalog.tables[name].ddl for name in (*view.datasets, *view.views)},
+            sql=view.sql,
+            output=circuit.output,
+            written=circuit.written,
+        )
+
+    def _function_test(self, view: ViewProgram) -> FunctionTest:
+        """Return the test of a function which is declared linear or keyed."""
+        decl = self.pipeline.views[view.name]
+        tables = {name: self.catalog.tables[name].ddl for name in dict.fromkeys(view.reads)}
+        assert view.function is not None
+        return FunctionTest(
+            pipeline=self.pipeline.name,
+            view=view.name,
+            digest=certificates.digest_of_function(
+                view.code, decl.declared, tables, self.catalog.engine.version
+            ),
+            tables=tables,
             declared=decl.declared,
-            where=view.where,
-            digest=digest,
             function=view.function,
             reads=view.reads,
             keyed_by=() if decl.linear else decl.keyed_by,
-            tables=tables,
-            certificate=context.store.run(
-                partial(certificates.read, cluster=context.place.cluster, digest=digest)
-            ),
         )
 
     def _ordered(self) -> list[ViewDecl]:

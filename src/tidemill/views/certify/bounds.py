@@ -42,6 +42,7 @@ class Bounds:
     - rows: how many rows a Spark job may return.
     - result_bytes: about how many bytes a Spark job may return.
     - seconds: how long the certification may take.
+    - tag: the tag of its Spark jobs.
     """
 
     def __init__(
@@ -50,30 +51,34 @@ class Bounds:
         self.rows = rows
         self.result_bytes = result_bytes
         self.seconds = seconds
+        self.tag = f"tidemill-certify-{next(_numbers)}"
         self._expired = threading.Event()
 
     @contextlib.contextmanager
     def watch(self, spark: "SparkSession", clock: Clock) -> Iterator[None]:
         """When time is up, cancel the Spark jobs that this thread has started in the block."""
-        tag = f"tidemill-certify-{next(_numbers)}"
         done = threading.Event()
 
         def cancel() -> None:
             left_s = self.seconds
             while not clock.wait(done, left_s):
-                self._expired.set()
+                self.expire()
                 with contextlib.suppress(Exception):  # Spark may have died
-                    interrupt(spark, tag)
+                    interrupt(spark, self.tag)
                 left_s = INTERRUPT_EVERY_S  # a job may have started right after the interrupt
 
         thread = threading.Thread(target=cancel, name="certification", daemon=True)
-        with tagged(spark, tag):
+        with tagged(spark, self.tag):
             thread.start()
             try:
                 yield
             finally:
                 done.set()
                 thread.join()
+
+    def expire(self) -> None:
+        """Let the certification end as if time were up."""
+        self._expired.set()
 
     def limited(self, query: str) -> str:
         """Wrap a query so that it fails if its result exceeds a bound.

@@ -1,75 +1,54 @@
 """Certificates: records that the circuit of a view was compared with its query (DBSP-18, DBSP-19).
 
-(C, "certificate", digest)     the result of the comparison
+(C, "certificate", digest)     the result of the comparison, or the attempt to compare
 
-When a view is created, plain Spark runs both its query and its circuit on generated steps. The steps contain
+When a view is new, plain Spark runs both its query and its circuit on generated steps. The steps contain
 duplicates, NULL, NaN, deletions and empty tables, and the time advances between steps. If the results differ,
 the view does not use the circuit: it stays on the rung *full*, which runs the original query, and an event
 reports this. The result is stored under a digest of everything that it depends on, so the next start does not
 repeat the comparison.
 
 A node records its attempt before the comparison starts (`begin`), because a query can end Spark or the whole
-process. If the stored row still names a node that is dead, the comparison has failed. The view is then
-recomputed in each step, as if the results had differed, and no later run repeats the attempt. An interrupted
-node withdraws its attempt.
-
-A view that is a function is tested against its declaration:
-
-    linear     Given only the changed rows, the function returns the change in its result. After each
-               generated step, the result is the previous result, plus the result for the inserted rows, minus
-               the result for the deleted rows.
-    keyed by   The rows of a key depend only on input rows of that key. If the tables are divided by key into
-               two parts, the two results together are the result for the complete tables.
-
-A function that fails the test stays on the rung *full*, and the certificate says what differed.
+process. A dead node leaves its attempt in the store. One death proves nothing: an operator may have killed
+the process. So the next node repeats the attempt, but compares such a *suspect* alone. After `MOST_DEATHS`
+deaths the comparison has failed. The view is then recomputed in each step, as if the results had differed,
+and no later run repeats the attempt. An interrupted node withdraws its attempt.
 """
 
 import hashlib
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+import importlib.metadata
+from collections.abc import Mapping
 from enum import Enum
-from itertools import count
-from typing import TYPE_CHECKING, Final
+from functools import cache
+from typing import Final
 
 import msgspec
 
 from tidemill.cluster import nodes
 from tidemill.cluster.keys import ClusterKeys
+from tidemill.cluster.nodes import Node
 from tidemill.events import Event
-from tidemill.spark import schema
-from tidemill.spark.sessions import expecting_errors
 from tidemill.store import Space, Tx
-from tidemill.views.certify import generated_steps
-from tidemill.views.certify.bounds import Bounds, is_query_error
-from tidemill.views.certify.equality import Row as Value
-from tidemill.views.certify.equality import difference, equality_of
-from tidemill.views.certify.judge import Case, Judge, TimedQuery, Verdict
-from tidemill.views.certify.query_results import collect_rows
-from tidemill.views.certify.table_contents import Row, Step, TableContents
-from tidemill.views.circuit.interpreter import interpret
-from tidemill.views.circuit.operators import Opaque, ViewOutput
-from tidemill.views.circuit.render import Renderer
-from tidemill.views.circuit.rungs import rungs
-from tidemill.views.circuit.size_arguments import sized_columns
-from tidemill.views.spark.step_time import clock_values, reads_clock
+from tidemill.views.circuit.operators import ViewOutput
+from tidemill.views.spark.step_computer import CODE
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-FORMAT = 4
+FORMAT = 5
 """The version of the generated steps and of the comparison; a new version certifies every view again."""
+
+MOST_DEATHS: Final = 3
+"""After this many deaths of nodes that compared a view, the comparison has failed."""
 
 
 class ViewCertificate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The result of a certification.
+    """The result of a certification, or an attempt that has no result yet.
 
     - equal: whether the circuit and the query gave the same result after every step.
     - why: what differed, or why there was nothing to compare.
     - compared: the number of steps compared.
     - loose: the number of these steps in which Spark itself has several correct results.
     - raised: the number of these steps in which both sides raised an error.
-    - attempted_by: the node that has begun the comparison and has not finished it.
+    - attempted_by, epoch: the node that has begun the comparison and has not finished it.
+    - deaths: how many nodes died during the comparison.
     """
 
     equal: bool
@@ -79,32 +58,36 @@ class ViewCertificate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     loose: int = 0
     raised: int = 0
     attempted_by: str = ""
+    epoch: int = 0
+    deaths: int = 0
 
     @property
     def failed(self) -> bool:
-        """Whether there is no result, because the comparison failed or has not finished."""
+        """Whether the comparison failed, so that there will be no result."""
         return self.kind == FAILED
 
     @property
-    def reason(self) -> str:
-        """Why the comparison failed, or which node has not finished it."""
-        if self.attempted_by:
-            return f"node {self.attempted_by} has begun the comparison and has not finished it"
-        return self.why
+    def open(self) -> bool:
+        """Whether the comparison has begun and has no result yet."""
+        return self.kind == OPEN
 
 
+OPEN: Final = "open"
 FAILED: Final = "failed"
 UNFINISHED: Final = ViewCertificate(
-    equal=False, kind=FAILED, why="the comparison ended Spark or the process that ran it"
+    equal=False,
+    kind=FAILED,
+    why=f"the comparison ended Spark or its process {MOST_DEATHS} times",
+    deaths=MOST_DEATHS,
 )
 
 
 class Attempt(Enum):
-    """What `begin` returns if there is no certificate yet."""
+    """What `begin` returns if there is no result yet."""
 
     BEGUN = "begun"
+    SUSPECT = "suspect"
     RUNNING = "running"
-    DIED = "died"
 
 
 class ViewCertified(Event, frozen=True, kw_only=True):
@@ -124,18 +107,51 @@ class ViewNotCertified(Event, frozen=True, kw_only=True):
     why: str
 
 
+class CertificateLate(Event, frozen=True, kw_only=True):
+    """A view starts without a certificate: steps recompute it until the comparison has ended."""
+
+    pipeline: str
+    view: str
+
+
 _decoder = msgspec.msgpack.Decoder(ViewCertificate)
 
 
-def digest_of(code: str, output: ViewOutput) -> str:
-    """Return the digest of a view's code and circuit, under which its certificate is stored."""
-    return hashlib.sha256(repr((FORMAT, code, output.fingerprint)).encode()).hexdigest()[:32]
+def digest_of(code: str, output: ViewOutput, spark: str) -> str:
+    """Return the digest under which the certificate of a view is stored.
+
+    Args:
+        code: the digest of the view's query, columns and pinned settings.
+        output: its circuit, with the types of the tables that it reads.
+        spark: the version of Spark.
+    """
+    return _digest(code, output.fingerprint, spark)
 
 
-def digest_of_function(code: str, declared: str, tables: Mapping[str, str]) -> str:
-    """Return the digest of a function's code and declaration, under which its certificate is stored."""
-    content = repr((FORMAT, code, declared, sorted(tables.items())))
+def digest_of_function(code: str, declared: str, tables: Mapping[str, str], spark: str) -> str:
+    """Return the digest under which the certificate of a function is stored.
+
+    Args:
+        code: the digest of the function, its columns and the pinned settings.
+        declared: what is declared about the function.
+        tables: the columns of the tables that it reads.
+        spark: the version of Spark.
+    """
+    return _digest(code, declared, sorted(tables.items()), spark)
+
+
+def _digest(*parts: object) -> str:
+    content = repr((FORMAT, CODE, _release(), *parts))
     return hashlib.sha256(content.encode()).hexdigest()[:32]
+
+
+@cache
+def _release() -> str:
+    """Return the release of Tidemill. Another release may compute circuits in another way."""
+    try:
+        return importlib.metadata.version("tidemill")
+    except importlib.metadata.PackageNotFoundError:  # not installed, only on the module search path
+        return ""
 
 
 def read(tx: Tx, cluster: str, digest: str) -> ViewCertificate | None:
@@ -149,213 +165,73 @@ def write(tx: Tx, cluster: str, digest: str, certificate: ViewCertificate) -> No
     tx.set(_space(cluster)[digest], msgspec.msgpack.encode(certificate), quiet=True)
 
 
-def begin(tx: Tx, cluster: str, digest: str, node: str) -> ViewCertificate | Attempt:
+def begin(tx: Tx, cluster: str, digest: str, node: Node) -> ViewCertificate | Attempt:
     """Record that a node begins a comparison, before the node does anything that could end the process.
 
-    Return the certificate if there is one. If another node is running the comparison, return RUNNING. If that
-    node is dead, store that the comparison failed, and return DIED.
+    Return the certificate if there is one. If another node is running the comparison, return RUNNING. If a
+    node died during the comparison, return SUSPECT: this node must compare the view alone. If that was the
+    last of `MOST_DEATHS` deaths, store that the comparison failed, and return that certificate.
     """
     stored = read(tx, cluster, digest)
-    if stored is None:
-        write(tx, cluster, digest, msgspec.structs.replace(UNFINISHED, attempted_by=node))
-        return Attempt.BEGUN
-    if not stored.attempted_by:
+    if stored is not None and not stored.open:
         return stored
-    other = nodes.read(tx, ClusterKeys(cluster), stored.attempted_by)
-    if other is not None and other.expires_at > tx.now():
-        return Attempt.RUNNING
-    write(tx, cluster, digest, UNFINISHED)
-    return Attempt.DIED
+    deaths = 0 if stored is None else stored.deaths
+    if stored is not None and stored.attempted_by:
+        if nodes.is_alive(tx, ClusterKeys(cluster), stored.attempted_by, stored.epoch):
+            return Attempt.RUNNING
+        deaths += 1
+    if deaths >= MOST_DEATHS:
+        write(tx, cluster, digest, UNFINISHED)
+        return UNFINISHED
+    write(tx, cluster, digest, _attempt(deaths, node))
+    return Attempt.SUSPECT if deaths else Attempt.BEGUN
 
 
-def finish(tx: Tx, cluster: str, digest: str, node: str, certificate: ViewCertificate) -> bool:
+def finish(tx: Tx, cluster: str, digest: str, node: Node, certificate: ViewCertificate) -> bool:
     """Store the result of an attempt; return False if the attempt no longer belongs to this node."""
-    stored = read(tx, cluster, digest)
-    if stored is None or stored.attempted_by != node:
+    if not _is_ours(read(tx, cluster, digest), node):
         return False
     write(tx, cluster, digest, certificate)
     return True
 
 
-def withdraw(tx: Tx, cluster: str, digest: str, node: str) -> None:
-    """Remove this node's interrupted attempt; a later run starts the comparison again."""
+def withdraw(tx: Tx, cluster: str, digest: str, node: Node, *, died: bool = False) -> None:
+    """Give up this node's attempt without a result; a later run starts the comparison again.
+
+    - died: whether Spark ended during the attempt, which counts as a death.
+    """
     stored = read(tx, cluster, digest)
-    if stored is not None and stored.attempted_by == node:
+    if stored is None or not _is_ours(stored, node):
+        return
+    deaths = stored.deaths + died
+    if deaths:
+        write(tx, cluster, digest, _attempt(deaths))
+    else:
         tx.clear(_space(cluster)[digest])
 
 
 def forget_failure(tx: Tx, cluster: str, digest: str) -> bool:
     """Remove a failed comparison, so that the next run repeats it; return False if there is none."""
     stored = read(tx, cluster, digest)
-    if stored is None or not stored.failed or stored.attempted_by:
+    if stored is None or not stored.failed:
         return False
     tx.clear(_space(cluster)[digest])
     return True
 
 
-def certify(
-    spark: "SparkSession",
-    name: str,
-    sql: str,
-    output: ViewOutput,
-    tables: Mapping[str, str],
-    *,
-    written: ViewOutput | None = None,
-    seed: int = 0,
-    bounds: Bounds | None = None,
-) -> ViewCertificate:
-    """Compare the circuit of a view with its query, in one Spark job (or a few, if values raise errors).
-
-    Args:
-        spark: a session with the pinned settings.
-        name: the name of the view.
-        sql: the original query.
-        output: the circuit that would run.
-        tables: the columns of the tables that the query reads.
-        written: the circuit before any rewrite; the comparison uses it if the query's sort order leaves ties.
-        seed: the seed of the generated rows.
-        bounds: limits on the size of results and on the time; exceeding one raises `BoundExceeded`.
-    """
-    kind = equality_of(output)
-    if _is_nondeterministic(output):
-        return ViewCertificate(
-            equal=True, kind="none", why="not deterministic, so there is nothing to compare"
-        )
-    if isinstance(output.input, Opaque):
-        return ViewCertificate(equal=True, kind=kind.name, why="the original query runs unchanged")
-    keyed = None if written is None else _text(written)
-    case = Case(name, sql, _text(output), kind, keyed)
-    clock = reads_clock(sql, [column for text in tables.values() for column in _columns(text)])
-    with expecting_errors():  # generated values overflow, and both sides must raise an error
-        sized = sized_columns(written or output)
-        steps = generated_steps.generate_steps(tables, seed=seed, clock=clock, sized=sized)
-        verdict: Verdict = Judge(spark, tables, bounds=bounds).run([case], steps)
-    why = "" if verdict else str(verdict.mismatches[0])
-    if verdict.raised == verdict.compared:
-        why = "raises an error in every generated step, so nothing could be compared"
+def _attempt(deaths: int, node: Node | None = None) -> ViewCertificate:
     return ViewCertificate(
-        equal=not why,
-        kind=kind.name,
-        why=why[:2000],
-        compared=verdict.compared,
-        loose=verdict.loose,
-        raised=verdict.raised,
+        equal=False,
+        kind=OPEN,
+        deaths=deaths,
+        attempted_by="" if node is None else node.id,
+        epoch=0 if node is None else node.epoch,
     )
 
 
-def _text(output: ViewOutput) -> TimedQuery:
-    return lambda now: interpret(output, Renderer(clock_values(now)))
-
-
-def _columns(ddl: str) -> list[str]:
-    return list(schema.parse(ddl).names)
-
-
-def _is_nondeterministic(output: ViewOutput) -> bool:
-    return not all(placed.deterministic for placed in rungs(output).values())
+def _is_ours(stored: ViewCertificate | None, node: Node) -> bool:
+    return stored is not None and (stored.attempted_by, stored.epoch) == (node.id, node.epoch)
 
 
 def _space(cluster: str) -> Space:
     return Space(cluster, "certificate")
-
-
-# --- functions ----------------------------------------------------------------------------------------------
-
-Tables = Mapping[str, Sequence[Row]]
-_numbers = count()
-
-
-def certify_function(
-    spark: "SparkSession",
-    function: "Callable[..., DataFrame]",
-    reads: Sequence[str],
-    tables: Mapping[str, str],
-    *,
-    keyed_by: Sequence[str] = (),
-    seed: int = 0,
-    bounds: Bounds | None = None,
-) -> ViewCertificate:
-    """Test in one Spark job whether a function is keyed by `keyed_by`, or linear if `keyed_by` is empty.
-
-    Args:
-        spark: a session with the pinned settings.
-        function: takes DataFrames in the order of `reads`, and returns a DataFrame.
-        reads: the names of the tables that the function reads.
-        tables: the columns of the tables.
-        keyed_by: the columns of the key.
-        seed: the seed of the generated rows.
-        bounds: limits on the size of results and on the time; exceeding one raises `BoundExceeded`.
-    """
-    contents = TableContents(tables)
-    equations: list[tuple[list[Tables], list[Tables]]] = []  # both sides must have equal results
-    for step in generated_steps.generate_steps(tables, seed=seed)[:3]:
-        before = {name: contents.rows(name) for name in tables}
-        contents.apply(step)
-        after = {name: contents.rows(name) for name in tables}
-        if keyed_by:
-            equations.append(([after], _parts(after, tables, keyed_by)))
-        else:
-            equations.append(([after, step.deletes], [before, step.inserts]))
-    inputs = [rows for left_tables, right_tables in equations for rows in (*left_tables, *right_tables)]
-    try:
-        with expecting_errors():
-            results = iter(_results(spark, function, reads, tables, inputs, bounds))
-    except Exception as error:
-        if not is_query_error(error):
-            raise
-        why = f"raises an error on generated rows: {' '.join(str(error).split())[:300]}"
-        return ViewCertificate(equal=False, kind="none", why=why)
-    for number, (left_tables, right_tables) in enumerate(equations):
-        left_rows: list[Value] = [row for _ in left_tables for row in next(results)]
-        right_rows: list[Value] = [row for _ in right_tables for row in next(results)]
-        diff = difference(left_rows, right_rows)
-        if diff is not None:
-            rule = (
-                "the results for two parts of the tables, divided by key, are not the result for all rows"
-                if keyed_by
-                else "the result for the changed rows is not the change in the result"
-            )
-            why = f"{rule}, after step {number}: {diff}"
-            return ViewCertificate(equal=False, why=why[:2000], compared=number + 1)
-    return ViewCertificate(equal=True, compared=len(equations))
-
-
-def _parts(rows: Tables, tables: Mapping[str, str], keyed_by: Sequence[str]) -> list[Tables]:
-    """Divide the tables into two parts by their keys; a table without the key columns is in both parts."""
-    keyed = [name for name, ddl in tables.items() if set(keyed_by) <= set(schema.parse(ddl).names)]
-    keys = Counter(_key(row, keyed_by) for name in keyed for row in rows[name])
-    first_keys = set(sorted(keys)[::2])
-    return [
-        {
-            name: [
-                row for row in table_rows if name not in keyed or (_key(row, keyed_by) in first_keys) is part
-            ]
-            for name, table_rows in rows.items()
-        }
-        for part in (True, False)
-    ]
-
-
-def _key(row: Row, keyed_by: Sequence[str]) -> str:
-    # 0.0 and -0.0 are the same key, as in Spark's grouping.
-    return repr([0.0 if row.get(name) == 0 else row.get(name) for name in keyed_by])
-
-
-def _results(
-    spark: "SparkSession",
-    function: "Callable[..., DataFrame]",
-    reads: Sequence[str],
-    tables: Mapping[str, str],
-    inputs: Sequence[Tables],
-    bounds: Bounds | None,
-) -> list[list[Value]]:
-    with ExitStack() as stack:
-        texts = []
-        for rows in inputs:
-            contents = TableContents(tables)
-            contents.apply(Step(inserts=rows))
-            view = f"tidemill_function_{next(_numbers)}"
-            function(*(contents.frame(spark, name) for name in reads)).createOrReplaceTempView(view)
-            stack.callback(spark.catalog.dropTempView, view)
-            texts.append(f"SELECT * FROM {view}")  # noqa: S608
-        return collect_rows(spark, texts, small=True, bounds=bounds)

@@ -32,7 +32,7 @@ LARGE_SIZE = 40
 def generate_steps(
     ddl: Mapping[str, str],
     *,
-    seed: int = 0,
+    seed: int | str = 0,
     rows: int = ROWS,
     clock: bool = False,
     sized: Mapping[str, Collection[str]] | None = None,
@@ -66,7 +66,7 @@ def generate_steps(
         steps.append(Step(now=NOW + 40 * DAY_US))
     ends = {name: [table.highest(), *table.draw(3, ends=True)] for name, table in tables.items()}
     deleted_later = {name: second_rows[name][: rows // 4] for name in tables}
-    return [*steps, Step(inserts=ends, deletes=deleted_later)]
+    return [*steps, Step(inserts=ends, deletes=deleted_later, extreme=True)]
 
 
 class _TableRows:

@@ -17,15 +17,14 @@ query only once for all steps. The judge computes the other results.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import count
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from tidemill.spark import queries, schema
+from tidemill.spark import schema
 from tidemill.views.certify import query_results
 from tidemill.views.certify.bounds import Bounds, is_query_error
 from tidemill.views.certify.equality import EXACT, Equality, Row, difference
+from tidemill.views.certify.step_tables import StepTables, TablesAfterStep
 from tidemill.views.certify.table_contents import Step, TableContents
 from tidemill.views.circuit.ties import with_other_tie_breaks
 from tidemill.views.spark.step_time import with_step_time
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TimedQuery: TypeAlias = Callable[[int], str]
-_NUMBERS = count()
 
 
 @dataclass(frozen=True)
@@ -47,6 +45,7 @@ class Case:
     - equality: how the two are compared.
     - tie_breaking: for an ordered view, its query with the hash of the row as the last key of each ORDER BY;
       or a function that takes a time and returns this query.
+    - reads: the names of the tables that the query reads; by default all tables of the judge.
     """
 
     name: str
@@ -54,6 +53,7 @@ class Case:
     actual: "str | TimedQuery | MaintainedView"
     equality: Equality = EXACT
     tie_breaking: "str | TimedQuery | None" = None
+    reads: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,17 @@ class Verdict:
     compared: int = 0
     loose: int = 0
     raised: int = 0
+
+    @classmethod
+    def combined(cls, verdicts: "Sequence[Verdict]") -> "Verdict":
+        """Return one verdict for several cases, with their mismatches in the order of the steps."""
+        mismatches = [mismatch for verdict in verdicts for mismatch in verdict.mismatches]
+        return cls(
+            sorted(mismatches, key=lambda mismatch: mismatch.step),
+            sum(verdict.compared for verdict in verdicts),
+            sum(verdict.loose for verdict in verdicts),
+            sum(verdict.raised for verdict in verdicts),
+        )
 
     def __bool__(self) -> bool:
         return not self.mismatches
@@ -144,74 +155,81 @@ class Judge:
     ) -> None:
         self._spark = spark
         self._tables = dict(tables)
-        self._columns = {name for text in tables.values() for name in schema.parse(text).names}
+        self._columns = {name: schema.parse(text).names for name, text in tables.items()}
         self._batch = batch
         self._precomputed = precomputed
         self._bounds = bounds
 
     def run(self, cases: Sequence[Case], steps: Sequence[Step]) -> Verdict:
         """Compare every case after every step. The tables are empty at the start."""
-        verdict = Verdict()
+        with StepTables(self._spark, self._tables, steps) as tables:
+            return Verdict.combined(self.verdicts(cases, tables))
+
+    def verdicts(self, cases: Sequence[Case], tables: StepTables) -> list[Verdict]:
+        """Compare every case after every step of these tables; return the verdict of each case."""
+        verdicts = [Verdict() for _ in cases]
         pending: list[_Comparison] = []
-        query_count = 0
-        before: TableContents | None = None
-        contents = self._contents(steps)
-        known_rows = self._known(cases, contents)
-        with ExitStack() as stack:
-            for number, step in enumerate(steps):
-                now = contents[number]
-                cases_now = cases
-                if before is not None and now.same(before):
-                    # Nothing changed, so queries have the same result. Only maintained views are read again.
-                    cases_now = [case for case in cases if isinstance(case.actual, MaintainedView)]
-                    verdict.compared += len(cases) - len(cases_now)
-                else:
-                    frames = _TableViews(self._spark, now, f"judge{id(self):x}_{number}", stack)
-                before = now
-                for case in cases_now:
-                    pending.append(self._comparison(case, number, step, frames, known_rows[number]))
-                    query_count += sum(isinstance(item, str) for item in pending[-1].sides)
-                    if query_count >= self._batch:
-                        self._run(pending, verdict)
-                        pending, query_count = [], 0
-            if pending:
-                self._run(pending, verdict)
-        return verdict
+        known_rows = self._known(cases, tables)
+        for number, step in enumerate(tables.steps):
+            for case, verdict in zip(cases, verdicts, strict=True):
+                if self._is_unchanged(case, tables, number):
+                    # Queries have the same result as before. After a time that they do not read, there is
+                    # nothing to compare.
+                    verdict.compared += not tables.only_time_changed(number)
+                    continue
+                after = tables.after[number]
+                comparison = self._comparison(case, number, step, after, known_rows[number], verdict)
+                if step.extreme:  # many of these queries raise an error, which would fail a common job
+                    self._run_alone(comparison)
+                    continue
+                pending.append(comparison)
+                if sum(isinstance(side, str) for item in pending for side in item.sides) >= self._batch:
+                    self._run(pending)
+                    pending = []
+        self._run(pending)
+        return verdicts
 
-    def _contents(self, steps: Sequence[Step]) -> list[TableContents]:
-        """Return the contents of the tables after each step."""
-        contents, copies = TableContents(self._tables), []
-        for step in steps:
-            contents.apply(step)
-            copies.append(contents.copy())
-        return copies
+    def _is_unchanged(self, case: Case, tables: StepTables, number: int) -> bool:
+        """Return whether the queries of a case and their tables are those of the previous step.
 
-    def _known(
-        self, cases: Sequence[Case], contents: Sequence[TableContents]
-    ) -> Sequence[Mapping[str, list[Row]]]:
+        A maintained view is read again after every step.
+        """
+        if isinstance(case.actual, MaintainedView) or not tables.same_rows(number):
+            return False
+        before, now = tables.contents[number - 1].now, tables.contents[number].now
+        return before == now or self._texts(case, before) == self._texts(case, now)
+
+    def _known(self, cases: Sequence[Case], tables: StepTables) -> Sequence[Mapping[str, list[Row]]]:
         if self._precomputed is None:
-            return [{} for _ in contents]
+            return [{} for _ in tables.steps]
         queries_by_step: list[set[str]] = []
-        for number, now in enumerate(contents):
-            unchanged = number > 0 and now.same(contents[number - 1])
-            compared = [case for case in cases if not unchanged or isinstance(case.actual, MaintainedView)]
+        for number, now in enumerate(tables.contents):
+            compared = [case for case in cases if not self._is_unchanged(case, tables, number)]
             queries_by_step.append(
                 {text for case in compared for text in self._texts(case, now.now) if text is not None}
             )
-        return self._precomputed(contents, queries_by_step)
+        return self._precomputed(tables.contents, queries_by_step)
 
     def _texts(self, case: Case, now: int) -> tuple[str, str | None, str | None]:
         """Return the queries of a case after a step: the original, the actual and the tie-breaking one."""
         actual = None if isinstance(case.actual, MaintainedView) else _at(case.actual, now)
         tie_breaking = actual if case.tie_breaking is None else _at(case.tie_breaking, now)
+        names = self._columns if case.reads is None else case.reads
+        columns = {column for name in names for column in self._columns[name]}
         return (
-            with_step_time(case.sql, now, self._columns),
+            with_step_time(case.sql, now, columns),
             actual,
             tie_breaking if case.equality.ties_broken else None,
         )
 
     def _comparison(
-        self, case: Case, number: int, step: Step, frames: "_TableViews", known_rows: Mapping[str, list[Row]]
+        self,
+        case: Case,
+        number: int,
+        step: Step,
+        frames: TablesAfterStep,
+        known_rows: Mapping[str, list[Row]],
+        verdict: Verdict,
     ) -> "_Comparison":
         sql, actual, tie_breaking = self._texts(case, frames.now)
         items = [known_rows[sql] if sql in known_rows else frames.query(sql)]
@@ -235,9 +253,11 @@ class Judge:
             ]
             return [(frames.query(sql), [frames.query(sql, backwards=True)]), *tie_queries]
 
-        return _Comparison(case, number, items, variants, frames.small)
+        return _Comparison(case, number, items, variants, frames.small, verdict)
 
-    def _run(self, comparisons: Sequence["_Comparison"], verdict: Verdict) -> None:
+    def _run(self, comparisons: Sequence["_Comparison"]) -> None:
+        if not comparisons:
+            return
         small = all(comparison.small for comparison in comparisons)
         try:
             texts = [text for comparison in comparisons for text in comparison.sides if isinstance(text, str)]
@@ -248,18 +268,19 @@ class Judge:
             if len(comparisons) > 1:
                 # One query raises an error and fails the job. Divide the comparisons to find it.
                 half = len(comparisons) // 2
-                self._run(comparisons[:half], verdict)
-                self._run(comparisons[half:], verdict)
+                self._run(comparisons[:half])
+                self._run(comparisons[half:])
             else:
-                (comparison,) = comparisons
-                self._compare(comparison, [self._rows_or_error(text) for text in comparison.sides], verdict)
+                self._run_alone(comparisons[0])
             return
         for comparison in comparisons:
             self._compare(
-                comparison,
-                [next(results) if isinstance(item, str) else item for item in comparison.sides],
-                verdict,
+                comparison, [next(results) if isinstance(item, str) else item for item in comparison.sides]
             )
+
+    def _run_alone(self, comparison: "_Comparison") -> None:
+        """Run each query of a comparison in its own job, so that an error belongs to one query."""
+        self._compare(comparison, [self._rows_or_error(text) for text in comparison.sides])
 
     def _rows_or_error(self, text: "str | list[Row]") -> "list[Row] | Exception":
         if not isinstance(text, str):
@@ -271,10 +292,8 @@ class Judge:
                 raise
             return error
 
-    def _compare(
-        self, comparison: "_Comparison", results: "Sequence[list[Row] | Exception]", verdict: Verdict
-    ) -> None:
-        case = comparison.case
+    def _compare(self, comparison: "_Comparison", results: "Sequence[list[Row] | Exception]") -> None:
+        case, verdict = comparison.case, comparison.verdict
         expected, actual = results[:2]
         verdict.compared += 1
         reason = ""
@@ -292,12 +311,12 @@ class Judge:
             elif (diff := difference(tie_breaking, actual, case.equality)) is not None:
                 reason = f"compared with the tie-breaking query: {diff}"
             elif (diff := difference(expected, tie_breaking, case.equality)) is not None:
-                reason = self._explain_ties(comparison, expected, tie_breaking, str(diff), verdict)
+                reason = self._explain_ties(comparison, expected, tie_breaking, str(diff))
         if reason:
             verdict.mismatches.append(Mismatch(case, comparison.step, reason))
 
     def _explain_ties(
-        self, comparison: "_Comparison", expected: list[Row], actual: list[Row], diff: str, verdict: Verdict
+        self, comparison: "_Comparison", expected: list[Row], actual: list[Row], diff: str
     ) -> str:
         """Return how the original and the tie-breaking query differ; empty if ties explain the difference."""
         if not comparison.case.equality.ordered:
@@ -313,7 +332,7 @@ class Judge:
                     row_counts_differ.append(len(rows) != len(variant))
         if not row_counts_differ:
             return diff
-        verdict.loose += 1
+        comparison.verdict.loose += 1
         # An aggregate over an ordered query may have more or fewer rows, depending on how ties are broken.
         if not any(row_counts_differ) and len(expected) != len(actual):
             return f"{len(actual)} rows, but plain Spark has {len(expected)}"
@@ -330,40 +349,7 @@ class _Comparison:
     variants: Callable[[], list[tuple[str, list[str]]]]
     """Returns queries, each with variants that have the same result unless there are ties."""
     small: bool
-
-
-class _TableViews:
-    """The tables after one step, as temporary views that are created when a query first reads them."""
-
-    def __init__(self, spark: "SparkSession", contents: TableContents, tag: str, stack: ExitStack) -> None:
-        self.now = contents.now
-        self.small = contents.small
-        self._spark = spark
-        self._contents = contents.copy()
-        self._tag = tag
-        self._stack = stack
-        self._made: dict[tuple[str, bool], str] = {}
-
-    def query(self, sql: str, *, backwards: bool = False) -> str:
-        """Return a query over these tables; `backwards` reverses the order of their rows."""
-        return queries.renamed(sql.rstrip().rstrip(";"), lambda name: self._view(name, backwards=backwards))
-
-    def named(self, frame: "DataFrame") -> str:
-        """Return a query that selects all rows of a DataFrame."""
-        view = f"{self._tag}_held{next(_NUMBERS)}"
-        frame.createOrReplaceTempView(view)
-        self._stack.callback(self._spark.catalog.dropTempView, view)
-        return f"SELECT * FROM {view}"  # noqa: S608
-
-    def _view(self, name: str, *, backwards: bool) -> str:
-        table = queries.match(name, self._contents.tables)
-        key = (table, backwards)
-        if key not in self._made:
-            view = f"{self._tag}_{len(self._made)}"
-            self._contents.frame(self._spark, table, backwards=backwards).createOrReplaceTempView(view)
-            self._stack.callback(self._spark.catalog.dropTempView, view)
-            self._made[key] = view
-        return self._made[key]
+    verdict: Verdict
 
 
 def _at(text: "str | TimedQuery", now: int) -> str:

@@ -25,11 +25,24 @@ class Step:
     """The changes of one step, for each table. Rows are dictionaries; a missing column is NULL.
 
     - now: the time of the step in µs since 1970; None if the time does not change.
+    - extreme: whether the rows have extreme values, on which many queries raise an error.
     """
 
     inserts: Mapping[str, Sequence[Row]] = field(default_factory=dict)
     deletes: Mapping[str, Sequence[Row]] = field(default_factory=dict)
     now: int | None = None
+    extreme: bool = False
+
+
+def merged_step(first: Step, second: Step) -> Step:
+    """Return one step that leaves the same rows and time as two steps in sequence."""
+    tables = {*first.inserts, *second.inserts, *first.deletes, *second.deletes}
+    return Step(
+        inserts={name: [*first.inserts.get(name, ()), *second.inserts.get(name, ())] for name in tables},
+        deletes={name: [*first.deletes.get(name, ()), *second.deletes.get(name, ())] for name in tables},
+        now=first.now if second.now is None else second.now,
+        extreme=first.extreme or second.extreme,
+    )
 
 
 class TableContents:
@@ -68,9 +81,9 @@ class TableContents:
         copy._columns, copy._rows, copy.now = self._columns, dict(self._rows), self.now
         return copy
 
-    def same(self, other: "TableContents") -> bool:
-        """Return whether the contents and the time are equal."""
-        return self.now == other.now and all(
+    def same_rows(self, other: "TableContents") -> bool:
+        """Return whether the contents are equal; the times may differ."""
+        return all(
             len(rows) == len(other._rows[name]) and all(map(_same, rows, other._rows[name]))
             for name, rows in self._rows.items()
         )
@@ -120,9 +133,13 @@ class TableContents:
         if len(rows) < SMALL:
             frame = frame.coalesce(1)  # one partition needs no exchange
         names = {column.name for column in carried_columns}
+        types = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
         return frame.selectExpr(
             *(
-                f"{_as_type(column, exists=column.name in names)} AS {quoted(column.name)}"
+                # Without a needless cast, each query over the table is planned faster.
+                quoted(column.name)
+                if types.get(column.name) == str(column.type) and _carrier(column.type) is None
+                else f"{_as_type(column, exists=column.name in names)} AS {quoted(column.name)}"
                 for column in table_schema.columns
             )
         )

@@ -18,11 +18,12 @@ The version file of the step lists the runs of all traces, and the step's commit
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tidemill.errors import CodeDiffers, ViewRefused
+from tidemill.errors import CodeDiffers, NotIncremental, ViewRefused
 from tidemill.events import Emit, ignore
 from tidemill.lots import layout
 from tidemill.lots.datasets import DatasetRow, Kind
@@ -55,7 +56,7 @@ from tidemill.views.spark.recompute import difference, quarantine_rows, recomput
 from tidemill.views.spark.step_inputs import FrameInput, LotInput, StepInput
 from tidemill.views.spark.table_merges import stored_columns
 from tidemill.views.spark.tasks import TaskPaths
-from tidemill.views.spark.view_sources import ViewSources
+from tidemill.views.spark.view_sources import ViewCode, ViewSources
 from tidemill.views.spark.view_tables import ViewAttempt, schema_text
 from tidemill.views.steps.commits import StepAlarm, StepBatch, StepOutput, StepPart, StepState, WholeReads
 from tidemill.views.steps.events import StepTimed
@@ -86,6 +87,10 @@ class StepComputer:
         specs: the groups that this program declares. If the group of a step is declared differently here, the
             step raises `CodeDiffers`, because the rows of a table must all come from the code that the table
             names.
+        views: returns the code of the views for the next step, if it can change between steps: a view whose
+            circuit is not certified has no circuit.
+        confirm: called after a step is computed, with the views whose circuits it used; raises an error if
+            the step must not be committed.
         cache: the folder of the local cache on the machines that run tasks; empty for the default.
         during: returns a context manager for an attempt. Spark jobs that run inside it can be interrupted.
         emit: receives the times of steps.
@@ -96,16 +101,20 @@ class StepComputer:
         sources: ViewSources,
         specs: Sequence[GroupSpec] | None = None,
         *,
+        views: Callable[[], Mapping[str, ViewCode]] | None = None,
+        confirm: Callable[[Collection[str]], None] = lambda _: None,
         cache: str = "",
         during: Callable[[str], AbstractContextManager[object]] = nullcontext,
         emit: Emit = ignore,
     ) -> None:
         self._sources = sources
         self._specs = specs
+        self._views = views
+        self._confirm = confirm
         self._cache = cache
         self._during = during
         self._emit = emit
-        self._chains: dict[GroupSpec, GroupChain] = {}
+        self._chains: dict[tuple[GroupSpec, frozenset[str]], GroupChain] = {}
 
     def __call__(self, batch: StepBatch, attempt: str) -> tuple[StepPart, ...]:
         with self._during(attempt), _exits_refused(batch):
@@ -114,32 +123,39 @@ class StepComputer:
                     f"this runner's code for the views of group {batch.spec.name!r} is not the code that was"
                     " declared for this step"
                 )
-            step = _Step(self._sources, self._chain_of(batch.spec), batch, attempt, self._cache)
+            sources = self._sources
+            if self._views is not None:
+                sources = replace(sources, views=self._views())
+            _refuse_uncertified(sources, batch.spec)
+            step = _Step(sources, self._chain_of(sources, batch.spec), batch, attempt, self._cache)
             outputs = step.run()
-            quarantined = quarantine_rows(self._sources, batch, attempt, step.datasets_to_check())
+            quarantined = quarantine_rows(sources, batch, attempt, step.datasets_to_check())
             parts: list[StepPart] = list(outputs)
             if step.has_state:
                 parts.append(StepState(version=step.write_version()))
                 self._emit(step.timed())
             parts += [] if quarantined is None else [quarantined]
             parts.append(WholeReads(datasets=step.whole_reads()))
-            return (*parts, *self._alarm(batch, outputs, attempt))
+            parts += self._alarm(batch, outputs, attempt)
+            names = [view.name for view in batch.spec.views]
+            self._confirm([name for name in names if sources.code(name).circuit is not None])
+            return tuple(parts)
 
-    def _chain_of(self, spec: GroupSpec) -> GroupChain:
-        """Return the chain of a group; it is built once for each declaration."""
-        if spec not in self._chains:
-            sources = self._sources
+    def _chain_of(self, sources: ViewSources, spec: GroupSpec) -> GroupChain:
+        """Return the chain of a group; it is built once for each declaration and set of circuits."""
+        codes = [sources.code(view.name) for view in spec.views]
+        key = (spec, frozenset(code.name for code in codes if code.circuit is not None))
+        if key not in self._chains:
             declared = {
                 name: sources.datasets[dataset] for name, dataset in _datasets_of(sources, spec).items()
             }
-            codes = [sources.code(view.name) for view in spec.views]
-            self._chains[spec] = remembered_chain(
+            self._chains[key] = remembered_chain(
                 sources.session(),
                 {code.name: None if code.refresh == "full" else code.circuit for code in codes},
                 {name: dataset.schema for name, dataset in declared.items()},
                 {name: input_kind(dataset) for name, dataset in declared.items()},
             )
-        return self._chains[spec]
+        return self._chains[key]
 
     def _alarm(self, batch: StepBatch, outputs: Sequence[StepOutput], attempt: str) -> Iterator[StepAlarm]:
         """Yield the group's alarm: when time alone changes one of its views (DBSP-22).
@@ -163,6 +179,17 @@ class StepComputer:
                     at = next_crossing(self._sources.session(), use.filters, frames, batch.now, tag)
                 times += [] if at is None else [at]
         yield StepAlarm(at=min(times, default=None))
+
+
+def _refuse_uncertified(sources: ViewSources, spec: GroupSpec) -> None:
+    """Raise `NotIncremental` if a view must not be recomputed, but its circuit is not certified."""
+    for view in spec.views:
+        code = sources.code(view.name)
+        if code.refresh == "incremental" and code.circuit is None:
+            raise NotIncremental(
+                f"view {view.name} is declared refresh='incremental', but it is not certified",
+                hint=f"tidemill explain {view.name} says why; refresh='auto' recomputes the view instead",
+            )
 
 
 @contextmanager

@@ -1,0 +1,114 @@
+"""Runs the tests of views on Spark, in a session that does not disturb other queries."""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Final, Self
+
+from tidemill.clock import Clock
+from tidemill.spark.sessions import interrupt, separate_session
+from tidemill.views.certify import declared_functions
+from tidemill.views.certify.bounds import Bounds
+from tidemill.views.certify.certificates import ViewCertificate
+from tidemill.views.certify.circuit_comparison import GeneratedTables, certify_circuits
+from tidemill.views.certify.view_tests import CircuitTest, FunctionTest, ViewTest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BATCH: Final = 10
+"""How many views are compared together."""
+
+FOR_SMALL_QUERIES: Final[Mapping[str, str]] = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.leafNodeDefaultParallelism": "1",
+    "spark.sql.shuffle.partitions": "1",
+}
+"""Spark settings for a comparison, which runs many queries over a few rows. With its usual settings, Spark
+would spend most of the time generating Java code. These settings do not change results, and the query and the
+circuit both run with them."""
+
+
+class ViewTester:
+    """Runs tests, in any thread. Tests that run at the same time share the generated tables.
+
+    Circuits are compared in a session with settings for small queries. A test that may call a function of the
+    user's session runs in that session.
+
+    Args:
+        spark: the user's session, with the pinned settings.
+        clock: measures how long tests take.
+        tests: all tests that `run` will get.
+    """
+
+    def __init__(self, spark: "SparkSession", clock: Clock, tests: Sequence[ViewTest]) -> None:
+        self._spark = spark
+        self._clock = clock
+        self._ddl = {name: columns for test in tests for name, columns in test.tables.items()}
+        self._running: dict[Bounds, SparkSession] = {}
+        self._lock = threading.Lock()
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._session = separate_session(self._spark)
+        if self._session is not self._spark:
+            for name, value in FOR_SMALL_QUERIES.items():
+                self._session.conf.set(name, value)
+        self._tables = self._stack.enter_context(GeneratedTables(self._session, self._ddl))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with suppress(Exception):  # Spark may have died
+            self._stack.close()
+
+    def run(self, tests: Sequence[ViewTest]) -> list[ViewCertificate]:
+        """Run one batch of tests."""
+        bounds = Bounds()
+        circuits = [test for test in tests if isinstance(test, CircuitTest)]
+        if len(circuits) == len(tests) and not circuits[0].calls_unknown_functions:
+            with self._watching(self._session, bounds):
+                return certify_circuits(self._session, circuits, self._tables, bounds=bounds)
+        (test,) = tests
+        with self._watching(self._spark, bounds):
+            if not isinstance(test, FunctionTest):
+                with GeneratedTables(self._spark, test.tables) as tables:
+                    return certify_circuits(self._spark, circuits, tables, bounds=bounds)
+            result = declared_functions.certify_function(
+                self._spark, test.function, test.reads, test.tables, keyed_by=test.keyed_by, bounds=bounds
+            )
+        return [result]
+
+    @contextmanager
+    def _watching(self, session: "SparkSession", bounds: Bounds) -> Iterator[None]:
+        """Watch the bounds of a test, and let `interrupt` find its jobs."""
+        with self._lock:
+            self._running[bounds] = session
+        try:
+            with bounds.watch(session, self._clock):
+                yield
+        finally:
+            with self._lock:
+                del self._running[bounds]
+
+    def interrupt(self) -> None:
+        """End all running tests: cancel their Spark jobs, and let no further job start."""
+        with self._lock:
+            running = dict(self._running)
+        for bounds, session in running.items():
+            bounds.expire()
+            with suppress(Exception):  # Spark may have died
+                interrupt(session, bounds.tag)
+
+
+def batches_of(tests: Sequence[ViewTest]) -> Iterator[list[ViewTest]]:
+    """Divide tests into batches. A test that may call functions of the user's session is a batch itself."""
+    circuits: list[ViewTest] = []
+    for test in tests:
+        if isinstance(test, CircuitTest) and not test.calls_unknown_functions:
+            circuits.append(test)
+        else:
+            yield [test]
+    for first in range(0, len(circuits), BATCH):
+        yield circuits[first : first + BATCH]
