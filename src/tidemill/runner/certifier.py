@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 THREADS: Final = min(4, os.cpu_count() or 1)
 """How many batches are compared at the same time. Spark plans each query in one thread."""
 
-WAIT_S: Final = 60.0
-"""How long a computed step waits for the certificates of its views."""
+WAIT_S: Final = 600.0
+"""How long a computed step waits for the certificates of its views. After that, the step is computed again
+without their circuits, and their traces are dropped. This is expensive, so the wait is long."""
 
 CONFIRM_S: Final = 0.05
 POLL_S: Final = 0.2

@@ -29,9 +29,6 @@ from tidemill.views.spark.step_time import clock_values
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROWS = 12
-"""How many rows of a table the first generated step inserts."""
-
 
 class GeneratedTables:
     """The tables of several views with generated rows. Comparisons in several threads can share them.
@@ -73,14 +70,14 @@ class GeneratedTables:
         """Return the steps of all tables. The rows of a table do not depend on the other tables."""
         steps_of_tables = [
             generated_steps.generate_steps(
-                {name: columns}, seed=f"{self._seed} {name}", rows=ROWS, clock=True, sized=sized
+                {name: columns}, seed=f"{self._seed} {name}", clock=True, sized=sized
             )
             for name, columns in self.ddl.items()
         ]
         steps = [reduce(merged_step, steps) for steps in zip(*steps_of_tables, strict=True)]
+        empty, inserts, deletes, clock, extreme = steps or generated_steps.generate_steps({}, clock=True)
         # A query depends on the rows that are there, not on the steps in which they came and went.
-        empty, first, second, *later = steps or generated_steps.generate_steps({}, clock=True)
-        return [empty, merged_step(first, second), *later]
+        return [empty, inserts, clock, merged_step(deletes, extreme)]
 
 
 def certify_circuits(
