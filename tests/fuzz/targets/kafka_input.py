@@ -10,7 +10,6 @@ from confluent_kafka import Producer
 from tests.fuzz.mutation import json_text, text
 from tests.fuzz.targets.json_input import RecordStage, declaration, row
 from tests.unit.push_stage import SOURCE
-from tidemill.cluster.leases import LeaseTiming
 from tidemill.sources.kafka import kafka
 from tidemill.sources.topic_partitions import TopicPartitions
 from tidemill.sources.topic_reader import TopicReader
@@ -69,7 +68,7 @@ def check(case: dict[str, Any]) -> None:
     topic = _broker().send(messages)
     source = kafka(_broker().address, topic, linger_s=0.05, max_records=case.get("max_records", 10))
     scope = stage.scope(stage.node("n0"), stage.stage.clock)
-    partitions = TopicPartitions(SOURCE, scope, timing=LeaseTiming(3600.0))
+    partitions = TopicPartitions(SOURCE, scope)
     reader = TopicReader(source, stage.publisher(), partitions)
     for _ in range(10_000):
         if reader.read().caught_up:
