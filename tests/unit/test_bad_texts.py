@@ -56,6 +56,11 @@ def test_a_path_that_no_file_system_has_is_refused(path: str) -> None:
             refused()
 
 
+def test_a_file_url_with_brackets_is_refused() -> None:
+    with pytest.raises(BadUrl, match="not a file URL"):
+        open_objects("file://[x/path", clock=SYSTEM)
+
+
 def test_the_home_folder_of_the_user_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert expanded("~/shop") == tmp_path / "shop"

@@ -210,7 +210,16 @@ def _own(options: dict[str, str], shown: str) -> tuple[str, float]:
 
 def local_path(url: str) -> str:
     """Return the path that a file:// URL names."""
-    parts = urlsplit(url)
-    if parts.netloc not in ("", "localhost") or parts.query or parts.fragment or len(parts.path) < 2:
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # brackets in the place of the host
+        parts = None
+    if (
+        parts is None
+        or parts.netloc not in ("", "localhost")
+        or parts.query
+        or parts.fragment
+        or len(parts.path) < 2
+    ):
         raise BadUrl(f"not a file URL: {redact(url)}", hint="write file:///path, with three slashes")
     return unquote(parts.path)
