@@ -5,7 +5,7 @@ import resource
 import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,16 @@ def test_a_commit_of_unknown_outcome_takes_effect_once(store: SqliteStore, done:
     assert store.stats.unknown == 1
     assert store.run(lambda tx: tx.counter(b"n")) == 2
     assert store.run(add) == 3
+
+
+@pytest.mark.rule("STO-5")
+def test_a_commit_whose_outcome_was_unknown_is_in_the_main_file(store: SqliteStore) -> None:
+    """Its log may not have reached the disk, so the store copies it before it returns the result."""
+    fail_next_commit(store, done=True)
+    assert store.run(add) == 2
+    with closing(sqlite3.connect(f"file:{store.path}?immutable=1", uri=True)) as without_log:
+        (value,) = without_log.execute("SELECT v FROM kv WHERE k = ?", (b"n",)).fetchone()
+    assert int.from_bytes(value, "little") == 2
 
 
 @pytest.mark.rule("STO-5")

@@ -1,10 +1,14 @@
 """Cancelling and deadlines."""
 
+import random
+
 import pytest
 
+from tests.unit.cluster_stage import Trouble
 from tests.unit.futures_stage import SECOND_US, Stage
 from tidemill.errors import FutureUnknown, LeaseLost
 from tidemill.futures.protocol import cancel, edges, finish, inbox, requeue
+from tidemill.futures.protocol.claim import Claim
 from tidemill.futures.protocol.rows import (
     Cancelled,
     Claimed,
@@ -15,6 +19,8 @@ from tidemill.futures.protocol.rows import (
     Unsatisfiable,
 )
 from tidemill.futures.protocol.states import FutureEdge
+from tidemill.store.memory import MemoryStore
+from tidemill.testing.fake_clock import FakeClock
 
 
 @pytest.fixture
@@ -94,6 +100,20 @@ def test_a_stale_command_only_gives_the_claim_back(stage: Stage) -> None:
     assert isinstance(stage.row(future), Unclaimed)
 
 
+@pytest.mark.rule("FUT-56", "STO-3")
+def test_a_claim_that_overtakes_a_cancel_is_seen_by_it() -> None:
+    clock = FakeClock()
+    trouble = Trouble(clock)
+    stage = Stage(MemoryStore(clock=clock, chance=random.Random(3), faults=trouble), clock=clock)
+    worker, future = stage.worker("w"), stage.submit()
+    claims: list[Claim] = []
+    trouble.interlude = lambda: claims.extend(stage.claim(worker))
+    row = stage.here(cancel.cancel, future)
+    assert [claimed.id for claimed in claims] == [future]
+    assert isinstance(row, Claimed)
+    assert (row.holder, row.cancel) == ("w", "cancelled")
+
+
 class TestDeadlines:
     """FUT-56."""
 
@@ -111,6 +131,9 @@ class TestDeadlines:
         assert row.kind == "deadline"
         assert isinstance(stage.row(behind), Failed)
         assert isinstance(stage.row(later), Unclaimed)
+        lo, hi = stage.keys.deadline.all()
+        left = [stage.keys.deadline.unpack(key)[1] for key in stage.all_rows() if lo <= key < hi]
+        assert left == [later], "a deadline that has passed is not found again"
 
     @pytest.mark.rule("FUT-56")
     def test_what_runs_at_its_deadline_is_ended_and_fails(self, stage: Stage) -> None:

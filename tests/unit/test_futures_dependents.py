@@ -101,6 +101,24 @@ def test_a_requeued_future_brings_back_what_failed_because_of_it(stage: Stage) -
         stage.make(worker, future_id)
 
 
+@pytest.mark.rule("FUT-65")
+def test_dependents_with_hundreds_of_inputs_are_requeued_in_transactions_that_fit(stage: Stage) -> None:
+    """Such a dependent needs hundreds of writes, so a page of them does not fit into one transaction."""
+    stage.scan = False
+    worker = stage.worker("w")
+    others = [stage.submit() for _ in range(200)]
+    for claimed in stage.claim(worker, 200):
+        stage.realize(worker, claimed)
+    first = stage.submit()
+    behind = [stage.submit(first, *others) for _ in range(6)]
+    stage.fail(worker, stage.claim_one(worker, first))
+    stage.drain()
+    assert all(isinstance(stage.row(future_id), Failed) for future_id in behind)
+    stage.here(requeue.requeue, first)
+    stage.drain()
+    assert all(isinstance(stage.row(future_id), Blocked) for future_id in behind)
+
+
 def test_the_row_changes_its_mind_while_its_dependents_are_being_told(stage: Stage) -> None:
     """A cursor says "bring these in step with the upstream", not "tell these that it was realised"."""
     stage.scan = False

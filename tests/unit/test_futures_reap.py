@@ -137,6 +137,16 @@ def test_a_restarted_worker_gives_back_what_its_address_still_holds_before_any_l
     assert {node.id for node in listed} == {"boot-2", "other"}
 
 
+@pytest.mark.rule("FUT-39", "FUT-64")
+def test_a_restarted_worker_leaves_a_client_of_its_address_alone(stage: Stage) -> None:
+    client = stage.worker("client", address="here:1", kind="client")
+    stage.worker("boot-1", address="here:1")
+    new = stage.worker("boot-2", address="here:1")
+    stage.there(reap.reclaim, new)
+    listed = stage.store.run(lambda tx: nodes.read_all(tx, stage.cluster))
+    assert {node.id for node in listed} == {"boot-2", client.id}
+
+
 class TestAssignments:
     """FUT-60."""
 

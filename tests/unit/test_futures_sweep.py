@@ -1,13 +1,18 @@
 """Garbage collection: what goes, and what must not."""
 
+import random
+
 import pytest
 
+from tests.unit.cluster_stage import Trouble
 from tests.unit.futures_stage import Stage
-from tidemill.futures.protocol import cancel, results, submit
+from tidemill.futures.protocol import cancel, results, submit, sweep
 from tidemill.futures.protocol.events import FuturesSwept
 from tidemill.futures.protocol.keys import args_object
 from tidemill.futures.protocol.rows import Blob, Realized
 from tidemill.store import LIMITS
+from tidemill.store.memory import MemoryStore
+from tidemill.testing.fake_clock import FakeClock
 
 DAY_S = 24 * 3600.0
 
@@ -203,6 +208,19 @@ def test_empty_lanes_leave_the_directory_and_come_back_with_the_next_future(stag
     assert stage.lanes() == []
     stage.submit(queue="rare")
     assert len(stage.lanes()) == 1
+
+
+@pytest.mark.rule("FUT-15")
+def test_a_lane_stays_listed_if_a_future_enters_it_while_it_is_closed() -> None:
+    clock = FakeClock()
+    trouble = Trouble(clock)
+    stage = Stage(MemoryStore(clock=clock, chance=random.Random(3), faults=trouble), clock=clock)
+    worker = stage.worker("w")
+    stage.make(worker, stage.submit())
+    entered: list[bytes] = []
+    trouble.interlude = lambda: entered.append(stage.submit())
+    stage.here(sweep.close_lanes)
+    assert [claimed.id for claimed in stage.claim(worker)] == entered
 
 
 def test_a_cursor_keeps_a_future_until_all_are_told(stage: Stage) -> None:

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from tests.unit.lots_stage import SECOND_US, Stage
+from tidemill.cluster import nodes
 from tidemill.cluster.nodes import Node
 from tidemill.errors import AttemptEnded, AttemptUnknown, IllegalTransition, LeaseLost, UsageError
 from tidemill.lots import layout
@@ -160,6 +161,26 @@ def test_an_abandoned_attempt_cannot_be_published_and_is_swept_until_its_rows_ar
         lambda tx: [row for row in tx.range(b"\x02c\x00", b"\x02c\xff") if b"t1" in row.key]
     )
     assert left == []
+
+
+@pytest.mark.rule("LOT-19")
+def test_of_two_cleaners_that_swept_an_attempt_one_records_it():
+    stage = Stage()
+    ended = stage.run(attempts.abandon, KEYS, opened(stage, stage.node("n")), "the check failed")
+    assert stage.run(attempts.sweep_again, KEYS, ended, ended.at + 10)
+    assert not stage.run(attempts.sweep_again, KEYS, ended, ended.at + 20)
+    assert row_of(stage).sweep_at == ended.at + 10
+    assert len(stage.run(lambda tx: tx.range(*KEYS.sweep.all()))) == 1
+
+
+@pytest.mark.rule("LOT-19", "LOT-20")
+def test_an_attempt_of_an_earlier_start_of_a_node_is_left_although_the_node_is_in_the_list():
+    stage = Stage()
+    node, other = stage.node("n", 10**12), stage.node("m", 10**12)
+    opened(stage, node)
+    assert stage.run(attempts.abandon_left, KEYS, "t1", "", other) is None  # its node is alive
+    stage.store.run(lambda tx: nodes.join(tx, KEYS.cluster, node, 10**12))
+    assert stage.run(attempts.abandon_left, KEYS, "t1", "", other) is not None
 
 
 def test_the_cleaner_abandons_only_attempts_of_dead_nodes_after_a_grace():

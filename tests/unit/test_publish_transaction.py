@@ -19,12 +19,12 @@ from tidemill.errors import (
     TidemillError,
     UsageError,
 )
-from tidemill.lots import staging
+from tidemill.lots import manifest, staging
 from tidemill.lots.ids import LotId
 from tidemill.lots.producers import Identity, Receipt
 from tidemill.lots.staging import Staged
 from tidemill.lots.states import LotState
-from tidemill.publish import attempts
+from tidemill.publish import attempts, intervals
 from tidemill.publish.attempts import Abandoned, Draft, Hold, Open, Published, Target
 from tidemill.publish.intervals import IntervalCloser
 from tidemill.publish.keys import PublishKeys
@@ -221,6 +221,37 @@ def test_of_two_closers_of_an_interval_one_publishes_it():
     row = msgspec.structs.replace(rows_for(after)[0], state=LotState.EMPTY)
     assert closer.commit(after, row) == 2
     stage.check()
+
+
+@pytest.mark.rule("LOT-42")
+def test_the_lot_of_an_interval_has_its_appends_from_all_pages(monkeypatch):
+    monkeypatch.setattr(intervals, "PAGE", 2)
+    stage = Stage()
+    clicks = stage.dataset(unit=FIVE_MINUTES)
+    appends = [Staged(uri=f"m{number}", digest="d", rows=1, size=10) for number in range(5)]
+    for append in appends:
+        stage.run(staging.stage, stage.lots, clicks, append)
+    stage.clock.advance(600)
+    scope = stage.scope(stage.node("n", 10**12))
+    assert IntervalCloser(scope).close_due() >= 1
+    lot = stage.rows_of(clicks)[0]
+    root = manifest.decode(scope.objects.get(lot.manifest)[0])
+    assert (lot.rows, root.parts) == (5, [append.uri for append in appends])
+
+
+@pytest.mark.rule("LOT-33", "HEAP-2")
+def test_the_quarantine_of_an_append_that_waits_is_published_at_once_and_wakes_its_subscribers():
+    stage = Stage()
+    orders, bad = stage.dataset(unit=FIVE_MINUTES), stage.dataset("orders_quarantine")
+    stage.subscribe("report", bad)
+    publisher = AttemptPublisher(stage.scope(stage.node("n", 10**12)))
+    hold = publisher.begin_append(orders, "t0", None, bad)
+    row, dropped = rows_for(hold)
+    assert publisher.commit_append(hold, row, None, dropped).position is None
+    assert (len(stage.events(orders)), len(stage.events(bad))) == (0, 1)
+    while stage.run(wakes.page_wakes, stage.triggers, stage.lots):
+        pass
+    assert isinstance(stage.row("report"), Scheduled)
 
 
 def left_over(stage: Stage) -> list[Abandoned]:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.errors import StoreLocation
+from tidemill.store.sqlite.header import Header, micros, needs_rebase
 from tidemill.store.sqlite.location import (
     MachineId,
     filesystem_of,
@@ -13,6 +14,7 @@ from tidemill.store.sqlite.location import (
     refuse_network,
     refuse_other_machine,
 )
+from tidemill.testing.fake_clock import FakeClock
 
 MOUNTINFO = r"""
 22 27 0:21 / /proc rw,relatime - proc proc rw
@@ -107,3 +109,13 @@ def test_a_machine_without_an_id_goes_by_its_name(tmp_path: Path) -> None:
     assert MachineId.here(tmp_path).id.startswith("host:")
     (tmp_path / "etc/machine-id").write_text("m1\n")
     assert MachineId.here(tmp_path) == MachineId("m1", "b1")
+
+
+@pytest.mark.rule("STO-6")
+@pytest.mark.parametrize(("boot", "ahead_us", "rebases"), [("b", 0, False), ("b", 1, True), ("c", 0, True)])
+def test_another_boot_or_a_clock_behind_the_stored_time_is_a_reboot(
+    boot: str, ahead_us: int, rebases: bool
+) -> None:
+    clock = FakeClock()
+    head = Header(commit=1, boot="b", base_us=0, boot_us=micros(clock) + ahead_us, ceiling_us=0)
+    assert needs_rebase(head, clock, MachineId("m", boot)) is rebases

@@ -129,6 +129,16 @@ def test_a_schedule_is_a_source_like_any_other(kind: str) -> None:
     assert stage.work() == []
 
 
+@pytest.mark.rule("HEAP-16")
+def test_of_two_schedulers_that_find_the_same_time_one_fires_it() -> None:
+    stage = HeapStage("store")
+    declared(stage)
+    stage.clock.advance(300)
+    assert stage.run(schedules.due, stage.triggers) == ["tick"]
+    fired = [stage.run(schedules.fire, stage.triggers, stage.lots, "tick") for _ in range(2)]
+    assert [(each.written, each.left_out) for each in fired] == [(1, 0), (0, 0)]
+
+
 @pytest.mark.rule("HEAP-15")
 @pytest.mark.parametrize(("policy", "written"), [(CatchUp.ALL, 288), (CatchUp.LATEST, 1), (CatchUp.NONE, 0)])
 def test_missed_times_are_handled_by_policy(policy: CatchUp, written: int) -> None:

@@ -214,6 +214,32 @@ def test_an_interrupted_attach_is_not_started_and_is_deleted_or_completed(
     assert stage.items() == []
 
 
+@pytest.mark.rule("HEAP-13")
+def test_a_subscription_that_is_attached_again_is_not_deleted_for_its_first_attempt(stage: HeapStage) -> None:
+    orders = stage.dataset()
+    for _ in range(2):
+        with pytest.raises(Crashed), crash.armed("attach.row.after"):
+            stage.attach("s", orders)
+        stage.clock.advance(400)
+        stage.scheduler.collect()
+        row = stage.run(subscriptions.read, stage.triggers, "s")
+        assert row is not None, "its own grace period is not over"
+        stage.run(subscriptions.remove, stage.triggers, "s")
+
+
+@pytest.mark.rule("HEAP-13", "HEAP-15")
+def test_a_subscription_that_is_paused_before_it_is_ready_does_not_start(stage: HeapStage) -> None:
+    orders = stage.dataset()
+    stage.publish(orders)
+    with pytest.raises(Crashed), crash.armed("attach.push.after"):
+        stage.attach("s", orders)
+    stage.run(subscriptions.pause, stage.triggers, "s")
+    assert stage.attach("s", orders).tally.ready
+    assert stage.work() == []
+    stage.run(subscriptions.resume, stage.triggers, stage.lots, "s")
+    assert stage.work() == ["s"]
+
+
 @pytest.mark.rule("HEAP-11")
 def test_an_id_is_used_once_even_if_its_name_is_reused(stage: HeapStage) -> None:
     orders = stage.dataset()
@@ -306,6 +332,15 @@ def test_next_due_waits_for_quiet_and_not_beyond_the_max_wait() -> None:
     assert due(115, 105) == Now()
     assert due(125, 124) == At(130)
     assert due(130, 129) == Now()
+
+
+@pytest.mark.rule("HEAP-14")
+def test_a_debounce_waits_until_every_input_is_quiet() -> None:
+    a, b = DatasetId("a"), DatasetId("b")
+    conditions = Conditions(debounce_us=10, max_wait_us=100)
+    closed, newest = {a: 0, b: 4}, {a: 2, b: 7}
+    assert next_due({a: 3, b: 2}, {a: 0, b: 0}, closed, 12, conditions, newest) == At(17)
+    assert next_due({a: 3, b: 2}, {a: 0, b: 0}, closed, 17, conditions, newest) == Now()
 
 
 def test_terms_that_make_no_sense_are_refused() -> None:
@@ -490,6 +525,34 @@ def test_a_push_that_is_cut_short_is_made_again_by_the_next_sweep(stage: HeapSta
     stage.scheduler = stage.new_scheduler()
     assert stage.work() == ["s"]
     assert stage.run(heap_sync.owed, stage.triggers) == []
+
+
+@pytest.mark.rule("HEAP-7")
+def test_a_run_that_is_due_later_in_this_minute_sets_the_time_of_the_next_query() -> None:
+    """A heap of objects lists an item from the beginning of its minute."""
+    stage = HeapStage("objects")
+    orders = stage.dataset()
+    stage.attach("s", orders, cadence_us=7 * SECOND_US)
+    stage.publish(orders)
+    assert stage.work() == ["s"]
+    stage.publish(orders)
+    assert stage.work() == []
+    assert stage.due_query.due().next_at == stage.row("s").next_run
+
+
+@pytest.mark.rule("HEAP-17")
+def test_a_heap_is_rebuilt_page_by_page(stage: HeapStage) -> None:
+    orders = stage.dataset()
+    stage.publish(orders)
+    names = [f"s{number}" for number in range(5)]
+    for name in names:
+        stage.attach(name, orders)
+    stage.scheduler.push()
+    assert stage.run(heap_sync.owed, stage.triggers) == []
+    stage.run(heap_sync.begin_rebuild, stage.triggers)
+    while stage.run(heap_sync.rebuild, stage.triggers, 2):
+        pass
+    assert [item.name for item in stage.run(heap_sync.owed, stage.triggers)] == names
 
 
 @pytest.mark.rule("HEAP-9")

@@ -8,11 +8,11 @@ from tests.unit.lots_stage import SECOND_US, TTL_US, Stage
 from tidemill.cluster import nodes
 from tidemill.cluster.nodes import Node
 from tidemill.errors import LeaseLost
-from tidemill.triggers import runs, subscriptions
+from tidemill.triggers import heap_sync, runs, subscriptions
 from tidemill.triggers.due import NEVER
 from tidemill.triggers.keys import TriggerKeys
 from tidemill.triggers.runs import LEAST_DEATHS, MOST_DEATHS, Ticket
-from tidemill.triggers.subscriptions import Scheduled
+from tidemill.triggers.subscriptions import Scheduled, Terms
 
 
 def again(stage: Stage, node: Node) -> Node:
@@ -55,6 +55,53 @@ def test_runs_of_an_earlier_start_end_at_once_and_others_continue() -> None:
     assert lapse(stage, new) == []  # of this life
     stage.finish(other_ticket)
     stage.finish(second)
+
+
+@pytest.mark.rule("HEAP-7")
+def test_a_run_of_an_earlier_start_is_lost_although_its_node_is_in_the_list_again() -> None:
+    stage = Stage()
+    orders = stage.dataset()
+    stage.publish(orders)
+    stage.subscribe("s", orders)
+    me = stage.node("runner-0")
+    ticket = stage.start(me, "s")
+    assert ticket is not None
+    ended = stage.run(runs.end_if_lost, stage.triggers, stage.cluster, "s", ticket.epoch)
+    assert ended is None, "its node is alive"
+    again(stage, me)
+    row = stage.run(runs.end_if_lost, stage.triggers, stage.cluster, "s", ticket.epoch)
+    assert row is not None
+    assert (row.run, row.tally.deaths) == (None, 1)
+
+
+@pytest.mark.rule("HEAP-7", "HEAP-9")
+def test_other_inputs_begin_a_new_epoch_so_the_current_run_cannot_finish() -> None:
+    stage = Stage()
+    orders, other = stage.dataset(), stage.dataset("other")
+    stage.publish(orders)
+    stage.subscribe("s", orders)
+    ticket = stage.start(stage.node("runner-0"), "s")
+    assert ticket is not None
+    stage.clock.advance(5)
+    terms = Terms(sources=(orders, other))
+    row = stage.run(subscriptions.subscribe, stage.triggers, stage.lots, "s", terms, replace_inputs=True)
+    assert row.tally.epoch == ticket.epoch + 1
+    with pytest.raises(LeaseLost):
+        stage.finish(ticket)
+
+
+@pytest.mark.rule("HEAP-9", "HEAP-17")
+def test_a_running_subscription_is_not_overdue() -> None:
+    """Its time in the index is that of the next check, which is not the time of its item."""
+    stage = Stage()
+    orders = stage.dataset()
+    stage.publish(orders)
+    for name in ("running", "waiting for a runner"):
+        stage.subscribe(name, orders)
+    assert stage.start(stage.node("runner-0"), "running") is not None
+    stage.clock.advance(60)
+    items, _ = stage.run(heap_sync.overdue, stage.triggers, SECOND_US)
+    assert [item.name for item in items] == ["waiting for a runner"]
 
 
 def test_many_runs_lapse_page_by_page() -> None:

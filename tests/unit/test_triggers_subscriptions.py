@@ -186,6 +186,8 @@ def test_a_run_of_a_removed_subscription_cannot_finish_its_successors():
     old = stage.start(node, "s")
     assert stage.run(subscriptions.remove, stage.triggers, "s")
     assert not stage.run(subscriptions.remove, stage.triggers, "s")
+    spaces = (stage.triggers.subscriber, stage.triggers.due, stage.triggers.subscription)
+    assert stage.run(lambda tx: [tx.range(*space.all()) for space in spaces]) == [[], [], []]
     with pytest.raises(LeaseLost):
         stage.finish(old)
     stage.subscribe("s", orders)
@@ -356,3 +358,17 @@ def test_more_marks_than_one_round_takes_are_taken_by_the_next():
         stage.page()
     stage.page_all()
     assert isinstance(stage.row("last"), Scheduled)
+
+
+@pytest.mark.rule("HEAP-20")
+def test_a_dataset_gets_its_turn_although_others_publish_all_the_time(monkeypatch):
+    monkeypatch.setattr(wakes, "WAKE_ROWS", 2)
+    stage = Stage()
+    a, b, c = (stage.dataset(name) for name in "abc")
+    stage.subscribe("s", c)
+    stage.publish(c)
+    for _ in range(2):
+        stage.publish(a)
+        stage.publish(b)
+        stage.run(wakes.page_wakes, stage.triggers, stage.lots)
+    assert isinstance(stage.row("s"), Scheduled)
