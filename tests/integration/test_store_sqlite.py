@@ -125,6 +125,14 @@ def test_the_store_stays_usable_after_any_error_of_a_function(
     assert get(store, b"l") == b""
 
 
+@pytest.mark.rule("STO-2")
+def test_versioned_rows_of_one_batch_have_different_keys_in_the_order_of_the_calls(
+    store: SqliteStore,
+) -> None:
+    Batch(store).run(*[lambda tx, n=n: tx.set_versioned(b"p", b"%d" % n) for n in range(5)])
+    assert [row.value for row in store.run(lambda tx: tx.range(b"p", b"q"))] == [b"0", b"1", b"2", b"3", b"4"]
+
+
 def test_functions_in_one_batch_see_each_others_writes_in_order(store: SqliteStore) -> None:
     def add(tx: Tx) -> bytes:
         value = b"%d" % (int(tx.get(b"n") or b"0") + 1)
