@@ -23,7 +23,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=20.0, help="how long faults are injected")
-    parser.add_argument("--every-s", type=float, default=15.0, help="the time from one fault to the next")
+    parser.add_argument("--every-s", type=float, default=13.0, help="the time from one fault to the next")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--report", type=Path, default=Path("build/soak.html"))
     parser.add_argument(

@@ -3,6 +3,7 @@
 import itertools
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,7 +12,7 @@ from tests.unit.sources_stage import BAD, ORDERS, SOURCE, SourceStage, ids
 from tidemill import crash
 from tidemill.cluster.keeper import Keeper
 from tidemill.crash import Crashed
-from tidemill.errors import LeaseLost
+from tidemill.errors import LeaseLost, ObjectUnavailable
 from tidemill.lots.datasets import Kind
 from tidemill.publish.parts import PartTask
 from tidemill.sources import taken_files, windows
@@ -63,6 +64,53 @@ def test_a_file_is_acknowledged_in_the_transaction_that_publishes_its_lot(stage:
         states.append((row.state.value, len(stage.stage.events(ORDERS))))
         work = stage.ingestion()  # the node starts again
     assert states == [("held", 0), ("published", 1)]
+
+
+@pytest.mark.rule("LOT-35")
+def test_a_window_whose_ingestion_failed_because_of_an_outage_is_ingested_by_the_same_node(
+    stage: SourceStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.put("a.json", 1, 2)
+    work = stage.ingestion()
+    work.discover()
+    with monkeypatch.context() as away:
+        away.setattr(work._assembler, "assemble", _fails)
+        with pytest.raises(ObjectUnavailable):
+            work.ingest()
+    (window,) = stage.open_windows()
+    assert isinstance(window, HeldWindow)
+    assert stage.ingestion("other").ingest() == 0, "another node does not take it from a live node"
+    with monkeypatch.context() as away:
+        away.setattr(work._assembler, "assemble", _fails)
+        with pytest.raises(ObjectUnavailable):
+            work.ingest()
+    assert work.ingest() == 1
+    assert ids(stage.published()) == [1, 2]
+    assert stage.open_windows() == []
+    stage.stage.check()
+
+
+def _fails(*_: object, **__: object) -> None:
+    raise ObjectUnavailable("it restarts")
+
+
+@pytest.mark.rule("CLU-22")
+def test_two_threads_of_a_node_do_not_ingest_one_window(
+    stage: SourceStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.put("a.json", 1)
+    work = stage.ingestion()
+    work.discover()
+    assemble, others = work._assembler.assemble, []
+
+    def in_the_middle(*arguments: Any, **options: Any) -> Any:
+        others.append(work.ingest())
+        return assemble(*arguments, **options)
+
+    monkeypatch.setattr(work._assembler, "assemble", in_the_middle)
+    assert work.ingest() == 1
+    assert others == [0]
+    assert ids(stage.published()) == [1]
 
 
 def test_ingestion_emits_events(stage: SourceStage) -> None:

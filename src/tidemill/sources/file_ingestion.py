@@ -95,6 +95,7 @@ class FileIngestion:
         self._publisher = Publisher(scope)
         self._assembler = Assembler(scope, parts)
         self._discovery = FileDiscovery(spec.id, listing, spec.policy, scope)
+        self._unfinished: set[int] = set()  # windows that we hold, although an error ended our work on them
         self._sharded = None
         if spec.policy.listing_shards > 1:
             self._sharded = ShardedDiscovery(
@@ -145,8 +146,23 @@ class FileIngestion:
         return ended
 
     def ingest_window(self, number: int) -> bool:
-        """Ingest one window if it is free. Return True if it was published, or if no file was left in it."""
-        begun = self._begin(number)
+        """Ingest one window if it is free. Return True if it was published, or if no file was left in it.
+
+        An error, such as unavailable storage, leaves the window held by this node. The next call resumes it.
+        """
+        resumes = number in self._unfinished
+        self._unfinished.discard(number)  # no other thread resumes it at the same time
+        try:
+            ended = self._ingest_window(number, idle=resumes)
+        except Exception:
+            self._unfinished.add(number)
+            raise
+        if resumes and not ended:
+            self._unfinished.add(number)
+        return ended
+
+    def _ingest_window(self, number: int, *, idle: bool) -> bool:
+        begun = self._begin(number, idle=idle)
         while begun is not None:
             self._scope.emit(
                 WindowTaken(
@@ -188,11 +204,11 @@ class FileIngestion:
             begun = self._begin(number)
         return False
 
-    def _begin(self, number: int) -> BegunWindow | None:
+    def _begin(self, number: int, *, idle: bool = False) -> BegunWindow | None:
         attempt = self._scope.new_attempt()
         node = self._scope.node
         return self._scope.step(
-            "sources.begin", lambda tx: begin(tx, self._keys, node, self.spec, number, attempt)
+            "sources.begin", lambda tx: begin(tx, self._keys, node, self.spec, number, attempt, idle=idle)
         )
 
     def _task(self, begun: BegunWindow) -> PartTask:
@@ -321,14 +337,23 @@ class FileIngestion:
 
 
 def begin(
-    tx: Tx, keys: SourceKeys, node: Node, spec: FileSourceSpec, number: int, attempt: str
+    tx: Tx,
+    keys: SourceKeys,
+    node: Node,
+    spec: FileSourceSpec,
+    number: int,
+    attempt: str,
+    *,
+    idle: bool = False,
 ) -> BegunWindow | None:
     """Hold a window, and open an attempt to write its lot or adopt the attempt of an earlier holder.
 
     Return None if the window cannot be held now, for example because another node works on it.
+
+    - idle: as in `windows.may_hold`.
     """
     window = windows.read(tx, keys, spec.id, number)
-    if window is None or not windows.may_hold(tx, keys, node, window):
+    if window is None or not windows.may_hold(tx, keys, node, window, idle=idle):
         return None
     if spec.kind is Kind.KEYED and windows.first_open(tx, keys, spec.id) != number:
         return None  # windows are published in order, so that the later of two upserts of a key wins
@@ -349,7 +374,7 @@ def begin(
     if spec.drift is Drift.EVOLVE:
         schema = datasets.read(tx, keys.publish.lots, spec.dataset).schema
     return BegunWindow(
-        window=windows.hold(tx, keys, node, window, opened.hold.draft.id, lot),
+        window=windows.hold(tx, keys, node, window, opened.hold.draft.id, lot, idle=idle),
         hold=opened.hold,
         files=tuple(files),
         adopted=opened.adopted,

@@ -175,11 +175,14 @@ def files_of(tx: Tx, keys: SourceKeys, source: str, number: int) -> list[ListedF
     return [file for row in tx.range(*keys.page.under(source, number)) for file in _page.decode(row.value)]
 
 
-def may_hold(tx: Tx, keys: SourceKeys, node: Node, window: AnyWindow) -> bool:
+def may_hold(tx: Tx, keys: SourceKeys, node: Node, window: AnyWindow, *, idle: bool = False) -> bool:
     """Return whether this node can work on a window now.
 
     It cannot while another live node holds the window, or before the retry time of a failed window. It also
-    cannot hold a window twice under one epoch.
+    cannot hold a window twice under one epoch, unless it is idle.
+
+    - idle: the caller knows that this node does not work on the window, even if the row names this node. An
+      error, such as unavailable storage, may have ended its work.
     """
     match window:
         case ListedWindow():
@@ -188,16 +191,28 @@ def may_hold(tx: Tx, keys: SourceKeys, node: Node, window: AnyWindow) -> bool:
             return window.retry_at <= tx.now()
         case HeldWindow():
             if window.node == node.id:
-                return window.node_epoch < node.epoch
+                return window.node_epoch < node.epoch or (idle and window.node_epoch == node.epoch)
             entry = nodes.read(tx, keys.publish.cluster, window.node)
             return entry is None or entry.epoch != window.node_epoch or entry.expires_at <= tx.now()
     return False
 
 
-def hold(tx: Tx, keys: SourceKeys, node: Node, window: AnyWindow, attempt: str, lot: str) -> HeldWindow:
-    """Hold a window under an attempt, which the caller opens or adopts in the same transaction."""
+def hold(
+    tx: Tx,
+    keys: SourceKeys,
+    node: Node,
+    window: AnyWindow,
+    attempt: str,
+    lot: str,
+    *,
+    idle: bool = False,
+) -> HeldWindow:
+    """Hold a window under an attempt, which the caller opens or adopts in the same transaction.
+
+    - idle: as in `may_hold`.
+    """
     nodes.check(tx, keys.publish.cluster, node)
-    if not may_hold(tx, keys, node, window):
+    if not may_hold(tx, keys, node, window, idle=idle):
         raise LeaseLost(
             f"window {window.about.number} of {window.about.source} cannot be taken:"
             f" it is {window.state.value}"
