@@ -1,4 +1,4 @@
-"""A node's scope: groups the store, the objects, the clock and the identity that a node works with.
+"""A node's scope: the store, the objects, the clock and the identity that a node works with.
 
 Classes that act for a node take a `Scope` instead of several separate arguments. Each package derives its key
 layout from the cluster's name, for example `ArcKeys(scope.cluster)`.

@@ -1,9 +1,9 @@
-"""Walks through folders and returns the objects in the order of their full keys.
+"""Walk through folders, and return the objects in the order of their full keys.
 
 Sorting names in each folder does not give the order of keys. For example, the name `a` sorts before `a-1`,
 but the key `a-1` sorts before `a/x`, because '-' sorts before '/'. Sorting folder names *with* the slash
 gives exactly the order in which S3 lists. The walk keeps only one folder per level in memory. Local files are
-listed like this, and so are providers that list by folders.
+listed like this, and so are the objects of providers that list by folder.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Opens object storage by its URL, and tests once whether a bucket supports conditional writes (STO-13).
+"""Open object storage by its URL, and test once whether a bucket supports conditional writes (STO-13).
 
 Some servers accept `If-None-Match` and `If-Match`, respond with 200 and overwrite anyway. Two writers of one
 key then both believe that they created it. The probe tries writes that must not succeed, first one after the

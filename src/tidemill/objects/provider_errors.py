@@ -1,4 +1,4 @@
-"""Classifies the errors of storage providers, and removes secrets from their messages.
+"""Classify the errors of storage providers, and remove secrets from their messages.
 
 obstore's messages contain the URL of the request (for Azure with its signature), the whole response and a
 dump of Rust structures. Tidemill's messages contain only the kind of error, the HTTP status and the

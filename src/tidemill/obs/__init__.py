@@ -1,1 +1,1 @@
-"""Observability: turns events into log lines and progress bars."""
+"""Observability: turn events into log lines and progress bars."""

@@ -1,4 +1,4 @@
-"""Progress: counts finished and running work from typed events. Any thread may pass events to it."""
+"""Progress: count finished and running work from typed events. Any thread may pass events to it."""
 
 import threading
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Reads the changes of a table after a position, each with the lots it was computed from (LOT-36).
+"""Read the changes of a table after a position, each with the lots it was computed from (LOT-36).
 
 Each row has the columns of the table, and also these columns:
 

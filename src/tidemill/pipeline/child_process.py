@@ -1,4 +1,4 @@
-"""Runs a pipeline in the child process of a runner, and reports the pipeline's name and cluster.
+"""Run a pipeline in the child process of a runner, and report the pipeline's name and cluster.
 
 The supervisor of a runner needs the pipeline's name and cluster, but never imports the user's file. Instead
 it starts a short-lived process that imports the file, prints the name and the cluster, and exits (`python -m

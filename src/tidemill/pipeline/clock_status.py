@@ -1,4 +1,4 @@
-"""Shows whether the wall clock has jumped, and which datasets closed intervals that lie in the future."""
+"""Show whether the wall clock has jumped, and list datasets that closed intervals in the future."""
 
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING

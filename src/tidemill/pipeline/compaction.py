@@ -1,4 +1,4 @@
-"""Compacts the lots of a table on request: `table.compact()` and `tidemill compact` (LOT-37)."""
+"""Compact the lots of a table on request: `table.compact()` and `tidemill compact` (LOT-37)."""
 
 import dataclasses
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Opens the store, the object storage and the Spark session of a pipeline in this process."""
+"""Open the store, the object storage and the Spark session of a pipeline in this process."""
 
 import contextlib
 import random

@@ -1,4 +1,4 @@
-"""Explains how a view is computed: its circuit, and how each operator is kept up to date."""
+"""Explain how a view is computed: its circuit, and how each operator is kept up to date."""
 
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,4 +1,4 @@
-"""Finds gaps in a pipeline's tables: lots that are expected but not published, with the reason (LOT-32).
+"""Find gaps in a pipeline's tables: lots that are expected but not published, with the reason (LOT-32).
 
 All information comes from the store. Object storage and Spark are not used.
 """

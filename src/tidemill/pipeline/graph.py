@@ -1,4 +1,4 @@
-"""Finds which tables a table depends on, from the declarations and without Spark."""
+"""Find which tables a table depends on, from the declarations and without Spark."""
 
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time

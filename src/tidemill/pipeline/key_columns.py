@@ -1,4 +1,4 @@
-"""Checks the key columns of a dataset, and converts the rows that users pass to delete by key (LOT-40)."""
+"""Check the key columns of a dataset, and convert the rows that users pass to delete by key (LOT-40)."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

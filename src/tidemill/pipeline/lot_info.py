@@ -1,4 +1,4 @@
-"""Lists the lots of a table: those that are published, and those that an arc still has to write."""
+"""List the lots of a table: those that are published, and those that an arc still has to write."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Literal

@@ -1,4 +1,4 @@
-"""Requests lots: backfills missing lots, replays existing ones, retries failed ones (LOT-31).
+"""Request lots: backfill missing lots, replay existing ones, retry failed ones (LOT-31).
 
 A plan lists the action and the arc for each lot. `submit` then stores a request for each lot, and runners
 process the requests, a limited number at a time. Nothing is removed: a replayed lot stays as it is until its

@@ -1,4 +1,4 @@
-"""Defines when an arc or a view group runs: its pace, and its grace period for late inputs.
+"""Define when an arc or a view group runs: its pace, and its grace period for late inputs.
 
 See HEAP-1, HEAP-14 and LOT-28.
 """

@@ -1,4 +1,4 @@
-"""Defines `Pipeline`, which users declare and run.
+"""Define `Pipeline`, which users declare and run.
 
 >>> import tidemill as tm
 >>> shop = tm.Pipeline("shop", home="shop-home")

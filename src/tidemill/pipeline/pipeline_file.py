@@ -1,4 +1,4 @@
-"""Finds and imports a pipeline: from `-f shop.py:shop`, or from a `tidemill.toml` or `pyproject.toml`.
+"""Find and import a pipeline: from `-f shop.py:shop`, or from a `tidemill.toml` or `pyproject.toml`.
 
 The search for a configuration file starts in the current folder and continues in its parents. The pipeline's
 file is imported under a private module name. Its folder is put on `sys.path`, as `python shop.py` does, so

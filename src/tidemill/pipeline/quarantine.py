@@ -1,4 +1,4 @@
-"""Lists quarantined records, ingests corrected ones again, and discards others.
+"""List quarantined records, ingest corrected ones again, and discard others.
 
 `ingest` appends the corrected records to their dataset, and then removes them from the quarantine. These are
 two transactions. The append has the quarantine's lot as its producer and the lot's generation as its number

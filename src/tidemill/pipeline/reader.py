@@ -1,4 +1,4 @@
-"""Reads the tables of a pipeline as Spark DataFrames.
+"""Read the tables of a pipeline as Spark DataFrames.
 
 A DataFrame shows a table as of one position. The reader first reads the table's current position. It then
 reads all lots up to that position through manifests, which never change. Lots that are published later do not

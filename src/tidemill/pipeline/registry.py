@@ -1,4 +1,4 @@
-"""Collects the declarations of a pipeline: datasets, sources, arcs and views, each with its source line.
+"""Collect the declarations of a pipeline: datasets, sources, arcs and views, each with its source line.
 
 Declaring uses neither the store nor Spark, so a file that declares a pipeline can be imported anywhere. An
 error in one declaration is raised at once; the plan checks whether all declarations fit together.

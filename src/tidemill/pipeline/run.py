@@ -1,4 +1,4 @@
-"""Runs a pipeline as a node of its cluster: applies the plan, then processes new data.
+"""Run a pipeline as a node of its cluster: apply the plan, then process new data.
 
 `run_as_node` needs a node. `Pipeline.run()` joins the cluster itself (`join_cluster`) and then calls
 `run_as_node`. The child process of `tidemill run` also calls `run_as_node`, but there the supervisor holds

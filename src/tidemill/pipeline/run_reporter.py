@@ -1,4 +1,4 @@
-"""Shows the progress of a run, live on a terminal or as lines, and then its result, as text or as JSON."""
+"""Show the progress of a run, live on a terminal or as lines, and then its result, as text or as JSON."""
 
 import os
 import sys

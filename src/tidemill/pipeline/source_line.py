@@ -1,4 +1,4 @@
-"""Finds the line of the user's file that contains a declaration, so that an error can name the line."""
+"""Find the line of the user's file that contains a declaration, so that an error can name the line."""
 
 import sys
 from collections.abc import Iterator

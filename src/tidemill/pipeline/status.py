@@ -1,4 +1,4 @@
-"""Shows the state of a pipeline: its tables, and what every source, arc and view group is doing now.
+"""Show the state of a pipeline: its tables, and what every source, arc and view group is doing now.
 
 This module reads only the store. It reads no objects, does not use Spark (LOT-21), and changes nothing.
 """

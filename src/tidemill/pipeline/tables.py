@@ -1,4 +1,4 @@
-"""Defines the objects through which users read and write tables: `Table`, `Dataset`, `View`, retired tables.
+"""Define the objects through which users read and write tables: `Table`, `Dataset`, `View`, retired tables.
 
 `df()` returns the rows of any of them. `changes(after)` returns the changes of a table since a position. A
 dataset can also be written.

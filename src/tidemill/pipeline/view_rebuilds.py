@@ -1,4 +1,4 @@
-"""Finds a step that rebuilt a view's table from scratch: its changes do not fit the previous table.
+"""Find a step that rebuilt a view's table from scratch: its changes do not fit the previous table.
 
 An ordinary step adds its changes to the previous table: the digest of the new table is the digest of the
 previous table plus the digest of the changes (DBSP-42). A step rebuilds the table if the columns of the view

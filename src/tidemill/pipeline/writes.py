@@ -1,4 +1,4 @@
-"""Writes to a dataset: appends, upserts and deletes rows, replaces and removes lots (LOT-30, LOT-36, LOT-40).
+"""Write to a dataset: append, upsert and delete rows, replace and remove lots (LOT-30, LOT-36, LOT-40).
 
 An append becomes a lot at once, or waits until its interval closes. A correction becomes the next generation
 of its lot. If the rows are in memory, this process writes them without Spark. If they are a Spark DataFrame,

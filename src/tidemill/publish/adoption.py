@@ -1,4 +1,4 @@
-"""Adoption: opens an attempt at a lot, or takes over an attempt that a dead node left open.
+"""Adoption: open an attempt at a lot, or take over an attempt that a dead node left open.
 
 Only one node at a time works on a lot, in one attempt. A node takes over an open attempt if the attempt has
 the same inputs, code, sinks and parts as the new work. The node then reuses the parts that are finished

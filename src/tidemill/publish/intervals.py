@@ -1,8 +1,9 @@
-"""Intervals: publishes the appends of an interval as one lot when the interval has ended (LOT-42).
+"""Close intervals: when an interval has ended, publish its appends as one lot (LOT-42).
 
 Every runner closes intervals; there is no leader. If two runners close the same interval, only one of them
-publishes it. The lot's manifest is a root that lists the manifests of the appends. So closing reads and
-copies no data, and its transaction is as small for ten thousand appends as for one.
+publishes it. The lot's manifest is a root that lists the manifests of the appends. So no data
+is read or copied when an interval is closed, and the transaction is as small for ten thousand appends as for
+one.
 """
 
 from functools import partial

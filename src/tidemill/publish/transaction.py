@@ -1,4 +1,4 @@
-"""The publication transaction: publishes an attempt as a lot in each of its sinks (LOT-20).
+"""The publication transaction: it publishes an attempt as a lot in each of its sinks (LOT-20).
 
 The transaction does all of the following or nothing. It ends the attempt and applies the caller's own state
 transition. For every sink, it points the lot row to the new manifest and adds an event at the next position.

@@ -1,1 +1,1 @@
-"""Runs pipelines: the loop that starts runs, the in-process worker, and the supervisor of `tidemill run`."""
+"""Run pipelines: the loop that starts runs, the in-process worker, and the supervisor of `tidemill run`."""

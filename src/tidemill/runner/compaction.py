@@ -1,4 +1,4 @@
-"""Compacts a lot: replaces its small files with a few large ones, which have the same rows (LOT-37).
+"""Compact a lot: replace its small files with a few large ones, which have the same rows (LOT-37).
 
     read     the lot's row and the files of its manifest; stop if the number of files cannot be reduced
     open     an attempt, before its first object is written

@@ -1,4 +1,4 @@
-"""Reports the failures of a runner, and schedules retries after a pause."""
+"""Report the failures of a runner, and schedule retries after a pause."""
 
 import contextlib
 

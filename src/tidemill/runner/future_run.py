@@ -1,4 +1,4 @@
-"""Runs a claimed future in a thread of a runner, and tells the future's code which run it belongs to.
+"""Run a claimed future in a thread of a runner, and tell the future's code which run it belongs to.
 
 The code is a function of a module, found by its name. The function calls `tools()` to get shared objects,
 such as a Spark session. It calls `current()` to get the future's id and the epoch of its claim. Every folder

@@ -1,4 +1,4 @@
-"""Tags a runner's Spark jobs with their attempt, so that the runner can interrupt them."""
+"""Tag a runner's Spark jobs with their attempt, so that the runner can interrupt them."""
 
 import contextlib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Runs the parts of arcs and sources as durable futures (LOT-18, LOT-26).
+"""Run the parts of arcs and sources as durable futures (LOT-18, LOT-26).
 
 The future of a part has no owner, so its result outlives the process that submitted it. The future is pinned,
 so its result is kept until the attempt ends. A runner that continues the attempt finds the finished parts by

@@ -1,4 +1,4 @@
-"""Computes a part of a lot: runs the user's function on Spark, in a worker thread of a runner.
+"""Compute a part of a lot: run the user's function on Spark, in a worker thread of a runner.
 
 `make_part` reads only the objects that the task lists, calls the function, and checks that each result has
 the columns of its output table. It writes each result into a folder that only this claim uses. It returns the

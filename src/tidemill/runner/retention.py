@@ -1,4 +1,4 @@
-"""Retention: lets old lots and old changes expire, but nothing that is still needed (LOT-39).
+"""Retention: let old lots and old changes expire, but nothing that is still needed (LOT-39).
 
 A dataset or a view with `keep=` has a row in the store. For each of them, `Retention` looks for lots or steps
 that are older, and removes them a page at a time. The same transaction reads the lower bound, so nothing can

@@ -1,4 +1,4 @@
-"""Counts the work that a runner has done so far, and the work that it has given up on.
+"""Count the work that a runner has done so far, and the work that it has given up on.
 
 A runner that watches for weeks makes millions of lots. It counts lots but does not keep a list of them, so
 the size of the totals depends only on the pipeline.

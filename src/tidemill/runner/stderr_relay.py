@@ -1,4 +1,4 @@
-"""Prints what a runner's child and its Spark write to standard error, without stack traces that help no user.
+"""Print what a runner's child and its Spark write to standard error, without stack traces that help no user.
 
 The supervisor owns the other end of the pipe. If the supervisor is killed, nothing that its orphans print
 reaches the terminal. If a process of Spark dies, those that were connected to it print stack traces about

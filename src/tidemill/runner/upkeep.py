@@ -1,4 +1,4 @@
-"""Upkeep: deletes files and futures that are no longer needed, lets old lots expire, and compacts lots."""
+"""Upkeep: delete files and futures that are no longer needed, let old lots expire, and compact lots."""
 
 from functools import partial
 

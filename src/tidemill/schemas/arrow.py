@@ -1,4 +1,4 @@
-"""Converts between column types and Arrow types.
+"""Convert between column types and Arrow types.
 
 `to_arrow` returns the Arrow schema for rows that are appended without Spark. Spark later reads the files of
 these rows with the declared types.

@@ -1,4 +1,4 @@
-"""Parses the text of a schema without Spark: `id BIGINT, name STRING NOT NULL, tags ARRAY<STRING>`.
+"""Parse the text of a schema without Spark: `id BIGINT, name STRING NOT NULL, tags ARRAY<STRING>`.
 
 This parser accepts the same columns as Spark's parser; a test compares the two. Errors name the position of
 the problem in the text.

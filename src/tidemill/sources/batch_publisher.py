@@ -1,4 +1,4 @@
-"""Publishes fetched batches: each batch becomes a lot and advances checkpoints (LOT-35, CLU-22).
+"""Publish fetched batches: each batch becomes a lot and advances checkpoints (LOT-35, CLU-22).
 
 A checkpoint records how far a source was fetched: an ETag, or an offset for each partition of a topic. A
 batch names the checkpoints that it advances, with their values before and after the batch. The transaction

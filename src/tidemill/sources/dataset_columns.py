@@ -1,4 +1,4 @@
-"""Adds the new columns of a lot to its dataset, in the transaction that publishes the lot (LOT-34)."""
+"""Add the new columns of a lot to its dataset, in the transaction that publishes the lot (LOT-34)."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""File discovery: compares a listing with the files already taken, and takes new files into windows.
+"""File discovery: compare a listing with the files already taken, and take new files into windows.
 
 For each page of the listing, discovery reads the stored rows of the paths on that page. So it costs one read
 of the store per thousand listed files. Files that were taken earlier and deleted since then cost nothing.

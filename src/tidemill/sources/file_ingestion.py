@@ -1,4 +1,4 @@
-"""Ingests files: turns new files into published lots (LOT-35).
+"""Ingest files: turn new files into published lots (LOT-35).
 
     discover  take new files into windows; under a lease, so that only one node lists
     begin     in one transaction: hold a window, assign an id to its lot, open or take over its attempt

@@ -1,4 +1,4 @@
-r"""Checks JSON that other programs sent, before it is converted to rows.
+r"""Check JSON that other programs sent, before it is converted to rows.
 
 Python's parser accepts JSON that Tidemill cannot store or process: half of a surrogate pair (`"\ud800"`), and
 values that are nested so deeply that later steps exceed the recursion limit.

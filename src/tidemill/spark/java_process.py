@@ -1,4 +1,4 @@
-"""Tells whether the Java process of this process's Spark has ended or is unusable, and why.
+"""Find out whether the Java process of this process's Spark has ended or is unusable, and why.
 
 pyspark starts one Java process for each Python process, and does not notice its end: every later call fails
 with an error about a connection. A process without its Java process cannot run Spark again. So the child of a

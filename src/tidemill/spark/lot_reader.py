@@ -1,4 +1,4 @@
-"""Read the objects that a manifest lists, and nothing else, as a frame, in one scan.
+"""Read exactly the objects that a manifest lists into one frame, in a single scan.
 
 Spark reads a frame when an action runs, long after these functions have returned. Run the action inside
 `read_errors(storage)`, which replaces Spark's error about a file with an error that names the object.

@@ -1,4 +1,4 @@
-"""Completions: waits until futures end, and calls callbacks when they do.
+"""Completions: wait until futures end, and call callbacks when they do.
 
 The waiting thread watches only a window of the futures: the oldest 500 that have not ended. It reads the
 window in one read-only transaction, and then fills it up with the next futures. So even in a wait for 100,000

@@ -1,4 +1,4 @@
-"""Counts how many handles a client has to each future, and releases them in batches (FUT-34, FUT-64).
+"""Count how many handles a client has to each future, and release them in batches (FUT-34, FUT-64).
 
 The store records which clients *hold* a future, which means that they have a handle to it. A future that the
 client itself submits is recorded with the submission. Other futures are recorded here.

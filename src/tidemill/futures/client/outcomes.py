@@ -1,4 +1,4 @@
-"""The outcome of a future: loads its value, or the error that explains why it has none.
+"""Load the outcome of a future: its value, or the error that explains why it has none.
 
 A failure is stored as data. Its kind decides which error class is raised (`errors`). An exception of the
 user's function is raised unchanged if it can be loaded here, with the remote traceback as a note (FUT-50).

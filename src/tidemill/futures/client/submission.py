@@ -1,4 +1,4 @@
-"""Submissions: turns calls into futures and writes them to the store in batches.
+"""Submissions: turn calls into futures and write them to the store in batches.
 
 A submission contains everything that is known before the transaction: code and arguments as bytes, checked
 options and an id. While one thread commits, the submissions of other threads are collected into a batch,

@@ -1,4 +1,4 @@
-"""Value placement: stores and copies values for `put`, `clone` and `take_ownership` (FUT-31, FUT-33).
+"""Value placement: store and copy values for `put`, `clone` and `take_ownership` (FUT-31, FUT-33).
 
 A task may write segments in addition to its result. It reports each segment to its supervisor before it
 writes a row that refers to the segment. So the segment outlives the task's process. When the process ends,

@@ -1,4 +1,4 @@
-"""Blobs: stores code and arguments, in the store if they are small, as objects if they are large (FUT-21).
+"""Blobs: store code and arguments, in the store if they are small, as objects if they are large (FUT-21).
 
 A large blob is an object. Its name is in the store before the object is written, so an object that a dead
 process left is found and deleted (`protocol.code`, `protocol.drafts`).

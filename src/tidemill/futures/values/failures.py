@@ -1,4 +1,4 @@
-"""Failures: stores exceptions as text (type, message, traceback) and, if possible, as pickled objects.
+"""Failures: store exceptions as text (type, message, traceback) and, if possible, as pickled objects.
 
 An exception may be an object of the user's code. Its `__str__` may raise, and pickling or unpickling it may
 fail. Unpickling often fails because the arguments of `__init__` are not the same as those in `args`. The

@@ -1,4 +1,4 @@
-"""Pickling: turns values into bytes and back, with pickle protocol 5 and large buffers outside of the stream.
+"""Pickling: turn values into bytes and back, with pickle protocol 5 and large buffers outside of the stream.
 
 `dump` returns a *stream* and *parts*. A part is memory that belongs to the value: the data of a numpy array,
 an Arrow buffer, a large `bytes`. The caller copies each part once, to its destination. `load` builds the

@@ -1,4 +1,4 @@
-"""Result storage: decides where a result is stored, and loads it (FUT-28, FUT-29).
+"""Result storage: decide where a result is stored, and load it (FUT-28, FUT-29).
 
     up to 16 KiB    in the future's row
     larger          in a segment of the node: processes on its host map it, other hosts fetch it over Flight

@@ -1,4 +1,4 @@
-"""Names in stored pickles: maps the old names of moved modules, functions and classes to the current ones.
+"""Names in stored pickles: map the old names of moved modules, functions and classes to the current ones.
 
 A pickle refers to a function or class by module and name. Stored futures, arguments, results and exceptions
 contain such names. If you move or rename code that a pickle may refer to, add an entry here with the stored

@@ -1,4 +1,4 @@
-"""The child processes of a supervisor: starts them, exchanges messages with them, kills and reaps them.
+"""The child processes of a supervisor: start them, exchange messages with them, kill and reap them.
 
 A child is a fork of the zygote, not of the supervisor, so it inherits no threads, connections or locks of the
 supervisor. A child leads its own process group, so processes that a task starts end with the child. A child

@@ -1,4 +1,4 @@
-"""Isolation: runs a future alone on a node, if several nodes died while they had claimed it (FUT-53).
+"""Isolation: run a future alone on a node, if several nodes died while they had claimed it (FUT-53).
 
 When a node dies, every future that it had claimed counts one more death, because the store does not know
 which of them was the cause. A future with many deaths is a *suspect*. A node starts a suspect only after the

@@ -1,4 +1,4 @@
-"""Placement: decides which child runs which job, based on slots and reserved resources.
+"""Placement: decide which child runs which job, based on slots and reserved resources.
 
 A child that runs a task uses a slot. A task that waits for other futures frees its slot and keeps its memory.
 A child can hold several short jobs. It runs them one by one and reserves the most that any of them needs. The

@@ -1,4 +1,4 @@
-"""Supervised processes: kills child processes, delays restarts, and drains a supervisor on signals.
+"""Supervised processes: kill child processes, delay restarts, and drain a supervisor on signals.
 
 A worker supervises a pool of children and their zygote; a runner supervises one child with a Spark session.
 Both use this module. A supervised process leads its own process group, so that all processes it starts end

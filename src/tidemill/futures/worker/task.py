@@ -1,4 +1,4 @@
-"""Runs one task: checks its signature, loads it, calls its function, stores the result and returns a message.
+"""Run one task: check its signature, load it, call its function, store the result and return a message.
 
 The signature of the spec is checked before anything is unpickled (FUT-59). Errors before the call are
 reported differently from errors that the function raises, because recovery is possible: another node may be

@@ -1,4 +1,4 @@
-"""Wakes a loop that waits for file descriptors, from other threads and from signal handlers."""
+"""Wake a loop that waits for file descriptors, from other threads and from signal handlers."""
 
 import contextlib
 import socket

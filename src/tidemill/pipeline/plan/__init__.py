@@ -1,1 +1,1 @@
-"""Plans a pipeline: checks its declarations and derives the stages that apply them to the store."""
+"""Plan a pipeline: check its declarations and derive the stages that apply them to the store."""

@@ -1,4 +1,4 @@
-"""Plans arcs: checks what they read and write, and derives the schemas that their functions return."""
+"""Plan arcs: check what they read and write, and derive the schemas that their functions return."""
 
 import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Collects the tables that planning knows so far, and the stages that declare them."""
+"""Collect the tables that planning knows so far, and the stages that declare them."""
 
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress

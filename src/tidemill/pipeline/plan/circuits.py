@@ -1,4 +1,4 @@
-"""Compiles a view's query to a circuit during planning, and reports errors with their position.
+"""Compile a view's query to a circuit during planning, and report errors with their position.
 
 Spark analyses the query on empty tables. Tidemill's parser reports wrong names and syntax errors, because it
 knows their position in the query. If the query's text is found in the user's file, the error names the line

@@ -1,4 +1,4 @@
-"""Plans a pipeline: checks its declarations, and derives what they would change in the store.
+"""Plan a pipeline: check its declarations, and derive what they would change in the store.
 
 A plan is a list of stages. `Plan.apply` applies them, and `Plan.describe` describes them. Planning checks
 everything that can be checked before a run: names, cycles, and which tables an arc or view may read. Spark

@@ -1,4 +1,4 @@
-"""Plans sources: checks them, and binds each to the dataset that it fills."""
+"""Plan sources: check them, and bind each to the dataset that it fills."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Plans views: analyses queries with Spark, compiles circuits, forms groups, and declares the groups."""
+"""Plan views: analyse queries with Spark, compile circuits, form groups, and declare the groups."""
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
