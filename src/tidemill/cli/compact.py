@@ -29,8 +29,8 @@ def compact_command(
     """Merge small files of a table into larger ones.
 
     The command merges files within each of the given LOTS, or within each lot of TABLE. Rows, lots and
-    generations stay the same, and nothing downstream runs. Tidemill keeps the old files for a day, for
-    queries that have already started.
+    generations stay the same, and nothing downstream runs. Tidemill keeps the old files for a day, so
+    that queries that have already started can finish.
     """
 
     def report(lot: str, result: Compacted | None) -> None:

@@ -17,9 +17,10 @@ from tidemill.pipeline.tables import RetiredView
 def drop_command(output: CommandOutput, table: str, file: str | None) -> None:
     """Delete a table that the pipeline no longer declares.
 
-    Remove TABLE from the pipeline file and run the pipeline once; `tidemill ls` then lists it as retired. Its
-    rows cannot be read after this command. Runners delete its files a day later, when queries that have
-    already started are done. The name and version of a dropped dataset cannot be used again.
+    Before you use this command, remove TABLE from the pipeline file and run the pipeline once; `tidemill ls`
+    then lists the table as retired. After `tidemill drop`, the rows of the table can no longer be read.
+    Runners delete its files a day later, so that queries that have already started can finish. The name and
+    version of a dropped dataset cannot be used again.
     """
     with find(file) as pipeline:
         dropped = retired.drop(pipeline, table)

@@ -40,7 +40,8 @@ def explain_command(
         table = pipeline[view]
         if not isinstance(table, View):
             raise UsageError(
-                f"{view} is not a view", hint=f"views are: {', '.join(pipeline.views) or '(none)'}"
+                f"{view} is not a view",
+                hint=f"the views of this pipeline are: {', '.join(pipeline.views) or '(none)'}",
             )
         if retry and not retry_certification(pipeline, view):
             raise UsageError(f"the comparison of {view} with plain Spark has not failed", hint="omit --retry")

@@ -55,11 +55,11 @@ def gaps_command(
 ) -> int:
     """List expected lots that are not published.
 
-    The command checks the given TABLEs, or all tables. Each gap is absent (not started), running, partial
-    (failed; finished parts are kept), missing (failed or skipped; nothing is kept) or dead (its arc failed
-    too often and stopped). If an upstream table caused the gap, the output names that table. The column
-    "requested" counts the lots that the next run makes because of a backfill, a replay or a retry. The exit
-    code is 1 if there are gaps.
+    The command checks the given TABLEs, or all tables. The lot of each gap is in one of these states: absent
+    (not started), running, partial (failed; finished parts are kept), missing (failed or skipped; nothing is
+    kept) or dead (its arc failed too often, so Tidemill no longer starts the arc). If an upstream table
+    caused the gap, the output names that table. The column "requested" counts the lots that a backfill,
+    replay or retry has requested; the next run will produce them. The exit code is 1 if there are gaps.
     """
     with find(file) as pipeline:
         report = pipeline.gaps(*tables, first=first, last=last)

@@ -188,7 +188,8 @@ def _table(lots: Sequence[PlannedLot]) -> Table:
 def retry_command(output: CommandOutput, arc: str | None, lots: tuple[str, ...], file: str | None) -> int:
     """Retry the partial and missing lots of one ARC, or of all arcs.
 
-    The next run repeats only the parts that failed, unless the code of the arc has changed.
+    The next run repeats only the parts that failed. If the code of the arc has changed, it runs all parts of
+    these lots again.
     """
     with find(file) as pipeline:
         requested = pipeline.retry(arc, lots)

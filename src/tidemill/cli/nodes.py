@@ -37,7 +37,7 @@ class NodeLine(msgspec.Struct, frozen=True, kw_only=True):
 def nodes_command(
     output: CommandOutput, file: str | None, home: str | None, store: str | None, cluster: str
 ) -> None:
-    """List the nodes of a cluster, and which one is the leader.
+    """List the nodes of a cluster and show which one is the leader.
 
     Select the cluster with --home or --store, or use the pipeline's cluster (-f or tidemill.toml).
     """
@@ -54,7 +54,7 @@ def nodes_command(
 
 
 def read(tx: Tx, keys: ClusterKeys) -> list[NodeLine]:
-    """Read the node list, and which node is the leader."""
+    """Read the node list and find out which node is the leader."""
     lease = leases.read(tx, keys.leader)
     now = tx.now()
     leader = lease.holder if lease is not None and lease.expires_at > now else ""

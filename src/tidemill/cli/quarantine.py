@@ -88,8 +88,8 @@ def export_command(
 ) -> None:
     """Write the quarantined records of TABLE to a new file PATH, one JSON object per line.
 
-    Correct the field "record" of each line, delete the lines that you do not want to ingest, and run
-    `tidemill quarantine ingest`.
+    To correct the records, edit the field "record" of each line, delete the lines that you do not want to
+    ingest, and run `tidemill quarantine ingest`.
     """
     with find(file) as pipeline:
         records = list(quarantine.records(pipeline, table, lots))

@@ -66,8 +66,8 @@ def triggers_command(
 ) -> None:
     """List triggers, with their state and the reason for it.
 
-    A trigger is due, scheduled (due later), running, waiting (for new data), paused, dead (failed too often
-    and stopped) or unready (not completely set up).
+    A trigger is due, scheduled (due later), running, waiting (for new data), paused, dead (failed too often,
+    so it no longer runs) or unready (not completely set up).
 
     Select the cluster with --home or --store, or use the pipeline's cluster (-f or tidemill.toml).
     """
@@ -139,7 +139,7 @@ def pause_command(
 @click.option(
     "--catch-up",
     type=click.Choice([policy.value for policy in CatchUp]),
-    help="Which lots to process if they were published during the pause. Default: as declared.",
+    help="Which of the lots published during the pause to process. Default: as declared.",
 )
 @location_options
 @json_option
@@ -167,7 +167,7 @@ def rebuild_command(output: CommandOutput, home: str | None, store: str | None, 
     """Rebuild the heap after it was lost or moved.
 
     The heap is the index of scheduled work. This command only requests the rebuild; the cluster's runners do
-    the work. Even without this command, runners find and restore lost items of the heap, but later.
+    the work. Runners also find and restore lost items without this command, but it takes them longer.
     """
     where = _where(home, store, cluster)
     with where.open() as opened:

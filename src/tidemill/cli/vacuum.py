@@ -16,8 +16,8 @@ def vacuum_command(output: CommandOutput, file: str | None, *, dry_run: bool) ->
     """Remove old lots and changes of tables that declare keep=.
 
     A lot expires when it is older than keep= and all arcs, views and registered consumers have read it.
-    Views keep its rows. Tidemill deletes the files a day later, for queries that have already started.
-    Runners do the same regularly.
+    Views keep the rows of expired lots. Tidemill deletes the files a day later, so that queries that have
+    already started can finish. Runners also do all this regularly, without this command.
     """
     with find(file) as pipeline:
         report = pipeline.vacuum(dry_run=dry_run)

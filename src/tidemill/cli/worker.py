@@ -197,7 +197,7 @@ serving_options = grouped(
         help="Files with the certificate chain and the private key for --listen (PEM).",
     ),
     click.option(
-        "--advertise", default="", help="The host name that other hosts use to connect to --listen."
+        "--advertise", default="", help="The host name that other hosts use to reach the address in --listen."
     ),
     click.option(
         "--trust",
@@ -230,7 +230,9 @@ time_options = grouped(
         type=click.IntRange(1),
         default=32,
         show_default=True,
-        help="Maximum number of tasks that keep their process while they wait for other tasks.",
+        help="Maximum number of tasks whose process stays alive while they wait for other tasks. If more"
+        " tasks wait, the worker ends the process of one of them. That task starts again from its beginning"
+        " when the tasks that it waits for have finished.",
     ),
     click.option(
         "--ttl",
@@ -253,7 +255,8 @@ time_options = grouped(
     "pipeline",
     metavar="FILE[:NAME]",
     help="Help the runners of this pipeline: take parts of the lots that they are processing, and run nothing"
-    " else. The parts run in --slots threads that share one Spark session, not in child processes.",
+    " else. The parts run in threads that share one Spark session, not in child processes; --slots sets the"
+    " number of threads.",
 )
 @click.option(
     "--with-parent",
