@@ -334,7 +334,7 @@ def test_a_loop_that_catches_up_reports_a_run_that_killed_its_nodes_and_does_the
     assert stage.rows(stage.summed, first) == [1]
     report = report_of("shop", totals, 1.0)
     assert not report.ok
-    assert "died or lost its lease during the run (10 in a row)" in report.failures["arc:shop/clean"]
+    assert "died or lost its lease during the run (10 times in a row)" in report.failures["arc:shop/clean"]
 
 
 def test_a_loop_that_catches_up_does_not_wait_for_a_long_pause_after_deaths() -> None:

@@ -189,7 +189,7 @@ def test_a_run_that_kills_its_nodes_backs_off_and_is_dead_after_ten_deaths(
         assert longest / 2 <= pause <= longest
     row = deaths.die()
     assert (row.tally.dead, row.next_run) == (True, NEVER)
-    assert row.tally.why == "its node runner-0 died or lost its lease during the run (10 in a row)"
+    assert row.tally.why == "its node runner-0 died or lost its lease during the run (10 times in a row)"
     stage = deaths.stage
     stage.clock.advance(1_000_000)
     deaths.node = again(stage, deaths.node)

@@ -346,7 +346,9 @@ def _check_held(tx: Tx, keys: ArcKeys, hold: Hold) -> RunningLot:
 def _read_running(tx: Tx, keys: ArcKeys, draft: Draft) -> RunningLot:
     row = rows.read(tx, keys, draft.author, draft.lot, draft.generation)
     if not isinstance(row, RunningLot) or row.attempt != draft.id:
-        raise LeaseLost(f"attempt {draft.id} no longer runs lot {draft.lot} of {draft.author}")
+        raise LeaseLost(
+            f"attempt {draft.id} is no longer the one that processes lot {draft.lot} of {draft.author}"
+        )
     return row
 
 

@@ -109,7 +109,9 @@ class DatasetRow(msgspec.Struct, frozen=True, kw_only=True):
         unit = None if isinstance(lot, AppendId) else lot.unit
         if unit != self.unit:
             expected = "an append" if self.unit is None else f"an interval of {self.unit}"
-            raise BadLotId(f"{self.name!r} cannot have a lot {text}", hint=f"use the id of {expected}")
+            raise BadLotId(
+                f"{text} is not a valid lot id for {self.name!r}", hint=f"use the id of {expected}"
+            )
         return lot
 
 
@@ -154,7 +156,8 @@ def refuse_dropped(tx: Tx, keys: LotKeys, dataset: DatasetId) -> None:
     if tx.get(keys.dropped[dataset.parts]) is not None:
         raise DatasetChanged(
             f"dataset {dataset} was dropped, so its name and version cannot be used again",
-            hint="use another name or, for a dataset, another version, such as version='2'",
+            hint="use another name; if you declare a dataset, you can use another version instead, such as"
+            " version='2'",
         )
 
 

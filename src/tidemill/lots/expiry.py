@@ -138,7 +138,8 @@ def check_complete(tx: Tx, keys: LotKeys, dataset: DatasetId) -> None:
     expired = read(tx, keys, dataset)
     if expired.position:
         raise HistoryExpired(
-            f"{expired.lots} lots of {dataset} have expired, so a view cannot be built from all its rows",
+            f"{expired.lots} lots of {dataset} have expired, so a view can no longer be built from all rows"
+            " of this dataset",
             hint="keep the declaration of the view as it was; or declare the dataset under a new version,"
             " and append the rows that the view needs",
         )
@@ -151,8 +152,8 @@ def check_position(tx: Tx, keys: LotKeys, dataset: DatasetId, after: int, table:
         raise HistoryExpired(
             f"the changes of {table} up to position {expired.position} have expired; you asked for those"
             f" after position {after}",
-            hint="read the complete table with df(), note its position, and continue from there; register a"
-            " consumer to keep the changes that it has not read",
+            hint="read the complete table with df(), note its position, and continue from there. To prevent"
+            " this, register a consumer: changes that a consumer has not read do not expire",
         )
 
 

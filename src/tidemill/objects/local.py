@@ -1,4 +1,4 @@
-"""Stores objects as plain files in one folder: the backend of the embedded mode.
+"""Store objects as plain files in one folder: the backend of the embedded mode.
 
 The key is the path. Each write goes to a scratch file first (`.tidemill/scratch`), which is synced. Then the
 file is linked (`put_if_absent`) or renamed (all other writes) to its name, and its folders are synced. `link`
@@ -218,7 +218,7 @@ class LocalObjects(Objects):
             return False
         if not stat.S_ISREG(status.st_mode):
             raise BadKey(
-                f"{self._key(target)!r} is a folder that contains other objects, or not a regular file",
+                f"{self._key(target)!r} is a folder that contains other objects, or it is not a regular file",
                 hint="use a different key",
             )
         try:

@@ -1,4 +1,4 @@
-"""Assembly: runs the parts of an attempt and writes the manifests of its lot. Arcs and file sources use it.
+"""Assembly: run the parts of an attempt and write the manifests of its lot. Arcs and file sources use it.
 
 Assembly writes intent manifests, runs the parts through the interface `Parts`, writes a manifest for each
 part as soon as it ends, and finally writes the manifest of the lot. If another node has taken over the
@@ -70,7 +70,7 @@ class Assembler:
         if left:  # `Parts` was closed: how these tasks end is unknown
             raise LeaseLost(
                 f"this process is stopping while {len(left)} parts of attempt {hold.draft.id} are unfinished;"
-                " another run finishes them"
+                " a later run will finish them"
             )
         parts = tuple(completed[task.part] for task in tasks if task.part in completed)
         if failed:

@@ -43,7 +43,7 @@ def drop(tx: Tx, keys: PublishKeys, dataset: DatasetId, pipeline: str) -> None:
         reader = str(keys.triggers.subscriber.unpack(readers[0].key)[2])
         raise UsageError(
             f"{reader} still reads {dataset}",
-            hint="remove what reads it from the pipeline, run the pipeline once, then drop the dataset",
+            hint=f"remove {reader} from its pipeline, run that pipeline once, then drop the dataset",
         )
     staging.forget(tx, keys.lots, dataset)
     tx.clear(keys.lots.keep[dataset.parts], quiet=True)

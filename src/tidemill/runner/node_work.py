@@ -1,4 +1,4 @@
-"""Finds the work that is due for a runner's node, and starts each job in a run thread.
+"""Find the work that is due for a runner's node, and start each job in a run thread.
 
 Each pass (`NodeWork.start_due`) wakes the subscribers of new lots, closes intervals that are over, polls
 sources, starts runs that are due, and makes lots that were requested by retries, replays and backfills. Each
@@ -195,7 +195,8 @@ class NodeWork:
         self._deaths[name] = deaths
         if deaths >= job_deaths.MOST_DEATHS:
             raise SourceUnavailable(
-                f"the runner died {deaths} times in a row while it polled this source, so it is stopped",
+                f"the runner died {deaths} times in a row while it polled this source, so this source is no"
+                " longer polled",
                 hint="fix the cause, then run `tidemill retry`",
             )
 

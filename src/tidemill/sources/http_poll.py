@@ -108,7 +108,8 @@ def http_poll(
     parts = _web_address(url)
     if parts.username or parts.password:
         raise BadSource(
-            "the address has a user or a password", hint="use headers={'Authorization': …} instead"
+            "the address contains a user name or a password",
+            hint="use headers={'Authorization': …} instead",
         )
     if not 0.05 <= every_s <= 86_400:
         raise BadSource(f"invalid every_s={every_s}", hint="use a value from 0.05 to 86400 seconds (one day)")
@@ -117,7 +118,7 @@ def http_poll(
     if format not in (None, "json", "lines") or (follow == "lines" and format == "json"):
         raise BadSource(
             f"invalid format={format!r} with follow={follow!r}",
-            hint="use 'lines', or 'json' with follow='versions'",
+            hint="use format='lines'; format='json' is possible only with follow='versions'",
         )
     if not 0 < timeout_s <= 3600:
         raise BadSource(

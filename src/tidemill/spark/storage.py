@@ -99,7 +99,8 @@ class Storage:
         path = re.sub(r"^file:/{2,}", "file:/", unquote(file_path))
         if not path.startswith(self._reported):
             raise UsageError(
-                f"{file_path} is not in {self.objects.url}", hint="pass the path of an object of a lot"
+                f"{file_path} is not in {self.objects.url}",
+                hint="pass the path of an object that belongs to a lot",
             )
         return path.removeprefix(self._reported)
 

@@ -44,7 +44,9 @@ def attach(
     if row.tally.ready:
         return row
     if not isinstance(row, Scheduled):
-        raise InvariantBroken(f"INV3: {name} was created in state {row.state.value}, not as scheduled")
+        raise InvariantBroken(
+            f"INV3: {name} was created in state {row.state.value} instead of state scheduled"
+        )
     heap.push([Item(row.next_run, name, row.tally.epoch)])
     crash.point("attach.push.after")
     return store.run(lambda tx: ready(tx, keys, lots, name, terms, row.tally.epoch, progress))

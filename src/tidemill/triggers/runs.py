@@ -300,7 +300,7 @@ def _end_lost(tx: Tx, keys: TriggerKeys, name: str, row: Scheduled, run: Run) ->
         epoch=row.tally.epoch + 1,
         failures=failures,
         deaths=deaths,
-        why=f"its node {run.node[:40]} died or lost its lease during the run ({deaths} in a row)",
+        why=f"its node {run.node[:40]} died or lost its lease during the run ({deaths} times in a row)",
         dead=row.tally.dead or too_often or deaths >= MOST_DEATHS,
     )
     jitter = zlib.crc32(f"{name} {row.tally.fence}".encode()) / 2**32

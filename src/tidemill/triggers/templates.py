@@ -218,7 +218,9 @@ def instantiate(tx: Tx, keys: TriggerKeys, lots: LotKeys, template: Template, da
     creation = Creation(scheduled=True, template=template.name)
     row = subscriptions.subscribe(tx, keys, lots, name, terms, creation=creation)
     if is_new and not isinstance(row, Scheduled):
-        raise InvariantBroken(f"INV3: {name} was created in state {row.state.value}, not as scheduled")
+        raise InvariantBroken(
+            f"INV3: {name} was created in state {row.state.value} instead of state scheduled"
+        )
     if is_new and template.paused:
         subscriptions.pause(tx, keys, name)
     return name

@@ -73,7 +73,7 @@ def need(tx: Tx, keys: FutureKeys, digests: Collection[bytes]) -> None:
     for digest, raw in zip(wanted, raws, strict=True):
         if raw is None:
             raise BlobMissing(
-                "the code of this future was deleted, because no future used it for an hour",
+                "the stored code of this call was deleted, because no future had used it for an hour",
                 hint="submit the call again: this stores the code again",
             )
         state = _decoder.decode(raw)

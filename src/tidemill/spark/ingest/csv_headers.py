@@ -99,7 +99,9 @@ def _decompressed(raw: BinaryIO, compression: str) -> BinaryIO:
     if compression == ".bz2":
         return cast(BinaryIO, bz2.BZ2File(raw))
     if compression:
-        raise ValueError(f"headers of {compression} files cannot be read; compress them as .gz or .bz2")
+        raise ValueError(
+            f"a CSV file with a header cannot be a {compression} file; compress the file as .gz or .bz2"
+        )
     return raw
 
 

@@ -110,7 +110,10 @@ class GroupKernel:
             raise UsageError("always=True is only for aggregates without a key", hint="remove always=True")
         names = [*self.keys.names, *(agg.name for agg in self.aggs)]
         if len(set(names)) != len(names) or {MAIN, BINS, HASH, WEIGHT} & set(names):
-            raise UsageError(f"names of an aggregate are not unique: {names}", hint="use different names")
+            raise UsageError(
+                f"the names of the keys and aggregates are not unique, or one of them is reserved: {names}",
+                hint="use different names",
+            )
         for agg in self.aggs:
             if agg.sums and not pat.is_floating(self._kind(agg)):
                 limb_count(self._kind(agg))

@@ -2,8 +2,8 @@
 
 A group's row holds its declaration, its step, and for each view the manifest of its table at that step. The
 group's head, subscription and attempts use the group's id. The subscription follows the base datasets that
-the group reads, and the pipeline's step log: every group applies every record, even one without work for the
-group.
+the group reads, and the pipeline's step log. Every group applies every record of that log, even if the record
+contains no work for the group.
 """
 
 from collections.abc import Sequence
@@ -295,5 +295,5 @@ def _check_uses(view: ViewSpec, before: Sequence[str]) -> None:
     if late:
         raise UsageError(
             f"view {view.name!r} comes before {late[0]!r}, which it reads",
-            hint=f"put {late[0]!r} first in the group",
+            hint=f"put {late[0]!r} before {view.name!r}",
         )

@@ -289,7 +289,7 @@ def _entry(file: Any, numbers: list[Any]) -> RunEntry:
     entry = RunEntry(file, *numbers)
     in_hash_space = 0 <= entry.low <= entry.high < GRAINS
     if not in_hash_space or entry.offset < 0 or not 0 < entry.head <= entry.length or entry.rows < 0:
-        raise ValueError(f"an entry is impossible: {entry}")
+        raise ValueError(f"an entry has impossible values: {entry}")
     return entry
 
 
