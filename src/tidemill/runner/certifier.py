@@ -1,4 +1,4 @@
-"""Certifies the new views of a program in background threads, while the runner does its other work (DBSP-19).
+"""Certify the new views of a program in background threads, while the runner does its other work (DBSP-19).
 
 A step may use the circuit of a view while the circuit is still being compared with plain Spark. The step is
 committed only when all circuits that it used are certified. So the comparison runs beside the first load, and

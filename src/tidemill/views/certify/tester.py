@@ -1,4 +1,4 @@
-"""Runs the tests of views on Spark, in a session that does not disturb other queries."""
+"""Run the tests of views on Spark, in a session that does not disturb other queries."""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
