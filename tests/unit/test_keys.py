@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tidemill.errors import UsageError
 from tidemill.store.keys import Part, Space, Versionstamp, after, pack, unpack
 
 BIGGEST = 2**64 - 1
@@ -115,7 +116,7 @@ def test_a_part_of_another_type_is_refused(value: Any) -> None:
 
 
 def test_a_string_that_is_not_unicode_is_refused() -> None:
-    with pytest.raises(ValueError, match="surrogates"):
+    with pytest.raises(UsageError, match="not valid Unicode"):
         pack(("\ud800",))
 
 

@@ -205,7 +205,7 @@ class Pipeline(Registry):
         >>> shop = tm.Pipeline("shop", home="shop-home")
         >>> orders = shop.dataset("orders", "id BIGINT", keep="P30D")
         >>> shop.vacuum(dry_run=True).tables
-        []
+        ()
 
         Args:
             dry_run: report what would expire and be deleted, and change nothing.
