@@ -139,6 +139,30 @@ def test_a_file_that_changes_back_is_a_copy_of_itself(tmp_path: Path) -> None:
     assert ids(stage.published()) == [1, 2]
 
 
+@pytest.mark.rule("LOT-35")
+def test_a_content_that_was_replaced_before_it_was_read_is_not_taken_for_read(tmp_path: Path) -> None:
+    stage = SourceStage(tmp_path / "in", dedupe="content", on_change="take")
+    stage.put("a.json", 1, age_s=30)
+    stage.put("b.json", 2, age_s=30)
+    stage.ingestion("n1").discover()
+    stage.put("a.json", 3, 4, age_s=20)  # before its window is read
+    stage.ingestion("n2").discover()
+
+    def check_versions(task: PartTask) -> None:
+        """Fail as the task of a window does."""
+        listed = task.inputs[0].objects
+        current = stage.source.listing().stat([item.uri for item in listed])
+        if [file.version if file else "" for file in current] != [item.etag for item in listed]:
+            raise OSError("a file has changed")
+
+    stage.ingestion("n3", before=check_versions).ingest()
+    stage.run("n3")
+    assert ids(stage.published()) == [2, 3, 4]
+    stage.put("copy.json", 1)  # the content that nothing has read
+    stage.run("n4")
+    assert ids(stage.published()) == [1, 2, 3, 4]
+
+
 @pytest.mark.rule("CLU-22")
 def test_two_nodes_that_find_two_copies_take_one(stage: SourceStage) -> None:
     stage.put("a.json", 1)

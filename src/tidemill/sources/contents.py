@@ -6,11 +6,13 @@ taken.
 
 A copy is recorded as taken only when the window with the same content is published. Until then it waits: if
 the first file disappears before it is read, its rows are removed, and the copy is taken in its place. So no
-content is lost, and none is read twice.
+content is lost, and none is read twice. For the same reason, a file that changes after it was taken waits
+until the window of its earlier version has ended: that window either reads the earlier content or removes its
+rows.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from tidemill.sources import windows
@@ -31,7 +33,8 @@ class SplitFiles(NamedTuple):
 
     - new: files whose content is new.
     - copies: copies of files that were read, each with that file.
-    - waiting: copies of files that were taken, but not read yet.
+    - waiting: copies of files that were taken, but not read yet; and files that have changed, whose earlier
+      version was taken, but not read yet.
     - stuck: those of them that wait for a window that failed.
     """
 
@@ -54,17 +57,29 @@ def digest_of(listing: FileListing, file: ListedFile) -> bytes | None:
     return digest.digest() if now is not None and now.version == file.version else None
 
 
-def split(tx: Tx, keys: SourceKeys, source: str, files: Sequence[ListedFile], digests: Digests) -> SplitFiles:
-    """Separate new files from copies. Of several new files with the same content, the first one is new."""
+def split(
+    tx: Tx, keys: SourceKeys, source: str, files: Mapping[ListedFile, TakenFile | None], digests: Digests
+) -> SplitFiles:
+    """Separate new files from copies. Of several new files with the same content, the first one is new.
+
+    - files: each with the row of an earlier version of the file, or None.
+    """
     stored = tx.get_many([keys.content[source, digests[file.path]] for file in files])
     known = [None if raw is None else decode_content(raw) for raw in stored]
-    numbers = sorted({content.window for content in known if content is not None})
-    states = {number: windows.read(tx, keys, source, number) for number in numbers}
+    earlier = {file: row for file, row in files.items() if row is not None and row.digest}
+    numbers = {content.window for content in known if content is not None}
+    numbers |= {row.window for row in earlier.values()}
+    states = {number: windows.read(tx, keys, source, number) for number in sorted(numbers)}
     split_files = SplitFiles([], {}, [], [])
     seen: set[bytes] = set()
     for file, content in zip(files, known, strict=True):
         window = None if content is None else states[content.window]
-        if content is not None and isinstance(window, PublishedWindow):
+        before = states[earlier[file].window] if file in earlier else None
+        if not (before is None or isinstance(before, PublishedWindow | DroppedWindow)):
+            split_files.waiting.append(file)
+            if isinstance(before, FailedWindow):
+                split_files.stuck.append(file)
+        elif content is not None and isinstance(window, PublishedWindow):
             split_files.copies[file] = content
         elif digests[file.path] in seen or not (window is None or isinstance(window, DroppedWindow)):
             split_files.waiting.append(file)

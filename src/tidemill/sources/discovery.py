@@ -173,7 +173,7 @@ class FileDiscovery:
             elif not self._listing.can_read(file.path):
                 self._skip(file.path, "this process is not allowed to read it")
             else:
-                if row is not None:
+                if row is not None and (file.path, file.version) not in self._digests:  # it does not wait
                     self._scope.emit(FileChanged(source=self._source, path=file.path, taken=True))
                 yield file
         if changed:
@@ -227,7 +227,8 @@ class FileDiscovery:
 
         def step(tx: Tx) -> tuple[windows.ListedWindow | None, contents.SplitFiles]:
             rows = taken_files.read_many(tx, keys, source, [file.path for file in files])
-            free = [f for f, row in zip(files, rows, strict=True) if windows.may_take(f, row, again=again)]
+            read = zip(files, rows, strict=True)
+            free = {file: row for file, row in read if windows.may_take(file, row, again=again)}
             split = contents.split(tx, keys, source, free, digests)
             contents.record_copies(tx, keys, source, split.copies, digests)
             return windows.add(tx, keys, source, split.new, again=again, fence=fence, digests=digests), split
