@@ -21,6 +21,7 @@ from tidemill.publish.cleaner import READERS_S
 from tidemill.publish.projections import Projections
 from tidemill.runner.retention import Retention, TableExpiry, lower_bound
 from tidemill.store import Space
+from tidemill.triggers import subscriptions
 from tidemill.views.steps import groups, records, step_expiry
 from tidemill.views.steps.collector import GRACE_S
 from tidemill.views.steps.commits import StepBatch, StepOutput, StepState, WholeReads
@@ -192,6 +193,54 @@ def test_a_replaced_generation_stays_until_its_replacement_was_read(stage: Aging
         assert stage.lots_of(stage.orders) == []
         with pytest.raises(HistoryExpired):
             reader.between(stage.orders, 4, 7)
+
+
+@pytest.mark.rule("LOT-39")
+def test_changes_that_have_not_expired_find_the_generation_that_they_replace(stage: Aging) -> None:
+    """A reader that is no registered consumer can read from any position that has not expired."""
+    stage.keep(stage.orders)
+    appended = stage.days(4)
+    stage.correct(appended[1], 1, [7])  # replaces position 2 with position 6, which is young
+    stage.expire()
+    expired = stage.run(expiry.read, stage.lots, stage.orders).position
+    reader = InputReader(stage.store, stage.lots, ManifestReader(stage.objects))
+    change = reader.between(stage.orders, max(expired, 4), 6)
+    assert [part.lot for part in change.minus] == [appended[1]]
+    assert appended[1] in [part.lot for part in reader.at(stage.orders, 5, complete=False)]
+    stage.clock.advance(4 * DAY_S)
+    stage.expire()
+    assert stage.lots_of(stage.orders) == []
+
+
+@pytest.mark.rule("LOT-39")
+def test_a_replaced_generation_that_expires_during_a_read_is_a_typed_error(stage: Aging) -> None:
+    stage.keep(stage.orders)
+    appended = stage.days(4)
+    stage.correct(appended[1], 1, [7])
+    stage.clock.advance(4 * DAY_S)
+
+    def first_two(tx: Any) -> None:
+        page = expiry.expiring(tx, stage.lots, stage.orders, 0, before=tx.now(), bound=6, limit=2)
+        expiry.expire(tx, stage.lots, stage.orders, page)
+
+    stage.store.run(first_two)
+    reader = InputReader(stage.store, stage.lots, ManifestReader(stage.objects))
+    with pytest.raises(HistoryExpired, match="replaced after position 4"):
+        reader.between(stage.orders, 4, 6)
+    assert appended[1] not in [part.lot for part in reader.at(stage.orders, 5, complete=False)]
+
+
+@pytest.mark.rule("LOT-39", "LOT-43")
+def test_lots_that_many_arcs_read_expire_in_transactions_of_limited_size(stage: Aging) -> None:
+    stage.keep(stage.orders)
+    stage.days(60)
+    for number in range(40):
+        spec = stage.clean(name=f"clean{number}")
+        stage.run(declarations.declare, stage.keys, spec)
+        terms = subscriptions.Terms(sources=(stage.orders,))
+        at = {stage.orders: 60}
+        stage.run(subscriptions.subscribe, stage.triggers, stage.lots, spec.id, terms, at)
+    assert stage.retention().expire()[0].lots == 58
 
 
 @pytest.mark.rule("LOT-39")

@@ -5,8 +5,8 @@ dataset, and the rows of the lots that they announced. Their files stay for the 
 (`lots.retired`), so a reader that has already listed them finds them.
 
 The caller passes the lower bound: a position up to which every subscriber and consumer is done. Within it, an
-event expires only if its lot was not replaced, or if the replacement is within the bound too. So a step that
-exchanges two generations of a lot finds both.
+event expires only if its lot was not replaced, or if the replacement is within the bound and old enough too.
+So a step or a reader of changes that exchanges two generations of a lot finds both.
 
 A dataset with expired lots is not complete. `check_complete` and `check_position` refuse reads that need what
 has expired: rebuilding a view, or reading changes from an old position.
@@ -23,6 +23,9 @@ from tidemill.store import Tx
 
 PAGE = 50
 """How many lots one transaction expires."""
+
+LOT_WRITES = 4
+"""How many rows `expire` writes for each lot, at most."""
 
 
 class Expired(msgspec.Struct, frozen=True, array_like=True):
@@ -100,7 +103,8 @@ def expiring(
         is_current = current.generation == event.generation
         if not is_current:
             following = lots.resolve(tx, keys, dataset, event.lot, event.generation + 1)
-            if following.position > bound:
+            replaced = events.first_unseen(tx, keys, dataset, following.position - 1)
+            if following.position > bound or replaced is None or replaced.at >= before:
                 break
         row = current if is_current else lots.resolve(tx, keys, dataset, event.lot, event.generation)
         page.append(ExpiringLot(event, row, is_current))

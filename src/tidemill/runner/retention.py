@@ -36,6 +36,9 @@ from tidemill.views.steps.keys import StepKeys, group_source
 MOST_ARC_LOTS = 1000
 """How many unfinished lots of an arc to check. If there are more, nothing expires."""
 
+ROOM_WRITES = 800
+"""How many rows a transaction of expiry may write. The limit of the store is higher."""
+
 
 class LowerBound(msgspec.Struct, frozen=True, order=True):
     """Lots up to this position may expire; `held_by` names what needs the next one."""
@@ -133,25 +136,22 @@ class Retention:
         keys = self._keys.lots
         bound = lower_bound(tx, self._keys, self._arcs, dataset)
         start = expiry.read(tx, keys, dataset).position if after is None else after
-        page = expiry.expiring(tx, keys, dataset, start, before=before, bound=bound.position)
+        arcs = [name for name in _subscribers(tx, self._keys, dataset) if name.startswith("arc:")]
+        limit = _lots_of_page(len(arcs))
+        page = expiry.expiring(tx, keys, dataset, start, before=before, bound=bound.position, limit=limit)
         if not dry_run:
             nodes.check(tx, self._keys.cluster, self._scope.node)
             expiry.expire(tx, keys, dataset, page)
             for item in page:
-                if item.is_current:
-                    self._forget_arc_lots(tx, dataset, item.row.lot)
-        return bound, page, len(page) < expiry.PAGE
+                if item.is_current:  # delete the rows of arcs, if none of their inputs has the lot any more
+                    for arc in arcs:
+                        arc_lots.forget_expired(tx, self._arcs, arc, item.row.lot)
+        return bound, page, len(page) < limit
 
     def _is_held(self, tx: Tx, dataset: DatasetId, before: int, bound: LowerBound) -> bool:
         """Return whether the next event is old enough, but above the bound."""
         event = next(iter(events.read(tx, self._keys.lots, dataset, bound.position, 1)), None)
         return event is not None and event.at < before
-
-    def _forget_arc_lots(self, tx: Tx, dataset: DatasetId, lot: str) -> None:
-        """Delete the rows of arcs for a lot that none of their inputs has any more."""
-        for arc in _subscribers(tx, self._keys, dataset):
-            if arc.startswith("arc:"):
-                arc_lots.forget_expired(tx, self._arcs, arc, lot)
 
     # --- steps
 
@@ -216,6 +216,11 @@ def lower_bound(tx: Tx, keys: StepKeys, arcs: ArcKeys, dataset: DatasetId) -> Lo
     for consumer, position in expiry.consumers(tx, keys.lots, dataset).items():
         bounds.append(LowerBound(position, f"consumer {consumer}"))
     return min(bounds)
+
+
+def _lots_of_page(arcs: int) -> int:
+    """Return how many lots one transaction expires: each lot has rows of its own, and one range per arc."""
+    return max(1, min(expiry.PAGE, ROOM_WRITES // (expiry.LOT_WRITES + arcs)))
 
 
 def _subscribers(tx: Tx, keys: StepKeys, dataset: DatasetId) -> list[str]:

@@ -9,10 +9,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
 
+from tidemill.errors import HistoryExpired, LotUnknown
 from tidemill.lots import events, expiry, lots, manifest
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.lots.lots import LotRow
@@ -148,18 +150,25 @@ class InputReader:
         """Yield for each lot the generations that are current at `to` and at `after`."""
         for first in range(0, len(names), LOTS):
             page = names[first : first + LOTS]
-            yield from self._store.run(
-                lambda tx, page=page: [  # type: ignore[misc]
-                    tuple(_newest(tx, self._keys, dataset, lot, at) for at in (to, after)) for lot in page
-                ]
-            )
+            try:
+                yield from self._store.run(
+                    lambda tx, page=page: [  # type: ignore[misc]
+                        tuple(_newest(tx, self._keys, dataset, lot, at) for at in (to, after)) for lot in page
+                    ]
+                )
+            except LotUnknown as error:
+                raise HistoryExpired(
+                    f"lots of {dataset} that were replaced after position {after} have expired",
+                    hint="read the complete table with df(), note its position, and continue from there",
+                ) from error
 
     def _page(self, tx: Tx, dataset: DatasetId, after: str, position: int) -> tuple[str, list[LotRow]]:
         page = lots.listed(tx, self._keys, dataset, after, PAGE)
-        rows = [
-            row if row.position <= position else _newest(tx, self._keys, dataset, row.lot, position)
-            for row in page
-        ]
+        rows: list[LotRow | None] = []
+        for row in page:
+            with suppress(LotUnknown):  # the generation at this position has expired
+                newer = row.position > position
+                rows.append(_newest(tx, self._keys, dataset, row.lot, position) if newer else row)
         last = page[-1].lot if len(page) == PAGE else ""
         return last, [row for row in rows if row is not None]
 
