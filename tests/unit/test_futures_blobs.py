@@ -1,10 +1,16 @@
+import random
 from collections.abc import Iterator
 
 import pytest
 
 from tests.unit.futures_bomb import Bomb, exploded
+from tidemill import crash
 from tidemill.clock import SYSTEM
+from tidemill.cluster.keys import ClusterKeys
+from tidemill.crash import Crashed
 from tidemill.errors import BadSignature, BlobMissing, CannotSerialize
+from tidemill.futures.client.options import Options
+from tidemill.futures.client.submission import Submission, SubmissionFactory, SubmissionWriter
 from tidemill.futures.protocol import code
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.futures.protocol.rows import Blob, Spec
@@ -81,6 +87,40 @@ def test_the_same_code_is_stored_once(store: Store, objects: Objects) -> None:
     assert commits == 2
     assert Blobs(store, KEYS, SIGNER, objects).store_code(b"same")  # another client finds it there
     assert len(code_rows(store)) == 1
+
+
+@pytest.mark.rule("FUT-34")
+def test_a_call_that_is_refused_because_its_code_was_deleted_can_be_repeated(
+    blobs: Blobs, store: Store
+) -> None:
+    """For example on a computer that slept for hours: its monotonic clock stood still."""
+    writer = SubmissionWriter(store, KEYS, ClusterKeys("c"), SIGNER, blobs)
+    factory = SubmissionFactory(blobs, SIGNER, "client", SYSTEM, random.Random(1))
+
+    def submission() -> Submission:
+        return factory.make(factory.code(len), ["abc"], {}, Options())
+
+    first = submission()
+    store.run(lambda tx: tx.clear(KEYS.code_state[first.spec.code]))
+    store.run(lambda tx: tx.clear(KEYS.code[first.spec.code]))
+    with pytest.raises(BlobMissing, match="submit the call again"):
+        writer.write(first)
+    again = submission()
+    assert writer.write(again) == again.spec.id
+    assert blobs.load_code(again.spec.code)
+
+
+@pytest.mark.rule("FUT-34")
+def test_code_of_an_earlier_release_is_found_after_a_client_died_before_it_stored_it_again(
+    blobs: Blobs, store: Store, objects: Objects
+) -> None:
+    content = bytes(IN_STORE_BYTES + 1)
+    digest = blobs.digest(content)
+    objects.put(f"futures/blobs/{digest.hex()}", digest + content)
+    assert blobs.load_code(digest) == content
+    with crash.armed("futures.blob.before"), pytest.raises(Crashed):
+        blobs.store_code(content)
+    assert blobs.load_code(digest) == content
 
 
 @pytest.mark.rule("FUT-21")

@@ -83,7 +83,7 @@ class Connection:
         self.completions = Completions(store, self.keys, clock)
         self.handles = HandleCounts(store, self.keys, owner, self.completions, clock)
         self.submissions = SubmissionFactory(self.blobs, self.signer, owner, clock, chance)
-        self.submission_writer = SubmissionWriter(store, self.keys, self.cluster, self.signer)
+        self.submission_writer = SubmissionWriter(store, self.keys, self.cluster, self.signer, self.blobs)
         self.outcomes = Outcomes(store, self.keys, self.cluster, self.signer, values, clock, chance)
         self.membership = self._join() if own else None
         self._closed = threading.Event()

@@ -20,7 +20,7 @@ import msgspec
 
 from tidemill.clock import Clock
 from tidemill.cluster.keys import ClusterKeys
-from tidemill.errors import TidemillError, UsageError
+from tidemill.errors import BlobMissing, TidemillError, UsageError
 from tidemill.futures.client import input_tree
 from tidemill.futures.client.input_tree import BundleCall
 from tidemill.futures.client.options import Options
@@ -204,13 +204,17 @@ class SubmissionWriter:
         keys: the keys of futures.
         cluster: the keys of nodes.
         signer: signs the calls of actors.
+        blobs: has stored the code of the submissions.
     """
 
-    def __init__(self, store: Store, keys: FutureKeys, cluster: ClusterKeys, signer: Signer) -> None:
+    def __init__(
+        self, store: Store, keys: FutureKeys, cluster: ClusterKeys, signer: Signer, blobs: Blobs
+    ) -> None:
         self._store = store
         self._keys = keys
         self._cluster = cluster
         self._signer = signer
+        self._blobs = blobs
         self._queue: deque[_QueuedSubmission] = deque()
         self._lock = threading.Lock()
 
@@ -269,7 +273,12 @@ class SubmissionWriter:
                 drafts.adopt_args(tx, self._keys, item.spec, submitted=future_id == item.spec.id)
             return ids
 
-        return self._store.run(step)
+        try:
+            return self._store.run(step)
+        except BlobMissing:
+            for item in page:  # so that the same call stores its code again
+                self._blobs.forget(item.spec.code)
+            raise
 
     def _write_one(self, tx: Tx, submission: Submission) -> bytes:
         spec = _with_deadline(tx, submission)
