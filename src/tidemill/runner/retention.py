@@ -219,7 +219,7 @@ def lower_bound(tx: Tx, keys: StepKeys, arcs: ArcKeys, dataset: DatasetId) -> Lo
 
 
 def _lots_of_page(arcs: int) -> int:
-    """Return how many lots one transaction expires: each lot has rows of its own, and one range per arc."""
+    """Return how many lots one transaction expires: it deletes rows of each lot, and a range per arc."""
     return max(1, min(expiry.PAGE, ROOM_WRITES // (expiry.LOT_WRITES + arcs)))
 
 
