@@ -175,18 +175,19 @@ class Cleaner:
         unreadable = 0
         for old in page:
             removed = 0
+            data: list[str] = []
             try:
                 root = self._manifests.load(old.manifest)
+                data += [item.uri for item in root.objects]
+                for part in root.parts:
+                    with contextlib.suppress(ObjectMissing):  # an earlier cleaner deleted it
+                        data += [item.uri for item in self._manifests.load(part).objects]
             except ObjectMissing:
                 root = None  # another cleaner died after it had deleted the manifest
             except ManifestUnreadable:
                 unreadable += 1  # its objects are unknown; continue with the others
                 continue
             if root is not None:
-                data = [item.uri for item in root.objects]
-                for part in root.parts:
-                    with contextlib.suppress(ObjectMissing):  # an earlier cleaner deleted it
-                        data += [item.uri for item in self._manifests.load(part).objects]
                 other = self._other_manifests(old)
                 if delete:
                     self._delete("retire-data", data)
