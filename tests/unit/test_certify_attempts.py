@@ -15,15 +15,16 @@ from tidemill.cluster.nodes import Node
 from tidemill.errors import SparkUnavailable
 from tidemill.events import Event
 from tidemill.objects.memory import MemoryObjects
-from tidemill.runner.certifier import Certifier, NotCertified
+from tidemill.runner.certifier import BUSY_TRIES, Certifier, NotCertified
 from tidemill.runner.program import GroupProgram, Program, ViewProgram
 from tidemill.scope import Scope
+from tidemill.spark.sessions import PINNED
 from tidemill.store import Tx
 from tidemill.store.memory import MemoryStore
 from tidemill.testing import FakeClock
 from tidemill.testing.threads import STUCK_S
-from tidemill.views.certify import certificates, tester
-from tidemill.views.certify.bounds import BoundExceeded, Bounds, ends_spark, is_query_error
+from tidemill.views.certify import certificates, declared_functions, tester
+from tidemill.views.certify.bounds import BoundExceeded, Bounds, TimeExceeded, ends_spark, is_query_error
 from tidemill.views.certify.certificates import (
     MOST_DEATHS,
     UNFINISHED,
@@ -225,6 +226,7 @@ class Life:
         *names: str,
         node: str = "a",
         refresh: str = "auto",
+        is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
         def certify_circuits(spark: Any, tests: list[CircuitTest], *_: Any, bounds: Any) -> Any:
             assert spark.settings["spark.sql.shuffle.partitions"] == "1"
@@ -264,7 +266,13 @@ class Life:
             chance=random.Random(2),
             emit=self.events.append,
         )
-        self.certifier = Certifier(scope, lambda: stage.nodes[node], self.spark, program)  # type: ignore[arg-type]
+        self.certifier = Certifier(
+            scope,
+            lambda: stage.nodes[node],
+            self.spark,  # type: ignore[arg-type]
+            program,
+            is_busy=is_busy,
+        )
         self.certifier.start()
 
     def end(self) -> list[Event]:
@@ -531,6 +539,91 @@ def test_a_runner_follows_the_comparison_of_another_one(
     assert stage.finish("b", EQUAL)
     assert life.end() == [], "node b has reported it"
     life.certifier.confirm(["v"])
+
+
+def test_a_view_is_not_blamed_for_the_end_of_spark_while_other_work_runs(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.begin("b")
+    life = Life(stage, monkeypatch, raising(ArithmeticException("java.lang.OutOfMemoryError")))
+    while life.certifier.is_exclusive():
+        pass
+    stage.join("b")  # so its process has died, and our runner takes over while it does other work
+    with pytest.raises(SparkUnavailable, match="Spark ended during the test"):
+        life.end()
+    stored = stage.read()
+    assert stored is not None
+    assert (stored.open, stored.deaths) == (True, 2)
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt()])
+def test_a_function_that_exits_does_not_end_the_runner(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    life = Life(stage, monkeypatch, raising(error))
+    life.end()
+    stored = stage.read()
+    assert stored is not None
+    assert stored.failed
+
+
+def test_after_a_stop_no_view_of_a_failed_batch_is_compared_alone(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[list[str]] = []
+
+    def compare(names: list[str]) -> list[ViewCertificate]:
+        batches.append(names)
+        if len(names) == 1:
+            life.certifier._stop.set()
+        raise ArithmeticException("[JOB_CANCELLED]")
+
+    life = Life(stage, monkeypatch, compare, "u", "v", "w")
+    life.certifier.wait(STUCK_S)
+    assert batches == [["u", "v", "w"], ["u"]]
+    assert [stage.read(digest) for digest in ("digest of u", DIGEST, "digest of w")] == [None] * 3
+
+
+@pytest.mark.rule("DBSP-19")
+@pytest.mark.parametrize("busy_tries", [0, 1, 3, 100])
+def test_a_comparison_that_waits_for_other_work_on_spark_is_repeated(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, busy_tries: int
+) -> None:
+    """Spark runs the tasks of an earlier job first, so a large load keeps small queries waiting."""
+    tries: list[list[str]] = []
+
+    def compare(names: list[str]) -> list[ViewCertificate]:
+        tries.append(names)
+        if len(tries) <= max(busy_tries, 1):
+            raise TimeExceeded("it took longer than 120 s")
+        return equal(names)
+
+    life = Life(stage, monkeypatch, compare, is_busy=lambda: len(tries) <= busy_tries - 1)
+    life.end()
+    stored = stage.read()
+    assert stored is not None
+    assert stored.failed is (busy_tries in (0, 100))
+    assert len(tries) == {0: 1, 1: 2, 3: 4, 100: BUSY_TRIES}[busy_tries]
+
+
+@pytest.mark.rule("DBSP-18")
+def test_settings_are_pinned_again_after_a_tested_function_has_changed_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spark, zone = FakeSpark(), "spark.sql.session.timeZone"
+
+    def function(frame: object) -> object:
+        spark.settings[zone] = "Asia/Tokyo"
+        return SimpleNamespace(createOrReplaceTempView=lambda name: None)
+
+    def collect_rows(_: object, texts: list[str], **options: object) -> list[list[Any]]:
+        assert spark.settings[zone] == PINNED[zone]
+        return [[] for _ in texts]
+
+    spark.catalog = SimpleNamespace(dropTempView=lambda name: None)  # type: ignore[attr-defined]
+    monkeypatch.setattr(declared_functions.TableContents, "frame", lambda *_: None)
+    monkeypatch.setattr(declared_functions, "collect_rows", collect_rows)
+    declared_functions.certify_function(spark, function, ["t"], {"t": "a INT"})  # type: ignore[arg-type]
 
 
 # --- bounds

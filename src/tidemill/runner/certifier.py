@@ -27,7 +27,7 @@ from tidemill.spark.java_process import check_java
 from tidemill.spark.messages import short
 from tidemill.store import Tx
 from tidemill.views.certify import certificates
-from tidemill.views.certify.bounds import MOST_SECONDS, BoundExceeded, ends_spark
+from tidemill.views.certify.bounds import MOST_SECONDS, BoundExceeded, TimeExceeded, ends_spark
 from tidemill.views.certify.certificates import FAILED, Attempt, CertificateLate, ViewCertificate
 from tidemill.views.certify.tester import ViewTester, batches_of
 from tidemill.views.certify.view_tests import ViewTest
@@ -47,6 +47,9 @@ POLL_S: Final = 0.2
 MOST_WAIT_S: Final = 2 * MOST_SECONDS
 """How long a run that has caught up waits for comparisons that other nodes run."""
 
+BUSY_TRIES: Final = 5
+"""How many times a comparison may take too long while other work keeps Spark busy."""
+
 STOP_ROUNDS: Final = 5
 STORE_PAUSE_S: Final = 1.0
 
@@ -60,10 +63,6 @@ class NotCertified(Exception):
 class Certification(Protocol):
     """What the loop of a runner asks about certificates."""
 
-    def is_exclusive(self) -> bool:
-        """Return whether nothing else may start now, because a suspect is compared."""
-        ...
-
     def is_done(self) -> bool:
         """Return whether nothing is left to compare."""
         ...
@@ -71,9 +70,6 @@ class Certification(Protocol):
 
 class NoCertification:
     """The certification of a runner without Spark: there is nothing to compare."""
-
-    def is_exclusive(self) -> bool:
-        return False
 
     def is_done(self) -> bool:
         return True
@@ -88,6 +84,7 @@ class Certifier:
         spark: the session of the runner.
         program: the program with its tests.
         wake: called when certificates have arrived.
+        is_busy: returns whether Spark may be busy with other work of the runner.
         wait_s: how long a computed step waits for certificates; by default `WAIT_S`.
     """
 
@@ -99,6 +96,7 @@ class Certifier:
         program: Program,
         *,
         wake: Callable[[], object] = lambda: None,
+        is_busy: Callable[[], bool] = lambda: False,
         wait_s: float | None = None,
     ) -> None:
         self._scope = scope
@@ -106,10 +104,13 @@ class Certifier:
         self._spark = spark
         self._program = program
         self._wake = wake
+        self._is_busy = is_busy
         self._wait_s = WAIT_S if wait_s is None else wait_s
         self._known: dict[str, ViewCertificate] = {}  # by view
         self._batches: queue.SimpleQueue[list[ViewTest]] = queue.SimpleQueue()
         self._elsewhere: list[ViewTest] = []  # another node compares these views
+        self._slow: list[tuple[ViewTest, Node]] = []  # begun, and repeated after the other comparisons
+        self.waiting_steps = 0  # computed steps that wait for certificates
         self._late: set[str] = set()  # no step waits for these views any more
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -145,6 +146,7 @@ class Certifier:
             self._thread.start()
 
     def is_exclusive(self) -> bool:
+        """Return whether nothing else may start now, because a suspect is compared."""
         return self._exclusive
 
     def is_done(self) -> bool:
@@ -174,6 +176,18 @@ class Certifier:
         not be recomputed, so the step waits for as long as its comparison takes.
         """
         tested = [name for name in views if name in self._program.tests]
+        with self._lock:
+            self.waiting_steps += 1
+        try:
+            self._wait_for(tested)
+        finally:
+            with self._lock:
+                self.waiting_steps -= 1
+        wrong = [name for name in tested if not self._known[name].equal]
+        if wrong:
+            raise NotCertified(f"not equal to plain Spark: {', '.join(wrong)}")
+
+    def _wait_for(self, tested: Collection[str]) -> None:
         ends_at = self._scope.clock.monotonic() + self._wait_s
         while waiting := [name for name in tested if name not in self._known]:
             if self._stop.is_set() or self._broken is not None:
@@ -182,9 +196,6 @@ class Certifier:
                 self._give_up(waiting)
                 raise NotCertified(f"not compared with plain Spark yet: {', '.join(waiting)}")
             self._scope.clock.wait(self._stop, CONFIRM_S)
-        wrong = [name for name in tested if not self._known[name].equal]
-        if wrong:
-            raise NotCertified(f"not equal to plain Spark: {', '.join(wrong)}")
 
     def _is_incremental(self, names: Collection[str]) -> bool:
         views = [view for group in self._program.groups.values() for view in group.views]
@@ -236,6 +247,7 @@ class Certifier:
                 for batch in batches_of(left):
                     self._batches.put(batch)
                 self._work_in_threads()
+                self._repeat_slow()
                 self._follow_others()
         except BaseException as error:  # noqa: BLE001 - raised by `check`
             error.add_note("in the thread that certifies views")
@@ -269,6 +281,14 @@ class Certifier:
                 self._broken = error
             self._wake()
 
+    def _repeat_slow(self) -> None:
+        """Repeat comparisons that took too long while other work kept Spark busy."""
+        for tries in range(2, BUSY_TRIES + 1):
+            slow, self._slow = self._slow, []
+            for test, node in slow:
+                self._attempt([test], node, is_last=tries == BUSY_TRIES)
+                self._wake()
+
     def _follow_others(self) -> None:
         """Wait for the comparisons that other nodes run; take over those whose node dies."""
         while self._elsewhere and self._broken is None:
@@ -278,6 +298,7 @@ class Certifier:
                 tests, self._elsewhere = self._elsewhere, []
             for test in tests:
                 self._certify([test])
+            self._repeat_slow()
             self._wake()
 
     def _certify(self, tests: Sequence[ViewTest]) -> None:
@@ -304,11 +325,22 @@ class Certifier:
         for test in suspects:
             self._attempt([test], node, suspect=True)
 
-    def _attempt(self, tests: Sequence[ViewTest], node: Node, *, suspect: bool = False) -> None:
-        """Run begun attempts; store the results, or why they failed."""
+    def _attempt(
+        self, tests: Sequence[ViewTest], node: Node, *, suspect: bool = False, is_last: bool = False
+    ) -> None:
+        """Run begun attempts; store the results, or why they failed.
+
+        - is_last: store a failure if the test takes too long, even if other work has kept Spark busy.
+        """
+        if self._stop.is_set():
+            if not self._dead:
+                self._withdraw(tests, node)
+            return
+        was_busy = self._is_busy()
         try:
             results = self._tester.run(tests)
-        except Exception as error:  # noqa: BLE001 - explain shows it; a test must not stop a pipeline
+        # explain shows the error; a test must not stop a pipeline, even if the function of a view exits
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001
             if self._dead:
                 return
             if self._stop.is_set():  # the interrupt says nothing about the views
@@ -320,7 +352,15 @@ class Certifier:
                 for test in tests:
                     self._attempt([test], node)
                 return
-            why = str(error) if isinstance(error, BoundExceeded) else f"the test failed: {short(error)}"
+            if isinstance(error, TimeExceeded) and not is_last and (was_busy or self._is_busy()):
+                with self._lock:
+                    self._slow.append((tests[0], node))
+                return
+            why = (
+                str(error)
+                if isinstance(error, BoundExceeded)
+                else f"the test failed: {short(error) or type(error).__name__}"
+            )
             results = [_failed(why)]
         self._finish(tests, node, results)
 
@@ -343,12 +383,14 @@ class Certifier:
 
         self._step("certify.withdraw", withdraw)
 
-    def _spark_ended(self, tests: Sequence[ViewTest], node: Node, error: Exception, *, suspect: bool) -> None:
+    def _spark_ended(
+        self, tests: Sequence[ViewTest], node: Node, error: BaseException, *, suspect: bool
+    ) -> None:
         """Record that Spark ended during these attempts, and raise an error that ends the run."""
         first = _first_error(error)
         names = ", ".join(test.view for test in tests)
         hint = "run the pipeline again: it compares these views again, one at a time"
-        if suspect:  # nothing else was running
+        if suspect and self._exclusive:  # nothing else was running
             self._finish(tests, node, [_failed(f"the test ended Spark: {short(first)}")])
             hint = "run the pipeline again: it skips the test, and recomputes the view in each step"
         else:
@@ -378,7 +420,7 @@ def _failed(why: str) -> ViewCertificate:
     return ViewCertificate(equal=False, kind=FAILED, why=why)
 
 
-def _first_error(error: Exception) -> Exception:
+def _first_error(error: BaseException) -> BaseException:
     """Return the first error of a chain. After Spark has ended, cleaning up raises further errors."""
     while isinstance(error.__context__, Exception):
         error = error.__context__

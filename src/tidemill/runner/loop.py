@@ -91,7 +91,7 @@ class Loop:
                     threads.wakeup.clear()
                     did = False
                     try:
-                        if self._presence.alive() and not self._engine.certification.is_exclusive():
+                        if self._presence.alive():
                             did = self.work().start_due()
                         self._failed_passes = 0
                     except (StoreError, ObjectError) as error:  # the heap may be in object storage

@@ -82,6 +82,7 @@ class Runner:
             spark,
             program,
             wake=lambda: self.loop.wake(),  # noqa: PLW0108 - the loop is created below
+            is_busy=self._runs_other_work,
         )
         engine = Engine(
             parts=PartFutures(scope, key, make_part, check=self._check),
@@ -127,10 +128,11 @@ class Runner:
           become shorter at any time.
         """
         stop = stop or threading.Event()
-        self.worker.start()
         try:
             if starts:
                 self.certifier.start()
+                self._wait_for_suspects(stop)
+            self.worker.start()
             totals = self.loop.run(watch=watch, stop=stop) if starts else self._work_only(stop)
             if stop.is_set() and not self._drain(left_s or self._grace()):
                 self._stop_after_error()
@@ -149,6 +151,16 @@ class Runner:
             raise
         self.worker.drain()
         return totals
+
+    def _wait_for_suspects(self, stop: threading.Event) -> None:
+        """Start nothing, not even a part of another runner, while a view is compared that may end Spark."""
+        while self.certifier.is_exclusive() and not self._clock.wait(stop, CHECK_EVERY_S):
+            self._check()
+
+    def _runs_other_work(self) -> bool:
+        """Return whether Spark may be busy with something else than comparisons."""
+        running = len(self.loop.state.threads.busy) + self.worker.busy
+        return running > self.certifier.waiting_steps
 
     def _grace(self) -> Callable[[], float]:
         """Return a function that tells how much is left of a grace period that begins now."""

@@ -25,7 +25,8 @@ from tidemill.errors import MissingDriver, SessionUnusable, SparkUnavailable, Us
 from tidemill.spark.java import java_environment
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
 
 OLDEST: Final = (4, 1)
 
@@ -62,6 +63,7 @@ _LOG_SETTINGS = Path(__file__).parent / "log4j2.properties"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _opening = threading.Lock()
 _silencing = threading.Lock()
+_activating = threading.Lock()
 _silenced: list[list[bool]] = []  # for each block of `expecting_errors`, which loggers were off before it
 _QUERY_LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
@@ -358,6 +360,25 @@ def separate_session(session: "SparkSession") -> "SparkSession":
         if separate.conf.isModifiable(name):
             separate.conf.set(name, value)
     return separate
+
+
+def frame_of(session: "SparkSession", data: "pa.Table") -> "DataFrame":
+    """Return Arrow data as a DataFrame, without making this session the active one.
+
+    `createDataFrame` makes its session the active one of the whole Python process, which code of the user
+    gets from `SparkSession.getActiveSession()`. A session of our own must not be active.
+    """
+    if _is_connect(session):
+        return session.createDataFrame(data)
+    from pyspark.sql import SparkSession
+
+    with _activating:
+        before = SparkSession._activeSession
+        try:
+            return session.createDataFrame(data)
+        finally:
+            if SparkSession._activeSession is session:
+                SparkSession._activeSession = before
 
 
 def engine_settings(session: "SparkSession") -> dict[str, str]:

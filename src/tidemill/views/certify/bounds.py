@@ -36,6 +36,10 @@ class BoundExceeded(Exception):
     """A certification was stopped because it exceeded a bound."""
 
 
+class TimeExceeded(BoundExceeded):
+    """A certification took too long."""
+
+
 class Bounds:
     """The bounds of one certification.
 
@@ -98,7 +102,7 @@ class Bounds:
     def check(self, error: BaseException | None = None) -> None:
         """Raise `BoundExceeded` if time is up, or if Spark raised this error because of a bound."""
         if self._expired.is_set():
-            raise BoundExceeded(f"it took longer than {self.seconds:g} s") from None
+            raise TimeExceeded(f"it took longer than {self.seconds:g} s") from None
         raised = _RAISED.search(str(error))
         if raised is not None:
             most = f"{self.rows:,} rows" if raised[1] == "ROWS" else f"{self.result_bytes:,} bytes"

@@ -16,7 +16,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from tidemill.spark import schema
-from tidemill.spark.sessions import expecting_errors
+from tidemill.spark.sessions import expecting_errors, repinned
 from tidemill.views.certify import generated_steps
 from tidemill.views.certify.bounds import Bounds, is_query_error
 from tidemill.views.certify.certificates import ViewCertificate
@@ -122,7 +122,10 @@ def _results(
             contents = TableContents(tables)
             contents.apply(Step(inserts=rows))
             view = f"tidemill_function_{next(_numbers)}"
-            function(*(contents.frame(spark, name) for name in reads)).createOrReplaceTempView(view)
+            frames = [contents.frame(spark, name) for name in reads]
+            with repinned(spark):
+                result = function(*frames)
+            result.createOrReplaceTempView(view)
             stack.callback(spark.catalog.dropTempView, view)
             texts.append(f"SELECT * FROM {view}")  # noqa: S608
         return collect_rows(spark, texts, small=True, bounds=bounds)

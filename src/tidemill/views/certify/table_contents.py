@@ -10,6 +10,7 @@ from tidemill.errors import BadSchema, UsageError
 from tidemill.schemas.type_table import CAST, row_of
 from tidemill.spark import schema
 from tidemill.spark.queries import quoted
+from tidemill.spark.sessions import frame_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -129,7 +130,7 @@ class TableContents:
             }
             for n, row in enumerate(rows)
         ]
-        frame = spark.createDataFrame(pa.Table.from_pylist(records, schema.to_arrow(arrow_schema)))
+        frame = frame_of(spark, pa.Table.from_pylist(records, schema.to_arrow(arrow_schema)))
         if len(rows) < SMALL:
             frame = frame.coalesce(1)  # one partition needs no exchange
         names = {column.name for column in carried_columns}
