@@ -63,6 +63,7 @@ LATER = (
     "publish.remove-data",
     "publish.remove-manifests",
     "publish.swept",
+    "publish.forget",
     "futures.pending",
     "runner.forget",
     "triggers.prune",

@@ -332,12 +332,6 @@ def test_a_future_that_nobody_knows_is_an_error_wherever_it_is_asked_for(client:
         client.future("some future")
 
 
-def test_more_inputs_than_a_transaction_holds_are_refused(client: Client) -> None:
-    ones = client.map(tasks.add, range(400))
-    with pytest.raises(UsageError, match="400 inputs; at most"):
-        client.submit(tasks.total, *ones)
-
-
 def test_handles_are_values_shown_with_name_and_state(client: Client) -> None:
     future = client.submit(tasks.add, 1)
     future.result(STUCK_S)

@@ -66,7 +66,7 @@ def case_of(
     written = written or views_oracle.compiled(spark, tables, sql).output
     output = rewrite(written)
     kinds = frozenset(type(op) for op in walk(output))
-    return GeneratedCase(name, sql, _text(output), equality_of(output), _text(written), kinds)
+    return GeneratedCase(name, sql, _text(output), equality_of(output), _text(written), kinds=kinds)
 
 
 def _text(output: ViewOutput) -> str | TimedQuery:

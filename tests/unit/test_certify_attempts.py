@@ -1,5 +1,6 @@
 """Attempts to certify views: recorded before they start, repeated after a death, given up after several."""
 
+import queue
 import random
 import threading
 from collections.abc import Callable
@@ -511,6 +512,28 @@ def test_a_view_whose_processes_keep_dying_is_recomputed(
     assert Life(stage, monkeypatch, never).end() == [], "one event is enough"
 
 
+@pytest.mark.rule("DBSP-19")
+@pytest.mark.parametrize("point", ["certify.withdraw.before", "certify.withdraw.after"])
+def test_a_process_that_is_killed_while_it_withdraws_leaves_a_view_that_is_compared_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    lives: queue.Queue[Life] = queue.Queue()
+
+    def compare(names: list[str]) -> list[ViewCertificate]:
+        lives.get(timeout=STUCK_S).certifier._stop.set()
+        raise ArithmeticException("[JOB_CANCELLED]")
+
+    with crash.armed(point):
+        life = Life(stage, monkeypatch, compare)
+        lives.put(life)
+        with pytest.raises(crash.Crashed):
+            life.certifier.wait(STUCK_S)
+    life.certifier.abandon()
+    stage.join("a")
+    events = Life(stage, monkeypatch, equal).end()
+    assert [event.view for event in events if isinstance(event, ViewCertified)] == ["v"]
+
+
 def test_an_interrupted_test_is_withdrawn_and_repeated(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     running, interrupted = threading.Event(), threading.Event()
 
@@ -575,10 +598,12 @@ def test_after_a_stop_no_view_of_a_failed_batch_is_compared_alone(
     def compare(names: list[str]) -> list[ViewCertificate]:
         batches.append(names)
         if len(names) == 1:
-            life.certifier._stop.set()
+            lives.get(timeout=STUCK_S).certifier._stop.set()
         raise ArithmeticException("[JOB_CANCELLED]")
 
+    lives: queue.Queue[Life] = queue.Queue()
     life = Life(stage, monkeypatch, compare, "u", "v", "w")
+    lives.put(life)
     life.certifier.wait(STUCK_S)
     assert batches == [["u", "v", "w"], ["u"]]
     assert [stage.read(digest) for digest in ("digest of u", DIGEST, "digest of w")] == [None] * 3

@@ -349,13 +349,12 @@ def separate_session(session: "SparkSession") -> "SparkSession":
     """Return another session on the same Spark, with the same SQL settings and its own temporary views.
 
     Queries in it do not disturb the first session, and it can have other settings. It does not know the
-    functions that the user registered in the first session. Spark Connect before 4.3 cannot open such a
-    session; then this returns the session itself.
+    functions that the user registered in the first session. With Spark Connect this returns the session
+    itself: before 4.3 it cannot open another one, and one that stays open keeps the process from ending.
     """
-    try:
-        separate = session.newSession()
-    except (AttributeError, NotImplementedError):
+    if _is_connect(session):
         return session
+    separate = session.newSession()
     for name, value in engine_settings(session).items():
         if separate.conf.isModifiable(name):
             separate.conf.set(name, value)
