@@ -19,7 +19,7 @@ MAX_LINE_BYTES = 65_536
 MAX_BLOCK_BYTES = 262_144
 MAX_CAUSE_CHARS = 200
 IDLE_S = 0.2
-"""How long to wait for the end of a line before printing what there is of it."""
+"""How long to wait for the end of a line before printing an incomplete line."""
 
 _JAVA_FRAME = re.compile(
     rb"^\s+at [\w$.<>/@-]+\(.*\)\s*$|^\s*\.\.\. \d+ more\s*$|^(\s+Suppressed|Caused by): "
