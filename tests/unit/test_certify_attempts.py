@@ -19,6 +19,7 @@ from tidemill.objects.memory import MemoryObjects
 from tidemill.runner.certifier import BUSY_TRIES, Certifier, NotCertified
 from tidemill.runner.program import GroupProgram, Program, ViewProgram
 from tidemill.scope import Scope
+from tidemill.spark import java_process
 from tidemill.spark.sessions import PINNED
 from tidemill.store import Tx
 from tidemill.store.memory import MemoryStore
@@ -83,6 +84,12 @@ def stage() -> Stage:
     for name in ("a", "b"):
         stage.join(name)
     return stage
+
+
+@pytest.fixture(autouse=True)
+def no_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the Java process of other tests: the certifier would wait for its end, which does not come."""
+    monkeypatch.setattr(java_process, "_java_process", lambda: None)
 
 
 @pytest.mark.rule("DBSP-19")

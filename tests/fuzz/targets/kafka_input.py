@@ -17,6 +17,8 @@ from tidemill.testing.threads import STUCK_S
 
 CASES = 40
 _PARTITIONS = 4
+_SETTINGS = {"fetch.wait.max.ms": "5"}
+"""The broker answers at once that a partition has ended. By default it waits half a second."""
 
 
 def generate(rng: random.Random) -> dict[str, Any]:
@@ -66,7 +68,8 @@ def _broker() -> _Broker:
 def check(case: dict[str, Any]) -> None:
     stage, messages = RecordStage(case), case.get("messages", [])
     topic = _broker().send(messages)
-    source = kafka(_broker().address, topic, linger_s=0.05, max_records=case.get("max_records", 10))
+    most = case.get("max_records", 10)
+    source = kafka(_broker().address, topic, linger_s=0.05, max_records=most, settings=_SETTINGS)
     scope = stage.scope(stage.node("n0"), stage.stage.clock)
     partitions = TopicPartitions(SOURCE, scope)
     reader = TopicReader(source, stage.publisher(), partitions)

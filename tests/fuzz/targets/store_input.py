@@ -26,8 +26,8 @@ def check(case: dict[str, Any]) -> None:
         store = root / "home" / "store.db"
         if "file" in case:
             _damage_file(random.Random(case["file"]), store)
-        for seed in case.get("rows", ()):
-            _damage_row(random.Random(seed), store)
+        if "rows" in case:
+            _damage_rows(case["rows"], store)
         homes.run(case.get("command") or ["status"])
 
 
@@ -48,26 +48,33 @@ def _damage_file(rng: random.Random, store: Path) -> None:
     store.write_bytes(data)
 
 
-def _damage_row(rng: random.Random, store: Path) -> None:
+def _damage_rows(seeds: list[int], store: Path) -> None:
+    """Damage one row for each seed, in one transaction."""
     connection = sqlite3.connect(store)
     try:
-        rows = connection.execute("SELECT k, v FROM kv ORDER BY k").fetchall()
-        key, body = rng.choice(rows)
-        match rng.randrange(6):
-            case 0:
-                body = damaged(rng, body)
-            case 1:
-                connection.execute("DELETE FROM kv WHERE k = ?", (key,))
-            case 2:
-                _, body = rng.choice(rows)
-            case 3:
-                connection.execute("INSERT OR REPLACE INTO kv VALUES (?, ?)", (damaged(rng, key), body))
-            case _:
-                body = _changed(rng, body)
-        connection.execute("UPDATE kv SET v = ? WHERE k = ?", (body, key))
+        connection.execute("PRAGMA synchronous = OFF")
+        for seed in seeds:
+            _damage_row(random.Random(seed), connection)
         connection.commit()
     finally:
         connection.close()
+
+
+def _damage_row(rng: random.Random, connection: sqlite3.Connection) -> None:
+    rows = connection.execute("SELECT k, v FROM kv ORDER BY k").fetchall()
+    key, body = rng.choice(rows)
+    match rng.randrange(6):
+        case 0:
+            body = damaged(rng, body)
+        case 1:
+            connection.execute("DELETE FROM kv WHERE k = ?", (key,))
+        case 2:
+            _, body = rng.choice(rows)
+        case 3:
+            connection.execute("INSERT OR REPLACE INTO kv VALUES (?, ?)", (damaged(rng, key), body))
+        case _:
+            body = _changed(rng, body)
+    connection.execute("UPDATE kv SET v = ? WHERE k = ?", (body, key))
 
 
 def _changed(rng: random.Random, body: bytes) -> bytes:
