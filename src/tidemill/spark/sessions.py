@@ -59,6 +59,7 @@ _LOCAL: Final[Mapping[str, str]] = {
     # Listing local files takes far less time than a Spark job that lists them.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000",
 }
+_DAEMON: Final[Mapping[str, str]] = {"spark.python.daemon.module": "tidemill.spark.python_daemon"}
 _LOG_SETTINGS = Path(__file__).parent / "log4j2.properties"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _opening = threading.Lock()
@@ -109,9 +110,19 @@ class SparkSettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.remote is not None:
             return {**self.conf, **PINNED}
         logs = f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}"
-        conf = {**_DEFAULTS, **(_LOCAL if self.local else {}), **self.conf, **PINNED}
+        local = {**_LOCAL, **(_DAEMON if self._is_our_python() else {})} if self.local else {}
+        conf = {**_DEFAULTS, **local, **self.conf, **PINNED}
         conf[_JAVA_OPTIONS] = f"{logs} {conf.get(_JAVA_OPTIONS, '')}".strip()
         return conf
+
+    def _is_our_python(self) -> bool:
+        """Return whether Spark's Python workers run this interpreter, and so can import Tidemill."""
+        chosen = (
+            self.conf.get("spark.pyspark.python")
+            or self.conf.get("spark.pyspark.driver.python")
+            or os.environ.get("PYSPARK_PYTHON")
+        )
+        return chosen is None or chosen == sys.executable
 
 
 def open_session(settings: SparkSettings | None = None) -> "SparkSession":
