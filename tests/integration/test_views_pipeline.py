@@ -26,6 +26,7 @@ from tidemill.errors import (
     ViewRefused,
 )
 from tidemill.events import Event
+from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.explanation import retry_certification
 from tidemill.pipeline.plan import circuits
 from tidemill.pipeline.plan import views as view_plans
@@ -38,6 +39,7 @@ from tidemill.views.certify.bounds import BoundExceeded
 from tidemill.views.certify.certificates import CertificateLate, ViewCertified, ViewNotCertified
 from tidemill.views.steps import commits
 from tidemill.views.steps.events import RowsSetAside, StepAbandoned, StepCommitted, StepTimed
+from tidemill.views.steps.inputs import InputReader, LotSlice
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -536,6 +538,45 @@ def test_a_deletion_of_a_row_that_is_not_there_is_set_aside_told_and_netted_late
         stock.append([("b", 2), ("b", 2), ("b", 2), (None, None)])
         assert pipeline.run(emit=events.append).ok
         assert rows(view) == [("a", 1, 1), ("b", 1, 2)], "two insertions met their deletions"
+        assert not [event for event in events if isinstance(event, RowsSetAside)]
+
+
+@pytest.mark.rule("DBSP-17", "DBSP-21")
+def test_steps_after_a_stray_delete_read_only_what_changed(
+    tmp_path: Path, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole_reads: list[str] = []
+    read_whole = InputReader.at
+
+    def counted_at(self: InputReader, dataset: DatasetId, position: int) -> list[LotSlice]:
+        whole_reads.append(dataset.name)
+        return read_whole(self, dataset, position)
+
+    events: list[Event] = []
+    with tm.Pipeline("p", home=tmp_path / "home", spark=spark) as pipeline:
+        stock = pipeline.dataset("stock", "item STRING, at TIMESTAMP, n DECIMAL(10,2)", deletes=True)
+        view = pipeline.view("counts", "SELECT item, count(*) AS n FROM stock GROUP BY item")
+        stock.append([("a", None, 1)])
+        assert pipeline.run().ok
+        monkeypatch.setattr(InputReader, "at", counted_at)
+        stray = ("b", dt.datetime(2024, 1, 2, tzinfo=dt.UTC), 2)
+        stock.delete([stray])
+        assert pipeline.run(emit=events.append).ok
+        assert [event.rows for event in events if isinstance(event, RowsSetAside)] == [{"stock": 1}]
+        (row,) = [row for row in step_rows(pipeline) if row.quarantined is not None]
+        assert row.quarantined is not None
+        (item,) = Manifests(pipeline.context.objects, pipeline.context.clock).lot_objects(
+            row.quarantined.manifest
+        )
+        body = pa.BufferReader(pipeline.context.objects.get(item.uri)[0])
+        (record,) = pq.read_table(body).to_pylist()
+        assert (record["item"], record["n"], record["_weight"]) == ("b", 2, -1)
+        events.clear()
+        stock.append([("c", None, 1)])
+        stock.delete([("a", None, 1)])
+        assert pipeline.run(emit=events.append).ok
+        assert whole_reads == [], "no step lists all lots of the dataset"
+        assert rows(view) == [("c", 1)]
         assert not [event for event in events if isinstance(event, RowsSetAside)]
 
 

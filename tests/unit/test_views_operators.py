@@ -327,8 +327,11 @@ def test_rows_deleted_before_they_are_inserted_are_quarantined_and_netted(
     for step in steps:
         for row, weight in step:
             contents[row] += weight
-        result = source.step(rows_of(step), traces.trace("t", source.layout))
+        result = source.step(
+            rows_of(step), traces.trace("t", source.layout), traces.trace("aside", source.layout)
+        )
         traces.append("t", source.layout, result.state)
+        traces.append("aside", source.layout, result.quarantine)
         out.update(counted(result.out, ["v", "t"]))
         quarantine.update(counted(result.quarantine, ["v", "t"]))
         assert {row: w for row, w in out.items() if w} == {row: w for row, w in contents.items() if w > 0}
@@ -340,7 +343,9 @@ def test_rows_deleted_before_they_are_inserted_are_quarantined_and_netted(
 def test_a_deletion_matches_only_an_identical_row() -> None:
     source, traces = AdmissionKernel(WHOLE), MemoryTraces()
     for row, out, quarantined in (((-0.0, 1), 1, 0), ((0.0, -1), 0, 1), ((-0.0, -1), 1, 0), ((0.0, 1), 0, 1)):
-        result = source.step(rows_of([((row[0], "a"), row[1])]), traces.trace("t", source.layout))
+        rows = rows_of([((row[0], "a"), row[1])])
+        result = source.step(rows, traces.trace("t", source.layout), traces.trace("aside", source.layout))
         traces.append("t", source.layout, result.state)
+        traces.append("aside", source.layout, result.quarantine)
         assert (result.out.num_rows, result.quarantine.num_rows) == (out, quarantined)
     assert not list(traces.trace("t", source.layout).scan())

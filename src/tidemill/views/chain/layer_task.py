@@ -133,7 +133,7 @@ class TaskReport:
         seconds: the time it took, not counting the time it waited for rows.
         rows: the number of rows it received.
         files: the files it wrote for views: (view, key, rows, size, digest).
-        aside: for each source operator, how many rows it has set aside after the step.
+        aside: for each source operator, how many rows it set aside in the step.
         exhausted: for each operator, in how many groups the values must be read again.
     """
 

@@ -21,7 +21,7 @@ from tidemill.views.chain.stateful_operator import (
 )
 from tidemill.views.kernels import keyed_rows
 from tidemill.views.kernels.keyed_rows import AdmissionKernel
-from tidemill.views.trace.consolidation import chunk, column, consolidate, reduce_rows
+from tidemill.views.trace.consolidation import chunk, column, reduce_rows
 from tidemill.views.trace.hash_space import HashRange
 from tidemill.views.trace.layout import HASH, WEIGHT, Layout
 from tidemill.views.trace.row_equality import code_rows, value_ids
@@ -50,9 +50,25 @@ class ChangesSource:
         layout = layout_of(self.types, self.key)
         return replace(layout, fine=bool(layout.rest_names))
 
+    @cached_property
+    def _names(self) -> list[str]:
+        """The names of the dataset's columns in the traces."""
+        if not self.key:
+            return self._layout.names
+        return [column_name(i, self.types, self.key) for i in range(len(self.types))]
+
     @property
     def layouts(self) -> dict[str, Layout]:
         return {MAIN: self._layout, ASIDE: self._layout}
+
+    def set_aside(self, quarantine: pa.Table) -> pa.Table:
+        """Return the rows that enter the quarantine as c0, c1, … with their negative weights.
+
+        Args:
+            quarantine: rows of the trace `aside`.
+        """
+        entering = quarantine.filter(pc.less(quarantine[WEIGHT], 0))
+        return entering.select([*self._names, WEIGHT]).rename_columns(self.out.names)
 
     @cached_property
     def out(self) -> pa.Schema:
@@ -69,17 +85,10 @@ class ChangesSource:
 
     def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> OperatorOutput:
         delta = concatenated(parts.get(MAIN, ()), self._layout)
-        source, quarantined = AdmissionKernel(self._layout), bool(traces[ASIDE].entries)
-        admitted = source.step(delta, traces[MAIN], quarantined=quarantined)
-        aside = 0
-        if admitted.quarantine.num_rows or quarantined:
-            quarantine = pa.concat_tables([self._layout.empty(), *traces[ASIDE].scan(), admitted.quarantine])
-            aside = consolidate(quarantine, self._layout).num_rows
-        names = self._layout.names
-        if self.key:
-            names = [column_name(i, self.types, self.key) for i in range(len(self.types))]
+        admitted = AdmissionKernel(self._layout).step(delta, traces[MAIN], traces[ASIDE])
+        aside = int((column(admitted.quarantine, WEIGHT) < 0).sum())
         return OperatorOutput(
-            [admitted.out.select([*names, WEIGHT]).rename_columns(self.out.names)],
+            [admitted.out.select([*self._names, WEIGHT]).rename_columns(self.out.names)],
             {MAIN: admitted.state, ASIDE: admitted.quarantine},
             aside=aside,
             settled=frozenset({MAIN, ASIDE}),

@@ -32,7 +32,7 @@ class OperatorOutput(NamedTuple):
     Args:
         out: the change in the operator's rows, in pieces whose rows may cancel each other out.
         deltas: the change of each trace.
-        aside: how many rows a source has set aside after the step (DBSP-21).
+        aside: how many rows a source set aside in the step (DBSP-21).
         exhausted: in how many groups the min or max must be read again before the step can end.
         settled: the traces whose delta is already consolidated (`consolidate`).
     """

@@ -81,27 +81,29 @@ class AdmissionKernel:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
 
-    def step(self, delta: pa.Table, trace: Trace, *, quarantined: bool = True) -> AdmittedRows:
+    def step(self, delta: pa.Table, trace: Trace, quarantine: Trace) -> AdmittedRows:
         """Admit a change.
 
-        For each deleted row, the kernel looks up the same row in the trace. It looks up inserted rows only
-        while there are rows in quarantine.
+        For each deleted row, the kernel looks up the same row in the trace. It looks up an inserted row only
+        if a row with its hash was ever in quarantine.
 
         Args:
             delta: `_h`, the columns and `_w`.
             trace: all rows so far; rows in quarantine have negative weights.
-            quarantined: whether there may be rows in quarantine.
+            quarantine: the rows in quarantine.
         """
         change = consolidate(delta, self.layout)
-        weights = column(change, WEIGHT)
-        lookup = change if quarantined else change.filter(pa.array(weights < 0))
-        stored = trace.lookup(distinct(column(lookup, HASH)))
+        weights, hashes = column(change, WEIGHT), column(change, HASH)
+        lookup = weights < 0
+        if quarantine.entries:
+            lookup |= np.isin(hashes, column(quarantine.lookup(distinct(hashes), ()), HASH))
+        stored = trace.lookup(distinct(hashes[lookup]))
         place = positions(change, stored, self.layout.names, zeros="differ")
         before = sums_at(place, column(stored, WEIGHT), change.num_rows)
         after = before + weights
         out = np.maximum(after, 0) - np.maximum(before, 0)
-        quarantine = np.minimum(after, 0) - np.minimum(before, 0)
-        return AdmittedRows(_with_weights(change, out), _with_weights(change, quarantine), change)
+        negative = np.minimum(after, 0) - np.minimum(before, 0)
+        return AdmittedRows(_with_weights(change, out), _with_weights(change, negative), change)
 
 
 def _with_weights(rows: pa.Table, weights: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Table:

@@ -91,13 +91,25 @@ def _may_change(view: ViewSpec, code: ViewCode, batch: StepBatch, changed: set[s
 
 
 def quarantine_rows(
-    sources: ViewSources, batch: StepBatch, attempt: str, datasets: Collection[DatasetId]
+    sources: ViewSources,
+    batch: StepBatch,
+    attempt: str,
+    datasets: Collection[DatasetId],
+    set_aside: "Mapping[DatasetId, tuple[DataFrame, StructType]]",
 ) -> QuarantinedRows | None:
-    """Write the rows of these datasets that have a negative count; return None if there are none."""
+    """Write the rows of datasets that have a negative count; return None if there are none.
+
+    Args:
+        sources: what views are computed from.
+        batch: the step.
+        attempt: the attempt that writes.
+        datasets: the datasets that are read as a whole to find such rows.
+        set_aside: the rows that source operators put into quarantine.
+    """
     # A group's alarm is also an input, but it is not a dataset.
     declared = [dataset for dataset in sorted(datasets) if dataset in sources.datasets]
     with_changes = [dataset for dataset in declared if sources.datasets[dataset].kind is Kind.CHANGES]
-    if not with_changes:
+    if not with_changes and not set_aside:
         return None
     spark = sources.session()
     frames = {
@@ -108,7 +120,7 @@ def quarantine_rows(
             sources.inputs.at(dataset, batch.positions[dataset]),
         )
         for dataset in with_changes
-    }
+    } | {dataset.name: rows for dataset, rows in set_aside.items()}
     with read_errors(sources.tables.storage):
         return sources.tables.write_quarantine(batch.pipeline, batch.spec.name, batch.lot, attempt, frames)
 

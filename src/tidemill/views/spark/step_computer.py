@@ -53,6 +53,7 @@ from tidemill.views.spark.execution import (
 from tidemill.views.spark.executor import ChainExecutor, Inputs
 from tidemill.views.spark.group_chain import GroupChain, input_kind, remembered_chain
 from tidemill.views.spark.recompute import difference, quarantine_rows, recompute_views, step_output
+from tidemill.views.spark.set_aside import rows_set_aside
 from tidemill.views.spark.step_inputs import FrameInput, LotInput, StepInput
 from tidemill.views.spark.table_merges import stored_columns
 from tidemill.views.spark.tasks import TaskPaths
@@ -129,7 +130,9 @@ class StepComputer:
             _refuse_uncertified(sources, batch.spec)
             step = _Step(sources, self._chain_of(sources, batch.spec), batch, attempt, self._cache)
             outputs = step.run()
-            quarantined = quarantine_rows(sources, batch, attempt, step.datasets_to_check())
+            quarantined = quarantine_rows(
+                sources, batch, attempt, step.datasets_to_check(), step.rows_set_aside()
+            )
             parts: list[StepPart] = list(outputs)
             if step.has_state:
                 parts.append(StepState(version=step.write_version()))
@@ -457,19 +460,40 @@ class _Step:
     # --- results
 
     def datasets_to_check(self) -> set[DatasetId]:
-        """Return datasets that may have rows to quarantine: their source reports such rows or did not run."""
+        """Return datasets that may have rows to quarantine: no source operator ran that reports such rows."""
         if not self.has_state:
             read = {dataset for view in self._batch.spec.views for dataset in view.reads}
             return read & self._batch.moved
-        reports = (*self._reports, *self._load_reports)
-        reported = {int(number) for report in reports for number in report.aside}
-        computed = self._current | {number for report in self._load_reports for number in report.operators}
-        datasets = set()
+        return {
+            dataset
+            for name, dataset in self._names.items()
+            if dataset in self._batch.moved and not self._computed_sources(name)
+        }
+
+    def rows_set_aside(self) -> "dict[DatasetId, tuple[DataFrame, StructType]]":
+        """Return the rows that source operators put into quarantine in this step."""
+        reported = {
+            int(number) for report in (*self._reports, *self._load_reports) for number in report.aside
+        }
+        frames = {}
         for name, dataset in self._names.items():
-            operators = {edge.target for edge in self._chain.leaving(name)} & computed
-            if dataset in self._batch.moved and (not operators or operators & reported):
-                datasets.add(dataset)
-        return datasets
+            for number in sorted(self._computed_sources(name) & reported)[:1]:
+                aside = rows_set_aside(
+                    self._spark,
+                    self._storage,
+                    self._declared(name),
+                    self._chain.operators[number],
+                    self._changes.added,
+                    f"{self._prefix}spill/",
+                )
+                if aside is not None:
+                    frames[dataset] = aside
+        return frames
+
+    def _computed_sources(self, name: str) -> set[int]:
+        """Return the source operators of a dataset that ran in this step."""
+        computed = self._current | {number for report in self._load_reports for number in report.operators}
+        return {edge.target for edge in self._chain.leaving(name)} & computed
 
     def write_version(self) -> str:
         """Write the version file of the step; return its key."""

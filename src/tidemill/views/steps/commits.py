@@ -104,12 +104,13 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuarantinedRows(msgspec.Struct, frozen=True, kw_only=True):
-    """The input rows in quarantine as of this step: rows whose weight would be negative (DBSP-21).
+    """The input rows that this step put into quarantine: rows whose weight would be negative (DBSP-21).
 
-    No view contains them. They cancel out when their insertion arrives.
+    No view contains them. They cancel out when their insertion arrives. If only recomputed views read a
+    dataset, these are all of its rows in quarantine.
 
     - manifest: a root manifest; each part belongs to one dataset and has the name of that dataset.
-    - rows: for each dataset, how many of its rows are in quarantine.
+    - rows: for each dataset, how many rows there are.
     """
 
     manifest: str
