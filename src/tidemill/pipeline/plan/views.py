@@ -27,7 +27,7 @@ from tidemill.store import Tx
 from tidemill.triggers import schedules
 from tidemill.views.certify import certificates
 from tidemill.views.certify.certificates import ViewCertificate
-from tidemill.views.certify.view_tests import CircuitTest, FunctionTest, ViewTest
+from tidemill.views.certify.view_tests import CircuitTest, FunctionTest
 from tidemill.views.circuit.circuit import walk
 from tidemill.views.circuit.operators import Opaque
 from tidemill.views.spark import weighted_rows
@@ -237,19 +237,26 @@ class ViewPlanner:
 
     def _certifications(self, views: Sequence[ViewProgram]) -> Iterator[CertifyView | CertifyFunction]:
         """Return the stages that compare circuits with their queries, or test linear and keyed functions."""
+        tests: list[tuple[ViewProgram, CircuitTest | FunctionTest]] = []
         for view in views:
             decl = self.pipeline.views[view.name]
             if view.function is not None and decl.declared != "full":
-                function_test = self._function_test(view)
-                yield CertifyFunction(view.where, function_test, self._certificate(function_test))
+                tests.append((view, self._function_test(view)))
             elif view.name in self.circuits and decl.refresh != "full":  # otherwise it is plain Spark
-                circuit_test = self._circuit_test(view)
-                yield CertifyView(view.where, circuit_test, self._certificate(circuit_test))
+                tests.append((view, self._circuit_test(view)))
+        stored = self._certificates([test.digest for _, test in tests])
+        for view, test in tests:
+            stage = CertifyFunction if isinstance(test, FunctionTest) else CertifyView
+            yield stage(view.where, test, stored[test.digest])
 
-    def _certificate(self, test: ViewTest) -> ViewCertificate | None:
+    def _certificates(self, tested: Sequence[str]) -> dict[str, ViewCertificate | None]:
+        """Read the certificates of tests in one transaction, by digest."""
         context = self.pipeline.context
+        cluster = context.place.cluster
+        if not tested:
+            return {}
         return context.store.run(
-            partial(certificates.read, cluster=context.place.cluster, digest=test.digest)
+            lambda tx: {digest: certificates.read(tx, cluster, digest) for digest in tested}
         )
 
     def _circuit_test(self, view: ViewProgram) -> CircuitTest:
