@@ -5,16 +5,13 @@ import os
 import signal
 
 import hypothesis
-import msgspec
 import pytest
 
 # The tests that backends share are in the package, and a failing assert there should show its values too.
 # Pytest can only rewrite modules that are not imported yet.
 pytest.register_assert_rewrite("tidemill.testing")
 
-from tests import leases  # noqa: E402
-from tidemill.clock import SystemClock  # noqa: E402
-from tidemill.store.port import LIMITS, Limits, Tx  # noqa: E402
+from tests import leases, patience  # noqa: E402
 
 # No deadline: limits of time are shown by a bench. `make test` asks the same of everyone who runs it;
 # `make crash`, which has a seed, asks something new each time.
@@ -24,28 +21,11 @@ hypothesis.settings.load_profile("tidemill")
 pytest_plugins = ["pytester", "tests.plugin_rules", "tests.plugin_times", "tests.servers.fixtures"]
 
 
-class PatientLimits:
-    """The limits of a transaction, which may take long on the machine's clock.
-
-    A test that the machine does not let run for two seconds must not fail as a function that lingers would.
-    On clocks that tests move, the limit is the real one.
-    """
-
-    _patient = msgspec.structs.replace(LIMITS, transaction_s=3600.0)
-
-    def __get__(self, tx: Tx | None, owner: type[Tx]) -> Limits:
-        return (
-            self._patient
-            if tx is not None and isinstance(getattr(tx, "_clock", None), SystemClock)
-            else LIMITS
-        )
-
-
 # A shell starts background jobs with SIGINT ignored. Processes that tests interrupt would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-Tx.limits = PatientLimits()  # type: ignore[assignment]
+patience.lengthen_transactions()
 leases.lengthen()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from tests import leases, runner_parts
+from tests import leases, patience, runner_parts
 from tests.scopes import scope_of
 from tests.worker_tasks import note
 from tidemill.clock import SYSTEM
@@ -166,6 +166,7 @@ def tell(event: Event) -> None:
 
 if __name__ == "__main__":
     leases.lengthen()
+    patience.lengthen_transactions()
     given = msgspec.json.decode(sys.argv[1], type=Settings)
     place = (
         ClusterAddress.of_home(given.home)

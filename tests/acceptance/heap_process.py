@@ -14,6 +14,7 @@ import sys
 
 import msgspec
 
+from tests import patience
 from tests.scopes import scope_of
 from tests.unit.lots_stage import new_lot
 from tidemill import crash
@@ -150,4 +151,5 @@ def main(role: str, number: str) -> None:
 
 
 if __name__ == "__main__":
+    patience.lengthen_transactions()  # the test stops processes, also inside of a transaction
     main(*sys.argv[1:])

@@ -20,6 +20,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
+from tests import patience
 from tests.integration.life_scenes import SCENES
 from tidemill import crash
 from tidemill.clock import SYSTEM
@@ -59,4 +60,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    patience.lengthen_transactions()
     main()

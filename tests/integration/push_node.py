@@ -10,6 +10,7 @@ import random
 import sys
 import threading
 
+from tests import patience
 from tests.unit.push_stage import SOURCE, TOKEN, convert
 from tidemill.clock import SYSTEM
 from tidemill.cluster import nodes
@@ -64,4 +65,5 @@ def main(url: str, folder: str, name: str) -> None:
 
 
 if __name__ == "__main__":
+    patience.lengthen_transactions()
     main(*sys.argv[1:])

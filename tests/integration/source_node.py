@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from tests import patience
 from tests.unit.sources_stage import BAD, ORDERS, QUARANTINE, SOURCE, PlainParts
 from tidemill.clock import SYSTEM
 from tidemill.cluster.keeper import Keeper
@@ -166,4 +167,5 @@ def main(given: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    patience.lengthen_transactions()
     main(json.loads(sys.argv[1]))
