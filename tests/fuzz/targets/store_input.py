@@ -10,7 +10,7 @@ import msgspec
 from tests.fuzz import homes
 from tests.fuzz.mutation import damaged, mutated_value
 
-CASES = 120
+CASES = 60
 prepare = homes.template
 
 
