@@ -148,3 +148,13 @@ def test_the_environment_of_peers_is_made_once_for_its_requirements(tmp_path: Pa
     assert answer.strip() == str(tmp_path / "venv")
     assert python().is_file()
     assert len(messages) == 1, "the second call finds it"
+
+
+def test_the_bench_of_many_views_tells_every_figure() -> None:
+    command = [sys.executable, "-m", "bench.many", "--quick", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=STUCK_S, check=False)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])
+    limited = {"views200_idle_s", "views200_step_s", "first_over_load", "stray_delete"}
+    assert figures["targets"].keys() == limited
+    assert all(figures[key] > 0 for key in (*limited, "views40_first_s"))

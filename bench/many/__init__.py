@@ -1,0 +1,1 @@
+"""Measure pipelines with many views."""
