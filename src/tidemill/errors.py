@@ -882,7 +882,7 @@ class RunnerDied(TidemillError):
     code = "runner-died"
     exit_code = 3
     hint = (
-        "often a process ran out of memory: give Spark more memory, or process less at a time; set"
+        "a common cause is too little memory: give Spark more memory, or process less at a time; set"
         " TIDEMILL_DEBUG=1 to see all stack traces"
     )
 

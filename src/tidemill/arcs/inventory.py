@@ -5,8 +5,8 @@ short transactions and reads no objects. The store can change between these tran
 reads expected lots first, then running ones, then published ones. A lot that completes in between is then not
 reported as a gap.
 
-A table that an arc writes should have one lot for each lot that exists or is expected in an input, because an
-output lot has the same id as its input lot. Other tables should have every interval that has ended, from the
+An output lot of an arc has the same id as its input lot. So if an input has or should have a lot, the table
+that the arc writes should have that lot too. Other tables should have every interval that has ended, from the
 first one on. If each append to a table is a lot, then only the published lots are expected: an append number
 that was never published is not a gap. A removed or expired lot is no longer expected.
 """

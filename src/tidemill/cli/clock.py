@@ -27,8 +27,8 @@ def clock_command(output: CommandOutput, file: str | None, *, accept: bool, rewi
     for a moment does no harm. If the clock still shows the new time after ten minutes, Tidemill accepts it.
     If you know that the new time is correct, use --accept: Tidemill then uses it at once.
 
-    If Tidemill accepted a wrong time, a dataset may already have closed intervals that lie in the future. New
-    appends to this dataset then stay hidden until the clock reaches those intervals. To repair this, correct
+    If Tidemill accepted a wrong time, it may already have closed future intervals of a dataset. New appends
+    to this dataset then stay hidden until the clock reaches those intervals. To repair this, correct
     the clock, and use --rewind. The exit code is 1 if a jump has not been accepted yet, or if a dataset has
     already closed an interval that lies in the future.
     """

@@ -156,8 +156,8 @@ def refuse_dropped(tx: Tx, keys: LotKeys, dataset: DatasetId) -> None:
     if tx.get(keys.dropped[dataset.parts]) is not None:
         raise DatasetChanged(
             f"dataset {dataset} was dropped, so its name and version cannot be used again",
-            hint="use another name; if you declare a dataset, you can use another version instead, such as"
-            " version='2'",
+            hint="use another name; if you declare the table with dataset(), you can set another version"
+            " instead, such as version='2'",
         )
 
 

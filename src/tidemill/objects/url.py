@@ -131,7 +131,7 @@ def parse_remote(url: str) -> RemoteUrl:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", bucket) or "@" in path:
         raise BadUrl(
             f"{shown} has no valid bucket name",
-            hint=f"write {name}://bucket/prefix; percent-encode / + @ : inside a secret",
+            hint=f"write {name}://bucket/prefix; in a secret, percent-encode '/', '+', '@' and ':'",
         )
     prefix = unquote(path).strip("/")
     reason = prefix and fault(prefix)

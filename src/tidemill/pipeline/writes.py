@@ -1,8 +1,8 @@
 """Write to a dataset: append, upsert and delete rows, replace and remove lots (LOT-30, LOT-36, LOT-40).
 
-An append becomes a lot at once, or waits until its interval closes. A correction becomes the next generation
-of its lot. If the rows are in memory, this process writes them without Spark. If they are a Spark DataFrame,
-Spark writes them.
+An append becomes a lot immediately, or waits until its interval closes. A correction becomes the next
+generation of its lot. If the rows are in memory, this process writes them without Spark. If they are a Spark
+DataFrame, Spark writes them.
 
 The row of the attempt is stored before the first object is written. So a crash at any moment leaves either a
 published lot, or an attempt that the cleaner finds. An append with a producer and a sequence number may be

@@ -98,7 +98,7 @@ def _field(metadata: bytes, table: int, number: int) -> int | None:
     """Return the place of a field in a table of FlatBuffers metadata; None if the field has its default."""
     fields = table - int(struct.unpack_from("<i", metadata, table)[0])
     if not 0 <= fields < len(metadata):
-        raise IndexError("outside the metadata")
+        raise IndexError("a field lies outside the metadata of its message")
     (size,) = struct.unpack_from("<H", metadata, fields)
     place = 4 + 2 * number
     (offset,) = struct.unpack_from("<H", metadata, fields + place) if place + 2 <= size else (0,)

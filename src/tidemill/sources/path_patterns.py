@@ -146,6 +146,6 @@ def _one_of(inside: str, name: str) -> str:
         re.compile(expression)
     except re.error:
         raise BadSource(
-            f"invalid set [{inside}] in {name!r}", hint="write the lower character first: [0-9]"
+            f"invalid set [{inside}] in {name!r}", hint="start with the earlier character: [0-9]"
         ) from None
     return expression

@@ -1,12 +1,13 @@
-"""Find out whether the Java process of this process's Spark has ended or is unusable, and why.
+"""Find out whether Spark's Java process has ended or is unusable, and why.
 
-pyspark starts one Java process for each Python process, and does not notice its end: every later call fails
-with an error about a connection. A process without its Java process cannot run Spark again. So the child of a
-runner ends, and the supervisor starts another one.
+pyspark starts one Java process for each Python process. If the Java process ends, pyspark does not notice:
+every later call fails with a connection error. A Python process without its Java process cannot run Spark
+again. So the child of a runner ends, and the supervisor starts another one.
 
 A Java process can also be unusable although it runs. Java initializes each class once. If this fails, for
 example because the disk is full when a class unpacks its native library, the class cannot be used again, even
-after the cause is gone. Such a node would claim every part, and fail it.
+after the cause is gone. A runner with such a Java process would claim one part after another, and every part
+would fail.
 """
 
 import re

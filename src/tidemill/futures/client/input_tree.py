@@ -1,17 +1,17 @@
 """Input trees: pass any number of futures to one call.
 
 A future has a limited number of inputs, because one transaction writes them all (`submit.MOST_INPUTS`). If a
-call has more, some of them are replaced by *bundles*. A bundle is an ordinary future: its inputs are a few
-hundred of the call's futures, and its result is the tuple of their results. In the pickled arguments of the
-call, each bundled future is replaced by a reference to its item in that tuple. Bundles can contain bundles,
-so a call can have any number of inputs.
+call has more, some of them are replaced by *bundles*. Such a bundle is an ordinary future: its inputs are a
+few hundred of the call's futures, and its result is the tuple of their results. In the pickled arguments of
+the call, each bundled future is replaced by a reference to its item in that tuple. Bundles can contain
+bundles, so a call can have any number of inputs.
 
 Because bundles are ordinary futures, all guarantees of futures hold for them too. They survive the client
 that submits them. If an input fails or is cancelled, the bundle fails with the input's error, and so does the
 call. If an input is requeued or its result is lost, the bundle and the call wait for it again. If the call
 has an idempotency key, its bundles have keys too, so repeating the call creates nothing.
 
-A bundle copies the results of its inputs. So only as many inputs are bundled as necessary.
+A bundle copies the results of its inputs. So no more inputs are bundled than necessary.
 """
 
 from collections.abc import Callable, Sequence

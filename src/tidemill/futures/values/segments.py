@@ -351,6 +351,6 @@ def _create_root(root: Path) -> None:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise UsageError(
             f"other users can access {root}, or it is not a folder",
-            hint=f"if the folder is yours, run chmod 700 {root}; if it is not, check that no worker uses"
-            " it, then remove it",
+            hint=f"if it is your folder, run chmod 700 {root}; otherwise check that no worker uses it,"
+            " then remove it",
         )

@@ -1,4 +1,4 @@
-"""Plan templates: an arc that reads a pattern becomes one arc for each matching table (HEAP-12).
+"""Plan the arcs of templates: an arc that reads a pattern becomes one arc for each matching table (HEAP-12).
 
 The arcs of a template depend only on the names of tables: tables that this pipeline declares, tables of other
 pipelines in the store, and tables that the arcs themselves write. If a table is created later, a runner calls

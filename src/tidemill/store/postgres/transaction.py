@@ -1,13 +1,14 @@
 """One transaction on PostgreSQL: it buffers writes, and sends them with a later query or with the COMMIT.
 
-`serial` is SERIALIZABLE, `take` is READ COMMITTED (STO-3). Effects happen in the order of the calls:
+In mode `serial`, the isolation level is SERIALIZABLE; in mode `take`, READ COMMITTED (STO-3). Effects happen
+in the order of the calls:
 
 - `set`, `clear` and `add` are buffered by key; reads of those keys use the buffer. A range, a take or a swap
   that touches one of those keys sends the buffer first, in the same round trip;
 - `clear_range` is queued, and removes the keys that it covers from the buffer;
-- rows of `set_versioned` get their keys at the end. Transactions that append to the same prefix take turns
-  under an advisory lock from the moment they get a number until they commit. So numbers sort in commit
-  order, and a reader that continues after the last number it saw misses nothing.
+- rows of `set_versioned` get their keys at the end. Transactions that append to the same prefix run one after
+  another: each holds an advisory lock from when it gets its number until it commits. So numbers sort in
+  commit order, and a reader that continues after the last number it saw misses nothing.
 
 A locked read of a missing row must keep other transactions from inserting that row, but PostgreSQL cannot
 lock a row that does not exist. So this transaction inserts the row and deletes it again. Until this

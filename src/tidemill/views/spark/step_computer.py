@@ -190,7 +190,7 @@ def _refuse_uncertified(sources: ViewSources, spec: GroupSpec) -> None:
         code = sources.code(view.name)
         if code.refresh == "incremental" and code.circuit is None:
             raise NotIncremental(
-                f"view {view.name} is declared refresh='incremental', but it is not certified",
+                f"view {view.name} has refresh='incremental', but no check has confirmed its updates",
                 hint=f"tidemill explain {view.name} says why; refresh='auto' recomputes the view instead",
             )
 

@@ -268,8 +268,8 @@ def _by_spark(
 def _compare_digests(window: MergeWindow, before: int, after: int) -> None:
     if before != after:
         raise WriteMismatch(
-            f"a merge of {len(window.pieces)} runs wrote rows with the digest {digests.text_of(after)},"
-            f" but read rows with the digest {digests.text_of(before)}",
+            f"a merge of {len(window.pieces)} pieces of run files read rows with the digest"
+            f" {digests.text_of(before)}, but wrote rows with the digest {digests.text_of(after)}",
             hint="no action is needed: the step runs again; if the error repeats, one of the files"
             " is damaged",
         )

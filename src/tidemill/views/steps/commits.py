@@ -434,7 +434,7 @@ def _check_fence(tx: Tx, keys: StepKeys, ticket: Ticket, batch: StepBatch) -> Vi
             f" {batch.spec.name}"
         )
     if group.step != batch.after:
-        raise StepConflict(f"{ticket.name} is at step {group.step}; the batch was read at step {batch.after}")
+        raise StepConflict(f"{ticket.name} is at step {group.step}; its input was read at step {batch.after}")
     if group.spec != batch.spec:
-        raise StepConflict(f"the declaration of {ticket.name} changed after the batch was read")
+        raise StepConflict(f"the declaration of {ticket.name} changed after its input was read")
     return group

@@ -48,8 +48,8 @@ class Layout:
         if len(set(names)) != len(names) or not 0 <= self.key <= len(self.columns) or not self.sums:
             raise UsageError(
                 f"invalid layout: columns {names}, key of {self.key} columns",
-                hint="give every column a different name, list at least one column in sums=, and make the"
-                " key no longer than the list of columns",
+                hint="give every column a different name, list at least one column in sums=, and do not"
+                " use more key columns than there are columns",
             )
         fields = [pa.field(each.name, each.type) for each in self.columns]
         sums = [pa.field(name, pa.int64()) for name in self.sums]

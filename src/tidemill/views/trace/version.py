@@ -194,7 +194,7 @@ class TraceVersion:
         for name, entry in added:
             if name not in names:
                 raise UsageError(
-                    f"cannot add a run: trace {name} was never built", hint="add the trace to rebuilt="
+                    f"cannot add a run file: trace {name} was never built", hint="add the trace to rebuilt="
                 )
             traces.setdefault(name, []).append(entry)
         current = {name for name in names if name in rebuilt or self.steps[name] == self.step} - {*stale}
