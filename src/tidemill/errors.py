@@ -62,7 +62,7 @@
     │   ├── DatasetChanged            the dataset was already declared with a different definition
     │   ├── LotUnknown                the lot or the generation does not exist
     │   ├── NoLots                    the range contains no lot
-    │   ├── HistoryExpired            the lots or changes that this needs have expired
+    │   ├── HistoryExpired            the requested lots or changes have expired
     │   ├── LotConflict               the lot has changed, or cannot be changed in this way
     │   ├── BadCheck                  a check is invalid or uses unknown columns
     │   ├── CheckFailed               rows failed a check and were not published

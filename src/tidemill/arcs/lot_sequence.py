@@ -1,4 +1,4 @@
-"""Lot sequence: make the lots of one run at the same time, but end them in order.
+"""Lot sequence: compute the lots of one run in parallel, but publish them in order.
 
 Making a lot takes time, and lots can be made in any order. The last transaction of a lot publishes it, or
 records why it was not published. These transactions must run in order, so each waits until all earlier lots

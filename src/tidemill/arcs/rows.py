@@ -149,7 +149,8 @@ def write(
         state = step(state, edge)
     if new.state is not state:
         raise IllegalTransition(
-            f"{edges} lead to state {state.value}, but the new row is in state {new.state.value}"
+            f"the transitions {edges} end in state {state.value}, but the new row is in state"
+            f" {new.state.value}"
         )
     key = (arc, lot, generation)
     tx.set(keys.lot[key], msgspec.msgpack.encode(new), quiet=True)

@@ -44,7 +44,10 @@ def explain_command(
                 hint=f"the views of this pipeline are: {', '.join(pipeline.views) or '(none)'}",
             )
         if retry and not retry_certification(pipeline, view):
-            raise UsageError(f"the comparison of {view} with plain Spark has not failed", hint="omit --retry")
+            raise UsageError(
+                f"nothing to retry: the comparison of {view} with plain Spark has not failed",
+                hint="omit --retry",
+            )
         explanation = table.explain()
     if draw is not None:
         draw.write_text(explanation.drawing())

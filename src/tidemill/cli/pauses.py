@@ -35,7 +35,7 @@ def pause_command(output: CommandOutput, names: tuple[str, ...], file: str | Non
 @click.option(
     "--catch-up",
     type=click.Choice([policy.value for policy in CatchUp]),
-    help="Which lots to process, of those published during the pause. Default: as declared.",
+    help="Which of the lots published during the pause to process. Default: as declared.",
 )
 @pipeline_option
 @json_option

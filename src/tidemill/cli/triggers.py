@@ -139,7 +139,7 @@ def pause_command(
 @click.option(
     "--catch-up",
     type=click.Choice([policy.value for policy in CatchUp]),
-    help="Which lots to process, of those published during the pause. Default: as declared.",
+    help="Which of the lots published during the pause to process. Default: as declared.",
 )
 @location_options
 @json_option

@@ -72,7 +72,7 @@ def advance(tx: Tx, keys: LotKeys, source: DatasetId, position: int) -> None:
     before = 0 if raw is None else _position.decode(raw)
     if position < before:
         raise UsageError(
-            f"{source} cannot move from {before} back to {position}",
+            f"the position of {source} cannot go back from {before} to {position}",
             hint=f"use a position of {before} or more",
         )
     tx.set(keys.head[source.parts], msgspec.msgpack.encode(position))

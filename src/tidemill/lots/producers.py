@@ -100,8 +100,8 @@ def find(tx: Tx, keys: LotKeys, dataset: DatasetId, append: Identity) -> Receipt
         raise ProducerConflict(
             f"number {append.seq} of producer {append.producer!r} is too old: the receipts of {dataset} up to"
             f" number {row.unknown_to} are no longer stored",
-            hint=f"use a number above {row.highest}; number appends without gaps if you"
-            " want to repeat old ones",
+            hint=f"use a number above {row.highest}; use consecutive numbers if"
+            " you want to be able to repeat old appends",
         )
     raise ProducerConflict(
         f"producer {append.producer!r} sent number {append.seq} to {dataset} after number {row.highest}",

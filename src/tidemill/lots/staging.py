@@ -195,7 +195,8 @@ def rewind(tx: Tx, keys: LotKeys, dataset: DatasetId, limit: int = MOVE_PAGE) ->
         raise IntervalConflict(
             f"the intervals of {dataset} cannot be rewound: it has a key, so each of its lots can have only"
             " one generation",
-            hint="wait until the clock reaches its current interval, or declare a new version of the dataset",
+            hint=f"the current interval of {dataset} is in the future: wait until the clock reaches it, or"
+            " declare a new version of the dataset",
         )
     interval = read(tx, keys, dataset)
     if interval is None:

@@ -185,7 +185,7 @@ class Certifier:
                 self.waiting_steps -= 1
         wrong = [name for name in tested if not self._known[name].equal]
         if wrong:
-            raise NotCertified(f"not equal to plain Spark: {', '.join(wrong)}")
+            raise NotCertified(f"these views differ from what plain Spark computes: {', '.join(wrong)}")
 
     def _wait_for(self, tested: Collection[str]) -> None:
         ends_at = self._scope.clock.monotonic() + self._wait_s

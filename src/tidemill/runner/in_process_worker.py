@@ -6,8 +6,9 @@ for the store.
 
 When the node loses its lease, the worker ends everything that started under that lease (FUT-55). It drops the
 results of running futures, and releases the claims under the next epoch. The store refuses a result that is
-written too late. If an earlier process of this node died, the worker ends its claims, as a leader would. Each
-future of these claims then counts one more death of its runner (FUT-49).
+written too late. If this runner replaces a
+process that died, the worker ends the claims of the dead process, as the leader would. For each future of
+these claims, the number of runners that died while they ran it goes up by one (FUT-49).
 
 A crash point in a future or in the loop simulates the death of the process: the worker writes nothing more,
 and `check` raises the error.

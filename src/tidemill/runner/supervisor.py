@@ -330,8 +330,8 @@ class RunnerSupervisor:
         self._pause.failed()
         if self._pause.failures >= MOST_EARLY:
             raise RunnerDied(
-                f"{self._pause.failures} child processes in a row ended within {EARLY_S:.0f} s. The last:"
-                f" {message}"
+                f"{self._pause.failures} child processes in a row ended less than {EARLY_S:.0f} s after they"
+                f" started. The last: {message}"
             )
         self._wait(self._pause.left_s)
 

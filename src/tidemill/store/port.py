@@ -185,7 +185,7 @@ class Tx(ABC):
             return []
         room = self.limits.transaction_writes - self.writes
         if room <= 0:  # an empty result would look like an empty queue
-            raise self._overflow(f"more than {self.limits.transaction_writes:,} writes")
+            raise self._overflow(f"has more than {self.limits.transaction_writes:,} writes")
         rows = self._take(lo, hi, min(limit, room))
         self._count_many([row.key for row in rows], (), watched=not quiet)
         return rows
@@ -277,12 +277,13 @@ class Tx(ABC):
         self.writes += writes
         self.bytes_written += size
         if self.writes > self.limits.transaction_writes:
-            raise self._overflow(f"more than {self.limits.transaction_writes:,} writes")
+            raise self._overflow(f"has more than {self.limits.transaction_writes:,} writes")
         if self.bytes_written > self.limits.transaction_bytes:
-            raise self._overflow(f"{self.bytes_written:,} bytes")
+            limit = self.limits.transaction_bytes
+            raise self._overflow(f"writes {self.bytes_written:,} bytes, more than {limit:,}")
 
-    def _overflow(self, size: str) -> TransactionTooLarge:
-        self._too_large = TransactionTooLarge(f"the transaction has {size}")
+    def _overflow(self, problem: str) -> TransactionTooLarge:
+        self._too_large = TransactionTooLarge(f"the transaction {problem}")
         return self._too_large
 
     # --- implemented by backends

@@ -2,9 +2,9 @@
 
 A run can set an alarm on an input of its own subscription, in the transaction that ends the run. An input has
 at most one alarm. When the time of the alarm comes, one transaction clears the alarm, moves the head of the
-input and announces the new head to subscribers, like any publication. So cadence, pauses and crashes work
-exactly as they do for writes. Every scheduler fires alarms; if two schedulers fire the same alarm, only one
-succeeds.
+input and announces the new head to subscribers, like any publication. So
+cadence and pauses apply to alarms as they do to writes, and an alarm survives a crash. Every scheduler fires
+alarms; if two schedulers fire the same alarm, only one succeeds.
 
 Times are the store's wall time, as for schedules. If that clock is set back, the worst that happens is that
 an alarm fires late. If the clock jumps ahead, alarms ignore the jump until it is accepted.

@@ -140,7 +140,8 @@ def transition(
         state = step(state, edge)
     if new.state is not state:
         raise IllegalTransition(
-            f"{edges} lead to state {state.value}, but the new row is in state {new.state.value}"
+            f"the transitions {edges} end in state {state.value}, but the new row is in state"
+            f" {new.state.value}"
         )
     write(tx, keys, name, old, new)
     return new

@@ -3,8 +3,8 @@
 The waiting thread watches only a window of the futures: the oldest 500 that have not ended. It reads the
 window in one read-only transaction, and then fills it up with the next futures. So even in a wait for 100,000
 futures, each read covers at most 500 rows. A handle that no thread waits for costs nothing. After a wakeup,
-the thread reads a small window at once. It waits a moment before it reads a large window, so that one read
-finds many ended futures. The thread also polls, in case a wakeup is lost (STO-8).
+the thread reads immediately if the window is small. If the window is large, the thread waits a moment first,
+so that one read finds many ended futures. The thread also polls, in case a wakeup is lost (STO-8).
 
 Rejected: one thread that waits on behalf of all others. That thread would have to pass each wakeup on to the
 waiting thread, and switching between two threads costs more than the read. A watch cannot be extended to more

@@ -144,7 +144,8 @@ def move(tx: Tx, keys: FutureKeys, spec: Spec, old: AnyRow, edge: Path, new: Any
         expected = step(expected, single)
     if new.state is not expected:
         raise IllegalTransition(
-            f"{edge} leads to state {expected.value}, but the new row is in state {new.state.value}"
+            f"the transition {edge} ends in state {expected.value}, but the new row is in state"
+            f" {new.state.value}"
         )
     withdraw(tx, keys, spec, old)
     enter(tx, keys, spec, new)

@@ -1,7 +1,7 @@
-"""The sweep: delete ended futures that are no longer needed, in small pages (FUT-34).
+"""Delete ended futures that are no longer needed, in small pages (FUT-34).
 
-The sweep reads the rows, oldest first. A future is deleted if it ended more than 24 hours ago (seven days if
-it is quarantined), and
+This pass is also called a sweep. It reads the rows, oldest first. A future is deleted if it ended more than
+24 hours ago (seven days if it is quarantined), and
 
 - no handle keeps it: its owner has released it, or is dead (FUT-64);
 - no pin keeps it; the handles of other clients are pins too;

@@ -100,7 +100,7 @@ def _decompressed(raw: BinaryIO, compression: str) -> BinaryIO:
         return cast(BinaryIO, bz2.BZ2File(raw))
     if compression:
         raise ValueError(
-            f"a CSV file with a header cannot be a {compression} file; compress the file as .gz or .bz2"
+            f"{compression} is not supported for a CSV file with a header; compress the file as .gz or .bz2"
         )
     return raw
 

@@ -2,8 +2,8 @@
 
 On a reading connection (`head` is None) the transaction is a snapshot, which is serialisable as long as
 nothing is written. The first write ends the attempt with `NeedsWriter`, and the writer runs the function
-again from the start. A `take` that finds nothing and a `swap` that does not match write nothing, so a worker
-that polls an empty queue never needs the write lock.
+again from the start. A `take` that finds no rows writes nothing, and neither does a `swap` whose
+expected value does not match. So a worker that polls an empty queue never needs the write lock.
 
 On the writing connection, writes are buffered and sent to SQLite together when the function has returned. If
 a function raises, only its own writes are undone (STO-5), usually by dropping the buffer. Writes that must

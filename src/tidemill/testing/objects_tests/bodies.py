@@ -1,7 +1,7 @@
 """The base class for tests of object storage, and tests of writing, reading and deleting objects.
 
-If several writers try a conditional write, only one succeeds: one writer creates an object, and a writer
-replaces an object only if it has the current etag.
+If several writers try the same conditional write, only one succeeds. This
+holds for creating an object, and for replacing one, which requires its current etag.
 """
 
 import hashlib

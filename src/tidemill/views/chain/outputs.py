@@ -65,7 +65,7 @@ class OutputSink:
         return {"rows": rows.append_column(HASH, rows[f"c{len(self.types)}"])}
 
     def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> OperatorOutput:
-        raise AssertionError("this operator only writes output; it has no step to compute")
+        raise AssertionError("this operator only writes output; it computes nothing")
 
     def emits_without_input(self, within: HashRange) -> bool:
         return False

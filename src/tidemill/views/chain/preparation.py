@@ -1,4 +1,6 @@
-"""Rewrite a circuit so that its stateful operators read plain columns, which projections below them compute.
+"""Rewrite a circuit so that its stateful operators read plain columns.
+
+SQL projections below the operators compute these columns:
 
     join        expressions in keys become columns of its inputs; other conditions become a filter above it
     aggregate   its input becomes a projection of keys and arguments; a FILTER becomes a CASE in the argument

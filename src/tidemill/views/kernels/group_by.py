@@ -5,14 +5,14 @@ adds them to the accumulators in the traces. For each group whose row changes, i
 weight -1 and the new row with weight 1. Old rows are computed again from exact accumulators, so they equal
 the rows returned before, bit for bit, and the retraction cancels them exactly (DBSP-20).
 
-The kernel has these traces: `main` (counts and limbs of each group), `bins` if it sums floats (see
-`aggregates.sums`), and one for each min and max (see `extremes`). It returns raw columns. The `final` of an
-aggregate's kernel (`aggregates.registry`) converts them to the values of Spark's aggregate. The raw columns
-of an aggregate x are:
+The kernel has these traces: `main` (for each group its counts, and its sums as several 64-bit integers,
+called limbs), `bins` if it sums floats (see `aggregates.sums`), and one for each min and max (see
+`extremes`). It returns raw columns. For each aggregate, the expression `final` (in `aggregates.registry`)
+converts the raw columns to the value that Spark returns. The raw columns of an aggregate x are:
 
     COUNT                       x BIGINT
-    SUM of integers, decimals   x DECIMAL(38, s), x_over BOOLEAN: x does not fit and is NULL;
-                                with counts: x_sum, x_over and x_n BIGINT
+    SUM of integers, decimals   x DECIMAL(38, s); x_over BOOLEAN: true if x does not fit and is therefore NULL
+    the same with a count       x_sum, x_over as above; x_n BIGINT
     SUM of floats               x DOUBLE, correctly rounded
     LEAST, GREATEST             x, of its column's type
 """

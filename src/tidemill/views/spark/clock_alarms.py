@@ -2,7 +2,8 @@
 
 `WHERE at > now() - INTERVAL 1 DAY` drops a row one day after its time, although nothing is published. For
 each such filter, a query over the tables of the step finds the nearest value that the filter's bound has not
-passed yet. Evaluating the bound at future times finds the moment when the bound passes this value. The
+passed yet. Tidemill then searches
+for the moment when the bound passes this value, by computing the bound for future times. The
 earliest of these moments is the group's alarm. Before that moment, time alone changes nothing.
 
 An alarm can be early: a row that a later operator drops also causes a step, which then finds no change. An

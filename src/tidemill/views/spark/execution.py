@@ -1,10 +1,10 @@
 """Choose where a chain is executed, in Spark jobs or in the runner, and in how many tasks (DBSP-41).
 
 A Spark job takes a few hundred milliseconds before it reads the first row, and more for each layer. The
-kernels of a small step take a few dozen milliseconds. The runner has only the cores of one machine, but rows
-pass through Java only where Spark evaluates row expressions. The times in Spark and in the runner are
-estimated from the plan and the size of the change. The event of the step reports the estimate and the actual
-time.
+kernels of a small step take a few dozen milliseconds. The runner has only the cores of one machine. Its
+advantage is that rows do not pass through Java, except where Spark evaluates row expressions. The times
+in Spark and in the runner are estimated from the plan and the size of the change. The event of the step
+reports the estimate and the actual time.
 
 The number of tasks depends on the number of rows and bytes, so that each task fits the memory of a Python
 worker. There are at most 256 tasks, one for each slice of hash space.

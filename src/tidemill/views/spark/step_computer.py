@@ -190,7 +190,7 @@ def _refuse_uncertified(sources: ViewSources, spec: GroupSpec) -> None:
         code = sources.code(view.name)
         if code.refresh == "incremental" and code.circuit is None:
             raise NotIncremental(
-                f"view {view.name} has refresh='incremental', but no check has confirmed its updates",
+                f"view {view.name} has refresh='incremental', but its updates are not certified",
                 hint=f"tidemill explain {view.name} says why; refresh='auto' recomputes the view instead",
             )
 

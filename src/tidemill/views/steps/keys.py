@@ -1,7 +1,7 @@
-"""The keys of steps in the store. A step's commit also writes the keys of publications.
+"""The keys of steps in the store. The commit of a step also writes keys of publications, not listed here.
 
 (C, "circuit", P)                          the version of the circuit that was declared last
-(C, "step-last", P)                        the number of the newest record, and the cursor of the next one
+(C, "step-last", P)                        the number of the newest record, and the progress of the next one
 (C, "step-record", P, n)                   record n: which input belongs to step n
 (C, "step-base", P, name, version)         the last position of a base dataset that is assigned to a step
 (C, "step-range", P, name, version, n)     this position at step n, if step n changed it
@@ -9,7 +9,7 @@
 (C, "group-step", P, group, n)             what the group published when it committed step n
 (C, "retired", P, view)                    the last table of a view that is no longer declared
 (C, "whole-reads", P, group)               the datasets that the group reads as a whole in each step
-(C, "group-gone", P, view, group)          a view or group that is no longer declared, for the collector
+(C, "group-gone", P, view, group)          a view or group that is no longer declared; its files can go
 (C, "pin", P, name)                        until when to keep the files that a manifest or version file lists
 (C, "lease", "coordinator", P)             the coordinator lease and its epoch
 """

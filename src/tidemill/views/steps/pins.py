@@ -1,9 +1,9 @@
 """Pins: keep the files that a reader started with, while further steps replace them (DBSP-37).
 
 Spark reads a DataFrame when an action runs, which may be long after the DataFrame was created. So the code
-that creates the DataFrame pins the list of files to read, in the transaction that finds the current list. The
-collector then sees either the pin, or the list as the current one. A pin expires by itself, so readers need
-no cleanup.
+that creates the DataFrame pins the list of files to read, in the transaction that finds the current list.
+The collector then finds either the pin, or that the list is still current. In both cases it keeps the files.
+A pin expires by itself, so readers need no cleanup.
 """
 
 from collections.abc import Iterable
