@@ -4,6 +4,8 @@ The contract is the same on every backend, and `tidemill.testing.StoreConformanc
 
 - `store.run(fn)` calls `fn(tx)`, commits what `fn` wrote, and returns what `fn` returned. After a conflict,
   it calls `fn` again. So `fn` must have no effects outside `tx`.
+- After a transaction that took too long, `run` calls `fn` again, twice: the process may have been paused. If
+  `fn` itself is slow, it is too slow each time, and `run` raises the error.
 - A transaction with `mode="serial"` is serialisable. A transaction with `mode="take"` depends only on rows
   that it took, swapped or read under a row lock. It refuses plain reads, because on PostgreSQL such a
   transaction is READ COMMITTED. If a `take` transaction may write a row, other transactions must read that
@@ -53,6 +55,9 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 LIMITS = Limits()
+
+SLOW_ATTEMPTS = 3
+"""How many attempts of one call may take too long before `run` raises `TransactionTooLong`."""
 
 
 class Row(NamedTuple):
@@ -388,7 +393,8 @@ class Store(ABC):
     def run(self, fn: Callable[[Tx], T], *, mode: Mode = "serial") -> T:
         """Call `fn(tx)`, commit its writes and return its result.
 
-        After a conflict, `fn` is called again, so it must have no effects outside `tx`.
+        After a conflict or a pause of the process, `fn` is called again, so it must have no effects outside
+        `tx`.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Retry transactions that conflict, for the memory, PostgreSQL and FoundationDB backends.
+"""Retry transactions after conflicts and pauses, for the memory, PostgreSQL and FoundationDB backends.
 
 One call of `run` has one operation id, not one per attempt (STO-5). If an attempt writes, it also inserts a
 row with the key `op/<minute>/<id>` in the same transaction. The value is the number of the attempt. If the
@@ -21,9 +21,9 @@ from typing import Generic, TypeVar
 from uuid import UUID
 
 from tidemill.clock import SYSTEM, Clock, backoff
-from tidemill.errors import CommitUnknown, StoreBusy, StoreUnavailable
+from tidemill.errors import CommitUnknown, StoreBusy, StoreUnavailable, TransactionTooLong
 from tidemill.store.keys import pack
-from tidemill.store.port import SYSTEM_PREFIX, Mode, Store, Tx, call
+from tidemill.store.port import SLOW_ATTEMPTS, SYSTEM_PREFIX, Mode, Store, Tx, call
 
 T = TypeVar("T")
 
@@ -97,6 +97,7 @@ class RetryingStore(Store):
     def run(self, fn: Callable[[Tx], T], *, mode: Mode = "serial") -> T:
         operation = RetriedCall(fn, mode, self.ids)
         give_up = self.clock.monotonic() + self.patience_s
+        slow = 0
         while True:
             operation.attempt += 1
             pause_s = 1.0
@@ -109,6 +110,10 @@ class RetryingStore(Store):
                     raise StoreBusy(
                         f"transactions on {self.url} conflicted for {self.patience_s:g} s"
                     ) from conflict
+            except TransactionTooLong:
+                slow += 1
+                if slow == SLOW_ATTEMPTS:
+                    raise
             except Unreached as reason:
                 if self.clock.monotonic() > give_up:
                     raise StoreUnavailable(f"no answer from {self.url}: {reason}") from None

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from tidemill.clock import SYSTEM, Clock, backoff
-from tidemill.errors import StoreBusy, StoreFull, StoreUnavailable, UsageError
+from tidemill.errors import StoreBusy, StoreFull, StoreUnavailable, TransactionTooLong, UsageError
 from tidemill.store import port
-from tidemill.store.port import Mode, Store, Tx, Watch
+from tidemill.store.port import SLOW_ATTEMPTS, Mode, Store, Tx, Watch
 from tidemill.store.sqlite.file import StoreFile
 from tidemill.store.sqlite.group_commit import CommitRequest, GroupCommit, Stats
 from tidemill.store.sqlite.header import Header, admit, is_admitted
@@ -120,6 +120,14 @@ class SqliteStore(Store):
 
     def run(self, fn: Callable[[Tx], T], *, mode: Mode = "serial") -> T:
         self._check_usable()
+        for _ in range(SLOW_ATTEMPTS - 1):
+            try:
+                return self._run(fn, mode)
+            except TransactionTooLong:
+                continue
+        return self._run(fn, mode)
+
+    def _run(self, fn: Callable[[Tx], T], mode: Mode) -> T:
         # Whether a function writes is guessed from its last run. A wrong guess costs one run up to its first
         # write, or one call of the writer.
         kind = _kind(fn)

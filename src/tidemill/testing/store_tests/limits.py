@@ -13,6 +13,7 @@ from tidemill.errors import (
     ValueTooLarge,
 )
 from tidemill.store import LIMITS, Store, Tx
+from tidemill.store.port import SLOW_ATTEMPTS, read_counter
 from tidemill.testing.store_tests.model import END, FIRST, StoreTests, contents, fill, value_of
 
 LONGEST = b"k" * LIMITS.key_bytes
@@ -45,6 +46,7 @@ class LimitTests(StoreTests):
     def refused(self, store: Store, error: type[TidemillError], act: Callable[[Tx], object]) -> None:
         """Check that `act` is refused, that nothing was written, and that the store still works."""
         calls = 0
+        attempts = SLOW_ATTEMPTS if error is TransactionTooLong else 1
 
         def fn(tx: Tx) -> None:
             nonlocal calls
@@ -55,7 +57,7 @@ class LimitTests(StoreTests):
         with pytest.raises(error) as raised:
             store.run(fn)
         assert type(raised.value) is error
-        assert calls <= 2, "a refused transaction is not retried"
+        assert calls <= 2 * attempts, "an attempt calls the function twice at most"
         assert value_of(store, b"before") is None
         store.run(lambda tx: tx.set(b"later", b""))
         assert value_of(store, b"later") == b""
@@ -175,6 +177,34 @@ class LimitTests(StoreTests):
             store.run(writes_then_lingers)
         self.refused(store, TransactionTooLong, lingers_then_reads)
         assert value_of(store, b"k") is None
+
+    @pytest.mark.rule("STO-7")
+    def test_a_transaction_is_retried_after_a_pause_of_the_process(self, store: Store) -> None:
+        pauses = ["before a write", "before a read", "before the commit"]
+
+        def paused(tx: Tx, moment: str) -> None:
+            if pauses[:1] == [moment]:
+                del pauses[0]
+                self.age(store, tx.limits.transaction_s + 0.1)
+
+        def writes(tx: Tx) -> None:
+            tx.set(b"k", b"1")
+            paused(tx, "before a write")
+            tx.add(b"n", 1)
+
+        def reads(tx: Tx) -> bytes | None:
+            paused(tx, "before a read")
+            return tx.get(b"k")
+
+        def ends(tx: Tx) -> None:
+            tx.add(b"n", 1)
+            paused(tx, "before the commit")
+
+        store.run(writes)
+        assert store.run(reads) == b"1"
+        store.run(ends)
+        assert pauses == []
+        assert read_counter(value_of(store, b"n")) == 2, "each call took effect once"
 
     @pytest.mark.parametrize("key", [b"", b"\xfe", b"\xfe\x00", b"\xfeop", b"\xff", b"\xff\xff"])
     def test_empty_and_reserved_keys_are_refused(self, store: Store, key: bytes) -> None:
