@@ -304,6 +304,27 @@ def test_a_reader_that_lists_while_lots_expire_sees_all_of_them_or_none(stage: A
 
 
 @pytest.mark.rule("LOT-39")
+def test_an_expired_lot_with_an_unreadable_part_does_not_keep_the_files_of_others(stage: Aging) -> None:
+    stage.keep(stage.cleaned)
+    made = [stage.append([1, 2], [3, 4]), stage.append([5, 6], [7, 8])]
+    for lot in made:
+        stage.worker(stage.me).work(stage.spec, lot)
+    damaged = stage.rows_of(stage.cleaned)[0]
+    part = stage.manifests.load(damaged.manifest).parts[0]
+    stage.objects.put(part, b"no manifest")
+    stage.clock.advance(4 * DAY_S)
+    stage.me = stage.living("n")
+    assert stage.expire()["cleaned"].lots == 2
+    stage.clock.advance(READERS_S + 1)
+    stage.me = stage.living("n")
+    stage.cleaner(stage.me).remove_retired()
+    data = [key for key in stage.keys_under("data/") if "name=cleaned/" in key]
+    assert {lot for lot in made for key in data if f"lot={lot}/" in key} == {damaged.lot}
+    retired = stage.store.run(lambda tx: tx.range(*stage.lots.retired.all()))
+    assert len(retired) == 1, "a later cleaner tries again"
+
+
+@pytest.mark.rule("LOT-39")
 @pytest.mark.parametrize(
     "point",
     [

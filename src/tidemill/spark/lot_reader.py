@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pyarrow as pa
 
-from tidemill.errors import ObjectUnreadable, UsageError
+from tidemill.errors import ObjectUnavailable, ObjectUnreadable, UsageError
 from tidemill.lots.manifest import StoredObject, UriType
 from tidemill.spark.parquet_files import unreadable
 from tidemill.spark.schema import Schema, of_spark, parse, quoted, to_spark
@@ -26,6 +26,13 @@ AnySchema: TypeAlias = "Schema | StructType | str"
 POSITION: Final = "_position"
 _PATH: Final = "_tidemill_path"
 _FAILED: Final = re.compile(r"\[FAILED_READ_FILE\.(\w+)\][^\n]*? file (\S+?)\.(?:\s|$)")
+_OUTAGE: Final = re.compile(
+    r"java\.net\.(?:Connect|NoRouteToHost|UnknownHost|Socket|SocketTimeout)Exception"
+    r"|(?:SdkClient|AWSClientIO|AWSServiceIO|AWSServiceThrottled|AWSStatus500)Exception"
+    r"|(?:ConnectTimeout|NoHttpResponse)Exception"
+    r"|\bStatus Code: 5\d\d\b"
+)
+"""How Java names the failure of a connection, and of a server, in the text of an error."""
 _MEANING: Final = {
     "FILE_NOT_EXIST": "it does not exist",
     "CANNOT_READ_FILE_FOOTER": "it is not a complete Parquet file",
@@ -52,10 +59,10 @@ def read_objects(
     try:
         return reader.parquet(*[storage.read_uri(key) for key in keys])
     except Exception as error:
-        missing = _missing(error, storage, keys)
-        if missing is None:
+        cause = _planning_error(error, storage, keys)
+        if cause is None:
             raise
-        raise missing from error
+        raise cause from error
 
 
 def read_positioned(
@@ -120,7 +127,10 @@ def _keys(objects: Sequence[StoredObject]) -> list[str]:
 
 @contextmanager
 def read_errors(storage: Storage) -> Iterator[None]:
-    """Raise `ObjectUnreadable` with the key if Spark fails on a file; leave other errors as they are."""
+    """Raise an error with the key if Spark fails on a file; leave other errors as they are.
+
+    The error is `ObjectUnavailable` if the object storage did not respond, otherwise `ObjectUnreadable`.
+    """
     try:
         yield
     except Exception as error:
@@ -130,7 +140,7 @@ def read_errors(storage: Storage) -> Iterator[None]:
         raise unreadable_error from error
 
 
-def unreadable_of(error: BaseException, storage: Storage) -> ObjectUnreadable | None:
+def unreadable_of(error: BaseException, storage: Storage) -> ObjectUnreadable | ObjectUnavailable | None:
     """Convert a Spark error about a file to an error that names the object; None for any other error.
 
     An error deep inside a job reaches the driver as text, so this function searches the text.
@@ -142,15 +152,27 @@ def unreadable_of(error: BaseException, storage: Storage) -> ObjectUnreadable | 
         key = storage.key(failed[2])
     except UsageError:
         return None
-    return unreadable(key, _MEANING.get(failed[1], "it is not a complete Parquet file, or it was changed"))
+    outage = _outage(error, storage, key)
+    return outage or unreadable(
+        key, _MEANING.get(failed[1], "it is not a complete Parquet file, or it was changed")
+    )
 
 
-def _missing(error: BaseException, storage: Storage, keys: Sequence[str]) -> ObjectUnreadable | None:
-    """Return the error for a missing object, if Spark reported its path while it planned the read."""
-    if "PATH_NOT_FOUND" not in str(error):
+def _outage(error: BaseException, storage: Storage, key: str) -> ObjectUnavailable | None:
+    """Return the error for an object that was not read because the storage did not respond."""
+    reason = None if storage.local else _OUTAGE.search(str(error))
+    if reason is None:
         return None
+    return ObjectUnavailable(f"{key!r} cannot be read: object storage does not respond ({reason[0]})")
+
+
+def _planning_error(
+    error: BaseException, storage: Storage, keys: Sequence[str]
+) -> ObjectUnreadable | ObjectUnavailable | None:
+    """Return the error for an object that Spark could not find, if Spark reported its path while planning."""
     for key in keys:
         path = storage.read_uri(key).partition(":")[2].lstrip("/")
         if path in str(error):
-            return unreadable(key, "it does not exist")
+            missing = "PATH_NOT_FOUND" in str(error)
+            return unreadable(key, "it does not exist") if missing else _outage(error, storage, key)
     return None

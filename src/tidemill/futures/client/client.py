@@ -7,6 +7,9 @@
 The cluster retries calls when workers die. Inside a task, `connect()` returns the client of the task's
 process. The futures that a task submits are its children (FUT-62). While a task waits for its children, other
 tasks can use its slot (FUT-41).
+
+The file is long because `Client` is one class with 27 public methods. Docstrings and signatures take 220 of
+its lines, and most methods call a function of another module of this package.
 """
 
 import atexit
