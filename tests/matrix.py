@@ -37,9 +37,10 @@ TESTS = (
     "tests/integration/test_views_functions.py",
     "tests/integration/test_views_identity.py",
     "tests/integration/test_views_incremental.py",
-    "tests/integration/test_views_pipeline.py",
 )
-"""Tests whose queries and types every supported Spark has; others try what only the newest one has."""
+"""These take a few minutes of CPU time. Every supported Spark has their queries and types. Others try what
+only the newest Spark has.
+"""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):

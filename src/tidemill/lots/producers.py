@@ -160,12 +160,6 @@ def _joined(ranges: Sequence[tuple[int, int]], numbers: Sequence[int]) -> list[t
     return joined
 
 
-def last_seq(tx: Tx, keys: LotKeys, dataset: DatasetId, producer: str) -> int | None:
-    """Return the highest number used, so that a restarted producer can continue from it."""
-    row = _read(tx, keys, dataset, producer)
-    return None if row is None else row.highest
-
-
 def _read(tx: Tx, keys: LotKeys, dataset: DatasetId, producer: str) -> _Producer | None:
     raw = tx.get(keys.producer[(*dataset.parts, producer)], lock=True)
     if raw is None:

@@ -340,22 +340,6 @@ def repinned(session: "SparkSession") -> Iterator[None]:
         pin(session)
 
 
-@contextmanager
-def changed_settings(session: "SparkSession", values: Mapping[str, str]) -> Iterator[None]:
-    """Change settings of a session inside the block, and restore them after it."""
-    before = {name: session.conf.get(name, None) for name in values}
-    for name, value in values.items():
-        session.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, was in before.items():
-            if was is None:
-                session.conf.unset(name)
-            else:
-                session.conf.set(name, was)
-
-
 def separate_session(session: "SparkSession") -> "SparkSession":
     """Return another session on the same Spark, with the same SQL settings and its own temporary views.
 

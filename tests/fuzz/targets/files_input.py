@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CASES = 6
+FORMATS = ("json", "csv", "parquet")
 FORKS = False  # a forked process cannot use the Spark of its parent
 _LINE = re.compile(rb"\r\n|\n|\r")
 _session: list["SparkSession"] = []
@@ -52,7 +53,7 @@ def _spark() -> "SparkSession":
 
 def generate(rng: random.Random) -> dict[str, Any]:
     case = declaration(rng)
-    case["format"] = rng.choice(("json", "csv", "parquet"))
+    case["format"] = rng.choice(FORMATS)
     for name, kind in list(case["columns"].items()):
         (column,) = ddl.parse(f"c {kind}").columns
         if why_not_read(Format(case["format"]), column.type):
