@@ -21,6 +21,7 @@ from tidemill.testing.threads import STUCK_S
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
+RARELY_S = 0.25
 
 
 class ServerUnavailable(Exception):
@@ -119,12 +120,16 @@ class Child:
 
 
 def wait_until(ready: Callable[[], bool], *, timeout_s: float, every_s: float = 0.02) -> bool:
-    """Ask until `ready` or the time is over; True when it became ready."""
-    end = time.monotonic() + timeout_s
+    """Ask until `ready` or the time is over; True when it became ready.
+
+    The pauses grow from `every_s` to `RARELY_S`: on a busy machine, asking must not cost what others need.
+    """
+    end, pause_s = time.monotonic() + timeout_s, every_s
     while not ready():
         if time.monotonic() >= end:
             return False
-        time.sleep(every_s)
+        time.sleep(pause_s)
+        pause_s = max(every_s, min(1.2 * pause_s, RARELY_S))
     return True
 
 
