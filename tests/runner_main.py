@@ -137,6 +137,20 @@ def spark_dies(context: ChildContext) -> int | None:
     raise SparkDied("the Java process of Spark (pid 1) ended: out of memory")
 
 
+def uses_java(context: ChildContext) -> int | None:
+    """Start the Java process of Spark, fill its temporary folder, and end. Deleting the files takes a while."""
+    from pyspark import SparkContext
+
+    SparkContext._ensure_initialized()
+    assert SparkContext._jvm is not None
+    java = SparkContext._jvm.org.apache.spark.util.Utils
+    folder = Path(java.createTempDir(context.arguments["folder"], "spark").toString())
+    for n in range(10_000):
+        (folder / str(n)).touch()
+    note(context.arguments["folder"], str(folder))
+    return 5
+
+
 def young(context: ChildContext) -> int | None:
     """Die at once, until a file is there."""
     note(context.arguments["folder"], "young")

@@ -283,6 +283,14 @@ def test_a_child_whose_spark_died_is_replaced_and_the_reason_is_reported(home: S
         assert runner.log.read_text() == ""
 
 
+def test_a_child_that_ends_lets_java_delete_its_temporary_files(home: Stage) -> None:
+    with RunnerProcess(home, main="tests.runner_main:uses_java") as runner:
+        assert runner.end() == 5, runner
+        (temporary,) = home.notes()
+        assert Path(temporary).name.startswith("spark-")
+        assert not Path(temporary).exists()
+
+
 # --- in a home
 
 

@@ -41,7 +41,7 @@ from tidemill.futures.home import ClusterAddress
 from tidemill.futures.values.signatures import ClusterKey
 from tidemill.futures.worker.processes import PR_SET_NAME, PR_SET_PDEATHSIG, prctl
 from tidemill.runner.presence import GivenPresence
-from tidemill.spark.java_process import java_end_after
+from tidemill.spark.java_process import end_java, java_end_after
 from tidemill.store import Store, open_store
 from tidemill.views.spark.memory import keep_memory
 
@@ -170,6 +170,8 @@ def main() -> int:
             code = UNEXPECTED
             _print(traceback.format_exc() if is_debugging() else f"error: {describe_unexpected(error)}\n")
     _report_end(hello.ended, code, reason)
+    if code != RESTART:  # after a lost lease, Spark may run jobs that must end at once
+        end_java()
     return code
 
 

@@ -10,6 +10,7 @@ after the cause is gone. A runner with such a Java process would claim one part 
 would fail.
 """
 
+import contextlib
 import re
 import subprocess
 import sys
@@ -33,6 +34,9 @@ CLOSED_S = 1.0
 
 ENDING_S = 10.0
 """How long to wait for it after an error that makes Spark shut down."""
+
+EXIT_S = 10.0
+"""How long the Java process may take to stop Spark and to delete its temporary files."""
 
 _SHUTS_DOWN: Final = re.compile(r"OutOfMemoryError|SparkContext was shut down|stopped SparkContext")
 _CLASS_LOST: Final = re.compile(r"NoClassDefFoundError: Could not initialize class (?P<name>[\w.$]+)")
@@ -101,6 +105,20 @@ def java_end(wait_s: float = 0.0) -> str:
         return ""
     reason = EXIT_CODES.get(code) or describe_exit(code)
     return f"the Java process of Spark (pid {process.pid}) ended: {reason}"
+
+
+def end_java(wait_s: float = EXIT_S) -> None:
+    """Let the Java process end, and wait for it; call this last. Spark deletes its temporary files then.
+
+    A Java process that is killed leaves them behind: copies of jars, native libraries and shuffle files.
+    """
+    process = _java_process()
+    if process is None or process.stdin is None:
+        return
+    with contextlib.suppress(OSError):
+        process.stdin.close()  # Spark's gateway ends when its input ends
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(wait_s)
 
 
 def _java_process() -> "subprocess.Popen[bytes] | None":
