@@ -142,6 +142,7 @@ says what to do. If a class has no hint, its docstring says why. Base classes ha
 """
 
 import os
+import re
 import traceback
 from pathlib import Path
 from typing import Any, ClassVar
@@ -916,6 +917,37 @@ class LeaseLost(Stop):
     code = "lease-lost"
 
 
+_JAVA_FRAMES = re.compile(r"\n\s+at [\w$.<>/@-]+\([^\n]*\)|\n\s*\.\.\. \d+ more")
+_MOST_JAVA_CHARS = 1000
+
+
+def without_java_frames(text: str) -> str:
+    r"""Return a message of Spark in one line, without Java's stack frames; other messages do not change.
+
+    The middle of a long message is omitted. Its end is kept, because it names the cause.
+
+    >>> without_java_frames("failed\n\tat a.B.c(B.java:1)\n\t... 3 more\nCaused by: No space left on device")
+    'failed Caused by: No space left on device'
+    >>> without_java_frames("two\nlines")
+    'two\nlines'
+    """
+    short = _JAVA_FRAMES.sub("", text)
+    if short == text:
+        return text
+    line = " ".join(short.split())
+    half = _MOST_JAVA_CHARS // 2
+    return line if len(line) <= _MOST_JAVA_CHARS else f"{line[:half]} … {line[-half:]}"
+
+
+def describe(error: BaseException) -> str:
+    """Return the type and the message of an error, without Java's stack frames.
+
+    >>> describe(KeyError("day"))
+    "KeyError: 'day'"
+    """
+    return f"{type(error).__name__}: {without_java_frames(str(error))}"
+
+
 def describe_unexpected(error: BaseException) -> str:
     """Describe an error that no code expected, in one line: its type, its message and where it was raised.
 
@@ -927,7 +959,7 @@ def describe_unexpected(error: BaseException) -> str:
 
     The notes of the error say where it happened, such as the name of the thread.
     """
-    text = " ".join(f"{type(error).__name__}: {error}".split())
+    text = " ".join(describe(error).split())
     frames = traceback.extract_tb(error.__traceback__)
     places = [f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno}" for frame in frames[-1:]]
     places = [*getattr(error, "__notes__", ()), *places]

@@ -369,6 +369,38 @@ def test_a_failed_computation_abandons_its_attempt_and_the_caller_ends_the_run(
     assert stage.group("g").step == 1
 
 
+JAVA_ERROR = (
+    "An error occurred while calling o1620.getResult.\n"
+    ": org.apache.spark.SparkException: Exception thrown in awaitResult: \n"
+    "\tat org.apache.spark.util.SparkThreadUtils$.awaitResult(SparkThreadUtils.scala:70)\n"
+    "\tat java.base/jdk.internal.reflect.NativeMethodAccessorImpl.invoke0(Native Method)\n"
+    "\t... 13 more\n"
+    "Caused by: java.io.IOException: No space left on device\n"
+    "\tat org.apache.spark.executor.Executor$TaskRunner.$anonfun$run$4(Executor.scala:903)\n"
+)
+
+
+def test_the_reason_of_a_failed_step_is_one_line_without_the_stack_of_java(stage: StepStage) -> None:
+    a, node = stage.dataset("a"), stage.node("n")
+    stage.publish(a)
+    stage.declare(spec("g", a))
+    ticket = stage.begin(node, "g")
+
+    def full(batch: commits.StepBatch, attempt: str) -> tuple[commits.StepOutput, ...]:
+        raise RuntimeError(JAVA_ERROR)
+
+    emitted = []
+    with pytest.raises(RuntimeError):
+        stage.stepper(compute=full, emit=emitted.append).run(ticket)
+    assert emitted[-1].why == (
+        "RuntimeError: An error occurred while calling o1620.getResult. : org.apache.spark.SparkException:"
+        " Exception thrown in awaitResult: Caused by: java.io.IOException: No space left on device"
+    )
+    abandoned = stage.run(attempts.read, stage.keys, emitted[-1].attempt)
+    assert isinstance(abandoned, Abandoned)
+    assert abandoned.why == emitted[-1].why
+
+
 def test_a_run_waits_while_another_process_is_the_coordinator_and_counts_no_failure(stage: StepStage) -> None:
     a, node = stage.dataset("a"), stage.node("n")
     stage.declare(spec("g", a))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from tidemill.errors import LotConflict, LotUnknown, WriteMismatch
+from tidemill.errors import LotConflict, LotUnknown, WriteMismatch, describe
 from tidemill.lots import datasets, lots
 from tidemill.lots.datasets import DatasetRow, Kind
 from tidemill.lots.keys import DatasetId, LotKeys
@@ -124,7 +124,7 @@ class Compactor:
             self._publisher.abandon(hold, conflict.message)
             return None
         except Exception as error:
-            self._publisher.abandon(hold, f"{type(error).__name__}: {error}")
+            self._publisher.abandon(hold, describe(error))
             raise
         if self._projections is not None:
             self._projections.lot(dataset.id, lot)

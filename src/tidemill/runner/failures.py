@@ -3,7 +3,7 @@
 import contextlib
 
 from tidemill.clock import backoff
-from tidemill.errors import LeaseLost, StoreError, TidemillError
+from tidemill.errors import LeaseLost, StoreError, TidemillError, describe
 from tidemill.publish.keys import PublishKeys
 from tidemill.runner.loop_state import LoopState
 from tidemill.scope import Scope
@@ -97,4 +97,4 @@ class Failures:
 
 
 def _message(error: Exception) -> str:
-    return error.message if isinstance(error, TidemillError) else f"{type(error).__name__}: {error}"
+    return error.message if isinstance(error, TidemillError) else describe(error)

@@ -9,6 +9,7 @@ failure of the task must be recorded anyway, so the functions here do not raise 
 import contextlib
 import traceback
 
+from tidemill.errors import without_java_frames
 from tidemill.futures.protocol.rows import Failure
 from tidemill.futures.values import pickling
 from tidemill.futures.values.signatures import Signer
@@ -88,7 +89,7 @@ def _name(kind: type) -> str:
 
 def _text(error: BaseException) -> str:
     try:
-        return str(error)
+        return without_java_frames(str(error))
     except Exception as second:  # noqa: BLE001 - see the top of this file
         return f"<no message: its __str__ raised {type(second).__name__}>"
 

@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from tidemill.cluster.leases import Busy
-from tidemill.errors import UsageError
+from tidemill.errors import UsageError, describe
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Hold
 from tidemill.scope import Scope
@@ -133,7 +133,7 @@ class Stepper:
         try:
             return self._compute(batch, hold.draft.id)
         except Exception as error:
-            why = f"{type(error).__name__}: {error}"
+            why = describe(error)
             self._scope.step("views.abandon", lambda tx: attempts.abandon(tx, self._keys, hold, why))
             self._scope.emit(
                 StepAbandoned(
