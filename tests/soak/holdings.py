@@ -23,27 +23,27 @@ class Holdings(NamedTuple):
     """The live nodes by their number of threads, and what each node holds, by its id.
 
     A holding is `claim …` (a part), `lot …` (a lot of an arc), `run …` (of an arc or a group of views) or
-    `lease …`.
+    `lease …`. The entry of a node in the node list is a lease too.
+
+    - known: False if the store did not answer.
     """
 
     alive: dict[int, Node]
     held: dict[str, list[str]]
+    known: bool = True
 
-    def of(self, threads: int) -> list[str]:
-        """Return what the node with this number of threads holds: claims first, leases last."""
+    def entry(self, threads: int, started_at_us: int) -> Node | None:
+        """Return the entry of the node with this number of threads, if the process that runs now wrote it."""
         node = self.alive.get(threads)
-        return [] if node is None else sorted(self.held.get(node.id, []))
+        return node if node is not None and node.started_at >= started_at_us else None
 
 
 def read(tx: Tx, cluster: str) -> Holdings:
     """Read the node list, claims, running lots, runs and leases."""
     now, keys = tx.now(), ClusterKeys(cluster)
-    alive = {
-        node.slots: node
-        for node in nodes.read_all(tx, keys)
-        if node.kind == "runner" and node.expires_at > now
-    }
-    held: dict[str, list[str]] = {}
+    listed = [node for node in nodes.read_all(tx, keys) if node.kind == "runner" and node.expires_at > now]
+    alive = {node.slots: node for node in sorted(listed, key=lambda node: node.started_at)}
+    held = {node.id: ["lease node list"] for node in listed}
     futures, arcs, triggers = FutureKeys(cluster), ArcKeys(cluster), TriggerKeys(cluster)
     for row in tx.range(*futures.own.all(), snapshot=True):
         node, future_id = futures.own.unpack(row.key)

@@ -26,6 +26,8 @@ REGIONS = ("north", "south", "east")
 PAGES = ("home", "cart", "pay", "help")
 TIERS = ("gold", "silver", "bronze")
 CUSTOMERS = 40
+MANY_CUSTOMERS = 8
+"""Every so many batches, three of four customers change their tier."""
 
 Row = tuple[Any, ...]
 
@@ -55,6 +57,9 @@ def customers(batch: int) -> tuple[str, list[Row]]:
     """Return a change of customers: `upsert` with ids and tiers, or `delete` with ids."""
     if batch == 0:
         return "upsert", [(n, TIERS[n % 3]) for n in range(CUSTOMERS)]
+    turn = batch // MANY_CUSTOMERS
+    if batch % MANY_CUSTOMERS == 0:
+        return "upsert", [(n, TIERS[(n + turn) % 3]) for n in range(CUSTOMERS) if (n - turn) % 4 != 1]
     ids = [(batch * 5 + k * 3) % CUSTOMERS for k in range(4)]
     if batch % 4 == 3:
         return "delete", [(n,) for n in ids[:2]]
@@ -139,6 +144,16 @@ class Inputs:
             SYSTEM.sleep(0.5)
         self.sent[name] = batch + 1
         return True
+
+    def send_last(self) -> None:
+        """Send one more batch of each input, and of customers until a batch changes most of them.
+
+        A view that joins customers then uses most of its state once more, so damage in the state shows.
+        """
+        for name in self.sent:
+            self.send(name, self.sent[name])
+        while (self.sent["customers"] - 1) % MANY_CUSTOMERS:
+            self.send("customers", self.sent["customers"])
 
     def send_all(self, sent: dict[str, int]) -> None:
         """Send what another pipeline has received, in larger pieces. The topic has its messages already."""

@@ -117,22 +117,27 @@ def _shown(space: Space, key: bytes) -> str:
 
 
 def _objects(pipeline: tm.Pipeline) -> list[str]:
-    """Return the keys of objects that no lot, step, table or state lists."""
+    """Return the keys of objects that no lot, step, table or state lists; also rows in quarantine."""
     context = pipeline.context
     tables = {*pipeline.names, *pipeline.quarantines} - set(pipeline.views)
     roots: list[str] = []
+    problems: list[str] = []
     for name in tables:
         rows = context.store.run(
             lambda tx, name=name: lots.listed(tx, context.keys.lots, DatasetId(name), "", ALL)  # type: ignore[misc]
         )
         roots += [row.manifest for row in rows]
+        if name in pipeline.quarantines and rows:
+            problems.append(f"{len(rows)} lots in quarantine {name}")
     live: set[str] = set()
     for group in context.store.run(lambda tx: groups.listed(tx, context.keys, NAME)):
         steps = context.store.run(
             lambda tx, name=group.spec.name: commits.newest(tx, context.keys, NAME, name, ALL)  # type: ignore[misc]
         )
         roots += [output.changes for row in steps for output in row.outputs if output.changes]
-        roots += [row.quarantined.manifest for row in steps if row.quarantined is not None]
+        problems += [
+            f"rows in quarantine at step {row.step} of {group.spec.name}" for row in steps if row.quarantined
+        ]
         for view in group.spec.views:
             outputs = [output.table for row in steps for output in row.outputs if output.view == view.name]
             roots += _newest_two(outputs)
@@ -141,7 +146,8 @@ def _objects(pipeline: tm.Pipeline) -> list[str]:
     orphans = unlisted(context.objects, Manifests(context.objects, context.clock), sorted({*roots}), live)
     keys = [info.key for info in context.objects.list("")]
     orphans += [key for key in keys if not key.startswith(("data/", "datasets/", "arcs/"))]
-    return [f"object {key}" for key in orphans]
+    orphans += [key for key in keys if key.startswith("arcs/") and not key.endswith("/complete.arc")]
+    return problems + [f"object {key}" for key in orphans]
 
 
 def _newest_two(names: list[str]) -> list[str]:

@@ -15,11 +15,13 @@ from tidemill.errors import StoreError
 
 EVERY_S = 1.0
 MEMORY_EVERY = 5
-NONE = Holdings({}, {})
+NONE = Holdings({}, {}, known=False)
 
 
 class Monitor:
     """A thread that reads the store about once per second, and the memory of the steady runner less often.
+
+    - processes: the lasting processes of the steady runner, in every sample; all samples must be the same.
 
     A pipeline has recovered from a fault when the target is in the node list again, and a lot or a step was
     published after the fault had ended.
@@ -32,6 +34,7 @@ class Monitor:
         self._lock = threading.Lock()
         self._watched: list[tuple[Fault, Progress]] = []
         self.samples: list[Sample] = []
+        self.processes: set[tuple[int, ...]] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
         self._thread.start()
@@ -61,14 +64,16 @@ class Monitor:
         return self._context.store.run(lambda tx: holdings.progress(tx, self._context))
 
     def _run(self) -> None:
-        rounds = memory = 0
+        rounds, memory = 0, self._steady.memory()
         while not self._stop.is_set():
             if rounds % MEMORY_EVERY == 0:
                 memory = self._steady.memory()
+                self.processes.add(memory.lasting)
             rounds += 1
             with contextlib.suppress(StoreError):
                 progress = self._progress()
-                self.samples.append(Sample(round(self._now(), 1), progress.lots, progress.steps, memory))
+                size = memory.python + memory.java
+                self.samples.append(Sample(round(self._now(), 1), *progress, size, memory.java))
                 self._note_recoveries(progress)
             SYSTEM.wait(self._stop, EVERY_S)
 
@@ -77,9 +82,10 @@ class Monitor:
             watched = list(self._watched)
         if not watched:
             return
-        alive = self.holdings().alive
+        holdings = self.holdings()
         for fault, before in watched:
-            back = fault.node is None or fault.node.threads in alive
+            node = fault.node
+            back = node is None or holdings.entry(node.threads, node.started_at_us) is not None
             if back and progress != before:
                 fault.recovered_s = self._now()
                 with self._lock:

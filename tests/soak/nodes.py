@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -19,6 +20,7 @@ from tests.servers.process import Child
 from tests.soak import pipeline
 from tests.soak.connections import TcpProxy
 from tests.soak.pipeline import Site
+from tidemill.clock import SYSTEM
 
 ROOT = Path(__file__).parents[2]
 DISK_MB = 160
@@ -72,6 +74,17 @@ class Disk:
             subprocess.run(["umount", "-l", str(self.folder)], capture_output=True, check=False)
 
 
+class Memory(NamedTuple):
+    """The bytes of a node's Python processes and of its Java, and the processes that must not change.
+
+    - lasting: the ids of the supervisor, of its child, and of Java.
+    """
+
+    python: int
+    java: int
+    lasting: tuple[int, ...]
+
+
 class SoakNode:
     """One node: its process, its disk, its connections and its clock.
 
@@ -85,6 +98,7 @@ class SoakNode:
         self.threads = threads
         self.steady = steady
         self.starts = 0
+        self.started_at_us = 0
         self._site = site
         self._command = command
         self._folder = site.folder / name
@@ -111,6 +125,7 @@ class SoakNode:
         if self.disk is not None:
             self.disk.wipe()
         words = ["--threads", str(self.threads)] if self._command == "run" else ["--slots", str(self.threads)]
+        self.started_at_us = int(SYSTEM.wall() * 1e6)
         more = ["--watch"] if self._command == "run" else ["--spark", "soak.py:soak"]
         self._child = Child(
             [sys.executable, "-m", "tidemill.cli", self._command, *more, *words],
@@ -121,7 +136,7 @@ class SoakNode:
         self.starts += 1
 
     def _environment(self) -> dict[str, str]:
-        paths = [str(ROOT)]
+        paths = [str(ROOT), str(ROOT / "src")]
         environment = {
             **os.environ,
             "NO_COLOR": "1",
@@ -216,13 +231,43 @@ class SoakNode:
         new.write_text(f"{shift_s:+d}\n")
         new.replace(self.clock)
 
-    def memory(self) -> int:
+    def memory(self) -> Memory:
         """Return the bytes that the node uses; memory that processes share counts once."""
-        total = 0
+        python = java = 0
+        lasting = []
         for process in self.tree():
             with contextlib.suppress(psutil.Error):
-                total += process.memory_full_info().pss
-        return total
+                is_java = process.name() == "java"
+                size = process.memory_full_info().pss
+                java, python = (java + size, python) if is_java else (java, python + size)
+                if is_java or process.pid == self.pid or process.ppid() == self.pid:
+                    lasting.append(process.pid)
+        return Memory(python, java, tuple(lasting))
+
+    def live_heap(self) -> int:
+        """Return the bytes of the objects that Java still uses; 0 if this machine has no jcmd.
+
+        Java's memory is reserved at its start, so only this number shows objects that it never releases.
+        """
+        for process in self.part("java"):
+            command = ["jcmd", str(process.pid), "GC.class_histogram"]
+            with contextlib.suppress(OSError, subprocess.SubprocessError, IndexError, ValueError):
+                answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+                return int(answer.stdout.splitlines()[-1].split()[-1])
+        return 0
+
+    def strays(self) -> list[str]:
+        """Return the processes that were started by this node, in any of its lives, and that still run."""
+        strays = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                if process.environ().get("TMPDIR") == str(self._temporary):
+                    strays.append(f"{process.name()} {process.pid} of {self.name}")
+        return strays
+
+    def temporary_files(self) -> list[str]:
+        """Return what is in the folder for temporary files, except the cache."""
+        return sorted(path.name for path in self._temporary.iterdir() if path.name not in ("cache", "filler"))
 
 
 def _quiet(read: Callable[[], object]) -> object:

@@ -1,7 +1,8 @@
 """The oracle: it knows every row that was sent, and the tables and views that follow from these rows.
 
 `expected` computes the tables and views in plain Python. `read` reads them through the store, the manifests
-and the files, without Spark. `differences` names every row that is lost or counted twice.
+and the files, without Spark. `differences` names every row that is lost or counted twice. The changes of a
+view, summed over all its steps, must be the rows of the view: they are what a follower of the view reads.
 """
 
 import hashlib
@@ -14,10 +15,13 @@ from tests import shop
 from tests.soak import inputs
 from tests.soak.inputs import Row
 from tests.soak.pipeline import GROUPS, NAME, TABLES, VIEWS
+from tidemill.publish.manifests import Manifests
 from tidemill.views.steps import commits
+from tidemill.views.steps.commits import StepRow
 
 Tables = dict[str, Counter[Row]]
 ALL = 1 << 20
+CHANGES, STEPS = "{} (changes)", "{} (steps)"
 
 
 class Difference(NamedTuple):
@@ -81,7 +85,8 @@ def expected(sent: Mapping[str, int]) -> Tables:
         "buckets": [(key, len(rows), sum(rows)) for key, rows in buckets.items()],
         "kinds": [(key, len(rows), len(rows)) for key, rows in kinds.items()],
     }
-    return {name: Counter(rows) for name, rows in tables.items()}
+    counted = {name: Counter(rows) for name, rows in tables.items()}
+    return counted | {CHANGES.format(name): counted[name] for name in VIEWS}
 
 
 def _grouped(pairs: Iterable[tuple[Any, int]]) -> dict[Any, list[int]]:
@@ -92,9 +97,34 @@ def _grouped(pairs: Iterable[tuple[Any, int]]) -> dict[Any, list[int]]:
 
 
 def read(pipeline: tm.Pipeline) -> Tables:
-    """Read every table and view, without Spark."""
+    """Read every table and view, and the changes of every view, without Spark."""
     tables: Tables = {name: Counter(shop.table(pipeline, name)) for name in TABLES}
-    return tables | {name: Counter(shop.view(pipeline, name)) for name in VIEWS}
+    tables |= {name: Counter(shop.view(pipeline, name)) for name in VIEWS}
+    return tables | {CHANGES.format(name): rows for name, rows in _changes(pipeline).items()}
+
+
+def _changes(pipeline: tm.Pipeline) -> Tables:
+    """Return the sum of all changes of each view."""
+    context = pipeline.context
+    manifests = Manifests(context.objects, context.clock)
+    changes: Tables = {name: Counter() for name in VIEWS}
+    for row in _steps(pipeline):
+        for output in row.outputs:
+            items = manifests.lot_objects(output.changes) if output.changes else ()
+            for *columns, weight in shop.read(context, items):
+                changes[output.view][tuple(columns[:-2])] += weight
+    return {name: Counter({row: n for row, n in rows.items() if n}) for name, rows in changes.items()}
+
+
+def _steps(pipeline: tm.Pipeline) -> list[StepRow]:
+    context = pipeline.context
+    return [
+        row
+        for group in GROUPS
+        for row in context.store.run(
+            lambda tx, group=group: commits.rows(tx, context.keys, NAME, group, 0, 1 << 60, ALL)  # type: ignore[misc]
+        )
+    ]
 
 
 def differences(wanted: Tables, stored: Tables) -> list[Difference]:
@@ -116,13 +146,10 @@ def digest(rows: Counter[Row]) -> str:
 
 
 def digests(pipeline: tm.Pipeline, tables: Tables) -> dict[str, str]:
-    """Return a digest for each table and view; for views also the digest that their steps recorded."""
-    context = pipeline.context
+    """Return a digest for each table and view; for views also the digest that their last step recorded."""
     result = {name: digest(rows) for name, rows in tables.items()}
-    for group in GROUPS:
-        rows = context.store.run(
-            lambda tx, group=group: commits.rows(tx, context.keys, NAME, group, 0, 1 << 60, ALL)  # type: ignore[misc]
-        )
-        for row in rows:
-            result |= {f"{output.view} (steps)": output.content for output in row.outputs if output.content}
+    for row in _steps(pipeline):  # the last step of each view is read last
+        result |= {STEPS.format(output.view): output.content for output in row.outputs}
+    missing = [name for name in VIEWS if not result.get(STEPS.format(name))]
+    assert not missing, f"the steps of {missing} recorded no digest"
     return result

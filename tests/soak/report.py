@@ -68,12 +68,16 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """The state of the pipeline at one moment: lots, view steps, and the bytes of the steady runner."""
+    """The state of the pipeline at one moment: lots, view steps, and the bytes of the steady runner.
+
+    - java: how many of these bytes Java uses.
+    """
 
     at_s: float
     lots: int
     steps: int
     memory: int
+    java: int = 0
 
 
 class Soak(msgspec.Struct, frozen=True, kw_only=True):
