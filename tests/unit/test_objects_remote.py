@@ -143,6 +143,14 @@ def test_a_refusal_is_raised_at_once(
     assert len(provider.asked) == 1
 
 
+def test_a_signature_of_a_wrong_time_names_the_clock(provider: Provider, clock: FakeClock) -> None:
+    provider.answers = [Answer(403, "RequestTimeTooSkewed")]
+    with pytest.raises(ObjectUnavailable, match="the clock of this machine is wrong") as raised:
+        opened(provider.endpoint, clock).get("k")
+    assert "set the clock" in raised.value.hint
+    assert len(provider.asked) == 1
+
+
 def test_a_race_that_s3_leaves_undecided_is_run_again(provider: Provider, clock: FakeClock) -> None:
     race = Answer(409, "ConditionalRequestConflict")
     provider.answers = [race, race, Answer(200)]

@@ -22,6 +22,7 @@ class RefusalKind(enum.Enum):
     UNSUPPORTED = "not supported"
     FULL = "no space left"
     DENIED = "not allowed"
+    CLOCK = "the clock of this machine is wrong"
     TRANSIENT = "no response, or busy"
     """A retry may help. A write may have succeeded anyway."""
     OTHER = "refused"
@@ -36,6 +37,7 @@ _FULL_CODES = {
 }
 _NO_BUCKET_CODES = {"NoSuchBucket", "ContainerNotFound"}  # also a 404, like a missing object
 _RACE_CODES = {"ConditionalRequestConflict", "OperationAborted"}  # S3 did not decide which write wins: retry
+_CLOCK_CODES = {"RequestTimeTooSkewed", "RequestExpired", "RequestInTheFuture"}
 _TRANSIENT_STATUS = {408, 425, 429, 500, 502, 503, 504}
 
 
@@ -60,6 +62,8 @@ def _kind(error: BaseException, status: int, code: str, text: str) -> RefusalKin
         return RefusalKind.OTHER
     if code in _RACE_CODES:
         return RefusalKind.TRANSIENT
+    if code in _CLOCK_CODES:
+        return RefusalKind.CLOCK
     if code in _FULL_CODES or status == 507:
         return RefusalKind.FULL
     if isinstance(error, FileNotFoundError):

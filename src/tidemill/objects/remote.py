@@ -367,6 +367,11 @@ class RemoteObjects(Objects):
                 )
             case RefusalKind.FULL:
                 return ObjectsFull(message)
+            case RefusalKind.CLOCK:
+                return ObjectUnavailable(
+                    message,
+                    hint="set the clock of this machine; the server refuses signatures of other times",
+                )
             case RefusalKind.UNSUPPORTED:
                 return UsageError(message, hint="use another provider, or do without this feature")
             case _:
