@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.worker_tasks import note
+from tidemill.errors import DiskFull
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import StoredObject
 from tidemill.publish.parts import PartSink, PartTask, SinkWritten
@@ -44,6 +45,8 @@ def make(task: PartTask) -> Sequence[SinkWritten]:
         wait_for(Path(folder) / task.options["go"], heeds="deaf" not in task.options)
     if "fail" in task.options and (Path(folder) / task.options["fail"]).exists():
         raise ValueError(f"no {task.part}")
+    if "full" in task.options and (Path(folder) / task.options["full"]).exists():
+        raise DiskFull("no space")
     if "slow" in task.options:
         threading.Event().wait(float(task.options["slow"]))
     if "exit" in task.options and not (Path(folder) / task.options["exit"]).exists():

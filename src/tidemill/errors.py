@@ -74,6 +74,7 @@
     │   ├── SessionUnusable           the Spark session cannot be used
     │   ├── BadSchema                 a schema is invalid, or columns differ from it
     │   ├── ObjectUnreadable          Spark cannot read an object of a lot
+    │   ├── DiskFull                  the disk for temporary files of a machine is full
     │   ├── FileMismatch              Arrow cannot read a file as declared; Spark reads it instead
     │   └── WriteMismatch             written rows differ from computed rows
     ├── SubscriptionError             base of errors about triggers
@@ -578,6 +579,11 @@ class ObjectUnreadable(SparkError):
     key: str = ""
     code = "object-unreadable"
     hint = "restore the object from a backup, or replay its lot"
+
+
+class DiskFull(SparkError):
+    code = "disk-full"
+    hint = "free some space in the folder for temporary files, or set spark.local.dir; the work is retried"
 
 
 class FileMismatch(SparkError):

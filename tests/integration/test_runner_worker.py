@@ -10,7 +10,7 @@ from tidemill import crash
 from tidemill.cluster import nodes
 from tidemill.cluster.leases import LeaseTiming
 from tidemill.crash import Crashed
-from tidemill.errors import LeaseLost
+from tidemill.errors import DiskFull, LeaseLost
 from tidemill.futures.protocol.rows import Claimed, Failed, Realized, Unclaimed
 from tidemill.futures.worker.events import WorkDropped
 from tidemill.lots.keys import DatasetId
@@ -68,10 +68,20 @@ def test_retries_are_counted_as_for_other_futures_and_a_failed_part_says_why(sta
     assert isinstance(failed, PartFailed)
     assert (failed.kind, failed.message) == ("exception", "ValueError: no bad")
     assert "runner_parts.py" in failed.traceback
+    assert failed.outage is None
     row = stage.row(bad)
     assert isinstance(row, Failed)
     assert row.tally.exceptions == 2
     assert [line for line in stage.notes() if line.startswith("began bad")] == ["began bad 1", "began bad 3"]
+
+
+def test_a_part_that_failed_because_of_an_outage_says_so(stage: Stage) -> None:
+    stage.touch("full")
+    with stage.runner() as worker:
+        (end,) = stage.parts(worker).run([part("p", stage.folder, retries=1, full="full")])
+    assert isinstance(end, PartFailed)
+    assert isinstance(end.outage, DiskFull)
+    assert end.outage.message == "part p: no space"
 
 
 @pytest.mark.rule("LOT-18")

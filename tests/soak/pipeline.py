@@ -31,9 +31,6 @@ TABLES = (
 )
 """The append-only tables. The keyed dataset is compared through the view `tiers`."""
 
-RETRIES = 50
-"""A node whose disk is full fails every part that it claims, until the disk has space again."""
-
 FILE = """
 import json
 from tests.soak import pipeline
@@ -102,15 +99,15 @@ def declare(options: dict[str, Any]) -> tm.Pipeline:
     payments = pipeline.dataset("raw_payments", "id BIGINT, cust BIGINT, cents BIGINT")
     pipeline.source(payments, tm.kafka(options["brokers"], options["topic"], linger_s=0.5, max_records=200))
 
-    @pipeline.arc(reads=orders, writes=("cleaned", "refused"), partition_by="region", retries=RETRIES)
+    @pipeline.arc(reads=orders, writes=("cleaned", "refused"), partition_by="region")
     def clean(df: "DataFrame") -> "tuple[DataFrame, DataFrame]":
         return df.where("amount > 0"), df.where("amount <= 0")
 
-    @pipeline.arc(reads="cleaned", writes="doubled", partition_by="region", parts=2, retries=RETRIES)
+    @pipeline.arc(reads="cleaned", writes="doubled", partition_by="region", parts=2)
     def double(df: "DataFrame") -> "DataFrame":
         return df.selectExpr("id", "cust", "region", "amount * 2 AS amount")
 
-    @pipeline.arc(reads="raw_*", writes="tidy_{name}", retries=RETRIES)
+    @pipeline.arc(reads="raw_*", writes="tidy_{name}")
     def tidy(df: "DataFrame") -> "DataFrame":
         return df.selectExpr("*", "id % 7 AS bucket")
 

@@ -21,6 +21,7 @@ from tidemill.arcs.keys import ArcKeys
 from tidemill.arcs.lot_status import LotStatus
 from tidemill.arcs.work import ArcWork, LotOutcome
 from tidemill.cluster.nodes import Node
+from tidemill.errors import TidemillError
 from tidemill.events import Event
 from tidemill.lots import lots
 from tidemill.lots.keys import DatasetId
@@ -53,6 +54,7 @@ class LocalParts:
     sink.
 
     - failing: fails a part that reads one of these numbers, so often.
+    - outage: why the parts that read an even number fail, if the part itself is not the cause.
     - memory: results by key, shared by the lives of a stage; None: every part is run again.
     - ran: the parts that really ran, as (attempt, part).
     - between: called in the middle of a part, before its last write.
@@ -63,6 +65,7 @@ class LocalParts:
         self.name = name  # of the port, if there are several
         self.code = code
         self.failing: dict[int, int] = {}
+        self.outage: TidemillError | None = None
         self.memory: dict[str, PartDone] | None = {}
         self.ran: list[tuple[str, str]] = []
         self.between: Callable[[PartTask], None] | None = None
@@ -96,7 +99,8 @@ class LocalParts:
         bad = next((n for n in numbers if self.failing.get(n, 0) > 0), None)
         if bad is not None:  # it fails after some of its data is there
             self.failing[bad] -= 1
-            return PartFailed(task=task, kind="ValueError", message=f"{bad} is bad")
+            outage = None if bad % 2 else self.outage
+            return PartFailed(task=task, kind="ValueError", message=f"{bad} is bad", outage=outage)
         for sink, group, rows in writes[-1:]:
             stored[sink.dataset].append(self._write(task, place, sink, group, rows))
         written = [

@@ -9,7 +9,7 @@ from tidemill.arcs.events import ArcLotMissing
 from tidemill.arcs.rows import CompleteLot, MissingLot, PartialLot, RunningLot
 from tidemill.arcs.states import ArcState
 from tidemill.arcs.work import LotEnd
-from tidemill.errors import ArcLotConflict, ObjectUnavailable
+from tidemill.errors import ArcLotConflict, DiskFull, ObjectUnavailable
 from tidemill.lots.manifest import ManifestState
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Abandoned
@@ -223,6 +223,37 @@ def test_an_error_not_caused_by_the_lot_leaves_it_running_and_the_same_node_cont
     assert worker.work(spec, lot).ended is LotEnd.COMPLETE
     assert [type(event) for event in stage.told if isinstance(event, AttemptAdopted)] == [AttemptAdopted]
     assert stage.rows(stage.odd, lot) == [1, 3]
+
+
+def test_a_lot_whose_parts_failed_because_of_an_outage_is_not_given_up():
+    stage = ArcStage()
+    spec, node = stage.clean(), stage.living()
+    lot = stage.append([1, 3], [2, 4])
+    stage.parts.failing[4] = 1
+    stage.parts.outage = DiskFull("no space")
+    worker = stage.worker(node)
+    with pytest.raises(DiskFull):
+        worker.work(spec, lot)
+    row = stage.standing(spec, lot).row
+    assert isinstance(row, RunningLot)
+    assert [status.lot for status in worker.left()] == [lot]
+    ran = len(stage.parts.ran)
+    assert worker.work(spec, lot).ended is LotEnd.COMPLETE
+    assert len(stage.parts.ran) == ran + 1, "only the part that failed runs again"
+    assert stage.rows(stage.cleaned, lot) == [1, 2, 3, 4]
+    stage.cleaner(stage.living("c"), keep_s=0).clean()
+    assert stage.orphans() == []
+
+
+def test_a_lot_fails_if_one_of_its_parts_failed_for_another_reason_than_an_outage():
+    stage = ArcStage()
+    spec = stage.clean()
+    lot = stage.append([1, 3], [2, 4])
+    stage.parts.failing |= {3: 1, 4: 1}
+    stage.parts.outage = DiskFull("no space")
+    outcome = stage.worker(stage.living()).work(spec, lot)
+    assert outcome.ended is LotEnd.PARTIAL
+    assert len(outcome.failed) == 2
 
 
 def test_a_retry_that_ended_in_an_error_is_found_by_its_own_node_and_by_others_when_that_is_gone():

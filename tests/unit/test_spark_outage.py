@@ -3,15 +3,17 @@
 The texts are those of Spark 4.3 with S3A, when its S3 server was killed before a read and before the plan.
 """
 
+import errno
 from typing import Any, cast
 
 import pytest
 
 from tidemill.clock import SYSTEM
-from tidemill.errors import ObjectUnavailable, ObjectUnreadable
+from tidemill.errors import DiskFull, ObjectUnavailable, ObjectUnreadable
 from tidemill.lots.manifest import StoredObject
 from tidemill.objects import open_objects
 from tidemill.spark.lot_reader import read_errors, read_objects
+from tidemill.spark.outages import outages
 from tidemill.spark.storage import Storage
 
 KEY = "data/a.parquet"
@@ -44,6 +46,39 @@ def test_a_killed_server_is_an_outage_and_a_file_that_was_cut_is_damage(storage:
         raise RuntimeError(f"{FAILED}Caused by: {REFUSED}")
     with pytest.raises(ObjectUnreadable), read_errors(storage):
         raise RuntimeError(FAILED + DAMAGED)
+
+
+FULL = (
+    "An error occurred while calling o1620.getResult.\n"
+    ": org.apache.spark.SparkException: Exception thrown in awaitResult: \n"
+    "\tat org.apache.spark.util.SparkThreadUtils$.awaitResult(SparkThreadUtils.scala:70)\n"
+    "Caused by: java.io.IOException: No space left on device\n"
+    "\tat java.base/java.io.FileOutputStream.writeBytes(Native Method)\n"
+)
+NO_BLOCK = (
+    "Caused by: org.apache.hadoop.util.DiskChecker$DiskErrorException: Could not find any valid local"
+    " directory for s3ablock-0001- with requested size 67108864"
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError(FULL), DiskFull),
+        (RuntimeError(NO_BLOCK), DiskFull),
+        (OSError(errno.ENOSPC, "No space left on device"), DiskFull),
+        (RuntimeError(f"[TASK_WRITE_FAILED] Task failed.\nCaused by: {REFUSED}"), ObjectUnavailable),
+        (OSError(errno.EACCES, "Permission denied"), OSError),
+        (ValueError("amount is negative"), ValueError),
+        (ObjectUnreadable("it is damaged"), ObjectUnreadable),
+    ],
+)
+def test_a_full_disk_and_a_killed_server_are_outages_and_other_errors_do_not_change(
+    error: Exception, expected: type[Exception]
+) -> None:
+    with pytest.raises(expected) as raised, outages():
+        raise error
+    assert type(raised.value) is expected if expected is not OSError else raised.value is error
 
 
 class PlanningSession:

@@ -119,7 +119,9 @@ class ArcWork:
 
         The transaction that ends the last lot also ends the run. The run continues after a lot that fails. If
         the arc has reached its limit of running lots, the run ends early and starts again a little later. An
-        error leaves the run open: the caller marks the run as failed, or lets it expire.
+        error leaves the run open: the caller marks the run as failed, or lets it expire. If parts failed only
+        because storage did not respond or a disk was full, this raises that error, and the lot has not
+        failed.
 
         - stop: called before each lot; True ends the run before this lot.
         """
@@ -304,6 +306,8 @@ class ArcWork:
             assembled = self._assembler.assemble(began.hold, tasks_of(began.hold, tasks))
         if self._rollup(plan, assembled) is not ArcState.COMPLETE:
             first = assembled.failed[0]
+            if first.outage is not None and all(end.outage is not None for end in assembled.failed):
+                raise first.outage  # the next run resumes the attempt, and runs its failed parts again
             why = f"part {first.task.part}: {first.kind}: {first.message}"
             return self._fail(plan.spec, began, tuple(end.task.part for end in assembled.failed), why, turn)
         try:

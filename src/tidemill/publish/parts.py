@@ -12,6 +12,7 @@ from typing import Protocol
 
 import msgspec
 
+from tidemill.errors import TidemillError
 from tidemill.lots import layout
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import StoredObject
@@ -92,12 +93,16 @@ class PartDone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartFailed(msgspec.Struct, frozen=True, kw_only=True):
-    """A part failed, after all its retries."""
+    """A part failed, after all its retries.
+
+    - outage: the error, if storage or a machine is the cause and not the part.
+    """
 
     task: PartTask
     kind: str
     message: str
     traceback: str = ""
+    outage: TidemillError | None = None
 
 
 PartEnd = PartDone | PartFailed

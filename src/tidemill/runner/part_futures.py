@@ -17,7 +17,19 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from tidemill.cluster.keys import ClusterKeys
-from tidemill.errors import AttemptUnknown, FutureTimeout, ObjectError, StoreError
+from tidemill.errors import (
+    AttemptUnknown,
+    CommitUnknown,
+    DiskFull,
+    FutureTimeout,
+    ObjectError,
+    ObjectsFull,
+    ObjectUnavailable,
+    StoreBusy,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+)
 from tidemill.futures.client.completions import Completions
 from tidemill.futures.client.options import Options
 from tidemill.futures.client.outcomes import Outcomes
@@ -51,6 +63,20 @@ from tidemill.store import Tx
 PIN = "part"
 CHECK_EVERY_S = 0.5
 """How often a waiting thread checks whether the worker still runs."""
+
+OUTAGES = {
+    f"{error.__module__}.{error.__qualname__}": error
+    for error in (
+        CommitUnknown,
+        DiskFull,
+        ObjectsFull,
+        ObjectUnavailable,
+        StoreBusy,
+        StoreFull,
+        StoreUnavailable,
+    )
+}
+"""The errors that are not the fault of a part, by the type that a failure names."""
 
 MOST_KEY_BYTES = 500
 READ_PAGE = 200
@@ -139,7 +165,14 @@ class PartFutures:
             kind = row.state.value if row is not None else "lost"
             return PartFailed(task=task, kind=kind, message=f"its future is {kind}")
         message = ": ".join(text for text in (failure.type, failure.message) if text) or failure.kind
-        return PartFailed(task=task, kind=failure.kind, message=message, traceback=failure.traceback)
+        outage = OUTAGES.get(failure.type)
+        return PartFailed(
+            task=task,
+            kind=failure.kind,
+            message=message,
+            traceback=failure.traceback,
+            outage=None if outage is None else outage(f"part {task.part}: {_first_line(failure)}"),
+        )
 
     # --- submitting
 
@@ -318,6 +351,11 @@ def _short(key: str) -> str:
     """Return the key, or its digest if it is too long for the store."""
     raw = key.encode()
     return key if len(raw) <= MOST_KEY_BYTES else blake2b(raw, digest_size=32).hexdigest()
+
+
+def _first_line(failure: Failure) -> str:
+    """Return the message without the hint, which the error gets again."""
+    return failure.message.partition("\n")[0]
 
 
 def _failure(tx: Tx, keys: FutureKeys, future_id: bytes) -> Failure | None:

@@ -26,6 +26,7 @@ from tidemill.spark import schema
 from tidemill.spark.frame_checks import LotFolders, write_checked
 from tidemill.spark.lot_reader import read_objects
 from tidemill.spark.operations import WEIGHT, is_frame
+from tidemill.spark.outages import outages
 from tidemill.spark.sessions import repinned, tagged
 from tidemill.spark.storage import Storage
 from tidemill.views.spark import weighted_rows as view_rows
@@ -47,7 +48,7 @@ def make_part(task: PartTask) -> Sequence[SinkWritten]:
     """Process one part. Futures refer to this function by name, and a worker thread of a runner calls it."""
     tools: Tools = future_run.tools()
     place = future_run.current()
-    with tagged(tools.spark, future_run.tag_of(place)):
+    with tagged(tools.spark, future_run.tag_of(place)), outages():
         if task.kind == "source":
             return _ingest(tools, task, place)
         return _compute(tools, task, place)

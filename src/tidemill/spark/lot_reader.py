@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from tidemill.errors import ObjectUnavailable, ObjectUnreadable, UsageError
 from tidemill.lots.manifest import StoredObject, UriType
+from tidemill.spark.outages import NO_RESPONSE
 from tidemill.spark.parquet_files import unreadable
 from tidemill.spark.schema import Schema, of_spark, parse, quoted, to_spark
 from tidemill.spark.storage import Storage
@@ -26,13 +27,6 @@ AnySchema: TypeAlias = "Schema | StructType | str"
 POSITION: Final = "_position"
 _PATH: Final = "_tidemill_path"
 _FAILED: Final = re.compile(r"\[FAILED_READ_FILE\.(\w+)\][^\n]*? file (\S+?)\.(?:\s|$)")
-_OUTAGE: Final = re.compile(
-    r"java\.net\.(?:Connect|NoRouteToHost|UnknownHost|Socket|SocketTimeout)Exception"
-    r"|(?:SdkClient|AWSClientIO|AWSServiceIO|AWSServiceThrottled|AWSStatus500)Exception"
-    r"|(?:ConnectTimeout|NoHttpResponse)Exception"
-    r"|\bStatus Code: 5\d\d\b"
-)
-"""How Java names the failure of a connection, and of a server, in the text of an error."""
 _MEANING: Final = {
     "FILE_NOT_EXIST": "it does not exist",
     "CANNOT_READ_FILE_FOOTER": "it is not a complete Parquet file",
@@ -160,7 +154,7 @@ def unreadable_of(error: BaseException, storage: Storage) -> ObjectUnreadable | 
 
 def _outage(error: BaseException, storage: Storage, key: str) -> ObjectUnavailable | None:
     """Return the error for an object that was not read because the storage did not respond."""
-    reason = None if storage.local else _OUTAGE.search(str(error))
+    reason = None if storage.local else NO_RESPONSE.search(str(error))
     if reason is None:
         return None
     return ObjectUnavailable(f"{key!r} cannot be read: object storage does not respond ({reason[0]})")
