@@ -138,7 +138,7 @@ def spark_dies(context: ChildContext) -> int | None:
 
 
 def uses_java(context: ChildContext) -> int | None:
-    """Start the Java process of Spark, fill its temporary folder, and end. Deleting the files takes a while."""
+    """Start the Java process of Spark, fill its temporary folder, and end. Deleting the files takes time."""
     from pyspark import SparkContext
 
     SparkContext._ensure_initialized()
