@@ -1,6 +1,7 @@
 """Samples the pipeline and the steady runner during the faults, and notes recoveries."""
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable
 
@@ -22,6 +23,7 @@ class Monitor:
     """A thread that reads the store about once per second, and the memory of the steady runner less often.
 
     - processes: the lasting processes of the steady runner, in every sample; all samples must be the same.
+    - loads: the load averages of the machine. Other work on it makes them high.
 
     A pipeline has recovered from a fault when the target is in the node list again, and a lot or a step was
     published after the fault had ended.
@@ -35,6 +37,7 @@ class Monitor:
         self._watched: list[tuple[Fault, Progress]] = []
         self.samples: list[Sample] = []
         self.processes: set[tuple[int, ...]] = set()
+        self.loads: list[float] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
         self._thread.start()
@@ -69,6 +72,7 @@ class Monitor:
             if rounds % MEMORY_EVERY == 0:
                 memory = self._steady.memory()
                 self.processes.add(memory.lasting)
+                self.loads.append(os.getloadavg()[0])
             rounds += 1
             with contextlib.suppress(StoreError):
                 progress = self._progress()

@@ -21,6 +21,7 @@ from tests.soak import pipeline
 from tests.soak.connections import TcpProxy
 from tests.soak.pipeline import Site
 from tidemill.clock import SYSTEM
+from tidemill.obs.lines import counted
 
 ROOT = Path(__file__).parents[2]
 DISK_MB = 160
@@ -160,9 +161,9 @@ class SoakNode:
     def describe(self) -> str:
         """Return how the node was started, in words."""
         words = (
-            f"tidemill run, {self.threads} threads"
+            f"tidemill run, {counted(self.threads, 'thread')}"
             if self._command == "run"
-            else (f"tidemill worker --spark, {self.threads} slots")
+            else f"tidemill worker --spark, {counted(self.threads, 'slot')}"
         )
         return words + (", never killed" if self.steady else "") + (", libfaketime" if self.clock else "")
 

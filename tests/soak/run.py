@@ -159,7 +159,8 @@ class _Course:
             minutes=minutes,
             seed=self._seed,
             began=began,
-            machine=f"{os.cpu_count()} cores, Python {platform.python_version()}",
+            machine=f"{os.cpu_count()} cores, load average {min(monitor.loads):.0f} to"
+            f" {max(monitor.loads):.0f}, Python {platform.python_version()}",
             nodes=[f"{node.name} ({node.describe()})" for node in self._nodes],
             faults=[
                 ReportedFault(
