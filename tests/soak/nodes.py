@@ -267,8 +267,18 @@ class SoakNode:
         return strays
 
     def temporary_files(self) -> list[str]:
-        """Return what is in the folder for temporary files, except the cache."""
-        return sorted(path.name for path in self._temporary.iterdir() if path.name not in ("cache", "filler"))
+        """Return what takes up space in the folder for temporary files, except the cache.
+
+        Empty folders and sockets do not count. Hadoop keeps an empty folder there, under a fixed name.
+        """
+        return sorted(
+            path.name for path in self._temporary.iterdir() if path.name != "cache" and _has_bytes(path)
+        )
+
+
+def _has_bytes(path: Path) -> bool:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return any(file.is_file() and file.stat().st_size for file in files)
 
 
 def _quiet(read: Callable[[], object]) -> object:

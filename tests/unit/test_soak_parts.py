@@ -82,6 +82,18 @@ def test_memory_that_grows_in_the_second_half_is_found() -> None:
     assert memory_growth(in_python, 100.0)[0] > 0.3, "Java hides the growth of Python in the sum"
 
 
+def test_temporary_files_count_if_they_take_up_space(tmp_path: Path) -> None:
+    site = Site(tmp_path / "site", store="", objects="", brokers="", topic="")
+    node = SoakNode(site, "runner", "run", 1, steady=True)
+    temporary = site.folder / "runner" / "tmp"
+    for folder in ("cache/traces", "s3a", "spark-1/blocks"):
+        (temporary / folder).mkdir(parents=True)
+    (temporary / "cache" / "traces" / "run").write_bytes(b"kept")
+    assert node.temporary_files() == []
+    (temporary / "spark-1" / "blocks" / "shuffle").write_bytes(b"left")
+    assert node.temporary_files() == ["spark-1"]
+
+
 class NodeList:
     """What the soak reads of the store, in turn."""
 
