@@ -185,14 +185,17 @@ class _Course:
     # --- the nodes
 
     def _start_nodes(self) -> None:
-        """Start the steady runner, which applies the plan, and then the others."""
-        first, *others = self._nodes
+        """Start a runner, which applies the plan, and then the others; the steady runner last.
+
+        The first runner receives the pushed rows and leads the cluster, and faults shall hit these roles.
+        """
+        steady, first, *others = self._nodes
         first.start()
         _wait(
             "the first runner has applied the plan",
             lambda: self._groups() == {*GROUPS},
         )
-        for node in others:
+        for node in (*others, steady):
             node.start()
         _wait("all nodes have joined", lambda: len(self._alive()) == len(self._nodes))
 
