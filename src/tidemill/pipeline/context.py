@@ -1,8 +1,11 @@
 """Open the store, the object storage and the Spark session of a pipeline in this process."""
 
+import atexit
 import contextlib
+import os
 import random
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Union
 
@@ -67,6 +70,8 @@ class PipelineContext:
         self._connection: Connection | None = None
         self._session: SparkSession | None = None
         self._lock = threading.RLock()
+        self._pid = os.getpid()
+        _contexts.add(self)
 
     @property
     def pipeline(self) -> str:
@@ -176,3 +181,19 @@ class PipelineContext:
             connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+
+_contexts: weakref.WeakSet[PipelineContext] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close what a program left open, while its threads still run.
+
+    When Python deletes the pipelines later, the threads of their connections are stopped but have not ended.
+    Python 3.13 would wait for them forever.
+    """
+    for context in list(_contexts):
+        if context._pid == os.getpid():
+            with contextlib.suppress(Exception):
+                context.close()
