@@ -139,11 +139,13 @@ class Inventory:
         # The end is the current interval, or the first one that has not been over for long enough.
         late = unit.at(_EPOCH + timedelta(microseconds=max(0, wall_us - self._late_us)))
         end = max(str(late), current)
+        if self.span.last:  # not more than the span, which may be short and long ago
+            end = min(end, str(LotId.parse(self.span.last).next()))
         if begin >= end:
             return set()
         intervals = set(ids.texts_between(LotId.parse(begin), LotId.parse(end)))
         intervals.discard(end)
-        return {lot for lot in intervals if not self.span.last or lot <= self.span.last}
+        return intervals
 
     # --- existing lots
 

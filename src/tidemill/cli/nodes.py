@@ -3,31 +3,15 @@
 from collections.abc import Sequence
 
 import click
-import msgspec
 from rich.table import Table
 from rich.text import Text
 
 from tidemill.cli.options import cluster_location, location_options, pipeline_option
 from tidemill.cli.output import CommandOutput, json_option
-from tidemill.cluster import leases, nodes
+from tidemill.cluster import node_list
 from tidemill.cluster.keys import ClusterKeys
-from tidemill.cluster.nodes import Node
+from tidemill.cluster.node_list import NodeLine
 from tidemill.futures.protocol.unsatisfiable import format_bytes
-from tidemill.store import Tx
-
-
-class NodeLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One node in the list; `state` is live, draining or gone (its lease has ended)."""
-
-    id: str
-    kind: str
-    state: str
-    leader: bool
-    address: str
-    slots: int
-    lease_s: float
-    total: dict[str, float]
-    free: dict[str, float]
 
 
 @click.command("nodes")
@@ -43,7 +27,7 @@ def nodes_command(
     """
     where = cluster_location(home, store, cluster, file)
     with where.open() as opened:
-        lines = opened.run(lambda tx: read(tx, ClusterKeys(where.cluster)))
+        lines = opened.run(lambda tx: node_list.read(tx, ClusterKeys(where.cluster)))
     output.result({"nodes": lines})
     if output.json:
         return
@@ -51,29 +35,6 @@ def nodes_command(
         output.people.print(Text(f"the cluster {where.cluster!r} has no nodes"))
         return
     output.people.print(table(lines))
-
-
-def read(tx: Tx, keys: ClusterKeys) -> list[NodeLine]:
-    """Read the node list and find out which node is the leader."""
-    lease = leases.read(tx, keys.leader)
-    now = tx.now()
-    leader = lease.holder if lease is not None and lease.expires_at > now else ""
-    return [_line(node, now, leader) for node in nodes.read_all(tx, keys)]
-
-
-def _line(node: Node, now_us: int, leader: str) -> NodeLine:
-    state = "gone" if node.expires_at <= now_us else "draining" if node.draining else "live"
-    return NodeLine(
-        id=node.id,
-        kind=node.kind,
-        state=state,
-        leader=node.id == leader,
-        address=node.address,
-        slots=node.slots,
-        lease_s=round((node.expires_at - now_us) / 1_000_000, 1),
-        total=node.total,
-        free=node.free,
-    )
 
 
 STATES = {"live": "green", "draining": "yellow", "gone": "red"}

@@ -231,11 +231,21 @@ def listed(tx: Tx, keys: LotKeys, dataset: DatasetId, after: str = "", limit: in
     return [_decoder.decode(row.value) for row in tx.range(lo, hi, limit=limit, snapshot=True)]
 
 
+def newest(tx: Tx, keys: LotKeys, dataset: DatasetId, before: str = "", limit: int = 100) -> list[LotRow]:
+    """Return a page of a dataset's lots, the last lot first, beginning before `before`."""
+    lo, hi = keys.lot.under(*dataset.parts)
+    if before:
+        hi = keys.lot[(*dataset.parts, before)]
+    return [_decoder.decode(row.value) for row in tx.range(lo, hi, limit=limit, reverse=True, snapshot=True)]
+
+
 class LotBrief(msgspec.Struct, frozen=True):
     """The fields of a lot's row that a report over many lots needs."""
 
     lot: str
     state: LotState
+    rows: int = 0
+    size: int = 0
 
 
 _brief = msgspec.msgpack.Decoder(LotBrief)

@@ -52,6 +52,14 @@ def of_pipeline(store: Store, keys: LotKeys, pipeline: str) -> dict[DatasetId, b
     return {dataset: retired_at > 0 for dataset, owner, retired_at in _all(store, keys) if owner == pipeline}
 
 
+def listed(store: Store, keys: LotKeys) -> dict[DatasetId, dict[str, int]]:
+    """Return the pipelines of every dataset, each with the wall time at which it was retired, or 0."""
+    pipelines: dict[DatasetId, dict[str, int]] = {}
+    for dataset, owner, retired_at in _all(store, keys):
+        pipelines.setdefault(dataset, {})[owner] = retired_at
+    return pipelines
+
+
 def _all(store: Store, keys: LotKeys) -> Iterator[tuple[DatasetId, str, int]]:
     lo, hi = keys.owner.all()
     while True:

@@ -30,6 +30,7 @@ from tidemill.futures.protocol.rows import (
 from tidemill.store import Store, Tx
 
 PAGE = 500
+COUNT_PAGE = 5_000
 
 
 class FutureSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,18 +80,76 @@ def list_futures(
         name: a part of the function's name, or a pattern with `*`.
         limit: return at most this many futures.
     """
+    return list_page(store, keys, states=states, name=name, limit=limit, most_read=None).futures
+
+
+class FuturePage(NamedTuple):
+    """A page of a list, newest first; `before` is the argument for the next page, empty after the last."""
+
+    futures: list[FutureSummary]
+    before: bytes
+
+
+def list_page(
+    store: Store,
+    keys: FutureKeys,
+    *,
+    states: Collection[str] = (),
+    name: str = "",
+    before: bytes = b"",
+    limit: int = 50,
+    most_read: int | None = 2_000,
+) -> FuturePage:
+    """Return a page of the futures that match; see `list_futures`.
+
+    Args:
+        store: the store.
+        keys: the keys of futures.
+        states: only futures in these states; empty for all.
+        name: a part of the function's name, or a pattern with `*`.
+        before: only futures older than this id; empty to begin with the newest.
+        limit: return at most this many futures.
+        most_read: stop after about this many futures, matching or not. The page may then be short or empty,
+            although there are more.
+    """
     summaries: list[FutureSummary] = []
     pattern = name if "*" in name else f"*{name}*"
-    for page in _pages(store, keys):
+    read = 0
+    last = b""
+    for page in _pages(store, keys, before):
         for stored in page:
+            last = stored.id
             if states and stored.row.state.value not in states:
                 continue
             if name and not fnmatch.fnmatchcase(stored.spec.name, pattern):
                 continue
             summaries.append(_summary(stored))
             if len(summaries) == limit:
-                return summaries
-    return summaries
+                return FuturePage(summaries, last)
+        read += len(page)
+        if most_read is not None and read >= most_read:
+            return FuturePage(summaries, last)
+    return FuturePage(summaries, b"")
+
+
+def count_states(store: Store, keys: FutureKeys, most: int) -> dict[str, int]:
+    """Count the newest futures by state, at most `most` of them."""
+    lo, hi = keys.future.all()
+    counts: dict[str, int] = {}
+    left = most
+    while left > 0:
+        limit = min(COUNT_PAGE, left)
+        page = store.run(
+            lambda tx, hi=hi, limit=limit: tx.range(lo, hi, limit=limit, reverse=True, snapshot=True)  # type: ignore[misc]
+        )
+        for row in page:
+            state = rows.decode_row(row.value).state.value
+            counts[state] = counts.get(state, 0) + 1
+        if len(page) < limit:
+            break
+        left -= len(page)
+        hi = page[-1].key
+    return counts
 
 
 class _FutureRows(NamedTuple):
@@ -102,8 +161,10 @@ class _FutureRows(NamedTuple):
     now_us: int
 
 
-def _pages(store: Store, keys: FutureKeys) -> Iterator[list[_FutureRows]]:
+def _pages(store: Store, keys: FutureKeys, before: bytes = b"") -> Iterator[list[_FutureRows]]:
     lo, hi = keys.future.all()
+    if before:
+        hi = keys.future[before]
     while True:
         page, hi = store.run(lambda tx, hi=hi: _page(tx, keys, lo, hi))  # type: ignore[misc]
         yield page

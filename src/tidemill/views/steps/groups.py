@@ -129,6 +129,12 @@ def listed(tx: Tx, keys: StepKeys, pipeline: str) -> list[ViewGroup]:
     return [_decoder.decode(row.value) for row in tx.range(*keys.group.under(pipeline), snapshot=True)]
 
 
+def listed_all(tx: Tx, keys: StepKeys, limit: int) -> list[tuple[str, ViewGroup]]:
+    """Return the groups of all pipelines, each with the name of its pipeline, at most `limit` of them."""
+    rows = tx.range(*keys.group.all(), limit=limit, snapshot=True)
+    return [(str(keys.group.unpack(row.key)[0]), _decoder.decode(row.value)) for row in rows]
+
+
 def whole_reads(tx: Tx, keys: StepKeys, pipeline: str, group: str) -> frozenset[DatasetId] | None:
     """Return the datasets that the group's last step read as a whole, and its next step may read again.
 
