@@ -131,6 +131,7 @@
     │   ├── TypeRefused               a type cannot be compared, ordered or added
     │   ├── WeightNegative            a row would get a negative weight
     │   └── WeightOverflow            a weight or a sum is too large for 64 bits
+    ├── PageError                     the page does not answer, or refuses a request
     ├── RunnerDied                    the child processes of a runner keep dying
     └── DemoFailed                    the demo did not finish
 
@@ -883,6 +884,11 @@ class WeightNegative(TraceError):
 class WeightOverflow(TraceError):
     code = "trace-weight-overflow"
     hint = "use smaller groups in GROUP BY, or append smaller changes"
+
+
+class PageError(TidemillError):
+    code = "page"
+    hint = "check the address of the page, that `tidemill ui` is running, and the token"
 
 
 class RunnerDied(TidemillError):

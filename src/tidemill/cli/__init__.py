@@ -41,6 +41,7 @@ COMMANDS = {
     "futures": "tidemill.cli.futures:futures_command",
     "triggers": "tidemill.cli.triggers:triggers_command",
     "worker": "tidemill.cli.worker:worker",
+    "ui": "tidemill.cli.ui:ui_command",
 }
 """The module and function of every command, in the order of the help text."""
 

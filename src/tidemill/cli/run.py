@@ -1,11 +1,15 @@
 """Define `tidemill run`: run a pipeline until it has processed all new data, or keep watching for data."""
 
+from typing import Any
+
 import click
 import msgspec
 from rich.text import Text
 
 from tidemill.cli.options import pipeline_option
 from tidemill.cli.output import CommandOutput, json_option
+from tidemill.cli.ui import page_options
+from tidemill.clock import SYSTEM
 from tidemill.cluster.leases import TTL_S, LeaseTiming
 from tidemill.events import Event
 from tidemill.futures.worker.events import ChildEnded
@@ -14,6 +18,9 @@ from tidemill.pipeline.child_process import MAIN, RunRequest, read_info
 from tidemill.pipeline.pipeline_file import locate
 from tidemill.runner.part_futures import resource_of
 from tidemill.runner.supervisor import RunnerInterrupted, RunnerOptions, run_runner
+from tidemill.ui import runner_page
+from tidemill.ui.runner_page import PageRunRequest
+from tidemill.ui.server import PageOptions, require_packages
 
 
 @click.command("run")
@@ -41,16 +48,21 @@ from tidemill.runner.supervisor import RunnerInterrupted, RunnerOptions, run_run
     type=click.FloatRange(0),
     help="Grace period: seconds that running parts may take to finish after SIGTERM.",
 )
+@click.option("--ui", is_flag=True, help="Serve the page of the cluster while the pipeline runs.")
+@page_options("ui-")
 @click.option("-q", "--quiet", is_flag=True, help="Print only warnings and errors.")
 @json_option
 def run_command(
     output: CommandOutput,
+    /,
     file: str | None,
     watch: bool,
     spark: str,
     threads: int,
     grace_s: float,
+    ui: bool,
     quiet: bool,
+    **page: Any,
 ) -> int:
     """Run the pipeline: its sources, arcs and views process new data.
 
@@ -59,7 +71,18 @@ def run_command(
     and 143 for SIGTERM. Several runners may run one pipeline at the same time, on machines that share its
     store and its object storage.
     """
-    return run_pipeline(file, output, watch=watch, spark=spark, threads=threads, grace_s=grace_s, quiet=quiet)
+    if ui:
+        require_packages()
+    return run_pipeline(
+        file,
+        output,
+        watch=watch,
+        spark=spark,
+        threads=threads,
+        grace_s=grace_s,
+        quiet=quiet,
+        page=PageOptions(**page) if ui else None,
+    )
 
 
 def run_pipeline(
@@ -73,6 +96,7 @@ def run_pipeline(
     grace_s: float = 30.0,
     ttl_s: float = TTL_S,
     quiet: bool = False,
+    page: PageOptions | None = None,
 ) -> int:
     """Run a pipeline in a child process, supervised by this process; return the exit code."""
     target, folder = locate(file)
@@ -101,4 +125,8 @@ def run_pipeline(
         elif isinstance(event, ChildEnded) and (line := line_of(event)) is not None:
             output.stderr.print(Text(f"{line.about:<16} {line.text}", style="yellow"))
 
-    return run_runner(info.place, MAIN, msgspec.to_builtins(request), options, emit=tell)
+    if page is None:
+        return run_runner(info.place, MAIN, msgspec.to_builtins(request), options, emit=tell)
+    page.policy(SYSTEM)  # raises an error now, not in the child
+    with_page = msgspec.to_builtins(PageRunRequest(run=request, page=page))
+    return run_runner(info.place, runner_page.MAIN, with_page, options, emit=tell)

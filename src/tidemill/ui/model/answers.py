@@ -1,0 +1,482 @@
+"""The values that the page and the API return. These classes are also the schema of the API (`openapi`).
+
+Times are seconds since 1970, durations are seconds. A page of a list has `next`: the argument for the next
+page, empty after the last page.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+CellState = Literal["complete", "empty", "removed", "running", "partial", "missing", "dead", "absent"]
+TableKind = Literal["dataset", "arc", "view", "quarantine"]
+
+
+class LotCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One lot of a table, published or expected; for a view, one step.
+
+    - quarantined: how many records of the lot are in quarantine.
+    - why: why the lot is not published.
+    - cause: the table where the problem began, if it is another table.
+    """
+
+    lot: str
+    state: CellState
+    rows: int = 0
+    size: int = 0
+    generation: int = 0
+    position: int = 0
+    quarantined: int = 0
+    why: str = ""
+    cause: str = ""
+
+
+class TableLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A table in a list.
+
+    - pipelines: the pipelines that declare the table.
+    - position: the position of the newest lot; for a view, its step.
+    - published_at: when the newest lot was published; 0 before the first.
+    - unit: the length of the intervals that form lots, like `PT5M`; empty if each append is a lot.
+    - maker: the arc that writes the table, or the group of the view.
+    """
+
+    name: str
+    version: str
+    kind: TableKind
+    pipelines: tuple[str, ...]
+    position: int
+    published_at: float
+    unit: str = ""
+    maker: str = ""
+    retired: bool = False
+
+
+class GridRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One table of the lot grid, with its last lots, oldest first."""
+
+    table: TableLine
+    cells: tuple[LotCell, ...]
+
+
+class LotTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """The lots of a table by state, and their rows and bytes; `at` is when they were counted."""
+
+    states: dict[str, int]
+    rows: int
+    size: int
+    at: float
+
+
+class Action(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An action that a user can take.
+
+    - pipeline: the pipeline that it changes; empty for the pipeline of the server.
+    - target: an arc, a table, a view group or a source; for `requeue`, the id of a future; for `reingest` and
+      `discard`, the table whose quarantine has the records.
+    - lots: only these lots.
+    - first, last: for `backfill` and `replay`, a range of lots instead: lot ids, days or times.
+    """
+
+    name: Literal["retry", "pause", "resume", "backfill", "replay", "reingest", "discard", "requeue"]
+    pipeline: str = ""
+    target: str = ""
+    lots: Annotated[tuple[str, ...], msgspec.Meta(max_length=10_000)] = ()
+    first: str = ""
+    last: str = ""
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that needs attention, its root cause, and the action that fixes it.
+
+    - lots: the first lots that have this problem; `count` is the number of all of them.
+    """
+
+    kind: Literal["lots", "stopped", "paused", "futures", "node", "quarantine", "source", "view"]
+    name: str
+    state: str
+    why: str
+    count: int = 1
+    lots: tuple[str, ...] = ()
+    fix: Action | None = None
+
+
+class RunningLine(msgspec.Struct, frozen=True, kw_only=True):
+    """Work that a node does now. `alive` is False if its node is gone; another runner then continues it."""
+
+    kind: Literal["lot", "run"]
+    name: str
+    lot: str = ""
+    generation: int = 0
+    node: str = ""
+    for_s: float = 0.0
+    tries: int = 1
+    alive: bool = True
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """The first answer of the page: how the pipelines of the cluster are."""
+
+    cluster: str
+    pipelines: tuple[str, ...]
+    tables: int
+    nodes: int
+    leader: str
+    futures: dict[str, int]
+    problems: tuple[Problem, ...]
+    running: tuple[RunningLine, ...]
+
+
+class TablePage(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of tables."""
+
+    items: tuple[TableLine, ...]
+    next: str = ""
+
+
+class GridPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of the lot grid."""
+
+    items: tuple[GridRow, ...]
+    next: str = ""
+
+
+class LotPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of a table's lots, newest first."""
+
+    items: tuple[LotCell, ...]
+    next: str = ""
+
+
+class SchemaRevision(msgspec.Struct, frozen=True, kw_only=True):
+    """The columns of a table at one time; the last revision is the current one."""
+
+    revision: int
+    schema: str
+
+
+class TableDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """One table.
+
+    - totals: None while they are being counted.
+    - keep_s: how long lots are kept; None for ever.
+    - quarantined: how many records are in quarantine, in how many lots.
+    - reads, read_by: the tables upstream and downstream.
+    """
+
+    table: TableLine
+    schemas: tuple[SchemaRevision, ...]
+    key: tuple[str, ...] = ()
+    drift: str = ""
+    totals: LotTotals | None = None
+    keep_s: float | None = None
+    expired: int = 0
+    quarantine: str = ""
+    quarantined: int = 0
+    quarantined_lots: int = 0
+    reads: tuple[str, ...] = ()
+    read_by: tuple[str, ...] = ()
+
+
+class PartLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of an attempt; `future` is the id of the future that makes it, if it still exists."""
+
+    name: str
+    future: str = ""
+    state: str = ""
+    node: str = ""
+    tries: int = 0
+    claimed_s: float = 0.0
+    error: str = ""
+    traceback: str = ""
+
+
+class AttemptLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt at a lot; `at` is when it began (open) or ended, in seconds before now."""
+
+    id: str
+    state: str
+    node: str = ""
+    ago_s: float = 0.0
+    code: str = ""
+    why: str = ""
+    parked: bool = False
+    inputs: tuple[str, ...] = ()
+    parts: tuple[PartLine, ...] = ()
+    more_parts: int = 0
+
+
+class RunDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """One generation of an arc's lot, with its attempts, newest first."""
+
+    arc: str
+    pipeline: str
+    name: str
+    lot: str
+    generation: int
+    generations: tuple[int, ...]
+    state: str
+    why: str = ""
+    tries: int = 0
+    node: str = ""
+    requested: bool = False
+    writes: tuple[str, ...] = ()
+    attempts: tuple[AttemptLine, ...] = ()
+
+
+class RunLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A run in a list: a lot of an arc that is running or failed."""
+
+    arc: str
+    pipeline: str
+    name: str
+    lot: str
+    generation: int
+    state: str
+    why: str = ""
+    tries: int = 0
+    node: str = ""
+    for_s: float = 0.0
+
+
+class RunPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of runs."""
+
+    items: tuple[RunLine, ...]
+    next: str = ""
+
+
+class StepLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of a group of views.
+
+    - rows: how many rows of the view changed.
+    - latency_s: from the record of the step to its commit.
+    """
+
+    step: int
+    after: int
+    at: float
+    latency_s: float
+    rows: int
+    size: int
+    attempt: str = ""
+    views: tuple[str, ...] = ()
+    quarantined: int = 0
+
+
+class StepPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of steps, newest first."""
+
+    items: tuple[StepLine, ...]
+    next: str = ""
+
+
+class OperatorAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """An operator of a view's circuit: its rung, what it does, and the operators that it reads."""
+
+    id: str
+    kind: str
+    rung: str
+    detail: str = ""
+    why: str = ""
+    inputs: tuple[str, ...] = ()
+
+
+class ViewDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """One view.
+
+    - sql, how, circuit, certified: known after a runner has planned the pipeline with this release.
+    - how: whether each step processes only the changes, or why it recomputes the view.
+    - stale: whether the next step rebuilds the view, because it changed.
+    """
+
+    name: str
+    pipeline: str
+    group: str
+    step: int
+    behind: int
+    reads: tuple[str, ...]
+    uses: tuple[str, ...]
+    stale: bool
+    sql: str = ""
+    where: str = ""
+    how: str = ""
+    incremental: bool | None = None
+    certified: str = ""
+    circuit: tuple[OperatorAnswer, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class ViewLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A view in a list."""
+
+    name: str
+    pipeline: str
+    group: str
+    step: int
+    behind: int
+    published_at: float
+    stale: bool
+    incremental: bool | None = None
+
+
+class ViewPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of views."""
+
+    items: tuple[ViewLine, ...]
+    next: str = ""
+
+
+class NodeAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """One node; `state` is live, draining or gone. `lease_s` is negative after its lease has ended."""
+
+    id: str
+    kind: str
+    state: str
+    leader: bool
+    address: str
+    slots: int
+    lease_s: float
+    claims: int
+    total: dict[str, float]
+    free: dict[str, float]
+
+
+class TriggerLine(msgspec.Struct, frozen=True, kw_only=True):
+    """The subscription of an arc or a view group; see `tidemill triggers`."""
+
+    name: str
+    state: str
+    why: str
+    in_s: float | None
+    behind: int
+    failures: int
+    requested: int
+
+
+class ClusterDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """The nodes, the heap and the schedules of a cluster."""
+
+    cluster: str
+    leader: str
+    nodes: tuple[NodeAnswer, ...]
+    heap: str
+    heap_lag_s: float
+    rebuilding: bool
+    templates: tuple[str, ...]
+    schedules: tuple[str, ...]
+
+
+class TriggerPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of subscriptions."""
+
+    items: tuple[TriggerLine, ...]
+    next: str = ""
+
+
+class FutureLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A future in a list."""
+
+    id: str
+    name: str
+    state: str
+    age_s: float
+    node: str = ""
+    tries: int = 0
+    queue: str = ""
+    detail: str = ""
+
+
+class FutureList(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of futures, newest first. A page with a filter may be short although there are more."""
+
+    items: tuple[FutureLine, ...]
+    next: str = ""
+
+
+class FutureNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A future in a lineage, at a depth; `again` if its inputs are shown further up."""
+
+    depth: int
+    id: str
+    name: str
+    state: str
+    error: str = ""
+    again: bool = False
+    more: int = 0
+
+
+class FutureDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """One future: its state, its last failure, and the futures that it was computed from."""
+
+    id: str
+    name: str
+    state: str
+    age_s: float
+    owner: str
+    node: str
+    status: str
+    queue: str
+    priority: int
+    max_retries: int
+    key: str
+    parent: str
+    actor: str
+    counts: dict[str, int]
+    copies: int
+    failure_kind: str = ""
+    failure: str = ""
+    traceback: str = ""
+    failed_on: str = ""
+    caused_by: tuple[str, ...] = ()
+    lineage: tuple[FutureNode, ...] = ()
+
+
+class GraphNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A source, table, arc or view in the lineage; `column` is its distance from the sources."""
+
+    id: str
+    kind: Literal["source", "dataset", "arc", "view"]
+    name: str
+    pipeline: str
+    state: str = ""
+    detail: str = ""
+    column: int = 0
+
+
+class GraphEdge(msgspec.Struct, frozen=True, kw_only=True):
+    """A node of the lineage that feeds another node."""
+
+    source: str
+    target: str
+
+
+class Graph(msgspec.Struct, frozen=True, kw_only=True):
+    """The lineage of all tables, left to right."""
+
+    nodes: tuple[GraphNode, ...]
+    edges: tuple[GraphEdge, ...]
+    left_out: int = 0
+
+
+class ActionResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What an action did, as a sentence, and the names or lots that it changed."""
+
+    message: str
+    changed: tuple[str, ...] = ()
+
+
+class ErrorAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """An error: its stable code, what happened, and what to do."""
+
+    code: str
+    message: str
+    hint: str = ""
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the server can read the store."""
+
+    ok: bool
+    release: str
+    message: str = ""

@@ -1,0 +1,116 @@
+"""The lineage of tables: sources, datasets, arcs and views, left to right."""
+
+import msgspec
+
+from tidemill.triggers.listing import TriggerInfo, TriggerState
+from tidemill.ui.model.answers import Graph, GraphEdge, GraphNode
+from tidemill.ui.model.catalog import Declarations
+from tidemill.ui.model.overview import all_triggers
+from tidemill.ui.model.reader import StoreReader
+from tidemill.views.steps.keys import group_id
+
+MOST_NODES = 600
+"""How many nodes the drawing has at most."""
+
+STATES = {
+    TriggerState.DEAD: "stopped",
+    TriggerState.PAUSED: "paused",
+    TriggerState.RUNNING: "running",
+    TriggerState.DUE: "waiting to run",
+    TriggerState.SCHEDULED: "scheduled",
+    TriggerState.WAITING: "up to date",
+    TriggerState.UNREADY: "not ready",
+}
+
+
+def lineage(reader: StoreReader) -> Graph:
+    """Return the lineage of all tables of the cluster."""
+    catalog = reader.catalog()
+    triggers = {info.name: info for info in all_triggers(reader)}
+    nodes, edges = _tables(catalog)
+    arc_nodes, arc_edges = _arcs(catalog, triggers)
+    view_nodes, view_edges = _views(catalog, triggers)
+    edges += arc_edges + view_edges
+    everything = [*nodes, *arc_nodes, *view_nodes]
+    shown = everything[:MOST_NODES]
+    names = {node.id for node in shown}
+    kept = [edge for edge in edges if edge.source in names and edge.target in names]
+    columns = _columns(names, kept)
+    return Graph(
+        nodes=tuple(msgspec.structs.replace(node, column=columns[node.id]) for node in shown),
+        edges=tuple(kept),
+        left_out=len(everything) - len(shown),
+    )
+
+
+def _tables(catalog: Declarations) -> tuple[list[GraphNode], list[GraphEdge]]:
+    live = [table for table in catalog.ordered if not catalog.is_retired(table)]
+    nodes = [
+        GraphNode(
+            id=f"table:{table}",
+            kind="dataset",
+            name=table.name,
+            pipeline=", ".join(sorted(catalog.owners.get(table, {}))),
+            detail="quarantine" if table in catalog.quarantines else "",
+        )
+        for table in live
+        if table not in catalog.quarantines
+    ]
+    return nodes, []
+
+
+def _arcs(catalog: Declarations, triggers: dict[str, TriggerInfo]) -> tuple[list[GraphNode], list[GraphEdge]]:
+    nodes, edges = [], []
+    for spec in catalog.arcs.values():
+        state, detail = _state(triggers.get(spec.id))
+        nodes.append(
+            GraphNode(
+                id=spec.id, kind="arc", name=spec.name, pipeline=spec.pipeline, state=state, detail=detail
+            )
+        )
+        edges += [GraphEdge(source=f"table:{read}", target=spec.id) for read in spec.reads]
+        edges += [GraphEdge(source=spec.id, target=f"table:{sink.dataset}") for sink in spec.sinks]
+    return nodes, edges
+
+
+def _views(
+    catalog: Declarations, triggers: dict[str, TriggerInfo]
+) -> tuple[list[GraphNode], list[GraphEdge]]:
+    nodes, edges = [], []
+    for entry in catalog.views.values():
+        group = group_id(entry.pipeline, entry.group.spec.name)
+        state, detail = _state(triggers.get(group))
+        id_ = f"view:{entry.pipeline}/{entry.name}"
+        nodes.append(
+            GraphNode(
+                id=id_, kind="view", name=entry.name, pipeline=entry.pipeline, state=state, detail=detail
+            )
+        )
+        edges += [GraphEdge(source=f"table:{read}", target=id_) for read in entry.spec.reads]
+        edges += [GraphEdge(source=f"view:{entry.pipeline}/{used}", target=id_) for used in entry.spec.uses]
+    return nodes, edges
+
+
+def _state(trigger: TriggerInfo | None) -> tuple[str, str]:
+    return ("never run", "") if trigger is None else (STATES[trigger.state], trigger.why)
+
+
+def _columns(names: set[str], edges: list[GraphEdge]) -> dict[str, int]:
+    """Return the column of each node: one more than its rightmost input."""
+    inputs: dict[str, list[str]] = {name: [] for name in names}
+    for edge in edges:
+        inputs[edge.target].append(edge.source)
+    columns: dict[str, int] = {}
+    open_nodes: set[str] = set()
+
+    def column(name: str) -> int:
+        if name in columns or name in open_nodes:  # a circle has no column; it is drawn from here
+            return columns.get(name, 0)
+        open_nodes.add(name)
+        columns[name] = 1 + max((column(source) for source in inputs[name]), default=-1)
+        open_nodes.discard(name)
+        return columns[name]
+
+    for name in sorted(names):
+        column(name)
+    return columns

@@ -1,0 +1,89 @@
+"""One table: its columns over time, its lots, its quarantine, and its neighbours."""
+
+from functools import partial
+
+import msgspec
+
+from tidemill.errors import DatasetUnknown
+from tidemill.lots import expiry, lots
+from tidemill.lots.checks import quarantine_of
+from tidemill.lots.keys import DatasetId
+from tidemill.store import Tx
+from tidemill.ui.model import grid
+from tidemill.ui.model.answers import LotPage, SchemaRevision, TableDetail
+from tidemill.ui.model.catalog import Declarations
+from tidemill.ui.model.reader import StoreReader
+
+MOST_REVISIONS = 100
+MOST_QUARANTINED = 1_000
+
+
+def detail(reader: StoreReader, name: str, version: str = "") -> TableDetail:
+    """Describe a table that is not a view; raise `DatasetUnknown` if there is none."""
+    catalog = reader.catalog()
+    table = find(catalog, name, version)
+    row = catalog.datasets[table]
+    keys = reader.keys.lots
+
+    def read(tx: Tx) -> tuple[float | None, int, list[SchemaRevision]]:
+        keep = tx.get(keys.keep[table.parts])
+        earlier = tx.range(*keys.columns.under(*table.parts), limit=MOST_REVISIONS, snapshot=True)
+        revisions = [
+            SchemaRevision(revision=_revision(keys.columns.unpack(old.key)), schema=old.value.decode())
+            for old in earlier
+        ]
+        keep_s = None if keep is None else msgspec.msgpack.decode(keep, type=int) / 1e6
+        return keep_s, expiry.read(tx, keys, table).lots, revisions
+
+    keep_s, expired, revisions = reader.run(read)
+    quarantine = quarantine_of(table)
+    held = []
+    if quarantine in catalog.datasets:
+        page = reader.run(partial(lots.newest, keys=keys, dataset=quarantine, limit=MOST_QUARANTINED))
+        held = [lot for lot in page if lot.rows]
+    spec = catalog.makers.get(table)
+    return TableDetail(
+        table=grid.table_line(reader, catalog, table),
+        schemas=(*revisions, SchemaRevision(revision=row.revision, schema=row.schema)),
+        key=row.key,
+        drift=row.drift.value,
+        totals=reader.totals.of(table),
+        keep_s=keep_s,
+        expired=expired,
+        quarantine=quarantine.name if quarantine in catalog.datasets else "",
+        quarantined=sum(lot.rows for lot in held),
+        quarantined_lots=len(held),
+        reads=() if spec is None else tuple(read.name for read in spec.reads),
+        read_by=tuple(sorted(_readers(catalog, table))),
+    )
+
+
+def lot_page(
+    reader: StoreReader, name: str, version: str = "", before: str = "", limit: int = 100
+) -> LotPage:
+    """Return a page of a table's lots, newest first."""
+    catalog = reader.catalog()
+    return grid.LotGrid(reader, catalog).page(find(catalog, name, version), before, limit)
+
+
+def find(catalog: Declarations, name: str, version: str = "") -> DatasetId:
+    """Return the id of a table; without a version, of its newest one that is not retired."""
+    versions = [table for table in catalog.datasets if table.name == name]
+    if version:
+        versions = [table for table in versions if table.version == version]
+    live = [table for table in versions if not catalog.is_retired(table)]
+    if not versions:
+        raise DatasetUnknown(f"there is no table {name!r:.200}", hint="choose a table of the overview")
+    return max(live or versions)
+
+
+def _revision(parts: tuple[object, ...]) -> int:
+    assert isinstance(parts[-1], int)
+    return parts[-1]
+
+
+def _readers(catalog: Declarations, table: DatasetId) -> set[str]:
+    names = {
+        sink.dataset.name for spec in catalog.arcs.values() if table in spec.reads for sink in spec.sinks
+    }
+    return names | {entry.name for entry in catalog.views.values() if table in entry.spec.reads}

@@ -1,0 +1,98 @@
+"""Views: how each is computed, and its steps."""
+
+from functools import partial
+
+from tidemill.errors import ViewRefused
+from tidemill.store import Tx
+from tidemill.ui.model import grid
+from tidemill.ui.model.answers import StepLine, StepPage, ViewDetail, ViewLine, ViewPage
+from tidemill.ui.model.catalog import Declarations, ViewEntry
+from tidemill.ui.model.reader import StoreReader
+from tidemill.views.steps import commits, records
+from tidemill.views.steps.commits import StepRow
+
+MOST_LATENCIES = 200
+"""How many records are read to measure the latency of steps."""
+
+
+def page(reader: StoreReader, after: str = "", limit: int = 100) -> ViewPage:
+    """Return a page of the views of all pipelines. `after` is the number of views before it."""
+    entries = list(reader.catalog().views.values())
+    first = int(after or 0)
+    items = tuple(_line(reader, entry) for entry in entries[first : first + limit])
+    more = first + limit < len(entries)
+    return ViewPage(items=items, next=str(first + limit) if more else "")
+
+
+def find(catalog: Declarations, name: str, pipeline: str = "") -> ViewEntry:
+    """Return a view; raise `ViewRefused` if there is none."""
+    for entry in catalog.views.values():
+        if entry.name == name and pipeline in ("", entry.pipeline):
+            return entry
+    raise ViewRefused(f"there is no view {name!r:.200}", hint="choose a view of the list of views")
+
+
+def detail(reader: StoreReader, name: str, pipeline: str = "") -> ViewDetail:
+    """Describe a view."""
+    entry = find(reader.catalog(), name, pipeline)
+    return ViewDetail(
+        name=entry.name,
+        pipeline=entry.pipeline,
+        group=entry.group.spec.name,
+        step=entry.group.step,
+        behind=_behind(reader, entry),
+        reads=tuple(read.name for read in entry.spec.reads),
+        uses=entry.spec.uses,
+        stale=entry.name in entry.group.stale,
+    )
+
+
+def steps(reader: StoreReader, name: str, pipeline: str = "", before: str = "", limit: int = 50) -> StepPage:
+    """Return a page of a view's steps, newest first."""
+    entry = find(reader.catalog(), name, pipeline)
+    to = int(before) - 1 if before else 1 << 60
+    group = entry.group.spec.name
+
+    def read(tx: Tx) -> tuple[list[StepRow], dict[int, int]]:
+        rows = commits.before(tx, reader.keys, entry.pipeline, group, to, limit)
+        if not rows:
+            return rows, {}
+        limit_records = min(MOST_LATENCIES, rows[0].step - rows[-1].after)
+        began = records.read(tx, reader.keys, entry.pipeline, rows[0].step - limit_records, limit_records)
+        return rows, {record.number: record.now for record in began}
+
+    rows, began = reader.run(read)
+    items = tuple(_step(row, entry.name, began.get(row.step, 0)) for row in rows)
+    return StepPage(items=items, next=str(rows[-1].step) if len(rows) == limit else "")
+
+
+def _step(row: StepRow, view: str, began_us: int) -> StepLine:
+    output = next((out for out in row.outputs if out.view == view and out.changes), None)
+    return StepLine(
+        step=row.step,
+        after=row.after,
+        at=row.wall_at / 1e6,
+        latency_s=max(0, row.wall_at - began_us) / 1e6 if began_us else 0.0,
+        rows=output.rows if output else 0,
+        size=output.size if output else 0,
+        attempt=row.attempt,
+        views=tuple(out.view for out in row.outputs if out.changes),
+        quarantined=0 if row.quarantined is None else sum(row.quarantined.rows.values()),
+    )
+
+
+def _behind(reader: StoreReader, entry: ViewEntry) -> int:
+    last = reader.run(partial(records.last, keys=reader.keys, pipeline=entry.pipeline))
+    return max(0, last.number - entry.group.step)
+
+
+def _line(reader: StoreReader, entry: ViewEntry) -> ViewLine:
+    return ViewLine(
+        name=entry.name,
+        pipeline=entry.pipeline,
+        group=entry.group.spec.name,
+        step=entry.group.step,
+        behind=_behind(reader, entry),
+        published_at=grid.view_line(reader, entry).published_at,
+        stale=entry.name in entry.group.stale,
+    )

@@ -1,0 +1,281 @@
+"""The screens of the page: each reads its answer, and renders a template on the server."""
+
+from collections.abc import Callable
+from functools import cache
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlsplit
+
+import jinja2
+import msgspec
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from tidemill import __version__
+from tidemill.errors import TidemillError
+from tidemill.futures.protocol.states import FutureState
+from tidemill.ui import drawing, formats
+from tidemill.ui.access import COOKIE, SESSION_S
+from tidemill.ui.api import limited_body, status_of
+from tidemill.ui.model import cluster, futures, graph, overview, run, table, views
+from tidemill.ui.model.answers import Action
+from tidemill.ui.operations import (
+    FutureParameters,
+    FuturesParameters,
+    ListParameters,
+    LotsParameters,
+    NoParameters,
+    RunParameters,
+    RunsParameters,
+    StepsParameters,
+    TriggersParameters,
+    lot_grid,
+)
+
+if TYPE_CHECKING:
+    from tidemill.ui.app import Site
+
+SCREENS = {
+    "/": "Overview",
+    "/lineage": "Lineage",
+    "/runs": "Runs",
+    "/views": "Views",
+    "/cluster": "Cluster",
+    "/futures": "Futures",
+}
+CHARTED_STEPS = 60
+
+Context = dict[str, Any]
+Screen = Callable[["Site", Any], Context]
+
+
+@cache
+def _templates() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "number": formats.number,
+        "size": formats.size,
+        "duration": formats.duration,
+        "moment": formats.moment,
+        "short": formats.short,
+    }
+    environment.globals |= {"release": __version__, "screens": SCREENS}
+    return environment
+
+
+def _link(path: str, **parameters: object) -> str:
+    return formats.link(path, parameters)
+
+
+def render(
+    site: "Site", request: Request, template: str, status: HTTPStatus = HTTPStatus.OK, **context: object
+) -> Response:
+    """Render a template with the values that every screen needs."""
+    now = site.reader.clock.wall()
+    session = site.session(request)
+    body = (
+        _templates()
+        .get_template(template)
+        .render(
+            link=_link,
+            now=now,
+            ago=lambda at: formats.ago(at, now),
+            path=request.url.path,
+            here=formats.link(request.url.path, dict(request.query_params)),
+            query=dict(request.query_params),
+            cluster_name=site.reader.cluster,
+            can_sign_in=bool(site.access.token),
+            signed_in=bool(session),
+            form_token=site.access.form_token(session),
+            message=request.query_params.get("message", "")[:500],
+            failed=request.query_params.get("failed", "")[:500],
+            **context,
+        )
+    )
+    return Response(body, status, media_type="text/html")
+
+
+def error_page(site: "Site", request: Request, status: HTTPStatus, message: str, hint: str) -> Response:
+    """Render an error as a screen."""
+    return render(
+        site, request, "error.html", status, title=status.phrase, code=int(status), error=message, hint=hint
+    )
+
+
+# --- what each screen shows
+
+
+def _overview(site: "Site", which: ListParameters) -> Context:
+    grid = lot_grid(site.reader, which)
+    return {"title": "Overview", "summary": overview.summary(site.reader), "grid": grid, "which": which}
+
+
+def _lineage(site: "Site", _: NoParameters) -> Context:
+    answer = graph.lineage(site.reader)
+    return {"title": "Lineage", "graph": answer, "layout": drawing.arrange(answer)}
+
+
+def _table(site: "Site", which: LotsParameters) -> Context:
+    detail = table.detail(site.reader, which.table, which.version)
+    lots = table.lot_page(site.reader, which.table, which.version, which.before, which.limit)
+    return {"title": which.table, "detail": detail, "lots": lots, "which": which}
+
+
+def _runs(site: "Site", which: RunsParameters) -> Context:
+    return {"title": "Runs", "runs": overview.runs(site.reader, which.after, which.limit)}
+
+
+def _run(site: "Site", which: RunParameters) -> Context:
+    detail = run.detail(site.reader, which.arc, which.lot, which.generation)
+    return {"title": f"{detail.name} {detail.lot}", "run": detail}
+
+
+def _views(site: "Site", which: ListParameters) -> Context:
+    return {"title": "Views", "views": views.page(site.reader, which.after, which.limit)}
+
+
+def _view(site: "Site", which: StepsParameters) -> Context:
+    detail = views.detail(site.reader, which.view, which.pipeline)
+    steps = views.steps(site.reader, which.view, which.pipeline, which.before, which.limit)
+    charted = views.steps(site.reader, which.view, which.pipeline, limit=CHARTED_STEPS).items[::-1]
+    charts = (
+        drawing.chart("Rows changed per step", [step.rows for step in charted], formats.number),
+        drawing.chart("Latency per step", [step.latency_s for step in charted], formats.duration),
+        drawing.chart("Bytes written per step", [step.size for step in charted], formats.size),
+    )
+    return {
+        "title": which.view,
+        "view": detail,
+        "steps": steps,
+        "charts": charts if len(charted) > 1 else (),
+        "circuit": drawing.circuit_tree(detail.circuit),
+    }
+
+
+def _cluster(site: "Site", which: TriggersParameters) -> Context:
+    triggers = cluster.triggers(site.reader, which.name, which.after, which.limit)
+    return {"title": "Cluster", "cluster": cluster.detail(site.reader), "triggers": triggers, "which": which}
+
+
+def _futures(site: "Site", which: FuturesParameters) -> Context:
+    page = futures.page(site.reader, which.state, which.name, which.before, which.limit)
+    states = [state.value for state in FutureState]
+    counts = site.reader.count_futures()
+    return {"title": "Futures", "futures": page, "which": which, "states": states, "counts": counts}
+
+
+def _future(site: "Site", which: FutureParameters) -> Context:
+    detail = futures.detail(site.reader, which.id)
+    return {"title": detail.name, "future": detail}
+
+
+_SCREENS: dict[str, tuple[str, type[Any], Screen]] = {
+    "/": ("overview.html", ListParameters, _overview),
+    "/lineage": ("lineage.html", NoParameters, _lineage),
+    "/table": ("table.html", LotsParameters, _table),
+    "/runs": ("runs.html", RunsParameters, _runs),
+    "/run": ("run.html", RunParameters, _run),
+    "/views": ("views.html", ListParameters, _views),
+    "/view": ("view.html", StepsParameters, _view),
+    "/cluster": ("cluster.html", TriggersParameters, _cluster),
+    "/futures": ("futures.html", FuturesParameters, _futures),
+    "/future": ("future.html", FutureParameters, _future),
+}
+"""The template, the parameters and the context of each screen."""
+
+
+def routes(site: "Site") -> list[Route]:
+    """Return the routes of the screens, the sign-in and the actions."""
+    screens = [Route(path, _screen(site, *entry), methods=["GET"]) for path, entry in _SCREENS.items()]
+
+    def sign_in_form(request: Request) -> Response:
+        return render(site, request, "login.html", title="Sign in")
+
+    async def sign_in(request: Request) -> Response:
+        form = await _form(request)
+        if not site.access.is_same_origin(request.headers) or not site.access.is_token(form.get("token", "")):
+            why = "The token is not valid."
+            return render(site, request, "login.html", HTTPStatus.UNAUTHORIZED, title="Sign in", wrong=why)
+        response = RedirectResponse("/", HTTPStatus.SEE_OTHER)
+        response.set_cookie(
+            COOKIE,
+            site.access.new_session(),
+            max_age=SESSION_S,
+            httponly=True,
+            samesite="strict",
+            secure=site.access.tls,
+        )
+        return response
+
+    async def act(request: Request) -> Response:
+        form = await _form(request)
+        if not site.may_act(request, form.get("form_token", "")):
+            return error_page(
+                site, request, HTTPStatus.FORBIDDEN, "You are not signed in.", "Sign in with the token."
+            )
+        return await site.in_thread(lambda: _act(site, form))
+
+    return [
+        *screens,
+        Route("/login", sign_in_form, methods=["GET"]),
+        Route("/login", sign_in, methods=["POST"]),
+        Route("/actions", act, methods=["POST"]),
+    ]
+
+
+def _screen(
+    site: "Site", template: str, parameters: type[Any], read: Screen
+) -> Callable[[Request], Response]:
+    def respond(request: Request) -> Response:
+        names = {field.name for field in msgspec.structs.fields(parameters)}
+        query = {name: value for name, value in request.query_params.items() if name in names}
+        try:
+            which = msgspec.convert(query, parameters, strict=False)
+            context = read(site, which)
+        except msgspec.ValidationError as error:
+            return error_page(site, request, HTTPStatus.BAD_REQUEST, f"{error}.", "Check the address.")
+        except TidemillError as error:
+            return error_page(site, request, status_of(error), error.message, error.hint)
+        return render(site, request, template, **context)
+
+    return respond
+
+
+def _act(site: "Site", form: dict[str, str]) -> Response:
+    """Carry out an action of a form, and return to the screen with a message."""
+    back = urlsplit(form.get("back", "/"))
+    parameters = dict(parse_qsl(back.query, keep_blank_values=True))
+    parameters = {name: value for name, value in parameters.items() if name not in ("message", "failed")}
+    try:
+        action = msgspec.convert(
+            {
+                "name": form.get("name", ""),
+                "pipeline": form.get("pipeline", ""),
+                "target": form.get("target", ""),
+                "lots": form.get("lots", "").split(),
+                "first": form.get("first", ""),
+                "last": form.get("last", ""),
+            },
+            Action,
+        )
+        parameters["message"] = site.actions.run(action).message
+    except (msgspec.ValidationError, TidemillError) as error:
+        parameters["failed"] = str(error).replace("\nhint:", " –")
+    path = back.path if back.path in _SCREENS else "/"
+    return RedirectResponse(formats.link(path, parameters), HTTPStatus.SEE_OTHER)
+
+
+async def _form(request: Request) -> dict[str, str]:
+    try:
+        body = (await limited_body(request)).decode()
+        return dict(parse_qsl(body, keep_blank_values=True, max_num_fields=100))
+    except (msgspec.ValidationError, ValueError):
+        return {}

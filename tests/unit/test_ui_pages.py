@@ -1,0 +1,170 @@
+"""The screens of the page: each is reached by links, and escapes what it shows."""
+
+import re
+from html import unescape
+from html.parser import HTMLParser
+
+import pytest
+from starlette.testclient import TestClient
+
+from tests.unit.page_stage import HOSTILE, PageStage
+from tidemill.ui.model import grid
+
+
+@pytest.fixture(scope="module")
+def stage() -> PageStage:
+    stage = PageStage().fill()
+    stage.quarantine(stage.orders, "A00000000000000001", 3)
+    return stage
+
+
+@pytest.fixture(scope="module")
+def client(stage: PageStage) -> TestClient:
+    return stage.client()
+
+
+class Links(HTMLParser):
+    """Collects the links, the ids and the scripts of a page, and checks that it has no inline code."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.scripts = 0
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        assert "style" not in values, "the content security policy allows no inline style"
+        assert not [name for name in values if name.startswith("on")]
+        if tag == "a":
+            self.links.append(values["href"] or "")
+        if "id" in values:
+            self.ids.append(values["id"] or "")
+        if tag == "script":
+            assert (values["src"] or "").startswith("/assets/")
+            self.scripts += 1
+
+
+def test_every_screen_is_reached_by_links_and_none_fails(client: TestClient) -> None:
+    waiting, seen = ["/"], set()
+    kinds: dict[str, int] = {}
+    while waiting:
+        address = waiting.pop().partition("#")[0]
+        path = address.partition("?")[0]
+        if address in seen or not address.startswith("/") or kinds.get(path, 0) >= 6:
+            continue
+        seen.add(address)
+        kinds[path] = kinds.get(path, 0) + 1
+        response = client.get(address)
+        assert response.status_code == 200, (address, response.text)
+        page = Links(response.text)
+        assert page.scripts == 1
+        assert len(page.ids) == len(set(page.ids)), "an id is used twice"
+        waiting += page.links
+    screens = {
+        "/",
+        "/lineage",
+        "/runs",
+        "/run",
+        "/table",
+        "/views",
+        "/view",
+        "/cluster",
+        "/futures",
+        "/future",
+    }
+    assert screens <= set(kinds)
+
+
+def test_hostile_names_and_errors_are_escaped_on_every_screen(client: TestClient) -> None:
+    future = client.get("/api/v1/futures?state=failed").json()["items"][0]["id"]
+    addresses = ["/", "/lineage", "/runs", "/views", "/cluster", "/futures", f"/future?id={future}"]
+    for address in addresses:
+        text = client.get(address).text
+        assert "<script>alert" not in text, address
+    shown = unescape(client.get(f"/future?id={future}").text)
+    assert f"ValueError: {HOSTILE}" in shown
+    for address in ("/table", "/view", "/run", "/nothing", "/futures"):
+        response = client.get(
+            address, params={"table": HOSTILE, "view": HOSTILE, "arc": HOSTILE, "lot": HOSTILE}
+        )
+        assert "<script>alert" not in response.text, address
+
+
+@pytest.mark.parametrize(
+    ("address", "status"),
+    [
+        ("/table?table=nothing", 404),
+        ("/table", 400),
+        ("/table?table=orders&limit=0", 400),
+        ("/table?table=orders&limit=x", 400),
+        ("/table?table=clicks&before=zzz", 400),
+        ("/run?arc=arc:shop/clean&lot=nothing", 404),
+        ("/run?arc=x&lot=y&generation=-1", 400),
+        ("/view?view=nothing", 404),
+        ("/view?view=totals&before=abc", 400),
+        ("/future?id=zz", 400),
+        ("/future?id=" + "0" * 32, 404),
+        ("/futures?before=abc", 400),
+        ("/runs?after=xyz", 400),
+        ("/?after=99999", 200),
+        ("/nothing", 404),
+        ("/table?table=" + "x" * 1024, 404),
+        ("/assets/../pages.py", 404),
+        ("/assets/page.css", 200),
+    ],
+)
+def test_an_address_that_is_wrong_is_an_error_page_with_a_status(
+    client: TestClient, address: str, status: int
+) -> None:
+    assert client.get(address).status_code == status
+
+
+def test_the_overview_shows_problems_with_their_root_cause_and_the_grid(client: TestClient) -> None:
+    text = unescape(client.get("/").text)
+    assert "ValueError: 4 is bad" in text
+    assert "3 records do not fit the table" in text
+    assert "1 problem" not in text
+    assert re.search(r'class="cell s-partial"[^>]*title="A00000000000000005: partial', text)
+    assert 'class="cell s-running"' in text
+    assert 'class="cell s-complete q"' in text
+
+
+def test_an_empty_cluster_has_empty_states_instead_of_errors() -> None:
+    client = PageStage().client()
+    for address in ("/", "/lineage", "/runs", "/views", "/cluster", "/futures"):
+        response = client.get(address)
+        assert response.status_code == 200
+        assert "Traceback" not in response.text
+    assert "No futures" in client.get("/futures").text
+
+
+def test_lots_are_paged_newest_first_and_each_is_shown_once(client: TestClient) -> None:
+    lots: list[str] = []
+    before = ""
+    for _ in range(20):
+        page = client.get("/api/v1/lots", params={"table": "cleaned", "before": before, "limit": 3}).json()
+        lots += [item["lot"] for item in page["items"]]
+        before = page["next"]
+        if not before:
+            break
+    assert lots == sorted(lots, reverse=True)
+    assert len(lots) == len(set(lots)) == 12
+
+
+def test_intervals_that_are_overdue_are_in_the_grid_but_not_without_limit(stage: PageStage) -> None:
+    """The clock is years after the last interval: the grid shows a few overdue intervals, not all."""
+    stage.clock.advance(3600)
+    catalog = stage.site().reader.catalog()
+    row = grid.LotGrid(stage.site().reader, catalog).row(stage.clicks)
+    states = {cell.lot: cell.state for cell in row.cells}
+    assert states["20230131PT5M002"] == "complete"
+    assert states["20230131PT5M003"] == "absent"
+    assert len(row.cells) <= 5 + grid.AHEAD
+
+
+def test_a_gap_names_the_table_where_it_began(client: TestClient) -> None:
+    cells = client.get("/api/v1/lots?table=summed").json()["items"]
+    partial = next(cell for cell in cells if cell["lot"] == "A00000000000000005")
+    assert (partial["state"], partial["cause"]) == ("absent", "cleaned")
