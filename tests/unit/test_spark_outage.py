@@ -81,6 +81,11 @@ def test_a_full_disk_and_a_killed_server_are_outages_and_other_errors_do_not_cha
     assert type(raised.value) is expected if expected is not OSError else raised.value is error
 
 
+def test_an_outage_names_the_server_that_does_not_respond() -> None:
+    with pytest.raises(ObjectUnavailable, match=r"48575 .*Connection refused"), outages():
+        raise RuntimeError(f"[TASK_WRITE_FAILED] Task failed.\nCaused by: {REFUSED}\n\tat a.B.c(B.java:1)")
+
+
 class PlanningSession:
     """A session whose plans fail with an error."""
 

@@ -20,6 +20,8 @@ NO_RESPONSE: Final = re.compile(
 )
 """How Java names the failure of a connection, and of a server, in the text of an error."""
 
+_NO_RESPONSE_LINE: Final = re.compile(rf"(?:{NO_RESPONSE.pattern})[^\n]*")
+_MOST_CHARS: Final = 300
 _FULL: Final = re.compile(r"No space left on device|DiskErrorException|Disk quota exceeded")
 
 
@@ -43,5 +45,7 @@ def outage_of(error: BaseException) -> DiskFull | ObjectUnavailable | None:
     no_space = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     if no_space or _FULL.search(text):
         return DiskFull("the disk for temporary files is full")
-    reason = NO_RESPONSE.search(text)
-    return None if reason is None else ObjectUnavailable(f"object storage does not respond ({reason[0]})")
+    reason = _NO_RESPONSE_LINE.search(text)
+    if reason is None:
+        return None
+    return ObjectUnavailable(f"a server does not respond: {reason[0][:_MOST_CHARS]}")
