@@ -155,6 +155,18 @@ def test_evolve_adds_the_columns_of_files_with_their_types(files: Files) -> None
 
 
 @pytest.mark.rule("LOT-34")
+def test_evolve_adds_columns_if_an_object_has_a_name_twice(files: Files) -> None:
+    """Spark cannot infer types then, so the new columns are STRING."""
+    lines = b'{"id": 1, "more": 2}\n{"id": 2, "deep": {"x": 1}, "id": 3}\n'
+    ingested = files.read(Format.JSON, Drift.EVOLVE, {"a.json": lines}, "id BIGINT")
+    assert parse_schema(ingested.schema) == parse_schema("id BIGINT, deep STRING, more STRING")
+    assert files.rows(ingested) == {
+        1: {"id": 1, "deep": None, "more": "2"},
+        3: {"id": 3, "deep": '{"x":1}', "more": None},
+    }
+
+
+@pytest.mark.rule("LOT-34")
 def test_rescue_stores_the_rest_as_json_and_quarantines_only_broken_records(files: Files) -> None:
     schema = "id BIGINT, amount INT, _rescued STRING"
     ingested = files.read(Format.JSON, Drift.RESCUE, {"a.json": JSON_LINES.encode()}, schema)

@@ -279,6 +279,31 @@ def test_records_over_several_lines_are_counted_instead_of_lines(read: Read) -> 
     assert [record[:2] for record in done.bad] == [("cut.json", 1)]
 
 
+def test_objects_over_several_lines_with_half_of_a_surrogate_pair_are_in_quarantine(read: Read) -> None:
+    """Spark would store a question mark, and does not say in which object."""
+    half = b'[{"id": 1, "name": "a"},\n {"id": 2,\n "name": "\\ud800"}]'
+    whole = b'[{"id": 3,\n "name": "\\ud83d\\ude00"}]'
+    done = read({"half%20.json": half, "whole.json": whole}, multiline=True)
+    assert [record[:2] for record in done.rows] == [(3, "\U0001f600")]
+    assert [record[0] for record in done.bad] == ["half%20.json"]
+    assert "surrogate" in done.bad[0][3]
+
+
+def test_bad_csv_records_that_are_not_utf_8_are_in_quarantine(read: Read) -> None:
+    done = read({"a.csv": b"id,name,amount\nx,\x80,1\n2,b,2\nx,\xff\xf0\x9f\x98,3\n"})
+    assert [record[0] for record in done.rows] == [2]
+    assert [record[:2] for record in done.bad] == [("a.csv", 2), ("a.csv", 4)]
+
+
+def test_a_parquet_file_that_spark_does_not_name_is_in_quarantine(read: Read, tmp_path: Path) -> None:
+    """Spark's error for dictionaries of unsigned numbers names no file."""
+    pq.write_table(pa.table({"id": pa.array([1, 2], pa.uint64())}), tmp_path / "unsigned.parquet")
+    body = as_parquet(tmp_path, range(3))
+    done = read({"fine.parquet": body, "unsigned.parquet": (tmp_path / "unsigned.parquet").read_bytes()})
+    assert done.rows == [row(n) for n in range(3)]
+    assert [record[0] for record in done.bad] == ["unsigned.parquet"]
+
+
 def test_parquet_of_other_types_and_broken_in_the_middle_is_in_quarantine(read: Read, tmp_path: Path) -> None:
     body = as_parquet(tmp_path, range(1000))
     pq.write_table(pa.table({"id": ["x"], "name": ["y"]}), tmp_path / "other.parquet")

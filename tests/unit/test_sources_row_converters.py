@@ -1,9 +1,11 @@
 """Rows that come in no files, convert_rows to fit a table that lets them drift (LOT-34), without Spark."""
 
+import io
 import json
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import tidemill as tm
@@ -161,8 +163,11 @@ def test_a_record_that_cannot_be_stored_is_quarantined_and_the_others_are_conver
 
 def test_nesting_up_to_the_limit_is_stored() -> None:
     for drift in (Drift.RESCUE, Drift.EVOLVE):
-        parsed = parse_texts(drift, nested(MOST_LEVELS))
-        assert (parsed.rows.num_rows, parsed.bad.num_rows) == (1, 0)
+        full = b'{"id": 3, "deep": ' + b'[{"a": ' * 49 + b"1" + b"}]" * 49 + b"}"
+        parsed = parse_texts(drift, nested(MOST_LEVELS), full)
+        assert (parsed.rows.num_rows, parsed.bad.num_rows) == (2, 0)
+        pq.write_table(parsed.rows, sink := io.BytesIO())
+        assert pq.read_table(sink).num_rows == 2, "Arrow reads no file that is nested more deeply"
 
 
 @pytest.mark.rule("LOT-34")

@@ -387,6 +387,16 @@ def parts_of(kind: Type) -> tuple[Type, ...]:
             return tuple(column.type for column in kind.fields)
 
 
+MOST_FILE_LEVELS: Final = 98
+"""How deep the columns of a Parquet file may be nested. Arrow reads no deeper files."""
+
+
+def file_levels(kind: Type) -> int:
+    """Return how deep a column of this type is nested in a Parquet file: an array or a map has two levels."""
+    inner = max(map(file_levels, parts_of(kind)), default=0)
+    return inner + (2 if isinstance(kind, Array | Map) else 1)
+
+
 def holds_map(kind: Type) -> bool:
     """Return whether the type is a map or contains one."""
     return isinstance(kind, Map) or any(map(holds_map, parts_of(kind)))

@@ -17,7 +17,7 @@ from tidemill.errors import DatasetChanged
 from tidemill.lots.datasets import DatasetRow, Drift
 from tidemill.schemas.columns import Array, Column, Map, Schema, Simple, Struct, Type
 from tidemill.schemas.ddl import parse
-from tidemill.schemas.type_table import is_wider
+from tidemill.schemas.type_table import MOST_FILE_LEVELS, file_levels, is_wider
 
 RESCUED: Final = "_rescued"
 """The column that keeps values that did not fit, under `Drift.RESCUE`."""
@@ -121,15 +121,22 @@ def added(schema: Schema, new: Sequence[Column], *, most_bytes: int | None = MOS
 
 
 def storable(column_type: Type) -> Type:
-    """Return a type that files can store: VOID (always NULL) and structs without fields become STRING."""
+    """Return a type that files can store.
+
+    VOID (always NULL), structs without fields, and types that are nested too deeply become STRING.
+    """
+    return Simple("string") if file_levels(column_type) > MOST_FILE_LEVELS else _storable(column_type)
+
+
+def _storable(column_type: Type) -> Type:
     match column_type:
         case Array():
-            return Array(storable(column_type.element))
+            return Array(_storable(column_type.element))
         case Map():
-            return Map(storable(column_type.key), storable(column_type.value))
+            return Map(_storable(column_type.key), _storable(column_type.value))
         case Struct() if not column_type.fields:
             return Simple("string")
         case Struct():
-            return Struct(tuple(Column(field.name, storable(field.type)) for field in column_type.fields))
+            return Struct(tuple(Column(field.name, _storable(field.type)) for field in column_type.fields))
         case Simple():
             return Simple("string") if column_type == VOID else column_type

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 BAD_SCHEMA: Final = "file STRING, line BIGINT, record STRING, error STRING"
 _ID: Final = "_tidemill_id"
+_VALID: Final = "_tidemill_valid"
 
 
 class IngestFaults(NamedTuple):
@@ -132,9 +133,11 @@ class BadRecords:
             # Whether a line is bad depends only on its text. So a line is bad if its text equals that of a
             # bad record and it is not the header.
             records = self._unpruned(self._records.structured(group, truncated=truncated))
-            texts = records.where(BAD).select(FILE, TEXT)
+            texts = records.where(BAD).select(FILE, sf.make_valid_utf8(TEXT).alias(_VALID))
             lines = located if group.header is None else located.where(sf.col("line") != sf.col("first"))
-            bad = lines.join(texts.distinct(), [FILE, TEXT], "left_semi")
+            # Spark's CSV reader replaces invalid bytes, but its reader of lines does not.
+            lines = lines.withColumn(_VALID, sf.make_valid_utf8(TEXT))
+            bad = lines.join(texts.distinct(), [FILE, _VALID], "left_semi")
         else:
             bad = self._records.parse(located).where(BAD)
         schema = self._schema if group.header is None else group.header.schema

@@ -16,6 +16,7 @@ the records that have any. `evolve` adds them to the declared ones. `rescue` kee
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeAlias
+from urllib.parse import unquote
 
 import msgspec
 
@@ -31,12 +32,14 @@ from tidemill.spark.ingest.bad_records import BadRecords, IngestFaults, is_keyle
 from tidemill.spark.ingest.csv_headers import CsvHeader, FileGroup
 from tidemill.spark.ingest.foreign_files import ForeignFile, Salvaged
 from tidemill.spark.ingest.formats import Format, FormatOptions, why_not_read
+from tidemill.spark.ingest.record_errors import HALF_SURROGATE, has_half_surrogate
 from tidemill.spark.ingest.records import (
     BAD,
     FILE,
     PARSED,
     PLACE,
     RESCUED,
+    TEXT,
     UNKNOWN,
     RecordReader,
 )
@@ -259,7 +262,7 @@ class Ingestion:
                 written = Written() if frame is None else write_rows(frame, folder)
                 break
             except Exception as error:
-                file = foreign_files.failed_file(error, readable)
+                file = foreign_files.failed_file(error, readable) or self._failing(error, readable)
                 if file is None or file.path in truncated:
                     raise
                 groups = [csv_headers.without(group, file) for group in groups]
@@ -299,9 +302,21 @@ class Ingestion:
                 fault = foreign_files.parquet_fault(file.size, lambda path=file.path: self._open(path))  # type: ignore[misc]
                 if fault:
                     refused[file.path] = fault
+        elif format_options.format is Format.JSON and not format_options.by_lines:
+            refused |= dict.fromkeys(self._half_surrogates(files), HALF_SURROGATE)
         elif format_options.format is Format.CSV and format_options.header:
             return csv_headers.grouped(files, self._schema, format_options, self._open, refused)
         return [FileGroup(None, tuple(file for file in files if file.path not in refused))]
+
+    def _half_surrogates(self, files: Sequence[ForeignFile]) -> list[str]:
+        """Return the files of objects with several lines in which a text has half of a surrogate pair.
+
+        Spark would replace it, and does not say in which object. A JSON text cannot span lines.
+        """
+        lines = self._records.lines(files, truncated=True)
+        rows = lines.where(has_half_surrogate(lines[TEXT])).select(FILE).distinct().collect()
+        with_halves = {foreign_files.one_spelling(unquote(row[0])) for row in rows}
+        return [file.path for file in files if foreign_files.one_spelling(file.uri) in with_halves]
 
     def _set_aside(
         self,
@@ -332,6 +347,15 @@ class Ingestion:
             )
         else:
             refused[file.path] = foreign_files.reason(again)
+
+    def _failing(self, error: Exception, files: Sequence[ForeignFile]) -> ForeignFile | None:
+        """Return the file that a job failed on, if Spark's error does not name it: read each file alone."""
+        from py4j.protocol import Py4JJavaError
+        from pyspark.errors import PySparkException
+
+        if not isinstance(error, PySparkException | Py4JJavaError) or foreign_files.is_unreachable(error):
+            return None
+        return next((file for file in files if self._error_of(file) is not None), None)
 
     def _count_lines(self, file: ForeignFile) -> int:
         """Count the lines that Spark can read from a truncated file."""

@@ -19,6 +19,7 @@ _AFTER_BRACE: Final = r"\}\s*[^\s,\]\}]"
 """Matches trailing text. In valid JSON, outside of strings, only , ] } or nothing follows a closing brace."""
 
 _ESCAPED_SURROGATE: Final = r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
+HALF_SURROGATE: Final = "a text has half of a surrogate pair, which is not a character"
 _ESCAPED_PAIR: Final = r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 
 
@@ -91,7 +92,7 @@ def error_of(text: "Column", schema: "StructType", format_options: FormatOptions
             (~sf.is_valid_utf8(text), sf.lit("it is not UTF-8")),
             (
                 has_half_surrogate(text),
-                sf.lit("a text has half of a surrogate pair, which is not a character"),
+                sf.lit(HALF_SURROGATE),
             ),
             (sf.try_parse_json(text).isNull(), sf.lit("it is not JSON")),
             (~sf.startswith(sf.ltrim(text), sf.lit("{")), sf.lit("it is not a JSON object")),

@@ -24,10 +24,12 @@ from tidemill.spark.schema import of_arrow, of_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as Expression
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrameReader, SparkSession
     from pyspark.sql.types import StructType
 
 Open = Callable[[str], BinaryIO]
+MOST_NAMES = 10_000
+"""How many names of JSON objects to look at, if Spark cannot infer their types."""
 
 
 def find(
@@ -52,15 +54,7 @@ def find(
         case Format.PARQUET:
             columns = _agreed(_footer(file, open_file) for file in files)
         case Format.JSON if files:
-            reader = spark.read.options(**options, **json_options(format_options), ignoreCorruptFiles="true")
-            if not format_options.by_lines:
-                reader = reader.option("multiLine", "true")
-            inferred = of_spark(reader.json([file.read_uri for file in files]).schema)
-            columns = [
-                Column(column.name, storable(column.type))
-                for column in inferred.columns
-                if column.type != VOID
-            ]
+            columns = _inferred(spark.read.options(**options), format_options, files)
         case _:
             columns = []
     undeclared: dict[str, Column] = {}
@@ -68,6 +62,32 @@ def find(
         if column.name.casefold() not in declared and column.name != CORRUPT:
             undeclared.setdefault(column.name.casefold(), column)
     return list(undeclared.values())
+
+
+def _inferred(
+    reader: "DataFrameReader", format_options: FormatOptions, files: Sequence[ForeignFile]
+) -> list[Column]:
+    """Let Spark infer the columns of JSON files.
+
+    Spark refuses an object that has the same name twice. Then all columns of JSON lines are STRING, and
+    objects of several lines add no columns.
+    """
+    from pyspark.errors import AnalysisException
+    from pyspark.sql import functions as sf
+
+    uris = [file.read_uri for file in files]
+    reader = reader.option("ignoreCorruptFiles", "true")
+    try:
+        options = {"multiLine": str(not format_options.by_lines), **json_options(format_options)}
+        inferred = of_spark(reader.options(**options).json(uris).schema)
+    except AnalysisException:
+        if not format_options.by_lines:
+            return []
+        names = reader.text(uris).select(sf.explode(sf.json_object_keys("value")).alias("name")).distinct()
+        return [
+            Column(row["name"], Simple("string")) for row in names.sort("name").limit(MOST_NAMES).collect()
+        ]
+    return [Column(column.name, storable(column.type)) for column in inferred.columns if column.type != VOID]
 
 
 def _header_names(
