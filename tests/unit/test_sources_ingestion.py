@@ -13,6 +13,7 @@ from tidemill import crash
 from tidemill.cluster.keeper import Keeper
 from tidemill.crash import Crashed
 from tidemill.errors import LeaseLost, ObjectUnavailable
+from tidemill.lots import wall_clock
 from tidemill.lots.datasets import Kind
 from tidemill.publish.parts import PartTask
 from tidemill.sources import taken_files, windows
@@ -48,6 +49,18 @@ def test_a_file_is_taken_once_across_listings_and_restarts(stage: SourceStage) -
     assert stage.open_windows() == []
     assert set(stage.taken()) == {"a.json", "x/b.json", "c.json"}
     stage.stage.check()
+
+
+def test_a_jump_of_the_clock_does_not_settle_a_file_that_is_still_written(stage: SourceStage) -> None:
+    lot_keys = stage.keys.publish.lots
+    stage.store.run(lambda tx: wall_clock.observe(tx, lot_keys))
+    stage.put("a.json", 1, age_s=0)
+    stage.clock.wall_s += 7 * 24 * 3600
+    arrival = stage.ingestion()
+    assert arrival.discover().taken == 0
+    stage.clock.wall_s -= 7 * 24 * 3600
+    stage.clock.advance(3)
+    assert arrival.discover().taken == 1
 
 
 @pytest.mark.rule("LOT-35")

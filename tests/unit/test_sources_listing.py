@@ -161,15 +161,16 @@ def test_the_version_of_a_file_depends_on_size_and_time_only(tmp_path: Path) -> 
 def test_a_file_settles_by_its_time_or_by_our_clock() -> None:
     clock = FakeClock()
     settling = SettleTracker(clock, 10)
-    assert settling.settled(ListedFile("old", 1, clock.wall() - 10, "v"))
+    wall_s = clock.wall()
+    assert settling.settled(ListedFile("old", 1, wall_s - 10, "v"), wall_s)
     ahead = ListedFile("ahead", 1, clock.wall() + 3600, "v1")  # its writer's clock is fast
-    assert not settling.settled(ahead)
+    assert not settling.settled(ahead, wall_s)
     clock.advance(6)
     assert settling.wait_s() == 4
     grown = ahead._replace(version="v2")
-    assert not settling.settled(grown)
+    assert not settling.settled(grown, wall_s)
     clock.advance(9)
-    assert not settling.settled(grown)
+    assert not settling.settled(grown, wall_s)
     clock.advance(1)
-    assert settling.settled(grown)
+    assert settling.settled(grown, wall_s)
     assert settling.wait_s() is None

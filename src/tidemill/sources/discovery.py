@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from tidemill.lots import wall_clock
 from tidemill.scope import Scope
 from tidemill.sources import contents, taken_files, windows
 from tidemill.sources.events import FileChanged, FilesDiscovered, FileSkipped
@@ -154,8 +155,11 @@ class FileDiscovery:
     def _new(self, page: Sequence[ListedFile], digest: bytes, waiting: set[str]) -> Iterator[ListedFile]:
         """Return the files of a page that can be taken now; remember a page without new or changed files."""
         again = self._policy.on_change == "take"
-        rows = self._scope.store.run(
-            lambda tx: taken_files.read_many(tx, self._keys, self._source, [file.path for file in page])
+        rows, wall_us = self._scope.store.run(
+            lambda tx: (
+                taken_files.read_many(tx, self._keys, self._source, [file.path for file in page]),
+                wall_clock.steady(tx, self._keys.publish.lots),
+            )
         )
         changed = []
         nothing_new = True
@@ -168,7 +172,7 @@ class FileDiscovery:
                     changed.append(file)
             elif file.size == 0:
                 continue  # nothing is in it yet
-            elif not self._settling.settled(file):
+            elif not self._settling.settled(file, wall_us / 1_000_000):
                 waiting.add(file.path)
             elif not self._listing.can_read(file.path):
                 self._skip(file.path, "this process is not allowed to read it")

@@ -120,9 +120,13 @@ class SettleTracker:
         self._settle_s = settle_s
         self._seen: dict[str, tuple[str, float]] = {}
 
-    def settled(self, file: ListedFile) -> bool:
-        """Return whether a file has been unchanged for long enough."""
-        if self._settle_s <= 0 or self._clock.wall() - file.modified_at >= self._settle_s:
+    def settled(self, file: ListedFile, wall_s: float) -> bool:
+        """Return whether a file has been unchanged for long enough.
+
+        - wall_s: the wall time, without a jump (`wall_clock.steady`). Otherwise a clock that is ahead for a
+          moment would settle a file that is still written.
+        """
+        if self._settle_s <= 0 or wall_s - file.modified_at >= self._settle_s:
             self._seen.pop(file.path, None)
             return True
         now = self._clock.monotonic()
