@@ -104,8 +104,8 @@ def test_a_death_makes_a_suspect_and_several_deaths_a_failure(stage: Stage) -> N
         stage.clock.advance(16)
         stage.join("a")
         assert stage.begin("a") is Attempt.SUSPECT
-    assert not stage.store.run(lambda tx: certificates.finish(tx, C, DIGEST, stale, EQUAL)), (
-        "a stale node changes nothing"
+    assert not stage.store.run(lambda tx: certificates.finish(tx, C, DIGEST, stale, UNFINISHED)), (
+        "a failure of a stale node changes nothing"
     )
     stage.clock.advance(16)
     stage.join("b")
@@ -122,9 +122,25 @@ def test_a_node_that_joins_again_under_a_new_epoch_has_died(stage: Stage) -> Non
     assert stage.begin("a") is Attempt.SUSPECT
 
 
+@pytest.mark.parametrize("losses", [1, MOST_DEATHS])
+def test_a_node_that_lost_its_lease_and_runs_on_stores_its_result(stage: Stage, losses: int) -> None:
+    """It counts as dead, but its result shows that the comparison did not end it."""
+    alive = stage.nodes["a"]
+    stage.begin("a")
+    for _ in range(losses):
+        stage.clock.advance(16)
+        stage.join("b")
+        stage.begin("b")
+    assert stage.store.run(lambda tx: certificates.finish(tx, C, DIGEST, alive, EQUAL))
+    assert stage.begin("b") == EQUAL
+    differs = ViewCertificate(equal=False, why="a row differs")
+    assert not stage.finish("b", differs), "the first result counts"
+    assert stage.read() == EQUAL
+
+
 def test_a_finished_attempt_is_the_certificate(stage: Stage) -> None:
     stage.begin("a")
-    assert not stage.finish("b", EQUAL)
+    assert not stage.finish("b", UNFINISHED)
     assert stage.finish("a", EQUAL)
     assert stage.begin("b") == EQUAL
 

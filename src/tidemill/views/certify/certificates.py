@@ -188,8 +188,15 @@ def begin(tx: Tx, cluster: str, digest: str, node: Node) -> ViewCertificate | At
 
 
 def finish(tx: Tx, cluster: str, digest: str, node: Node, certificate: ViewCertificate) -> bool:
-    """Store the result of an attempt; return False if the attempt no longer belongs to this node."""
-    if not _is_ours(read(tx, cluster, digest), node):
+    """Store the result of an attempt; return False if there is another result.
+
+    A node that lost its lease during the attempt counts as dead, although it runs on. If it has a result, the
+    result is as good as any other, and shows that the comparison did not end the node. A failure of such a
+    node is not stored: another node repeats the attempt.
+    """
+    stored = read(tx, cluster, digest)
+    has_result = stored is not None and not stored.open and stored != UNFINISHED
+    if has_result or (certificate.failed and not _is_ours(stored, node)):
         return False
     write(tx, cluster, digest, certificate)
     return True
