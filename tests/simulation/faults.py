@@ -39,7 +39,11 @@ class Fault(StrEnum):
     JUMP = "clock jump"  # wall clocks are wrong by hours, and jump
     DRAIN = "drain"  # a node drains, and its machine starts again later
     BLACKOUT = "blackout"  # every node is killed at once
+    CUT_OFF = "cut off"  # a response is lost, and its process does not reach the store until it gives up
 
+
+DRAWN = tuple(fault for fault in Fault if fault is not Fault.CUT_OFF)
+"""The faults of random worlds. A process is cut off only in worlds that ask for it."""
 
 IN_CALLS = (Fault.CRASH, Fault.PAUSE, Fault.SLOW, Fault.CONFLICT, Fault.UNKNOWN)
 TIMED = (Fault.CRASH, Fault.PAUSE, Fault.RESTART, Fault.JUMP, Fault.DRAIN, Fault.BLACKOUT)
@@ -70,7 +74,7 @@ class Swarm(msgspec.Struct, frozen=True):
 def draw_swarm(chance: random.Random, *, most_machines: int = 6) -> Swarm:
     """Draw the conditions of one seed."""
     many = chance.choice((0.2, 0.5, 0.8))
-    faults = tuple(fault for fault in Fault if chance.random() < many)
+    faults = tuple(fault for fault in DRAWN if chance.random() < many)
     ttl_s = chance.choice((1.0, 3.0, 15.0))
     return Swarm(
         machines=min(chance.choice((1, 2, 2, 3, 3, 3, 4, 5, 6)), most_machines),
@@ -100,6 +104,7 @@ class FaultInjector(StoreFaults):
         self._down_until_us = -1
         self._restarts = 0
         self._connections: dict[SimulatedThread, int] = {}
+        self._cut_off_us: dict[SimNode, int] = {}  # until when a process is cut off
 
     # --- inside store calls
 
@@ -111,7 +116,7 @@ class FaultInjector(StoreFaults):
             raise Crashed(f"{node.name} is dead and calls the store")
         self._world.check_node(node)
         self._strike(node, "before the transaction")
-        if self._world.scheduler.now_us < self._down_until_us:
+        if self._world.scheduler.now_us < max(self._down_until_us, self._cut_off_us.get(node, -1)):
             raise Unreached("the store is down")
         self._connections[thread] = self._restarts
 
@@ -127,6 +132,15 @@ class FaultInjector(StoreFaults):
         if node is not None:
             self._strike(node, "after the commit")
             self._check_connection("after the commit")
+            self._cut_off(node)
+
+    def _cut_off(self, node: "SimNode") -> None:
+        """Lose the response, and keep the process from the store until it gives up; its lease runs on."""
+        rare = not self.calm and self.swarm.has(Fault.CUT_OFF)
+        if rare and self._chance.random() < self.swarm.call_rate:
+            self._world.count(Fault.CUT_OFF, node.name)
+            self._cut_off_us[node] = self._world.scheduler.now_us + self._us(1.1 * self.swarm.patience_s)
+            raise Unknown("the connection broke after the commit")
 
     def _check_connection(self, when: str) -> None:
         thread = self._world.scheduler.current

@@ -4,7 +4,7 @@ import random
 from collections import Counter
 from functools import partial
 
-from tests.simulation.faults import Fault, Swarm
+from tests.simulation.faults import DRAWN, Swarm
 from tests.simulation.futures.client import SimulatedClient
 from tests.simulation.futures.plan import FuturesPlan, draw_plan
 from tests.simulation.futures.rules import FutureRules
@@ -126,7 +126,7 @@ def conditions(chance: random.Random) -> Swarm:
         every_s=ttl_s / chance.choice((3, 4)),
         patience_s=ttl_s * chance.choice((0.1, 0.5)),
         chaos_s=ttl_s * chance.uniform(1.5, 3.0),
-        faults=tuple(fault for fault in Fault if chance.random() < share),
+        faults=tuple(fault for fault in DRAWN if chance.random() < share),
         call_rate=chance.choice((0.01, 0.03, 0.1)),
         timed_mean_s=ttl_s * chance.choice((0.3, 0.7, 1.5)),
     )

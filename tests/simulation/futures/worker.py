@@ -39,6 +39,11 @@ if TYPE_CHECKING:
 
 FETCH_TTLS = 0.02  # how long a task tries to fetch a missing input
 AHEAD = 1  # claimed in addition to the free slots
+WRITTEN_LATE = ("made", "exception", "crash")
+
+
+def planned_failure(kind: str) -> Failure:
+    return Failure(kind=kind, type="Planned", message=kind)
 
 
 class SimulatedTasks(Executor):
@@ -51,7 +56,7 @@ class SimulatedTasks(Executor):
         self.running: dict[bytes, FutureJob] = {}
         self.draining = False
         self.ended: deque[tuple[FutureJob, str, list[Loss]]] = deque()
-        self.late: deque[FutureJob] = deque()  # made a result after their claim ended
+        self.late: deque[tuple[FutureJob, str]] = deque()  # ended after their claim, with this outcome
         self.entries: dict[int, Node] = {}  # our entry in the node list, by epoch
         self.thread: SimulatedThread | None = None  # woken when a task has ended
         self._work = work
@@ -65,8 +70,8 @@ class SimulatedTasks(Executor):
         while self.ended:
             job, outcome, losses = self.ended.popleft()
             if self.running.get(job.id) is not job:
-                if outcome == "made":
-                    self.late.append(job)
+                if outcome in WRITTEN_LATE:
+                    self.late.append((job, outcome))
                 continue
             del self.running[job.id]
             self.room_changed = True
@@ -78,7 +83,7 @@ class SimulatedTasks(Executor):
                 case "missing":
                     self.ledger.block(job, [loss.id for loss in losses], losses)
                 case kind:
-                    self.ledger.failed(job, Failure(kind=kind, type="Planned", message=kind))
+                    self.ledger.failed(job, planned_failure(kind))
 
     def result(self, job: FutureJob) -> Result:
         """Return the result of a task, in the row or in a segment of its node."""
@@ -257,16 +262,22 @@ class SimulatedWorker:
         return Wait(self._bell, 0.0 if self.tasks.ended else pause_s)
 
     def _write_late(self) -> None:
-        """Write results whose claim is over, as a stale node would. The store refuses them."""
+        """Write results and failures whose claim is over, as a stale node would. The store refuses them."""
         while self.tasks.late and self.member.membership.alive():
-            job = self.tasks.late.popleft()
+            job, outcome = self.tasks.late.popleft()
             node = self.tasks.entries[job.claim.row.node_epoch]
-            completion = result_of(job, self.tasks.result(job), node)
             try:
+                if outcome != "made":
+                    self.work.store.run(partial(self._fail, node=node, job=job, kind=outcome))
+                    continue
+                completion = result_of(job, self.tasks.result(job), node)
                 if not self.claims.ledger.round(node, [completion], None).written[0]:
                     self.work.store.run(partial(self._realize, node=node, completion=completion))
             except (LeaseLost, StoreError):
                 continue
+
+    def _fail(self, tx: Tx, node: Node, job: FutureJob, kind: str) -> None:
+        finish.fail(tx, self.work.keys, self.work.cluster, node, job.claim, planned_failure(kind), jitter=0.5)
 
     def _realize(self, tx: Tx, node: Node, completion: Completion) -> None:
         finish.realize(tx, self.work.keys, self.work.cluster, node, completion)
