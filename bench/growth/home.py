@@ -23,6 +23,7 @@ from tidemill.cluster.keys import ClusterKeys
 from tidemill.cluster.nodes import Node
 from tidemill.lots import datasets, expiry, layout, lots, manifest
 from tidemill.lots.datasets import DatasetRow
+from tidemill.lots.expiry import KeepPolicy
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import Manifest, ManifestState
 from tidemill.lots.producers import Identity, Receipt
@@ -179,8 +180,8 @@ class GrowingHome:
 
         def declare(tx: "object") -> None:
             datasets.declare(tx, self.keys.lots, DatasetRow(name="orders", schema="id BIGINT"))  # type: ignore[arg-type]
-            for table in (self.orders, changes):
-                expiry.set_keep(tx, self.keys.lots, table, DAY_US)  # type: ignore[arg-type]
+            kept = {table: KeepPolicy(DAY_US) for table in (self.orders, changes)}
+            expiry.set_keep(tx, self.keys.lots, PIPELINE, kept)  # type: ignore[arg-type]
 
         self.store.run(declare)
         self.store.run(lambda tx: groups.declare(tx, self.keys, PIPELINE, spec))

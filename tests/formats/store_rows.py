@@ -19,7 +19,7 @@ from tidemill.cluster.partitions import Partition, PartitionMap, PartitionSummar
 from tidemill.futures.protocol import actors, code, inbox, limits
 from tidemill.futures.protocol import rows as future_rows
 from tidemill.futures.protocol.keys import FutureKeys
-from tidemill.lots import datasets, events, expiry, lots, producers, staging, wall_clock
+from tidemill.lots import base_lot, datasets, events, expiry, lots, producers, staging, wall_clock
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.publish import attempts
 from tidemill.publish.keys import PublishKeys
@@ -131,7 +131,10 @@ SPACES: dict[tuple[str, tuple[type, ...]], Codec] = {
     ("lot-event", (str, str, int)): _packed(events.LotEvent),
     ("producer", (str, str, str)): _packed(int | producers._Producer),
     ("receipt", (str, str, str, int)): _packed(producers._StoredReceipt),
-    ("keep", (str, str)): _INT,
+    ("keep", (str, str)): _INT,  # of earlier releases
+    ("keep", (str, str, str)): _packed(expiry.KeepPolicy),
+    ("base-lot", (str, str)): _packed(base_lot.BaseLot),
+    ("base-part", (str, str, int)): _packed(base_lot.BasePart),
     ("expired", (str, str)): _packed(expiry.Expired),
     ("consumer", (str, str, str)): _INT,
     ("interval", (str, str)): _packed(staging.Interval),

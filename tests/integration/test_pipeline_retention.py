@@ -1,7 +1,8 @@
-"""Retention on Spark: lots expire, views keep their rows, and what needs expired lots is refused (LOT-39)."""
+"""Retention on Spark: lots expire, views keep their rows, and base lots have the rows of tables (LOT-39)."""
 
 import json
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,8 @@ import pytest
 import tidemill as tm
 from tidemill.cli import main
 from tidemill.errors import DeclarationError, HistoryExpired, UsageError
+from tidemill.lots import base_lot
+from tidemill.lots.keys import DatasetId
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -94,10 +97,86 @@ def test_the_lots_of_a_recomputed_view_do_not_expire(tmp_path: Path, spark: "Spa
         assert bag(shop["total"].df()) == Counter([(1, 80)])
 
 
-@pytest.mark.parametrize("kind", [{"key": "id"}, {"deletes": True}])
-def test_a_table_whose_rows_can_be_deleted_has_no_keep(kind: dict[str, Any]) -> None:
-    with pytest.raises(DeclarationError, match="cannot expire"):
-        tm.Pipeline("shop", home="unused").dataset("orders", "id BIGINT", keep="P30D", **kind)
+def keyed(home: Path, spark: "SparkSession", *, views: bool) -> tm.Pipeline:
+    """A table with a key, one with a key and an order, one with deletes, and one that keeps rows."""
+    shop = tm.Pipeline("shop", home=home, spark=spark)
+    shop.dataset("prices", "id BIGINT, price BIGINT", key="id", keep=MOMENT)
+    shop.dataset("stock", "id BIGINT, at BIGINT, n BIGINT", key="id", order_by="at", keep=MOMENT)
+    shop.dataset("notes", "id BIGINT", deletes=True, keep=MOMENT)
+    shop.dataset("sales", "id BIGINT, n BIGINT", keep=MOMENT, keep_rows=True)
+    shop.view("old", "SELECT id, price FROM prices", keep=MOMENT)
+    if views:
+        shop.view("new_prices", "SELECT price, count(*) AS n FROM prices GROUP BY price")
+        shop.view("new_stock", "SELECT id, n FROM stock")
+        shop.view("new_notes", "SELECT id, count(*) AS n FROM notes GROUP BY id")
+        shop.view("new_sales", "SELECT id, sum(n) AS n FROM sales GROUP BY id", refresh="full")
+    return shop
+
+
+EXPECTED = {
+    "prices": [(1, 11), (3, 30)],
+    "stock": [(1, 5, 50), (3, 2, 20)],
+    "notes": [(1,), (1,), (2,)],
+    "sales": [(1, 1), (1, 1), (2, 2), (1, 5)],
+}
+
+
+@pytest.mark.rule("LOT-39", "LOT-40", "LOT-41")
+def test_expired_lots_are_merged_and_new_views_start_from_the_base(
+    tmp_path: Path, spark: "SparkSession"
+) -> None:
+    """Rows of tables with keys and deletes stay, and so does a deletion that an older write must not undo."""
+    with keyed(tmp_path / "home", spark, views=False) as shop:
+        prices, stock, notes, sales = (
+            table for name in EXPECTED if isinstance(table := shop[name], tm.Dataset)
+        )
+        prices.upsert([(1, 10), (2, 20), (3, 30)])
+        stock.upsert([(1, 5, 50), (2, 5, 50), (3, 1, 10)])
+        notes.append([(1,), (1,), (2,), (3,)])
+        sales.append([(1, 1), (1, 1)])
+        prices.delete([{"id": 2}])
+        stock.delete([{"id": 2, "at": 9}])
+        notes.delete([(3,), (3,)])
+        sales.append([(2, 2)])
+        assert shop.run()
+        shop.vacuum()  # the run has already expired tables that no view reads
+        keys, store = shop.context.keys.lots, shop.context.store
+        bases = {
+            name: store.run(partial(base_lot.read, keys=keys, dataset=DatasetId(name))) for name in EXPECTED
+        }
+        assert {name: (base.position, base.rows) for name, base in bases.items()} == {
+            "prices": (2, 2),
+            "stock": (2, 3),
+            "notes": (2, 3),
+            "sales": (2, 3),
+        }
+        prices.upsert([(1, 11)])
+        stock.upsert([(1, 4, 40), (2, 8, 80), (3, 2, 20)])  # the first two are older than what is stored
+        notes.append([(3,)])
+        sales.append([(1, 5)])
+        assert shop.run()
+        shop.vacuum()
+        for name, rows in EXPECTED.items():
+            assert bag(shop[name].df()) == Counter(rows), name
+        assert bag(shop["old"].df()) == Counter(EXPECTED["prices"])
+        with pytest.raises(HistoryExpired):
+            shop["sales"].changes(1)
+        assert bag(shop["sales"].changes(0).select("id", "n")) == Counter(EXPECTED["sales"])
+
+    with keyed(tmp_path / "home", spark, views=True) as shop:
+        assert shop.run()
+        assert bag(shop["new_prices"].df()) == Counter([(11, 1), (30, 1)])
+        assert bag(shop["new_stock"].df()) == Counter([(1, 50), (3, 20)])
+        assert bag(shop["new_notes"].df()) == Counter([(1, 2), (2, 1)])
+        assert bag(shop["new_sales"].df()) == Counter([(1, 7), (2, 2)])
+        shop["prices"].delete([{"id": 1}])  # type: ignore[attr-defined]
+        assert shop.run()
+        assert bag(shop["old"].df()) == Counter([(3, 30)])
+
+
+def test_rows_are_kept_only_with_keep(tmp_path: Path) -> None:
+    with pytest.raises(DeclarationError, match="no keep="):
+        tm.Pipeline("shop", home=tmp_path).dataset("orders", "id BIGINT", keep_rows=True)
 
 
 FILE = """

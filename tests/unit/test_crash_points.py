@@ -54,6 +54,8 @@ IN_PROCESS: dict[str, str] = {
     "tests/unit/test_steps.py": "views.pass",
     "tests/unit/test_steps_collecting.py": "views.collect",
     "tests/unit/test_retention.py": "retention.expire retention.records retention.steps",
+    "tests/unit/test_base_lots.py": "publish.merge-commit publish.merge-forget publish.merge-open"
+    " retention.remove-base",
     "tests/unit/test_futures_leftovers.py": "futures.blob futures.result",
     "tests/unit/test_store_foundationdb.py": "store.foundationdb.commit",
     "tests/integration/views_daemon.py": "views.task",

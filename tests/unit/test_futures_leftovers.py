@@ -168,6 +168,17 @@ def test_code_that_an_earlier_release_stored_is_deleted_when_unused(stage: Lefto
     assert [stage.keys.code.unpack(row.key)[0] for row in stage.rows_in(stage.keys.code)] == [b"used" * 8]
 
 
+def test_code_that_was_marked_during_a_round_is_not_deleted_in_it() -> None:
+    """Two leaders have read all specs when a future is submitted; one of them marks its code."""
+    stage, digest = Leftovers(), b"d" * 32
+    stage.run(code.register, stage.keys, digest, b"content")
+    began = stage.store.run(lambda tx: tx.now())
+    stage.submit_code(digest)
+    for _ in range(2):
+        assert stage.run(code.collect_page, stage.keys, frozenset(), began, b"")[0] == 0
+    assert stage.run(code.read, stage.keys, digest) is not None
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_no_order_of_steps_deletes_code_that_a_future_needs(seed: int) -> None:
     """Clients, the sweep and the pages of rounds take turns; every future has its code at any time."""

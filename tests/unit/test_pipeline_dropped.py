@@ -13,6 +13,7 @@ from tidemill.cli import main
 from tidemill.crash import Crashed
 from tidemill.errors import DatasetChanged, UsageError
 from tidemill.lots import datasets, expiry, owners
+from tidemill.lots.expiry import KeepPolicy
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline import retention
 from tidemill.pipeline.status import tables_of
@@ -93,7 +94,7 @@ def test_a_retired_dataset_is_listed_and_can_be_dropped(scene: Scene) -> None:
 def test_the_files_and_rows_of_a_dropped_dataset_are_deleted_and_no_others(scene: Scene) -> None:
     scene.retire("old", "old_hours")
     lots = scene.keys.lots
-    scene.context.store.run(lambda tx: expiry.set_keep(tx, lots, OLD, 10**12))
+    scene.context.store.run(lambda tx: expiry.set_keep(tx, lots, "shop", {OLD: KeepPolicy(10**12)}))
     scene.context.store.run(lambda tx: expiry.set_consumer(tx, lots, OLD, "follower", 2))
     before = scene.rows("orders"), scene.files("orders")
     DroppedDatasets(scene.context.scope, readers_s=0).remove()

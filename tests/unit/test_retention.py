@@ -14,8 +14,9 @@ from tidemill.arcs import declarations
 from tidemill.arcs.gaps import Gaps
 from tidemill.arcs.inventory import Inventory
 from tidemill.arcs.keys import ArcKeys
-from tidemill.errors import HistoryExpired, LotUnknown
+from tidemill.errors import HistoryExpired, LeaseLost, LotUnknown
 from tidemill.lots import expiry, lots
+from tidemill.lots.expiry import KeepPolicy
 from tidemill.lots.keys import DatasetId
 from tidemill.publish.cleaner import READERS_S
 from tidemill.publish.projections import Projections
@@ -41,8 +42,9 @@ class Aging(ArcStage):
         self.me = self.living("n")
         self.spec = self.clean()
 
-    def keep(self, dataset: DatasetId, days: float | None = 2.5) -> None:
-        self.run(expiry.set_keep, self.lots, dataset, None if days is None else int(days * DAY_US))
+    def keep(self, dataset: DatasetId, days: float | None = 2.5, *, rows: bool = False) -> None:
+        keep = None if days is None else KeepPolicy(int(days * DAY_US), rows)
+        self.run(expiry.set_keep, self.lots, f"pipeline of {dataset}", {dataset: keep})
 
     def retention(self) -> Retention:
         return Retention(self.scope(self.me, emit=self.told.append))
@@ -244,6 +246,16 @@ def test_lots_that_many_arcs_read_expire_in_transactions_of_limited_size(stage: 
 
 
 @pytest.mark.rule("LOT-39")
+def test_a_node_without_a_lease_expires_nothing(stage: Aging) -> None:
+    stage.keep(stage.orders)
+    appended = stage.days(6)
+    stage.kill(stage.me)
+    with pytest.raises(LeaseLost):
+        stage.expire()
+    assert stage.lots_of(stage.orders) == appended
+
+
+@pytest.mark.rule("LOT-39")
 def test_what_needs_expired_lots_is_refused(stage: Aging) -> None:
     stage.keep(stage.orders)
     appended = stage.days(6)
@@ -290,12 +302,12 @@ def test_a_reader_that_lists_while_lots_expire_sees_all_of_them_or_none(stage: A
         listed.append(answer)
         return answer
 
-    def expire_once(dataset: DatasetId) -> int:
-        position = InputReader._expired(reader, dataset)
-        if len(listed) == 1 and not position:
+    def expire_once(dataset: DatasetId) -> Any:
+        expired = InputReader._expired(reader, dataset)
+        if len(listed) == 1 and not expired[0].position:
             stage.retention().expire()
             return InputReader._expired(reader, dataset)
-        return position
+        return expired
 
     reader._page = interrupted  # type: ignore[method-assign]
     reader._expired = expire_once  # type: ignore[method-assign]
@@ -381,8 +393,9 @@ class AgingViews(Files):
         self.me = self.node("me", 10**15)
         return Retention(self.scope(self.me))
 
-    def keep(self, dataset: DatasetId, days: float = 3) -> None:
-        self.run(expiry.set_keep, self.lots, dataset, int(days * DAY_US))
+    def keep(self, dataset: DatasetId, days: float = 3, *, rows: bool = False) -> None:
+        keep = KeepPolicy(int(days * DAY_US), rows)
+        self.run(expiry.set_keep, self.lots, f"pipeline of {dataset}", {dataset: keep})
 
     def counts(self) -> Mapping[str, int]:
         spaces = {"commits": self.keys.step, "records": self.keys.record, "ranges": self.keys.range}
@@ -431,6 +444,21 @@ def test_the_changes_of_a_view_expire_and_its_table_stays(views: AgingViews) -> 
     assert views.group("g").step == 34
     positions = views.run(records.positions_at, views.keys, P, [views.orders], views.group("g").step)
     assert positions[views.orders] == 33
+
+
+@pytest.mark.rule("LOT-39", "DBSP-30")
+def test_the_position_of_a_dataset_without_new_lots_does_not_expire(views: AgingViews) -> None:
+    """Otherwise the next step would read the dataset again from its beginning."""
+    rates = views.dataset("rates")
+    views.declare(spec("g", views.orders, rates), circuit="2")
+    views.keep(changes_of(P, "g"))
+    views.publish(rates)
+    views.go(30)
+    views.clock.advance(4 * DAY_S)
+    (expired,) = views.retention().expire()
+    assert expired.lots > 20
+    step = views.group("g").step
+    assert views.run(records.positions_at, views.keys, P, [rates], step)[rates] == 1
 
 
 @pytest.mark.rule("LOT-39")

@@ -16,8 +16,9 @@ def vacuum_command(output: CommandOutput, file: str | None, *, dry_run: bool) ->
     """Remove old lots and changes of tables that declare keep=.
 
     A lot expires when it is older than keep= and all arcs, views and registered consumers have read it.
-    Views keep the rows of expired lots. Tidemill deletes the files a day later, so that queries that have
-    already started can finish. Runners also do all this regularly, without this command.
+    Views keep the rows of expired lots. Tables with keep_rows=True, a key or deletes keep them too, merged
+    into a base lot. Tidemill deletes the files a day later, so that queries that have already started can
+    finish. Runners also do all this regularly, without this command.
     """
     with find(file) as pipeline:
         report = pipeline.vacuum(dry_run=dry_run)
@@ -30,5 +31,12 @@ def vacuum_command(output: CommandOutput, file: str | None, *, dry_run: bool) ->
         if table.held_by:
             text += f"; older lots stay for {table.held_by}"
         output.people.print(Text(text))
+    for base in report.merged:
+        output.people.print(
+            Text(
+                f"{base.table}: {base.lots:,} expired lots merged into the base lot: {base.rows:,} rows up to"
+                f" position {base.position:,} ({base.size:,} bytes)"
+            )
+        )
     deleted = "would be deleted" if dry_run else "deleted"
     output.people.print(Text(f"{report.files + report.orphans:,} files {deleted}"))

@@ -8,17 +8,21 @@ The caller passes the lower bound: a position up to which every subscriber and c
 event expires only if its lot was not replaced, or if the replacement is within the bound and old enough too.
 So a step or a reader of changes that exchanges two generations of a lot finds both.
 
-A dataset with expired lots is not complete. `check_complete` and `check_position` refuse reads that need what
-has expired: rebuilding a view, or reading changes from an old position.
+A dataset either removes the rows of expired lots, or keeps them in a base lot (`base_lot`). Without a base
+lot, a dataset with expired lots is not complete. `check_complete` and `check_position` refuse reads that need
+what has expired: building a view from an incomplete dataset, or reading changes from an old position.
 """
+
+from collections.abc import Mapping
 
 import msgspec
 
 from tidemill.errors import HistoryExpired
-from tidemill.lots import events, lots
+from tidemill.lots import base_lot, events, lots, owners
 from tidemill.lots.events import LotEvent
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.lots.lots import LotRow
+from tidemill.lots.states import LotState
 from tidemill.store import Tx
 
 PAGE = 50
@@ -42,6 +46,17 @@ class Expired(msgspec.Struct, frozen=True, array_like=True):
     pending: tuple[tuple[int, int], ...] = ()
 
 
+class KeepPolicy(msgspec.Struct, frozen=True, array_like=True):
+    """How long lots, or the changes of a view, are kept.
+
+    - keep_us: µs since their publication.
+    - rows: keep the rows of expired lots in a base lot.
+    """
+
+    keep_us: int
+    rows: bool = False
+
+
 class ExpiringLot(msgspec.Struct, frozen=True):
     """An event that is old enough to expire, and the generation of a lot that it announced."""
 
@@ -51,27 +66,76 @@ class ExpiringLot(msgspec.Struct, frozen=True):
 
 
 _decoder = msgspec.msgpack.Decoder(Expired)
-_keep = msgspec.msgpack.Decoder(int)
+_keep = msgspec.msgpack.Decoder(KeepPolicy)
+_int = msgspec.msgpack.Decoder(int)
 
 
-def set_keep(tx: Tx, keys: LotKeys, dataset: DatasetId, keep_us: int | None) -> None:
-    """Store how long lots are kept; None for ever."""
-    key, raw = keys.keep[dataset.parts], None if keep_us is None else msgspec.msgpack.encode(keep_us)
-    if tx.get(key) == raw:
-        return
-    if raw is None:
+def set_keep(tx: Tx, keys: LotKeys, pipeline: str, kept: Mapping[DatasetId, KeepPolicy | None]) -> None:
+    """Store how long a pipeline keeps each of its tables; None for ever.
+
+    Policies of tables that the pipeline no longer declares are deleted.
+    """
+    stored = _stored(tx, keys)
+    for dataset, keep in kept.items():
+        old = stored.pop(dataset, {})
+        if "" in old:  # an earlier release stored one policy for all pipelines
+            tx.clear(keys.keep[dataset.parts], quiet=True)
+        _set_keep(tx, keys, dataset, pipeline, old.get(pipeline), keep)
+    for dataset, old in stored.items():
+        if pipeline in old and owners.read(tx, keys, dataset).get(pipeline) != owners.DECLARED:
+            _set_keep(tx, keys, dataset, pipeline, old[pipeline], None)
+
+
+def _set_keep(
+    tx: Tx, keys: LotKeys, dataset: DatasetId, pipeline: str, old: KeepPolicy | None, keep: KeepPolicy | None
+) -> None:
+    key = keys.keep[(*dataset.parts, pipeline)]
+    if keep is None and old is not None:
         tx.clear(key, quiet=True)
-    else:
-        tx.set(key, raw, quiet=True)
+    elif keep is not None and keep != old:
+        tx.set(key, msgspec.msgpack.encode(keep), quiet=True)
 
 
-def policies(tx: Tx, keys: LotKeys) -> dict[DatasetId, int]:
-    """Return all datasets whose lots expire, with the time for which they are kept (µs)."""
+def policies(
+    tx: Tx, keys: LotKeys, pipeline: str = "", declared: Mapping[DatasetId, KeepPolicy | None] | None = None
+) -> dict[DatasetId, KeepPolicy]:
+    """Return all datasets whose lots expire, and how long each is kept.
+
+    If several pipelines declare a dataset, the longest time counts. If one of them declares no time, the lots
+    stay for ever.
+
+    - pipeline, declared: use these policies for a pipeline, instead of those that are stored.
+    """
+    by_dataset = _stored(tx, keys)
+    if declared is not None:
+        for by in by_dataset.values():
+            by.pop(pipeline, None)
+        for dataset, keep in declared.items():
+            by = by_dataset.setdefault(dataset, {})
+            by.pop("", None)
+            if keep is not None:
+                by[pipeline] = keep
     kept = {}
-    for row in tx.range(*keys.keep.all(), snapshot=True):
-        name, version = keys.keep.unpack(row.key)
-        kept[DatasetId(str(name), str(version))] = _keep.decode(row.value)
+    for dataset, by in by_dataset.items():
+        at = owners.read(tx, keys, dataset)
+        declaring = {name for name, retired_at in at.items() if retired_at == owners.DECLARED}
+        if not by or ("" not in by and not declaring <= by.keys()):
+            continue
+        kept[dataset] = KeepPolicy(
+            max(keep.keep_us for keep in by.values()), any(k.rows for k in by.values())
+        )
     return kept
+
+
+def _stored(tx: Tx, keys: LotKeys) -> dict[DatasetId, dict[str, KeepPolicy]]:
+    """Return the stored policies by dataset and pipeline; those of earlier releases under an empty name."""
+    stored: dict[DatasetId, dict[str, KeepPolicy]] = {}
+    for row in tx.range(*keys.keep.all()):
+        name, version, *pipeline = keys.keep.unpack(row.key)
+        keep = _keep.decode(row.value) if pipeline else KeepPolicy(_int.decode(row.value))
+        dataset = DatasetId(str(name), str(version))
+        stored.setdefault(dataset, {})[str(pipeline[0]) if pipeline else ""] = keep
+    return stored
 
 
 def read(tx: Tx, keys: LotKeys, dataset: DatasetId) -> Expired:
@@ -111,8 +175,13 @@ def expiring(
     return page
 
 
-def expire(tx: Tx, keys: LotKeys, dataset: DatasetId, page: list[ExpiringLot]) -> None:
-    """Remove a page of lots, in the transaction that selected them with `expiring`."""
+def expire(
+    tx: Tx, keys: LotKeys, dataset: DatasetId, page: list[ExpiringLot], *, keep_rows: bool = False
+) -> None:
+    """Remove a page of lots, in the transaction that selected them with `expiring`.
+
+    - keep_rows: make the lots parts of the base lot.
+    """
     if not page:
         return
     now = tx.now()
@@ -124,7 +193,9 @@ def expire(tx: Tx, keys: LotKeys, dataset: DatasetId, page: list[ExpiringLot]) -
             tx.clear(keys.fragmented[(*dataset.parts, row.lot)], quiet=True)
         else:
             tx.clear(keys.replaced[(*dataset.parts, row.lot, row.generation)], quiet=True)
-        if row.manifest:
+        if keep_rows and item.is_current and row.state is LotState.COMPLETE:
+            base_lot.add_part(tx, keys, row)
+        elif row.manifest:
             retired = keys.retired[(now, *dataset.parts, row.lot, row.generation, row.revision)]
             tx.set(retired, row.manifest.encode(), quiet=True)
     before = read(tx, keys, dataset)
@@ -135,17 +206,30 @@ def expire(tx: Tx, keys: LotKeys, dataset: DatasetId, page: list[ExpiringLot]) -
         dataset,
         msgspec.structs.replace(before, position=page[-1].event.position, lots=before.lots + ended),
     )
+    if keep_rows and ended:
+        base_lot.add_lots(tx, keys, dataset, ended)
+
+
+def remove_base(tx: Tx, keys: LotKeys, dataset: DatasetId) -> bool:
+    """Remove a page of the base lot of a dataset that no longer keeps rows. Return True if there is more."""
+    expired = read(tx, keys, dataset)
+    return bool(expired.position) and base_lot.remove(tx, keys, dataset, expired.position)
+
+
+def is_complete(tx: Tx, keys: LotKeys, dataset: DatasetId) -> bool:
+    """Return whether the dataset still has all rows: those of expired lots are in the base."""
+    return read(tx, keys, dataset).lots == base_lot.read(tx, keys, dataset).lots
 
 
 def check_complete(tx: Tx, keys: LotKeys, dataset: DatasetId) -> None:
-    """Raise `HistoryExpired` if lots of the dataset have expired: nothing can be computed from all of it."""
-    expired = read(tx, keys, dataset)
-    if expired.position:
+    """Raise `HistoryExpired` if rows of expired lots are removed: no view can be built from all rows."""
+    if not is_complete(tx, keys, dataset):
+        expired, base = read(tx, keys, dataset), base_lot.read(tx, keys, dataset)
         raise HistoryExpired(
-            f"{expired.lots} lots of {dataset} have expired, so a view can no longer be built from all rows"
-            " of this dataset",
-            hint="keep the declaration of the view as it was; or declare the dataset under a new version,"
-            " and append the rows that the view needs",
+            f"{expired.lots - base.lots} lots of {dataset} have expired, so a view can no longer be"
+            " built from all rows of this dataset",
+            hint="keep the declaration of the view as it was; or declare the dataset under a new version"
+            " with keep_rows=True, and append the rows that the view needs",
         )
 
 
@@ -181,4 +265,4 @@ def remove_consumer(tx: Tx, keys: LotKeys, dataset: DatasetId, consumer: str) ->
 def consumers(tx: Tx, keys: LotKeys, dataset: DatasetId) -> dict[str, int]:
     """Return the consumers of a dataset, with the position that each has reached."""
     rows = tx.range(*keys.consumer.under(*dataset.parts))
-    return {str(keys.consumer.unpack(row.key)[2]): _keep.decode(row.value) for row in rows}
+    return {str(keys.consumer.unpack(row.key)[2]): _int.decode(row.value) for row in rows}

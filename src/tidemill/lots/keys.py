@@ -13,8 +13,10 @@
 (C, "lot-event", name, version, position)      events, in order and without gaps
 (C, "producer", name, version, producer)       the highest number a producer has used, and folded receipts
 (C, "receipt", name, version, producer, seq)   the receipt of a recent append
-(C, "keep", name, version)                     how long lots, or the changes of a view, are kept
+(C, "keep", name, version, pipeline)           how long a pipeline keeps lots, or the changes of a view
 (C, "expired", name, version)                  up to which position lots or steps have expired
+(C, "base-lot", name, version)                 the merged rows of expired lots
+(C, "base-part", name, version, position)      an expired lot that is not merged yet
 (C, "consumer", name, version, consumer)       the position that a registered consumer has reached
 (C, "interval", name, version)                 the first interval that is not closed
 (C, "closing", at, name, version)              intervals by the wall time at which they can be closed
@@ -62,6 +64,8 @@ class LotKeys:
         self.receipt = Space(cluster, "receipt")
         self.keep = Space(cluster, "keep")
         self.expired = Space(cluster, "expired")
+        self.base_lot = Space(cluster, "base-lot")
+        self.base_part = Space(cluster, "base-part")
         self.consumer = Space(cluster, "consumer")
         self.interval = Space(cluster, "interval")
         self.closing = Space(cluster, "closing")

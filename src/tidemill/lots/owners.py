@@ -13,8 +13,11 @@ from tidemill.store import Store, Tx
 
 PAGE = 1000
 
+DECLARED = 0
+"""Stored instead of a time while the pipeline declares the dataset."""
+
 _retired_at = msgspec.msgpack.Decoder(int)
-_DECLARED = msgspec.msgpack.encode(0)
+_DECLARED = msgspec.msgpack.encode(DECLARED)
 
 
 def declare(tx: Tx, keys: LotKeys, dataset: DatasetId, pipeline: str) -> None:

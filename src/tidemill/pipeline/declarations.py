@@ -30,6 +30,7 @@ class DatasetDecl:
     line: SourceLine
     checks: tuple[Check, ...] = ()
     keep_s: float | None = None
+    keep_rows: bool = False
 
     @property
     def id(self) -> DatasetId:
@@ -70,6 +71,7 @@ class SinkDecl:
     checks: tuple[Check, ...] = ()
     drift: Drift = Drift.FREEZE
     keep_s: float | None = None
+    keep_rows: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +132,7 @@ def sinks_of(
     checks: Sequence[Check] | Mapping[str, Sequence[Check]],
     drift: str,
     keep_s: float | None = None,
+    keep_rows: bool = False,
 ) -> tuple[SinkDecl, ...]:
     """Return the tables that an arc writes, from the arguments of `Pipeline.arc`."""
     by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
@@ -145,6 +148,7 @@ def sinks_of(
             checks=expectations.validate(checks_of.get(name, ())),
             drift=Drift(drift),
             keep_s=keep_s,
+            keep_rows=keep_rows,
         )
         for name, ddl in tables
     )

@@ -86,6 +86,7 @@ class Registry(ABC):
         checks: Sequence[Check] = (),
         drift: Drifts = "freeze",
         keep: Duration = None,
+        keep_rows: bool = False,
     ) -> Dataset:
         """Declare a table that users append to, or that a source writes.
 
@@ -107,8 +108,10 @@ class Registry(ABC):
                 them in files, and refuse pushed and fetched records that have them. `evolve`: add them to the
                 table. `rescue`: keep everything that does not fit as JSON in the column `_rescued`.
             keep: how long a lot is kept, like `"P30D"`; by default for ever. Older lots leave the table when
-                all arcs, views and consumers have read them. Views keep their rows. Only for a table without
-                a key and without deletes.
+                all arcs, views and consumers have read them. Views keep their rows.
+            keep_rows: with `keep`, whether the table keeps the rows of older lots. Tidemill merges these lots
+                into one base lot, from which new views start. A table with a key or with deletes always does
+                this, and keeps only the last row of each key.
         """
         keys = (key,) if isinstance(key, str) else tuple(key or ())
         order = (order_by,) if isinstance(order_by, str) else tuple(order_by or ())
@@ -128,13 +131,15 @@ class Registry(ABC):
             )
             expected = expectations.validate(checks)
             keep_s = seconds("keep", keep)
-            if keep_s is not None and kind is not Kind.ROWS:
-                raise DeclarationError(
-                    f"{name} has {'a key' if keys else 'deletes=True'}, so its lots cannot expire: a later"
-                    " lot may refer to their rows",
-                    hint="omit keep=",
-                )
-        decl = DatasetDecl(dataset=declared, schema=schema, line=line, checks=expected, keep_s=keep_s)
+            _check_keep_rows(name, keep_s, keep_rows=keep_rows)
+        decl = DatasetDecl(
+            dataset=declared,
+            schema=schema,
+            line=line,
+            checks=expected,
+            keep_s=keep_s,
+            keep_rows=keep_rows or kind is not Kind.ROWS,
+        )
         self._new_table(name, line)
         self.datasets[name] = decl
         return self._dataset(name)
@@ -197,6 +202,7 @@ class Registry(ABC):
         checks: Sequence[Check] | Mapping[str, Sequence[Check]] = (),
         drift: Literal["freeze", "evolve"] = "freeze",
         keep: Duration = None,
+        keep_rows: bool = False,
     ) -> Callable[[F], F]:
         """Declare a function that reads and writes lots. It gets a Spark DataFrame with one part of a lot.
 
@@ -231,6 +237,7 @@ class Registry(ABC):
             drift: `evolve` allows new columns and wider types when the function returns them.
             keep: how long the lots that the arc writes are kept, like `"P30D"`; by default for ever. See
                 `dataset`.
+            keep_rows: with `keep`, whether the tables keep the rows of older lots; see `dataset`.
         """
         line = caller_line()
         tables = (reads,) if isinstance(reads, Table | str) else tuple(reads)
@@ -242,7 +249,9 @@ class Registry(ABC):
                 checks=checks,
                 drift=drift,
                 keep_s=seconds("keep", keep),
+                keep_rows=keep_rows,
             )
+            _check_keep_rows(sinks[0].name if sinks else "the arc", keep, keep_rows=keep_rows)
             _check_pace(pace)
             waits = grace_of(grace, after_grace, len(tables))
         if not sinks or not tables:
@@ -397,3 +406,11 @@ class Registry(ABC):
                 hint="if both pipelines share a cluster, pass the table's name instead of the table",
             )
         return table.name
+
+
+def _check_keep_rows(name: str, keep: Duration, *, keep_rows: bool) -> None:
+    if keep_rows and keep is None:
+        raise DeclarationError(
+            f"{name} has keep_rows=True but no keep=, so it keeps all lots",
+            hint='add keep=, like keep="P30D", or omit keep_rows',
+        )

@@ -46,7 +46,7 @@ def drop(tx: Tx, keys: PublishKeys, dataset: DatasetId, pipeline: str) -> None:
             hint=f"remove {reader} from its pipeline, run that pipeline once, then drop the dataset",
         )
     staging.forget(tx, keys.lots, dataset)
-    tx.clear(keys.lots.keep[dataset.parts], quiet=True)
+    tx.clear_range(*keys.lots.keep.under(*dataset.parts))
     owners.forget(tx, keys.lots, dataset)
     datasets.drop(tx, keys.lots, dataset)
 
@@ -108,12 +108,21 @@ class DroppedDatasets:
             lots.spent,
             lots.columns,
             lots.consumer,
+            lots.base_part,
+            lots.keep,
         ):
             rows = tx.range(*space.under(*dataset.parts), limit=PAGE)
             if rows:
                 tx.clear_range(rows[0].key, rows[-1].key + b"\x00")
                 return True
-        own = (lots.append_number, lots.interval, lots.keep, lots.expired, triggers.wake, triggers.waking)
+        own = (
+            lots.append_number,
+            lots.interval,
+            lots.expired,
+            lots.base_lot,
+            triggers.wake,
+            triggers.waking,
+        )
         for space in own:
             tx.clear(space[dataset.parts], quiet=True)
         return False

@@ -17,13 +17,18 @@ A **compaction** writes a new layout of a lot's content (LOT-37). It has an atte
 and no event. The commit compares the lot's row: if the lot was replaced, corrected or compacted since the
 compaction began, the compaction is refused. The old layout stays for readers that started with it, until the
 cleaner removes it after a grace period.
+
+A **merge** writes a new base lot from the last one and the lots that expired since (LOT-39). It has an
+attempt, but no event. The commit compares the row of the base.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from tidemill.cluster.nodes import Node
 from tidemill.errors import CorrectionRefused, LotUnknown
-from tidemill.lots import datasets, lots, producers, staging
+from tidemill.lots import base_lot, datasets, lots, producers, staging
+from tidemill.lots.base_lot import BaseLot
 from tidemill.lots.datasets import Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
@@ -159,10 +164,14 @@ class Publisher:
                 inputs=tuple(inputs),
                 code=attempt,
             )
-            opened = open_or_adopt(tx, self._keys, self._scope.node, draft, ["all"])
-            return None if opened is None else opened.hold
+            return self._open(tx, draft)
 
         return self._scope.step("publish.compact-open", begin)
+
+    def _open(self, tx: Tx, draft: Draft) -> Hold | None:
+        """Open an attempt that writes files again; None if another node does it."""
+        opened = open_or_adopt(tx, self._keys, self._scope.node, draft, ["all"])
+        return None if opened is None else opened.hold
 
     def digest_lot(self, expected: LotRow, digest: str) -> LotRow:
         """Store the digest of a lot's content in its row."""
@@ -180,6 +189,43 @@ class Publisher:
             return row
 
         return self._scope.step("publish.compact-commit", commit)
+
+    # --- base lots
+
+    def begin_merge(self, dataset: DatasetId, expected: BaseLot, attempt: str) -> Hold | None:
+        """Open the attempt at the next base lot; None if the base changed, or another node merges it."""
+
+        def begin(tx: Tx) -> Hold | None:
+            if base_lot.read(tx, self._keys.lots, dataset).generation != expected.generation:
+                return None
+            generation = expected.generation + 1
+            draft = Draft(
+                id=attempt,
+                author=f"base {dataset}",
+                lot=base_lot.LOT,
+                generation=generation,
+                targets=(Target(dataset, base_lot.LOT, generation),),
+                code=attempt,
+            )
+            return self._open(tx, draft)
+
+        return self._scope.step("publish.merge-open", begin)
+
+    def commit_merge(self, hold: Hold, dataset: DatasetId, expected: BaseLot, merged: BaseLot) -> None:
+        """Replace the base lot; raise `LotConflict` if it has changed."""
+
+        def commit(tx: Tx) -> None:
+            attempts.check(tx, self._keys, hold)
+            base_lot.replace(tx, self._keys.lots, dataset, expected, merged)
+            attempts.end_published(tx, self._keys, hold, [merged.position], [merged.manifest])
+
+        self._scope.step("publish.merge-commit", commit)
+
+    def forget_merged(self, dataset: DatasetId) -> None:
+        """Retire the files of expired lots that the base lot contains."""
+        forget = partial(base_lot.forget_merged, keys=self._keys.lots, dataset=dataset)
+        while self._scope.step("publish.merge-forget", forget):
+            pass
 
 
 def _begin_append(

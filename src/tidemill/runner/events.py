@@ -9,3 +9,11 @@ class LotsExpired(Event, frozen=True):
     table: str
     lots: int
     position: int
+
+
+class BaseMerged(Event, frozen=True):
+    """Expired lots of a dataset were merged into its base lot, which has all rows up to this position."""
+
+    table: str
+    lots: int
+    position: int

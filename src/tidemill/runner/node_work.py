@@ -22,6 +22,7 @@ from tidemill.errors import LeaseLost, ObjectError, SourceUnavailable, StoreErro
 from tidemill.publish.intervals import IntervalCloser
 from tidemill.runner import job_deaths
 from tidemill.runner.backlog import CLOSING
+from tidemill.runner.base_merges import Merge
 from tidemill.runner.certifier import Certification, NoCertification, NotCertified
 from tidemill.runner.compaction import Rewrite
 from tidemill.runner.failures import Failures
@@ -56,6 +57,7 @@ class Engine:
         parts: runs the parts of arcs and sources.
         compute: computes the steps of views.
         rewrite: rewrites the small files of a lot; None to compact nothing.
+        merge: merges expired lots into base lots; None to merge nothing.
         evaluate: evaluates the expressions of checks; None if there are no expressions.
         certification: says whether views are still compared with plain Spark.
     """
@@ -63,6 +65,7 @@ class Engine:
     parts: PartFutures
     compute: Compute
     rewrite: Rewrite | None = None
+    merge: Merge | None = None
     evaluate: Evaluate | None = None
     certification: Certification = field(default_factory=NoCertification)
 
@@ -101,7 +104,9 @@ class NodeWork:
         }
         if self._sources:
             self._keeper.start()
-        self.upkeep = Upkeep(scope, program, engine.parts, engine.rewrite, state, self._failures)
+        self.upkeep = Upkeep(
+            scope, program, engine.parts, engine.rewrite, engine.merge, state, self._failures
+        )
         self._close_at = self._resume_at = 0.0
         self._poll_at: dict[str, float] = {}
         self._deaths: dict[str, int] = {}  # by source: deaths in a row that no success has reset

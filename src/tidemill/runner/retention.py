@@ -9,6 +9,9 @@ begin to need a lot while it expires. The bound of a dataset is the lowest of th
 - 0 while a group of views reads the dataset as a whole: it rebuilds a view, or recomputes one in each step;
 - the positions of registered consumers.
 
+A dataset that keeps the rows of expired lots in a base lot can always be read as a whole, so the third rule
+does not apply to it.
+
 Files stay for a day after that, for readers that have already listed them.
 """
 
@@ -22,7 +25,7 @@ from tidemill.arcs.keys import ArcKeys
 from tidemill.cluster import nodes
 from tidemill.lots import events, expiry, lots
 from tidemill.lots.checks import quarantine_of
-from tidemill.lots.expiry import ExpiringLot
+from tidemill.lots.expiry import ExpiringLot, KeepPolicy
 from tidemill.lots.keys import DatasetId
 from tidemill.runner.events import LotsExpired
 from tidemill.scope import Scope
@@ -74,28 +77,31 @@ class Retention:
         self._arcs = ArcKeys(scope.cluster)
 
     def expire(
-        self, policies: Mapping[DatasetId, int] | None = None, *, dry_run: bool = False
+        self, policies: Mapping[DatasetId, KeepPolicy] | None = None, *, dry_run: bool = False
     ) -> list[TableExpiry]:
         """Expire everything that is old enough and not needed; return what expired, by table.
 
-        - policies: how long to keep the lots of datasets and the changes of views (µs); by default, the
-          stored policies.
+        - policies: how long to keep the lots of datasets and the changes of views; by default, the stored
+          policies.
         - dry_run: change nothing, and return what would expire.
         """
         store, keys = self._scope.store, self._keys
         now, stored = store.run(lambda tx: (tx.now(), expiry.policies(tx, keys.lots)))
         policies = stored if policies is None else policies
         expired = []
-        for dataset, keep_us in policies.items():
+        for dataset, keep in policies.items():
             if dataset.version != "changes" or not dataset.name.startswith("view:"):
-                tables = (dataset, quarantine_of(dataset))
-                expired += [self._expire_dataset(table, now - keep_us, dry_run=dry_run) for table in tables]
+                tables = {dataset: keep, quarantine_of(dataset): KeepPolicy(keep.keep_us)}
+                expired += [
+                    self._expire_dataset(table, now, table_keep, dry_run=dry_run)
+                    for table, table_keep in tables.items()
+                ]
         pipelines = set()
         for pipeline, group in store.run(self._groups):
-            keep = step_expiry.keep_of(policies, pipeline, group)
-            if keep is not None:
+            keep_us = step_expiry.keep_of(policies, pipeline, group)
+            if keep_us is not None:
                 pipelines.add(pipeline)
-                expired.append(self._expire_steps(pipeline, group, now - keep, dry_run=dry_run))
+                expired.append(self._expire_steps(pipeline, group, now - keep_us, dry_run=dry_run))
         if not dry_run:
             for pipeline in sorted(pipelines):
                 records_page = partial(step_expiry.expire_records, keys=keys, pipeline=pipeline)
@@ -105,11 +111,24 @@ class Retention:
 
     # --- datasets
 
-    def _expire_dataset(self, dataset: DatasetId, before: int, *, dry_run: bool) -> TableExpiry:
+    def _expire_dataset(
+        self, dataset: DatasetId, now: int, keep: KeepPolicy, *, dry_run: bool
+    ) -> TableExpiry:
         total = TableExpiry(table=dataset.name, lots=0, position=0)
         after: int | None = None
+        before = now - keep.keep_us
+        remove_base = partial(expiry.remove_base, keys=self._keys.lots, dataset=dataset)
+        while not dry_run and not keep.rows and self._scope.step("retention.remove-base", remove_base):
+            pass
         while True:
-            step = partial(self._page, dataset=dataset, before=before, after=after, dry_run=dry_run)
+            step = partial(
+                self._page,
+                dataset=dataset,
+                before=before,
+                after=after,
+                keep_rows=keep.rows,
+                dry_run=dry_run,
+            )
             bound, page, is_last = (
                 self._scope.store.run(step) if dry_run else self._scope.step("retention.expire", step)
             )
@@ -130,18 +149,25 @@ class Retention:
         return msgspec.structs.replace(total, held_by=bound.held_by if held else "")
 
     def _page(
-        self, tx: Tx, dataset: DatasetId, before: int, after: int | None, *, dry_run: bool
+        self,
+        tx: Tx,
+        dataset: DatasetId,
+        before: int,
+        after: int | None,
+        *,
+        keep_rows: bool,
+        dry_run: bool,
     ) -> tuple[LowerBound, list[ExpiringLot], bool]:
         """Expire one page, or only select it; return the bound, the page, and whether it is the last."""
         keys = self._keys.lots
-        bound = lower_bound(tx, self._keys, self._arcs, dataset)
+        bound = lower_bound(tx, self._keys, self._arcs, dataset, keep_rows=keep_rows)
         start = expiry.read(tx, keys, dataset).position if after is None else after
         arcs = [name for name in _subscribers(tx, self._keys, dataset) if name.startswith("arc:")]
         limit = _lots_of_page(len(arcs))
         page = expiry.expiring(tx, keys, dataset, start, before=before, bound=bound.position, limit=limit)
         if not dry_run:
             nodes.check(tx, self._keys.cluster, self._scope.node)
-            expiry.expire(tx, keys, dataset, page)
+            expiry.expire(tx, keys, dataset, page, keep_rows=keep_rows)
             for item in page:
                 if item.is_current:  # delete the rows of arcs, if none of their inputs has the lot any more
                     for arc in arcs:
@@ -202,8 +228,14 @@ class Retention:
         return msgspec.structs.replace(total, held_by=holder)
 
 
-def lower_bound(tx: Tx, keys: StepKeys, arcs: ArcKeys, dataset: DatasetId) -> LowerBound:
-    """Return the position up to which the lots of a dataset may expire, and what holds the next one."""
+def lower_bound(
+    tx: Tx, keys: StepKeys, arcs: ArcKeys, dataset: DatasetId, *, keep_rows: bool = False
+) -> LowerBound:
+    """Return the position up to which the lots of a dataset may expire, and what holds the next one.
+
+    - keep_rows: whether expired lots go to the base lot.
+    """
+    in_base = keep_rows and expiry.is_complete(tx, keys.lots, dataset)
     bounds = [LowerBound(events.head(tx, keys.lots, dataset))]
     for name in _subscribers(tx, keys, dataset):
         row = subscriptions.must_read(tx, keys.triggers, name)
@@ -212,7 +244,7 @@ def lower_bound(tx: Tx, keys: StepKeys, arcs: ArcKeys, dataset: DatasetId) -> Lo
             bounds += _arc_bounds(tx, keys, arcs, name, dataset)
     for pipeline, group in _all_groups(tx, keys):
         if dataset in group.spec.bases:
-            bounds.append(_group_bound(tx, keys, pipeline, group, dataset))
+            bounds.append(_group_bound(tx, keys, pipeline, group, dataset, in_base=in_base))
     for consumer, position in expiry.consumers(tx, keys.lots, dataset).items():
         bounds.append(LowerBound(position, f"consumer {consumer}"))
     return min(bounds)
@@ -234,12 +266,14 @@ def _all_groups(tx: Tx, keys: StepKeys) -> Iterator[tuple[str, ViewGroup]]:
         yield str(pipeline), groups.read(tx, keys, str(pipeline), str(name))
 
 
-def _group_bound(tx: Tx, keys: StepKeys, pipeline: str, group: ViewGroup, dataset: DatasetId) -> LowerBound:
+def _group_bound(
+    tx: Tx, keys: StepKeys, pipeline: str, group: ViewGroup, dataset: DatasetId, *, in_base: bool
+) -> LowerBound:
     name = group.spec.name
     whole = groups.whole_reads(tx, keys, pipeline, name)
-    if group.stale:
+    if group.stale and not in_base:
         return LowerBound(0, f"group {name}: it has to build {', '.join(sorted(group.stale))}")
-    if whole is None or dataset in whole:
+    if (whole is None or dataset in whole) and not in_base:
         return LowerBound(0, f"group {name}: it reads the whole table in each step")
     position = records.positions_at(tx, keys, pipeline, [dataset], group.step)[dataset]
     return LowerBound(position, f"group {name}")

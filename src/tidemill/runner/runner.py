@@ -9,8 +9,8 @@ from tidemill.crash import Crashed
 from tidemill.errors import SparkDied
 from tidemill.futures.values.signatures import ClusterKey
 from tidemill.lots.keys import LotKeys
+from tidemill.runner import base_merges, compaction
 from tidemill.runner.certifier import Certifier
-from tidemill.runner.compaction import on_spark
 from tidemill.runner.in_process_worker import InProcessWorker
 from tidemill.runner.job_tags import JobTags
 from tidemill.runner.loop import Loop
@@ -87,7 +87,8 @@ class Runner:
         engine = Engine(
             parts=PartFutures(scope, key, make_part, check=self._check),
             compute=_step_computer(scope, spark, storage, program, self._tags, self.certifier),
-            rewrite=on_spark(spark, storage, self._tags),
+            rewrite=compaction.on_spark(spark, storage, self._tags),
+            merge=base_merges.on_spark(spark, storage, self._tags),
             evaluate=evaluator(spark),
             certification=self.certifier,
         )

@@ -1,5 +1,7 @@
-"""Upkeep: delete files and futures that are no longer needed, let old lots expire, and compact lots."""
+"""Upkeep: delete files and futures that are no longer needed, let old lots expire, compact and merge lots."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from tidemill.arcs import declarations, lot_status
@@ -7,13 +9,14 @@ from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.errors import ArcUnknown, LeaseLost, LotConflict, StoreError
-from tidemill.lots import lots
+from tidemill.lots import base_lot, lots
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.publish.attempts import Draft
 from tidemill.publish.cleaner import Cleaner
 from tidemill.publish.dropped_datasets import DroppedDatasets
 from tidemill.publish.projections import Projections
-from tidemill.runner import job_deaths
+from tidemill.runner import base_merges, job_deaths
+from tidemill.runner.base_merges import BaseMerger, Merge
 from tidemill.runner.compaction import Compactor, Rewrite
 from tidemill.runner.failures import Failures
 from tidemill.runner.keys import RunnerKeys
@@ -47,6 +50,7 @@ class Upkeep:
     """The upkeep of one node.
 
     - rewrite: rewrites the small files of a lot; None to compact nothing.
+    - merge: merges expired lots into base lots; None to merge nothing.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class Upkeep:
         program: Program,
         parts: PartFutures,
         rewrite: Rewrite | None,
+        merge: Merge | None,
         state: LoopState,
         failures: Failures,
     ) -> None:
@@ -66,6 +71,7 @@ class Upkeep:
         self._lots = LotKeys(scope.cluster)
         projections = None if state.projections is None else Projections(scope)
         self._compactor = None if rewrite is None else Compactor(scope, rewrite, projections=projections)
+        self._merger = None if merge is None else BaseMerger(scope, merge)
         self._cleaner = Cleaner(
             scope,
             drop=AttemptLeftovers(scope, parts, projections),
@@ -114,41 +120,74 @@ class Upkeep:
             self._failures.add_upkeep(CLEAN, error, CLEAN_EVERY_S)
 
     def compact(self, compactor: Compactor) -> None:
-        """Compact the lots that are marked as fragmented. If this fails for a lot, retry it later.
+        """Compact the lots that are marked as fragmented, and merge expired lots into base lots.
 
-        When the runner is stopping, end after the current lot.
+        If this fails for a lot, retry it later. When the runner is stopping, end after the current lot.
         """
         failed: set[str] = set()
         for dataset in self._program.all_datasets():
             try:
-                marked = self._scope.store.run(partial(lots.fragmented, keys=self._lots, dataset=dataset))
+                jobs = self._rewrites(compactor, dataset)
             except StoreError as error:
                 self._failures.add_upkeep(COMPACT, error, COMPACT_EVERY_S)
                 return
-            for lot in marked:
+            for job in jobs:
                 if self._state.stops():
                     return
-                name = f"{COMPACT} {dataset} {lot}"
                 try:
-                    self._compact(compactor, dataset, lot, name)
+                    self._rewrite(job)
                 except LeaseLost:
                     return
                 except Exception as error:  # noqa: BLE001 - reported, and tried again
-                    failed.add(name)
-                    self._failures.add_upkeep(name, error, COMPACT_EVERY_S)
+                    failed.add(job.name)
+                    self._failures.add_upkeep(job.name, error, COMPACT_EVERY_S)
         failures = self._state.totals.failures
         for name in list(failures):
             if name.partition(" ")[0] == COMPACT and name not in failed:
                 del failures[name]
 
-    def _compact(self, compactor: Compactor, dataset: DatasetId, lot: str, name: str) -> None:
-        """Compact a lot. If nodes keep dying while they compact it, leave it as it is."""
-        scope, node = self._scope, self._scope.node
+    def _rewrites(self, compactor: Compactor, dataset: DatasetId) -> "list[_Rewrite]":
+        """Return the files of a dataset to write again: fragmented lots, and the base lot."""
+        marked, is_due = self._scope.store.run(
+            lambda tx: (
+                lots.fragmented(tx, self._lots, dataset),
+                self._merger is not None and base_merges.is_due(tx, self._lots, dataset),
+            )
+        )
+        jobs = [
+            _Rewrite(
+                name=f"{COMPACT} {dataset} {lot}",
+                run=partial(compactor.compact, dataset, lot),
+                give_up=partial(self._leave_fragmented, dataset=dataset, lot=lot),
+                consequence=f"it compacted lot {lot} of {dataset}, so the lot keeps its small files",
+                hint=f"to try again, run: tidemill compact {dataset.name} {lot}",
+            )
+            for lot in marked
+        ]
+        if self._merger is not None and is_due:
+            jobs.append(
+                _Rewrite(
+                    name=f"{COMPACT} {dataset} {base_lot.LOT}",
+                    run=partial(self._merger.merge, dataset),
+                    consequence=f"it merged the expired lots of {dataset}, so they keep their files",
+                    hint="to try again, run: tidemill vacuum",
+                )
+            )
+        return jobs
+
+    def _leave_fragmented(self, tx: Tx, dataset: DatasetId, lot: str) -> None:
+        row = lots.current(tx, self._lots, dataset, lot)
+        if row is not None:
+            lots.unmark_fragmented(tx, self._lots, row)
+
+    def _rewrite(self, job: "_Rewrite") -> None:
+        """Write files again. If nodes keep dying while they do this, leave the files as they are."""
+        scope, node, name = self._scope, self._scope.node, job.name
         keys, cluster = RunnerKeys(scope.cluster), ClusterKeys(scope.cluster)
         deaths = scope.store.run(lambda tx: job_deaths.begin(tx, keys, cluster, node, name))
         if deaths < job_deaths.MOST_COMPACTION_DEATHS:
             try:
-                compactor.compact(dataset, lot)
+                job.run()
             except (Exception, LeaseLost) as error:
                 check_java(error)  # raises `SparkDied`, which ends this process: the mark must stay
                 scope.store.run(lambda tx: job_deaths.end(tx, keys, node, name))
@@ -157,17 +196,27 @@ class Upkeep:
             return
 
         def give_up(tx: Tx) -> None:
-            row = lots.current(tx, self._lots, dataset, lot)
-            if row is not None:
-                lots.unmark_fragmented(tx, self._lots, row)
-            job_deaths.end(tx, keys, node, name)
+            if job.give_up is not None:
+                job.give_up(tx)
+                job_deaths.end(tx, keys, node, name)
 
         scope.store.run(give_up)
-        raise LotConflict(
-            f"the runner died {deaths} times in a row while it compacted lot {lot} of {dataset}, so the lot"
-            " keeps its small files",
-            hint=f"to try again, run: tidemill compact {dataset.name} {lot}",
-        )
+        raise LotConflict(f"the runner died {deaths} times in a row while {job.consequence}", hint=job.hint)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rewrite:
+    """Files to write again.
+
+    - give_up: keeps the job from being started again. Without it, the count of deaths does so.
+    - consequence, hint: for the error after too many deaths.
+    """
+
+    name: str
+    run: Callable[[], object]
+    give_up: Callable[[Tx], None] | None = None
+    consequence: str
+    hint: str
 
 
 class AttemptLeftovers:

@@ -7,7 +7,6 @@ row was deleted.
 
 from collections.abc import Iterator
 
-from tidemill.clock import Clock
 from tidemill.errors import FutureError
 from tidemill.futures.protocol import code, edges, rows
 from tidemill.futures.protocol.keys import FutureKeys, args_object, result_object
@@ -20,13 +19,15 @@ PAGE = 100
 
 
 def find_orphans(
-    store: Store, keys: FutureKeys, objects: Objects, clock: Clock, grace_s: float = GRACE_S
+    store: Store, keys: FutureKeys, objects: Objects, wall_s: float, grace_s: float = GRACE_S
 ) -> list[str]:
     """Return the objects of futures that are older than the grace period and that no row refers to.
 
     No row will refer to them later: a row names an object before the object exists.
+
+    - wall_s: the wall time, without a jump.
     """
-    youngest = clock.wall() - grace_s
+    youngest = wall_s - grace_s
     old = [info.key for info in objects.list("futures/") if info.modified_at < youngest]
     if not old:
         return []

@@ -56,6 +56,13 @@ def failed_file(error: BaseException, files: Sequence[ForeignFile]) -> ForeignFi
     return next((file for file in files if one_spelling(file.uri) in spellings), None)
 
 
+def is_of_spark(error: BaseException) -> bool:
+    """Return whether Spark raised an error, in a job or before it."""
+    from pyspark.errors import PySparkException
+
+    return isinstance(error, PySparkException) or type(error).__name__ == "Py4JJavaError"
+
+
 def is_missing(error: BaseException) -> bool:
     """Return whether an error means that the file does not exist."""
     failed = _FAILED.search(str(error))

@@ -350,10 +350,7 @@ class Ingestion:
 
     def _failing(self, error: Exception, files: Sequence[ForeignFile]) -> ForeignFile | None:
         """Return the file that a job failed on, if Spark's error does not name it: read each file alone."""
-        from py4j.protocol import Py4JJavaError
-        from pyspark.errors import PySparkException
-
-        if not isinstance(error, PySparkException | Py4JJavaError) or foreign_files.is_unreachable(error):
+        if not foreign_files.is_of_spark(error) or foreign_files.is_unreachable(error):
             return None
         return next((file for file in files if self._error_of(file) is not None), None)
 

@@ -88,17 +88,54 @@ def _appends(slices: Sequence[LotSlice]) -> list[list[StoredObject]]:
     ]
 
 
+def base_frame(
+    spark: "SparkSession", storage: Storage, dataset: DatasetRow, slices: Sequence[LotSlice]
+) -> "DataFrame":
+    """Return the rows of a base lot, with the columns of the dataset's files (LOT-39).
+
+    It has the last write of each key, and the sum of the weights of each row. A keyed dataset with `order_by`
+    also keeps deletions, because an older write may arrive after a deletion.
+
+    Args:
+        spark: the session.
+        storage: the object storage.
+        dataset: the dataset to read.
+        slices: the last base lot, and the lots after it.
+    """
+    from pyspark.sql import functions as sf
+
+    schema = stored_schema(dataset.schema, dataset.kind)
+    if dataset.kind is Kind.KEYED:
+        writes = read_positioned(spark, storage, schema, list(enumerate(_appends(slices))))
+        last = _last_write_of_each_key(writes, dataset)
+        if not dataset.order_by:
+            last = last.where(sf.col(OP) != RowOperation.DELETE.value)
+        return last
+    rows = read_objects(spark, storage, schema, [item for lot in slices for item in lot.objects])
+    if dataset.kind is Kind.ROWS:
+        return rows
+    declared = _declared(rows, WEIGHT)
+    netted = weighted_rows.netted(weighted_rows.identified(rows, declared), declared)
+    return netted.where(sf.col(WEIGHT) != 0).select(*[sf.col(quoted(name)) for name in rows.columns])
+
+
 def _last_writes(df: "DataFrame", dataset: DatasetRow) -> "DataFrame":
+    """Return the current rows of a keyed dataset."""
+    from pyspark.sql import functions as sf
+
+    last = _last_write_of_each_key(df, dataset).where(sf.col(OP) != RowOperation.DELETE.value)
+    return last.drop(OP, ORDINAL)
+
+
+def _last_write_of_each_key(df: "DataFrame", dataset: DatasetRow) -> "DataFrame":
     from pyspark.sql import functions as sf
 
     schema = _declared(df, OP, ORDINAL, POSITION)
-    write = sf.struct(*weighted_rows.columns_of(schema), sf.col(OP))
+    write = sf.struct(*weighted_rows.columns_of(schema), sf.col(OP), sf.col(ORDINAL))
     declared_order = [sf.col(quoted(name)).alias(f"_o{n}") for n, name in enumerate(dataset.order_by)]
     order = sf.struct(*declared_order, sf.col(POSITION), sf.col(ORDINAL))
     last = df.groupBy(*[sf.col(quoted(name)).alias(f"_k{n}") for n, name in enumerate(dataset.key)]).agg(
         sf.max_by(write, order).alias("_last")
     )
-    present = last.where(sf.col("_last")[OP] != RowOperation.DELETE.value)
-    return present.select(
-        *[sf.col("_last").getField(field.name).alias(field.name) for field in schema.fields]
-    )
+    names = [*(field.name for field in schema.fields), OP, ORDINAL]
+    return last.select(*[sf.col("_last").getField(name).alias(name) for name in names])

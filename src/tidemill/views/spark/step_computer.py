@@ -264,7 +264,7 @@ class _Step:
         The other operators are loaded.
         """
         large = self._size.rows > LOAD_RATIO * max(self._stored_rows, LOAD_LEAST)
-        if large and not self._sources.inputs.has_expired(self._names.values()):
+        if large and self._sources.inputs.is_complete(self._names.values()):
             return set()
         stateful = [placed for placed in self._chain.operators if placed.reads]
         lost = {placed.number for placed in stateful if not self._is_current(placed)}

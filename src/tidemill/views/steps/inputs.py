@@ -1,21 +1,23 @@
 """Inputs: find the objects that hold the rows of a dataset at a position (DBSP-8, DBSP-26).
 
 The store determines what a dataset contains at a position: for each lot, the newest generation with an event
-at or before that position. Later publications do not change this. The store's rows are read in pages.
-Manifests never change, so they are read from object storage once and cached.
+at or before that position. Later publications do not change this. Lots that have expired are in the base lot,
+if the dataset keeps their rows. The store's rows are read in pages. Manifests never change, so they are read
+from object storage once and cached.
 """
 
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
 
 from tidemill.errors import HistoryExpired, LotUnknown
-from tidemill.lots import events, expiry, lots, manifest
+from tidemill.lots import base_lot, events, expiry, lots, manifest
+from tidemill.lots.base_lot import BaseLot
+from tidemill.lots.expiry import Expired
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.lots.lots import LotRow
 from tidemill.lots.manifest import Manifest, StoredObject
@@ -98,29 +100,60 @@ class InputReader:
     def at(self, dataset: DatasetId, position: int, *, complete: bool = True) -> list[LotSlice]:
         """Return the lots in a dataset at a position, except lots that are empty or removed there.
 
-        - complete: raise `HistoryExpired` if lots have expired (LOT-39). If False, return those that are
-          left. If lots expire while this reads, it reads again, so the result never has some of them.
+        The first slice is the base lot, if the dataset has one, followed by expired lots that are not merged
+        yet.
+
+        - complete: raise `HistoryExpired` if rows of expired lots are removed (LOT-39). If False, return the
+          lots that are left. If lots expire while this reads, it reads again, so the result never has some of
+          them.
         """
         while True:
-            before = self._expired(dataset)
-            if complete and before:
+            expired, base = before = self._expired(dataset)
+            if complete and expired.lots != base.lots:
                 self._store.run(lambda tx: expiry.check_complete(tx, self._keys, dataset))
-            slices = self._slices(self._lots_at(dataset, position))
+            if position < base.position:
+                raise HistoryExpired(
+                    f"{dataset} can no longer be read at position {position}: its lots up to position"
+                    f" {base.position} are merged",
+                    hint="read the table at its current position",
+                )
+            merged = self._base_slices(dataset, base, position)
+            slices = self._slices(self._lots_at(dataset, position, complete=complete))
             if self._expired(dataset) == before:
-                return slices
+                return [*merged, *slices]
 
-    def _expired(self, dataset: DatasetId) -> int:
-        return self._store.run(lambda tx: expiry.read(tx, self._keys, dataset).position)
+    def _expired(self, dataset: DatasetId) -> tuple[Expired, BaseLot]:
+        return self._store.run(
+            lambda tx: (expiry.read(tx, self._keys, dataset), base_lot.read(tx, self._keys, dataset))
+        )
 
-    def has_expired(self, datasets: Iterable[DatasetId]) -> bool:
-        """Return whether lots of one of these datasets have expired."""
-        return any(self._expired(dataset) for dataset in datasets)
+    def is_complete(self, datasets: Iterable[DatasetId]) -> bool:
+        """Return whether all rows of these datasets can be read."""
+        return all(expired.lots == base.lots for expired, base in map(self._expired, datasets))
 
-    def _lots_at(self, dataset: DatasetId, position: int) -> list[LotRow]:
+    def _base_slices(self, dataset: DatasetId, base: BaseLot, position: int) -> list[LotSlice]:
+        """Return the base lot, and the expired lots that are not merged yet."""
+        expired = [(base.position, base_lot.LOT, base.generation, base.manifest)] if base.manifest else []
+        after = base.position
+        while after < position:
+            page = self._store.run(
+                lambda tx, after=after: base_lot.parts(tx, self._keys, dataset, after, position, PAGE)  # type: ignore[misc]
+            )
+            expired += [(part.position, part.lot, part.generation, part.manifest) for part in page]
+            after = page[-1].position if len(page) == PAGE else position
+        listed = _read_all(self.manifests.objects, [manifest for *_, manifest in expired])
+        return [
+            LotSlice(at, lot, generation, objects)
+            for (at, lot, generation, _), objects in zip(expired, listed, strict=True)
+        ]
+
+    def _lots_at(self, dataset: DatasetId, position: int, *, complete: bool) -> list[LotRow]:
         rows: list[LotRow] = []
         after = ""
         while True:
-            last, page = self._store.run(lambda tx, after=after: self._page(tx, dataset, after, position))  # type: ignore[misc]
+            last, page = self._store.run(
+                lambda tx, after=after: self._page(tx, dataset, after, position, complete)  # type: ignore[misc]
+            )
             rows += page
             if not last:
                 return rows
@@ -129,8 +162,13 @@ class InputReader:
     def between(self, dataset: DatasetId, after: int, to: int) -> InputChange:
         """Return what changed in a dataset after one position, up to another position.
 
-        Raises `HistoryExpired` if lots after the first position have expired.
+        Raises `HistoryExpired` if lots after the first position have expired. From position 0 on, the base
+        lot replaces them.
         """
+        if not after:
+            expired, base = self._expired(dataset)
+            if expired.position and expired.lots == base.lots:
+                return InputChange(tuple(self.at(dataset, to)), ())
         plus: list[LotRow] = []
         minus: list[LotRow] = []
         for page in self._events(dataset, after, to):
@@ -162,13 +200,22 @@ class InputReader:
                     hint="read the complete table with df(), note its position, and continue from there",
                 ) from error
 
-    def _page(self, tx: Tx, dataset: DatasetId, after: str, position: int) -> tuple[str, list[LotRow]]:
+    def _page(
+        self, tx: Tx, dataset: DatasetId, after: str, position: int, complete: bool
+    ) -> tuple[str, list[LotRow]]:
         page = lots.listed(tx, self._keys, dataset, after, PAGE)
         rows: list[LotRow | None] = []
         for row in page:
-            with suppress(LotUnknown):  # the generation at this position has expired
+            try:
                 newer = row.position > position
                 rows.append(_newest(tx, self._keys, dataset, row.lot, position) if newer else row)
+            except LotUnknown:
+                if complete:
+                    raise HistoryExpired(
+                        f"lot {row.lot} of {dataset} was replaced after position {position}, and the rows"
+                        " that it had before have expired",
+                        hint="read the table at its current position",
+                    ) from None
         last = page[-1].lot if len(page) == PAGE else ""
         return last, [row for row in rows if row is not None]
 

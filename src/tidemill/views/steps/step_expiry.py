@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from tidemill.lots import expiry
-from tidemill.lots.expiry import Expired
+from tidemill.lots.expiry import Expired, KeepPolicy
 from tidemill.lots.keys import DatasetId
 from tidemill.store import Tx
 from tidemill.triggers import subscriptions
@@ -29,11 +29,11 @@ PAGE = 100
 READERS_US = 24 * 3600 * 1_000_000
 
 
-def keep_of(policies: Mapping[DatasetId, int], pipeline: str, group: ViewGroup) -> int | None:
+def keep_of(policies: Mapping[DatasetId, KeepPolicy], pipeline: str, group: ViewGroup) -> int | None:
     """Return for how long a group keeps changes (µs): the longest time of its views; None for ever."""
-    times = [policies.get(changes_of(pipeline, view.name)) for view in group.spec.views]
-    limited = [time for time in times if time is not None]
-    return max(limited) if limited and len(limited) == len(times) else None
+    kept = [policies.get(changes_of(pipeline, view.name)) for view in group.spec.views]
+    times = [keep.keep_us for keep in kept if keep is not None]
+    return max(times) if times and len(times) == len(kept) else None
 
 
 def removable(tx: Tx, keys: StepKeys, pipeline: str, group: str) -> int:
