@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidemill.futures.worker import task_context
+from tidemill.testing.threads import STUCK_S
 
 if TYPE_CHECKING:
     from tidemill.futures.client.client import Client
@@ -258,7 +259,7 @@ def adds_under_lock(folder: str, times: int) -> None:
     assert task is not None
     path = Path(folder) / "count"
     for _ in range(times):
-        with task.lock("count").holding(30) as held:
+        with task.lock("count").holding(STUCK_S) as held:
             count = int(path.read_text()) if path.exists() else 0
             threading.Event().wait(0.001)
             held.check()
@@ -270,7 +271,7 @@ def takes_permits(permits: int) -> list[bool]:
     task = task_context.current_task()
     assert task is not None
     semaphore = task.semaphore("seats", permits)
-    held = [semaphore.acquire(timeout_s=10.0 if n < permits else 0.05) for n in range(permits + 1)]
+    held = [semaphore.acquire(timeout_s=STUCK_S if n < permits else 0.05) for n in range(permits + 1)]
     for permit in held:
         if permit is not None:
             semaphore.release(permit)

@@ -15,11 +15,12 @@ from tests.formats import history, home, reading, store_rows
 from tests.formats.futures import LARGE
 from tidemill.errors import UpstreamDependencyFailed
 from tidemill.events import Event
+from tidemill.testing.threads import STUCK_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LONG_S = 60.0
+pytestmark = pytest.mark.usefixtures("assumed_certificates")
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +115,7 @@ def test_futures_resume(tmp_path: Path, recorded: home.Recorded) -> None:
         made = {name: client.future(future_id) for name, future_id in recorded["futures"].items()}
 
         def result(name: str) -> object:
-            return made[name].result(timeout=LONG_S)
+            return made[name].result(timeout=STUCK_S)
 
         # stored
         assert [result(name) for name in ("inline", "keyed", "retried")] == [3, 6, "done"]
@@ -122,8 +123,8 @@ def test_futures_resume(tmp_path: Path, recorded: home.Recorded) -> None:
         assert result("put") == {"small": [1, 2.5, None]}
         assert (result("large"), result("put large")) == ("y" * LARGE, "p" * LARGE)
         assert result("lost actor's call") == 42
-        assert isinstance(made["refused"].exception(timeout=LONG_S), LookupError)
-        assert isinstance(made["upstream"].exception(timeout=LONG_S), UpstreamDependencyFailed)
+        assert isinstance(made["refused"].exception(timeout=STUCK_S), LookupError)
+        assert isinstance(made["upstream"].exception(timeout=STUCK_S), UpstreamDependencyFailed)
         assert client.described(made["killer"])[1] == "quarantined"
         assert client.described(made["cancelled"])[1] == "cancelled"
         assert client.described(made["unsatisfiable"])[1] == "unsatisfiable"

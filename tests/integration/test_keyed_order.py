@@ -15,6 +15,8 @@ from tidemill.errors import AppendRefused, DeclarationError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+pytestmark = pytest.mark.usefixtures("assumed_certificates")
+
 COLUMNS = "id INT, at DOUBLE, turn INT, name STRING"
 Write = tuple[str, tuple[Any, ...]]
 

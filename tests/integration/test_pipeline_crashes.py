@@ -28,6 +28,8 @@ from tidemill.triggers.terms import Terms
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.usefixtures("assumed_certificates")
+
 SEED = 20
 MOST_DEATHS = 6
 """So many lives die in one home."""
@@ -121,10 +123,16 @@ class Matrix:
     def points(self, upto: Upto) -> list[tuple[str, int]]:
         """Return every point once, in the order in which an undisturbed life reaches them.
 
-        The second arc has the points of the first one; only those that it adds are returned.
+        The second arc has the points of the first one; only those that it adds are returned. The first arc
+        has the points of lower layers that the source has.
         """
         chance = random.Random(f"{SEED} {upto}")
-        names = [name for name in self.visits[upto] if upto != "double" or name not in self.visits["clean"]]
+        known: set[str] = set()
+        if upto == "clean":
+            known = {name for name in self.visits["source"] if name.startswith(LOW)}
+        elif upto == "double":
+            known = {*self.visits["clean"]}
+        names = [name for name in self.visits[upto] if name not in known]
         low = [(name, chance.randint(1, self.visits[upto][name])) for name in names if name.startswith(LOW)]
         return [*((name, 1) for name in names if not name.startswith(LOW)), *low]
 

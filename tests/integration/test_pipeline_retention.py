@@ -17,6 +17,8 @@ from tidemill.lots.keys import DatasetId
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+pytestmark = pytest.mark.usefixtures("assumed_certificates")
+
 MOMENT = 0.001
 """Seconds; every lot of an earlier run is older."""
 

@@ -24,6 +24,8 @@ from tidemill.views.steps import groups
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+pytestmark = pytest.mark.usefixtures("assumed_certificates")
+
 HOUR_S = 3600.0
 
 

@@ -16,6 +16,8 @@ from tidemill.views.trace.version import TraceVersion, read_version
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.usefixtures("assumed_certificates")
+
 OLD = {
     "sold": "SELECT i.region, count(*) AS n, sum(o.n) AS total FROM o JOIN i ON o.a = i.a GROUP BY i.region"
 }

@@ -26,6 +26,8 @@ from tidemill.views.trace.version import read_version
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.usefixtures("assumed_certificates")
+
 TOTALS = """
     SELECT r.name, count(*) AS n, sum(o.amount) AS total
     FROM orders o JOIN regions r ON o.region = r.region GROUP BY r.name"""

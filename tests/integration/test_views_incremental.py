@@ -20,6 +20,8 @@ from tidemill.views.trace.version import TraceVersion, read_version
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.usefixtures("assumed_certificates")
+
 QUERIES = {
     "sold": """
         SELECT c.region, o.item, o.n, o.price

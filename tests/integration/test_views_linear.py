@@ -13,6 +13,8 @@ from tidemill.views.trace.version import read_version
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.usefixtures("assumed_certificates")
+
 LINEAR = """
     SELECT upper(item) AS item, price * 2 AS price FROM orders WHERE price < 50
     UNION ALL

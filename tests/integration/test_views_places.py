@@ -22,6 +22,8 @@ from tidemill.views.trace.version import read_version
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.usefixtures("assumed_certificates")
+
 SALES = """
     SELECT c.region, o.item, count(*) AS n, sum(o.price) AS total, avg(o.price) AS mean, max(o.price) AS most
     FROM orders o JOIN customers c ON o.cust = c.id GROUP BY c.region, o.item"""

@@ -11,6 +11,8 @@ from tidemill.pipeline.reader import query
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.usefixtures("assumed_certificates")
+
 REACHED = """
     WITH RECURSIVE reached(start, place) AS (
         SELECT a, b FROM roads

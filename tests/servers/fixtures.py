@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
-from tests.certificates import shared_certificates
+from tests.certificates import assumed_certificates, shared_certificates
 from tests.servers.kafka import KafkaServer
 from tests.servers.postgres import PostgresServer
 from tests.servers.process import ServerUnavailable
@@ -108,6 +108,13 @@ def spark() -> Iterator["SparkSession"]:
     with shared_certificates():
         yield session
     session.stop()
+
+
+@pytest.fixture(name="assumed_certificates", scope="module")
+def _assumed_certificates() -> Iterator[None]:
+    """Views of the module's pipelines are taken as certified: see `tests.certificates`."""
+    with assumed_certificates():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,7 @@ from tidemill.sources.push_receiver import PushReceiver, ReceiverLimits
 from tidemill.sources.push_server import PushEndpoint, PushServer
 from tidemill.sources.source import SourceTarget
 from tidemill.store import Store, Tx
+from tidemill.testing.threads import STUCK_S
 
 SOURCE = "source:shop/orders"
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -131,7 +132,7 @@ def post(
     *,
     path: str = "/orders",
     token: str = TOKEN,
-    timeout_s: float = 20,
+    timeout_s: float = STUCK_S,
     **headers: str,
 ) -> tuple[int, dict[str, Any]]:
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=timeout_s)

@@ -11,6 +11,7 @@ from tests.fuzz.campaign import check_refusal
 from tests.fuzz.mutation import damaged, json_text, mutated_text, text
 from tests.fuzz.targets.json_input import RecordStage, declaration, row
 from tidemill.errors import TidemillError
+from tidemill.testing.threads import STUCK_S
 
 CASES = 150
 
@@ -95,7 +96,7 @@ def _web() -> _Web:
 def check(case: dict[str, Any]) -> None:
     web, stage = _web(), RecordStage(case)
     options = {name: case[name] for name in ("follow", "format", "on_gone")}
-    poller = stage.poller(web.url, publisher=stage.publisher(), timeout_s=20.0, **options)
+    poller = stage.poller(web.url, publisher=stage.publisher(), timeout_s=STUCK_S, **options)
     count = 0
     for response in case["responses"]:
         web.response = response
