@@ -21,6 +21,7 @@ from tidemill.futures.protocol import rows as future_rows
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.lots import base_lot, datasets, events, expiry, lots, producers, staging, wall_clock
 from tidemill.lots.keys import DatasetId, LotKeys
+from tidemill.pipeline.descriptions import DescriptionKeys, SourceDescription, ViewDescription
 from tidemill.publish import attempts
 from tidemill.publish.keys import PublishKeys
 from tidemill.runner.job_deaths import NodeMark
@@ -204,6 +205,8 @@ SPACES: dict[tuple[str, tuple[type, ...]], Codec] = {
     ("retired", (str, str)): _packed(retired_views.RetiredTable),
     ("whole-reads", (str, str)): _packed(list[DatasetId]),
     ("group-gone", (str, str, str)): EMPTY,
+    ("view-text", (str, str)): _packed(ViewDescription),
+    ("source-text", (str, str)): _packed(SourceDescription),
     ("pin", (str, str)): _INT,
 }
 
@@ -225,6 +228,7 @@ def named_in_code() -> set[str]:
         ArcKeys(cluster),
         SourceKeys(cluster),
         StepKeys(cluster),
+        DescriptionKeys(cluster),
     ]
     values = [value for keys in declared for value in vars(keys).values()]
     prefixes = [value.prefix for value in values if isinstance(value, Space)]

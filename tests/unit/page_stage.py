@@ -7,6 +7,7 @@ page as it is.
 import contextlib
 from typing import Any
 
+import msgspec
 from starlette.testclient import TestClient
 
 from tests.unit import futures_stage
@@ -18,6 +19,12 @@ from tidemill.arcs.declarations import ArcSpec
 from tidemill.lots import owners
 from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.keys import DatasetId
+from tidemill.pipeline.descriptions import (
+    DescriptionKeys,
+    OperatorDescription,
+    SourceDescription,
+    ViewDescription,
+)
 from tidemill.publish.parts import PartSink
 from tidemill.store import Store
 from tidemill.ui.access import AccessPolicy
@@ -95,6 +102,20 @@ class PageStage(LifeStage):
         stage = self.steps
         node = stage.node("stepper", 10**13)
         stage.declare(spec("totals", self.orders), spec(HOSTILE, self.orders))
+        view = ViewDescription(
+            code="c",
+            where="shop.py:12",
+            sql=f"SELECT '{HOSTILE}' AS name FROM orders",
+            incremental=True,
+            operators=(
+                OperatorDescription("a1", "aggregate", "native", "count(*)", "", ("b2",)),
+                OperatorDescription("b2", "table", "linear", HOSTILE, "", ()),
+            ),
+        )
+        keys = DescriptionKeys("c")
+        source = SourceDescription(origin="landing/*.json")
+        self.store.run(lambda tx: tx.set(keys.view["shop", "totals"], msgspec.msgpack.encode(view)))
+        self.store.run(lambda tx: tx.set(keys.source["shop", "orders"], msgspec.msgpack.encode(source)))
         for _ in range(3):
             self.append([1])
             stage.settle(node, "totals", HOSTILE)

@@ -187,7 +187,7 @@ def test_the_client_reads_a_real_server_and_raises_its_errors(stage: PageStage, 
         lots = list(client_module.pages(lambda before: reading.lots("cleaned", before=before, limit=5)))
         assert len(lots) == 12
         assert reading.run("arc:shop/clean", "A00000000000000005").state == "partial"
-        assert {node.kind for node in reading.lineage().nodes} == {"dataset", "arc", "view"}
+        assert {node.kind for node in reading.lineage().nodes} == {"source", "dataset", "arc", "view"}
         with pytest.raises(PageError, match="there is no table 'nothing'"):
             reading.table("nothing")
         failed = reading.futures(state="failed").items[0]

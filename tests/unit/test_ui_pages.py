@@ -7,7 +7,9 @@ from html.parser import HTMLParser
 import pytest
 from starlette.testclient import TestClient
 
+from tests.unit.lots_stage import SECOND_US
 from tests.unit.page_stage import HOSTILE, PageStage
+from tidemill.lots import expiry
 from tidemill.ui.model import grid
 
 
@@ -129,6 +131,25 @@ def test_the_overview_shows_problems_with_their_root_cause_and_the_grid(client: 
     assert re.search(r'class="cell s-partial"[^>]*title="A00000000000000005: partial', text)
     assert 'class="cell s-running"' in text
     assert 'class="cell s-complete q"' in text
+
+
+def test_a_view_shows_its_query_its_circuit_and_its_steps(client: TestClient) -> None:
+    text = unescape(client.get("/view?view=totals").text)
+    assert f"SELECT '{HOSTILE}' AS name FROM orders" in text
+    assert "<script>alert" not in client.get("/view?view=totals").text
+    assert 'class="tag r-native">native' in text
+    assert "Rows changed per step" in text
+    assert "shop.py:12" in text
+    table = unescape(client.get("/table?table=orders").text)
+    assert "landing/*.json" in table
+
+
+def test_a_table_says_how_long_its_lots_are_kept(stage: PageStage, client: TestClient) -> None:
+    assert "for ever" in client.get("/table?table=rates").text
+    policy = {stage.rates: expiry.KeepPolicy(30 * 86_400 * SECOND_US)}
+    stage.store.run(lambda tx: expiry.set_keep(tx, stage.lots, "shop", policy))
+    assert client.get("/api/v1/table?name=rates").json()["keep_s"] == 30 * 86_400
+    assert "30.0 d" in client.get("/table?table=rates").text
 
 
 def test_an_empty_cluster_has_empty_states_instead_of_errors() -> None:

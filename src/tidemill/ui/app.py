@@ -154,6 +154,7 @@ def create_app(site: Site) -> Starlette:
             return api.error_response(status, "http", status.phrase, "see /api/v1/openapi.json")
         return pages.error_page(site, request, status, f"{status.phrase}.", "Choose a screen above.")
 
+    pages.compile_templates()
     return Starlette(
         routes=[
             *pages.routes(site),

@@ -89,6 +89,7 @@ class Chart:
     bars: tuple[ChartBar, ...]
     most: str
     last: str
+    has_values: bool
 
 
 def chart(title: str, values: Sequence[float], text: Callable[[float], str]) -> Chart:
@@ -98,7 +99,7 @@ def chart(title: str, values: Sequence[float], text: Callable[[float], str]) -> 
     '2'
     """
     most = max(values, default=0)
-    step = CHART_WIDTH / max(1, len(values))
+    step = CHART_WIDTH / max(24, len(values))
     bars = []
     for number, value in enumerate(values):
         height = max(1.0, CHART_HEIGHT * value / most) if most else 1.0
@@ -111,7 +112,7 @@ def chart(title: str, values: Sequence[float], text: Callable[[float], str]) -> 
                 text(value),
             )
         )
-    return Chart(title, tuple(bars), text(most), text(values[-1]) if values else "")
+    return Chart(title, tuple(bars), text(most), text(values[-1]) if values else "", has_values=most > 0)
 
 
 @dataclass(frozen=True)

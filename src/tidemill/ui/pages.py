@@ -45,6 +45,9 @@ SCREENS = {
     "/cluster": "Cluster",
     "/futures": "Futures",
 }
+PARENTS = {"/table": "/", "/run": "/runs", "/view": "/views", "/future": "/futures"}
+"""The screen of the navigation that each other screen belongs to."""
+
 CHARTED_STEPS = 60
 
 Context = dict[str, Any]
@@ -71,6 +74,12 @@ def _templates() -> jinja2.Environment:
     return environment
 
 
+def compile_templates() -> None:
+    """Compile all templates, so that the first request need not."""
+    for name in _templates().list_templates():
+        _templates().get_template(name)
+
+
 def _link(path: str, **parameters: object) -> str:
     return formats.link(path, parameters)
 
@@ -88,7 +97,7 @@ def render(
             link=_link,
             now=now,
             ago=lambda at: formats.ago(at, now),
-            path=request.url.path,
+            screen=PARENTS.get(request.url.path, request.url.path),
             here=formats.link(request.url.path, dict(request.query_params)),
             query=dict(request.query_params),
             cluster_name=site.reader.cluster,
@@ -155,7 +164,7 @@ def _view(site: "Site", which: StepsParameters) -> Context:
         "title": which.view,
         "view": detail,
         "steps": steps,
-        "charts": charts if len(charted) > 1 else (),
+        "charts": [chart for chart in charts if chart.has_values] if len(charted) > 1 else [],
         "circuit": drawing.circuit_tree(detail.circuit),
     }
 

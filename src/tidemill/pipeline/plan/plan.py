@@ -14,7 +14,7 @@ from tidemill.errors import DatasetChanged, DeclarationError, SubscriptionChange
 from tidemill.events import Emit, ignore
 from tidemill.lots import owners
 from tidemill.lots.checks import can_drop
-from tidemill.pipeline import key_columns, retired
+from tidemill.pipeline import descriptions, key_columns, retired
 from tidemill.pipeline.plan import templates
 from tidemill.pipeline.plan.arc_stages import DeclareArc
 from tidemill.pipeline.plan.arcs import ArcPlanner
@@ -85,6 +85,7 @@ class Plan:
             event = stage.apply(self.context, holder)
             if event is not None:
                 emit(event)
+        descriptions.update(self.context, self.program, self.circuits)
 
     def explained(self, view: str) -> CircuitExplanation:
         """Explain the circuit of a view, down to the datasets it reads."""

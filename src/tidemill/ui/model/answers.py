@@ -155,6 +155,18 @@ class SchemaRevision(msgspec.Struct, frozen=True, kw_only=True):
     schema: str
 
 
+class TriggerLine(msgspec.Struct, frozen=True, kw_only=True):
+    """The subscription of an arc or a view group; see `tidemill triggers`."""
+
+    name: str
+    state: str
+    why: str
+    in_s: float | None
+    behind: int
+    failures: int
+    requested: int
+
+
 class TableDetail(msgspec.Struct, frozen=True, kw_only=True):
     """One table.
 
@@ -162,6 +174,8 @@ class TableDetail(msgspec.Struct, frozen=True, kw_only=True):
     - keep_s: how long lots are kept; None for ever.
     - quarantined: how many records are in quarantine, in how many lots.
     - reads, read_by: the tables upstream and downstream.
+    - trigger: the trigger of the arc that writes the table.
+    - source: where the rows come from, if the table has a source.
     """
 
     table: TableLine
@@ -176,6 +190,8 @@ class TableDetail(msgspec.Struct, frozen=True, kw_only=True):
     quarantined_lots: int = 0
     reads: tuple[str, ...] = ()
     read_by: tuple[str, ...] = ()
+    trigger: TriggerLine | None = None
+    source: str = ""
 
 
 class PartLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -285,8 +301,8 @@ class OperatorAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class ViewDetail(msgspec.Struct, frozen=True, kw_only=True):
     """One view.
 
-    - sql, how, circuit, certified: known after a runner has planned the pipeline with this release.
-    - how: whether each step processes only the changes, or why it recomputes the view.
+    - sql, circuit, certified, incremental: known after a runner has planned the pipeline with this release.
+    - incremental: whether each step processes only the changes.
     - stale: whether the next step rebuilds the view, because it changed.
     """
 
@@ -298,9 +314,9 @@ class ViewDetail(msgspec.Struct, frozen=True, kw_only=True):
     reads: tuple[str, ...]
     uses: tuple[str, ...]
     stale: bool
+    trigger: TriggerLine | None = None
     sql: str = ""
     where: str = ""
-    how: str = ""
     incremental: bool | None = None
     certified: str = ""
     circuit: tuple[OperatorAnswer, ...] = ()
@@ -340,18 +356,6 @@ class NodeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     claims: int
     total: dict[str, float]
     free: dict[str, float]
-
-
-class TriggerLine(msgspec.Struct, frozen=True, kw_only=True):
-    """The subscription of an arc or a view group; see `tidemill triggers`."""
-
-    name: str
-    state: str
-    why: str
-    in_s: float | None
-    behind: int
-    failures: int
-    requested: int
 
 
 class ClusterDetail(msgspec.Struct, frozen=True, kw_only=True):

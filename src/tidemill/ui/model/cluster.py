@@ -6,9 +6,8 @@ from tidemill.cluster import node_list
 from tidemill.cluster.node_list import NodeLine
 from tidemill.store import Tx
 from tidemill.triggers import listing
-from tidemill.triggers.listing import TriggerInfo
-from tidemill.ui.model.answers import ClusterDetail, NodeAnswer, TriggerLine, TriggerPage
-from tidemill.ui.model.overview import MOST_TRIGGERS, all_triggers
+from tidemill.ui.model.answers import ClusterDetail, NodeAnswer, TriggerPage
+from tidemill.ui.model.overview import MOST_TRIGGERS, all_triggers, describe_trigger
 from tidemill.ui.model.reader import StoreReader
 
 MOST_NODES = 500
@@ -39,20 +38,8 @@ def detail(reader: StoreReader) -> ClusterDetail:
 def triggers(reader: StoreReader, name: str = "", after: str = "", limit: int = 100) -> TriggerPage:
     """Return a page of subscriptions; `name` is a part of their names."""
     infos = [info for info in all_triggers(reader, name, MOST_TRIGGERS) if info.name > after]
-    items = tuple(_trigger(info) for info in infos[:limit])
+    items = tuple(describe_trigger(info) for info in infos[:limit])
     return TriggerPage(items=items, next=infos[limit - 1].name if len(infos) > limit else "")
-
-
-def _trigger(info: TriggerInfo) -> TriggerLine:
-    return TriggerLine(
-        name=info.name,
-        state=info.state.value,
-        why=info.why,
-        in_s=info.in_s,
-        behind=sum(info.behind.values()),
-        failures=info.failures,
-        requested=info.requested,
-    )
 
 
 def _node(reader: StoreReader, node: NodeLine) -> NodeAnswer:

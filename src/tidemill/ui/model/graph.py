@@ -1,7 +1,11 @@
 """The lineage of tables: sources, datasets, arcs and views, left to right."""
 
+from functools import partial
+
 import msgspec
 
+from tidemill.lots.keys import DatasetId
+from tidemill.pipeline import descriptions
 from tidemill.triggers.listing import TriggerInfo, TriggerState
 from tidemill.ui.model.answers import Graph, GraphEdge, GraphNode
 from tidemill.ui.model.catalog import Declarations
@@ -27,11 +31,12 @@ def lineage(reader: StoreReader) -> Graph:
     """Return the lineage of all tables of the cluster."""
     catalog = reader.catalog()
     triggers = {info.name: info for info in all_triggers(reader)}
-    nodes, edges = _tables(catalog)
+    nodes = _tables(catalog)
+    source_nodes, edges = _sources(reader, {node.id for node in nodes})
     arc_nodes, arc_edges = _arcs(catalog, triggers)
     view_nodes, view_edges = _views(catalog, triggers)
     edges += arc_edges + view_edges
-    everything = [*nodes, *arc_nodes, *view_nodes]
+    everything = [*source_nodes, *nodes, *arc_nodes, *view_nodes]
     shown = everything[:MOST_NODES]
     names = {node.id for node in shown}
     kept = [edge for edge in edges if edge.source in names and edge.target in names]
@@ -43,20 +48,31 @@ def lineage(reader: StoreReader) -> Graph:
     )
 
 
-def _tables(catalog: Declarations) -> tuple[list[GraphNode], list[GraphEdge]]:
-    live = [table for table in catalog.ordered if not catalog.is_retired(table)]
-    nodes = [
+def _tables(catalog: Declarations) -> list[GraphNode]:
+    return [
         GraphNode(
             id=f"table:{table}",
             kind="dataset",
             name=table.name,
             pipeline=", ".join(sorted(catalog.owners.get(table, {}))),
-            detail="quarantine" if table in catalog.quarantines else "",
         )
-        for table in live
-        if table not in catalog.quarantines
+        for table in catalog.ordered
+        if not catalog.is_retired(table) and table not in catalog.quarantines
     ]
-    return nodes, []
+
+
+def _sources(reader: StoreReader, tables: set[str]) -> tuple[list[GraphNode], list[GraphEdge]]:
+    nodes, edges = [], []
+    described = reader.run(partial(descriptions.sources, keys=reader.descriptions))
+    for (pipeline, dataset), row in described.items():
+        target = f"table:{DatasetId(dataset)}"
+        if target in tables:
+            id_ = f"source:{pipeline}/{dataset}"
+            nodes.append(
+                GraphNode(id=id_, kind="source", name=row.origin, pipeline=pipeline, detail=row.where)
+            )
+            edges.append(GraphEdge(source=id_, target=target))
+    return nodes, edges
 
 
 def _arcs(catalog: Declarations, triggers: dict[str, TriggerInfo]) -> tuple[list[GraphNode], list[GraphEdge]]:

@@ -15,7 +15,7 @@ from tidemill.lots.lots import LotRow
 from tidemill.store import Tx
 from tidemill.triggers import listing
 from tidemill.triggers.listing import TriggerInfo, TriggerState
-from tidemill.ui.model.answers import Action, Problem, RunLine, RunningLine, RunPage, Summary
+from tidemill.ui.model.answers import Action, Problem, RunLine, RunningLine, RunPage, Summary, TriggerLine
 from tidemill.ui.model.catalog import Declarations
 from tidemill.ui.model.reader import StoreReader
 
@@ -57,6 +57,25 @@ def all_triggers(reader: StoreReader, name: str = "", limit: int = MOST_TRIGGERS
     )
 
 
+def trigger_line(reader: StoreReader, name: str) -> TriggerLine | None:
+    """Describe the subscription of an arc or a view group; None before its first run."""
+    info = reader.run(lambda tx: listing.read(tx, reader.keys.triggers, reader.keys.lots, name))
+    return None if info is None else describe_trigger(info)
+
+
+def describe_trigger(info: TriggerInfo) -> TriggerLine:
+    """Describe a subscription."""
+    return TriggerLine(
+        name=info.name,
+        state=info.state.value,
+        why=info.why,
+        in_s=info.in_s,
+        behind=sum(info.behind.values()),
+        failures=info.failures,
+        requested=info.requested,
+    )
+
+
 def _requested(keys: ArcKeys, tx: Tx, names: "list[str]") -> dict[str, int]:
     return dict(lot_requests.count_unfinished(tx, keys, names))
 
@@ -82,19 +101,19 @@ def problems(reader: StoreReader, catalog: Declarations, triggers: list[TriggerI
                 kind="quarantine",
                 name=owner.name,
                 state="quarantined",
-                why=f"{records:,} records do not fit the table or fail a check",
+                why=f"{records:,} records do not fit the table, or fail a check.",
                 count=records,
                 lots=tuple(row.lot for row in held[:MOST_NAMED]),
             )
     futures = reader.count_futures()
     for state in (FutureState.QUARANTINED.value, FutureState.FAILED.value, FutureState.UNSATISFIABLE.value):
         if futures.get(state):
-            why = {"quarantined": "they crashed their worker too often", "failed": "their function failed"}
+            why = {"quarantined": "They crashed their worker too often.", "failed": "Their function failed."}
             yield Problem(
                 kind="futures",
-                name=f"{state} futures",
+                name="futures",
                 state=state,
-                why=why.get(state, "no live node can run them"),
+                why=why.get(state, "No live node can run them."),
                 count=futures[state],
             )
     for trigger in triggers:

@@ -8,6 +8,7 @@ from tidemill.errors import ArcUnknown, LotUnknown
 from tidemill.futures.client.queries import tries
 from tidemill.futures.protocol import rows as future_rows
 from tidemill.futures.protocol.rows import Claimed
+from tidemill.obs.lines import counted
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Abandoned, AnyAttempt, Open
 from tidemill.store import Tx
@@ -70,7 +71,7 @@ def _state(tx: Tx, reader: StoreReader, state: AnyLot) -> str:
 def _why(state: AnyLot) -> str:
     match state:
         case PartialLot():
-            failed = f"{len(state.failed)} parts failed: " if state.failed else ""
+            failed = f"{counted(len(state.failed), 'part')} failed: " if state.failed else ""
             return failed + state.error
         case MissingLot():
             return state.error

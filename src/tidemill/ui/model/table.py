@@ -2,16 +2,16 @@
 
 from functools import partial
 
-import msgspec
-
 from tidemill.errors import DatasetUnknown
 from tidemill.lots import expiry, lots
 from tidemill.lots.checks import quarantine_of
 from tidemill.lots.keys import DatasetId
+from tidemill.pipeline import descriptions
 from tidemill.store import Tx
 from tidemill.ui.model import grid
 from tidemill.ui.model.answers import LotPage, SchemaRevision, TableDetail
 from tidemill.ui.model.catalog import Declarations
+from tidemill.ui.model.overview import trigger_line
 from tidemill.ui.model.reader import StoreReader
 
 MOST_REVISIONS = 100
@@ -26,13 +26,13 @@ def detail(reader: StoreReader, name: str, version: str = "") -> TableDetail:
     keys = reader.keys.lots
 
     def read(tx: Tx) -> tuple[float | None, int, list[SchemaRevision]]:
-        keep = tx.get(keys.keep[table.parts])
+        keep = expiry.policies(tx, keys).get(table)
         earlier = tx.range(*keys.columns.under(*table.parts), limit=MOST_REVISIONS, snapshot=True)
         revisions = [
             SchemaRevision(revision=_revision(keys.columns.unpack(old.key)), schema=old.value.decode())
             for old in earlier
         ]
-        keep_s = None if keep is None else msgspec.msgpack.decode(keep, type=int) / 1e6
+        keep_s = None if keep is None else keep.keep_us / 1e6
         return keep_s, expiry.read(tx, keys, table).lots, revisions
 
     keep_s, expired, revisions = reader.run(read)
@@ -55,7 +55,15 @@ def detail(reader: StoreReader, name: str, version: str = "") -> TableDetail:
         quarantined_lots=len(held),
         reads=() if spec is None else tuple(read.name for read in spec.reads),
         read_by=tuple(sorted(_readers(catalog, table))),
+        trigger=None if spec is None else trigger_line(reader, spec.id),
+        source=_source(reader, table),
     )
+
+
+def _source(reader: StoreReader, table: DatasetId) -> str:
+    """Return where the rows of a table come from; empty if it has no source."""
+    described = reader.run(partial(descriptions.sources, keys=reader.descriptions))
+    return next((row.origin for (_, name), row in described.items() if name == table.name), "")
 
 
 def lot_page(

@@ -1,15 +1,22 @@
 """Views: how each is computed, and its steps."""
 
 from functools import partial
+from typing import Any
 
 from tidemill.errors import ViewRefused
+from tidemill.pipeline import descriptions
+from tidemill.pipeline.explanation import Explanation
 from tidemill.store import Tx
 from tidemill.ui.model import grid
-from tidemill.ui.model.answers import StepLine, StepPage, ViewDetail, ViewLine, ViewPage
+from tidemill.ui.model.answers import OperatorAnswer, StepLine, StepPage, ViewDetail, ViewLine, ViewPage
 from tidemill.ui.model.catalog import Declarations, ViewEntry
+from tidemill.ui.model.overview import trigger_line
 from tidemill.ui.model.reader import StoreReader
+from tidemill.views.certify import certificates
+from tidemill.views.circuit.explanation import CircuitExplanation
 from tidemill.views.steps import commits, records
 from tidemill.views.steps.commits import StepRow
+from tidemill.views.steps.keys import group_id
 
 MOST_LATENCIES = 200
 """How many records are read to measure the latency of steps."""
@@ -44,7 +51,41 @@ def detail(reader: StoreReader, name: str, pipeline: str = "") -> ViewDetail:
         reads=tuple(read.name for read in entry.spec.reads),
         uses=entry.spec.uses,
         stale=entry.name in entry.group.stale,
+        trigger=trigger_line(reader, group_id(entry.pipeline, entry.group.spec.name)),
+        **reader.run(partial(_described, reader=reader, entry=entry)),
     )
+
+
+def _described(tx: Tx, reader: StoreReader, entry: ViewEntry) -> dict[str, Any]:
+    """Return what the last run stored about a view for people."""
+    row = descriptions.read_view(tx, reader.descriptions, entry.pipeline, entry.name)
+    if row is None:
+        return {}
+    certificate = certificates.read(tx, reader.cluster, row.certificate) if row.certificate else None
+    circuit = None if row.incremental is None else CircuitExplanation({}, {}, {})
+    explanation = Explanation(entry.name, circuit, certificate, row.declared, always_full=row.always_full)
+    refused = certificate is not None and not certificate.equal and not certificate.open
+    operators = [
+        OperatorAnswer(
+            id=each.id,
+            kind=each.kind,
+            rung=each.rung,
+            detail=each.detail,
+            why=each.reason,
+            inputs=each.inputs,
+        )
+        for each in row.operators
+    ]
+    return {
+        "sql": row.sql,
+        "where": row.where,
+        "incremental": None
+        if row.incremental is None
+        else row.incremental and not (refused or row.always_full),
+        "certified": explanation.certified,
+        "circuit": tuple(operators),
+        "notes": row.notes,
+    }
 
 
 def steps(reader: StoreReader, name: str, pipeline: str = "", before: str = "", limit: int = 50) -> StepPage:
@@ -95,4 +136,5 @@ def _line(reader: StoreReader, entry: ViewEntry) -> ViewLine:
         behind=_behind(reader, entry),
         published_at=grid.view_line(reader, entry).published_at,
         stale=entry.name in entry.group.stale,
+        incremental=reader.run(partial(_described, reader=reader, entry=entry)).get("incremental"),
     )
