@@ -67,6 +67,7 @@ bench: $(VENV)/.postgres  ## the measurements behind the claims, one JSON object
 	@$(BIN)/python -m bench.lots --json $(ARGS)
 	@$(BIN)/python -m bench.heap --json $(ARGS)
 	@$(BIN)/python -m bench.gaps --json $(ARGS)
+	@$(BIN)/python -m bench.page --json $(ARGS)
 	@$(BIN)/python -m bench.growth --json $(ARGS)
 	@$(BIN)/python -m bench.views --json $(ARGS)
 	@$(BIN)/python -m bench.certify --json $(ARGS)

@@ -1,0 +1,1 @@
+"""Measure how fast the page answers over many lots and futures."""
