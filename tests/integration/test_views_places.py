@@ -113,9 +113,10 @@ def test_every_place_computes_the_same_digests(
 ) -> None:
     digests = {}
     monkeypatch.setattr(execution, "threads_for", lambda _: 3)  # each computes a range
+    monkeypatch.setattr(in_process_executor, "CALL_BYTES", 500)  # a few rows for each call of Spark
     for place in ("spark", "runner"):
         monkeypatch.setenv(SETTING, place)
-        shop = Shop(tmp_path / place, spark, "sales", "best")
+        shop = Shop(tmp_path / place, spark, "sales", "best", "cheap")
         digests[place] = shop.run_steps()
         assert set(shop.places) == {place}
         shop.check()

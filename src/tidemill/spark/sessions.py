@@ -58,6 +58,11 @@ _LOCAL: Final[Mapping[str, str]] = {
     "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
     # Listing local files takes far less time than a Spark job that lists them.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000",
+    # Without its web pages, Spark still keeps the plans of the last 1,000 queries in the driver's heap.
+    "spark.sql.ui.retainedExecutions": "10",
+    "spark.ui.retainedJobs": "50",
+    "spark.ui.retainedStages": "50",
+    "spark.ui.retainedTasks": "1000",
 }
 _DAEMON: Final[Mapping[str, str]] = {"spark.python.daemon.module": "tidemill.spark.python_daemon"}
 _LOG_SETTINGS = Path(__file__).parent / "log4j2.properties"

@@ -114,7 +114,7 @@ class Chain:
         inputs = {edge.origin.table for edge in self.edges if isinstance(edge.origin, ChainInput)}
         return tuple(sorted(inputs - internal))
 
-    @property
+    @cached_property
     def spills(self) -> dict[str, PlacedOperator]:
         """Return the operators that write rows for later jobs, by the name of the input they write."""
         return {
@@ -132,7 +132,7 @@ class Chain:
         """Return how many layers a job has."""
         return max((placed.layer for placed in self.operators if placed.job == job), default=0)
 
-    @property
+    @cached_property
     def outputs(self) -> dict[str, PlacedOperator]:
         """Return the sink of each view."""
         return {
@@ -174,8 +174,12 @@ class Chain:
 
     def leaving(self, origin: int | str) -> list[Edge]:
         """Return the edges that begin at an operator or at an input."""
-        return [
-            edge
-            for edge in self.edges
-            if (edge.origin.table if isinstance(edge.origin, ChainInput) else edge.origin) == origin
-        ]
+        return self._edges_by_origin.get(origin, [])
+
+    @cached_property
+    def _edges_by_origin(self) -> dict[int | str, list[Edge]]:
+        edges: dict[int | str, list[Edge]] = {}
+        for edge in self.edges:
+            origin = edge.origin.table if isinstance(edge.origin, ChainInput) else edge.origin
+            edges.setdefault(origin, []).append(edge)
+        return edges

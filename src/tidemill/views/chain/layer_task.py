@@ -9,6 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -63,7 +64,7 @@ class StepPlan:
         """Return how many layers the job has."""
         return self.chain.depth(self.job)
 
-    @property
+    @cached_property
     def numbers(self) -> frozenset[int]:
         """Return the numbers of the active operators of this job."""
         return frozenset(n for n in self.active if self.chain.operators[n].job == self.job)

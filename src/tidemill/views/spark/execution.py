@@ -12,6 +12,7 @@ worker. There are at most 256 tasks, one for each slice of hash space.
 
 import os
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from enum import StrEnum
@@ -24,7 +25,8 @@ from tidemill.spark.storage import Storage
 from tidemill.views.chain.layer_task import StepPlan, TaskReport
 from tidemill.views.spark.executor import ChainExecutor, Inputs
 from tidemill.views.spark.in_process_executor import InProcessExecutor, TooLargeInProcess
-from tidemill.views.spark.row_expressions import TypesOf
+from tidemill.views.spark.row_expressions import TypesOf, along_edges
+from tidemill.views.spark.shared_projection import SharedProjection
 from tidemill.views.spark.spark_executor import SparkExecutor
 from tidemill.views.spark.step_inputs import LotInput
 from tidemill.views.spark.tasks import TaskPaths
@@ -43,6 +45,9 @@ If it is unset, an estimate decides for each step.
 MOST_ROWS: Final = 2_000_000
 MOST_BYTES: Final = 32 * 1024**2
 """The largest step that the runner executes. Spark has more memory, so it executes larger steps."""
+
+MOST_VALUES: Final = 8_000_000
+"""How many values Spark may compute from changed tables and return to the runner: rows times columns."""
 
 THREAD_ROWS: Final = 50_000
 """How many changed rows the runner gives to each thread."""
@@ -85,6 +90,9 @@ class InputSize(NamedTuple):
     def __add__(self, other: object) -> "InputSize":
         assert isinstance(other, InputSize)
         return InputSize(self.rows + other.rows, self.stored_bytes + other.stored_bytes)
+
+    def times(self, copies: int) -> "InputSize":
+        return InputSize(self.rows * copies, self.stored_bytes * copies)
 
 
 EMPTY: Final = InputSize(0, 0)
@@ -132,6 +140,7 @@ def execute(
             return Execution(_run(executor, inputs), estimate)
         except (TooLargeInProcess, MemoryError):
             estimate = estimate._replace(place=ExecutionPlace.SPARK)
+    plan = replace(plan, ranges=ranges(max(len(plan.ranges), tasks_for(spark, size.times(_copies(plan))))))
     return Execution(_run(SparkExecutor(spark, storage, plan, paths, types_of), inputs), estimate)
 
 
@@ -173,6 +182,7 @@ def choose(plan: StepPlan, tables: Iterable[str], size: InputSize, cores: int) -
         size: the size of the changes.
         cores: how many Spark tasks run at the same time.
     """
+    tables = list(tables)
     rows = size.rows
     layers = calls = 0
     for number in range(plan.chain.jobs):
@@ -193,8 +203,19 @@ def choose(plan: StepPlan, tables: Iterable[str], size: InputSize, cores: int) -
             hint="set it to spark or runner; if it is unset, Tidemill chooses the faster one for each step",
         )
     small = runner < spark and rows <= MOST_ROWS and size.stored_bytes <= MOST_BYTES
+    small = small and rows * _computed_columns(plan, tables) <= MOST_VALUES
     place = ExecutionPlace(setting or (ExecutionPlace.RUNNER if small else ExecutionPlace.SPARK))
     return Estimate(place, runner if place is ExecutionPlace.RUNNER else spark)
+
+
+def _computed_columns(plan: StepPlan, tables: Iterable[str]) -> int:
+    """Return how many columns Spark computes from the table that needs the most."""
+    return max((_projection(plan, table).width for table in tables), default=0)
+
+
+def _projection(plan: StepPlan, table: str) -> SharedProjection:
+    edges = [edge for edge in plan.leaving(table) if edge.plain is None and not edge.expressions.explodes]
+    return along_edges(edges, plan, lambda _: ())
 
 
 # --- tasks
@@ -209,6 +230,20 @@ def size_of(slices: Iterable[LotSlice]) -> InputSize:
     """Return the size of lots."""
     items = [item for lot in slices for item in lot.objects]
     return InputSize(sum(item.rows or 0 for item in items), sum(item.size for item in items))
+
+
+def _copies(plan: StepPlan) -> int:
+    """Return how many times one layer can receive the rows of the step: once for each edge that leads to it.
+
+    A task holds the rows of all operators of its layer.
+    """
+    chain = plan.chain
+    layers = Counter(
+        (chain.operators[edge.target].job, chain.operators[edge.target].layer)
+        for edge in chain.edges
+        if edge.target in plan.active
+    )
+    return max(layers.values(), default=1)
 
 
 def tasks_for(spark: "SparkSession", size: InputSize) -> int:

@@ -23,7 +23,8 @@ from tidemill.views.chain.outputs import OutputSink
 from tidemill.views.chain.row_expressions import FilterStep, SelectStep
 from tidemill.views.chain.stateful_operator import numbered_columns, with_weight
 from tidemill.views.circuit.render import Renderer
-from tidemill.views.spark.row_expressions import WEIGHT, TypesOf
+from tidemill.views.spark.row_expressions import TypesOf
+from tidemill.views.spark.shared_projection import WEIGHT
 from tidemill.views.spark.step_inputs import FrameInput, SpilledInput, StepInput
 from tidemill.views.spark.tasks import TaskPaths
 from tidemill.views.trace.version import TraceChanges

@@ -29,6 +29,7 @@ from tidemill.views.spark import row_expressions, tasks
 from tidemill.views.spark.executor import ChainExecutor
 from tidemill.views.spark.memory import expect_large_steps, keep_memory, release_memory
 from tidemill.views.spark.row_sink import Write
+from tidemill.views.spark.shared_projection import SharedProjection
 from tidemill.views.spark.step_inputs import StepInput
 from tidemill.views.spark.tasks import TaskPaths
 from tidemill.views.spark.wire_format import RANGE, REPORT, WIRE, task_reports, to_wire, wire_row
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 256 * 2**20
 """How many bytes of packets may be in memory."""
+
+CALL_BYTES = 32 * 2**20
+"""About how many bytes Spark computes at a time and returns to this process. They are in Java's heap, where
+Spark needs several times as much. The default heap has 1 GB."""
 
 WRITERS = 4
 """How many objects are written at the same time."""
@@ -112,10 +117,10 @@ class InProcessExecutor(ChainExecutor):
                 rows = row_expressions.with_identity(rows, len(operator.types), self.types_of(edge.target))
             packets += self._deliver(edge, _collected(rows))
         if together:
-            rows = row_expressions.along_edges(frame, together, self.plan, self.types_of)
-            table = _collected(rows).combine_chunks()
+            projection = row_expressions.along_edges(together, self.plan, self.types_of)
+            table = _collected(projection.apply(frame)).combine_chunks()
             for edge in together:
-                packets += self._deliver(edge, _fields(table[f"e{edge.number}"]))
+                packets += self._deliver(edge, projection.edges[edge.number].rows(table))
         return packets
 
     def _deliver(self, edge: Edge, rows: pa.Table) -> Iterable[pa.RecordBatch]:
@@ -136,13 +141,24 @@ class InProcessExecutor(ChainExecutor):
         if not self.plan.spark_edges(number):
             return batches
         packed = [batch.select(WIRE.names) for batch in batches if not _has_structs(batch)]
-        if len(packed) < len(batches):
-            structs = pa.Table.from_batches([batch for batch in batches if _has_structs(batch)])
-            frame = row_expressions.after_layer(
-                self.spark.createDataFrame(structs), self.plan, number, self.types_of
-            )
-            packed += _collected(frame).to_batches()
-        return list(tasks.packing_task(self.plan, self._local_paths, number, write)(iter(packed)))
+        projection = row_expressions.after_layer(self.plan, number, self.types_of)
+        structs = [batch for batch in batches if _has_structs(batch)]
+        computed = self._projected(projection, structs)
+        task = tasks.packing_task(self.plan, self._local_paths, number, projection.edges, write)
+        return _limited(task(itertools.chain(packed, computed)))
+
+    def _projected(
+        self, projection: SharedProjection, structs: Sequence[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        """Let Spark evaluate row expressions, for so many rows at a time that the results fit its memory."""
+        if not structs:
+            return
+        table = pa.Table.from_batches(structs)
+        growth = max(1.0, projection.width / sum(field.type.num_fields for field in list(table.schema)[4:]))
+        calls = max(1, -int(-table.nbytes * growth // CALL_BYTES))
+        for rows in split_rows(table, -(-table.num_rows // calls), CALL_BYTES):
+            frame = projection.apply(self.spark.createDataFrame(rows), WIRE.names)
+            yield from _collected(frame).to_batches()
 
 
 def _limited(batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
@@ -177,10 +193,3 @@ def _has_structs(batch: pa.RecordBatch) -> bool:
 
 def _operator(row: pa.RecordBatch) -> int:
     return int(row.column(1)[0].as_py())
-
-
-def _fields(column: pa.ChunkedArray) -> pa.Table:
-    """Return the fields of a struct column, without the rows where the struct is NULL."""
-    present = column.filter(column.is_valid()).combine_chunks()
-    structs = present if isinstance(present, pa.StructArray) else pa.concat_arrays(present.chunks)
-    return pa.Table.from_arrays(structs.flatten(), names=[each.name for each in column.type])

@@ -1,28 +1,24 @@
 """Evaluate row expressions with Spark: the conditions and expressions between stateful operators.
 
 Rows of tables are plain frames. After a layer, one frame holds the rows of several operators. Each operator
-has a struct column, which is NULL in the rows of other operators. A condition that is false makes the struct
-NULL; expressions compute a new struct. Conditions and expressions are evaluated only where the struct is not
-NULL. So no frame is consumed twice (DBSP-46), and an expression can raise errors only on rows of its own
-operator.
+has a struct column, which is NULL in the rows of other operators. One projection evaluates all edges that do
+not explode rows, so no frame is consumed twice (DBSP-46).
 """
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from tidemill.views.chain.chain import Edge
+from tidemill.views.chain.chain import ChainInput, Edge
 from tidemill.views.chain.layer_task import StepPlan
 from tidemill.views.chain.outputs import OutputSink
 from tidemill.views.chain.row_expressions import ExplodeStep, FilterStep, RowExpressions, SelectStep
 from tidemill.views.circuit.expr import Expr
 from tidemill.views.spark import weighted_rows
-from tidemill.views.spark.wire_format import WIRE
+from tidemill.views.spark.shared_projection import WEIGHT, SharedProjection
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType
-
-WEIGHT = "_w"
 
 TypesOf = Callable[[int], "Sequence[DataType]"]
 """Returns the Spark types of a view's columns, by the number of its sink."""
@@ -59,79 +55,27 @@ def with_identity(df: "DataFrame", width: int, kinds: "Sequence[DataType]") -> "
     return df.select(*columns, high.alias(f"c{width}"), low.alias(f"c{width + 1}"), sf.col(WEIGHT))
 
 
-def after_layer(df: "DataFrame", plan: StepPlan, layer: int, types_of: TypesOf) -> "DataFrame":
-    """Apply the row expressions of the edges after a layer: returns a struct column `e7` for edge 7."""
-    from pyspark.sql import functions as sf
-
-    edges = [edge for edges in plan.spark_edges(layer).values() for edge in edges]
-    wire = [sf.col(name) for name in WIRE.names]
-    df = df.select(*wire, *(sf.col(f"n{edge.origin}").alias(f"e{edge.number}") for edge in edges))
-    return _applied(df, wire, edges, plan, types_of)
+def after_layer(plan: StepPlan, layer: int, types_of: TypesOf) -> SharedProjection:
+    """Return the projection that applies the row expressions of the edges after a layer."""
+    return along_edges([edge for edges in plan.spark_edges(layer).values() for edge in edges], plan, types_of)
 
 
-def along_edges(df: "DataFrame", edges: Sequence[Edge], plan: StepPlan, types_of: TypesOf) -> "DataFrame":
-    """Apply the row expressions of several edges to a table of c0, c1, … and `_w`.
+def along_edges(edges: Sequence[Edge], plan: StepPlan, types_of: TypesOf) -> SharedProjection:
+    """Return the projection that applies the row expressions of several edges. No edge may explode rows.
 
-    Returns a struct column `e7` for edge 7, NULL where the row does not pass. No edge may explode rows.
+    The rows of a table are a frame of c0, c1, … and `_w`. The rows of operator 5 are the structs in column
+    `n5` of a frame that also has rows of other operators.
     """
-    from pyspark.sql import functions as sf
-
-    row = sf.struct(*df.columns)
-    return _applied(df.select(*(row.alias(f"e{edge.number}") for edge in edges)), [], edges, plan, types_of)
-
-
-def _applied(
-    df: "DataFrame", leading: "Sequence[Column]", edges: Sequence[Edge], plan: StepPlan, types_of: TypesOf
-) -> "DataFrame":
-    from pyspark.sql import functions as sf
-
-    for place in range(max((len(edge.expressions.steps) for edge in edges), default=0)):
-        df = df.select(*leading, *(_step(edge, place).alias(f"e{edge.number}") for edge in edges))
-    identified = {edge.number for edge in edges if _needs_identity(plan, edge)}
-    if not identified:
-        return df
-    return df.select(
-        *leading,
-        *(
-            (
-                _identity(edge, plan, types_of) if edge.number in identified else sf.col(f"e{edge.number}")
-            ).alias(f"e{edge.number}")
-            for edge in edges
-        ),
-    )
-
-
-def _needs_identity(plan: StepPlan, edge: Edge) -> bool:
-    operator = plan.chain.operators[edge.target].operator
-    return isinstance(operator, OutputSink) and operator.needs_spark
-
-
-def _step(edge: Edge, place: int) -> "Column":
-    from pyspark.sql import functions as sf
-
-    name = f"e{edge.number}"
-    if place >= len(edge.expressions.steps):
-        return sf.col(name)
-    step = edge.expressions.steps[place]
-    inside = f"{name}.c{{}}".format
-    if isinstance(step, FilterStep):
-        return sf.expr(f"CASE WHEN {name} IS NOT NULL AND {_all(step.conditions, inside)} THEN {name} END")
-    assert isinstance(step, SelectStep), "rows of a kernel are not exploded in the same job"
-    fields = [f"'c{i}', {expr.sql(inside)}" for i, expr in enumerate(step.expressions)]
-    struct = ", ".join([*fields, f"'{WEIGHT}', {name}.{WEIGHT}"])
-    return sf.expr(f"CASE WHEN {name} IS NOT NULL THEN named_struct({struct}) END")
-
-
-def _identity(edge: Edge, plan: StepPlan, types_of: TypesOf) -> "Column":
-    from pyspark.sql import functions as sf
-
-    operator = plan.chain.operators[edge.target].operator
-    assert isinstance(operator, OutputSink)
-    width, name = len(operator.types), f"e{edge.number}"
-    columns = [sf.col(f"{name}.c{i}") for i in range(width)]
-    high, low = weighted_rows.identity(columns, types_of(edge.target))
-    fields = [column.alias(f"c{i}") for i, column in enumerate([*columns, high, low])]
-    return sf.when(sf.col(name).isNotNull(), sf.struct(*fields, sf.col(f"{name}.{WEIGHT}").alias(WEIGHT)))
+    projection = SharedProjection()
+    for edge in edges:
+        target = plan.chain.operators[edge.target].operator
+        kinds = types_of(edge.target) if isinstance(target, OutputSink) and target.needs_spark else None
+        if isinstance(edge.origin, ChainInput):
+            projection.add(edge, edge.origin.width, "", kinds)
+        else:
+            width = len(plan.chain.operators[edge.origin].operator.out) - 1
+            projection.add(edge, width, f"n{edge.origin}", kinds)
+    return projection
 
 
 def _all(conditions: Sequence[Expr], column: Callable[[int], str]) -> str:

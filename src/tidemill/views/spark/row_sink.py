@@ -27,7 +27,9 @@ from tidemill.views.trace.consolidation import column
 from tidemill.views.trace.layout import WEIGHT
 
 HELD_BYTES = 64 * 1024**2
-"""How much memory one view's rows may use in a task before they are spilled to disk."""
+LEAST_HELD_BYTES = 4 * 1024**2
+"""How much memory the rows of all views together may use in a task before they are spilled to disk, and how
+much each view may use at least."""
 
 Write = Callable[[Callable[[], object]], object]
 """Writes an object, now or in the background."""

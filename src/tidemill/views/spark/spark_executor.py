@@ -64,8 +64,9 @@ class SparkExecutor(ChainExecutor):
             if edge not in together:
                 yield self._edge_packets(frame, edge)
         if together:
-            structs = row_expressions.along_edges(frame, together, self.plan, self.types_of)
-            yield _mapped(structs, tasks.edges_task(self.plan, self.paths, together))
+            projection = row_expressions.along_edges(together, self.plan, self.types_of)
+            rows = projection.apply(frame)
+            yield _mapped(rows, tasks.edges_task(self.plan, self.paths, projection.edges))
 
     def _edge_packets(self, frame: "DataFrame", edge: Edge) -> "DataFrame":
         rows = row_expressions.apply_expressions(self.spark, frame, edge.expressions)
@@ -85,8 +86,9 @@ class SparkExecutor(ChainExecutor):
             schema = from_arrow_schema(tasks.layer_schema(self.plan, layer))
             frame = _mapped(frame, tasks.layer_task(self.plan, self.paths, layer), schema)
             if self.plan.spark_edges(layer):
-                frame = row_expressions.after_layer(frame, self.plan, layer, self.types_of)
-                frame = _mapped(frame, tasks.packing_task(self.plan, self.paths, layer))
+                projection = row_expressions.after_layer(self.plan, layer, self.types_of)
+                frame = projection.apply(frame, WIRE.names)
+                frame = _mapped(frame, tasks.packing_task(self.plan, self.paths, layer, projection.edges))
         return frame.select("blob")
 
     def _file_packets(

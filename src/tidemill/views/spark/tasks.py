@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidemill import crash
 from tidemill.clock import SystemClock
@@ -34,7 +35,16 @@ from tidemill.views.chain.layer_task import (
 from tidemill.views.chain.outputs import OutputSink
 from tidemill.views.spark.lot_files import LotFilePart, LotReader
 from tidemill.views.spark.memory import keep_memory
-from tidemill.views.spark.row_sink import RowSink, Write, unique_name, write_now, write_rows
+from tidemill.views.spark.row_sink import (
+    HELD_BYTES,
+    LEAST_HELD_BYTES,
+    RowSink,
+    Write,
+    unique_name,
+    write_now,
+    write_rows,
+)
+from tidemill.views.spark.shared_projection import EdgeColumns
 from tidemill.views.spark.wire_format import RANGE, REPORT, WIRE, table_of, to_wire, wire_row
 from tidemill.views.trace.batches import BATCH_BYTES, BATCH_ROWS, batched, split_rows
 from tidemill.views.trace.bundle import Bundle
@@ -156,20 +166,18 @@ def delivery_task(plan: StepPlan, paths: TaskPaths, operator: int, side: int) ->
     return run
 
 
-def edges_task(plan: StepPlan, paths: TaskPaths, edges: Sequence[Edge]) -> Task:
+def edges_task(plan: StepPlan, paths: TaskPaths, edges: Mapping[int, EdgeColumns]) -> Task:
     """Return a task that packs rows of a table for several edges.
 
-    Its input has a struct column `e7` for edge 7.
+    Its input is a projection that has the rows of these edges.
     """
 
     def run(batches: Batches) -> Batches:
-        for rows in _large_tables(batches):
-            for edge in edges:
-                structs = rows[f"e{edge.number}"].combine_chunks()
-                structs = structs.filter(structs.is_valid()) if structs.null_count else structs
-                if len(structs):
-                    flat = pa.Table.from_arrays(structs.flatten(), names=[each.name for each in structs.type])
-                    yield from _sent(plan, paths, edge, flat)
+        for projected in _large_tables(batches):
+            for number, columns in edges.items():
+                rows = columns.rows(projected)
+                if rows.num_rows:
+                    yield from _sent(plan, paths, plan.chain.edges[number], rows)
 
     return run
 
@@ -315,13 +323,18 @@ def _padded(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 # --- after Spark's row expressions
 
 
-def packing_task(plan: StepPlan, paths: TaskPaths, number: int, write: Write = write_now) -> Task:
+def packing_task(
+    plan: StepPlan,
+    paths: TaskPaths,
+    number: int,
+    edges: Mapping[int, EdgeColumns],
+    write: Write = write_now,
+) -> Task:
     """Return a task that packs rows after Spark has evaluated row expressions.
 
-    Its input has a struct column `e7` for edge 7. After the last layer, the task writes the rows of views to
-    files.
+    Its input has packets, and a projection that has the rows of these edges. After the last layer, the task
+    writes the rows of views to files.
     """
-    edges = [edge for edges in plan.spark_edges(number).values() for edge in edges]
     last = number == plan.depth
 
     def sent_packets(pending: dict[tuple[int, int], list[pa.Table]]) -> Batches:
@@ -332,21 +345,20 @@ def packing_task(plan: StepPlan, paths: TaskPaths, number: int, write: Write = w
         pending: dict[tuple[int, int], list[pa.Table]] = {}
         size = 0
         for batch in batches:
-            blobs = batch.filter(pa.compute.is_valid(batch.column(3)))
-            for row in range(blobs.num_rows):
-                yield blobs.slice(row, 1).select(WIRE.names)
-            tos = batch.column(0)
-            for edge in edges if batch.num_columns > len(WIRE) else ():
-                rows = batch.column(f"e{edge.number}")
-                if rows.null_count == len(rows):
-                    continue
-                valid = rows.is_valid()
-                ranges = tos.filter(valid)
-                flat = pa.Table.from_arrays(rows.filter(valid).flatten(), names=[f.name for f in rows.type])
-                for to in pa.compute.unique(ranges).to_pylist():
-                    selected = flat if len(ranges) == 0 else flat.filter(pa.compute.equal(ranges, to))
-                    pending.setdefault((edge.number, to), []).append(selected)
-                    size += selected.nbytes
+            is_packet = pc.is_valid(batch.column(3))
+            packets = batch.filter(is_packet).select(WIRE.names)
+            for row in range(packets.num_rows):
+                yield packets.slice(row, 1)
+            if batch.num_columns == len(WIRE) or packets.num_rows == batch.num_rows:
+                continue
+            computed = batch.filter(pc.invert(is_packet))
+            for to in pc.unique(computed.column(0)).to_pylist():
+                projected = computed.filter(pc.equal(computed.column(0), to))
+                for edge_number, columns in edges.items():
+                    rows = columns.rows(projected)
+                    if rows.num_rows:
+                        pending.setdefault((edge_number, to), []).append(rows)
+                        size += rows.nbytes
             if size >= BATCH_BYTES:
                 yield from sent_packets(pending)
                 pending, size = {}, 0
@@ -365,6 +377,7 @@ def packing_task(plan: StepPlan, paths: TaskPaths, number: int, write: Write = w
 def _written(plan: StepPlan, paths: TaskPaths, batches: Batches, write: Write) -> Batches:
     """Write the rows of views, and pass the reports of tasks on; only reports reach the driver."""
     sinks: dict[tuple[int, int], RowSink] = {}
+    held_bytes = held_bytes_of(plan)
     for batch in batches:
         tos, operators = batch.column(0).to_pylist(), batch.column(1).to_pylist()
         for row, (to, operator) in enumerate(zip(tos, operators, strict=True)):
@@ -372,7 +385,8 @@ def _written(plan: StepPlan, paths: TaskPaths, batches: Batches, write: Write) -
                 yield batch.slice(row, 1).select(WIRE.names)
             elif operator >= 0:
                 if (operator, to) not in sinks:
-                    sinks[operator, to] = RowSink(HASH if _output(plan, operator).identified else "")
+                    identity = HASH if _output(plan, operator).identified else ""
+                    sinks[operator, to] = RowSink(identity, held_bytes)
                 sinks[operator, to].add(table_of(batch.column(3)[row]))
     folders = dict(paths.folders)
     objects = _cache(paths).objects
@@ -387,6 +401,12 @@ def _written(plan: StepPlan, paths: TaskPaths, batches: Batches, write: Write) -
                 report.files.append(file)
         report.seconds, began = time.perf_counter() - began, time.perf_counter()
         yield wire_row(to, REPORT, "", report.encode())
+
+
+def held_bytes_of(plan: StepPlan) -> int:
+    """Return how much memory the rows of each view may use in a task."""
+    sinks = sum(isinstance(plan.chain.operators[number].operator, OutputSink) for number in plan.numbers)
+    return max(LEAST_HELD_BYTES, HELD_BYTES // max(1, sinks))
 
 
 def _output(plan: StepPlan, number: int) -> OutputSink:
