@@ -202,7 +202,7 @@ def test_a_lot_that_kills_its_runners_is_not_compacted_any_more() -> None:
         scope = layouts.scope(node)
         program = Program(pipeline="shop", datasets={ORDERS.id: ORDERS}, arcs={}, sources={}, groups={})
         parts: Any = None
-        upkeep = Upkeep(scope, program, parts, rewrite, state, Failures(scope, state))
+        upkeep = Upkeep(scope, program, parts, rewrite, None, state, Failures(scope, state))
         assert upkeep._compactor is not None
         upkeep.compact(upkeep._compactor)
         return state

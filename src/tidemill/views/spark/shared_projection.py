@@ -18,7 +18,6 @@ import pyarrow as pa
 from tidemill.views.chain.chain import Edge
 from tidemill.views.chain.row_expressions import FilterStep, SelectStep
 from tidemill.views.circuit.expr import Expr
-from tidemill.views.spark import weighted_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -108,6 +107,9 @@ class SharedProjection:
             passed: columns of the frame that the result has too, before the columns of the edges.
         """
         from pyspark.sql import functions as sf
+
+        # Imported here: it imports the SQL parser, which the workers of Spark do not need.
+        from tidemill.views.spark import weighted_rows
 
         for stage in self._stages:
             frame = frame.selectExpr("*", *(f"{sql} AS {name}" for sql, name in stage.items()))
