@@ -24,11 +24,12 @@ from tests.integration.segment_child import SECRET
 from tidemill.errors import CopyCorrupt, CopyGone, FetchFailed, FetchRefused, TidemillError, UsageError
 from tidemill.futures.protocol.rows import Location, Result
 from tidemill.futures.values import result_storage as values_module
-from tidemill.futures.values.flight import SegmentFetcher, SegmentServer, TlsCertificate, is_loopback
+from tidemill.futures.values.flight import SegmentFetcher, SegmentServer, TlsCertificate
 from tidemill.futures.values.result_storage import ResultStorage
 from tidemill.futures.values.segments import Segments
 from tidemill.futures.values.signatures import ClusterKey, Signer
 from tidemill.testing.threads import STUCK_S
+from tidemill.web import is_loopback
 
 CHILD = "tests.integration.segment_child"
 SIGNER = Signer(ClusterKey(SECRET))

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from tidemill.sources.arrow_streams import StreamTooLarge, read_stream
-from tidemill.sources.push_server import RequestRefused, parse_rows
+from tidemill.sources.push_body import RequestRefused, parse_rows
 
 MOST = 1 << 20
 ARROW = "application/vnd.apache.arrow.stream"

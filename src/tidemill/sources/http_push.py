@@ -16,15 +16,9 @@ from tidemill.scope import Scope
 from tidemill.sources import source_lease
 from tidemill.sources.events import PushStarted, PushStopped
 from tidemill.sources.keys import SourceKeys
+from tidemill.sources.push_body import BODY_BYTES
 from tidemill.sources.push_receiver import PushReceiver
-from tidemill.sources.push_server import (
-    BODY_BYTES,
-    SHORT_TOKEN_HINT,
-    TOKEN_LETTERS,
-    PushEndpoint,
-    PushServer,
-    is_loopback,
-)
+from tidemill.sources.push_server import SHORT_TOKEN_HINT, TOKEN_LETTERS, PushEndpoint, PushServer
 from tidemill.sources.row_converters import check_types, converter
 from tidemill.sources.source import (
     PollResult,
@@ -38,6 +32,7 @@ from tidemill.sources.source import (
     source_id,
 )
 from tidemill.store import Tx
+from tidemill.web import is_loopback, require_packages
 
 ENVIRONMENT = "TIDEMILL_PUSH_TOKEN"
 
@@ -58,6 +53,8 @@ class PushSource(Source):
     host: str
     port: int
     public: bool
+    tls_cert: str
+    tls_key: str
     body_bytes: int
 
     quarantines: ClassVar[bool] = False
@@ -65,7 +62,8 @@ class PushSource(Source):
     @property
     def description(self) -> str:
         """The address, without the token."""
-        return f"POST http://{self.host}:{self.port or '*'}/{self.path}"
+        scheme = "https" if self.tls_cert else "http"
+        return f"POST {scheme}://{self.host}:{self.port or '*'}/{self.path}"
 
     def __repr__(self) -> str:
         return f"<PushSource {self.description}>"
@@ -83,6 +81,7 @@ class PushSource(Source):
 
     def check(self, target: SourceTarget) -> None:
         check_types(target.dataset)
+        require_packages(("uvicorn",), "push", "http_push")
 
     def open(self, target: SourceTarget, runtime: SourceRuntime) -> "PushArrival":
         return PushArrival(self, target, runtime)
@@ -104,6 +103,8 @@ def http_push(
     host: str = "127.0.0.1",
     port: int = 0,
     public: bool = False,
+    tls_cert: str = "",
+    tls_key: str = "",
     body_bytes: int = BODY_BYTES,
 ) -> PushSource:
     """Declare a source: rows that other programs send with POST requests.
@@ -120,7 +121,9 @@ def http_push(
             cluster key, and `Dataset.address()` returns it.
         host: an address of this machine. It must be a loopback address unless `public` is set.
         port: the port to listen on; any free port if omitted. `tidemill status` shows it.
-        public: accept requests from other machines. Put a proxy with TLS in front of the server.
+        public: accept requests from other machines. Use TLS: `tls_cert` and `tls_key`, or a proxy in front.
+        tls_cert: a file with a certificate (PEM) on every node that may receive.
+        tls_key: a file with the certificate's key.
         body_bytes: the maximum size of a body, before and after decompression.
     """
     shown = token if token is not None else os.environ.get(ENVIRONMENT, "")
@@ -131,8 +134,10 @@ def http_push(
     if not public and not is_loopback(host):
         raise BadSource(
             f"{host} is not a loopback address",
-            hint="use a loopback address, or set public=True and put a proxy with TLS in front",
+            hint="use a loopback address, or set public=True and use TLS: tls_cert= and tls_key=",
         )
+    if bool(tls_cert) != bool(tls_key):
+        raise BadSource("TLS needs a certificate and its key", hint="set both tls_cert= and tls_key=")
     if not 0 <= port < 65_536:
         raise BadSource(f"invalid port={port}", hint="use a port up to 65535, or 0 for any free port")
     if body_bytes < 1:
@@ -140,7 +145,16 @@ def http_push(
     stripped = path.strip("/")
     if any(letter in stripped for letter in "?#\0"):
         raise BadSource(f"invalid path {path!r:.80}", hint="use a path like /orders, without ? or #")
-    return PushSource(path=stripped, token=shown, host=host, port=port, public=public, body_bytes=body_bytes)
+    return PushSource(
+        path=stripped,
+        token=shown,
+        host=host,
+        port=port,
+        public=public,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        body_bytes=body_bytes,
+    )
 
 
 class PushArrival:
@@ -181,6 +195,8 @@ class PushArrival:
             host=source.host,
             port=source.port,
             public=source.public,
+            tls_cert=source.tls_cert,
+            tls_key=source.tls_key,
             body_bytes=source.body_bytes,
         )
         receiver.start()

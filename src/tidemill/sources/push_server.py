@@ -15,55 +15,46 @@ body is too large; 415: the type of the body is unknown; 422: the rows do not fi
 limit of the store; 429: too many requests are waiting; 500: an error in Tidemill; 503: this node cannot take
 the rows now.
 
-By default the server listens on a loopback address. It has no TLS: for other machines, put a proxy with TLS
-in front of it. It uses the HTTP server of Python's standard library (`docs/adr/0009-sources.md` explains
-why). Each connection has a thread and a time limit.
+By default the server listens on a loopback address. For other machines, give it a certificate, or put a
+proxy with TLS in front of it. One thread runs the event loop; it parses small bodies itself, and leaves
+the others to a few more threads, so that a large body does not delay small ones.
 """
 
+import asyncio
 import contextlib
-import gzip
 import hashlib
 import hmac
-import io
-import ipaddress
 import json
-import socket
-import threading
-import zlib
-from collections.abc import Mapping
-from concurrent.futures import TimeoutError as AnswerTimeout
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
 
 from tidemill.errors import (
-    AppendRefused,
     BadSource,
     ObjectError,
     ProducerConflict,
     PublishError,
     PushBusy,
-    PushRefused,
     SourceUnavailable,
     StoreError,
     TidemillError,
 )
 from tidemill.lots.producers import Identity, Receipt
-from tidemill.sources.arrow_streams import StreamTooLarge, read_stream
-from tidemill.sources.json_objects import check_object
+from tidemill.sources.push_body import BODY_BYTES, RequestRefused, decompressed, parse_rows
 from tidemill.sources.push_receiver import PushReceiver
 from tidemill.sources.row_converters import Convert
+from tidemill.web import WebServer, is_loopback, listen, require_packages
 
-BODY_BYTES: Final = 8 << 20
+T = TypeVar("T")
+Headers = Mapping[str, str]
 TOKEN_LETTERS: Final = 16
 SHORT_TOKEN_HINT: Final = f"use a random token of at least {TOKEN_LETTERS} characters"
-_DRAIN_BYTES: Final = 16 << 20
-_DRAIN_S: Final = 2.0
-_ARROW: Final = "application/vnd.apache.arrow.stream"
-_LINES: Final = frozenset({"application/x-ndjson", "application/jsonl", "application/json-lines"})
+_SMALL_BYTES: Final = 128 << 10
+"""The event loop parses JSON bodies up to this size itself: passing them to a thread takes longer."""
 
 
 class PushEndpoint(msgspec.Struct, frozen=True):
@@ -82,6 +73,8 @@ class PushServer:
         host: an address of this machine. It must be a loopback address unless `public` is set.
         port: the port; 0 for any free port.
         public: accept requests from other machines.
+        tls_cert: a file with a certificate (PEM), for TLS.
+        tls_key: a file with the certificate's key.
         body_bytes: the maximum size of a body, before and after decompression.
         connections: the maximum number of open connections; the server closes further ones immediately.
         answer_s: how long a request waits until its rows are durable.
@@ -96,6 +89,8 @@ class PushServer:
         host: str = "127.0.0.1",
         port: int = 0,
         public: bool = False,
+        tls_cert: str = "",
+        tls_key: str = "",
         body_bytes: int = BODY_BYTES,
         connections: int = 256,
         answer_s: float = 30.0,
@@ -106,19 +101,33 @@ class PushServer:
         if not public and not is_loopback(host):
             raise BadSource(
                 f"{host} is not a loopback address",
-                hint="set public=True, and put a proxy with TLS in front",
+                hint="set public=True, and use TLS: tls_cert= and tls_key=, or a proxy in front",
             )
+        require_packages(("uvicorn",), "push", "http_push")
+        from tidemill.sources.push_connection import limited
+
         self.endpoints = dict(endpoints)
         self.token = token
         self.body_bytes = body_bytes
         self.answer_s = answer_s
-        self.idle_s = idle_s
-        self._server = _Server((host, port), _Handler, self, connections)
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="tidemill-push-body")
+        try:
+            self._server = WebServer(
+                self._answer,
+                listen(host, port),
+                tls_cert=tls_cert,
+                tls_key=tls_key,
+                protocol=limited(connections, idle_s),
+            )
+        except (OSError, ValueError) as error:
+            raise BadSource(
+                f"the push server cannot listen on {host}:{port}: {error}",
+                hint="choose a free port, and check tls_cert= and tls_key=",
+            ) from None
 
     @property
     def url(self) -> str:
-        host, port = self._server.server_address[:2]
-        return f"http://{host!s}:{port}"
+        return self._server.url
 
     @property
     def receives(self) -> bool:
@@ -126,237 +135,166 @@ class PushServer:
         return all(not endpoint.receiver.closed for endpoint in self.endpoints.values())
 
     def start(self) -> None:
-        threading.Thread(
-            target=self._server.serve_forever,
-            kwargs={"poll_interval": 0.05},
-            name="tidemill-push",
-            daemon=True,
-        ).start()
+        self._server.start("tidemill-push")
 
     def close(self) -> None:
-        """Close the server; publish and answer the waiting requests."""
-        self._server.shutdown()
+        """Publish and answer the waiting requests, and close the server."""
         for endpoint in self.endpoints.values():
             endpoint.receiver.close()
-        self._server.server_close()
+        self._server.stop()
+        self._threads.shutdown(wait=False)
 
+    # --- requests
 
-class RequestRefused(Exception):
-    """The server refuses a request, and answers it with this error."""
-
-    def __init__(self, status: int, code: str, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.status, self.code, self.message, self.hint = status, code, message, hint
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 128
-
-    def __init__(
-        self, address: tuple[str, int], handler: type["_Handler"], push: PushServer, connections: int
-    ) -> None:
-        self.push = push
-        self._free = threading.Semaphore(connections)
-        super().__init__(address, handler)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+    async def _answer(self, scope: Mapping[str, Any], receive: Any, send: Any) -> None:
+        """Answer a request. This is the ASGI application."""
         try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore the error: it is normal that a sender closes its connection."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: _Server
-    server_version = "tidemill"
-    sys_version = ""
-
-    def setup(self) -> None:
-        self.request.settimeout(self.server.push.idle_s)
-        super().setup()
-
-    def do_GET(self) -> None:
-        if self.path == "/healthz":
-            self._respond(200, {"ok": True})
-        else:
-            self._respond(404, _error("not-found", "this path does not exist", "use POST /{dataset}"))
-
-    def do_POST(self) -> None:
-        try:
-            answer = self._take()
+            status, answer = 200, await self._process(scope, receive)
         except RequestRefused as refused:
-            self.close_connection = True
-            self._respond(refused.status, _error(refused.code, refused.message, refused.hint))
-            self._drain()
-        except OSError:
-            raise  # the sender closed its connection
+            status, answer = refused.status, _error(refused.code, refused.message, refused.hint)
+        except _SenderGone:
+            return
         except Exception as error:  # noqa: BLE001 - a bug must not leave a sender without an answer
-            self.close_connection = True
             message = f"the request could not be processed: {type(error).__name__}"
-            self._respond(500, _error("internal", message, "this is a bug in Tidemill; please report it"))
-            self._drain()
-        else:
-            self._respond(200, answer)
+            status, answer = 500, _error("internal", message, "this is a bug in Tidemill; please report it")
+        body = json.dumps(answer).encode() + b"\n"
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        if status in (429, 503):
+            headers.append((b"retry-after", b"1"))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
-    def _take(self) -> dict[str, Any]:
-        push = self.server.push
-        shown = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(shown.encode(), push.token.encode()):
+    async def _process(self, scope: Mapping[str, Any], receive: Any) -> dict[str, Any]:
+        path = scope["raw_path"].decode("latin-1")
+        if scope["method"] != "POST":
+            if scope["method"] == "GET" and path == "/healthz":
+                return {"ok": True}
+            raise RequestRefused(404, "not-found", "this path does not exist", "use POST /{dataset}")
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        shown = headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(shown.encode(), self.token.encode()):
             raise RequestRefused(
                 401, "unauthorized", "the token is missing or wrong", "send Authorization: Bearer TOKEN"
             )
-        endpoint = push.endpoints.get(unquote(self.path.partition("?")[0].strip("/")))
+        endpoint = self.endpoints.get(unquote(path.strip("/")))
         if endpoint is None:
             raise RequestRefused(
-                404, "not-found", "this dataset does not exist", f"use one of {', '.join(push.endpoints)}"
+                404, "not-found", "this dataset does not exist", f"use one of {', '.join(self.endpoints)}"
             )
-        body = self._body()
-        identity = self._identity(body)
-        rows = parse_rows(body, self.headers.get("Content-Type", ""), push.body_bytes)
-        try:
-            table = endpoint.convert(rows)
-            waiting = endpoint.receiver.submit(table, identity, rows)
-            receipt = waiting.result(push.answer_s)
-        except PushBusy as busy:
-            raise RequestRefused(429, busy.code, busy.message, busy.hint) from None
-        except ProducerConflict as conflict:
-            raise RequestRefused(409, conflict.code, conflict.message, conflict.hint) from None
-        except AnswerTimeout:
-            raise RequestRefused(
-                503, "unavailable", "the rows could not be stored in time", "send them again"
-            ) from None
-        except (StoreError, ObjectError, PublishError, SourceUnavailable) as unavailable:
-            raise RequestRefused(503, unavailable.code, unavailable.message, unavailable.hint) from None
-        except TidemillError as error:
-            raise RequestRefused(422, error.code, error.message, error.hint) from None
+        body = await _body(receive, self._length(headers))
+
+        def submit() -> tuple[Future[Receipt], pa.Table]:
+            return self._submit(endpoint, headers, body)
+
+        if len(body) <= _SMALL_BYTES and _is_plain_json(headers):
+            waiting, table = submit()
+        else:
+            waiting, table = await asyncio.get_running_loop().run_in_executor(self._threads, submit)
+        with _refusals():
+            receipt = await _result(waiting, self.answer_s)
         return _receipt(receipt, table.num_rows)
 
-    def _body(self) -> bytes:
-        most = self.server.push.body_bytes
-        length = self.headers.get("Content-Length", "")
+    def _length(self, headers: Headers) -> int:
+        length = headers.get("content-length", "")
         if not length.isascii() or not length.isdigit() or len(length) > 18:
             raise RequestRefused(
                 411, "length-required", "Content-Length is missing or invalid", "send Content-Length"
             )
-        if int(length) > most:
+        if int(length) > self.body_bytes:
             raise RequestRefused(
                 413,
                 "too-large",
                 f"the body is too large: {int(length):,} bytes",
-                f"send at most {most:,} bytes",
+                f"send at most {self.body_bytes:,} bytes",
             )
-        body = self.rfile.read(int(length))
-        if len(body) < int(length):
-            raise RequestRefused(
-                400, "bad-body", "the body is shorter than Content-Length", "send the request again"
-            )
-        encoding = self.headers.get("Content-Encoding", "identity")
-        if encoding == "gzip":
-            return _decompressed(body, most)
-        if encoding != "identity":
+        return int(length)
+
+    def _submit(
+        self, endpoint: PushEndpoint, headers: Headers, body: bytes
+    ) -> tuple[Future[Receipt], pa.Table]:
+        """Parse a body, and pass its rows to the receiver."""
+        encoding = headers.get("content-encoding", "identity")
+        if encoding not in ("identity", "gzip"):
             raise RequestRefused(
                 415, "bad-encoding", f"the encoding {encoding!r:.40} is not supported", "use gzip, or none"
             )
-        return body
-
-    def _drain(self) -> None:
-        """Keep reading for a moment: closing a connection with unread bytes would discard the answer."""
-        self.connection.settimeout(_DRAIN_S)
-        left = _DRAIN_BYTES
-        with contextlib.suppress(OSError, ValueError):
-            self.connection.shutdown(socket.SHUT_WR)
-            while left > 0 and (chunk := self.rfile.read1(min(left, 1 << 16))):
-                left -= len(chunk)
-
-    def _identity(self, body: bytes) -> Identity | None:
-        producer, seq = self.headers.get("Tidemill-Producer"), self.headers.get("Tidemill-Seq")
-        if producer is None and seq is None:
-            return None
-        if not producer or seq is None or not seq.isascii() or not seq.isdigit() or len(seq) > 18:
-            raise RequestRefused(
-                400,
-                "bad-number",
-                "Tidemill-Producer or Tidemill-Seq is missing or invalid",
-                "send both headers; Tidemill-Seq must be a number, for example 17",
-            )
-        return Identity(producer, int(seq), hashlib.sha256(body).hexdigest()[:32])
-
-    def _respond(self, status: int, answer: dict[str, Any]) -> None:
-        body = json.dumps(answer).encode() + b"\n"
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        if status in (429, 503):
-            self.send_header("Retry-After", "1")
-        if self.close_connection:
-            self.send_header("Connection", "close")
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's name
-        """Log nothing: events report what happens."""
+        if encoding == "gzip":
+            body = decompressed(body, self.body_bytes)
+        identity = _identity(headers, body)
+        rows = parse_rows(body, headers.get("content-type", ""), self.body_bytes)
+        with _refusals():
+            table = endpoint.convert(rows)
+            return endpoint.receiver.submit(table, identity, rows), table
 
 
-def parse_rows(body: bytes, content_type: str, most: int = BODY_BYTES) -> Any:
-    """Parse the rows of a body according to its content type; they may have at most `most` bytes."""
-    content_type = content_type.partition(";")[0].strip().lower()
-    try:
-        if content_type == _ARROW:
-            return read_stream(body, most)
-        if content_type in _LINES:
-            return [_object(json.loads(line)) for line in body.splitlines() if line.strip()]
-        if content_type == "application/json":
-            value = json.loads(body)
-            return [_object(item) for item in (value if isinstance(value, list) else [value])]
-    except AppendRefused as refused:
-        raise RequestRefused(422, refused.code, refused.message, refused.hint) from None
-    except StreamTooLarge:
+class _SenderGone(Exception):
+    """The sender closed its connection."""
+
+
+def _is_plain_json(headers: Headers) -> bool:
+    return "content-encoding" not in headers and "json" in headers.get("content-type", "")
+
+
+async def _body(receive: Any, length: int) -> bytes:
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise _SenderGone
+        body += message["body"]
+        if not message["more_body"]:
+            break
+    if len(body) != length:
         raise RequestRefused(
-            413, "too-large", "the table in the body is too large", f"send at most {most:,} bytes of rows"
-        ) from None
-    except (ValueError, RecursionError, pa.ArrowException, OSError) as error:
-        raise RequestRefused(
-            400, "bad-body", f"the body is not {content_type}: {error}"[:500], PushRefused.hint
-        ) from None
-    raise RequestRefused(
-        415,
-        "bad-type",
-        f"the content type {content_type!r:.60} is not supported",
-        f"use application/x-ndjson, application/json or {_ARROW}",
-    )
-
-
-def _object(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{value!r:.60} is not a JSON object")  # noqa: TRY004 - the body is bad, not the program
-    return check_object(value)
-
-
-def _decompressed(body: bytes, most: int) -> bytes:
-    try:
-        with gzip.open(io.BytesIO(body)) as file:
-            data = file.read(most + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise RequestRefused(
-            400, "bad-body", f"the body is not gzip: {error}", "send the request again"
-        ) from None
-    if len(data) > most:
-        raise RequestRefused(
-            413, "too-large", "the decompressed body is too large", f"send at most {most:,} bytes"
+            400, "bad-body", "the body does not have the length of Content-Length", "send the request again"
         )
-    return data
+    return bytes(body)
+
+
+async def _result(waiting: "Future[T]", timeout_s: float) -> T:
+    """Return the result of a future of another thread. A timeout does not cancel it."""
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+    def wake(_: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(done.set)
+
+    waiting.add_done_callback(wake)
+    await asyncio.wait_for(done.wait(), timeout_s)
+    return waiting.result()
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Refuse the request with the status that fits an error."""
+    try:
+        yield
+    except PushBusy as busy:
+        raise RequestRefused(429, busy.code, busy.message, busy.hint) from None
+    except ProducerConflict as conflict:
+        raise RequestRefused(409, conflict.code, conflict.message, conflict.hint) from None
+    except TimeoutError:
+        raise RequestRefused(
+            503, "unavailable", "the rows could not be stored in time", "send them again"
+        ) from None
+    except (StoreError, ObjectError, PublishError, SourceUnavailable) as unavailable:
+        raise RequestRefused(503, unavailable.code, unavailable.message, unavailable.hint) from None
+    except TidemillError as error:
+        raise RequestRefused(422, error.code, error.message, error.hint) from None
+
+
+def _identity(headers: Headers, body: bytes) -> Identity | None:
+    producer, seq = headers.get("tidemill-producer"), headers.get("tidemill-seq")
+    if producer is None and seq is None:
+        return None
+    if not producer or seq is None or not seq.isascii() or not seq.isdigit() or len(seq) > 18:
+        raise RequestRefused(
+            400,
+            "bad-number",
+            "Tidemill-Producer or Tidemill-Seq is missing or invalid",
+            "send both headers; Tidemill-Seq must be a number, for example 17",
+        )
+    return Identity(producer, int(seq), hashlib.sha256(body).hexdigest()[:32])
 
 
 def _receipt(receipt: Receipt, rows: int) -> dict[str, Any]:
@@ -370,11 +308,3 @@ def _receipt(receipt: Receipt, rows: int) -> dict[str, Any]:
 
 def _error(code: str, message: str, hint: str) -> dict[str, Any]:
     return {"error": {"code": code, "message": message, "hint": hint}}
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -13,7 +13,6 @@ adds that header by itself.
 
 import hashlib
 import hmac
-import ipaddress
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from urllib.parse import urlsplit
 
 from tidemill.clock import Clock
 from tidemill.errors import UsageError
+from tidemill.web import is_loopback
 
 COOKIE = "tidemill-session"
 SESSION_S = 12 * 3600
@@ -57,14 +57,6 @@ def read_token(path: str) -> str:
             hint=f"use a random token of at least {LEAST_TOKEN} characters",
         )
     return token
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine's loopback address."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 @dataclass(frozen=True, kw_only=True)

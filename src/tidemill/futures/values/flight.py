@@ -15,7 +15,6 @@ This module imports pyarrow only when it serves or fetches, because most process
 """
 
 import contextlib
-import ipaddress
 import random
 import threading
 from collections import OrderedDict
@@ -30,6 +29,7 @@ import msgspec
 from tidemill.errors import BadSignature, CopyCorrupt, CopyGone, FetchFailed, FetchRefused, UsageError
 from tidemill.futures.protocol.rows import Location
 from tidemill.futures.values.signatures import Signer
+from tidemill.web import is_loopback
 
 CHUNK_BYTES = 1 << 20
 NONCE_BYTES = 32
@@ -59,14 +59,6 @@ class _Ticket(msgspec.Struct, frozen=True, array_like=True):
 
 _ticket = msgspec.msgpack.Decoder(_Ticket)
 _encode = msgspec.msgpack.Encoder().encode
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine, so that data for it does not leave the machine."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _address(scheme: str, host: str, port: int) -> str:
