@@ -49,7 +49,7 @@ def is_loopback(host: str) -> bool:
 def listen(host: str, port: int, backlog: int = 128) -> socket.socket:
     """Return a socket that listens on an address; raise `OSError` if that is impossible."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio turns Nagle's algorithm off only for sockets that name the protocol; with it, an answer takes 40 ms.
+    # asyncio turns Nagle's algorithm off only for sockets that name TCP. With it, an answer takes 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
