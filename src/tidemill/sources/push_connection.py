@@ -10,6 +10,7 @@ import logging
 from typing import Any, Final
 
 import h11
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 DRAIN_BYTES: Final = 16 << 20
@@ -52,6 +53,7 @@ class PushConnection(_Base, asyncio.Protocol):  # type: ignore[misc]
         if len(self.connections) > self.most_connections:
             transport.close()
             return
+        self.flow = _BodyFlow(transport, self)
         self._heard_at = self.loop.time()
         self._idle_check = self.loop.call_later(self.most_idle_s, self._close_if_idle)
 
@@ -105,6 +107,10 @@ class PushConnection(_Base, asyncio.Protocol):  # type: ignore[misc]
             pass  # the request has been answered already, or cannot be
         self.transport.close()
 
+    @property
+    def is_reading_body(self) -> bool:
+        return self.cycle is not None and self.cycle.more_body and not self.cycle.response_complete
+
     def _sends_body(self) -> bool:
         return self.conn.their_state is h11.SEND_BODY
 
@@ -116,3 +122,15 @@ class PushConnection(_Base, asyncio.Protocol):  # type: ignore[misc]
             self.transport.abort()
         else:
             self._idle_check = self.loop.call_later(left_s, self._close_if_idle)
+
+
+class _BodyFlow(FlowControl):
+    """Does not pause while a body is read: its size is limited, and each pause waits for other threads."""
+
+    def __init__(self, transport: Any, connection: PushConnection) -> None:
+        super().__init__(transport)
+        self._connection = connection
+
+    def pause_reading(self) -> None:
+        if not self._connection.is_reading_body:
+            super().pause_reading()

@@ -53,8 +53,9 @@ T = TypeVar("T")
 Headers = Mapping[str, str]
 TOKEN_LETTERS: Final = 16
 SHORT_TOKEN_HINT: Final = f"use a random token of at least {TOKEN_LETTERS} characters"
-_SMALL_BYTES: Final = 128 << 10
-"""The event loop parses JSON bodies up to this size itself: passing them to a thread takes longer."""
+_SMALL_BYTES: Final = 8 << 10
+"""The event loop parses JSON bodies up to this size itself: passing them to a thread takes longer. Larger
+bodies would keep it from reading other requests, so that fewer of them become one lot."""
 
 
 class PushEndpoint(msgspec.Struct, frozen=True):
@@ -110,7 +111,7 @@ class PushServer:
         self.token = token
         self.body_bytes = body_bytes
         self.answer_s = answer_s
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="tidemill-push-body")
+        self._threads = ThreadPoolExecutor(8, thread_name_prefix="tidemill-push-body")
         try:
             self._server = WebServer(
                 self._answer,
