@@ -9,6 +9,7 @@ object as the last line of standard output.
 import importlib
 import platform
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 import click
 from rich.text import Text
@@ -19,6 +20,7 @@ from tidemill.errors import UNEXPECTED, TidemillError, describe_unexpected, is_d
 
 COMMANDS = {
     "demo": "tidemill.cli.demo.command:demo",
+    "init": "tidemill.cli.init:init_command",
     "plan": "tidemill.cli.plan:plan_command",
     "run": "tidemill.cli.run:run_command",
     "status": "tidemill.cli.status:status_command",
@@ -42,6 +44,7 @@ COMMANDS = {
     "triggers": "tidemill.cli.triggers:triggers_command",
     "worker": "tidemill.cli.worker:worker",
     "ui": "tidemill.cli.ui:ui_command",
+    "completion": "tidemill.cli.completion:completion_command",
 }
 """The module and function of every command, in the order of the help text."""
 
@@ -60,6 +63,14 @@ class Commands(click.Group):
         module, _, name = COMMANDS[cmd_name].partition(":")
         command: click.Command = getattr(importlib.import_module(module), name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and (near := get_close_matches(name, COMMANDS, n=1)):
+            raise click.UsageError(f"there is no command {name!r}; did you mean {near[0]}?", ctx)
+        return super().resolve_command(ctx, args)
 
 
 @click.command(

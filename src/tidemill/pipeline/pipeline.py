@@ -29,7 +29,7 @@ from tidemill.pipeline import graph
 from tidemill.pipeline.context import PipelineContext
 from tidemill.pipeline.declarations import ArcDecl
 from tidemill.pipeline.registry import Readable, Registry
-from tidemill.pipeline.source_line import SourceLine, caller_folder
+from tidemill.pipeline.source_line import SourceLine
 from tidemill.pipeline.tables import Dataset, RetiredDataset, RetiredView, Table, View
 from tidemill.spark.sessions import SparkSettings
 from tidemill.store import Tx
@@ -86,8 +86,6 @@ class Pipeline(Registry):
         chance: random.Random | None = None,
     ) -> None:
         super().__init__(name)
-        self.base = caller_folder()
-        """The folder of the file that declares the pipeline. Relative paths start here."""
         if home is None and store is None:
             home = f"{name}-home"
         if home is not None:
@@ -176,6 +174,16 @@ class Pipeline(Registry):
         """From now on, use this Spark session instead of the declared one."""
         self.close()
         self._spark = spark
+
+    def move_to(self, folder: str | os.PathLike[str]) -> None:
+        """From now on, use a home in this folder, and resolve relative paths there; for tests.
+
+        The declarations stay the same. The declared home or store is not touched.
+        """
+        self.close()
+        self.base = expanded(folder).resolve()
+        home = self.base / f"{self.name}-home"
+        self._place = lambda: ClusterAddress.of(home=home)
 
     def plan(self) -> "Plan":
         """Check the declarations; return what running the pipeline would change in the store."""

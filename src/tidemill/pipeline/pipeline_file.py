@@ -58,9 +58,17 @@ def configured(start: Path | None = None) -> tuple[str, Path] | None:
     return None
 
 
-def load(target: str, folder: Path) -> "Pipeline":
-    """Import a pipeline; a relative file is relative to `folder`."""
+def load(target: str, folder: Path, *, fresh: bool = False) -> "Pipeline":
+    """Import a pipeline.
+
+    Args:
+        target: the file or module, and the variable; see `find`.
+        folder: the folder that a relative file is relative to.
+        fresh: import the file again if this process has already imported it. This returns a new pipeline.
+    """
     where, _, name = target.partition(":")
+    if fresh:
+        sys.modules.pop(_module_name(folder / where) if where.endswith(".py") else where, None)
     try:
         module = _import_file(folder / where) if where.endswith(".py") else _import_module(where, folder)
     except TidemillError:
@@ -108,7 +116,7 @@ def _import_file(file: Path) -> ModuleType:
     file = file.resolve()
     if not file.is_file():
         raise PipelineNotFound(f"the file {file} does not exist")
-    name = f"tidemill_pipeline_{file.stem}"
+    name = _module_name(file)
     loaded = sys.modules.get(name)
     if loaded is not None and getattr(loaded, "__file__", None) == str(file):
         return loaded
@@ -125,6 +133,10 @@ def _import_file(file: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def _module_name(file: Path) -> str:
+    return f"tidemill_pipeline_{file.stem}"
 
 
 def _import_module(name: str, folder: Path) -> ModuleType:

@@ -4,8 +4,10 @@ Declaring uses neither the store nor Spark, so a file that declares a pipeline c
 error in one declaration is raised at once; the plan checks whether all declarations fit together.
 """
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from tidemill.errors import DeclarationError
@@ -13,6 +15,7 @@ from tidemill.lots import checks as expectations
 from tidemill.lots.checks import Check
 from tidemill.lots.datasets import DatasetRow, Drift, Kind
 from tidemill.lots.ids import Unit
+from tidemill.paths import expanded
 from tidemill.pipeline.declarations import (
     ArcDecl,
     Changes,
@@ -23,8 +26,9 @@ from tidemill.pipeline.declarations import (
     sinks_of,
 )
 from tidemill.pipeline.pace import FASTEST, Duration, Pace, grace_of, seconds
-from tidemill.pipeline.source_line import SourceLine, caller_line, errors_at
+from tidemill.pipeline.source_line import SourceLine, caller_folder, caller_line, errors_at
 from tidemill.pipeline.tables import Dataset, Table, View
+from tidemill.pipeline.view_files import read_view_files
 from tidemill.sources.registry import SOURCES
 from tidemill.sources.source import Source
 
@@ -59,6 +63,8 @@ class Registry(ABC):
                 f"{name!r} is not a valid pipeline name", hint="use letters, digits, - and _"
             )
         self.name = name
+        self.base = caller_folder()
+        """The folder of the file that declares the pipeline. Relative paths start here."""
         self.datasets: dict[str, DatasetDecl] = {}
         self.sources: dict[str, SourceDecl] = {}
         self.arcs: dict[str, ArcDecl] = {}
@@ -343,13 +349,6 @@ class Registry(ABC):
                 at least those of its last 100 steps.
         """
         line = caller_line()
-        with errors_at(line):
-            _check_pace(pace)
-            keep_s = seconds("keep", keep)
-        if refresh not in ("auto", "incremental", "full"):
-            raise DeclarationError(
-                f"{line}: invalid refresh={refresh!r}", hint="use auto, incremental or full"
-            )
         tables = (reads,) if isinstance(reads, Table | str) else tuple(reads)
         keys = (keyed_by,) if isinstance(keyed_by, str) else tuple(keyed_by)
         kinds = [linear, bool(keys), full]
@@ -365,8 +364,7 @@ class Registry(ABC):
                 " or full=",
                 hint="pass reads=[…] and exactly one of linear=True, keyed_by=[…] and full=True",
             )
-        self._new_table(name, line)
-        self.views[name] = ViewDecl(
+        decl = ViewDecl(
             name=name,
             sql=query if isinstance(query, str) else "",
             function=None if isinstance(query, str) else query,
@@ -376,10 +374,41 @@ class Registry(ABC):
             group=group,
             refresh=refresh,
             pace=pace,
-            keep_s=keep_s,
             line=line,
         )
-        return self._view(name)
+        return self._declare_view(decl, keep)
+
+    def views_in(self, folder: str | os.PathLike[str] = "views") -> list[View]:
+        """Declare a view for every SQL file in a folder: `views/revenue.sql` declares the view `revenue`.
+
+        Comment lines like `-- tidemill: cadence = PT5M` set the options of a view: `refresh`, `group`,
+        `keep`, `cadence`, `debounce`, `max_wait`, `cron`, `zone` and `most_failures`.
+
+        Args:
+            folder: the folder; a relative path is relative to the file that declares the pipeline.
+        """
+        line = caller_line()
+        with errors_at(line):
+            files = list(read_view_files(self.base / expanded(folder)))
+        declared = []
+        for file in files:
+            options = {"refresh": "auto", "group": GROUP, **file.options}
+            keep = options.pop("keep", None)
+            decl = ViewDecl(name=file.name, sql=file.sql, pace=file.pace, line=file.line, **options)
+            declared.append(self._declare_view(decl, keep))
+        return declared
+
+    def _declare_view(self, decl: ViewDecl, keep: Duration) -> View:
+        with errors_at(decl.line):
+            _check_pace(decl.pace)
+            keep_s = seconds("keep", keep)
+            if decl.refresh not in ("auto", "incremental", "full"):
+                raise DeclarationError(
+                    f"invalid refresh={decl.refresh!r}", hint="use auto, incremental or full"
+                )
+        self._new_table(decl.name, decl.line)
+        self.views[decl.name] = replace(decl, keep_s=keep_s)
+        return self._view(decl.name)
 
     def _new_table(self, name: str, line: SourceLine) -> None:
         for kind, other in self.declared_at(name):

@@ -26,7 +26,7 @@ class SourceLine(msgspec.Struct, frozen=True):
 def caller_line() -> SourceLine:
     """Return the innermost line of the call stack that is outside of this package."""
     file, number = _caller()
-    return SourceLine() if file is None else SourceLine(_shown(file), number)
+    return SourceLine() if file is None else SourceLine(shown_path(Path(file)), number)
 
 
 def caller_folder() -> Path:
@@ -45,9 +45,8 @@ def _caller() -> tuple[str | None, int]:
     return None, 0
 
 
-def _shown(file: str) -> str:
+def shown_path(path: Path) -> str:
     """Return the path of a file, relative to the current folder if the file is below that folder."""
-    path = Path(file)
     try:
         return str(path.resolve().relative_to(Path.cwd()))
     except (ValueError, OSError):

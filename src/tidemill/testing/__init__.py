@@ -12,6 +12,7 @@ from tidemill.testing.fake_clock import FakeClock, ShiftedClock
 if TYPE_CHECKING:
     from tidemill.testing.objects_conformance import ObjectsConformance
     from tidemill.testing.store_conformance import StoreConformance
+    from tidemill.testing.view_equality import assert_equal_to_spark
     from tidemill.views.certify.judge import Case, Judge, MaintainedView, Verdict
     from tidemill.views.certify.table_contents import Step
 
@@ -23,6 +24,7 @@ _SUITES = {
     "Step": "tidemill.views.certify.table_contents",
     "StoreConformance": "tidemill.testing.store_conformance",
     "Verdict": "tidemill.views.certify.judge",
+    "assert_equal_to_spark": "tidemill.testing.view_equality",
 }
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "Step",
     "StoreConformance",
     "Verdict",
+    "assert_equal_to_spark",
 ]
 
 
