@@ -171,6 +171,11 @@ class PipelineContext:
         yield self._session
 
     @property
+    def spark_is_open(self) -> bool:
+        """Whether this process has opened its Spark session."""
+        return self._session is not None
+
+    @property
     def settings(self) -> SparkSettings | None:
         """The settings with which another process opens Spark; None if the user passed a session."""
         return None if is_session(self._spark_option) else settings_of(self._spark_option, self._app)

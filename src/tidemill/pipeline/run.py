@@ -17,8 +17,10 @@ from tidemill.errors import SparkDied
 from tidemill.events import Emit, ignore
 from tidemill.pipeline import retention
 from tidemill.pipeline.run_report import Report, report_of
+from tidemill.runner.events import RunPlanned, SparkStarting
 from tidemill.runner.part_futures import resource_of
 from tidemill.runner.presence import OwnPresence, Presence
+from tidemill.runner.program import Program
 from tidemill.runner.runner import Runner
 from tidemill.runner.slots import slot
 from tidemill.spark.sessions import pin
@@ -82,8 +84,11 @@ def run_as_node(
     """
     context = pipeline.context
     started_at = context.clock.monotonic()
+    if context.settings is not None and not context.spark_is_open:
+        emit(SparkStarting(pipeline=pipeline.name, where=context.settings.where))
     plan = pipeline.plan()
     plan.apply(presence.node.id, emit)
+    emit(_planned(plan.program, watch=watch))
     retention.apply(pipeline)
     with context.spark() as spark:
         pin(spark)  # planning called functions of the user, which may have changed settings
@@ -91,3 +96,15 @@ def run_as_node(
         runner = Runner(scope, context.place.key, presence, plan.program, spark, threads=threads)
         totals = runner.run(watch=watch, starts=starts, stop=stop, left_s=left_s)
     return report_of(pipeline.name, totals, context.clock.monotonic() - started_at)
+
+
+def _planned(program: Program, *, watch: bool) -> RunPlanned:
+    return RunPlanned(
+        pipeline=program.pipeline,
+        sources={
+            source.target.dataset.name: source.source.description for source in program.sources.values()
+        },
+        arcs=len(program.arcs),
+        views=sum(len(group.views) for group in program.groups.values()),
+        watch=watch,
+    )

@@ -15,13 +15,14 @@ import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from tidemill.errors import MissingDriver, SessionUnusable, SparkUnavailable, UsageError
+from tidemill.futures.worker.memory import total_bytes
 from tidemill.spark.java import java_environment
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 OLDEST: Final = (4, 1)
+LOCAL_MASTER: Final = "local[*]"
 
 PINNED: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
@@ -66,6 +68,9 @@ _LOCAL: Final[Mapping[str, str]] = {
 }
 _DAEMON: Final[Mapping[str, str]] = {"spark.python.daemon.module": "tidemill.spark.python_daemon"}
 _LOG_SETTINGS = Path(__file__).parent / "log4j2.properties"
+_DRIVER_MEMORY = "spark.driver.memory"
+LEAST_HEAP_BYTES: Final = 1024**3
+MOST_HEAP_BYTES: Final = 8 * 1024**3
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _opening = threading.Lock()
 _silencing = threading.Lock()
@@ -108,14 +113,19 @@ class SparkSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def local(self) -> bool:
         """Whether Spark runs in this process and on this machine only (`local[…]`)."""
-        return self.remote is None and (self.master or "local[*]").startswith("local")
+        return self.remote is None and (self.master or LOCAL_MASTER).startswith("local")
+
+    @property
+    def where(self) -> str:
+        """Where Spark runs, for users: the master, or the address of the server without its parameters."""
+        return _shown(self.remote) if self.remote is not None else self.master or LOCAL_MASTER
 
     def all_conf(self) -> dict[str, str]:
         """Return all settings for a new session: our defaults, `conf` and the pinned settings."""
         if self.remote is not None:
             return {**self.conf, **PINNED}
         logs = f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}"
-        local = {**_LOCAL, **(_DAEMON if self._is_our_python() else {})} if self.local else {}
+        local = {**_LOCAL, **_memory(), **(_DAEMON if self._is_our_python() else {})} if self.local else {}
         conf = {**_DEFAULTS, **local, **self.conf, **PINNED}
         conf[_JAVA_OPTIONS] = f"{logs} {conf.get(_JAVA_OPTIONS, '')}".strip()
         return conf
@@ -128,6 +138,21 @@ class SparkSettings(msgspec.Struct, frozen=True, kw_only=True):
             or os.environ.get("PYSPARK_PYTHON")
         )
         return chosen is None or chosen == sys.executable
+
+
+def _memory() -> dict[str, str]:
+    """Return the heap of a local Spark: a quarter of the machine's memory, unless the user's files set it.
+
+    Spark's own default is 1 GB on every machine, which is too small for the first load of a large table.
+    """
+    folder = os.environ.get("SPARK_CONF_DIR") or f"{os.environ.get('SPARK_HOME', '')}/conf"
+    with suppress(OSError):
+        if _DRIVER_MEMORY in Path(folder, "spark-defaults.conf").read_text():
+            return {}
+    if "SPARK_DRIVER_MEMORY" in os.environ:
+        return {}
+    mb = min(max(total_bytes() // 4, LEAST_HEAP_BYTES), MOST_HEAP_BYTES) // 1024**2
+    return {_DRIVER_MEMORY: f"{mb}m"}
 
 
 def open_session(settings: SparkSettings | None = None) -> "SparkSession":
@@ -202,7 +227,7 @@ def _start(settings: SparkSettings) -> "SparkSession":
             "this process is a client of Spark Connect and cannot also be a Spark driver",
             hint="start Spark in another process, or set remote='sc://…'",
         )
-    master = settings.master or "local[*]"
+    master = settings.master or LOCAL_MASTER
     running = _running()
     if running is not None:
         return _sibling(running, master, settings)
