@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from tests import shop
 from tidemill.cli import main
@@ -319,3 +321,44 @@ def test_a_run_of_a_pipeline_that_cannot_be_loaded_ends_with_the_reason(
     folder.write("shop.py", "import os\nos._exit(7)\n")
     assert "ended the process with exit code 7" in folder.json(capsys, "run", code=1)["error"]["message"]
     assert folder.json(capsys, "run", "--threads", "0", code=2)["error"]["code"] == "usage"
+
+
+def test_lots_are_replaced_and_removed_and_the_changes_are_shown(
+    folder: Folder, spark: "SparkSession", capsys: Capture, tmp_path: Path
+) -> None:
+    first = pipeline_file.find()["orders"].append([(1, "north"), (2, "south")])  # type: ignore[attr-defined]
+    assert folder.json(capsys, "changes", "orders")["position"] == 1
+
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"id": 1, "region": "north"}\n\n{"id": 2, "region": "east"}\n')
+    replaced = folder.json(capsys, "replace", "orders", first.lot, str(rows))
+    assert (replaced["rows"], replaced["position"]) == (2, 2)
+    changed = folder.json(capsys, "changes", "orders", "--after", "1")
+    named = [dict(zip(changed["columns"], row, strict=True)) for row in changed["rows"]]
+    assert sorted((row["region"], row["_weight"]) for row in named if row["id"] == 2) == [
+        ("east", 1),
+        ("south", -1),
+    ]
+    assert changed["position"] == 2
+    assert "there are more rows" in folder.text(capsys, "changes", "orders", "--limit", "1")
+
+    folder.json(capsys, "remove", "orders", first.lot, "--why", "a mistake")
+    assert folder.json(capsys, "query", "SELECT * FROM orders")["rows"] == []
+
+    parquet.write_table(pa.table({"id": [7], "region": ["west"]}), tmp_path / "rows.parquet")
+    folder.json(capsys, "replace", "orders", first.lot, str(tmp_path / "rows.parquet"))
+    assert folder.json(capsys, "query", "SELECT * FROM orders")["rows"] == [[7, "west"]]
+
+
+def test_a_correction_that_is_not_possible_is_an_error(
+    folder: Folder, capsys: Capture, tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"id": 1}\nnot json\n')
+    assert "rows.jsonl, line 2: " in folder.text(capsys, "replace", "orders", "0000000001", str(rows), code=1)
+    (tmp_path / "rows.parquet").write_text("not parquet")
+    path = str(tmp_path / "rows.parquet")
+    assert "is not a Parquet file" in folder.text(capsys, "replace", "orders", "0000000001", path, code=1)
+    assert "total is not a dataset" in folder.text(capsys, "remove", "total", "0000000001", code=1)
+    assert "pass either lots" in folder.text(capsys, "replay", "checked", code=2)
+    assert "pass either lots" in folder.text(capsys, "replay", "checked", "0000000001", "--all", code=2)

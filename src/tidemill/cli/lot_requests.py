@@ -72,14 +72,18 @@ def backfill_command(output: CommandOutput, /, **options: Any) -> int:
 
 @click.command("replay")
 @request_options
+@click.option("--all", "everything", is_flag=True, help="Produce all lots of the table again.")
 @json_option
-def replay_command(output: CommandOutput, /, **options: Any) -> int:
+def replay_command(output: CommandOutput, /, everything: bool, **options: Any) -> int:
     """Produce lots of a table again, as new generations.
 
-    TABLE is the name of a table or an arc. Pass the LOTs, or a range with --from and --to. Readers see the
-    old rows until the new generation of a lot is published. Downstream tables and views are updated
+    TABLE is the name of a table or an arc. Pass the LOTs, a range with --from and --to, or --all. Readers see
+    the old rows until the new generation of a lot is published. Downstream tables and views are updated
     afterwards.
     """
+    selected = bool(options["lots"] or options["first"] or options["last"])
+    if selected == everything:
+        raise click.UsageError("pass either lots, or a range (--from LOT --to LOT), or --all")
     return _request(output, RequestKind.REPLAY, **options)
 
 
@@ -96,8 +100,6 @@ def _request(
     dry_run: bool,
     wait: bool,
 ) -> int:
-    if not lots and first is None and last is None and kind is RequestKind.REPLAY:
-        raise click.UsageError("pass lots, or a range: --from LOT --to LOT")
     with find(file) as pipeline:
         plan = lot_requests.plan(
             pipeline, kind, table, lots or None, first=first, last=last, parallel=parallel

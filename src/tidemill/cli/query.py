@@ -1,6 +1,7 @@
 """Define `tidemill query`: run a query on the tables of a pipeline."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -26,11 +27,18 @@ def query_command(output: CommandOutput, sql: str, file: str | None, limit: int)
         names, rows = reader.collected(pipeline, sql, limit + 1)
     more = len(rows) > limit
     rows = rows[:limit]
-    output.result(
-        {"columns": names, "rows": [[_plain(value) for value in row] for row in rows], "more": more}
-    )
-    if output.json:
-        return
+    output.result({"columns": names, "rows": [[plain(value) for value in row] for row in rows], "more": more})
+    if not output.json:
+        show_rows(output, names, rows, limit=limit, more=more)
+
+
+def show_rows(
+    output: CommandOutput, names: Sequence[str], rows: Sequence[Sequence[Any]], *, limit: int, more: bool
+) -> None:
+    """Print rows as a table.
+
+    - more: whether there are rows after the limit.
+    """
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in names:
         table.add_column(Text(name))
@@ -41,7 +49,7 @@ def query_command(output: CommandOutput, sql: str, file: str | None, limit: int)
         output.people.print(Text(f"there are more rows: use --limit {limit * 10}", style="dim"))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return the value unchanged if JSON supports it, otherwise as text."""
     try:
         json.dumps(value)

@@ -62,7 +62,13 @@ def query(pipeline: "Pipeline", sql: str) -> "DataFrame":
 
 def collected(pipeline: "Pipeline", sql: str, limit: int) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Return the names of a query's columns, and its first rows."""
-    frame = query(pipeline, sql)
+    return first_rows(pipeline, query(pipeline, sql), limit)
+
+
+def first_rows(
+    pipeline: "Pipeline", frame: "DataFrame", limit: int
+) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Return the names of a frame's columns, and its first rows."""
     with pipeline.context.spark(), _query_errors():
         return frame.columns, [tuple(row) for row in frame.limit(limit).collect()]
 
