@@ -20,7 +20,6 @@ from tidemill.publish.events import (
     PartEnded,
     WallClockJumped,
 )
-from tidemill.runner.events import RunPlanned, SparkStarting
 from tidemill.sources.events import (
     BatchFetched,
     BatchReceived,
@@ -83,19 +82,6 @@ def counted(number: int, noun: str) -> str:
 def line_of(event: Event) -> Line | None:  # noqa: ARG001 - the functions below use it
     """Describe an event for users; return None if they do not need to see it."""
     return None
-
-
-@line_of.register
-def _(event: SparkStarting) -> Line:
-    return Line(event.pipeline, f"starting Spark ({event.where})")
-
-
-@line_of.register
-def _(event: RunPlanned) -> Line:
-    numbers = {"source": len(event.sources), "arc": event.arcs, "view": event.views}
-    parts = ", ".join(counted(number, noun) for noun, number in numbers.items() if number) or "no tables"
-    watching = f"; watching {', '.join(event.sources.values())}" if event.watch and event.sources else ""
-    return Line(event.pipeline, f"runs {parts}{watching}")
 
 
 @line_of.register

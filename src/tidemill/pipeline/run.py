@@ -16,8 +16,8 @@ from tidemill.crash import Crashed
 from tidemill.errors import SparkDied
 from tidemill.events import Emit, ignore
 from tidemill.pipeline import retention
+from tidemill.pipeline.run_events import RunPlanned, SparkStarting
 from tidemill.pipeline.run_report import Report, report_of
-from tidemill.runner.events import RunPlanned, SparkStarting
 from tidemill.runner.part_futures import resource_of
 from tidemill.runner.presence import OwnPresence, Presence
 from tidemill.runner.program import Program

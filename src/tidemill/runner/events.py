@@ -1,29 +1,6 @@
-"""Events of a runner: its start, and its upkeep."""
+"""Events of a runner's upkeep."""
 
 from tidemill.events import Event
-
-
-class SparkStarting(Event, frozen=True):
-    """A run starts Spark, or connects to it, which takes some seconds.
-
-    - where: the master or the Spark Connect server, without secrets.
-    """
-
-    pipeline: str
-    where: str
-
-
-class RunPlanned(Event, frozen=True):
-    """A run has checked its declarations, and now processes data.
-
-    - sources: what each source reads, by the name of its dataset.
-    """
-
-    pipeline: str
-    sources: dict[str, str]
-    arcs: int
-    views: int
-    watch: bool
 
 
 class LotsExpired(Event, frozen=True):

@@ -8,8 +8,6 @@ from tidemill.pipeline import reader
 from tidemill.views.certify.equality import FLOAT_BOUND, Equality, FloatValue, Row, difference
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from tidemill.pipeline.tables import View
 
 
@@ -22,11 +20,11 @@ def assert_equal_to_spark(view: "View") -> None:
     if not view.sql:
         raise UsageError(f"the view {view.name} is a function, not a query", hint="compare its rows yourself")
     expected, actual = reader.query(view.pipeline, view.sql), view.df()
-    found = difference(_rows(expected), _rows(actual), Equality(bound=FLOAT_BOUND))
-    assert found is None, f"the view {view.name} differs from Spark: {found}"
+    differing = difference(_rows(expected), _rows(actual), Equality(bound=FLOAT_BOUND))
+    assert differing is None, f"the view {view.name} differs from Spark: {differing}"
 
 
-def _rows(frame: "DataFrame") -> Iterator[Row]:
+def _rows(frame: Any) -> Iterator[Row]:
     return (tuple(_comparable(value) for value in row) for row in frame.collect())
 
 

@@ -1,7 +1,7 @@
 """Progress lines of a run's start: people see what takes time before the first row."""
 
 from tidemill.obs.lines import line_of
-from tidemill.runner.events import RunPlanned, SparkStarting
+from tidemill.pipeline.run_events import RunPlanned, SparkStarting
 
 
 def text(event: RunPlanned | SparkStarting) -> str:
