@@ -422,7 +422,8 @@ class BadSignature(FutureError):
 class ClusterKeyMissing(FutureError):
     code = "cluster-key-missing"
     hint = (
-        "set TIDEMILL_CLUSTER_KEY or TIDEMILL_CLUSTER_KEY_FILE; Tidemill creates a key only for a home folder"
+        "create one with `tidemill key FILE`, and set TIDEMILL_CLUSTER_KEY_FILE to its path; only a home gets a"
+        " key automatically"
     )
 
 

@@ -46,6 +46,7 @@ COMMANDS = {
     "futures": "tidemill.cli.futures:futures_command",
     "triggers": "tidemill.cli.triggers:triggers_command",
     "worker": "tidemill.cli.worker:worker",
+    "key": "tidemill.cli.key:key_command",
     "ui": "tidemill.cli.ui:ui_command",
     "completion": "tidemill.cli.completion:completion_command",
 }

@@ -13,7 +13,6 @@ Signatures do not protect against anyone who has the key, or access to this user
 attacker who can write to the store can also write an old spec to it again. Then an earlier call runs again.
 """
 
-import contextlib
 import hmac
 import os
 import random
@@ -82,7 +81,7 @@ def home_key(home: Path) -> ClusterKey:
         try:
             return read_key(path)
         except ClusterKeyMissing:
-            _create(path)
+            create_key(path)
     return read_key(path)
 
 
@@ -137,7 +136,11 @@ def _parsed(text: bytes, where: str) -> ClusterKey:
     return ClusterKey(bytes.fromhex(text.decode()))
 
 
-def _create(path: Path) -> None:
+def create_key(path: Path) -> bool:
+    """Write a new key to a file (mode 0600). Return False, and change nothing, if the file exists.
+
+    A process that is killed leaves either no file or a complete one.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}-{random.SystemRandom().getrandbits(64):016x}")
     fd = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
@@ -146,8 +149,10 @@ def _create(path: Path) -> None:
             file.write(ClusterKey.new().secret.hex().encode() + b"\n")
             file.flush()
             os.fsync(fd)
-        with contextlib.suppress(FileExistsError):  # another process was faster: use its key
+        try:
             path.hardlink_to(draft)
+        except FileExistsError:
+            return False
     finally:
         draft.unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -155,6 +160,7 @@ def _create(path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+    return True
 
 
 class Signer:
