@@ -422,8 +422,8 @@ class BadSignature(FutureError):
 class ClusterKeyMissing(FutureError):
     code = "cluster-key-missing"
     hint = (
-        "create one with `tidemill key FILE`, and set TIDEMILL_CLUSTER_KEY_FILE to its path; only a home gets a"
-        " key automatically"
+        "create one with `tidemill key FILE`, and set TIDEMILL_CLUSTER_KEY_FILE to its path; a home gets a"
+        " key by itself"
     )
 
 

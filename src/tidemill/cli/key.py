@@ -16,7 +16,7 @@ def key_command(output: CommandOutput, path: Path) -> None:
     """Create a cluster key in the new file PATH, which only you can read.
 
     A cluster whose store is a server, such as PostgreSQL, needs one. Copy the file to every machine that runs
-    or uses the cluster, and set TIDEMILL_CLUSTER_KEY_FILE to its path. Whoever has the key can run code on
+    or uses the cluster, and set TIDEMILL_CLUSTER_KEY_FILE to its path. The key lets its owner run code on
     every worker.
     """
     from tidemill.futures.values.signatures import create_key
