@@ -18,6 +18,7 @@ from tidemill.views.certify.equality import (
     equality_of,
 )
 from tidemill.views.certify.table_contents import Step, TableContents
+from tidemill.views.certify.table_facts import TableFacts
 from tidemill.views.circuit.operators import SparkColumn
 from tidemill.views.circuit.size_arguments import sized_columns
 from tidemill.views.spark.step_time import reads_clock, with_step_time
@@ -131,6 +132,58 @@ def test_generated_steps_contain_all_difficult_values() -> None:
     assert steps[3] == Step(now=steps[3].now), "only the time changes"
     assert any(row["a"] == 2**31 - 1 for row in contents_after[4])
     assert generated_steps.generate_steps(ddl, seed=1) != generated_steps.generate_steps(ddl, seed=2)
+
+
+@pytest.mark.rule("DBSP-19")
+def test_generated_values_meet() -> None:
+    """A session merges timestamps, a CHAR is padded, and each column of each table has a NULL."""
+    ddl = {
+        "t": "k INT, c CHAR(3), v VARCHAR(4), s STRING, at TIMESTAMP, n TIMESTAMP_NTZ, x DOUBLE, b BOOLEAN"
+    }
+    for seed in range(20):
+        rows = generated_steps.generate_steps(ddl, seed=seed)[1].inserts["t"]
+        assert all(any(row[name] is None for row in rows) for name in rows[0])
+    rows = [
+        row for seed in range(20) for row in generated_steps.generate_steps(ddl, seed=seed)[1].inserts["t"]
+    ]
+    drawn = {name: [row[name] for row in rows if row[name] is not None] for name in rows[0]}
+    assert {len(text) for text in drawn["c"]} == {3}
+    assert max(map(len, drawn["v"])) == 4
+    assert "" in drawn["v"]
+    assert "" in drawn["s"]
+    assert max(map(len, drawn["s"])) > 100
+    assert {str(value) for value in drawn["x"]} >= {"0.0", "-0.0", "nan"}
+    assert {key + 1 for key in drawn["k"]} & set(drawn["k"]), "adjacent keys"
+    for name in ("at", "n"):
+        gaps = {later - earlier for later in drawn[name] for earlier in drawn[name]}
+        assert any(dt.timedelta(0) < gap < dt.timedelta(minutes=5) for gap in gaps)
+
+
+@pytest.mark.rule("DBSP-19")
+def test_generated_steps_fit_how_a_table_changes() -> None:
+    ddl = {"t": "k INT, x DOUBLE"}
+    steps = generated_steps.generate_steps(ddl, clock=True)
+    assert TableFacts().fit(steps, "t") == steps
+    for step in TableFacts(append_only=True).fit(steps, "t"):
+        assert not step.deletes.get("t")
+    contents = TableContents(ddl)
+    for step in TableFacts(key=("k",)).fit(steps, "t"):
+        contents.apply(step)
+        keys = [row["k"] for row in contents.rows("t")]
+        assert None not in keys
+        assert len(keys) == len(set(keys)), "a write replaces the row with the same key"
+
+
+def test_a_lot_stores_the_operations_of_a_step() -> None:
+    old, new, gone = {"k": 1, "x": 1.0}, {"k": 1, "x": 2.0}, {"k": 2, "x": 3.0}
+    step = Step(inserts={"t": [new]}, deletes={"t": [old, gone]})
+    assert [(row["k"], row["_weight"]) for row in TableFacts().stored(step, "t")] == [
+        (1, 1),
+        (1, -1),
+        (2, -1),
+    ]
+    keyed = TableFacts(key=("k",)).stored(step, "t")
+    assert [(row["k"], row["_op"], row["_ordinal"]) for row in keyed] == [(2, "delete", 0), (1, "upsert", 1)]
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,13 @@ _NAN: Final = float("nan")
 _INFINITY: Final = float("inf")
 
 
-def _at(hours: int) -> dt.datetime:
-    return _START + dt.timedelta(hours=hours)
+_TEXTS: Final = ("", "a", "b", "A", "x y", "1", "ü", "long " * 40)
+_MINUTES: Final = (0, 3, 7, 60, 30 * 60, -30 * 60)
+"""Timestamps for certification: the first ones are a few minutes apart, the last ones lie on other days."""
+
+
+def _at(*, minutes: int) -> dt.datetime:
+    return _START + dt.timedelta(minutes=minutes)
 
 
 def _point(x: float, y: float) -> bytes:
@@ -194,7 +199,7 @@ _ROWS: Final = (
         read_from=(pa.large_string(), pa.string_view()),
         native=True,
         file_bytes=16,
-        samples=("", "a", "b", "A", "x y", "1", "ü"),
+        samples=_TEXTS,
     ),
     TypeRow(
         "char",
@@ -202,9 +207,9 @@ _ROWS: Final = (
         Family.TEXT,
         aliases=("character",),
         native=True,
-        samples=("", "a", "b", "A", "x y", "1", "ü"),
+        samples=_TEXTS,
     ),
-    TypeRow("varchar", "VarcharType", Family.TEXT, native=True, samples=("", "a", "b", "A", "x y", "1", "ü")),
+    TypeRow("varchar", "VarcharType", Family.TEXT, native=True, samples=_TEXTS),
     TypeRow(
         "binary",
         "BinaryType",
@@ -224,7 +229,7 @@ _ROWS: Final = (
         native=True,
         wider=("timestamp_ntz",),
         file_bytes=4,
-        samples=tuple(_at(24 * days).date() for days in (0, 1, 31, -1)),
+        samples=tuple(_at(minutes=24 * 60 * days).date() for days in (0, 1, 31, -1)),
         extremes=(dt.date(1, 1, 1), dt.date(9999, 12, 31)),
     ),
     TypeRow(
@@ -235,7 +240,7 @@ _ROWS: Final = (
         arrow=pa.timestamp("us", "UTC"),
         native=True,
         file_bytes=8,
-        samples=tuple(map(_at, (0, 1, 30, -30, 12))),
+        samples=tuple(_at(minutes=minutes) for minutes in _MINUTES),
     ),
     TypeRow(
         "timestamp_ntz",
@@ -244,7 +249,7 @@ _ROWS: Final = (
         arrow=pa.timestamp("us"),
         native=True,
         file_bytes=8,
-        samples=tuple(_at(hours).replace(tzinfo=None) for hours in (0, 1, 30, -30)),
+        samples=tuple(_at(minutes=minutes).replace(tzinfo=None) for minutes in _MINUTES),
     ),
     TypeRow(
         "time",

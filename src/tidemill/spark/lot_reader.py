@@ -16,6 +16,7 @@ from tidemill.lots.manifest import StoredObject, UriType
 from tidemill.spark.outages import NO_RESPONSE
 from tidemill.spark.parquet_files import unreadable
 from tidemill.spark.schema import Schema, of_spark, parse, quoted, to_spark
+from tidemill.spark.sessions import frame_of
 from tidemill.spark.storage import Storage
 
 if TYPE_CHECKING:
@@ -79,8 +80,8 @@ def read_positioned(
         return rows.withColumn(POSITION, position)
     paths = [(storage.file_path(item.uri), position) for position, objects in positions for item in objects]
     # Pass an Arrow table: a list of rows would start Python workers.
-    table = spark.createDataFrame(
-        pa.table({_PATH: [path for path, _ in paths], POSITION: [position for _, position in paths]})
+    table = frame_of(
+        spark, pa.table({_PATH: [path for path, _ in paths], POSITION: [position for _, position in paths]})
     )
     columns = [sf.col(quoted(name)) for name in rows.columns]
     missing = sf.raise_error(sf.concat(sf.lit("no position for the file "), sf.col(_PATH))).cast("bigint")

@@ -28,6 +28,7 @@ from tidemill.spark.java import java_environment
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 OLDEST: Final = (4, 1)
 LOCAL_MASTER: Final = "local[*]"
@@ -386,20 +387,22 @@ def separate_session(session: "SparkSession") -> "SparkSession":
     return separate
 
 
-def frame_of(session: "SparkSession", data: "pa.Table") -> "DataFrame":
+def frame_of(session: "SparkSession", data: "pa.Table", columns: "StructType | None" = None) -> "DataFrame":
     """Return Arrow data as a DataFrame, without making this session the active one.
+
+    Without `columns`, Spark derives the types from Arrow's.
 
     `createDataFrame` makes its session the active one of the whole Python process, which code of the user
     gets from `SparkSession.getActiveSession()`. A session of our own must not be active.
     """
     if _is_connect(session):
-        return session.createDataFrame(data)
+        return session.createDataFrame(data, columns)
     from pyspark.sql import SparkSession
 
     with _activating:
         before = SparkSession._activeSession
         try:
-            return session.createDataFrame(data)
+            return session.createDataFrame(data, columns)
         finally:
             if SparkSession._activeSession is session:
                 SparkSession._activeSession = before
@@ -459,6 +462,11 @@ def interrupt(session: "SparkSession", tag: str) -> None:
         session.interruptTag(tag)
     else:
         session.sparkContext.cancelJobsWithTag(tag)
+
+
+def is_local(spark: "SparkSession") -> bool:
+    """Return whether Spark's workers run on this machine and can read its files."""
+    return not _is_connect(spark) and str(spark.sparkContext.master).startswith("local")
 
 
 def parallelism(spark: "SparkSession") -> int:

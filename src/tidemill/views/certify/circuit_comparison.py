@@ -1,24 +1,33 @@
-"""Compare the circuits of views with their queries on generated steps (DBSP-19).
+"""Compare the chains of views with their queries on generated steps (DBSP-19).
 
-Spark spends most of the time on analysing and planning queries: there are two for each view and step, over
-tables of a few rows. So views share what they can. The generated tables are created once for all views
-(`GeneratedTables`), and one Spark job computes the results of many queries.
+What is compared is the chain that runs: all views of a batch are executed together, by the kernels, row
+expressions and traces of real steps (`executed_chain`). After each step, their rows must equal those of plain
+Spark. A view that no chain can compute runs its original query, so there is nothing to compare.
+
+If a view differs from plain Spark, its batch is repeated with each view alone, to find out which views are
+wrong. A view that is wrong only together with others is refused too.
 """
 
+import tempfile
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from functools import reduce
+from functools import partial, reduce
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from tidemill.spark.sessions import expecting_errors
+import msgspec
+
+from tidemill.spark.sessions import expecting_errors, is_local
 from tidemill.views.certify import generated_steps
 from tidemill.views.certify.bounds import Bounds
 from tidemill.views.certify.certificates import ViewCertificate
 from tidemill.views.certify.equality import equality_of
-from tidemill.views.certify.judge import Case, Judge, TimedQuery, Verdict
+from tidemill.views.certify.executed_chain import ExecutedViews
+from tidemill.views.certify.judge import Case, Judge, MaintainedView, TimedQuery, Verdict
 from tidemill.views.certify.step_tables import StepTables
 from tidemill.views.certify.table_contents import Step, merged_step
+from tidemill.views.certify.table_facts import TableFacts, facts_of
 from tidemill.views.certify.view_tests import CircuitTest
 from tidemill.views.circuit.interpreter import interpret
 from tidemill.views.circuit.operators import ViewOutput
@@ -27,7 +36,7 @@ from tidemill.views.circuit.size_arguments import sized_columns
 from tidemill.views.spark.step_time import clock_values
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 class GeneratedTables:
@@ -40,10 +49,18 @@ class GeneratedTables:
         spark: the session in which the queries run.
         ddl: the columns of each table.
         seed: the seed of the generated rows.
+        facts: how the tables change.
     """
 
-    def __init__(self, spark: "SparkSession", ddl: Mapping[str, str], seed: int = 0) -> None:
+    def __init__(
+        self,
+        spark: "SparkSession",
+        ddl: Mapping[str, str],
+        seed: int = 0,
+        facts: Mapping[str, TableFacts] | None = None,
+    ) -> None:
         self.ddl = dict(ddl)
+        self.facts = dict(facts or {})
         self._spark = spark
         self._seed = seed
         self._tables: dict[str, StepTables] = {}
@@ -69,15 +86,16 @@ class GeneratedTables:
     def _steps(self, sized: Mapping[str, Collection[str]]) -> list[Step]:
         """Return the steps of all tables. The rows of a table do not depend on the other tables."""
         steps_of_tables = [
-            generated_steps.generate_steps(
-                {name: columns}, seed=f"{self._seed} {name}", clock=True, sized=sized
+            self.facts.get(name, TableFacts()).fit(
+                generated_steps.generate_steps(
+                    {name: columns}, seed=f"{self._seed} {name}", clock=True, sized=sized
+                ),
+                name,
             )
             for name, columns in self.ddl.items()
         ]
         steps = [reduce(merged_step, steps) for steps in zip(*steps_of_tables, strict=True)]
-        empty, inserts, deletes, clock, extreme = steps or generated_steps.generate_steps({}, clock=True)
-        # A query depends on the rows that are there, not on the steps in which they came and went.
-        return [empty, inserts, clock, merged_step(deletes, extreme)]
+        return steps or generated_steps.generate_steps({}, clock=True)
 
 
 def certify_circuits(
@@ -87,7 +105,7 @@ def certify_circuits(
     *,
     bounds: Bounds | None = None,
 ) -> list[ViewCertificate]:
-    """Compare the circuits of several views with their queries, in a few Spark jobs.
+    """Compare the chains of several views with their queries, in a few Spark jobs.
 
     Args:
         spark: a session with the pinned settings.
@@ -95,18 +113,85 @@ def certify_circuits(
         tables: the generated tables, in the same session.
         bounds: limits on the size of results and on the time; exceeding one raises `BoundExceeded`.
     """
-    certificates = [test.trivial() for test in tests]
-    judge = Judge(spark, tables.ddl, bounds=bounds)
-    numbers_of: dict[StepTables, list[int]] = {}
-    for number, certificate in enumerate(certificates):
-        if certificate is None:
-            numbers_of.setdefault(tables.of(tests[number]), []).append(number)
+    certificates = {test.view: certificate for test in tests if (certificate := test.trivial()) is not None}
+    left: dict[tuple[StepTables, int], list[CircuitTest]] = {}
+    levels: dict[str, int] = {}
+    for test in tests:
+        if test.view not in certificates:
+            # A view that reads another view of the batch is compared over generated rows of that view.
+            levels[test.view] = 1 + max((levels.get(name, -1) for name in test.tables), default=-1)
+            left.setdefault((tables.of(test), levels[test.view]), []).append(test)
     with expecting_errors():  # generated values overflow, and both sides must raise an error
-        for step_tables, numbers in numbers_of.items():
-            cases = [_case(tests[number]) for number in numbers]
-            for number, case, verdict in zip(numbers, cases, judge.verdicts(cases, step_tables), strict=True):
-                certificates[number] = _certificate(case, verdict)
-    return [certificate for certificate in certificates if certificate is not None]
+        for (step_tables, _), together in left.items():
+            compared = _compare(spark, together, step_tables, tables, bounds)
+            for test in together:
+                if len(together) > 1 and not compared[test.view].equal:
+                    alone = _compare(spark, [test], step_tables, tables, bounds)[test.view]
+                    compared[test.view] = _blamed(compared[test.view], alone, together)
+            certificates |= compared
+    return [certificates[test.view] for test in tests]
+
+
+def _blamed(
+    together: ViewCertificate, alone: ViewCertificate, batch: Sequence[CircuitTest]
+) -> ViewCertificate:
+    """Return the certificate of a view that is wrong in its batch."""
+    if not alone.equal:
+        return alone
+    names = ", ".join(test.view for test in batch)
+    why = f"only together with other views ({names}): {together.why}"
+    return msgspec.structs.replace(together, why=why[:2000])
+
+
+def _compare(
+    spark: "SparkSession",
+    tests: Sequence[CircuitTest],
+    step_tables: StepTables,
+    tables: GeneratedTables,
+    bounds: Bounds | None,
+) -> dict[str, ViewCertificate]:
+    """Execute the chain of these views, and compare it with their queries after each step."""
+    names = dict.fromkeys(name for test in tests for name in test.tables)
+    ddl = {name: tables.ddl[name] for name in names}
+    outputs = {test.view: test.output for test in tests}
+    with (
+        tempfile.TemporaryDirectory(prefix="tidemill-certify-") as folder,
+        ExecutedViews(spark, Path(folder), ddl, tables.facts, outputs, bounds) as executed,
+    ):
+        judge = Judge(spark, tables.ddl, bounds=bounds)
+        chained = [test for test in tests if test.view in executed.views]
+        job_step = _job_step(spark, step_tables)
+
+        def rows_after(view: str, step: Step) -> "DataFrame | Exception":
+            number = next(number for number, other in enumerate(step_tables.steps) if other is step)
+            # Plain Spark runs first: it stops queries that return too much.
+            raising = judge.raising(cases, step_tables, number)
+            return executed.after(view, step, raising=raising, as_job=number == job_step)
+
+        cases = [_case(test, MaintainedView(partial(rows_after, test.view))) for test in chained]
+        verdicts = judge.verdicts(cases, step_tables)
+        certificates = {
+            view: ViewCertificate(
+                equal=True, kind=equality_of(outputs[view]).name, why=f"each step runs the query: {why}"
+            )
+            for view, why in executed.reasons.items()
+        }
+    return certificates | {
+        case.name: _certificate(case, verdict) for case, verdict in zip(cases, verdicts, strict=True)
+    }
+
+
+def _job_step(spark: "SparkSession", tables: StepTables) -> int | None:
+    """Return the step that also runs as a Spark job: the last one with deletes and without extreme values.
+
+    The workers must read the files of the chain, so Spark must run on this machine.
+    """
+    if not is_local(spark):
+        return None
+    steps = [
+        number for number, step in enumerate(tables.steps) if any(step.deletes.values()) and not step.extreme
+    ]
+    return max(steps, default=None)
 
 
 def certify(
@@ -122,16 +207,14 @@ def certify(
 ) -> ViewCertificate:
     """Compare the circuit of one view with its query; the arguments are those of `CircuitTest`."""
     test = CircuitTest(view=name, sql=sql, output=output, written=written, tables=tables)
-    with GeneratedTables(spark, tables, seed) as generated:
+    with GeneratedTables(spark, tables, seed, facts_of([output])) as generated:
         (certificate,) = certify_circuits(spark, [test], generated, bounds=bounds)
     return certificate
 
 
-def _case(test: CircuitTest) -> Case:
-    tie_breaking = None if test.written is None else _text(test.written)
-    return Case(
-        test.view, test.sql, _text(test.output), equality_of(test.output), tie_breaking, tuple(test.tables)
-    )
+def _case(test: CircuitTest, executed: MaintainedView) -> Case:
+    tie_breaking = _text(test.output if test.written is None else test.written)
+    return Case(test.view, test.sql, executed, equality_of(test.output), tie_breaking, tuple(test.tables))
 
 
 def _certificate(case: Case, verdict: Verdict) -> ViewCertificate:

@@ -1,7 +1,8 @@
 """Generated steps for certification, with few distinct values and many edge cases.
 
 All tables use the same values, so joins find matches, DISTINCT finds duplicates and ORDER BY finds ties. The
-values include NULL, NaN, both zeros, empty strings and empty arrays. Only the last step has the lowest and
+values include NULL, NaN, both zeros, adjacent integers, timestamps a few minutes apart, long and empty texts,
+and empty arrays. Each column has a NULL. Only the last step has the lowest and
 highest values of the types, because a query may overflow on them. The comparison accepts a step in which both
 sides raise an error.
 
@@ -83,7 +84,11 @@ class _TableRows:
             {column.name: self._value(column, ends=ends) for column in self._columns} for _ in range(count)
         ]
         # Repeat some rows: otherwise wide tables would have no duplicates.
-        return rows[: count - count // 4] + rows[: count // 4]
+        distinct = rows[: count - count // 4]
+        for place, column in enumerate(self._columns):
+            if all(row[column.name] is not None for row in distinct):
+                distinct[place % len(distinct)][column.name] = None  # each column has a NULL
+        return distinct + distinct[: count // 4]
 
     def highest(self) -> dict[str, Any]:
         """Return a row with the highest value of each type that has one."""
@@ -126,6 +131,9 @@ def value(chance: random.Random, kind: Type, *, ends: bool = False, nulls: float
 
 def _simple(chance: random.Random, name: str, ends: bool) -> Any:
     row = row_of(name)
+    if row.family is Family.TEXT and numbers_of(name):
+        text = chance.choice(row.samples)[: numbers_of(name)[0]]
+        return text.ljust(numbers_of(name)[0]) if row.name == "char" else text
     if row.family is Family.DECIMAL:
         digits, scale = numbers_of(name)
         unscaled = chance.choice((0, 1, 15, -25, 10**digits - 1 if ends else 3))

@@ -58,9 +58,12 @@ class Case:
 
 @dataclass(frozen=True)
 class MaintainedView:
-    """A view that is maintained step by step: `after` applies a step and returns all rows of the view."""
+    """A view that is maintained step by step: `after` applies a step and returns all rows of the view.
 
-    after: "Callable[[Step], DataFrame]"
+    If the step raises an error, `after` returns the error.
+    """
+
+    after: "Callable[[Step], DataFrame | Exception]"
 
 
 @dataclass(frozen=True)
@@ -159,6 +162,8 @@ class Judge:
         self._batch = batch
         self._precomputed = precomputed
         self._bounds = bounds
+        self._small = False
+        self._results: dict[str, list[Row] | Exception] = {}  # by query; tables have other names in each step
 
     def run(self, cases: Sequence[Case], steps: Sequence[Step]) -> Verdict:
         """Compare every case after every step. The tables are empty at the start."""
@@ -168,6 +173,7 @@ class Judge:
     def verdicts(self, cases: Sequence[Case], tables: StepTables) -> list[Verdict]:
         """Compare every case after every step of these tables; return the verdict of each case."""
         verdicts = [Verdict() for _ in cases]
+        self._small = all(contents.small for contents in tables.contents)
         pending: list[_Comparison] = []
         known_rows = self._known(cases, tables)
         for number, step in enumerate(tables.steps):
@@ -179,7 +185,8 @@ class Judge:
                     continue
                 after = tables.after[number]
                 comparison = self._comparison(case, number, step, after, known_rows[number], verdict)
-                if step.extreme:  # many of these queries raise an error, which would fail a common job
+                if step.extreme and not isinstance(case.actual, MaintainedView):
+                    # Many of these queries raise an error, which would fail a common job.
                     self._run_alone(comparison)
                     continue
                 pending.append(comparison)
@@ -232,9 +239,12 @@ class Judge:
         verdict: Verdict,
     ) -> "_Comparison":
         sql, actual, tie_breaking = self._texts(case, frames.now)
-        items = [known_rows[sql] if sql in known_rows else frames.query(sql)]
-        if isinstance(case.actual, MaintainedView):
-            items.append(frames.named(case.actual.after(step)))
+        maintained = case.actual.after(step) if isinstance(case.actual, MaintainedView) else None
+        items: list[str | list[Row] | Exception] = [
+            known_rows[sql] if sql in known_rows else frames.query(sql)
+        ]
+        if maintained is not None:
+            items.append(maintained if isinstance(maintained, Exception) else frames.named(maintained))
         elif actual is not None:
             items.append(known_rows[actual] if actual in known_rows else frames.query(actual))
         if tie_breaking is not None and tie_breaking != actual:
@@ -253,44 +263,48 @@ class Judge:
             ]
             return [(frames.query(sql), [frames.query(sql, backwards=True)]), *tie_queries]
 
-        return _Comparison(case, number, items, variants, frames.small, verdict)
+        return _Comparison(case, number, items, variants, verdict)
 
     def _run(self, comparisons: Sequence["_Comparison"]) -> None:
-        if not comparisons:
-            return
-        small = all(comparison.small for comparison in comparisons)
+        self._fetch(
+            [side for comparison in comparisons for side in comparison.sides if isinstance(side, str)]
+        )
+        for comparison in comparisons:
+            self._run_alone(comparison)
+
+    def _fetch(self, texts: Sequence[str]) -> None:
+        """Run queries in one job and keep their results. If one raises an error, divide them to find it."""
+        texts = [text for text in dict.fromkeys(texts) if text not in self._results]
         try:
-            texts = [text for comparison in comparisons for text in comparison.sides if isinstance(text, str)]
-            results = iter(query_results.collect_rows(self._spark, texts, small=small, bounds=self._bounds))
+            results = query_results.collect_rows(self._spark, texts, small=self._small, bounds=self._bounds)
         except Exception as error:
             if not is_query_error(error):
                 raise
-            if len(comparisons) > 1:
-                # One query raises an error and fails the job. Divide the comparisons to find it.
-                half = len(comparisons) // 2
-                self._run(comparisons[:half])
-                self._run(comparisons[half:])
-            else:
-                self._run_alone(comparisons[0])
+            if len(texts) == 1:
+                self._results[texts[0]] = error
+                return
+            half = len(texts) // 2
+            self._fetch(texts[:half])
+            self._fetch(texts[half:])
             return
-        for comparison in comparisons:
-            self._compare(
-                comparison, [next(results) if isinstance(item, str) else item for item in comparison.sides]
-            )
+        self._results.update(zip(texts, results, strict=True))
 
     def _run_alone(self, comparison: "_Comparison") -> None:
         """Run each query of a comparison in its own job, so that an error belongs to one query."""
-        self._compare(comparison, [self._rows_or_error(text) for text in comparison.sides])
+        self._compare(comparison, [self._rows_or_error(side) for side in comparison.sides])
 
-    def _rows_or_error(self, text: "str | list[Row]") -> "list[Row] | Exception":
-        if not isinstance(text, str):
-            return text
-        try:
-            return query_results.collect_rows(self._spark, [text], bounds=self._bounds)[0]
-        except Exception as error:
-            if not is_query_error(error):
-                raise
-            return error
+    def raising(self, cases: Sequence[Case], tables: StepTables, number: int) -> frozenset[str]:
+        """Run the queries of cases after a step; return the names of those that raise an error."""
+        after = tables.after[number]
+        texts = {case.name: after.query(self._texts(case, after.now)[0]) for case in cases}
+        self._fetch(list(texts.values()))
+        return frozenset(name for name, text in texts.items() if isinstance(self._results[text], Exception))
+
+    def _rows_or_error(self, side: "str | list[Row] | Exception") -> "list[Row] | Exception":
+        if not isinstance(side, str):
+            return side
+        self._fetch([side])
+        return self._results[side]
 
     def _compare(self, comparison: "_Comparison", results: "Sequence[list[Row] | Exception]") -> None:
         case, verdict = comparison.case, comparison.verdict
@@ -345,10 +359,9 @@ class _Comparison:
 
     case: Case
     step: int
-    sides: list[str | list[Row]]
+    sides: list[str | list[Row] | Exception]
     variants: Callable[[], list[tuple[str, list[str]]]]
     """Returns queries, each with variants that have the same result unless there are ties."""
-    small: bool
     verdict: Verdict
 
 

@@ -70,6 +70,7 @@ class TablesAfterStep:
         self._contents = contents
         self._tag = f"tidemill_step{next(_NUMBERS)}"
         self._views: dict[tuple[str, bool], str] = {} if before is None else before._views
+        self._frames: dict[int, tuple[DataFrame, str]] = {} if before is None else before._frames
         self._lock: threading.Lock = threading.Lock() if before is None else before._lock
 
     def query(self, sql: str, *, backwards: bool = False) -> str:
@@ -78,10 +79,13 @@ class TablesAfterStep:
 
     def named(self, frame: "DataFrame") -> str:
         """Return a query that selects all rows of a DataFrame."""
-        view = f"{self._tag}_held{next(_NUMBERS)}"
-        frame.createOrReplaceTempView(view)
         with self._lock:
-            self._views[view, False] = view
+            _, view = self._frames.get(id(frame), (frame, ""))
+            if not view:
+                view = f"{self._tag}_held{next(_NUMBERS)}"
+                frame.createOrReplaceTempView(view)
+                self._frames[id(frame)] = frame, view
+                self._views[view, False] = view
         return f"SELECT * FROM {view}"  # noqa: S608
 
     def drop(self) -> None:
@@ -89,6 +93,7 @@ class TablesAfterStep:
         with self._lock:
             views = list(self._views.values())
             self._views.clear()
+            self._frames.clear()
         for view in views:
             self._spark.catalog.dropTempView(view)
 

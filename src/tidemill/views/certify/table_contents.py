@@ -50,7 +50,7 @@ class TableContents:
     """The contents of tables. `ddl` has the columns of each table, such as `a INT`."""
 
     def __init__(self, ddl: Mapping[str, str]) -> None:
-        self._columns = {name: schema.parse(text) for name, text in ddl.items()}
+        self._columns = {name: schema.parse(text).unlimited() for name, text in ddl.items()}
         self._rows: dict[str, list[Row]] = {name: [] for name in ddl}
         self.now = 0
 

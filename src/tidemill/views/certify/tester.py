@@ -11,6 +11,7 @@ from tidemill.views.certify import declared_functions
 from tidemill.views.certify.bounds import Bounds
 from tidemill.views.certify.certificates import ViewCertificate
 from tidemill.views.certify.circuit_comparison import GeneratedTables, certify_circuits
+from tidemill.views.certify.table_facts import facts_of
 from tidemill.views.certify.view_tests import CircuitTest, FunctionTest, ViewTest
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class ViewTester:
         self._spark = spark
         self._clock = clock
         self._ddl = {name: columns for test in tests for name, columns in test.tables.items()}
+        self._facts = facts_of(test.output for test in tests if isinstance(test, CircuitTest))
         self._running: dict[Bounds, SparkSession] = {}
         self._lock = threading.Lock()
         self._stack = ExitStack()
@@ -56,7 +58,7 @@ class ViewTester:
         if self._session is not self._spark:
             for name, value in FOR_SMALL_QUERIES.items():
                 self._session.conf.set(name, value)
-        self._tables = self._stack.enter_context(GeneratedTables(self._session, self._ddl))
+        self._tables = self._stack.enter_context(GeneratedTables(self._session, self._ddl, facts=self._facts))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -73,7 +75,7 @@ class ViewTester:
         (test,) = tests
         with self._watching(self._spark, bounds):
             if not isinstance(test, FunctionTest):
-                with GeneratedTables(self._spark, test.tables) as tables:
+                with GeneratedTables(self._spark, test.tables, facts=self._facts) as tables:
                     return certify_circuits(self._spark, circuits, tables, bounds=bounds)
             result = declared_functions.certify_function(
                 self._spark, test.function, test.reads, test.tables, keyed_by=test.keyed_by, bounds=bounds

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from tidemill.spark.sessions import frame_of
 from tidemill.views.chain.chain import Edge
 from tidemill.views.chain.layer_task import TaskReport, select_columns
 from tidemill.views.chain.outputs import OutputSink
@@ -157,7 +158,7 @@ class InProcessExecutor(ChainExecutor):
         growth = max(1.0, projection.width / sum(field.type.num_fields for field in list(table.schema)[4:]))
         calls = max(1, -int(-table.nbytes * growth // CALL_BYTES))
         for rows in split_rows(table, -(-table.num_rows // calls), CALL_BYTES):
-            frame = projection.apply(self.spark.createDataFrame(rows), WIRE.names)
+            frame = projection.apply(frame_of(self.spark, rows), WIRE.names)
             yield from _collected(frame).to_batches()
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from tidemill.spark.sessions import frame_of
 from tidemill.views.chain.chain import Edge
 from tidemill.views.chain.layer_task import TaskReport
 from tidemill.views.chain.outputs import OutputSink
@@ -98,7 +99,7 @@ class SparkExecutor(ChainExecutor):
         rows = [(number, None, *LotFilePart("", 0, 0, 0)) for number in range(len(self.plan.ranges))]
         columns = zip(*rows, *((0, table, *file) for table, file in files), strict=True)
         arrays = [pa.array(values, each.type) for values, each in zip(columns, tasks.FILES, strict=True)]
-        frame = self.spark.createDataFrame(pa.Table.from_arrays(arrays, schema=tasks.FILES))
+        frame = frame_of(self.spark, pa.Table.from_arrays(arrays, schema=tasks.FILES))
         return _mapped(frame, tasks.files_task(self.plan, self.paths, direct))
 
     def _range_packets(self) -> "DataFrame":
@@ -106,7 +107,7 @@ class SparkExecutor(ChainExecutor):
         count = len(self.plan.ranges)
         columns = [range(count), [RANGE] * count, [""] * count, [b""] * count]
         arrays = [pa.array(values, each.type) for values, each in zip(columns, WIRE, strict=True)]
-        return self.spark.createDataFrame(pa.Table.from_arrays(arrays, schema=WIRE))
+        return frame_of(self.spark, pa.Table.from_arrays(arrays, schema=WIRE))
 
 
 def _mapped(frame: "DataFrame", task: tasks.Task, schema: "StructType | str" = WIRE_DDL) -> "DataFrame":

@@ -122,6 +122,12 @@ def _cache(paths: TaskPaths) -> Cache:
     return _caches[key]
 
 
+def forget_objects(place: str) -> None:
+    """Forget the open caches of a temporary object storage in this process."""
+    for key in [key for key in _caches if key[0] == place]:
+        del _caches[key]
+
+
 @functools.lru_cache(maxsize=16)
 def _version(cache: Cache, key: str) -> TraceVersion:
     return read_version(cache.objects, key) if key else TraceVersion()

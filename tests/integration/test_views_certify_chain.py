@@ -1,0 +1,156 @@
+"""Certification executes the chain that runs, in both places: a fault of any part is found (DBSP-19)."""
+
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.integration import views_oracle
+from tidemill.spark import schema
+from tidemill.views.certify import executed_chain
+from tidemill.views.certify.certificates import ViewCertificate
+from tidemill.views.certify.circuit_comparison import GeneratedTables, certify_circuits
+from tidemill.views.certify.generated_lots import GeneratedLots
+from tidemill.views.certify.table_facts import facts_of
+from tidemill.views.certify.view_tests import CircuitTest
+from tidemill.views.chain import native_operators
+from tidemill.views.circuit.rewrites import rewrite
+from tidemill.views.spark import shared_projection, spark_executor
+
+DDL = {
+    "t": "a INT, b INT, x DOUBLE, ts TIMESTAMP, tn TIMESTAMP_NTZ, v VARCHAR(8)",
+    "u": "a INT, s CHAR(3)",
+}
+STAGED = {name: str(schema.parse(columns).unlimited()) for name, columns in DDL.items()}
+QUERIES = {
+    "sums": "SELECT a, sum(b) AS s, count(*) AS n, avg(x) AS m FROM t GROUP BY a",
+    "joined": "SELECT t.a, t.b, u.s FROM t JOIN u ON t.a = u.a",
+    "texts": "SELECT a + 1 AS p, upper(v) AS v FROM t WHERE b > 0",
+    "distinct": "SELECT DISTINCT x, ts, tn FROM t",
+    "top": "SELECT a, b FROM t ORDER BY b DESC LIMIT 3",
+}
+
+
+MORE = {"more texts": "SELECT lower(v) AS v, b FROM t WHERE b > 1"}
+
+
+def circuit_tests(spark: Any, tables: Any, queries: dict[str, str]) -> list[CircuitTest]:
+    written = {name: views_oracle.compiled(spark, tables, sql).output for name, sql in queries.items()}
+    return [
+        CircuitTest(view=name, sql=sql, output=rewrite(written[name]), written=written[name], tables=DDL)
+        for name, sql in queries.items()
+    ]
+
+
+def certified(spark: Any, tests: list[CircuitTest]) -> dict[str, ViewCertificate]:
+    facts = facts_of(test.output for test in tests)
+    with GeneratedTables(spark, DDL, facts=facts) as tables:
+        results = certify_circuits(spark, tests, tables)
+    return {test.view: result for test, result in zip(tests, results, strict=True)}
+
+
+@pytest.mark.rule("DBSP-19")
+def test_the_chain_of_a_batch_is_executed_in_both_places(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[int] = []
+    original = spark_executor.SparkExecutor.planned
+    monkeypatch.setattr(
+        spark_executor.SparkExecutor,
+        "planned",
+        lambda self, inputs: (jobs.append(1), original(self, inputs))[1],
+    )
+    with views_oracle.stage(spark, {}, STAGED) as tables:
+        results = certified(spark, circuit_tests(spark, tables, QUERIES))
+    assert {name: result.why for name, result in results.items() if not result.equal} == {}
+    assert all(results[name].compared == 5 for name in QUERIES if name != "top")
+    assert "runs the query" in results["top"].why
+    assert jobs, "one step runs as a Spark job"
+
+
+def forget_retractions(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_results = native_operators.StatefulAggregate._with_results
+
+    def forgetful(self: Any, table: Any) -> Any:
+        return with_results(self, table.filter(pa.compute.greater(table["_w"], 0)))
+
+    monkeypatch.setattr(native_operators.StatefulAggregate, "_with_results", forgetful)
+
+
+def double_shared_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the expression of one view exploded the rows of all views that share its projection."""
+    apply = shared_projection.SharedProjection.apply
+
+    def doubling(self: Any, *args: Any) -> Any:
+        frame = apply(self, *args)
+        return frame.unionAll(frame) if len(self.edges) > 1 else frame
+
+    monkeypatch.setattr(shared_projection.SharedProjection, "apply", doubling)
+
+
+def lose_time_zones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the wire had no type for timestamps without a time zone."""
+    columns_of = executed_chain.struct_of
+
+    def confused(names: Any, kinds: Any) -> Any:
+        return columns_of(names, [kind.replace("timestamp_ntz", "timestamp") for kind in kinds])
+
+    monkeypatch.setattr(executed_chain, "struct_of", confused)
+
+
+def double_rows_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    table_packets = spark_executor.SparkExecutor._table_packets
+
+    def twice(self: Any, *args: Any) -> Any:
+        return [*table_packets(self, *args), *table_packets(self, *args)]
+
+    monkeypatch.setattr(spark_executor.SparkExecutor, "_table_packets", twice)
+
+
+def fail_in_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Any, *args: Any) -> Any:
+        raise ValueError("no such column")
+
+    monkeypatch.setattr(spark_executor.SparkExecutor, "_table_packets", fails)
+
+
+def lose_rows_of_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    all_lots = GeneratedLots.all
+    monkeypatch.setattr(
+        GeneratedLots,
+        "all",
+        lambda self: {name: replace(rows, plus=rows.plus[-1:]) for name, rows in all_lots(self).items()},
+    )
+
+
+@pytest.mark.rule("DBSP-19")
+@pytest.mark.parametrize(
+    ("fault", "wrong", "why"),
+    [
+        (forget_retractions, {"sums"}, "extra"),
+        (double_shared_rows, {"texts", "more texts"}, "only together with other views"),
+        (double_rows_of_jobs, {"texts"}, "as a Spark job"),
+        (fail_in_jobs, {"texts"}, "no such column"),
+        (lose_time_zones, {"distinct"}, "extra"),
+        (lose_rows_of_loads, {"joined"}, "a reload gives other rows"),
+    ],
+)
+def test_a_chain_with_a_fault_is_refused_although_its_circuit_is_right(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, fault: Any, wrong: set[str], why: str
+) -> None:
+    queries = {name: {**QUERIES, **MORE}[name] for name in wrong}
+    fault(monkeypatch)
+    with views_oracle.stage(spark, {}, STAGED) as tables:
+        results = certified(spark, circuit_tests(spark, tables, queries))
+    assert {name for name, result in results.items() if not result.equal} == wrong
+    assert all(why in result.why for result in results.values())
+
+
+@pytest.mark.rule("DBSP-19")
+def test_sessions_that_never_merge_are_refused(spark: Any) -> None:
+    """Generated timestamps lie a few minutes apart."""
+    sql = "SELECT count(*) AS n FROM t GROUP BY session_window(ts, '5 minutes')"
+    wrong = "SELECT count(*) AS n FROM t WHERE ts IS NOT NULL GROUP BY ts"
+    with views_oracle.stage(spark, {}, STAGED) as tables:
+        (test,) = circuit_tests(spark, tables, {"sessions": wrong})
+        (result,) = certified(spark, [replace(test, sql=sql)]).values()
+    assert not result.equal
