@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tidemill.pipeline.plan.circuits import ViewCircuit, explained
+from tidemill.pipeline.plan.decisions import decide
 from tidemill.runner.program import Program, ViewProgram
 from tidemill.store import Space, Tx
 from tidemill.views.certify.view_tests import FunctionTest
@@ -51,7 +52,8 @@ class ViewDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     - where: the line of its declaration.
     - declared: for a function, what the user declares about it.
     - certificate: the digest of the comparison with plain Spark; empty if the view needs none.
-    - incremental: whether all operators process only changes; None for a function.
+    - incremental: whether a chain computes the view once it is certified; None for a function.
+    - recomputed: why no chain can compute the view; empty if one can.
     """
 
     code: str
@@ -61,6 +63,7 @@ class ViewDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     always_full: bool = False
     certificate: str = ""
     incremental: bool | None = None
+    recomputed: str = ""
     notes: tuple[str, ...] = ()
     operators: tuple[OperatorDescription, ...] = ()
 
@@ -95,6 +98,8 @@ def update(context: "PipelineContext", program: Program, circuits: Mapping[str, 
     """Store the descriptions of a planned pipeline, if they changed, and remove those of other views."""
     keys = DescriptionKeys(context.place.cluster)
     views = {view.name: view for group in program.groups.values() for view in group.views}
+    groups = {view.name: group for group in program.groups.values() for view in group.views}
+    decisions: dict[str, dict[str, str]] = {}
     stored = context.store.run(lambda tx: _listed(tx, keys.view, program.pipeline))
     writes: dict[bytes, bytes | None] = {}
     for name, view in views.items():
@@ -102,7 +107,12 @@ def update(context: "PipelineContext", program: Program, circuits: Mapping[str, 
         test = program.tests.get(name)
         digest = test.digest if test is not None else ""
         if old is None or (old.code, old.where, old.certificate) != (view.code, view.where, digest):
-            writes[keys.view[program.pipeline, name]] = _encoded(_described(program, view, digest, circuits))
+            group = groups[name]
+            if group.spec.name not in decisions:
+                with context.spark() as spark:
+                    decisions[group.spec.name] = decide(spark, group, program.datasets, {})
+            described = _described(program, view, digest, circuits, decisions[group.spec.name])
+            writes[keys.view[program.pipeline, name]] = _encoded(described)
     writes |= {keys.view[program.pipeline, name]: None for name in stored.keys() - views.keys()}
     origins = {
         planned.target.dataset.name: msgspec.msgpack.encode(
@@ -131,7 +141,11 @@ def _write(tx: Tx, key: bytes, value: bytes | None) -> None:
 
 
 def _described(
-    program: Program, view: ViewProgram, certificate: str, circuits: Mapping[str, ViewCircuit]
+    program: Program,
+    view: ViewProgram,
+    certificate: str,
+    circuits: Mapping[str, ViewCircuit],
+    recomputed: Mapping[str, str],
 ) -> ViewDescription:
     test = program.tests.get(view.name)
     description = ViewDescription(
@@ -144,7 +158,7 @@ def _described(
     )
     if view.name not in circuits:
         return description
-    explanation = explained(circuits, view.name)
+    explanation = explained(circuits, view.name, recomputed)
     operators = tuple(
         OperatorDescription(
             line.id, line.kind, line.placement.rung.value, line.detail, line.placement.reason, line.inputs
@@ -153,7 +167,8 @@ def _described(
     )
     return msgspec.structs.replace(
         description,
-        incremental=explanation.incremental(view.name),
+        incremental=view.name not in recomputed,
+        recomputed=recomputed.get(view.name, ""),
         notes=tuple(explanation.notes.get(view.name, ())),
         operators=operators,
     )

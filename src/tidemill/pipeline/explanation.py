@@ -1,6 +1,6 @@
 """Explain how a view is computed: its circuit, and how each operator is kept up to date."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -118,29 +118,23 @@ class Explanation:
 
 def explain(pipeline: "Pipeline", view: str) -> Explanation:
     """Plan a pipeline and explain one of its views."""
-    from tidemill.pipeline.plan.certification import CertifyFunction, CertifyView
-    from tidemill.pipeline.plan.circuits import chain_of
+    from tidemill.pipeline.plan.certification import Certify
+    from tidemill.pipeline.plan.decisions import decide
 
     plan, decl = pipeline.plan(), pipeline.views[view]
-    certificates_of = {
-        stage.view: stage.certificate
-        for stage in plan.stages
-        if isinstance(stage, CertifyView | CertifyFunction) and stage.certificate is not None
-    }
-    certificate = certificates_of.get(view)
-    refused = {name for name, stored in certificates_of.items() if not stored.equal and not stored.open}
-    always = decl.refresh == "full"
+    certificates_of = {stage.view: stage.certificate for stage in plan.stages if isinstance(stage, Certify)}
     groups = plan.program.groups.values()
-    (members,) = (group.views for group in groups if any(member.name == view for member in group.views))
-    # Like a runner, ignore the circuit of a view that is not certified.
-    members = tuple(replace(member, circuit=None) if member.name in refused else member for member in members)
+    (group,) = (group for group in groups if any(member.name == view for member in group.views))
     with pipeline.context.spark() as spark:
-        reasons = chain_of(spark, members, plan.program.datasets).reasons
-    why = "refresh='full'" if always else reasons.get(view, "")
-    if view in refused and not always:
-        why = "it is not certified"
-    circuit = None if decl.function is not None else plan.explained(view)
-    return Explanation(view, circuit, certificate, decl.declared, always_full=always, recomputed=why)
+        recomputed = decide(spark, group, plan.program.datasets, certificates_of)
+    return Explanation(
+        view,
+        None if decl.function is not None else plan.explained(view, recomputed),
+        certificates_of.get(view),
+        decl.declared,
+        always_full=decl.refresh == "full",
+        recomputed=recomputed.get(view, ""),
+    )
 
 
 def retry_certification(pipeline: "Pipeline", view: str) -> bool:

@@ -165,8 +165,9 @@ class Certifier:
         if view.circuit is None or view.name not in self._program.tests:
             return view
         certificate = self._known.get(view.name)
-        uses = view.name not in self._late if certificate is None else certificate.equal
-        return view if uses else replace(view, circuit=None)
+        if certificate is None and view.name in self._late:
+            return replace(view, circuit=None)
+        return view.certified_by(certificate)
 
     def confirm(self, views: Collection[str]) -> None:
         """Wait for the certificates of views whose circuits a step has used, before the step is committed.

@@ -8,7 +8,7 @@ a digest of the code that planned it. A process whose code has another digest re
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tidemill.arcs.declarations import ArcSpec
@@ -17,6 +17,7 @@ from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.keys import DatasetId
 from tidemill.sources.source import PlannedSource
 from tidemill.spark.operations import stored_schema
+from tidemill.views.certify.certificates import ViewCertificate
 from tidemill.views.certify.view_tests import ViewTest
 from tidemill.views.circuit.operators import ViewOutput as CircuitOutput
 from tidemill.views.spark.clock_alarms import ClockUse
@@ -60,6 +61,10 @@ class ViewProgram:
     clock: ClockUse | None = field(default=None, repr=False)
     circuit: CircuitOutput | None = field(default=None, repr=False)
     refresh: str = "auto"
+
+    def certified_by(self, certificate: ViewCertificate | None) -> "ViewProgram":
+        """Return the view as a step computes it: without its circuit if the circuit is refused."""
+        return replace(self, circuit=None) if certificate is not None and certificate.refused else self
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,7 +47,7 @@ _INFINITY: Final = float("inf")
 
 
 _TEXTS: Final = ("", "a", "b", "A", "x y", "1", "ü", "long " * 40)
-_MINUTES: Final = (0, 3, 7, 60, 30 * 60, -30 * 60)
+_MINUTES: Final = (0, 3, 7, -2, 60, 30 * 60)
 """Timestamps for certification: the first ones are a few minutes apart, the last ones lie on other days."""
 
 

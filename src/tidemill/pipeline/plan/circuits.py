@@ -18,10 +18,10 @@ from tidemill.pipeline.source_line import SourceLine, position_in
 from tidemill.runner.program import ViewProgram
 from tidemill.spark import queries
 from tidemill.spark.sessions import PINNED
-from tidemill.views.circuit.circuit import Circuit
+from tidemill.views.circuit.circuit import Circuit, walk
 from tidemill.views.circuit.explanation import CircuitExplanation, explain
 from tidemill.views.circuit.ids import Pins
-from tidemill.views.circuit.operators import SparkColumn, ViewOutput
+from tidemill.views.circuit.operators import InputTable, Operator, SparkColumn, ViewOutput
 from tidemill.views.circuit.rewrites import rewrite
 from tidemill.views.circuit.rungs import rungs
 from tidemill.views.spark.group_chain import GroupChain, input_kind, remembered_chain
@@ -127,11 +127,32 @@ def _located(error: Kind, line: SourceLine, sql: str) -> Kind:
     return located
 
 
-def explained(circuits: Mapping[str, ViewCircuit], view: str) -> CircuitExplanation:
-    """Explain a view, down to the datasets it reads; `circuits` has the circuits of all views."""
-    linked = Circuit({name: circuit.output for name, circuit in circuits.items()}).linked()
-    notes = {view: circuits[view].notes}
-    return explain(Circuit({view: linked.outputs[view]}, notes), Pins(settings=PINNED))
+def explained(
+    circuits: Mapping[str, ViewCircuit], view: str, recomputed: Mapping[str, str]
+) -> CircuitExplanation:
+    """Explain a view, down to the datasets it reads.
+
+    Args:
+        circuits: the circuits of all views.
+        view: the name of the view.
+        recomputed: the views that each step recomputes, and why.
+    """
+    linked = Circuit({name: circuit.output for name, circuit in circuits.items()}).linked().outputs
+    unused: dict[Operator, str] = {}
+    if view in recomputed:
+        read = [linked[name] for name in _views_read(circuits, view) if name not in recomputed]
+        chained = set(walk(*read))
+        why = f"each step recomputes {view}: {recomputed[view]}"
+        unused = {op: why for op in walk(linked[view]) if op not in chained}
+    circuit = Circuit({view: linked[view]}, {view: circuits[view].notes})
+    return explain(circuit, Pins(settings=PINNED), recomputed=unused)
+
+
+def _views_read(circuits: Mapping[str, ViewCircuit], view: str) -> set[str]:
+    """Return the views that a view reads, directly or through other views."""
+    tables = {op.table for op in walk(circuits[view].output) if isinstance(op, InputTable)}
+    direct = tables & circuits.keys()
+    return direct.union(*(_views_read(circuits, name) for name in direct))
 
 
 def refuse_incremental(output: ViewOutput | None, line: SourceLine, why: str) -> None:

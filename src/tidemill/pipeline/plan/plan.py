@@ -87,9 +87,14 @@ class Plan:
                 emit(event)
         descriptions.update(self.context, self.program, self.circuits)
 
-    def explained(self, view: str) -> CircuitExplanation:
-        """Explain the circuit of a view, down to the datasets it reads."""
-        return explained(self.circuits, view)
+    def explained(self, view: str, recomputed: Mapping[str, str]) -> CircuitExplanation:
+        """Explain the circuit of a view, down to the datasets it reads.
+
+        Args:
+            view: the name of the view.
+            recomputed: the views that each step recomputes, and why.
+        """
+        return explained(self.circuits, view, recomputed)
 
     def __repr__(self) -> str:
         lines = [

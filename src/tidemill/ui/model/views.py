@@ -63,8 +63,15 @@ def _described(tx: Tx, reader: StoreReader, entry: ViewEntry) -> dict[str, Any]:
         return {}
     certificate = certificates.read(tx, reader.cluster, row.certificate) if row.certificate else None
     circuit = None if row.incremental is None else CircuitExplanation({}, {}, {})
-    explanation = Explanation(entry.name, circuit, certificate, row.declared, always_full=row.always_full)
-    refused = certificate is not None and not certificate.equal and not certificate.open
+    recomputed = _recomputed(tx, reader, entry, entry.name)
+    explanation = Explanation(
+        entry.name,
+        circuit,
+        certificate,
+        row.declared,
+        always_full=row.always_full,
+        recomputed=recomputed,
+    )
     operators = [
         OperatorAnswer(
             id=each.id,
@@ -79,13 +86,28 @@ def _described(tx: Tx, reader: StoreReader, entry: ViewEntry) -> dict[str, Any]:
     return {
         "sql": row.sql,
         "where": row.where,
-        "incremental": None
-        if row.incremental is None
-        else row.incremental and not (refused or row.always_full),
+        "incremental": None if row.incremental is None else not recomputed,
         "certified": explanation.certified,
         "circuit": tuple(operators),
         "notes": row.notes,
     }
+
+
+def _recomputed(tx: Tx, reader: StoreReader, entry: ViewEntry, view: str) -> str:
+    """Return why each step recomputes a view of a group; empty if a chain computes it.
+
+    The last run has stored which views no chain can compute (`pipeline.plan.decisions`). Certificates may
+    have arrived since.
+    """
+    row = descriptions.read_view(tx, reader.descriptions, entry.pipeline, view)
+    if row is None or row.recomputed:
+        return "" if row is None else row.recomputed
+    certificate = certificates.read(tx, reader.cluster, row.certificate) if row.certificate else None
+    if certificate is not None and certificate.refused:
+        return "it is not certified"
+    (spec,) = (spec for spec in entry.group.spec.views if spec.name == view)
+    read = next((name for name in spec.uses if _recomputed(tx, reader, entry, name)), "")
+    return f"it reads the view {read}, which is recomputed" if read else ""
 
 
 def steps(reader: StoreReader, name: str, pipeline: str = "", before: str = "", limit: int = 50) -> StepPage:

@@ -71,6 +71,11 @@ class ViewCertificate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         """Whether the comparison has begun and has no result yet."""
         return self.kind == OPEN
 
+    @property
+    def refused(self) -> bool:
+        """Whether each step must recompute the view, because of a difference or a failure."""
+        return not self.equal and not self.open
+
 
 OPEN: Final = "open"
 FAILED: Final = "failed"

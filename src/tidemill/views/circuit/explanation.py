@@ -32,7 +32,7 @@ from tidemill.views.circuit.operators import (
     Window,
 )
 from tidemill.views.circuit.row_properties import append_only, unique
-from tidemill.views.circuit.rungs import OperatorRung, rungs
+from tidemill.views.circuit.rungs import OperatorRung, Rung, rungs
 
 SHORT = 8
 WIDTH, HEIGHT, GAP, STEP = 190, 46, 18, 70
@@ -73,9 +73,20 @@ class OperatorLine:
 
 
 def explain(
-    circuit: Circuit, pins: Pins | None = None, functions: ViewFunctions | None = None
+    circuit: Circuit,
+    pins: Pins | None = None,
+    functions: ViewFunctions | None = None,
+    *,
+    recomputed: Mapping[Operator, str] | None = None,
 ) -> "CircuitExplanation":
-    """Explain every operator of a circuit."""
+    """Explain every operator of a circuit.
+
+    Args:
+        circuit: the circuit.
+        pins: what operator ids depend on.
+        functions: the functions that the user declares.
+        recomputed: the operators that no chain computes, because each step recomputes their view, and why.
+    """
     ids = circuit.ids(pins or Pins())
     names: dict[Operator, tuple[str, ...]] = {}
     consumers = circuit.consumers()
@@ -87,6 +98,9 @@ def explain(
         placements |= rungs(output, functions)
         grows |= append_only(output)
         keys |= unique(output)
+    for op, why in (recomputed or {}).items():
+        if op in placements and placements[op].incremental:
+            placements[op] = OperatorRung(Rung.FULL, why, scan=True)
     for op in circuit.operators():
         names[op] = column_names(op, names)
         lines[ids[op]] = OperatorLine(
