@@ -1,6 +1,8 @@
-"""`tidemill run` whose process ends like kill -9 before a step, and its successor behind it: the third one
-ends as if nothing had been. In `make test` one step, drawn by a seed; in `make crash` all, and a hundred
-points by chance. `tests.integration.test_pipeline_crashes` has deaths at all points within one process.
+"""`tidemill run` is killed before a step and its successor after it: the third run leaves what an undisturbed
+one does. At every step, and at a hundred random points.
+
+`make test` has less expensive tests of the same steps: `tests.integration.test_pipeline_crashes` ends runs
+within one process, `tests.acceptance.test_life_kills` kills processes that share Java with the test.
 """
 
 import os
@@ -21,7 +23,8 @@ from tidemill import crash
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SEED = 4
+pytestmark = pytest.mark.crash
+
 STEPS = (
     "arcs.begin",
     "publish.commit",
@@ -56,7 +59,6 @@ IN_WORKERS = ("views.trace.before_bundle", "views.trace.after_bundle", "views.ta
 """What Spark's workers pass in a step of a view, where they kill their runner; in a small one, it does."""
 
 ALL = {**SIDES, "views.trace.bundle": IN_WORKERS}
-SOME = random.Random(SEED).sample(sorted(ALL), 1)
 
 LATER = (
     "publish.abandon",
@@ -111,11 +113,13 @@ def killed_at(place: Place, *points: str) -> int:
     return len(place.lines("imported")) - imported - 2  # asked what it is; and the last one
 
 
-def check(step: str, folder: Path, calm: Calm, spark: "SparkSession") -> None:
-    daemon = {"spark.python.daemon.module": "tests.acceptance.killing_daemon"}
-    conf = SMALL | daemon if step == "views.trace.bundle" else SMALL
-    place = Place(folder, small_spark(conf), refresh="auto", landing=str(calm.landing))
-    shutil.copytree(calm.planned, folder / "home")
+@pytest.mark.rule("LOT-20")
+@pytest.mark.parametrize("step", ALL)
+def test_after_kills_before_and_after_a_step_the_next_process_leaves_what_an_undisturbed_one_does(
+    step: str, tmp_path: Path, calm: Calm, spark: "SparkSession"
+) -> None:
+    place = Place(tmp_path, small_spark(_conf(step)), refresh="auto", landing=str(calm.landing))
+    shutil.copytree(calm.planned, tmp_path / "home")
     assert killed_at(place, *ALL[step]) == len(ALL[step])
     with place.declare() as pipeline:
         shop.clean_up(pipeline)
@@ -130,20 +134,9 @@ def check(step: str, folder: Path, calm: Calm, spark: "SparkSession") -> None:
         (calm.landing / "b.json").unlink()
 
 
-@pytest.mark.rule("LOT-20")
-@pytest.mark.parametrize("step", SOME)
-def test_after_kills_before_and_behind_a_step_the_next_process_leaves_what_an_undisturbed_one_does(
-    step: str, tmp_path: Path, calm: Calm, spark: "SparkSession"
-) -> None:
-    check(step, tmp_path, calm, spark)
-
-
-@pytest.mark.crash
-@pytest.mark.parametrize("step", [step for step in ALL if step not in SOME])
-def test_after_kills_at_any_other_step_too(
-    step: str, tmp_path: Path, calm: Calm, spark: "SparkSession"
-) -> None:
-    check(step, tmp_path, calm, spark)
+def _conf(step: str) -> dict[str, str]:
+    daemon = {"spark.python.daemon.module": "tests.acceptance.killing_daemon"}
+    return SMALL | daemon if step == "views.trace.bundle" else SMALL
 
 
 ROUNDS, KILLS, AT_ONCE = 10, 10, 4
@@ -178,7 +171,6 @@ def visited(calm: Calm, tmp_path_factory: pytest.TempPathFactory, spark: "SparkS
     return Visited(least, left)
 
 
-@pytest.mark.crash
 @pytest.mark.parametrize("number", range(ROUNDS))
 def test_also_after_many_kills_wherever_they_are(
     number: int, tmp_path: Path, calm: Calm, visited: Visited

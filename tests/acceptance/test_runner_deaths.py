@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 import psutil
+import pytest
 
 from tests.acceptance.pipeline_processes import Place, Run
 from tests.leases import end_lease
@@ -44,6 +45,7 @@ def clean(df):
 """
 
 
+@pytest.mark.crash  # `tests.integration.test_runner_processes` ends each process alone, in `make test`
 def test_a_dead_java_process_and_a_killed_supervisor_leave_one_line_each_at_most(tmp_path: Path) -> None:
     place = Place(tmp_path / "place", small_spark(SMALL))
     settings = msgspec.json.encode(small_spark(SMALL)).decode()

@@ -1,4 +1,7 @@
-"""Random operations on futures, on every store, compared with a model; each step checks all invariants."""
+"""Random operations on futures, on every store, compared with a model; each step checks all invariants.
+
+A third of the runs is in `make test`, all of them in `make crash`.
+"""
 
 import itertools
 import random
@@ -478,6 +481,11 @@ ACTS = [
 ]
 
 
+def runs(in_test: int, in_crash: int) -> pytest.MarkDecorator:
+    """How many runs a test makes in `make test`, and in `make crash`."""
+    return pytest.mark.parametrize("count", [in_test, pytest.param(in_crash, marks=pytest.mark.crash)])
+
+
 def lives_of_futures(store: Store, examples: int, steps: int) -> None:
     machine = type("Machine", (FutureMachine,), {"store": store})
     run_state_machine_as_test(
@@ -511,19 +519,22 @@ def postgres(postgres_server: PostgresServer, postgres_url: str) -> Iterator[Sto
 
 
 @pytest.mark.rule("FUT-12", "FUT-13", "FUT-15", "FUT-16")
-def test_random_futures_in_memory() -> None:
-    lives_of_futures(MemoryStore(), 120, 40)
+@runs(40, 120)
+def test_random_futures_in_memory(count: int) -> None:
+    lives_of_futures(MemoryStore(), count, 40)
 
 
 @pytest.mark.rule("FUT-12", "FUT-13", "FUT-15", "FUT-16")
-def test_random_futures_on_sqlite(sqlite: Store) -> None:
-    lives_of_futures(sqlite, 50, 40)
+@runs(16, 50)
+def test_random_futures_on_sqlite(sqlite: Store, count: int) -> None:
+    lives_of_futures(sqlite, count, 40)
 
 
 @pytest.mark.rule("FUT-12", "FUT-13", "FUT-15", "FUT-16")
-def test_random_futures_on_postgresql(postgres: Store) -> None:
+@runs(12, 40)
+def test_random_futures_on_postgresql(postgres: Store, count: int) -> None:
     machine = type("Machine", (FutureMachine,), {"store": postgres})
-    for seed in range(40):
+    for seed in range(count):
         life = machine()
         life.dice = Thrown(seed)
         life.begin()

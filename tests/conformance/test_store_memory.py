@@ -9,7 +9,7 @@ from tidemill.testing import StoreConformance
 
 
 class TestMemoryStore(StoreConformance):
-    examples = 200
+    examples = 60
 
     @pytest.fixture
     def store(self) -> Iterator[Store]:

@@ -22,7 +22,7 @@ def address(postgres_server: PostgresServer) -> Iterator[str]:
 
 
 class TestPostgresStore(StoreConformance):
-    examples = 60
+    examples = 40
 
     @pytest.fixture
     def store(self, address: str) -> Iterator[Store]:

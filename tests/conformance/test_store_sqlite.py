@@ -10,7 +10,7 @@ from tidemill.testing import StoreConformance
 
 
 class TestSqliteStore(StoreConformance):
-    examples = 120
+    examples = 60
 
     @pytest.fixture
     def store(self, tmp_path: Path) -> Iterator[Store]:

@@ -144,8 +144,9 @@ def test_a_process_number_that_comes_back_is_another_child(segments: Segments) -
 
 
 @pytest.mark.rule("FUT-29")
-def test_a_hundred_kills_leave_nothing_behind(tmp_path: Path) -> None:
-    with run("kills", tmp_path / "root", 100) as killer:
+@pytest.mark.parametrize("times", [20, pytest.param(100, marks=pytest.mark.crash)])
+def test_many_kills_leave_nothing_behind(tmp_path: Path, times: int) -> None:
+    with run("kills", tmp_path / "root", times) as killer:
         seen = killer.hear()
     assert seen["most"] <= 2, "each start sweeps what the one before it left"
     assert seen["swept"] == 1

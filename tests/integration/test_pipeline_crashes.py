@@ -5,9 +5,9 @@ a home in which all before it is done; a life is a runner that catches up, then 
 It dies at a point: what it has is dropped, but for the Spark session. The next life has the same slot of the
 home, so it waits for no lease; it ends, and there is what an undisturbed life leaves, and nothing else.
 
-In `make test` a life dies at every point. Several lives die in the same home, each at a later point, and the
-life after them ends undisturbed. In `make crash` each home sees one death, and a point has a home for each
-time that a life passes it.
+In `make test` a life dies at every third point. Several lives die in the same home, each at a later point,
+and the life after them ends undisturbed. In `make crash` each home sees one death, and a point has a home for
+each time that a life passes it.
 """
 
 import random
@@ -121,7 +121,7 @@ class Matrix:
                 yield name, visit
 
     def points(self, upto: Upto) -> list[tuple[str, int]]:
-        """Return every point once, in the order in which an undisturbed life reaches them.
+        """Return every third point once, in the order in which an undisturbed life reaches them.
 
         The second arc has the points of the first one; only those that it adds are returned. The first arc
         has the points of lower layers that the source has.
@@ -134,7 +134,8 @@ class Matrix:
             known = {*self.visits["clean"]}
         names = [name for name in self.visits[upto] if name not in known]
         low = [(name, chance.randint(1, self.visits[upto][name])) for name in names if name.startswith(LOW)]
-        return [*((name, 1) for name in names if not name.startswith(LOW)), *low]
+        every = [*((name, 1) for name in names if not name.startswith(LOW)), *low]
+        return every[chance.randrange(3) :: 3]
 
     def trouble(self, upto: Upto, *deaths: tuple[str, int]) -> dict[str, str]:
         """Let lives die at these points, several in each home; return what is wrong after them.
