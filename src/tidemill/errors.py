@@ -141,6 +141,8 @@
 
 Each class has a stable `code`. Each error has a message that says what happened. Most errors have a hint that
 says what to do. If a class has no hint, its docstring says why. Base classes have no hint.
+
+The file is long because all errors stand in one place: a reader finds each code once, with its meaning.
 """
 
 import os

@@ -15,6 +15,9 @@ that earlier steps added, even where Spark's sum of doubles would differ in the 
 
 The version file of the step lists the runs of all traces, and the step's commit names the version file
 (DBSP-39).
+
+The file is long because a step is one class: the three ways share the plan, the traces and the reports of the
+step. Planning, execution and loading are in other modules of this package.
 """
 
 import time
