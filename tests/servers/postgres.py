@@ -82,7 +82,7 @@ class PostgresServer(Server):
         self._binaries = find_binaries()
         self._identity = _identity()
         # A short path: the name of a unix socket may have 107 bytes.
-        self._folder = Path(tempfile.mkdtemp(prefix="tidemill-pg-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="tidemill-pg-", dir=self._reachable_folder()))
         self._child: Child | None = None
         self._admin: psycopg.Connection | None = None
         self._names = (f"d{n}" for n in itertools.count(1))
@@ -180,6 +180,12 @@ class PostgresServer(Server):
         settings["unix_socket_directories"] = str(self._folder)
         with (self._folder / "data" / "postgresql.conf").open("a") as conf:
             conf.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
+
+    def _reachable_folder(self) -> Path:
+        """The folder for temporary files, or /tmp when the server's user cannot enter that folder."""
+        folder = Path(tempfile.gettempdir()).resolve()
+        open_to_all = all(path.stat().st_mode & 0o001 for path in (folder, *folder.parents))
+        return folder if self._identity is None or open_to_all else Path("/tmp")
 
     def _reachable_binaries(self) -> Path:
         """The binaries, copied beside the data when the server's user cannot read them where they are."""
