@@ -168,6 +168,7 @@ SPACES: dict[tuple[str, tuple[type, ...]], Codec] = {
     ("attempt-of", (str, str, int, str)): EMPTY,
     ("attempt-open", (str,)): EMPTY,
     ("attempt-sweep", (int, str)): EMPTY,
+    ("more", (bytes, int)): RAW,
     # arcs
     ("arc", (str,)): _packed(declarations.ArcSpec),
     ("arc-lot", (str, str, int)): _packed(arc_rows.AnyLot),

@@ -19,15 +19,13 @@ from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import InputLot
 from tidemill.publish.keys import PublishKeys
 from tidemill.publish.states import AttemptEdge, AttemptState, step
-from tidemill.store import Tx
+from tidemill.store import Tx, long_values
 
 MOST_TARGETS = 100
 MOST_INPUTS = 300
 MOST_BYTES = 48 * 1024
-"""The maximum size of a draft.
-
-With the fields that are added when the attempt ends, the row still fits into a store value.
-"""
+"""The maximum size of a draft, unless its author knows that the transactions that begin and end the attempt
+have room for more."""
 
 PARTS_PAGE = 400
 
@@ -137,15 +135,26 @@ class Hold(msgspec.Struct, frozen=True):
     node: Node
 
 
-def begin(tx: Tx, keys: PublishKeys, node: Node, draft: Draft) -> Hold:
-    """Open an attempt, before its first object is written."""
+def begin(
+    tx: Tx,
+    keys: PublishKeys,
+    node: Node,
+    draft: Draft,
+    *,
+    most_targets: int = MOST_TARGETS,
+    most_bytes: int = MOST_BYTES,
+) -> Hold:
+    """Open an attempt, before its first object is written.
+
+    - most_targets, most_bytes: the maximum number of targets, and the maximum size of the draft.
+    """
     nodes.check(tx, keys.cluster, node)
     places = {target.place for target in draft.targets}
-    if not 0 < len(draft.targets) <= MOST_TARGETS or len(places) < len(draft.targets):
+    if not 0 < len(draft.targets) <= most_targets or len(places) < len(draft.targets):
         raise UsageError(
             f"{draft.author} has an invalid list of sinks:"
             f" {', '.join(str(target.dataset) for target in draft.targets) or 'nothing'}",
-            hint=f"use 1 to {MOST_TARGETS} sinks, and do not repeat any",
+            hint=f"use 1 to {most_targets} sinks, and do not repeat any",
         )
     if all(target.optional for target in draft.targets):
         raise UsageError(f"all sinks of {draft.author} are optional", hint="make one of them mandatory")
@@ -155,15 +164,15 @@ def begin(tx: Tx, keys: PublishKeys, node: Node, draft: Draft) -> Hold:
             hint=f"read at most {MOST_INPUTS} lots",
         )
     size = len(msgspec.msgpack.encode(draft))
-    if size > MOST_BYTES:
+    if size > most_bytes:
         raise UsageError(
             f"the names of the inputs and sinks of {draft.author} take too much space: {size:,} bytes",
-            hint=f"use fewer or shorter names: at most {MOST_BYTES:,} bytes",
+            hint=f"use fewer or shorter names: at most {most_bytes:,} bytes",
         )
     if tx.get(keys.attempt[draft.id]) is not None:
         raise UsageError(f"attempt {draft.id} already exists", hint="use a new id for each attempt")
     row = Open(draft=draft, node=node.id, node_epoch=node.epoch, opened_at=tx.now())
-    tx.set(keys.attempt[draft.id], msgspec.msgpack.encode(row), quiet=True)
+    _write(tx, keys, row)
     tx.set(keys.of[draft.author, draft.lot, draft.generation, draft.id], b"", quiet=True)
     tx.set(keys.open[draft.id], b"", quiet=True)
     return Hold(draft, row.epoch, node)
@@ -171,7 +180,7 @@ def begin(tx: Tx, keys: PublishKeys, node: Node, draft: Draft) -> Hold:
 
 def read(tx: Tx, keys: PublishKeys, attempt: str) -> AnyAttempt:
     """Read the row of an attempt; raise `AttemptUnknown` if there is none."""
-    raw = tx.get(keys.attempt[attempt])
+    raw = long_values.get_long(tx, keys.more, keys.attempt[attempt])
     if raw is None:
         raise AttemptUnknown(f"there is no attempt {attempt}")
     return _decoder.decode(raw)
@@ -357,7 +366,7 @@ def published_before(
     """
     lo, hi = keys.attempt.all()
     page = tx.range(keys.attempt[after] + b"\x00" if after else lo, hi, limit=limit, snapshot=True)
-    rows = [_decoder.decode(row.value) for row in page]
+    rows = [_decoder.decode(long_values.complete(tx, keys.more, row.key, row.value)) for row in page]
     old = [row for row in rows if isinstance(row, Published) and row.sweep_at is None and row.at < before]
     return [row.draft.id for row in old], rows[-1].draft.id if len(rows) == limit else ""
 
@@ -375,7 +384,7 @@ def sweep_again(tx: Tx, keys: PublishKeys, expected: Published | Abandoned, at: 
 
     Return False if another cleaner has swept it since `expected` was read.
     """
-    raw = tx.get(keys.attempt[expected.draft.id])
+    raw = long_values.get_long(tx, keys.more, keys.attempt[expected.draft.id])
     if raw is None or _decoder.decode(raw) != expected:
         return False
     if expected.sweep_at is not None:
@@ -406,7 +415,7 @@ def forget(tx: Tx, keys: PublishKeys, attempt: str, limit: int = PARTS_PAGE) -> 
     if len(page) == limit:
         return True
     draft = row.draft
-    tx.clear(keys.attempt[attempt], quiet=True)
+    long_values.clear_long(tx, keys.more, keys.attempt[attempt])
     tx.clear(keys.of[draft.author, draft.lot, draft.generation, draft.id], quiet=True)
     if row.sweep_at is not None:
         tx.clear(keys.sweep[row.sweep_at, attempt], quiet=True)
@@ -435,4 +444,4 @@ def _alive(tx: Tx, keys: PublishKeys, row: Open) -> bool:
 
 
 def _write(tx: Tx, keys: PublishKeys, row: AnyAttempt) -> None:
-    tx.set(keys.attempt[row.draft.id], msgspec.msgpack.encode(row), quiet=True)
+    long_values.set_long(tx, keys.more, keys.attempt[row.draft.id], msgspec.msgpack.encode(row))

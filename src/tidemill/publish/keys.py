@@ -5,6 +5,7 @@
 (C, "attempt-of", author, lot, generation, id) the attempts at one generation of an author's lot
 (C, "attempt-open", id)                        open attempts
 (C, "attempt-sweep", at, id)                   ended attempts, by the time of their next sweep
+(C, "more", key, n)                            part n of the value of another key (`store.long_values`)
 """
 
 from tidemill.cluster.keys import ClusterKeys
@@ -27,3 +28,4 @@ class PublishKeys:
         self.of = Space(cluster, "attempt-of")
         self.open = Space(cluster, "attempt-open")
         self.sweep = Space(cluster, "attempt-sweep")
+        self.more = Space(cluster, "more")

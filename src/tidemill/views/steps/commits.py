@@ -21,11 +21,11 @@ from tidemill.lots.keys import DatasetId
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Draft, Hold, Target
 from tidemill.publish.transaction import Ending, publish_step
-from tidemill.store import Tx
+from tidemill.store import Row, Tx, long_values
 from tidemill.triggers import alarms, runs
 from tidemill.triggers.runs import Ticket
 from tidemill.views.steps import groups, records
-from tidemill.views.steps.groups import BuiltTable, GroupSpec, ViewGroup
+from tidemill.views.steps.groups import MOST_VIEWS, BuiltTable, GroupSpec, ViewGroup
 from tidemill.views.steps.keys import (
     StepKeys,
     alarm_of,
@@ -43,6 +43,13 @@ from tidemill.views.steps.records import StepRecord
 
 PAGE = 100
 """How many records to read at once."""
+
+MOST_TARGETS = 2 * MOST_VIEWS + 2
+"""How many targets an attempt at a step has at most: the changes and the table of each view, the quarantine,
+and the group's state."""
+
+DRAFT_BYTES = 160 * 1024
+"""The maximum size of the draft of an attempt at a step."""
 
 BUSY_US = 250_000
 """How long a run waits before its retry when another process is the coordinator."""
@@ -288,7 +295,7 @@ def open_step(tx: Tx, keys: StepKeys, ticket: Ticket, batch: StepBatch, attempt:
             Target(state_of(batch.pipeline, batch.spec.name), batch.lot),
         ),
     )
-    return attempts.begin(tx, keys, ticket.node, draft)
+    return attempts.begin(tx, keys, ticket.node, draft, most_targets=MOST_TARGETS, most_bytes=DRAFT_BYTES)
 
 
 def commit(
@@ -329,7 +336,8 @@ def commit(
 
     def move(tx: Tx) -> None:
         name = batch.spec.name
-        tx.set(keys.step[batch.pipeline, name, batch.step], msgspec.msgpack.encode(row), quiet=True)
+        key = keys.step[batch.pipeline, name, batch.step]
+        long_values.set_long(tx, keys.more, key, msgspec.msgpack.encode(row))
         version = row.version or group.version
         moved = ViewGroup(spec=batch.spec, step=batch.step, built=built, version=version)
         groups.write(tx, keys, batch.pipeline, moved)
@@ -394,26 +402,29 @@ def rows(
 ) -> list[StepRow]:
     """Return a page of a group's commits: the steps after `after`, up to `to`."""
     lo, hi = keys.step[pipeline, group, after + 1], keys.step[pipeline, group, to + 1]
-    return [_decoder.decode(row.value) for row in tx.range(lo, hi, limit=limit, snapshot=True)]
+    return _decoded(tx, keys, tx.range(lo, hi, limit=limit, snapshot=True))
 
 
 def before(tx: Tx, keys: StepKeys, pipeline: str, group: str, to: int, limit: int = PAGE) -> list[StepRow]:
     """Return a page of a group's commits: the steps up to `to`, newest first."""
     lo, hi = keys.step[pipeline, group, 0], keys.step[pipeline, group, to + 1]
-    page = tx.range(lo, hi, limit=limit, reverse=True, snapshot=True)
-    return [_decoder.decode(row.value) for row in page]
+    return _decoded(tx, keys, tx.range(lo, hi, limit=limit, reverse=True, snapshot=True))
 
 
 def oldest(tx: Tx, keys: StepKeys, pipeline: str, group: str) -> StepRow | None:
     """Return the first commit of a group; None if it has none."""
     page = tx.range(*keys.step.under(pipeline, group), limit=1, snapshot=True)
-    return _decoder.decode(page[0].value) if page else None
+    return next(iter(_decoded(tx, keys, page)), None)
 
 
 def newest(tx: Tx, keys: StepKeys, pipeline: str, group: str, limit: int) -> list[StepRow]:
     """Return the last commits of a group, newest first."""
     page = tx.range(*keys.step.under(pipeline, group), limit=limit, reverse=True, snapshot=True)
-    return [_decoder.decode(row.value) for row in page]
+    return _decoded(tx, keys, page)
+
+
+def _decoded(tx: Tx, keys: StepKeys, page: Sequence[Row]) -> list[StepRow]:
+    return [_decoder.decode(long_values.complete(tx, keys.more, row.key, row.value)) for row in page]
 
 
 def _check_state(batch: StepBatch, result: StepResult) -> None:

@@ -14,8 +14,7 @@ from tidemill.cluster.leases import Busy
 from tidemill.errors import GroupUnknown, UsageError
 from tidemill.lots import events, expiry
 from tidemill.lots.keys import DatasetId
-from tidemill.publish.attempts import MOST_TARGETS
-from tidemill.store import Tx
+from tidemill.store import Row, Tx, long_values
 from tidemill.triggers import alarms, schedules, subscriptions
 from tidemill.triggers.subscriptions import MOST_SOURCES, Terms
 from tidemill.triggers.terms import CatchUp
@@ -24,16 +23,16 @@ from tidemill.views.steps.keys import StepKeys, alarm_of, group_id, group_source
 from tidemill.views.steps.records import StepRecord
 from tidemill.views.steps.retired import RetiredTable
 
-MOST_VIEWS = (MOST_TARGETS - 2) // 2
-"""The maximum number of views in a group. A step's attempt has two targets for each view (its changes, its
-table), one for the quarantine, and one for the group's state."""
+MOST_VIEWS = 300
+"""The maximum number of views in a group.
 
-
-SPEC_BYTES = 32 * 1024
-"""The maximum size of a group's declaration.
-
-The group's row holds the declaration and the names of the tables, and must fit into one value of the store.
+The commit of a step writes about 2,500 bytes for each view, if all views change and have the longest names
+that are possible. With the declaration, this fits into one transaction.
 """
+
+
+SPEC_BYTES = 192 * 1024
+"""The maximum size of a group's declaration, which is a part of the group's row."""
 
 
 class ViewSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +117,7 @@ _whole = msgspec.msgpack.Decoder(frozenset[DatasetId])
 
 def read(tx: Tx, keys: StepKeys, pipeline: str, group: str) -> ViewGroup:
     """Return a group's row; raise `GroupUnknown` if there is none."""
-    raw = tx.get(keys.group[pipeline, group])
+    raw = long_values.get_long(tx, keys.more, keys.group[pipeline, group])
     if raw is None:
         raise GroupUnknown(f"pipeline {pipeline!r} has no view group {group!r}")
     return _decoder.decode(raw)
@@ -126,13 +125,18 @@ def read(tx: Tx, keys: StepKeys, pipeline: str, group: str) -> ViewGroup:
 
 def listed(tx: Tx, keys: StepKeys, pipeline: str) -> list[ViewGroup]:
     """Return all groups of a pipeline, sorted by name."""
-    return [_decoder.decode(row.value) for row in tx.range(*keys.group.under(pipeline), snapshot=True)]
+    page = tx.range(*keys.group.under(pipeline), snapshot=True)
+    return [_decoded(tx, keys, row) for row in page]
 
 
 def listed_all(tx: Tx, keys: StepKeys, limit: int) -> list[tuple[str, ViewGroup]]:
     """Return the groups of all pipelines, each with the name of its pipeline, at most `limit` of them."""
-    rows = tx.range(*keys.group.all(), limit=limit, snapshot=True)
-    return [(str(keys.group.unpack(row.key)[0]), _decoder.decode(row.value)) for row in rows]
+    page = tx.range(*keys.group.all(), limit=limit, snapshot=True)
+    return [(str(keys.group.unpack(row.key)[0]), _decoded(tx, keys, row)) for row in page]
+
+
+def _decoded(tx: Tx, keys: StepKeys, row: Row) -> ViewGroup:
+    return _decoder.decode(long_values.complete(tx, keys.more, row.key, row.value))
 
 
 def whole_reads(tx: Tx, keys: StepKeys, pipeline: str, group: str) -> frozenset[DatasetId] | None:
@@ -154,7 +158,8 @@ def set_whole_reads(
 
 def write(tx: Tx, keys: StepKeys, pipeline: str, group: ViewGroup) -> None:
     """Store a group's row."""
-    tx.set(keys.group[pipeline, group.spec.name], msgspec.msgpack.encode(group), quiet=True)
+    key = keys.group[pipeline, group.spec.name]
+    long_values.set_long(tx, keys.more, key, msgspec.msgpack.encode(group))
 
 
 def declare(tx: Tx, keys: StepKeys, pipeline: str, spec: GroupSpec) -> ViewGroup:
@@ -169,7 +174,7 @@ def declare(tx: Tx, keys: StepKeys, pipeline: str, spec: GroupSpec) -> ViewGroup
         records.add_base(tx, keys, pipeline, dataset)
     if alarm_of(pipeline, spec.name) in spec.bases:
         alarms.declare(tx, keys.lots, alarm_of(pipeline, spec.name))
-    raw = tx.get(keys.group[pipeline, spec.name])
+    raw = long_values.get_long(tx, keys.more, keys.group[pipeline, spec.name])
     if raw is None:
         group = ViewGroup(spec=spec, step=records.last(tx, keys, pipeline).number)
         events.advance(tx, keys.lots, step_log(pipeline), group.step)
@@ -195,16 +200,16 @@ def remove(tx: Tx, keys: StepKeys, pipeline: str, group: str) -> bool:
     A later group with the same name is a new group. The head keeps its position, because heads only grow. The
     tables of the views stay readable (`retired`).
     """
-    raw = tx.get(keys.group[pipeline, group])
+    raw = long_values.get_long(tx, keys.more, keys.group[pipeline, group])
     if raw is None:
         return False
     retired.keep(tx, keys, pipeline, _removed_tables(_decoder.decode(raw), None))
     retired.mark_for_collection(tx, keys, pipeline, _decoder.decode(raw).spec.names, group)
     subscriptions.remove(tx, keys.triggers, group_id(pipeline, group))
     alarms.set_at(tx, keys.triggers, alarm_of(pipeline, group), None)
-    tx.clear(keys.group[pipeline, group], quiet=True)
+    long_values.clear_long(tx, keys.more, keys.group[pipeline, group])
     tx.clear(keys.whole[pipeline, group], quiet=True)
-    tx.clear_range(*keys.step.under(pipeline, group))
+    long_values.clear_long_range(tx, keys.more, *keys.step.under(pipeline, group))
     tx.clear(keys.circuit[pipeline], quiet=True)
     return True
 

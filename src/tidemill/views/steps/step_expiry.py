@@ -17,7 +17,7 @@ import msgspec
 from tidemill.lots import expiry
 from tidemill.lots.expiry import Expired, KeepPolicy
 from tidemill.lots.keys import DatasetId
-from tidemill.store import Tx
+from tidemill.store import Tx, long_values
 from tidemill.triggers import subscriptions
 from tidemill.views.steps import commits, groups
 from tidemill.views.steps.commits import StepRow
@@ -88,7 +88,8 @@ def expire(tx: Tx, keys: StepKeys, pipeline: str, group: str, page: Sequence[Ste
     expired = expiry.read(tx, keys.lots, source)
     if page:
         last = page[-1].step
-        tx.clear_range(keys.step[pipeline, group, 0], keys.step[pipeline, group, last + 1])
+        lo, hi = keys.step[pipeline, group, 0], keys.step[pipeline, group, last + 1]
+        long_values.clear_long_range(tx, keys.more, lo, hi)
         expired = msgspec.structs.replace(expired, position=last, lots=expired.lots + len(page))
     expired = _later(expired, removable(tx, keys, pipeline, group), now)
     if expired != expiry.read(tx, keys.lots, source):
