@@ -119,7 +119,7 @@ def group_chain(
             linked = _linked(prepared(output), chained, frozenset(outputs))
             operator_types = column_types(linked, _resolver(spark, frames, tag))
             _check_types(linked, operator_types)
-            _built({**chained, view: linked}, {**types, **operator_types}, kinds, [view], settings)
+            _built({view: linked}, operator_types, kinds, [view], settings)
         except (NoKernel, TypeRefused) as error:
             reasons[view] = str(error.args[0]) if error.args else type(error).__name__
             continue
