@@ -22,6 +22,7 @@ from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.lots import base_lot, datasets, events, expiry, lots, producers, staging, wall_clock
 from tidemill.lots.keys import DatasetId, LotKeys
 from tidemill.pipeline.descriptions import DescriptionKeys, SourceDescription, ViewDescription
+from tidemill.pipeline.plan import planned_queries
 from tidemill.publish import attempts
 from tidemill.publish.keys import PublishKeys
 from tidemill.runner.job_deaths import NodeMark
@@ -209,6 +210,7 @@ SPACES: dict[tuple[str, tuple[type, ...]], Codec] = {
     ("view-text", (str, str)): _packed(ViewDescription),
     ("source-text", (str, str)): _packed(SourceDescription),
     ("pin", (str, str)): _INT,
+    ("planned", (str, str)): _packed(planned_queries.StoredQuery),
 }
 
 

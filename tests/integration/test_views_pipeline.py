@@ -5,10 +5,11 @@ import json
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -23,16 +24,17 @@ from tidemill.errors import (
     NotIncremental,
     QueryError,
     QueryRefused,
+    StoreCorrupt,
     ViewRefused,
 )
 from tidemill.events import Event
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.explanation import retry_certification
-from tidemill.pipeline.plan import circuits
-from tidemill.pipeline.plan import views as view_plans
+from tidemill.pipeline.plan import catalog, circuits, planned_queries
 from tidemill.publish.manifests import Manifests
 from tidemill.runner import certifier
 from tidemill.spark.planning_memo import PlanningMemo
+from tidemill.store import Tx
 from tidemill.testing.threads import STUCK_S
 from tidemill.views.certify import tester
 from tidemill.views.certify.bounds import BoundExceeded
@@ -140,7 +142,7 @@ def test_incremental_takes_what_follows_the_change(shop: tm.Pipeline) -> None:
 def test_a_query_is_planned_once_in_a_process_and_a_changed_declaration_again(
     tmp_path: Path, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(view_plans, "_planned", PlanningMemo())
+    monkeypatch.setattr(planned_queries, "_planned", PlanningMemo())
     planned: list[str] = []
     make = circuits.make
 
@@ -181,6 +183,110 @@ def test_a_query_is_planned_once_in_a_process_and_a_changed_declaration_again(
         assert plans("functions") == 1, "the function of a session may change"
     finally:
         spark.sql("DROP TEMPORARY FUNCTION unheard_of")
+
+
+def test_another_process_finds_the_plans_of_queries_in_the_store(
+    tmp_path: Path, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    make = circuits.make
+
+    def counted(session: Any, sql: str, *rest: Any) -> circuits.ViewCircuit:
+        made.append(sql)
+        return make(session, sql, *rest)
+
+    monkeypatch.setattr(circuits, "make", counted)
+    totals = "SELECT region, count(*) AS n FROM orders GROUP BY region"
+    joined = "SELECT o.id, t.n FROM orders o JOIN totals t ON o.region = t.region ORDER BY o.id LIMIT 5"
+    recent = "SELECT id FROM orders WHERE at > now() - INTERVAL 1 DAY"
+
+    def plan(sql: str = totals) -> tuple[int, dict[str, Any]]:
+        monkeypatch.setattr(planned_queries, "_planned", PlanningMemo())  # as in a new process
+        made.clear()
+        with tm.Pipeline("shop", home=tmp_path / "home", spark=spark) as pipeline:
+            pipeline.dataset("orders", ORDERS)
+            for name, text in {"totals": sql, "joined": joined, "recent": recent}.items():
+                pipeline.view(name, text)
+            plan = pipeline.plan()
+            plan.apply("node")
+        views = plan.program.groups["views:shop/main"].views
+        facts = {view.name: (view.circuit, view.schema, view.clock, view.code) for view in views}
+        return len(made), {"views": facts, "notes": plan.circuits["joined"].notes}
+
+    first = plan()
+    assert first[0] == 3
+    assert plan() == (0, first[1])
+    assert plan(totals.replace("count(*)", "count(id)"))[0] == 1
+    assert plan()[0] == 1, "each view has one row"
+    monkeypatch.setattr(planned_queries, "release_digest", lambda: b"the next release")
+    assert plan()[0] == 3
+    assert plan() == (0, first[1])
+    version = str(spark.version)
+    engine = catalog.engine_of(spark)
+    monkeypatch.setattr(catalog, "engine_of", lambda _: engine._replace(version=f"{version}.1"))
+    assert plan()[0] == 3
+    settings = engine.settings | {("spark.sql.session.timeZone", "Asia/Tokyo")}
+    monkeypatch.setattr(catalog, "engine_of", lambda _: engine._replace(settings=settings))
+    assert plan()[0] == 3
+    assert plan() == (0, first[1])
+
+
+def test_a_damaged_plan_of_a_query_is_made_again(
+    tmp_path: Path, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plan(damage: Callable[[bytes], bytes] | None = None) -> str:
+        monkeypatch.setattr(planned_queries, "_planned", PlanningMemo())  # as in a new process
+        with tm.Pipeline("shop", home=tmp_path / "home", spark=spark) as pipeline:
+            pipeline.dataset("orders", ORDERS)
+            pipeline.view("ids", "SELECT id FROM orders")
+            context = pipeline.context
+            key = context.keys.planned["shop", "ids"]
+
+            def change(tx: Tx) -> None:
+                raw = tx.get(key)
+                assert raw is not None
+                assert damage is not None
+                tx.set(key, damage(raw))
+
+            if damage is not None:
+                context.store.run(change)
+            plan = pipeline.plan()
+            plan.apply("node")
+        return plan.program.groups["views:shop/main"].views[0].schema
+
+    columns = plan()
+    assert plan(lambda raw: raw[:-1] + bytes([raw[-1] ^ 1])) == columns
+    assert plan(lambda _: msgspec.msgpack.encode(planned_queries.StoredQuery(b"", b"foreign"))) == columns
+    with pytest.raises(StoreCorrupt):
+        plan(lambda raw: raw[: len(raw) // 2])
+
+
+def test_a_run_without_work_makes_as_many_transactions_for_eight_views_as_for_two(
+    tmp_path: Path, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def transactions(views: int) -> int:
+        with tm.Pipeline("shop", home=tmp_path / str(views), spark=spark) as pipeline:
+            orders = pipeline.dataset("orders", ORDERS)
+            for number in range(views):
+                query = f"SELECT region, count(*) + {number} AS n FROM orders GROUP BY region"
+                pipeline.view(f"v{number}", query, refresh="full")
+            orders.append([(1, "n", 2.0, None)])
+            assert pipeline.run().ok
+            plan = pipeline.plan()
+            counted: list[object] = []
+            store = pipeline.context.store
+            run = store.run
+
+            def counting(*arguments: Any, **options: Any) -> Any:
+                counted.append(arguments)
+                return run(*arguments, **options)
+
+            monkeypatch.setattr(store, "run", counting)
+            pipeline.plan()
+            plan.apply("node")
+            return len(counted)
+
+    assert transactions(8) == transactions(2)
 
 
 # --- explain
@@ -235,7 +341,8 @@ def test_a_view_is_certified_once_for_its_code_and_a_mismatch_is_loud(
     assert not [event for event in events if isinstance(event, ViewCertified)], "not again"
 
     honest = circuits.make
-    monkeypatch.setattr(view_plans, "_planned", PlanningMemo())
+    monkeypatch.setattr(planned_queries, "_planned", PlanningMemo())
+    monkeypatch.setattr(planned_queries, "release_digest", lambda: b"the next release")
 
     def wrong(spark: Any, sql: str, *rest: Any) -> circuits.ViewCircuit:
         """A normaliser that forgets rows whose region is NULL."""
@@ -346,7 +453,7 @@ def test_a_wrong_circuit_is_found_before_its_first_step_is_visible(
 ) -> None:
     """The load uses the circuit while it is compared. It is discarded, and the view is recomputed."""
     honest = circuits.make
-    monkeypatch.setattr(view_plans, "_planned", PlanningMemo())
+    monkeypatch.setattr(planned_queries, "_planned", PlanningMemo())
 
     def wrong(spark: Any, sql: str, *rest: Any) -> circuits.ViewCircuit:
         return honest(spark, sql.replace("FROM orders", "FROM orders WHERE region IS NOT NULL"), *rest)

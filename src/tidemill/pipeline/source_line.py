@@ -8,7 +8,7 @@ from types import FrameType
 
 import msgspec
 
-from tidemill.errors import DeclarationError, QueryError, TidemillError
+from tidemill.errors import DeclarationError, QueryError, StoreError, TidemillError
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 
@@ -82,9 +82,14 @@ def position_in(line: SourceLine, text: str, row: int, column: int = 0) -> str:
 
 @contextmanager
 def errors_at(line: SourceLine) -> Iterator[None]:
-    """Prefix the message of every error raised inside the block with the line of the declaration."""
+    """Prefix the messages of errors raised inside the block with the line of the declaration.
+
+    Errors of the store are not about a declaration; they are raised unchanged.
+    """
     try:
         yield
+    except StoreError:
+        raise
     except TidemillError as error:
         if isinstance(error, QueryError) or error.message.startswith(f"{line}: "):
             raise

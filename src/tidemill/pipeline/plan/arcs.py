@@ -221,7 +221,8 @@ class ArcPlanner:
         try:
             with repinned(self.catalog.spark):
                 results = results_of(program, arc.function(*frames))
-            schemas = [ddl_of(frame.drop(WEIGHT) if arc.changes == "raw" else frame) for frame in results]
+            frames = [frame.drop(WEIGHT) if arc.changes == "raw" else frame for frame in results]
+            schemas = [ddl_of(frame.schema) for frame in frames]
         except TidemillError:
             raise
         except Exception as error:

@@ -1,11 +1,11 @@
 """Collect the tables that planning knows so far, and the stages that declare them."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -25,10 +25,12 @@ from tidemill.spark.planning_memo import PlanningMemo, SparkEngine, engine_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
     from tidemill.pipeline.pipeline import Pipeline
 
 _checked: PlanningMemo[None] = PlanningMemo()
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,36 @@ class KnownTable:
     dataset: DatasetRow | None
     ddl: str
     retracts: bool
+
+
+class LazyTables(Mapping[str, Value]):
+    """A value for each table, made when it is first read: a pipeline can have hundreds of tables.
+
+    Args:
+        names: the names of the tables.
+        make: makes the value of a table.
+    """
+
+    def __init__(self, names: Collection[str], make: Callable[[str], Value]) -> None:
+        self._names = names
+        self._make = make
+        self._values: dict[str, Value] = {}
+
+    def __getitem__(self, name: str) -> Value:
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._values:
+            self._values[name] = self._make(name)
+        return self._values[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 class Catalog:
@@ -138,9 +170,9 @@ class Catalog:
         return self._frames[name]
 
 
-def ddl_of(frame: "DataFrame") -> str:
+def ddl_of(columns: "StructType") -> str:
     """Return the columns of a DataFrame with the types that they have in files.
 
     In files, all columns are nullable, and texts have no maximum length.
     """
-    return str(schema.of_spark(frame.schema).stored())
+    return str(schema.of_spark(columns).stored())

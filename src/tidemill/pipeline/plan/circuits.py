@@ -6,7 +6,7 @@ of that file.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -30,6 +30,7 @@ from tidemill.views.sql.compiler import compile_query
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 Kind = TypeVar("Kind", bound=QueryError)
 _POSITION = re.compile(r"line (\d+),? pos (\d+)")
@@ -67,6 +68,7 @@ def make(
     tables: Mapping[str, QueryTable],
     frames: "Mapping[str, DataFrame]",
     tag: str,
+    analysed: "Callable[[StructType], object]" = lambda _: None,
 ) -> ViewCircuit:
     """Compile a query to a circuit and rewrite the circuit. A `QueryError` names its position in the query.
 
@@ -76,17 +78,24 @@ def make(
         tables: the tables that the query may read.
         frames: an empty DataFrame for each table.
         tag: a text that is different for every query that is being analysed.
+        analysed: receives the columns of every query that Spark analyses, first those of `sql`.
     """
-    compiled = compile_query(sql, tables, _analysis(spark, frames, tag))
+    compiled = compile_query(sql, tables, _analysis(spark, frames, tag, analysed))
     return ViewCircuit(rewrite(compiled.output), compiled.notes, compiled.output)
 
 
-def _analysis(spark: "SparkSession", frames: "Mapping[str, DataFrame]", tag: str) -> Analyse:
+def _analysis(
+    spark: "SparkSession",
+    frames: "Mapping[str, DataFrame]",
+    tag: str,
+    analysed: "Callable[[StructType], object]",
+) -> Analyse:
     from pyspark.errors import PySparkException
 
     def analyse(sql: str, _: Mapping[str, QueryTable]) -> Sequence[SparkColumn]:
         try:
             with queries.over(spark, sql, frames, tag) as frame:
+                analysed(frame.schema)
                 return _columns(frame.schema)
         except QueryError as error:
             raise QueryRefused(error.message, hint=error.hint) from None

@@ -21,6 +21,7 @@ from tidemill.pipeline.plan.arcs import ArcPlanner
 from tidemill.pipeline.plan.catalog import Catalog
 from tidemill.pipeline.plan.certification import Certify
 from tidemill.pipeline.plan.circuits import ViewCircuit, explained
+from tidemill.pipeline.plan.planned_queries import PlannedQueries
 from tidemill.pipeline.plan.sources import SourcePlanner
 from tidemill.pipeline.plan.stages import DeclareDataset, PlanStage, RetireDataset, StageStatus
 from tidemill.pipeline.plan.views import ViewPlanner
@@ -53,6 +54,7 @@ class Plan:
     stages: tuple[PlanStage, ...]
     context: "PipelineContext" = field(repr=False)
     circuits: Mapping[str, ViewCircuit] = field(default_factory=dict, repr=False)
+    queries: PlannedQueries | None = field(default=None, repr=False)
 
     def status(self) -> list[tuple[PlanStage, StageStatus]]:
         """Return each stage with its status, such as new, unchanged or changed."""
@@ -86,6 +88,8 @@ class Plan:
             if event is not None:
                 emit(event)
         descriptions.update(self.context, self.program, self.circuits)
+        if self.queries is not None:
+            self.queries.store()
 
     def explained(self, view: str, recomputed: Mapping[str, str]) -> CircuitExplanation:
         """Explain the circuit of a view, down to the datasets it reads.
@@ -133,7 +137,7 @@ def make_plan(pipeline: "Pipeline") -> Plan:
             partial(templates.make_child, pipeline),
         ),
     )
-    return Plan(program, tuple(catalog.stages), pipeline.context, view_planner.circuits)
+    return Plan(program, tuple(catalog.stages), pipeline.context, view_planner.circuits, view_planner.queries)
 
 
 def _retired_datasets(catalog: Catalog) -> list[RetireDataset]:

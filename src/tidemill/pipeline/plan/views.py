@@ -14,22 +14,21 @@ from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.declarations import ViewDecl
 from tidemill.pipeline.pace import Pace, declare_schedule, shortest, terms_of
 from tidemill.pipeline.plan import circuits
-from tidemill.pipeline.plan.catalog import Catalog, KnownTable, ddl_of
+from tidemill.pipeline.plan.catalog import Catalog, KnownTable, LazyTables, ddl_of
 from tidemill.pipeline.plan.certification import CertifyFunction, CertifyView
+from tidemill.pipeline.plan.planned_queries import PlannedQueries, PlannedQuery
 from tidemill.pipeline.plan.stages import StageStatus
 from tidemill.pipeline.source_line import errors_at
 from tidemill.runner.program import GroupProgram, ViewProgram
 from tidemill.spark import queries, schema
 from tidemill.spark.messages import short
-from tidemill.spark.planning_memo import PlanningMemo
 from tidemill.spark.sessions import PINNED
-from tidemill.store import Tx
+from tidemill.store import Tx, long_values
 from tidemill.triggers import schedules
 from tidemill.views.certify import certificates
 from tidemill.views.certify.certificates import ViewCertificate
 from tidemill.views.certify.view_tests import CircuitTest, FunctionTest
-from tidemill.views.circuit.circuit import walk
-from tidemill.views.circuit.operators import Opaque
+from tidemill.views.circuit.operators import ViewOutput
 from tidemill.views.spark import weighted_rows
 from tidemill.views.spark.clock_alarms import ClockUse, clock_use
 from tidemill.views.spark.recompute import result_of
@@ -39,6 +38,8 @@ from tidemill.views.steps.groups import GroupSpec, ViewSpec
 from tidemill.views.steps.keys import StepKeys, alarm_of, group_id
 
 if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
     from tidemill.pipeline.context import PipelineContext
 
 CIRCUIT_VERSION = "1"
@@ -142,28 +143,14 @@ class RemovedView:
         return StageStatus.REMOVED if self.name in stored.spec.names else StageStatus.SAME
 
     def apply(self, context: "PipelineContext", holder: str) -> None:
-        """Do nothing: another stage declares or removes the group."""
+        """Remove the plan of its query. Another stage declares or removes the group."""
+        keys = context.keys
+        key = keys.planned[self.pipeline, self.name]
+        context.store.run(lambda tx: long_values.clear_long(tx, keys.more, key))
 
     def describe(self) -> dict[str, str]:
         detail = f"no longer declared; its last table stays readable; to delete it: tidemill drop {self.name}"
         return {"what": "view", "name": self.name, "detail": detail, "where": ""}
-
-
-@dataclass(frozen=True)
-class _PlannedQuery:
-    """What planning finds out about a query: its circuit, its columns, and how it uses the clock."""
-
-    circuit: circuits.ViewCircuit
-    ddl: str
-    clock: ClockUse | None
-
-    @property
-    def opaque(self) -> bool:
-        """Whether Tidemill could not compile a part of the query, and keeps it as text."""
-        return any(isinstance(operator, Opaque) for operator in walk(self.circuit.written))
-
-
-_planned: PlanningMemo[_PlannedQuery] = PlanningMemo()
 
 
 class ViewPlanner:
@@ -173,6 +160,7 @@ class ViewPlanner:
         self.catalog = catalog
         self.pipeline = catalog.pipeline
         self.circuits: dict[str, circuits.ViewCircuit] = {}
+        self.queries = PlannedQueries(self.pipeline.context, catalog.engine)
 
     def plan(self) -> list[GroupProgram]:
         """Plan all views; return their groups."""
@@ -317,8 +305,8 @@ class ViewPlanner:
         """Plan one view. All its inputs are in the catalog."""
         with circuits.query_errors_at(decl.line, decl.sql):
             query = None if decl.function is not None else self._query(decl)
-            names = dict.fromkeys(queries.match(name, self.catalog.tables) for name in self._reads(decl))
-            ddl = self._result(decl, list(names)) if query is None else query.ddl
+            names = self._names(decl)
+            ddl = self._function_result(decl, names) if query is None else query.ddl
         if query is not None:
             self.circuits[decl.name] = query.circuit
         missing = [name for name in decl.keyed_by if name not in schema.parse(ddl).names]
@@ -356,56 +344,60 @@ class ViewPlanner:
             clock=None if query is None else query.clock,
         )
 
-    def _query(self, decl: ViewDecl) -> "_PlannedQuery":
-        """Plan the query of a view, unless this process has planned it before.
-
-        If a query calls a function that only the user's session knows, its circuit has an opaque operator.
-        Such a query is planned each time, because the function may have changed.
-        """
+    def _query(self, decl: ViewDecl) -> PlannedQuery:
+        """Return the plan of a view's query."""
         text = decl.sql.lower()
         mentioned = [item for item in self.catalog.tables.items() if item[0].lower() in text]
-        key = (self.catalog.engine, decl.sql, *((name, *self._facts(table)) for name, table in mentioned))
-        return _planned.get(key, lambda: self._plan_query(decl), keep=lambda query: not query.opaque)
-
-    def _plan_query(self, decl: ViewDecl) -> "_PlannedQuery":
-        catalog = self.catalog
-        tables = {name: self._table(name, table) for name, table in catalog.tables.items()}
-        frames = {name: catalog.frame(name) for name in catalog.tables}
-        circuit = circuits.make(catalog.spark, decl.sql, tables, frames, f"plan{len(catalog.tables)}")
-        names = dict.fromkeys(queries.match(name, catalog.tables) for name in self._reads(decl))
-        columns = [column for name in names for column in schema.parse(catalog.tables[name].ddl).names]
-        return _PlannedQuery(
-            circuit, self._result(decl, list(names)), clock_use(decl.sql, circuit.output, columns)
+        facts = (decl.sql, *((name, *self._facts(table)) for name, table in mentioned))
+        return self.queries.get(
+            decl.name, facts, partial(self._plan_query, decl), partial(self._clock_use, decl)
         )
+
+    def _plan_query(self, decl: ViewDecl) -> PlannedQuery:
+        catalog = self.catalog
+        tables = LazyTables(catalog.tables, self._table)
+        frames = LazyTables(catalog.tables, catalog.frame)
+        tag = f"plan{len(catalog.tables)}"
+        analysed: list[StructType] = []
+        circuit = circuits.make(catalog.spark, decl.sql, tables, frames, tag, analysed.append)
+        columns = analysed[0]  # Spark analyses the query first, and then its operators
+        weighted_rows.check_columns(decl.name, columns)
+        return PlannedQuery(circuit, ddl_of(columns), self._clock_use(decl, circuit.output))
+
+    def _clock_use(self, decl: ViewDecl, output: ViewOutput) -> ClockUse | None:
+        tables = self.catalog.tables
+        columns = [column for name in self._names(decl) for column in schema.parse(tables[name].ddl).names]
+        return clock_use(decl.sql, output, columns)
+
+    def _names(self, decl: ViewDecl) -> list[str]:
+        """Return the tables that a view reads, without duplicates."""
+        return list(dict.fromkeys(queries.match(name, self.catalog.tables) for name in self._reads(decl)))
 
     @staticmethod
     def _facts(table: KnownTable) -> tuple[str, tuple[str, ...], bool]:
         """Return what the plan of a query depends on: columns, key, and whether rows can be removed."""
         return table.ddl, () if table.dataset is None else tuple(table.dataset.key), table.retracts
 
-    def _table(self, name: str, table: KnownTable) -> QueryTable:
+    def _table(self, name: str) -> QueryTable:
+        table = self.catalog.tables[name]
         _, key, _ = self._facts(table)
         return circuits.table_of(name, self.catalog.frame(name), key=key, append_only=not table.retracts)
 
-    def _result(self, decl: ViewDecl, names: Sequence[str]) -> str:
-        """Return the columns of a view, which Spark derives from empty tables."""
+    def _function_result(self, decl: ViewDecl, names: Sequence[str]) -> str:
+        """Return the columns of a view's function, which Spark derives from empty tables."""
+        assert decl.function is not None
         frames = {name: self.catalog.frame(name) for name in names}
         try:
-            if decl.function is not None:
-                arguments = [frames[queries.match(name, self.catalog.tables)] for name in decl.reads]
-                result = result_of(self.catalog.spark, decl.name, decl.function, arguments)
-                weighted_rows.check_columns(decl.name, result.schema)
-                return ddl_of(result)
-            with queries.over(
-                self.catalog.spark, decl.sql, frames, f"plan{len(self.catalog.tables)}"
-            ) as frame:
-                weighted_rows.check_columns(decl.name, frame.schema)
-                return ddl_of(frame)
+            arguments = [frames[queries.match(name, self.catalog.tables)] for name in decl.reads]
+            result = result_of(self.catalog.spark, decl.name, decl.function, arguments)
+            weighted_rows.check_columns(decl.name, result.schema)
+            return ddl_of(result.schema)
         except TidemillError:
             raise
         except Exception as error:
             raise DeclarationError(
-                f"view {decl.name}: {short(error)}", hint="fix the query; this error message comes from Spark"
+                f"view {decl.name}: {short(error)}",
+                hint="fix the function; this error message comes from Spark",
             ) from error
 
 

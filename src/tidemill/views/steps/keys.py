@@ -10,6 +10,7 @@
 (C, "retired", P, view)                    the last table of a view that is no longer declared
 (C, "whole-reads", P, group)               the datasets that the group reads as a whole in each step
 (C, "group-gone", P, view, group)          a view or group that is no longer declared; its files can go
+(C, "planned", P, view)                    what planning found out about a view's query
 (C, "pin", P, name)                        until when to keep the files that a manifest or version file lists
 (C, "lease", "coordinator", P)             the coordinator lease and its epoch
 """
@@ -35,6 +36,7 @@ class StepKeys(PublishKeys):
         self.whole = Space(cluster, "whole-reads")
         self.gone = Space(cluster, "group-gone")
         self.pin = Space(cluster, "pin")
+        self.planned = Space(cluster, "planned")
         self.retired = Space(cluster, "retired")
 
     def coordinator_lease(self, pipeline: str) -> bytes:
