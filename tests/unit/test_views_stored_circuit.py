@@ -2,8 +2,6 @@
 
 import dataclasses
 
-import pytest
-
 from tests.unit.views_stage import output
 from tidemill.views.circuit import stored_circuit
 from tidemill.views.circuit.circuit import walk

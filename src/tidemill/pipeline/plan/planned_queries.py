@@ -2,8 +2,8 @@
 
 Spark and the compiler need about 50 ms for each query. The result depends only on the text of the query, the
 tables it mentions, the settings and version of Spark, and the code of Tidemill and of its parser. The row of
-a plan has a seal: a digest of all of these and of the plan. If anything has changed, or if the row was written
-by another release or is damaged, its seal differs, and the query is planned again.
+a plan has a seal: a digest of all of these and of the plan. If anything has changed, or if another release
+wrote the row, or if the row is damaged, its seal differs, and the query is planned again.
 
 There is one row for each view, which the next plan of that view overwrites.
 """
@@ -187,7 +187,7 @@ def _decoded(raw: bytes, clock_of: Callable[[ViewOutput], ClockUse | None]) -> P
 
 @functools.cache
 def release_digest() -> bytes:
-    """Return a digest of the code that plans queries: all modules of Tidemill, and the version of the parser."""
+    """Return a digest of the code that plans queries: all modules of Tidemill, and its parser's version."""
     digest = hashlib.blake2b(metadata.version("sqlglot").encode(), digest_size=16)
     for name, file in _modules(resources.files("tidemill"), ""):
         digest.update(name.encode() + b"\0" + file.read_bytes())

@@ -80,4 +80,3 @@ def _decoded(value: Any, operators: Sequence[Operator]) -> Any:
         return Expr(tuple(parts), frozenset(value["calls"]))
     decoded = {name: _decoded(each, operators) for name, each in value["fields"].items()}
     return _CLASSES[value["class"]](**decoded)
-
