@@ -25,6 +25,9 @@ from tidemill.obs.lines import counted
 
 ROOT = Path(__file__).parents[2]
 DISK_MB = 160
+STEADY_TTL_S = 60.0
+"""How long the leases of the steady runner last. No fault is aimed at it, so the only reason to lose a lease is
+a busy machine; then its processes would be replaced, and their memory could not be compared."""
 FAKETIME = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
 
 # libfaketime moves the wall clock alone. Its own clock_nanosleep, which time.sleep uses, fails in that case.
@@ -126,6 +129,8 @@ class SoakNode:
         if self.disk is not None:
             self.disk.wipe()
         words = ["--threads", str(self.threads)] if self._command == "run" else ["--slots", str(self.threads)]
+        if self.steady:
+            words += ["--ttl", f"{STEADY_TTL_S:g}"]
         self.started_at_us = int(SYSTEM.wall() * 1e6)
         more = ["--watch"] if self._command == "run" else ["--spark", "soak.py:soak"]
         self._child = Child(

@@ -390,22 +390,17 @@ class Scene:
         }
 
 
-def crash_points() -> list[str]:
+STEPS = "append-open append-commit open parts adopt commit abandon forget seal close sweep".split()
+POINTS = [f"publish.{step}.{side}" for step in STEPS for side in ("before", "after")]
+
+
+def test_every_durable_step_has_a_crash_point_before_and_after_it():
     with crash.recorded() as points:
         scene = Scene()
         with crash.armed("publish.commit.before"), pytest.raises(crash.Crashed):
             scene.live()
         scene.live()
-    return sorted(points)
-
-
-POINTS = crash_points()
-
-
-def test_every_durable_step_has_a_crash_point_before_and_after_it():
-    steps = {"append-open", "append-commit", "open", "parts", "adopt", "commit", "abandon", "forget"}
-    steps |= {"seal", "close", "sweep"}
-    assert set(POINTS) == {f"publish.{step}.{side}" for step in steps for side in ("before", "after")}
+    assert points == {*POINTS}
 
 
 @pytest.mark.parametrize("first", ["", "publish.commit.before"])
