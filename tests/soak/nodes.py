@@ -26,8 +26,12 @@ from tidemill.obs.lines import counted
 ROOT = Path(__file__).parents[2]
 DISK_MB = 160
 STEADY_TTL_S = 60.0
-"""How long the leases of the steady runner last. No fault is aimed at it, so the only reason to lose a lease is
-a busy machine; then its processes would be replaced, and their memory could not be compared."""
+"""How long the leases of the steady runner last.
+
+No fault is aimed at it, so it can lose a lease only because the machine is busy. Then its processes would be
+replaced, and their memory could not be compared.
+"""
+
 FAKETIME = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
 
 # libfaketime moves the wall clock alone. Its own clock_nanosleep, which time.sleep uses, fails in that case.

@@ -6,6 +6,7 @@ import pytest
 
 import tidemill as tm
 from tests.unit.test_runner_loop import LivePresence, LoopStage
+from tidemill.cli import main
 from tidemill.clock import SYSTEM
 from tidemill.cluster.keeper import HeldLease, Keeper
 from tidemill.cluster.leases import LeaseTiming
@@ -16,6 +17,7 @@ from tidemill.runner.loop_state import LoopState
 from tidemill.runner.node_work import Engine, NodeWork
 from tidemill.runner.program import Program
 from tidemill.runner.run_threads import RunThreads
+from tidemill.runner.supervisor import RunnerOptions
 
 TTL_S = 40.0
 
@@ -52,3 +54,20 @@ def test_a_runner_uses_the_ttl_that_it_was_started_with(tmp_path: Path) -> None:
     with tm.Pipeline("shop", home=tmp_path / "home") as shop, join_cluster(shop, ttl_s=TTL_S) as presence:
         assert presence.timing.ttl_s == TTL_S
         assert shop.context.scope_of(presence.node, timing=presence.timing).timing.ttl_s == TTL_S
+
+
+def test_the_option_ttl_of_a_run_reaches_its_runner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "shop.py").write_text("import tidemill as tm\nshop = tm.Pipeline('shop', home='home')\n")
+    monkeypatch.chdir(tmp_path)
+    ttls = []
+
+    def run_runner(_place: object, _main: str, _request: object, options: RunnerOptions, **_: object) -> int:
+        ttls.append(options.timing.ttl_s)
+        return 0
+
+    monkeypatch.setattr("tidemill.cli.run.run_runner", run_runner)
+    assert main(["run", "-f", "shop.py", "--ttl", "40"]) == 0
+    assert main(["run", "-f", "shop.py", "--ttl", "1"]) == 2
+    assert ttls == [TTL_S]

@@ -390,7 +390,19 @@ class Scene:
         }
 
 
-STEPS = "append-open append-commit open parts adopt commit abandon forget seal close sweep".split()
+STEPS = [
+    "append-open",
+    "append-commit",
+    "open",
+    "parts",
+    "adopt",
+    "commit",
+    "abandon",
+    "forget",
+    "seal",
+    "close",
+    "sweep",
+]
 POINTS = [f"publish.{step}.{side}" for step in STEPS for side in ("before", "after")]
 
 

@@ -5,11 +5,13 @@ from typing import Any, TypeVar
 
 import click
 
+from tidemill.cluster.leases import TTL_S
 from tidemill.futures.home import CLUSTER, STORE, ClusterAddress
 from tidemill.paths import expanded
 from tidemill.store import Store, open_store
 
 F = TypeVar("F", bound=Callable[..., Any])
+SHORTEST_TTL_S = 3.0
 
 
 def pipeline_option(command: F) -> F:
@@ -20,6 +22,18 @@ def pipeline_option(command: F) -> F:
         metavar="FILE[:NAME]",
         help="The pipeline's file and variable, e.g. shop.py:shop. Default: as set in tidemill.toml.",
     )(command)
+
+
+def ttl_option(process: str) -> Callable[[F], F]:
+    """Return the option `--ttl` of a process that joins a cluster. The command receives `ttl_s`."""
+    return click.option(
+        "--ttl",
+        "ttl_s",
+        type=click.FloatRange(SHORTEST_TTL_S),
+        default=TTL_S,
+        show_default=True,
+        help=f"If the {process} does not renew its lease for this many seconds, it is considered dead.",
+    )
 
 
 class ClusterLocation:

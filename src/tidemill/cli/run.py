@@ -6,7 +6,7 @@ import click
 import msgspec
 from rich.text import Text
 
-from tidemill.cli.options import pipeline_option
+from tidemill.cli.options import pipeline_option, ttl_option
 from tidemill.cli.output import CommandOutput, json_option
 from tidemill.cli.ui import page_options
 from tidemill.clock import SYSTEM
@@ -48,6 +48,7 @@ from tidemill.ui.server import PageOptions, require_packages
     type=click.FloatRange(0),
     help="Grace period: seconds that running parts may take to finish after SIGTERM.",
 )
+@ttl_option("runner")
 @click.option("--ui", is_flag=True, help="Serve the page of the cluster while the pipeline runs.")
 @page_options("ui-")
 @click.option("-q", "--quiet", is_flag=True, help="Print only warnings and errors.")
@@ -60,6 +61,7 @@ def run_command(
     spark: str,
     threads: int,
     grace_s: float,
+    ttl_s: float,
     ui: bool,
     quiet: bool,
     **page: Any,
@@ -80,6 +82,7 @@ def run_command(
         spark=spark,
         threads=threads,
         grace_s=grace_s,
+        ttl_s=ttl_s,
         quiet=quiet,
         page=PageOptions(**page) if ui else None,
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from tidemill.cli.options import ttl_option
 from tidemill.cli.output import CommandOutput, json_events_option
 from tidemill.errors import UsageError
 from tidemill.events import Event
@@ -234,14 +235,7 @@ time_options = grouped(
         " tasks wait, the worker ends the process of one of them. That task starts again from its beginning"
         " when the tasks that it waits for have finished.",
     ),
-    click.option(
-        "--ttl",
-        "ttl_s",
-        type=click.FloatRange(3.0),
-        default=15.0,
-        show_default=True,
-        help="If the worker does not renew its lease for this many seconds, it is considered dead.",
-    ),
+    ttl_option("worker"),
 )
 
 
