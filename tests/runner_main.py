@@ -5,7 +5,9 @@
 tells events as JSON, one on a line.
 """
 
+import atexit
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -102,6 +104,12 @@ def leaves(context: ChildContext) -> int | None:
     """Call sys.exit(), as user code may."""
     note(context.arguments["folder"], "leaves")
     sys.exit(7)
+
+
+def killed_at_exit(context: ChildContext) -> int | None:
+    """Report a result, and die before the process has ended."""
+    atexit.register(os.kill, os.getpid(), signal.SIGKILL)
+    return 4
 
 
 def threads_die(context: ChildContext) -> int | None:

@@ -254,6 +254,11 @@ def test_sys_exit_in_a_child_ends_the_runner_and_starts_no_new_child(home: Stage
     assert home.notes().count("leaves") == 1
 
 
+def test_a_child_that_is_killed_after_its_report_has_the_exit_code_that_it_reported(home: Stage) -> None:
+    with RunnerProcess(home, main="tests.runner_main:killed_at_exit") as runner:
+        assert runner.end() == 4
+
+
 def test_children_that_die_young_are_started_again_after_pauses(home: Stage) -> None:
     with RunnerProcess(home, main="tests.runner_main:young") as runner:
         runner.child(3)

@@ -184,19 +184,21 @@ class SparkChild(SupervisedProcess):
     def reap(self) -> int | None:
         """Wait until the child ends, and kill the processes that it started.
 
-        Return the child's exit code, or None if the child died.
+        Return the exit code that the child reported, or None if it died before that. A child that is killed
+        after its report, for example because it takes too long to end, has still done its work.
         """
-        code = self.process.wait()
+        self.process.wait()
         self.kill_group()
         self.relay.close()
         written = os.read(self._ended, 2 * MAX_REASON_BYTES)
-        self.reason = written.partition(b"\n")[2].decode(errors="replace")
+        code, _, reason = written.partition(b"\n")
+        self.reason = reason.decode(errors="replace")
         os.close(self._ended)
         os.close(self.pidfd)
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
-        return code if written else None
+        return int(code) if code else None
 
 
 class RunnerSupervisor:
