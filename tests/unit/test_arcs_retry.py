@@ -138,7 +138,7 @@ def test_a_partial_lot_that_is_cleaned_up_is_missing_and_can_be_retried():
     assert stage.run(lot_requests.pending, stage.keys) == []
     assert stage.standing(spec, lot).state is ArcState.MISSING
     assert isinstance(stage.run(attempts.read, stage.keys.publish, first.attempt), Abandoned)
-    stage.cleaner(node, keep_s=0).clean()
+    stage.cleaner(node).clean()
     assert [key for key in stage.keys_under("data/") if "name=orders" not in key] == []
     left = [key for key in stage.keys_under("datasets/") if "name=orders" not in key]
     assert [stage.manifests.load(key).state for key in left] == [ManifestState.REMOVED] * 2

@@ -10,7 +10,8 @@
   layout.
 - It visits abandoned and published attempts again, at growing intervals, because a stale holder may still
   write. It stops when the Spark application that ran the attempt is gone, or after a day. Then it deletes the
-  rows of the attempt, because lots and commits name everything that a published attempt has added.
+  rows of the attempt, because lots and commits name everything that a published attempt has added. It also
+  deletes the `removed` manifests of an abandoned attempt, or they would stay for ever.
 - It deletes a replaced layout of a lot (LOT-37), and an expired lot (LOT-39), after the grace period of its
   readers.
 
@@ -226,6 +227,11 @@ class Cleaner:
 
     def _schedule_next(self, ended: Published | Abandoned, now: int, last: bool) -> None:
         if last:
+            if isinstance(ended, Abandoned):
+                records = [
+                    self._manifests.deletion_key(ended.draft, target) for target in ended.draft.targets
+                ]
+                self._delete("remove-manifests", records)
             self._forget(ended.draft.id)
             return
         pause_us = int(FIRST_AGAIN_S * SECOND_US) * 4 ** min(ended.sweeps, 10)

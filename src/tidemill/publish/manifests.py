@@ -243,10 +243,14 @@ class Manifests:
             objects=[_all_data(target, draft.id)],
             comment=why[:MAX_COMMENT_CHARS] or "abandoned",
         )
-        key = layout.manifest_key(
+        self._put("removed", self.deletion_key(draft, target), body)
+
+    @staticmethod
+    def deletion_key(draft: Draft, target: Target) -> str:
+        """Return the key of the manifest that `write_deletion` writes."""
+        return layout.manifest_key(
             *target.dataset.parts, target.lot, ManifestState.REMOVED, target.generation, draft.id
         )
-        self._put("removed", key, body)
 
     def _new(self, draft: Draft, target: Target, state: ManifestState) -> Manifest:
         """Return a manifest of an attempt that lists nothing yet."""
