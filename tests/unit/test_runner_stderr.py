@@ -90,3 +90,31 @@ def test_the_relay_prints_what_its_child_wrote_and_nothing_of_what_outlives_it(
             os.write(outlives, b"\tat java.lang.Thread.run(Thread.java:1)\n")
         os.close(outlives)
     assert (tmp_path / "err").read_bytes() == (DAEMON if debug else b"") + b"failed\n"
+
+
+PY4J = """
+import socket, threading
+from py4j.java_gateway import GatewayClient, GatewayParameters
+from tidemill.runner.child import silence_py4j
+
+silence_py4j()
+server = socket.create_server(("127.0.0.1", 0))
+
+def close_connections():
+    while True:
+        server.accept()[0].close()
+
+threading.Thread(target=close_connections, daemon=True).start()
+client = GatewayClient(gateway_parameters=GatewayParameters(port=server.getsockname()[1]))
+print(client.send_command("c\\n"))
+"""
+
+
+@pytest.mark.parametrize("debug", ["", "1"])
+def test_py4j_logs_no_closed_connections(debug: str) -> None:
+    environment = {**os.environ, "TIDEMILL_DEBUG": debug}
+    command = [sys.executable, "-c", PY4J]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert run.stdout == "x\n", run.stderr  # py4j's answer for a call that failed
+    assert ("Traceback" in run.stderr) == bool(debug), run.stderr
+    assert bool(run.stderr) == bool(debug)

@@ -137,7 +137,7 @@ def main() -> int:
     if os.getppid() != hello.parent:
         return RESTART  # the supervisor died before `prctl` above
     sys.path[:] = hello.path or sys.path
-    logging.getLogger("py4j").propagate = False  # it logs every closed connection
+    silence_py4j()
     threading.excepthook = partial(_thread_ended, hello.ended)
     code, reason = 1, ""
     try:
@@ -173,6 +173,17 @@ def main() -> int:
     if code != RESTART:  # after a lost lease, Spark may run jobs that must end at once
         end_java()
     return code
+
+
+def silence_py4j() -> None:
+    """Drop what py4j logs when a connection to Java is closed, unless debugging.
+
+    The caller gets the error too, and the supervisor reports the end of Java. Some messages go to py4j's own
+    logger, others to the root logger.
+    """
+    if not is_debugging():
+        logging.getLogger("py4j").propagate = False
+        logging.getLogger().addFilter(lambda record: "/py4j/" not in record.pathname)
 
 
 def _report_end(pipe: int, code: int, reason: str = "") -> None:
