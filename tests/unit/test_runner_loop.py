@@ -14,7 +14,7 @@ from tests.unit.arcs_stage import ArcStage
 from tests.unit.lots_stage import FIVE_MINUTES
 from tidemill.clock import SYSTEM, poll
 from tidemill.cluster import nodes
-from tidemill.errors import ObjectError, ObjectUnavailable, StoreUnavailable, ViewRefused
+from tidemill.errors import DiskFull, ObjectError, ObjectUnavailable, StoreUnavailable, ViewRefused
 from tidemill.events import Event
 from tidemill.lots import lots, staging
 from tidemill.lots.datasets import DatasetRow
@@ -453,8 +453,17 @@ class NoSpark:
         pass
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
-def test_a_view_function_that_exits_the_process_counts_as_failed(error: BaseException) -> None:
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (SystemExit(3), ViewRefused),
+        (KeyboardInterrupt(), ViewRefused),
+        (RuntimeError("Caused by: java.io.IOException: No space left on device"), DiskFull),
+    ],
+)
+def test_a_step_that_exits_the_process_or_fills_the_disk_counts_as_failed(
+    error: BaseException, expected: type[Exception]
+) -> None:
     spark: Any = NoSpark()
 
     def session() -> Any:
@@ -475,6 +484,6 @@ def test_a_view_function_that_exits_the_process_counts_as_failed(error: BaseExce
         now=0,
         more=False,
     )
-    with pytest.raises(ViewRefused, match="'main' raised"):
+    with pytest.raises(expected, match=r"'main' raised|disk for temporary files is full"):
         steps(batch, "a1")
     assert not spark.tags

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tidemill.errors import ViewFailed, ViewRefused
+from tidemill.errors import DiskFull, ViewFailed, ViewRefused
 from tidemill.views.spark.failures import error_text, failing_view
 
 OVERFLOW = """[ARITHMETIC_OVERFLOW] integer overflow. If necessary use try_add. SQLSTATE: 22003
@@ -41,6 +41,12 @@ def test_the_error_of_a_function_shows_the_line_that_raised() -> None:
         error_text(RuntimeError(WORKER))
         == "ZeroDivisionError: division by zero (/somewhere/views.py:12, in half)"
     )
+
+
+def test_a_view_is_not_blamed_for_a_full_disk() -> None:
+    full = f"{OVERFLOW}\nCaused by: java.io.IOException: No space left on device"
+    with pytest.raises(DiskFull), failing_view(View()):
+        raise RuntimeError(full)
 
 
 def test_errors_are_attributed_to_the_view_and_our_errors_stay_unchanged() -> None:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from tidemill import errors
 from tidemill.errors import StepLost, TidemillError, ViewFailed
+from tidemill.spark.outages import outages
 
 _CONTEXT = re.compile(r"== SQL[^\n]*==\n(?P<line>[^\n]*)\n(?P<marks>[ ^]*\^)")
 _LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)')
@@ -35,9 +36,13 @@ class NamedView(Protocol):
 
 @contextmanager
 def failing_view(view: NamedView) -> Iterator[None]:
-    """Raise errors of a view's computation as `ViewFailed`, with the view's name and place."""
+    """Raise errors of a view's computation as `ViewFailed`, with the view's name and place.
+
+    A view is not to blame for an outage, such as a full disk.
+    """
     try:
-        yield
+        with outages():
+            yield
     except TidemillError:
         raise
     except Exception as error:

@@ -35,6 +35,7 @@ from tidemill.lots.manifest import StoredObject
 from tidemill.objects import place_of
 from tidemill.spark.lot_reader import read_errors, read_objects
 from tidemill.spark.lot_writer import Written
+from tidemill.spark.outages import outages
 from tidemill.views.chain.chain import Chain, PlacedOperator
 from tidemill.views.chain.layer_task import StepPlan, TaskReport, timings
 from tidemill.views.chain.outputs import OutputSink, SpillSink
@@ -121,7 +122,7 @@ class StepComputer:
         self._chains: dict[tuple[GroupSpec, frozenset[str]], GroupChain] = {}
 
     def __call__(self, batch: StepBatch, attempt: str) -> tuple[StepPart, ...]:
-        with self._during(attempt), _exits_refused(batch):
+        with self._during(attempt), _exits_refused(batch), outages():
             if self._specs is not None and batch.spec not in self._specs:
                 raise CodeDiffers(
                     f"this runner's code for the views of group {batch.spec.name!r} is not the code that was"
