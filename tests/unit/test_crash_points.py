@@ -51,6 +51,7 @@ IN_PROCESS: dict[str, str] = {
     "tests/unit/test_crash_steps.py": "publish.retire-parts sources.ask sources.leave sources.renew"
     " sources.share views.abandon views.rest",
     "tests/unit/test_sources_drift.py": "sources.give-up",
+    "tests/unit/test_sources_gone_files.py": "sources.forget sources.forget-windows",
     "tests/unit/test_steps.py": "views.pass",
     "tests/unit/test_steps_collecting.py": "views.collect",
     "tests/unit/test_retention.py": "retention.expire retention.records retention.steps",

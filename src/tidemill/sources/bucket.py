@@ -54,6 +54,7 @@ def bucket(
     max_bytes: int = DEFAULT_POLICY.max_bytes,
     listing_shards: int = 1,
     dedupe: str | None = None,
+    forget_after_s: float | None = None,
     **options: object,
 ) -> BucketSource:
     """Declare a source: the objects that other programs put into a bucket.
@@ -74,6 +75,8 @@ def bucket(
             time. This is useful if there are more than about 10,000 objects.
         dedupe: `content` to skip a copy: a new object with the same content as one that was read before. Each
             new object is then read twice, first to compute its digest. By default, each path counts.
+        forget_after_s: forget an object that is gone, this long after it was read. By default, the store
+            keeps a row for each object for ever. If an object that is forgotten comes back, it is read again.
         options: options of the format; see `tidemill.spark.ingest.formats.FormatOptions`.
     """
     name = scheme(url)
@@ -99,6 +102,7 @@ def bucket(
             max_bytes=max_bytes,
             listing_shards=listing_shards,
             dedupe=dedupe,
+            forget_after_s=forget_after_s,
         ),
     )
 

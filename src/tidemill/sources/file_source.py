@@ -42,8 +42,12 @@ if TYPE_CHECKING:
     from tidemill.spark.storage import Storage
 
 MOST_SHARDS = 64
+FORGET_EVERY_S = 3600.0
 MOST_FILES = 500
 """The maximum number of files in one window, so that its rows fit into one transaction (LOT-43)."""
+
+LEAST_FORGET_S = 86_400.0
+MOST_FORGET_S = 100 * 366 * 86_400.0
 
 
 class FilePolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +59,7 @@ class FilePolicy(msgspec.Struct, frozen=True, kw_only=True):
     - listing_shards: into how many shards to split the listing, so that several nodes can list at the same
       time; with 1, a single node lists.
     - dedupe: `content` to skip a file if the source has read the same content before, under any path.
+    - forget_after_s: forget a file that is gone, this long after it was read; None to forget no file.
     """
 
     settle_s: float = 0.0
@@ -63,6 +68,7 @@ class FilePolicy(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int = 1 << 30
     listing_shards: int = 1
     dedupe: str | None = None
+    forget_after_s: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.settle_s <= 86_400:
@@ -75,6 +81,11 @@ class FilePolicy(msgspec.Struct, frozen=True, kw_only=True):
             raise BadSource(f"invalid max_files={self.max_files}", hint=f"use a value from 1 to {MOST_FILES}")
         if self.dedupe not in (None, "content"):
             raise BadSource(f"invalid dedupe={self.dedupe!r}", hint="use 'content', or omit it")
+        if self.forget_after_s is not None and not LEAST_FORGET_S <= self.forget_after_s <= MOST_FORGET_S:
+            raise BadSource(
+                f"invalid forget_after_s={self.forget_after_s}",
+                hint="use a number of seconds from a day to 100 years, or omit it",
+            )
         if self.max_bytes < 1:
             raise BadSource(f"invalid max_bytes={self.max_bytes}", hint="use a positive number of bytes")
         if not 1 <= self.listing_shards <= MOST_SHARDS:
@@ -213,6 +224,7 @@ class FileArrival:
 
     def __init__(self, spec: FileSourceSpec, listing: FileListing, runtime: SourceRuntime) -> None:
         from tidemill.sources.file_ingestion import FileIngestion
+        from tidemill.sources.gone_files import GoneFiles
 
         self._scope = runtime.scope
         self._keys = SourceKeys(runtime.scope.cluster)
@@ -222,6 +234,13 @@ class FileArrival:
         self._settle_s = 2 * spec.policy.settle_s + POLL_EVERY_S
         self._settled_by: float | None = None  # when all files of the first listing have settled
         self._ingestion = FileIngestion(spec, listing, runtime.scope, runtime.parts, keeper=runtime.keeper)
+        self._gone = None
+        self._forget_at = 0.0
+        if spec.policy.forget_after_s is not None:
+            by_content = spec.policy.dedupe is not None
+            self._gone = GoneFiles(
+                spec.id, listing, spec.policy.forget_after_s, runtime.scope, by_content=by_content
+            )
 
     def poll(self) -> PollResult:
         """Take new files, and publish all windows that no other live node holds."""
@@ -229,6 +248,7 @@ class FileArrival:
             self._settled_by = self._scope.clock.monotonic() + self._settle_s
         discovery = self._ingestion.discover(fresh_s=POLL_EVERY_S if self._watching() else 0.0)
         ended = self._ingestion.ingest(stop=self._stops)
+        self._forget_gone_files()
         unfinished = self._scope.store.run(lambda tx: windows.open_windows(tx, self._keys, self._source))
         waits = (
             discovery is None
@@ -244,6 +264,13 @@ class FileArrival:
             wait_s=0.0 if ended else POLL_EVERY_S,  # there may be more
             fetched=discovery is not None,
         )
+
+    def _forget_gone_files(self) -> None:
+        """Ask for a pass over the files that are gone, once per hour. The store makes it one pass per day."""
+        now = self._scope.clock.monotonic()
+        if self._gone is not None and now >= self._forget_at:
+            self._forget_at = now + FORGET_EVERY_S
+            self._gone.forget()
 
     def _is_settling(self, discovery: "DiscoveryResult") -> bool:
         """Return whether to wait for a file to settle.

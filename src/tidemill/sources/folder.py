@@ -57,6 +57,7 @@ def folder(
     max_bytes: int = DEFAULT_POLICY.max_bytes,
     listing_shards: int = 1,
     dedupe: str | None = None,
+    forget_after_s: float | None = None,
     outside_links: bool = False,
     **options: object,
 ) -> FolderSource:
@@ -76,6 +77,8 @@ def folder(
             time. This is useful if there are more than about 10,000 files.
         dedupe: `content` to skip a copy: a new file with the same content as one that was read before. Each
             new file is then read twice, first to compute its digest. By default, each path counts.
+        forget_after_s: forget a file that is gone, this long after it was read. By default, the store keeps a
+            row for each file for ever. If a file that is forgotten comes back, it is read again.
         outside_links: also follow symbolic links to files outside the folder. Set it only if you trust every
             program that can write to the folder.
         options: options of the format; see `tidemill.spark.ingest.formats.FormatOptions`.
@@ -105,6 +108,7 @@ def folder(
             max_bytes=max_bytes,
             listing_shards=listing_shards,
             dedupe=dedupe,
+            forget_after_s=forget_after_s,
         ),
     )
 

@@ -9,7 +9,7 @@
 (C, "source-stretches", source)                 how the source's listing is cut into shards
 (C, "source-seen", source, generation, shard)   when a shard was last listed
 (C, "source-address", source)                   the address to push rows to, while a node receives
-(C, "source-mark", source, name)                a checkpoint: an ETag, an offset
+(C, "source-mark", source, name)                a checkpoint: an ETag, an offset, a time
 (C, "source-trouble", source, name)             why a checkpoint does not advance, as text
 (C, "source-tending", source, node)             a node that reads a share of a topic, and its last report
 """

@@ -60,6 +60,15 @@ def read_many(tx: Tx, keys: SourceKeys, source: str, paths: Sequence[str]) -> li
     return [None if raw is None else _decoder.decode(raw) for raw in rows]
 
 
+def page(tx: Tx, keys: SourceKeys, source: str, *, after: str, limit: int) -> list[tuple[str, TakenFile]]:
+    """Return a page of the files that were taken, sorted by path."""
+    lo, hi = keys.file.under(source)
+    if after:
+        lo = keys.file[source, after] + b"\x00"
+    rows = tx.range(lo, hi, limit=limit, snapshot=True)
+    return [(str(keys.file.unpack(row.key)[1]), _decoder.decode(row.value)) for row in rows]
+
+
 def take(
     tx: Tx,
     keys: SourceKeys,
@@ -101,3 +110,16 @@ def release(tx: Tx, keys: SourceKeys, source: str, paths: Sequence[str], window:
             tx.clear(keys.file[source, path], quiet=True)
             if row.digest:
                 tx.clear(keys.content[source, row.digest], quiet=True)
+
+
+def forget(tx: Tx, keys: SourceKeys, source: str, rows: Mapping[str, TakenFile]) -> set[str]:
+    """Delete the rows of files, unless they have changed; return the paths of those that were deleted."""
+    current = read_many(tx, keys, source, list(rows))
+    unchanged = {path: row for (path, row), now in zip(rows.items(), current, strict=True) if now == row}
+    for path, row in unchanged.items():
+        tx.clear(keys.file[source, path], quiet=True)
+        if row.digest:
+            raw = tx.get(keys.content[source, row.digest])
+            if raw is not None and decode_content(raw).path == path:
+                tx.clear(keys.content[source, row.digest], quiet=True)
+    return {*unchanged}

@@ -164,6 +164,12 @@ def open_windows(tx: Tx, keys: SourceKeys, source: str, after: int = 0, limit: i
     return [_decoder.decode(raw) for raw in rows if raw is not None]
 
 
+def page(tx: Tx, keys: SourceKeys, source: str, after: int, limit: int) -> list[AnyWindow]:
+    """Read a page of all windows, oldest first."""
+    lo, hi = keys.window[source, after] + b"\x00", keys.window.under(source)[1]
+    return [_decoder.decode(row.value) for row in tx.range(lo, hi, limit=limit, snapshot=True)]
+
+
 def first_open(tx: Tx, keys: SourceKeys, source: str) -> int | None:
     """Return the number of the oldest window that has not ended; the transaction conflicts if it changes."""
     rows = tx.range(*keys.open.under(source), limit=1)
