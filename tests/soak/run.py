@@ -369,22 +369,40 @@ def memory_growth(samples: list[Sample], end_s: float) -> tuple[float, str]:
     """Return by how much the memory of the steady runner grew over the second half, and a text with it.
 
     The growth is the larger of two: that of all its processes, and that of its Python processes alone. Java
-    uses most of the memory, so growth in Python would hardly show in the sum.
+    uses most of the memory, so growth in Python would hardly show in the sum. When the steady runner takes
+    over the topic or the endpoint of a killed one, its Python processes grow once, at once. So their largest
+    jump does not count. A leak adds little in the time of a jump.
     """
     half = [sample for sample in samples if end_s / 2 <= sample.at_s <= end_s and sample.memory]
     fifth = len(half) // 5
     if not fifth:
         return float("inf"), "too few samples"
-    every, all_text = _growth([sample.memory for sample in half], fifth)
-    python, python_text = _growth([sample.memory - sample.java for sample in half], fifth)
-    return max(every, python), f"{all_text} over the second half; without Java {python_text}"
+    every = [sample.memory for sample in half]
+    python = [sample.memory - sample.java for sample in half]
+    jump = _largest_jump(python, max(1, fifth // 4))
+    text = f"{_growth_text(every, fifth)} over the second half; without Java {_growth_text(python, fifth)}"
+    text += f", {jump / 2**20:,.0f} MB of it at once"
+    return max(_growth(every, fifth), _growth(python, fifth, jump)), text
 
 
-def _growth(sizes: list[int], count: int) -> tuple[float, str]:
-    """Compare the medians of the first and of the last `count` sizes."""
+def _growth(sizes: list[int], count: int, jump: float = 0.0) -> float:
+    """Compare the medians of the first and of the last `count` sizes, less a jump between them."""
     before, after = statistics.median(sizes[:count]), statistics.median(sizes[-count:])
-    growth = after / before - 1
-    return growth, f"{growth:+.1%} ({before / 2**20:,.0f} to {after / 2**20:,.0f} MB)"
+    return (after - jump) / before - 1
+
+
+def _growth_text(sizes: list[int], count: int) -> str:
+    before, after = statistics.median(sizes[:count]), statistics.median(sizes[-count:])
+    return f"{_growth(sizes, count):+.1%} ({before / 2**20:,.0f} to {after / 2**20:,.0f} MB)"
+
+
+def _largest_jump(sizes: list[int], count: int) -> float:
+    """Return by how much the median of `count` sizes exceeds that of as many sizes before them, at most."""
+    jumps = (
+        statistics.median(sizes[at : at + count]) - statistics.median(sizes[at - count : at])
+        for at in range(count, len(sizes) - count + 1)
+    )
+    return max(0.0, *jumps)
 
 
 def _wait(what: str, ready: Callable[[], bool], timeout_s: float = 600.0) -> None:

@@ -80,6 +80,10 @@ def test_memory_that_grows_in_the_second_half_is_found() -> None:
     assert memory_growth(steady[:3], 100.0)[0] == float("inf"), "no verdict without samples"
     in_python = [Sample(float(n), 1, 1, 1000 + max(0, n - 50), 900) for n in range(100)]
     assert memory_growth(in_python, 100.0)[0] > 0.3, "Java hides the growth of Python in the sum"
+    takes_over = [Sample(float(n), 1, 1, 1000 + (50 if n >= 70 else 0), 900) for n in range(100)]
+    assert memory_growth(takes_over, 100.0)[0] == pytest.approx(0.05), "it counts only in the sum"
+    twice = [Sample(float(n), 1, 1, 1000 + 50 * ((n >= 70) + (n >= 80)), 900) for n in range(100)]
+    assert memory_growth(twice, 100.0)[0] > 0.3
 
 
 def test_temporary_files_count_if_they_take_up_space(tmp_path: Path) -> None:
