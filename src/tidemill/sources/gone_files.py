@@ -79,8 +79,8 @@ class GoneFiles:
         """
         listed = {file.path for file in self._files(after, page[-1][0])}
         missing = {path: row for path, row in page if path not in listed}
-        found = self._listing.stat(list(missing))
-        return {path: row for (path, row), file in zip(missing.items(), found, strict=True) if file is None}
+        files = self._listing.stat(list(missing))
+        return {path: row for (path, row), file in zip(missing.items(), files, strict=True) if file is None}
 
     def _page(self, after: str) -> list[tuple[str, TakenFile]]:
         return self._scope.store.run(
