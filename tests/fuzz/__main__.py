@@ -36,6 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"unknown arguments: {' '.join(others)}")
     first = options.seed if options.seed is not None else random.SystemRandom().randrange(2**40)
     sys.stdout.write(f"seed {first}\n")
+    sys.stdout.flush()
     for name in options.targets:  # imported before the first fork, which limits the memory
         targets.load(name)
     failed = 0

@@ -2,6 +2,7 @@
 
 import contextlib
 import faulthandler
+import itertools
 import json
 import os
 import random
@@ -16,9 +17,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.fuzz.shrinking import shrink
+from tidemill.clock import SYSTEM
 from tidemill.errors import TidemillError
 
 BATCH = 50
+BATCH_S = 10.0
+"""A process runs as many cases as take about this long, so that a time limit is kept if cases are slow."""
+
 TRIES = 300
 MEMORY_BYTES = 4 << 30
 """How much address space a case may use: a case that asks for more raises MemoryError, and fails."""
@@ -81,7 +86,9 @@ def failures(target: Target, seeds: Iterator[int]) -> Iterator[Failure]:
     """Run the cases of these seeds, and yield those that fail."""
     if target.forks:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    while batch := [seed for seed, _ in zip(seeds, range(BATCH), strict=False)]:
+    size = 1
+    while batch := list(itertools.islice(seeds, size)):
+        count, began = len(batch), SYSTEM.monotonic()
         while batch:
             done = 0
             for seed, outcome in _guarded(target, [(seed, None) for seed in batch]):
@@ -89,6 +96,8 @@ def failures(target: Target, seeds: Iterator[int]) -> Iterator[Failure]:
                 if outcome is not None:
                     yield Failure(target, seed, outcome)
             batch = batch[done:] if done else []
+        case_s = (SYSTEM.monotonic() - began) / count
+        size = max(1, min(BATCH, 2 * size, int(BATCH_S / max(case_s, 1e-3))))
 
 
 def reduced(failure: Failure, tries: int | None = None) -> Any:

@@ -5,6 +5,7 @@ import random
 import tempfile
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -97,7 +98,11 @@ def check(case: dict[str, Any]) -> None:
     columns = {"id": "BIGINT", **case.get("columns", {})}
     keyed = bool(case.get("keyed"))
     with tempfile.TemporaryDirectory() as folder:
-        shop = tm.Pipeline("shop", home=folder)
+        key = Path(folder) / "key"
+        key.touch(0o600)
+        key.write_text("ab" * 32)
+        # In memory, because the input does not depend on the store, and a busy disk would leave few cases.
+        shop = tm.Pipeline("shop", store="memory://", objects="memory://", key_file=key)
         try:
             orders = shop.dataset(
                 "orders",
