@@ -56,7 +56,8 @@ def test_a_section_that_is_not_a_table_is_an_error_or_absent(tmp_path: Path, con
     assert error.value.hint
 
 
-def test_a_configuration_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "tidemill.toml").write_text("pipeline = " + "[" * 5000)
+@pytest.mark.parametrize("value", ["[" * 5000, "9" * 5000])
+def test_a_configuration_that_cannot_be_read_is_an_error(tmp_path: Path, value: str) -> None:
+    (tmp_path / "tidemill.toml").write_text(f"pipeline = {value}")
     with pytest.raises(PipelineNotFound, match="cannot be read"):
         pipeline_file.locate(start=tmp_path)

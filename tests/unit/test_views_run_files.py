@@ -310,6 +310,8 @@ def test_a_cache_on_a_full_disk_reads_without_caching(tmp_path: Path, objects: M
         lambda fields: fields["traces"]["t"][0].__setitem__(2, 10**9),
         lambda fields: fields["traces"]["t"][0].__setitem__(1, 1.5),
         lambda fields: fields["files"].__setitem__(0, None),
+        lambda fields: fields["files"].__setitem__(0, "/"),
+        lambda fields: fields["files"].append("../outside"),
         lambda fields: fields["steps"].__setitem__("t", "1"),
         lambda fields: fields.__setitem__("step", float("inf")),
     ],

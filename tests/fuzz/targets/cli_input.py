@@ -9,8 +9,8 @@ from tidemill.cli import COMMANDS
 
 CASES = 150
 prepare = homes.template
-_LONG = ("demo", "run", "worker")
-"""They start processes. Only mistakes in their arguments are tried."""
+_LONG = ("demo", "run", "worker", "ui")
+"""They start processes, or serve until a signal comes. Only mistakes in their arguments are tried."""
 _OPTIONS = listed("""
 --json --home --store --cluster -f --file --limit --from --to --list --name --state --dry-run --parallel
 --catch-up --accept --rewind --dead --target-mb --draw --quarantined --help --version -x -- - --limit=

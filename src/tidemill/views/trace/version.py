@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from tidemill import crash
 from tidemill.errors import (
+    BadKey,
     ObjectConflict,
     ObjectMissing,
     TraceCorrupt,
@@ -25,6 +26,7 @@ from tidemill.errors import (
     TraceStale,
     UsageError,
 )
+from tidemill.objects.key import check_key
 from tidemill.objects.port import Objects, Put
 from tidemill.views.trace.hash_space import GRAINS, HashRange
 
@@ -270,7 +272,7 @@ def decode_version(body: bytes, name: str) -> TraceVersion:
         raise TraceCorrupt(f"version file {name!r} is damaged: its content does not match its checksum")
     try:
         fields: Any = json.loads(rest)
-        files = fields["files"]
+        files = _files(fields["files"])
         traces = {
             trace: tuple(_entry(files[number], numbers) for number, *numbers in entries)
             for trace, entries in fields["traces"].items()
@@ -280,12 +282,20 @@ def decode_version(body: bytes, name: str) -> TraceVersion:
         raise TraceCorrupt(f"version file {name!r} is damaged: {error!r:.300}") from error
 
 
-_DAMAGE = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError)
+_DAMAGE = (BadKey, KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError)
 
 
-def _entry(file: Any, numbers: list[Any]) -> RunEntry:
-    if not isinstance(file, str) or not file or not all(type(number) is int for number in numbers):
-        raise ValueError("an entry names no file, or has a value that is not an integer")
+def _files(files: Any) -> list[str]:
+    for file in files:
+        if not isinstance(file, str):
+            raise ValueError("the name of a file is not text")  # noqa: TRY004 - one kind of damage
+        check_key(file)
+    return list(files)
+
+
+def _entry(file: str, numbers: list[Any]) -> RunEntry:
+    if not all(type(number) is int for number in numbers):
+        raise ValueError("an entry has a value that is not an integer")
     entry = RunEntry(file, *numbers)
     in_hash_space = 0 <= entry.low <= entry.high < GRAINS
     if not in_hash_space or entry.offset < 0 or not 0 < entry.head <= entry.length or entry.rows < 0:
