@@ -2,6 +2,7 @@
 
 import os
 import select
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tidemill.futures.worker import memory, wire
 from tidemill.futures.worker.children import WorkerChild
 from tidemill.futures.worker.jobs import FutureJob
 from tidemill.futures.worker.placement import NOTHING, Placement, update_reservation
+from tidemill.futures.worker.processes import SupervisedProcess
 from tidemill.futures.worker.wakeup import LoopWakeup
 from tidemill.futures.worker.wire import ChildMessage, Recalled, SharedPage, TaskBroken, TaskDone, TaskWaiting
 
@@ -284,3 +286,25 @@ def test_nothing_overtakes_a_call_that_may_be_retried() -> None:
     actor.begin(again)
     actor.ended(again, again=False)
     assert actor.ready() is second
+
+
+@pytest.mark.rule("FUT-40")
+def test_a_process_that_was_reaped_gets_no_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its id may belong to another process by then."""
+    process = subprocess.Popen(["true"], start_new_session=True)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    supervised = SupervisedProcess()
+    supervised.pid = process.pid
+    done: list[str] = []
+    monkeypatch.setattr(os, "killpg", lambda *_: done.append("killpg"))
+    monkeypatch.setattr(os, "kill", lambda *_: done.append("kill"))
+
+    def wait() -> int:
+        done.append("wait")
+        return process.wait()
+
+    supervised.kill("idle")
+    assert supervised.reap_with(wait) == 0
+    supervised.kill("late")
+    assert done == ["killpg", "kill", "killpg", "wait"]
+    assert supervised.killed_for == "idle"

@@ -187,8 +187,8 @@ class SparkChild(SupervisedProcess):
         Return the exit code that the child reported, or None if it died before that. A child that is killed
         after its report, for example because it takes too long to end, has still done its work.
         """
-        self.process.wait()
-        self.kill_group()
+        os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
+        self.reap_with(self.process.wait)
         self.relay.close()
         written = os.read(self._ended, 2 * MAX_REASON_BYTES)
         code, _, reason = written.partition(b"\n")

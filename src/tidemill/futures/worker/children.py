@@ -15,6 +15,7 @@ import selectors
 import signal
 import socket
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -188,7 +189,6 @@ class WorkerChild(SupervisedProcess):
         """
         running = self.page.running
         code = self._wait(clock)
-        self.kill_group()  # processes that its tasks have started
         evidence = os.pread(self._faults, FAULT_BYTES, 0).decode(errors="replace")
         child_exit = self._describe_exit(code, evidence, running)
         self.close()
@@ -200,11 +200,12 @@ class WorkerChild(SupervisedProcess):
         while True:
             late = clock.monotonic() > give_up
             try:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
-                if pid:
+                if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                    _, status = self.reap_with(partial(os.waitpid, self.pid, 0))
                     return os.waitstatus_to_exitcode(status)
             except ChildProcessError:  # just forked: we are not its parent yet
                 if late:
+                    self.kill_process()
                     return -signal.SIGKILL
             if late and not self._lingered:
                 # A task has closed the socket, or another process has killed the child and the kernel has not

@@ -10,12 +10,14 @@ import ctypes
 import os
 import random
 import signal
-from collections.abc import Iterator
-from typing import Protocol
+import threading
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeVar
 
 from tidemill.clock import Clock, backoff
 from tidemill.futures.worker.wakeup import LoopWakeup
 
+T = TypeVar("T")
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 
 
@@ -48,12 +50,18 @@ def describe_exit(code: int) -> str:
 
 
 class SupervisedProcess:
-    """One child process. It leads a process group with everything that it starts."""
+    """One child process. It leads a process group with everything that it starts.
+
+    The kernel may give the id of a process that was reaped to another process. So no signals are sent after
+    `reap_with`.
+    """
 
     pid: int
 
     def __init__(self) -> None:
         self.killed_for = ""  # why its supervisor killed it; empty if it did not
+        self._reaping = threading.Lock()
+        self._reaped = False
 
     def kill(self, why: str) -> None:
         """Kill the process and all that it started. The first reason is kept. Any thread may call this."""
@@ -62,12 +70,24 @@ class SupervisedProcess:
 
     def kill_process(self) -> None:
         """Kill the process and all that it started, without recording a reason."""
-        self.kill_group()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(self.pid, signal.SIGKILL)  # just forked, it may not lead its group yet
+        with self._reaping:
+            if not self._reaped:
+                self._kill_group()
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(self.pid, signal.SIGKILL)  # just forked, it may not lead its group yet
 
-    def kill_group(self) -> None:
-        """Kill the process group. After the process has ended, this kills the processes it started."""
+    def reap_with(self, wait: Callable[[], T]) -> T:
+        """Kill the processes that a process that has ended has started; then reap it.
+
+        - wait: reaps the process, and returns at once, because the process has ended.
+        """
+        with self._reaping:
+            self._kill_group()
+            result = wait()
+            self._reaped = True
+        return result
+
+    def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
