@@ -28,6 +28,7 @@ from tidemill.publish import attempts
 from tidemill.publish.cleaner import READERS_S, Cleaner
 from tidemill.publish.manifests import Manifests
 from tidemill.publish.projections import Projections
+from tidemill.runner import future_run
 from tidemill.runner.part_futures import PartFutures
 from tidemill.runner.part_maker import make_part
 from tidemill.runner.upkeep import AttemptLeftovers
@@ -62,10 +63,10 @@ def declare(
 ) -> tm.Pipeline:
     """The pipeline, or its first stages.
 
-    - notes: a file in which the arcs' functions say by whom they were called: once for the plan of each
-      process, and once for each part.
+    - notes: a file in which the arcs' functions note who called them: once for each plan, and once for each
+      part.
     - gate: a file without which no part but the first is made.
-    - together: no part of the second arc is made before so many processes have begun one.
+    - together: no part of the second arc is made before so many runners have begun one.
     - refresh: of the view; one that is always recomputed need not be certified in every new home.
     """
     shop = tm.Pipeline(NAME, home=home, spark=spark, **options)
@@ -87,8 +88,8 @@ def declare(
     @shop.arc(reads="cleaned", writes="doubled", partition_by="region", parts=2)
     def double(df: "DataFrame") -> "DataFrame":
         note(notes, "double")
-        if together:
-            wait_until(lambda: _doubling(notes) in (0, together), timeout_s=STUCK_S)
+        if together and _runner():
+            wait_until(lambda: len(runners(notes, "double")) == together, timeout_s=STUCK_S)
         return df.selectExpr("id", "region", "amount * 2 AS amount")
 
     if upto == "views":
@@ -102,22 +103,27 @@ def declare(
 
 
 def note(file: str, what: str) -> None:
-    """Say that something was done here, by this process."""
+    """Note that something was done, and by whom: the runner that makes a part, or another process."""
     if file:
         with Path(file).open("a") as notes:
-            notes.write(f"{os.getpid()} {what}\n")
+            notes.write(f"{_runner() or os.getpid()} {what}\n")
 
 
-def noted(file: str, what: str) -> list[int]:
-    """The processes that noted it, one for each time."""
+def noted(file: str, what: str) -> list[str]:
+    """Who noted it, one for each time."""
     notes = [line.split() for line in Path(file).read_text().splitlines()]
-    return [int(pid) for pid, word in notes if word == what]
+    return [who for who, word in notes if word == what]
 
 
-def _doubling(file: str) -> int:
-    """How many processes have begun a part of the second arc; 0 in a process that is planning."""
-    calls = Counter(noted(file, "double"))
-    return 0 if calls[os.getpid()] == 1 else sum(count > 1 for count in calls.values())
+def _runner() -> str:
+    """The runner whose part this thread makes; empty in a thread that makes none, such as one that plans."""
+    run = future_run._run.get()
+    return run.job.claim.row.holder if run is not None else ""
+
+
+def runners(file: str, what: str) -> Counter[str]:
+    """The runners that noted it, without those who planned, and how often."""
+    return Counter(who for who in noted(file, what) if not who.isdigit())
 
 
 def expected(*ids: range) -> dict[str, object]:

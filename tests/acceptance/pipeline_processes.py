@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,9 +67,13 @@ class Place:
         """The same pipeline here: to be read, which needs no Spark."""
         return shop.declare(spark=spark, **self.options)
 
-    def lines(self, word: str) -> list[int]:
-        """The processes that noted it, one for each time."""
+    def lines(self, word: str) -> list[str]:
+        """Who noted it, one for each time."""
         return shop.noted(str(self.notes), word)
+
+    def runners(self, word: str) -> Counter[str]:
+        """The runners that noted it while they made parts, and how often."""
+        return shop.runners(str(self.notes), word)
 
 
 class Run:

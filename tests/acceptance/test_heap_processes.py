@@ -172,13 +172,6 @@ def judge(store: Store) -> None:
         assert min(gaps) >= row.tally.terms.cadence_us, f"HEAP-1: {name}"
 
 
-@pytest.mark.rule("HEAP-1", "HEAP-2")
-def test_through_deaths_and_pauses_no_write_is_unseen_no_cadence_broken_and_no_item_left(
-    tmp_path: Path, s3_server: S3Server
-) -> None:
-    run_through(16, tmp_path, s3_server)
-
-
 @pytest.mark.rule("HEAP-20", "HEAP-2")
 def test_five_thousand_subscribers_all_run_although_their_runners_are_killed_in_the_fan_out(
     tmp_path: Path,
@@ -214,5 +207,7 @@ def test_five_thousand_subscribers_all_run_although_their_runners_are_killed_in_
 
 @pytest.mark.crash
 @pytest.mark.rule("HEAP-1", "HEAP-2")
-def test_nor_through_many_more(tmp_path: Path, s3_server: S3Server) -> None:
+def test_through_deaths_and_pauses_no_write_is_unseen_no_cadence_broken_and_no_item_left(
+    tmp_path: Path, s3_server: S3Server
+) -> None:
     run_through(100, tmp_path, s3_server)

@@ -2,16 +2,24 @@
 Connect: the same tables each time.
 """
 
-from collections import Counter
+import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests import shop
 from tests.acceptance.pipeline_processes import Place, Run
 from tests.servers.fixtures import _or_skip
+from tests.servers.process import wait_until
 from tests.servers.spark import SMALL, SparkConnectServer, SparkStandalone, small_spark
+from tidemill.pipeline.run import join_cluster, run_as_node
+from tidemill.testing.threads import STUCK_S, Racer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 FILES, ROWS = 5, 4
 SHARED = 3
@@ -19,17 +27,45 @@ SHARED = 3
 IDS = [range(10 * n, 10 * n + ROWS) for n in range(FILES)]
 
 
-def together(place: Place) -> None:
+class InProcess:
+    """A runner in a thread of this process, which uses the Spark of the tests."""
+
+    def __init__(self, place: Place, spark: "SparkSession") -> None:
+        self._place = place
+        self._spark = spark
+        self._stop = threading.Event()
+        self._runner = Racer(self._run)
+        self._runner.start()
+
+    def _run(self) -> int:
+        with self._place.declare(self._spark) as pipeline, join_cluster(pipeline) as presence:
+            run_as_node(pipeline, presence, watch=True, stop=self._stop, threads=1)
+        return 0
+
+    def until(self, ready: Callable[[], bool], what: str) -> None:
+        wait_until(lambda: ready() or not self._runner.is_alive(), timeout_s=STUCK_S, every_s=0.05)
+        assert ready(), what
+
+    def drain(self) -> int:
+        self._stop.set()
+        return self._runner.outcome()
+
+    def end(self) -> None:
+        self._stop.set()
+        self._runner.join(STUCK_S)
+
+
+def together(place: Place, start: "Callable[[], Run | InProcess]") -> None:
     """Two runners watch; files arrive when both are there; both are asked to leave when all is done.
 
     Parts wait for each other until both runners have begun one: a slow machine might let one make them all.
     """
     with ExitStack() as stack:
-        runs = [Run(place, "--watch", "--threads", "1") for _ in range(2)]
+        runs = [start() for _ in range(2)]
         for run in runs:
             stack.callback(run.end)
         for run in runs:
-            run.until(lambda: len({*place.lines("double")}) == 2, "both have planned")
+            run.until(lambda: len(place.lines("double")) == 2, "both have planned")
         for n, ids in enumerate(IDS[:SHARED]):
             shop.land(place.landing, f"f{n}", ids.start, ROWS)
         pipeline = stack.enter_context(place.declare())
@@ -41,25 +77,30 @@ def together(place: Place) -> None:
         shop.clean_up(pipeline)
         assert shop.orphans(pipeline) == []
         shop.seen(pipeline)  # with what must hold of any
-    plans = 1  # of each process calls every function once
-    made = Counter({word: len(place.lines(word)) - 2 * plans for word in ("clean", "double")})
+    made = {word: sum(place.runners(word).values()) for word in ("clean", "double")}
     assert made == {"clean": SHARED, "double": 2 * SHARED}  # each part once: no lot was processed twice
-    by = Counter(place.lines("clean") + place.lines("double"))
-    assert all(count > 2 * plans for count in by.values()), by
-    assert len(by) == 2
-
-
-@pytest.mark.crash  # as on PostgreSQL, below
-@pytest.mark.rule("LOT-14")
-@pytest.mark.rule("LOT-26")
-def test_two_runners_share_the_work_of_one_pipeline_on_sqlite(tmp_path: Path) -> None:
-    together(Place(tmp_path, small_spark(SMALL), max_files=1, together=2))
+    assert len(place.runners("double")) == 2, "both runners made parts"
 
 
 @pytest.mark.rule("LOT-14")
 @pytest.mark.rule("LOT-26")
-def test_two_runners_share_the_work_of_one_pipeline_on_postgresql(tmp_path: Path, postgres_url: str) -> None:
-    together(Place(tmp_path, small_spark(SMALL), store=postgres_url, max_files=1, together=2))
+def test_two_runners_share_the_parts_of_each_lot(
+    tmp_path: Path, postgres_url: str, spark: "SparkSession"
+) -> None:
+    place = Place(tmp_path, small_spark(SMALL), store=postgres_url, max_files=1, together=2)
+    together(place, lambda: InProcess(place, spark))
+
+
+@pytest.mark.crash
+@pytest.mark.rule("LOT-14")
+@pytest.mark.rule("LOT-26")
+@pytest.mark.parametrize("store", ["sqlite", "postgresql"])
+def test_two_processes_share_the_work_of_one_pipeline(
+    store: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    url = request.getfixturevalue("postgres_url") if store == "postgresql" else ""
+    place = Place(tmp_path, small_spark(SMALL), store=url, max_files=1, together=2)
+    together(place, lambda: Run(place, "--watch", "--threads", "1"))
 
 
 @pytest.mark.crash

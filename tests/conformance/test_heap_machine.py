@@ -262,7 +262,8 @@ class Dying:
 
 @pytest.mark.rule("HEAP-5", "HEAP-2", "HEAP-1")
 @pytest.mark.parametrize("kind", ["store", "objects"])
-def test_every_move_is_in_the_table_and_in_the_end_all_is_processed(kind: str) -> None:
+@pytest.mark.parametrize("examples", [12, pytest.param(50, marks=pytest.mark.crash)])
+def test_every_move_is_in_the_table_and_in_the_end_all_is_processed(kind: str, examples: int) -> None:
     clock = FakeClock()
     # in memory if possible: thousands of commits that need not survive the machine
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -276,7 +277,7 @@ def test_every_move_is_in_the_table_and_in_the_end_all_is_processed(kind: str) -
         run_state_machine_as_test(
             machine(store, heap, clock),
             settings=settings(
-                max_examples=25,
+                max_examples=examples,
                 stateful_step_count=35,
                 deadline=None,
                 phases=[Phase.explicit, Phase.generate, Phase.shrink],
