@@ -715,7 +715,12 @@ class StepLost(ViewError):
 
 
 class ViewFailed(ViewError):
+    """`view` is the view whose expressions raised the error; empty if it is one of several views that were
+    computed together; None if the cause may be another one, such as storage.
+    """
+
     code = "view-failed"
+    view: str | None = None
     hint = "fix the query, or correct the rows that cause the error; then Tidemill runs the step again"
 
 

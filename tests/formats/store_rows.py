@@ -37,6 +37,7 @@ from tidemill.triggers.keys import TriggerKeys
 from tidemill.views.certify.certificates import ViewCertificate
 from tidemill.views.steps import commits, groups, records
 from tidemill.views.steps import retired as retired_views
+from tidemill.views.steps.failed_views import FailedView
 from tidemill.views.steps.keys import StepKeys
 
 Codec = tuple[Callable[[bytes], Any], Callable[[Any], bytes]]
@@ -206,6 +207,7 @@ SPACES: dict[tuple[str, tuple[type, ...]], Codec] = {
     ("group-step", (str, str, int)): _packed(commits.StepRow),
     ("retired", (str, str)): _packed(retired_views.RetiredTable),
     ("whole-reads", (str, str)): _packed(list[DatasetId]),
+    ("failed-view", (str, str, str)): _packed(FailedView),
     ("group-gone", (str, str, str)): EMPTY,
     ("view-text", (str, str)): _packed(ViewDescription),
     ("source-text", (str, str)): _packed(SourceDescription),

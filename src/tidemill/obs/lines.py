@@ -36,7 +36,13 @@ from tidemill.sources.events import (
     WindowTaken,
 )
 from tidemill.triggers.events import CronMissed, RunFailed, RunLapsed, StrangeKey, TemplateMatchless
-from tidemill.views.steps.events import FilesCollected, StepAbandoned, StepCommitted
+from tidemill.views.steps.events import (
+    FilesCollected,
+    StepAbandoned,
+    StepCommitted,
+    ViewSetAside,
+    ViewsResumed,
+)
 
 
 class Severity(StrEnum):
@@ -225,6 +231,17 @@ def _(event: StepCommitted) -> Line | None:
 @line_of.register
 def _(event: StepAbandoned) -> Line:
     return Line(f"views {event.group}", f"step {event.step} failed: {event.why}", Severity.ERROR)
+
+
+@line_of.register
+def _(event: ViewSetAside) -> Line:
+    return Line(f"views {event.group}", f"view {event.view}: {event.why}", Severity.ERROR)
+
+
+@line_of.register
+def _(event: ViewsResumed) -> Line:
+    text = f"step {event.step}: {', '.join(event.views)} computed again"
+    return Line(f"views {event.group}", text, Severity.GOOD)
 
 
 @line_of.register

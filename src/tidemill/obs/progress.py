@@ -15,7 +15,7 @@ from tidemill.sources.events import (
     WindowPublished,
 )
 from tidemill.triggers.events import RunFailed, RunStarted
-from tidemill.views.steps.events import StepCommitted
+from tidemill.views.steps.events import StepCommitted, ViewSetAside
 from tidemill.views.steps.keys import group_id
 
 
@@ -104,6 +104,9 @@ class Progress:
                 bar.done += 1
                 bar.known = max(bar.known, bar.done)
                 bar.rows += event.rows
+            case ViewSetAside():
+                note = f"view {event.view}: {event.why}"
+                self._bar(group_id(event.pipeline, event.group), "views").note = note[:60]
             case RunFailed():
                 kind = "views" if event.name.startswith("views:") else "arc"
                 self._bar(event.name, kind).note = event.message[:60]

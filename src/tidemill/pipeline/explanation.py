@@ -5,6 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tidemill.errors import DeclarationError
+from tidemill.pipeline.reader import failed
 from tidemill.views.certify import certificates
 from tidemill.views.certify.certificates import ViewCertificate
 from tidemill.views.circuit.explanation import CircuitExplanation, draw
@@ -32,6 +33,7 @@ class Explanation:
     - declared: for a function, what the user declares about it: linear, keyed or full.
     - always_full: whether the view is declared with `refresh="full"`.
     - recomputed: why each step recomputes the view; empty if the view is incremental.
+    - failed: why the view is set aside; empty if it is not.
     """
 
     view: str
@@ -40,6 +42,7 @@ class Explanation:
     declared: str = ""
     always_full: bool = False
     recomputed: str = ""
+    failed: str = ""
 
     @property
     def runs(self) -> str:
@@ -78,6 +81,8 @@ class Explanation:
     def text(self) -> str:
         """Return the explanation as text."""
         head = [f"{self.view}", f"  {self.runs}", f"  certified: {self.certified}"]
+        if self.failed:
+            head.insert(1, f"  {self.failed}")
         if self.circuit is not None:
             head += [
                 "  circuit, with the rung of each operator:",
@@ -93,6 +98,7 @@ class Explanation:
             "how": self.runs,
             "certified": self._is_certified(),
             "why": self.certified,
+            "failed": self.failed or None,
             "circuit": None if self.circuit is None else self.circuit.json(),
         }
 
@@ -127,6 +133,7 @@ def explain(pipeline: "Pipeline", view: str) -> Explanation:
     (group,) = (group for group in groups if any(member.name == view for member in group.views))
     with pipeline.context.spark() as spark:
         recomputed = decide(spark, group, plan.program.datasets, certificates_of)
+    row = failed(pipeline).get(view)
     return Explanation(
         view,
         None if decl.function is not None else plan.explained(view, recomputed),
@@ -134,6 +141,7 @@ def explain(pipeline: "Pipeline", view: str) -> Explanation:
         decl.declared,
         always_full=decl.refresh == "full",
         recomputed=recomputed.get(view, ""),
+        failed="" if row is None else row.text,
     )
 
 

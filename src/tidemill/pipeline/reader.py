@@ -20,8 +20,9 @@ from tidemill.spark.sessions import expecting_errors
 from tidemill.store import Tx
 from tidemill.views.spark.dataset_contents import dataset_frame
 from tidemill.views.spark.view_tables import ViewTables
-from tidemill.views.steps import groups, pins
+from tidemill.views.steps import failed_views, groups, pins
 from tidemill.views.steps import retired as retired_views
+from tidemill.views.steps.failed_views import FailedView
 from tidemill.views.steps.groups import ViewGroup
 from tidemill.views.steps.inputs import InputReader, ManifestReader
 
@@ -92,11 +93,24 @@ def _query_errors() -> Iterator[None]:
 def position(pipeline: "Pipeline", name: str) -> int:
     """Return the position of the last publication of a table; 0 if there is none."""
     if name in pipeline.views:
+        context, group = pipeline.context, pipeline.views[name].group
+
+        def read(tx: Tx) -> int:
+            step = groups.read(tx, context.keys, pipeline.name, group).step
+            failed = failed_views.listed(tx, context.keys, pipeline.name, group).get(name)
+            return step if failed is None else failed.current
+
         try:
-            return _group_of(pipeline, name).step
+            return context.store.run(read)
         except GroupUnknown:
             return 0
     return head(pipeline, _dataset_id(pipeline, name))
+
+
+def failed(pipeline: "Pipeline") -> dict[str, FailedView]:
+    """Return the views that are set aside because they fail on their input, by name."""
+    context = pipeline.context
+    return context.store.run(lambda tx: failed_views.listed_all(tx, context.keys, pipeline.name))
 
 
 def head(pipeline: "Pipeline", dataset: DatasetId) -> int:
@@ -172,10 +186,14 @@ class TableReader:
         moment = self._moment(names)
         for name in names:
             if name in self.pipeline.views and name not in moment.manifests:
-                raise NothingYet(f"the view {name} has not been computed yet")
+                raise NothingYet(f"the view {name} has not been computed yet{self._why(name)}")
             if name not in moment.manifests and name not in moment.datasets:
                 raise NothingYet(f"{name} has no lots yet")
         return self._frames(moment)
+
+    def _why(self, view: str) -> str:
+        row = failed(self.pipeline).get(view)
+        return "" if row is None else f"; it is {row.text}"
 
     def snapshot(self) -> "dict[str, DataFrame]":
         """Return all declared tables that exist, as of the same moment."""

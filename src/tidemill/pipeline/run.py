@@ -15,7 +15,7 @@ from tidemill.cluster.membership import ClusterContext
 from tidemill.crash import Crashed
 from tidemill.errors import SparkDied
 from tidemill.events import Emit, ignore
-from tidemill.pipeline import retention
+from tidemill.pipeline import reader, retention
 from tidemill.pipeline.run_events import RunPlanned, SparkStarting
 from tidemill.pipeline.run_report import Report, report_of
 from tidemill.runner.part_futures import resource_of
@@ -95,6 +95,8 @@ def run_as_node(
         scope = context.scope_of(presence.node, emit, presence.timing)
         runner = Runner(scope, context.place.key, presence, plan.program, spark, threads=threads)
         totals = runner.run(watch=watch, starts=starts, stop=stop, left_s=left_s)
+    for name, row in reader.failed(pipeline).items():
+        totals.failures.setdefault(f"view:{pipeline.name}/{name}", []).append(row.text)
     return report_of(pipeline.name, totals, context.clock.monotonic() - started_at)
 
 

@@ -25,7 +25,7 @@ from tidemill.sources.source import PushAddress, Source, SourceStatus, source_id
 from tidemill.store import Tx
 from tidemill.triggers import subscriptions
 from tidemill.triggers.subscriptions import Scheduled
-from tidemill.views.steps import commits, groups, records
+from tidemill.views.steps import commits, failed_views, groups, records
 from tidemill.views.steps.keys import group_id
 
 if TYPE_CHECKING:
@@ -231,7 +231,9 @@ def _group_run(pipeline: "Pipeline", group: str) -> RunInfo:
         except GroupUnknown:
             return info
         last = records.last(tx, context.keys, pipeline.name).number
-        return msgspec.structs.replace(info, step=step, behind=max(info.behind, last - step))
+        failed = failed_views.listed(tx, context.keys, pipeline.name, group)
+        notes = tuple(f"view {row.view}: {row.text}" for row in failed.values())
+        return msgspec.structs.replace(info, step=step, behind=max(info.behind, last - step), notes=notes)
 
     return context.store.run(read)
 

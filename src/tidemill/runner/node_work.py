@@ -41,7 +41,7 @@ from tidemill.triggers.events import RunStarted
 from tidemill.triggers.runs import Due, Ticket
 from tidemill.triggers.scheduler import Scheduler, open_heap
 from tidemill.views.steps.keys import StepKeys
-from tidemill.views.steps.stepper import Compute, Stepper
+from tidemill.views.steps.stepper import Compute, FindInput, Stepper
 
 RESUME_EVERY_S = 2.0
 
@@ -60,6 +60,7 @@ class Engine:
         merge: merges expired lots into base lots; None to merge nothing.
         evaluate: evaluates the expressions of checks; None if there are no expressions.
         certification: says whether views are still compared with plain Spark.
+        find_input: finds the row on which a view fails; None to find no rows.
     """
 
     parts: PartFutures
@@ -68,6 +69,7 @@ class Engine:
     merge: Merge | None = None
     evaluate: Evaluate | None = None
     certification: Certification = field(default_factory=NoCertification)
+    find_input: FindInput | None = None
 
 
 class NodeWork:
@@ -87,7 +89,7 @@ class NodeWork:
         self._due = DueQuery(scope, heap)
         self.intervals = IntervalCloser(scope)
         self._arcs = ArcWork(scope, engine.parts, projections=state.projections)
-        self._groups = Stepper(scope, program.pipeline, engine.compute)
+        self._groups = Stepper(scope, program.pipeline, engine.compute, find_input=engine.find_input)
         self._keeper = Keeper(
             scope.store, scope.node.id, clock=scope.clock, chance=scope.chance, timing=scope.timing
         )

@@ -84,9 +84,11 @@ class Runner:
             wake=lambda: self.loop.wake(),  # noqa: PLW0108 - the loop is created below
             is_busy=self._runs_other_work,
         )
+        computer = _step_computer(scope, spark, storage, program, self._tags, self.certifier)
         engine = Engine(
             parts=PartFutures(scope, key, make_part, check=self._check),
-            compute=_step_computer(scope, spark, storage, program, self._tags, self.certifier),
+            compute=computer,
+            find_input=computer.find_input,
             rewrite=compaction.on_spark(spark, storage, self._tags),
             merge=base_merges.on_spark(spark, storage, self._tags),
             evaluate=evaluator(spark),

@@ -304,6 +304,7 @@ class ViewDetail(msgspec.Struct, frozen=True, kw_only=True):
     - sql, circuit, certified, incremental: known after a runner has planned the pipeline with this release.
     - incremental: whether each step processes only the changes.
     - stale: whether the next step rebuilds the view, because it changed.
+    - failed: why the view is set aside; empty if it is not.
     """
 
     name: str
@@ -321,6 +322,7 @@ class ViewDetail(msgspec.Struct, frozen=True, kw_only=True):
     certified: str = ""
     circuit: tuple[OperatorAnswer, ...] = ()
     notes: tuple[str, ...] = ()
+    failed: str = ""
 
 
 class ViewLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -334,6 +336,7 @@ class ViewLine(msgspec.Struct, frozen=True, kw_only=True):
     published_at: float
     stale: bool
     incremental: bool | None = None
+    failed: str = ""
 
 
 class ViewPage(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from tidemill.ui.model.overview import trigger_line
 from tidemill.ui.model.reader import StoreReader
 from tidemill.views.certify import certificates
 from tidemill.views.circuit.explanation import CircuitExplanation
-from tidemill.views.steps import commits, records
+from tidemill.views.steps import commits, failed_views, records
 from tidemill.views.steps.commits import StepRow
 from tidemill.views.steps.keys import group_id
 
@@ -51,6 +51,7 @@ def detail(reader: StoreReader, name: str, pipeline: str = "") -> ViewDetail:
         reads=tuple(read.name for read in entry.spec.reads),
         uses=entry.spec.uses,
         stale=entry.name in entry.group.stale,
+        failed=_failed(reader, entry),
         trigger=trigger_line(reader, group_id(entry.pipeline, entry.group.spec.name)),
         **reader.run(partial(_described, reader=reader, entry=entry)),
     )
@@ -159,4 +160,12 @@ def _line(reader: StoreReader, entry: ViewEntry) -> ViewLine:
         published_at=grid.view_line(reader, entry).published_at,
         stale=entry.name in entry.group.stale,
         incremental=reader.run(partial(_described, reader=reader, entry=entry)).get("incremental"),
+        failed=_failed(reader, entry),
     )
+
+
+def _failed(reader: StoreReader, entry: ViewEntry) -> str:
+    """Return why a view is set aside; empty if it is not."""
+    group = entry.group.spec.name
+    rows = reader.run(lambda tx: failed_views.listed(tx, reader.keys, entry.pipeline, group))
+    return rows[entry.name].text if entry.name in rows else ""

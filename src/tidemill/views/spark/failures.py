@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+import pyarrow as pa
+
 from tidemill import errors
 from tidemill.errors import StepLost, TidemillError, ViewFailed
 from tidemill.spark.outages import outages
@@ -21,6 +23,15 @@ _RAISED = re.compile(
 _OWN = re.compile(r"^tidemill\.errors\.(?P<kind>\w+): (?P<message>[^\n]*)", re.MULTILINE)
 _END = re.compile(r"\n\nJVM stacktrace|\n== SQL|;\n'|SQLSTATE")
 _MEMORY = re.compile(r"^(?:MemoryError|pyarrow\.lib\.ArrowMemoryError)\b", re.MULTILINE)
+_DATA = re.compile(r"SQLSTATE: (?:21|22|23|38|39|P0)\w{3}\b")
+"""The classes of errors that rows and functions cause: cardinality, data, external routine, raised by SQL."""
+
+_KERNEL = re.compile(r'File "[^"]*\btidemill[/.]')
+_VALUE = re.compile(
+    r"^(?:\w+\.)*(?:ArithmeticError|OverflowError|ZeroDivisionError|ValueError|ArrowInvalid)\b", re.MULTILINE
+)
+"""Errors of kernels that rows cause. Others, such as errors of storage, do not belong to a view."""
+
 _MAX_CHARS = 600
 MORE_MEMORY = (
     "give Python workers more memory, or use more tasks; nothing was stored, and the step runs again"
@@ -47,7 +58,47 @@ def failing_view(view: NamedView) -> Iterator[None]:
         raise
     except Exception as error:
         where = getattr(view, "where", "")
-        raise ViewFailed(f"{where}{': ' if where else ''}view {view.name}: {error_text(error)}") from error
+        failed = ViewFailed(f"{where}{': ' if where else ''}view {view.name}: {error_text(error)}")
+        failed.view = view.name if _is_of_view(error) else None
+        raise failed from error
+
+
+@contextmanager
+def failing_views() -> Iterator[None]:
+    """Raise errors of expressions of views that are computed together as `ViewFailed`."""
+    try:
+        yield
+    except ViewFailed as error:
+        error.view = error.view or ""
+        raise
+    except TidemillError:
+        raise
+    except Exception as error:
+        if not _is_of_rows(error):
+            raise
+        failed = ViewFailed(error_text(error))
+        failed.view = ""
+        raise failed from error
+
+
+def _is_of_view(error: Exception) -> bool:
+    """Return whether the query or the function of a view that is computed alone is the cause of an error."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import AnalysisException, PySparkException
+
+    if isinstance(error, AnalysisException) or _is_of_rows(error):
+        return True
+    return not isinstance(error, PySparkException | Py4JError | OSError | EOFError | MemoryError)
+
+
+def _is_of_rows(error: Exception) -> bool:
+    """Return whether an expression, a kernel or a Python function raised the error on the rows of a view."""
+    text = str(error)
+    if "Traceback (most recent call last)" not in text:
+        return isinstance(error, ArithmeticError | pa.ArrowInvalid) or _DATA.search(text) is not None
+    if task_error(error) is not error:
+        return False
+    return _VALUE.search(text) is not None or _KERNEL.search(text) is None
 
 
 def task_error(error: Exception) -> Exception:

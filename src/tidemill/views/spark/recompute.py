@@ -147,7 +147,7 @@ def recompute_view(
         now: the time of the step in µs since 1970, which `now()` returns.
     """
     tag = f"{view_attempt.attempt}_{view_attempt.lot}".replace(".", "_")
-    with _result(spark, code, frames, now, tag) as result, read_errors(tables.storage):
+    with query_result(spark, code, frames, now, tag) as result, read_errors(tables.storage):
         schema = result.schema
         weighted_rows.check_columns(view_attempt.view, schema)
         base = before if before and schema_text(tables.schema(before)) == schema_text(schema) else ""
@@ -189,7 +189,7 @@ def step_output(
 
 
 @contextmanager
-def _result(
+def query_result(
     spark: "SparkSession", code: ViewCode, frames: "Mapping[str, DataFrame]", now: int, tag: str
 ) -> "Iterator[DataFrame]":
     """Compute the complete result of a view."""

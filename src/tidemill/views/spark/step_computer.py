@@ -55,6 +55,8 @@ from tidemill.views.spark.execution import (
     tasks_for,
 )
 from tidemill.views.spark.executor import ChainExecutor, Inputs
+from tidemill.views.spark.failing_rows import failed_input
+from tidemill.views.spark.failures import failing_view, failing_views
 from tidemill.views.spark.group_chain import GroupChain, input_kind, remembered_chain
 from tidemill.views.spark.recompute import difference, quarantine_rows, recompute_views, step_output
 from tidemill.views.spark.set_aside import rows_set_aside
@@ -63,8 +65,10 @@ from tidemill.views.spark.table_merges import stored_columns
 from tidemill.views.spark.tasks import TaskPaths
 from tidemill.views.spark.view_sources import ViewCode, ViewSources
 from tidemill.views.spark.view_tables import ViewAttempt, schema_text
+from tidemill.views.steps import failed_views
 from tidemill.views.steps.commits import StepAlarm, StepBatch, StepOutput, StepPart, StepState, WholeReads
 from tidemill.views.steps.events import StepTimed
+from tidemill.views.steps.failed_views import FailedInput
 from tidemill.views.steps.groups import GroupSpec
 from tidemill.views.steps.inputs import LotSlice
 from tidemill.views.steps.keys import changes_of, state_prefix
@@ -128,9 +132,9 @@ class StepComputer:
                     f"this runner's code for the views of group {batch.spec.name!r} is not the code that was"
                     " declared for this step"
                 )
-            sources = self._sources
-            if self._views is not None:
-                sources = replace(sources, views=self._views())
+            kept = failed_views.inputs_of(batch.spec, batch.aside)
+            batch = batch.computed
+            sources = self._current_sources()
             _refuse_uncertified(sources, batch.spec)
             step = _Step(sources, self._chain_of(sources, batch.spec), batch, attempt, self._cache)
             outputs = step.run()
@@ -142,11 +146,20 @@ class StepComputer:
                 parts.append(StepState(version=step.write_version()))
                 self._emit(step.timed())
             parts += [] if quarantined is None else [quarantined]
-            parts.append(WholeReads(datasets=step.whole_reads()))
+            parts.append(WholeReads(datasets=step.whole_reads() | kept))
             parts += self._alarm(batch, outputs, attempt)
             names = [view.name for view in batch.spec.views]
             self._confirm([name for name in names if sources.code(name).circuit is not None])
             return tuple(parts)
+
+    def find_input(self, batch: StepBatch, view: str) -> FailedInput:
+        """Return the lots and the row on which a view fails: implements `FindInput` of the stepper."""
+        tag = f"failed_{batch.step}"
+        with self._during(tag):
+            return failed_input(self._current_sources(), batch, view, tag)
+
+    def _current_sources(self) -> ViewSources:
+        return self._sources if self._views is None else replace(self._sources, views=self._views())
 
     def _chain_of(self, sources: ViewSources, spec: GroupSpec) -> GroupChain:
         """Return the chain of a group; it is built once for each declaration and set of circuits."""
@@ -180,7 +193,7 @@ class StepComputer:
             if use is not None and use.other and batch.spec.cadence_us:
                 times.append(batch.now + batch.spec.cadence_us)
             if use is not None and use.filters:
-                with read_errors(self._sources.tables.storage):
+                with read_errors(self._sources.tables.storage), failing_view(self._sources.code(view)):
                     frames = self._sources.frames(view, batch, tables)
                     tag = f"{attempt}_{batch.lot}"
                     at = next_crossing(self._sources.session(), use.filters, frames, batch.now, tag)
@@ -302,7 +315,8 @@ class _Step:
 
         A view is ready if all its traces are current.
         """
-        chained = [*self._step(), *self._load()]
+        with failing_views():
+            chained = [*self._step(), *self._load()]
         return [*chained, *recompute_views(self._sources, self._batch, self._attempt, self._rest(), chained)]
 
     def _rest(self) -> list[str]:

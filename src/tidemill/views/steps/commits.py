@@ -9,7 +9,8 @@ the declaration that it had when the batch was read. So if two runs compute the 
 it, and a stale run commits nothing. The objects of a failed attempt are never reused: the step runs again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeAlias
 
 import msgspec
@@ -24,7 +25,8 @@ from tidemill.publish.transaction import Ending, publish_step
 from tidemill.store import Row, Tx, long_values
 from tidemill.triggers import alarms, runs
 from tidemill.triggers.runs import Ticket
-from tidemill.views.steps import groups, records
+from tidemill.views.steps import failed_views, groups, records
+from tidemill.views.steps.failed_views import FailedView
 from tidemill.views.steps.groups import MOST_VIEWS, BuiltTable, GroupSpec, ViewGroup
 from tidemill.views.steps.keys import (
     StepKeys,
@@ -65,6 +67,8 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
     - version: the version file of the group's state, at `after` or an earlier step; empty if there is none.
     - now: the value of `now()`, from the last record.
     - more: whether there are records after this batch.
+    - aside: views to leave out: they fail on their input, or read such a view (`failed_views`).
+    - failed: the views that are set aside before this batch; those not in `aside` are computed as a whole.
     """
 
     pipeline: str
@@ -79,11 +83,20 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
     more: bool
     before: dict[DatasetId, int] = {}
     version: str = ""
+    aside: frozenset[str] = frozenset()
+    failed: dict[str, FailedView] = {}
 
     @property
     def has_work(self) -> bool:
         """Whether there is anything to compute."""
         return bool(self.moved or self.stale)
+
+    @property
+    def computed(self) -> "StepBatch":
+        """The batch as if the group had only the views that are not left out."""
+        views = tuple(view for view in self.spec.views if view.name not in self.aside)
+        spec = msgspec.structs.replace(self.spec, views=views)
+        return msgspec.structs.replace(self, spec=spec, stale=self.stale - self.aside)
 
     @property
     def lot(self) -> str:
@@ -230,7 +243,9 @@ def next_batch(tx: Tx, keys: StepKeys, pipeline: str, group_name: str, *, most: 
     if not page:
         return None
     bases = frozenset(group.spec.bases)
-    stale = group.stale
+    failed = failed_views.listed(tx, keys, pipeline, group_name)
+    stale = group.stale | {name for name in failed if name in group.spec.names}
+    stale -= failed_views.waiting(group.spec, failed, ())
     moved: set[DatasetId] = set()
     with_work = 0
     step, now = group.step, 0
@@ -241,6 +256,8 @@ def next_batch(tx: Tx, keys: StepKeys, pipeline: str, group_name: str, *, most: 
         with_work += bool(touched or (stale and record is page[0]))
         if with_work == most:
             break
+    aside = failed_views.waiting(group.spec, failed, moved)
+    stale = (group.stale | {name for name in failed if name in group.spec.names}) - aside
     return StepBatch(
         pipeline=pipeline,
         spec=group.spec,
@@ -254,6 +271,8 @@ def next_batch(tx: Tx, keys: StepKeys, pipeline: str, group_name: str, *, most: 
         now=now,
         more=step < records.last(tx, keys, pipeline).number,
         version=group.version,
+        aside=aside,
+        failed=failed,
     )
 
 
@@ -306,11 +325,13 @@ def commit(
     result: StepResult | None,
     *,
     ends: bool,
+    failures: Mapping[str, FailedView] = MappingProxyType({}),
 ) -> StepRow:
     """Move the group to the batch's step, and to the version file of the result.
 
     - result: the result of the attempt; None for a batch without work.
     - ends: whether this is the run's last commit, which also finishes the run of its subscription.
+    - failures: the views in `batch.aside` that failed in this step.
     """
     group = _check_fence(tx, keys, ticket, batch)
     if batch.has_work and result is None:
@@ -327,12 +348,21 @@ def commit(
         _check_state(batch, result)
     row = _row(tx, ticket, batch, result)
     tables = group.tables | {output.view: output.table for output in row.outputs}
-    missing = [view.name for view in batch.spec.views if view.name not in tables]
+    missing = [
+        view.name for view in batch.spec.views if view.name not in tables and view.name not in batch.aside
+    ]
     if missing:
         raise StepConflict(
             f"step {batch.step} of {ticket.name} would leave the view {missing[0]!r} without a table"
         )
-    built = tuple(BuiltTable(view.name, view.code, tables[view.name]) for view in batch.spec.views)
+    kept = {table.view: table for table in group.built}
+    built = tuple(
+        kept[view.name] if view.name in batch.aside else BuiltTable(view.name, view.code, tables[view.name])
+        for view in batch.spec.views
+        if view.name in tables
+    )
+    positions = {table.view: batch.after for table in group.built}
+    failed = failed_views.after_step(batch.spec, batch.failed, batch.aside, failures, batch.moved, positions)
 
     def move(tx: Tx) -> None:
         name = batch.spec.name
@@ -341,6 +371,7 @@ def commit(
         version = row.version or group.version
         moved = ViewGroup(spec=batch.spec, step=batch.step, built=built, version=version)
         groups.write(tx, keys, batch.pipeline, moved)
+        failed_views.store(tx, keys, batch.pipeline, name, batch.failed, failed)
         if result is not None and result.alarm is not None:
             alarms.set_at(tx, keys.triggers, alarm_of(batch.pipeline, name), result.alarm.at)
         if result is not None and result.whole is not None:

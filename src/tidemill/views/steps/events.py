@@ -47,6 +47,28 @@ class StepAbandoned(Event, frozen=True, kw_only=True):
     why: str
 
 
+class ViewSetAside(Event, frozen=True, kw_only=True):
+    """A view failed on its input. The group committed the step without it; later steps try it again.
+
+    - why: the error, with the lot and the row if they are known.
+    """
+
+    pipeline: str
+    group: str
+    step: int
+    view: str
+    why: str
+
+
+class ViewsResumed(Event, frozen=True, kw_only=True):
+    """Views that were set aside are computed again."""
+
+    pipeline: str
+    group: str
+    step: int
+    views: tuple[str, ...]
+
+
 class StepTimed(Event, frozen=True, kw_only=True):
     """How long the parts of a step took, in seconds, for a group that has traces.
 

@@ -16,14 +16,23 @@ from typing import Protocol
 import msgspec
 
 from tidemill.cluster.leases import Busy
-from tidemill.errors import UsageError, describe
+from tidemill.errors import UsageError, ViewFailed, describe
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Hold
 from tidemill.scope import Scope
 from tidemill.triggers.runs import Ticket
-from tidemill.views.steps import commits
+from tidemill.views.steps import commits, failed_views
 from tidemill.views.steps.commits import StepBatch, StepPart, StepResult
-from tidemill.views.steps.events import RecordWritten, RowsSetAside, StepAbandoned, StepCommitted
+from tidemill.views.steps.events import (
+    RecordWritten,
+    RowsSetAside,
+    StepAbandoned,
+    StepCommitted,
+    ViewSetAside,
+    ViewsResumed,
+)
+from tidemill.views.steps.failed_views import FailedInput, FailedView
+from tidemill.views.steps.failure_search import FailureSearch
 from tidemill.views.steps.keys import StepKeys, group_id
 from tidemill.views.steps.records import StepRecord
 
@@ -32,6 +41,12 @@ class Compute(Protocol):
     """Computes a batch: writes objects and manifests under the attempt's path, and nothing to the store."""
 
     def __call__(self, batch: StepBatch, attempt: str) -> tuple[StepPart, ...]: ...
+
+
+class FindInput(Protocol):
+    """Finds the lots and the row of a batch on which a view fails."""
+
+    def __call__(self, batch: StepBatch, view: str) -> FailedInput: ...
 
 
 class RunSummary(msgspec.Struct, frozen=True):
@@ -46,14 +61,24 @@ class Stepper:
     """Runs the steps of the groups of one pipeline on one node.
 
     - most: one step may apply at most this many records that have work.
+    - find_input: finds the row on which a view fails; None to find no rows.
     """
 
-    def __init__(self, scope: Scope, pipeline: str, compute: Compute, *, most: int = 1) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        pipeline: str,
+        compute: Compute,
+        *,
+        most: int = 1,
+        find_input: FindInput | None = None,
+    ) -> None:
         self._scope = scope
         self._keys = StepKeys(scope.cluster)
         self._pipeline = pipeline
         self._compute = compute
         self._most = most
+        self._find_input = find_input
 
     def run(self, ticket: Ticket, stop: Callable[[], bool] = lambda: False) -> RunSummary:
         """Apply all records; when this returns, the run has ended.
@@ -98,15 +123,14 @@ class Stepper:
 
     def _apply(self, ticket: Ticket, batch: StepBatch) -> None:
         result: StepResult | None = None
+        failures: dict[str, FailedView] = {}
         if batch.has_work:
-            attempt = self._scope.new_attempt()
-            hold = self._scope.step(
-                "views.open", lambda tx: commits.open_step(tx, self._keys, ticket, batch, attempt)
-            )
-            result = StepResult.of(hold, self._run_compute(batch, hold))
+            batch, result, failures = self._compute_views(ticket, batch)
         row = self._scope.step(
             "views.commit" if batch.has_work else "views.pass",
-            lambda tx: commits.commit(tx, self._keys, ticket, batch, result, ends=not batch.more),
+            lambda tx: commits.commit(
+                tx, self._keys, ticket, batch, result, ends=not batch.more, failures=failures
+            ),
         )
         if row.quarantined is not None:
             self._scope.emit(
@@ -115,6 +139,26 @@ class Stepper:
                     group=batch.spec.name,
                     step=row.step,
                     rows=dict(row.quarantined.rows),
+                )
+            )
+        for failed in failures.values():
+            self._scope.emit(
+                ViewSetAside(
+                    pipeline=self._pipeline,
+                    group=batch.spec.name,
+                    step=row.step,
+                    view=failed.view,
+                    why=failed.text,
+                )
+            )
+        resumed = batch.failed.keys() & batch.spec.names - batch.aside
+        if resumed:
+            self._scope.emit(
+                ViewsResumed(
+                    pipeline=self._pipeline,
+                    group=batch.spec.name,
+                    step=row.step,
+                    views=tuple(sorted(resumed)),
                 )
             )
         self._scope.emit(
@@ -128,6 +172,47 @@ class Stepper:
                 rows=sum(output.rows for output in row.outputs),
             )
         )
+
+    def _compute_views(
+        self, ticket: Ticket, batch: StepBatch
+    ) -> tuple[StepBatch, StepResult, dict[str, FailedView]]:
+        """Compute a batch without the views that fail on their input; return those as well."""
+        failures: dict[str, FailedView] = {}
+        find_input = self._find_input
+
+        def blame(view: str, error: ViewFailed) -> None:
+            if not self._scope.store.run(
+                lambda tx: failed_views.can_resume(tx, self._keys.lots, batch.spec, view)
+            ):
+                raise error
+            code = next(each.code for each in batch.spec.views if each.name == view)
+            known = batch.failed.get(view)
+            again = known is not None and known.error != "" and known.code == code
+            failures[view] = FailedView(
+                view=view,
+                code=code,
+                error=error.message[: failed_views.MOST_CHARS],
+                since=batch.step,
+                input=FailedInput() if again or find_input is None else find_input(batch, view),
+                tries=1,
+            )
+
+        search = FailureSearch(
+            batch.spec,
+            batch.aside,
+            batch.failed.keys() - batch.aside,
+            lambda aside: self._attempt(ticket, msgspec.structs.replace(batch, aside=aside)),
+            blame,
+        )
+        result = search.run()
+        return msgspec.structs.replace(batch, aside=search.aside), result, failures
+
+    def _attempt(self, ticket: Ticket, batch: StepBatch) -> StepResult:
+        attempt = self._scope.new_attempt()
+        hold = self._scope.step(
+            "views.open", lambda tx: commits.open_step(tx, self._keys, ticket, batch, attempt)
+        )
+        return StepResult.of(hold, self._run_compute(batch, hold))
 
     def _run_compute(self, batch: StepBatch, hold: Hold) -> tuple[StepPart, ...]:
         try:

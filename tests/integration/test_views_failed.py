@@ -1,0 +1,106 @@
+"""A view that fails on a row is set aside; the other views of its group continue, and it resumes."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import tidemill as tm
+from tidemill.errors import NothingYet
+from tidemill.pipeline.status import status_of
+from tidemill.views.spark.execution import SETTING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def rows(table: Any) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row) for row in table.df().collect())
+
+
+def followed(table: Any, after: int) -> list[tuple[Any, ...]]:
+    """Return the changes after a position: the columns and the weight."""
+    names = [*table.df().columns, "_weight"]
+    return sorted(tuple(row) for row in table.changes(after=after).select(*names).collect())
+
+
+@pytest.mark.rule("DBSP-40")
+@pytest.mark.parametrize(("refresh", "place"), [("auto", "runner"), ("auto", "spark"), ("full", "")])
+def test_a_row_that_fails_one_view_stops_only_that_view_and_its_readers(
+    tmp_path: Path, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch, refresh: Any, place: str
+) -> None:
+    if place:
+        monkeypatch.setenv(SETTING, place)
+    with tm.Pipeline("p", home=tmp_path / "home", spark=spark) as pipeline:
+        table = pipeline.dataset("t", "id INT, k INT", deletes=True)
+        bad = pipeline.view("bad", "SELECT id, 10 DIV k AS r FROM t", refresh=refresh)
+        reader = pipeline.view("reader", "SELECT r, count(*) AS n FROM bad GROUP BY r")
+        good = pipeline.view("good", "SELECT k, count(*) AS n FROM t GROUP BY k")
+        table.append([(1, 2)])
+        assert pipeline.run().ok
+        at = bad.position
+        table.append([(2, 0), (3, 5)])
+        report = pipeline.run()
+        assert set(report.failures) == {"view:p/bad", "view:p/reader"}
+        assert "DIVIDE_BY_ZERO" in report.failures["view:p/bad"]
+        assert 'row {"id": 2, "k": 0}' in report.failures["view:p/bad"]
+        assert rows(good) == [(0, 1), (2, 1), (5, 1)]
+        assert (rows(bad), rows(reader)) == ([(1, 5)], [(5, 1)])
+        assert (bad.position, reader.position) == (at, at)
+        assert not status_of(pipeline).ok
+        table.append([(4, 10)])
+        assert not pipeline.run().ok
+        assert rows(bad) == [(1, 5)]
+        table.delete([(2, 0)])
+        assert pipeline.run().ok
+        assert rows(bad) == [(1, 5), (3, 2), (4, 1)]
+        assert rows(reader) == [(1, 1), (2, 1), (5, 1)]
+        assert followed(bad, at) == [(3, 2, 1), (4, 1, 1)]
+        table.append([(5, 2)])
+        assert pipeline.run().ok
+        assert rows(reader) == [(1, 1), (2, 1), (5, 2)]
+        assert bad.position == good.position
+
+
+@pytest.mark.rule("DBSP-40")
+def test_views_that_fail_in_their_first_load_at_different_rows_resume_one_by_one(
+    tmp_path: Path, spark: "SparkSession"
+) -> None:
+    with tm.Pipeline("p", home=tmp_path / "home", spark=spark) as pipeline:
+        table = pipeline.dataset("t", "id INT, k INT, text STRING", deletes=True)
+        divides = pipeline.view("divides", "SELECT id, 10 DIV k AS r FROM t")
+        casts = pipeline.view("casts", "SELECT sum(CAST(text AS INT)) AS s FROM t")
+        counts = pipeline.view("counts", "SELECT count(*) AS n FROM t")
+        table.append([(1, 0, "7"), (2, 5, "seven"), (3, 2, "3")])
+        report = pipeline.run()
+        assert set(report.failures) == {"view:p/divides", "view:p/casts"}
+        assert rows(counts) == [(3,)]
+        with pytest.raises(NothingYet, match="DIVIDE_BY_ZERO"):
+            divides.df()
+        table.delete([(1, 0, "7")])
+        assert set(pipeline.run().failures) == {"view:p/casts"}
+        assert rows(divides) == [(2, 2), (3, 5)]
+        table.delete([(2, 5, "seven")])
+        assert pipeline.run().ok
+        assert (rows(casts), rows(counts)) == ([(3,)], [(1,)])
+
+
+@pytest.mark.rule("DBSP-40")
+def test_a_group_of_which_all_views_fail_resumes_with_right_traces(
+    tmp_path: Path, spark: "SparkSession"
+) -> None:
+    with tm.Pipeline("p", home=tmp_path / "home", spark=spark) as pipeline:
+        table = pipeline.dataset("t", "id INT, k INT", deletes=True)
+        view = pipeline.view("v", "SELECT sum(10 DIV k) AS s, count(*) AS n FROM t")
+        table.append([(1, 2)])
+        assert pipeline.run().ok
+        table.append([(2, 0)])
+        assert not pipeline.run().ok
+        table.append([(3, 5)])
+        assert not pipeline.run().ok
+        table.delete([(2, 0)])
+        assert pipeline.run().ok
+        assert rows(view) == [(7, 2)]
+        table.append([(4, 10)])
+        assert pipeline.run().ok
+        assert rows(view) == [(8, 3)]

@@ -1,0 +1,221 @@
+"""Views that are set aside: the search for them, and the group's steps without them."""
+
+import itertools
+
+import pytest
+
+from tests.unit.steps_stage import P, StepStage, outputs
+from tidemill import crash
+from tidemill.errors import ViewFailed
+from tidemill.lots.keys import DatasetId
+from tidemill.views.steps import failed_views
+from tidemill.views.steps.commits import StepBatch, StepPart
+from tidemill.views.steps.failed_views import FREE_TRIES, FailedView
+from tidemill.views.steps.failure_search import FailureSearch
+from tidemill.views.steps.groups import GroupSpec, ViewSpec
+from tidemill.views.steps.keys import group_id
+
+LONG_US = 10**15
+ORDERS = DatasetId("orders", "1")
+SPEC = GroupSpec(
+    name="g",
+    views=(
+        ViewSpec(name="a", code="1", reads=(ORDERS,)),
+        ViewSpec(name="b", code="1", uses=("a",)),
+        ViewSpec(name="c", code="1", reads=(ORDERS,)),
+        ViewSpec(name="d", code="1", uses=("b", "c")),
+        ViewSpec(name="e", code="1", reads=(ORDERS,)),
+    ),
+)
+
+
+def failure(view: str | None = "") -> ViewFailed:
+    error = ViewFailed("it raises")
+    error.view = view
+    return error
+
+
+# --- the search
+
+
+def searched(bad: set[str], suspects: set[str]) -> tuple[set[str], frozenset[str], list[frozenset[str]]]:
+    """Return the views that are blamed, those that are left out, and what was computed."""
+    trials: list[frozenset[str]] = []
+    blamed: set[str] = set()
+
+    def compute(aside: frozenset[str]) -> frozenset[str]:
+        trials.append(SPEC.names - aside)
+        if bad & trials[-1]:
+            raise failure()
+        return trials[-1]
+
+    search = FailureSearch(SPEC, (), suspects, compute, lambda view, _: blamed.add(view))
+    assert search.run() == trials[-1] == SPEC.names - search.aside
+    return blamed, search.aside, trials
+
+
+@pytest.mark.rule("DBSP-40")
+def test_the_search_sets_aside_exactly_the_views_that_fail_and_their_readers() -> None:
+    names = sorted(SPEC.names)
+    for size in range(len(names) + 1):
+        for bad in itertools.combinations(names, size):
+            for suspects in ((), ("c",), bad):
+                blamed, aside, trials = searched(set(bad), set(suspects))
+                assert blamed <= set(bad)
+                assert aside == failed_views.readers(SPEC, bad)
+                assert len(trials) <= 1 + 4 * len(blamed)
+
+
+def test_a_view_that_failed_before_is_left_out_first() -> None:
+    assert [sorted(trial) for trial in searched({"e"}, {"e"})[2]] == [
+        ["a", "b", "c", "d", "e"],
+        ["a", "b", "c", "d"],
+    ]
+
+
+def test_an_error_that_belongs_to_no_view_ends_the_search() -> None:
+    def compute(aside: frozenset[str]) -> None:
+        raise failure(None)
+
+    with pytest.raises(ViewFailed):
+        FailureSearch(SPEC, (), (), compute, lambda *_: None).run()
+
+
+# --- steps
+
+
+class FailingStage(StepStage):
+    """A group whose views fail while they are in `bad`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bad: set[str] = set()
+        self.runner = self.node("n", LONG_US)
+        self.dataset("orders")
+        self.declare(SPEC)
+
+    def compute(self, batch: StepBatch, attempt: str) -> tuple[StepPart, ...]:  # type: ignore[override]
+        batch = batch.computed
+        self.computed.append((batch, attempt))
+        if self.bad & batch.spec.names:
+            raise failure()
+        return outputs(batch, attempt)
+
+    def publish_and_step(self) -> None:
+        self.publish(ORDERS)
+        self.settle(self.runner, "g")
+
+    @property
+    def failed(self) -> dict[str, FailedView]:
+        return self.store.run(lambda tx: failed_views.listed(tx, self.keys, P, "g"))
+
+
+@pytest.mark.rule("DBSP-40")
+def test_a_group_commits_its_steps_without_a_view_that_fails() -> None:
+    stage = FailingStage()
+    stage.publish_and_step()
+    before = stage.group("g").tables
+    stage.bad = {"a"}
+    stage.publish_and_step()
+    step = stage.group("g").step
+    failed = stage.failed
+    assert sorted(failed) == ["a", "b", "d"]
+    assert (failed["a"].error, failed["b"].cause, failed["d"].cause) == ("it raises", "a", "a")
+    assert {row.since for row in failed.values()} == {step}
+    assert {row.current for row in failed.values()} == {step - 1}
+    tables = stage.group("g").tables
+    assert {name for name in tables if tables[name] != before[name]} == {"c", "e"}
+    stage.bad = set()
+    stage.publish_and_step()
+    assert not stage.failed
+    batch = stage.computed[-1][0]
+    assert batch.stale == {"a", "b", "d"}, "the next step computes them as a whole"
+    assert {output.view for output in stage.rows_of_group("g")[-1].outputs} == SPEC.names
+
+
+@pytest.mark.rule("DBSP-40")
+def test_a_view_that_fails_in_every_step_is_tried_less_often() -> None:
+    stage = FailingStage()
+    stage.settle(stage.runner, "g")
+    stage.bad = {"e"}
+    tried = []
+    for _ in range(FREE_TRIES + 12):
+        before = len(stage.computed)
+        stage.publish_and_step()
+        tried.append(any("e" in batch.spec.names for batch, _ in stage.computed[before:]))
+    assert all(tried[: FREE_TRIES + 1])
+    late = tried[FREE_TRIES + 1 :]
+    assert [index for index, each in enumerate(late) if each] == [1, 4, 9]
+    assert stage.failed["e"].current == 1
+    edited = GroupSpec(name="g", views=(*SPEC.views[:4], ViewSpec(name="e", code="2", reads=(ORDERS,))))
+    stage.bad = set()
+    stage.declare(edited, circuit="2")
+    stage.settle(stage.runner, "g")
+    assert not stage.failed, "an edited view is tried at once"
+
+
+@pytest.mark.rule("DBSP-40")
+def test_an_operator_can_try_a_view_without_new_input() -> None:
+    stage = FailingStage()
+    stage.bad = {"a"}
+    stage.publish_and_step()
+    stage.bad = set()
+    stage.settle(stage.runner, "g")
+    assert stage.failed
+    assert stage.run(failed_views.request_try, stage.keys, P, "g", ["d"], "operator") == ["a"]
+    stage.settle(stage.runner, "g")
+    assert not stage.failed
+    assert stage.group("g").tables.keys() == SPEC.names
+
+
+@pytest.mark.rule("DBSP-40")
+def test_all_views_of_a_group_can_fail_and_resume() -> None:
+    stage = FailingStage()
+    stage.bad = {"a", "c", "e"}
+    stage.publish_and_step()
+    assert sorted(stage.failed) == ["a", "b", "c", "d", "e"]
+    stage.bad = {"c"}
+    stage.publish_and_step()
+    assert sorted(stage.failed) == ["c", "d"]
+    stage.bad = set()
+    stage.publish_and_step()
+    assert not stage.failed
+
+
+@pytest.mark.rule("DBSP-38", "DBSP-40")
+@pytest.mark.parametrize("side", ["before", "after"])
+@pytest.mark.parametrize("step", ["open", "abandon", "commit"])
+def test_wherever_a_runner_dies_the_next_one_sets_the_same_views_aside(step: str, side: str) -> None:
+    def run(visit: int) -> tuple[dict[str, FailedView], list[list[str]], bool]:
+        stage = FailingStage()
+        stage.settle(stage.runner, "g")
+        stage.bad = {"b", "e"}
+        stage.publish(ORDERS)
+        died = False
+        with crash.armed(f"views.{step}.{side}", visit=visit):
+            try:
+                stage.settle(stage.runner, "g")
+            except crash.Crashed:
+                died = True
+        stage.check()
+        if died:
+            stage.kill(stage.runner)
+            stage.look(group_id(P, "g"))
+            stage.runner = stage.node("n2", LONG_US)
+            stage.settle(stage.runner, "g")
+        stage.bad = set()
+        failed = stage.failed
+        stage.publish_and_step()
+        stage.check()
+        assert not stage.failed
+        views = [sorted(output.view for output in row.outputs) for row in stage.rows_of_group("g")]
+        return failed, views, died
+
+    expected = run(visit=10_000)[:2]
+    assert sorted(expected[0]) == ["b", "d", "e"]
+    for visit in itertools.count(1):
+        *observed, died = run(visit)
+        assert tuple(observed) == expected
+        if not died:
+            assert visit > 1
+            return
