@@ -83,7 +83,7 @@ def failing_views() -> Iterator[None]:
 
 def _is_of_view(error: Exception) -> bool:
     """Return whether the query or the function of a view that is computed alone is the cause of an error."""
-    from py4j.protocol import Py4JError
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import AnalysisException, PySparkException
 
     if isinstance(error, AnalysisException) or _is_of_rows(error):
