@@ -4,11 +4,14 @@ Declaring uses neither the store nor Spark. The plan checks declarations and der
 process that imports the pipeline gets the same declarations.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
 
 from tidemill.errors import DeclarationError
+from tidemill.futures.values.code_digests import code_digest
 from tidemill.lots import checks as expectations
 from tidemill.lots.checks import Check, has_key
 from tidemill.lots.datasets import DatasetRow, Drift, Kind
@@ -16,6 +19,10 @@ from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.pace import FASTEST, NO_GRACE, Grace, Pace
 from tidemill.pipeline.source_line import SourceLine
 from tidemill.sources.source import Source
+from tidemill.views.circuit.functions import UserFunction
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 Changes = Literal["linear", "raw"]
 Refresh = Literal["auto", "incremental", "full"]
@@ -94,6 +101,35 @@ class ArcDecl:
     enabled: bool = True
     template: str = ""
     line: SourceLine
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionDecl:
+    """A Python function that queries of views call by its name.
+
+    - returns: the Spark type of its result.
+    - deterministic: whether it always returns the same value for the same arguments.
+    """
+
+    name: str
+    function: Callable[..., Any] = field(repr=False)
+    returns: str
+    deterministic: bool
+    line: SourceLine
+
+    @cached_property
+    def declared(self) -> UserFunction:
+        """What the compiler knows about the function; the digest changes with its code."""
+        code = code_digest(self.function).hex()
+        digest = hashlib.sha256(repr((code, self.returns, self.deterministic)).encode()).hexdigest()
+        return UserFunction(self.name, digest[:32], self.deterministic)
+
+    def register(self, spark: "SparkSession") -> None:
+        """Let queries of this session call the function."""
+        from pyspark.sql.functions import udf
+
+        function = udf(self.function, self.returns)
+        spark.udf.register(self.name, function if self.deterministic else function.asNondeterministic())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from tidemill.pipeline.declarations import (
     ArcDecl,
     Changes,
     DatasetDecl,
+    FunctionDecl,
     Refresh,
     SourceDecl,
     ViewDecl,
@@ -31,6 +32,7 @@ from tidemill.pipeline.tables import Dataset, Table, View
 from tidemill.pipeline.view_files import read_view_files
 from tidemill.sources.registry import SOURCES
 from tidemill.sources.source import Source
+from tidemill.views.circuit.functions import ViewFunctions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -70,6 +72,7 @@ class Registry(ABC):
         self.arcs: dict[str, ArcDecl] = {}
         self.templates: dict[str, ArcDecl] = {}
         self.views: dict[str, ViewDecl] = {}
+        self.functions: dict[str, FunctionDecl] = {}
 
     @abstractmethod
     def _dataset(self, name: str) -> Dataset:
@@ -409,6 +412,39 @@ class Registry(ABC):
         self._new_table(decl.name, decl.line)
         self.views[decl.name] = replace(decl, keep_s=keep_s)
         return self._view(decl.name)
+
+    def function(
+        self, name: str, function: Callable[..., Any], returns: str, *, deterministic: bool = False
+    ) -> None:
+        """Declare a Python function that the queries of this pipeline's views can call.
+
+        A view is computed again when the code of a function that it calls has changed. Each step recomputes
+        a view that calls such a function.
+
+        Args:
+            name: the name in queries. Spark's own functions cannot be replaced.
+            function: takes the values of one row, and returns one value.
+            returns: the Spark type of the result, like `"STRING"`.
+            deterministic: whether the function always returns the same value for the same arguments.
+        """
+        line = caller_line()
+        lower = name.lower()
+        if not name.isidentifier():
+            raise DeclarationError(
+                f"{line}: {name!r} is not a valid name of a function", hint="use letters, digits and _"
+            )
+        if ViewFunctions().is_known(lower):
+            raise DeclarationError(
+                f"{line}: {name} is a function of Spark", hint="choose another name for your function"
+            )
+        if lower in self.functions:
+            raise DeclarationError(
+                f"{line}: {name} is already declared at {self.functions[lower].line}",
+                hint="choose another name",
+            )
+        self.functions[lower] = FunctionDecl(
+            name=lower, function=function, returns=returns, deterministic=deterministic, line=line
+        )
 
     def _new_table(self, name: str, line: SourceLine) -> None:
         for kind, other in self.declared_at(name):

@@ -8,7 +8,7 @@ of that file.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from tidemill.errors import NotIncremental, QueryError, QueryRefused
@@ -20,6 +20,7 @@ from tidemill.spark import queries
 from tidemill.spark.sessions import PINNED
 from tidemill.views.circuit.circuit import Circuit, walk
 from tidemill.views.circuit.explanation import CircuitExplanation, explain
+from tidemill.views.circuit.functions import UserFunction, ViewFunctions
 from tidemill.views.circuit.ids import Pins
 from tidemill.views.circuit.operators import InputTable, Operator, SparkColumn, ViewOutput
 from tidemill.views.circuit.rewrites import rewrite
@@ -43,11 +44,13 @@ class ViewCircuit:
     - output: the circuit as it runs, after rewrites.
     - notes: remarks for `explain`.
     - written: the circuit before rewrites.
+    - functions: the digests of the declared functions that the query may call.
     """
 
     output: ViewOutput
     notes: tuple[str, ...]
     written: ViewOutput
+    functions: Mapping[str, str] = field(default_factory=dict)
 
 
 def table_of(name: str, frame: "DataFrame", *, key: Sequence[str] = (), append_only: bool) -> QueryTable:
@@ -69,6 +72,7 @@ def make(
     frames: "Mapping[str, DataFrame]",
     tag: str,
     analysed: "Callable[[StructType], object]" = lambda _: None,
+    functions: Sequence[UserFunction] = (),
 ) -> ViewCircuit:
     """Compile a query to a circuit and rewrite the circuit. A `QueryError` names its position in the query.
 
@@ -79,9 +83,11 @@ def make(
         frames: an empty DataFrame for each table.
         tag: a text that is different for every query that is being analysed.
         analysed: receives the columns of every query that Spark analyses, first those of `sql`.
+        functions: the declared functions that the query may call; the session knows them.
     """
-    compiled = compile_query(sql, tables, _analysis(spark, frames, tag, analysed))
-    return ViewCircuit(rewrite(compiled.output), compiled.notes, compiled.output)
+    compiled = compile_query(sql, tables, _analysis(spark, frames, tag, analysed), functions)
+    output = rewrite(compiled.output, ViewFunctions(functions))
+    return ViewCircuit(output, compiled.notes, compiled.output)
 
 
 def _analysis(
@@ -154,7 +160,8 @@ def explained(
         why = f"each step recomputes {view}: {recomputed[view]}"
         unused = {op: why for op in walk(linked[view]) if op not in chained}
     circuit = Circuit({view: linked[view]}, {view: circuits[view].notes})
-    return explain(circuit, Pins(settings=PINNED), recomputed=unused)
+    functions = {name: digest for each in circuits.values() for name, digest in each.functions.items()}
+    return explain(circuit, Pins(settings=PINNED, functions=functions), recomputed=unused)
 
 
 def _views_read(circuits: Mapping[str, ViewCircuit], view: str) -> set[str]:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ from tidemill.triggers import schedules
 from tidemill.views.certify import certificates
 from tidemill.views.certify.certificates import ViewCertificate
 from tidemill.views.certify.view_tests import CircuitTest, FunctionTest
+from tidemill.views.circuit.functions import UserFunction
 from tidemill.views.circuit.operators import ViewOutput
 from tidemill.views.spark import weighted_rows
 from tidemill.views.spark.clock_alarms import ClockUse, clock_use
@@ -164,6 +165,9 @@ class ViewPlanner:
 
     def plan(self) -> list[GroupProgram]:
         """Plan all views; return their groups."""
+        for function in self.pipeline.functions.values():
+            with errors_at(function.line):
+                function.register(self.catalog.spark)
         members_of: dict[str, list[ViewProgram]] = {}
         for decl in self._ordered():
             with errors_at(decl.line):
@@ -308,7 +312,8 @@ class ViewPlanner:
             names = self._names(decl)
             ddl = self._function_result(decl, names) if query is None else query.ddl
         if query is not None:
-            self.circuits[decl.name] = query.circuit
+            functions = {function.name: function.digest for function in self._functions(decl)}
+            self.circuits[decl.name] = replace(query.circuit, functions=functions)
         missing = [name for name in decl.keyed_by if name not in schema.parse(ddl).names]
         if missing:
             raise DeclarationError(
@@ -336,7 +341,7 @@ class ViewPlanner:
             datasets=bases,
             views=used,
             where=str(decl.line),
-            code=_view_code(decl, ddl),
+            code=_view_code(decl, ddl, self._functions(decl)),
             function=decl.function,
             reads=tuple(queries.match(name, self.catalog.tables) for name in decl.reads),
             circuit=None if query is None else query.circuit.output,
@@ -348,7 +353,11 @@ class ViewPlanner:
         """Return the plan of a view's query."""
         text = decl.sql.lower()
         mentioned = [item for item in self.catalog.tables.items() if item[0].lower() in text]
-        facts = (decl.sql, *((name, *self._facts(table)) for name, table in mentioned))
+        facts = (
+            decl.sql,
+            *self._functions(decl),
+            *((name, *self._facts(table)) for name, table in mentioned),
+        )
         return self.queries.get(
             decl.name, facts, partial(self._plan_query, decl), partial(self._clock_use, decl)
         )
@@ -359,10 +368,18 @@ class ViewPlanner:
         frames = LazyTables(catalog.tables, catalog.frame)
         tag = f"plan{len(catalog.tables)}"
         analysed: list[StructType] = []
-        circuit = circuits.make(catalog.spark, decl.sql, tables, frames, tag, analysed.append)
+        circuit = circuits.make(
+            catalog.spark, decl.sql, tables, frames, tag, analysed.append, self._functions(decl)
+        )
         columns = analysed[0]  # Spark analyses the query first, and then its operators
         weighted_rows.check_columns(decl.name, columns)
         return PlannedQuery(circuit, ddl_of(columns), self._clock_use(decl, circuit.output))
+
+    def _functions(self, decl: ViewDecl) -> tuple[UserFunction, ...]:
+        """Return the declared functions that a query may call: its text has their names."""
+        text = decl.sql.lower()
+        declared = self.pipeline.functions.items()
+        return tuple(function.declared for name, function in declared if name in text)
 
     def _clock_use(self, decl: ViewDecl, output: ViewOutput) -> ClockUse | None:
         tables = self.catalog.tables
@@ -401,9 +418,9 @@ class ViewPlanner:
             ) from error
 
 
-def _view_code(decl: ViewDecl, ddl: str) -> str:
+def _view_code(decl: ViewDecl, ddl: str, functions: Sequence[UserFunction]) -> str:
     """Return a digest of what determines a view's result: query or function, columns, pinned settings."""
-    source: object = decl.sql
+    source: object = (decl.sql, *functions) if functions else decl.sql
     if decl.function is not None:
         source = (code_digest(decl.function).hex(), decl.reads, decl.declared)
     return hashlib.sha256(repr((source, ddl, sorted(PINNED.items()))).encode()).hexdigest()[:32]

@@ -18,7 +18,8 @@ from tidemill.views.chain.builder import ChainBuilder
 from tidemill.views.chain.chain import Chain
 from tidemill.views.chain.preparation import NoKernel, prepared
 from tidemill.views.circuit.circuit import Circuit, walk
-from tidemill.views.circuit.ids import Pins
+from tidemill.views.circuit.functions import ViewFunctions
+from tidemill.views.circuit.ids import Pins, expressions_of
 from tidemill.views.circuit.interpreter import column_types
 from tidemill.views.circuit.operators import InputTable, Opaque, Operator, SparkColumn, ViewOutput
 from tidemill.views.circuit.rungs import rungs
@@ -116,6 +117,7 @@ def group_chain(
             if output is None:
                 raise NoKernel("it is not a SQL query")
             _check_deterministic(output)
+            _check_functions(output)
             linked = _linked(prepared(output), chained, frozenset(outputs))
             operator_types = column_types(linked, _resolver(spark, frames, tag))
             _check_types(linked, operator_types)
@@ -137,6 +139,20 @@ def _check_deterministic(output: ViewOutput) -> None:
     for op, placed in rungs(output).items():
         if not placed.deterministic:
             raise NoKernel(f"its {op.kind} is not deterministic: {placed.reason}")
+
+
+def _check_functions(output: ViewOutput) -> None:
+    """Raise `NoKernel` if an operator calls a function of the user.
+
+    Spark evaluates a Python function before the rest of a projection, also in rows that a condition excludes.
+    So in a projection for several views, the function would get rows of other views, and could raise errors.
+    """
+    known = ViewFunctions()
+    for op in walk(output):
+        for expression in expressions_of(op):
+            for name in sorted(expression.calls):
+                if not known.is_known(name):
+                    raise NoKernel(f"it calls the function {name}, which only a query of its own may call")
 
 
 def _linked(output: ViewOutput, circuits: Mapping[str, ViewOutput], views: frozenset[str]) -> ViewOutput:
