@@ -19,6 +19,8 @@ from tidemill.views.certify.equality import (
 )
 from tidemill.views.certify.table_contents import Step, TableContents
 from tidemill.views.certify.table_facts import TableFacts
+from tidemill.views.certify.tester import BATCH, batches_of
+from tidemill.views.certify.view_tests import CircuitTest
 from tidemill.views.circuit.operators import SparkColumn
 from tidemill.views.circuit.size_arguments import sized_columns
 from tidemill.views.spark.step_time import reads_clock, with_step_time
@@ -269,3 +271,16 @@ def test_special_dates_use_the_time_of_the_step() -> None:
     assert with_step_time("SELECT DATE 'tomorrow' AS d", day + 5) == (
         f"SELECT CAST(timestamp_micros({day + 86_400_000_000}) AS DATE) AS d"
     )
+
+
+@pytest.mark.rule("DBSP-19")
+def test_a_batch_has_views_of_one_group() -> None:
+    output = compile_query("SELECT a FROM t", T).output
+    tests = [
+        CircuitTest(view=f"v{n}", group=f"g{n % 2}", sql="", output=output, tables={})
+        for n in range(2 * BATCH + 2)
+    ]
+    batches = list(batches_of(tests))
+    assert sorted(test.view for batch in batches for test in batch) == sorted(test.view for test in tests)
+    assert all(len({test.group for test in batch}) == 1 for batch in batches)  # type: ignore[attr-defined]
+    assert [len(batch) for batch in batches] == [BATCH, 1, BATCH, 1]

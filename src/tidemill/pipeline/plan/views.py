@@ -258,6 +258,7 @@ class ViewPlanner:
             pipeline=self.pipeline.name,
             view=view.name,
             digest=certificates.digest_of(view.code, circuit.output, self.catalog.engine.version),
+            group=self.pipeline.views[view.name].group,
             tables={name: self.catalog.tables[name].ddl for name in (*view.datasets, *view.views)},
             sql=view.sql,
             output=circuit.output,

@@ -105,12 +105,16 @@ class ViewTester:
 
 
 def batches_of(tests: Sequence[ViewTest]) -> Iterator[list[ViewTest]]:
-    """Divide tests into batches. A test that may call functions of the user's session is a batch itself."""
-    circuits: list[ViewTest] = []
+    """Divide tests into batches of views of one group.
+
+    A test that may call functions of the user's session is a batch itself.
+    """
+    circuits: dict[str, list[ViewTest]] = {}
     for test in tests:
         if isinstance(test, CircuitTest) and not test.calls_unknown_functions:
-            circuits.append(test)
+            circuits.setdefault(test.group, []).append(test)
         else:
             yield [test]
-    for first in range(0, len(circuits), BATCH):
-        yield circuits[first : first + BATCH]
+    for members in circuits.values():
+        for first in range(0, len(members), BATCH):
+            yield members[first : first + BATCH]

@@ -36,13 +36,15 @@ class ViewTest(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class CircuitTest(ViewTest):
-    """Compares the circuit of a view with its query.
+    """Compares the chain of a view with its query.
 
+    - group: the group of the view; its views are executed by one chain.
     - sql: the original query.
     - output: the circuit that would run.
     - written: the circuit before any rewrite; the comparison uses it if the query's sort order leaves ties.
     """
 
+    group: str = ""
     sql: str
     output: ViewOutput = field(repr=False)
     written: ViewOutput | None = field(default=None, repr=False)
