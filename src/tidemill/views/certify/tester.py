@@ -17,7 +17,7 @@ from tidemill.views.certify.view_tests import CircuitTest, FunctionTest, ViewTes
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-BATCH: Final = 10
+BATCH: Final = 20
 """How many views are compared together."""
 
 FOR_SMALL_QUERIES: Final[Mapping[str, str]] = {
