@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-import sqlglot
 from sqlglot import exp
 from sqlglot.dialects.spark import Spark
 from sqlglot.errors import ParseError, TokenError
 
 from tidemill.errors import QueryError
+from tidemill.schemas.sql_tokens import sql_tokens
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,7 +44,7 @@ class TableName(NamedTuple):
 def table_names(sql: str) -> tuple[TableName, ...]:
     """Return the table names in a query, in order. Raise `QueryError` if the text is not a single query."""
     try:
-        parsed = sqlglot.parse(sql, dialect="spark")
+        parsed = Spark().parser().parse(sql_tokens(sql), sql)
     except (ParseError, TokenError) as error:
         raise QueryError(f"this is not a query: {_first(error)}") from None
     if len(parsed) != 1 or not isinstance(parsed[0], exp.Query):
@@ -71,7 +71,7 @@ def _after_sample(sql: str, end: int) -> int:
     """Return where to insert an alias for the table name that ends at `end`: after any TABLESAMPLE."""
     if "tablesample" not in sql.lower():
         return end
-    tokens = [token for token in Spark().tokenize(sql) if token.start >= end]
+    tokens = [token for token in sql_tokens(sql) if token.start >= end]
     index = 0
     while index < len(tokens) and tokens[index].text.upper() in ("TABLESAMPLE", "REPEATABLE"):
         depth = 0

@@ -189,6 +189,8 @@ class ChainBuilder:
         if isinstance(op, ops.Window) and op.partition:
             key = self._columns_of(op.partition)
             return self._keyed(op, [key], key)
+        if isinstance(op, ops.Opaque):
+            raise NoKernel(op.reason)
         operator = "window without PARTITION BY" if isinstance(op, ops.Window) else op.kind
         raise NoKernel(f"{operator}: this operator has no key, so it cannot be updated key by key")
 
@@ -243,6 +245,9 @@ class ChainBuilder:
     def _aggregate(self, op: ops.Aggregate) -> int:
         below = self._types[op.input] if op.input.width else ()
         aggs, values, results = [], {}, []
+        if any(expr.is_session_window for expr in op.groups):
+            places = [place for place, expr in enumerate(op.groups) if not expr.is_session_window]
+            return self._keyed(op, [self._columns_of([op.groups[place] for place in places])], places)
         if not all(_is_native(aggregate) for aggregate in op.calls):
             return self._keyed_aggregate(op)
         keys = self._columns_of(op.groups)

@@ -92,6 +92,8 @@ def _with_columns(op: Operator, expressions: list[Expr]) -> tuple[Operator, list
 
 
 def _aggregate(op: Aggregate) -> Operator:
+    if any(expr.is_session_window for expr in op.groups):
+        return _sessions(op)
     native = [simple for aggregate in op.calls if (simple := _native_call(aggregate)) is not None]
     if len(native) < len(op.calls):
         below, places = _with_columns(op.input, list(op.groups))
@@ -107,6 +109,14 @@ def _aggregate(op: Aggregate) -> Operator:
         calls.append(AggregateCall(value, name, moved))
     groups = tuple(column(place[expr]) for expr in op.groups)
     return Aggregate(Project(op.input, columns), groups, tuple(calls), op.sets)
+
+
+def _sessions(op: Aggregate) -> Operator:
+    """Turn the other keys of a session window into columns."""
+    below, places = _with_columns(op.input, [expr for expr in op.groups if not expr.is_session_window])
+    columns = iter(places)
+    groups = [expr if expr.is_session_window else column(next(columns)) for expr in op.groups]
+    return replace(op, input=below, groups=tuple(groups))
 
 
 def _native_call(aggregate_call: AggregateCall) -> tuple[str, tuple[Expr, ...]] | None:

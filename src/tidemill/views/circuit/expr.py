@@ -25,6 +25,8 @@ class ClockValue(Enum):
 Part = str | int | ClockValue
 
 ATOM = re.compile(r"[\w.]+|'[^'\\]*'|\([^()]*\)")
+TIME_WINDOW = re.compile(r"window ?\(")
+SESSION_WINDOW = re.compile(r"session_window ?\(")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,16 @@ class Expr:
     @property
     def reads_clock(self) -> bool:
         return any(isinstance(part, ClockValue) for part in self.parts)
+
+    @property
+    def is_time_window(self) -> bool:
+        """Whether the expression is a call of `window(…)`, which Spark accepts only in a select list."""
+        return isinstance(self.parts[0], str) and TIME_WINDOW.match(self.parts[0]) is not None
+
+    @property
+    def is_session_window(self) -> bool:
+        """Whether the expression is a call of `session_window(…)`, which Spark merges within a group."""
+        return isinstance(self.parts[0], str) and SESSION_WINDOW.match(self.parts[0]) is not None
 
     def sql(
         self, column: Callable[[int], str] | None = None, now: Mapping[ClockValue, str] | None = None

@@ -213,7 +213,8 @@ class Project(Operator):
 class Generate(Operator):
     """Calls a generator (such as explode) for each row, and returns the row once with every result.
 
-    `outer` also keeps the rows for which the generator returns nothing.
+    `outer` also keeps the rows for which the generator returns nothing. The time window `window(…)` is a
+    generator too: it returns every window that contains the time of a row, and none for NULL.
     """
 
     kind = "generate"

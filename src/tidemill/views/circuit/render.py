@@ -90,6 +90,9 @@ class Renderer:
         return f"SELECT {_list(columns)} FROM {inputs[0]}"
 
     def generate(self, op: Generate, inputs: Sequence[str]) -> str:
+        if op.call.is_time_window:
+            columns = [*_columns(op.input.width), f"{self.text(op.call)} AS c{op.input.width}"]
+            return f"SELECT {_list(columns)} FROM {inputs[0]}"
         names = [f"g{i}" for i in range(op.produces)]
         columns = [f"{name} AS c{op.input.width + i}" for i, name in enumerate(names)]
         view = f"LATERAL VIEW {'OUTER ' if op.outer else ''}{self.text(op.call)} g AS {', '.join(names)}"
@@ -136,8 +139,11 @@ class Renderer:
     def aggregate(self, op: Aggregate, inputs: Sequence[str]) -> str:
         # A subquery computes the keys, because a number in GROUP BY would mean a position. And if a key is
         # also an argument of an aggregate, grouping sets must set only the key to NULL.
-        keys = [f"g{i}" for i in range(len(op.groups))]
-        groups = [f"{self.text(expr)} AS g{i}" for i, expr in enumerate(op.groups)]
+        # Spark merges sessions only if GROUP BY itself contains the call.
+        keys = [self.text(expr) if expr.is_session_window else f"g{i}" for i, expr in enumerate(op.groups)]
+        groups = [
+            f"{self.text(expr)} AS g{i}" for i, expr in enumerate(op.groups) if not expr.is_session_window
+        ]
         relation = f"(SELECT *, {', '.join(groups)} FROM {inputs[0]})" if groups else inputs[0]
         columns = [f"{key} AS c{i}" for i, key in enumerate(keys)]
         columns += [f"{self.text(call.value)} AS c{len(keys) + i}" for i, call in enumerate(op.calls)]

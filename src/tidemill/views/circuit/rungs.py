@@ -140,6 +140,8 @@ def _sets(_op: Distinct | SetOp, _: Mapping[Operator, bool]) -> OperatorRung:
 
 
 def _aggregate(op: Aggregate, grows: Mapping[Operator, bool]) -> OperatorRung:
+    if any(expr.is_session_window for expr in op.groups):
+        return OperatorRung(Rung.KEYED, "session_window: Spark merges the sessions of changed keys again")
     slow = [call for call in op.calls if not is_native(call)]
     if slow:
         names = ", ".join(sorted({_called(call) for call in slow}))

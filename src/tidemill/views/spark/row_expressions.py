@@ -37,6 +37,9 @@ def apply_expressions(spark: "SparkSession", df: "DataFrame", expressions: RowEx
 
 
 def _exploded(spark: "SparkSession", df: "DataFrame", step: ExplodeStep) -> "DataFrame":
+    if step.call.is_time_window:
+        passed = [f"c{i}" for i in range(step.width)]
+        return df.selectExpr(*passed, f"{step.call.sql()} AS c{step.width}", WEIGHT)
     generated = [f"g{i}" for i in range(step.produces)]
     columns = [f"c{i}" for i in range(step.width)]
     columns += [f"{name} AS c{step.width + i}" for i, name in enumerate(generated)]

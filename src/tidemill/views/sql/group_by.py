@@ -7,6 +7,7 @@ from sqlglot import exp
 
 from tidemill.errors import QueryError
 from tidemill.views.circuit.expr import Expr, column
+from tidemill.views.circuit.functions import SESSION_WINDOW
 from tidemill.views.circuit.operators import Aggregate, AggregateCall
 from tidemill.views.sql.catalog import NotDecomposed
 from tidemill.views.sql.context import QueryContext
@@ -228,6 +229,10 @@ class GroupedStage(SelectStage):
                 return TextReplacement(
                     span(identifiers[0])[0], span(identifiers[used - 1])[1], column(position)
                 )
+        session = [place for place, expr in enumerate(self.groups) if expr.is_session_window]
+        if session and self.scope.same_name(SESSION_WINDOW, identifiers[0].name):
+            start, end = self.context.query.span(identifiers[0])
+            return TextReplacement(start, end, column(session[0]))
         alias = self.alias(identifiers[0].name)
         if alias is not None:
             start, end = self.context.query.span(identifiers[0])

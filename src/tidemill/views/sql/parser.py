@@ -17,6 +17,7 @@ from sqlglot.parsers.spark import SparkParser
 from sqlglot.tokenizer_core import Token, TokenType
 
 from tidemill.errors import QuerySyntax
+from tidemill.schemas.sql_tokens import sql_tokens
 from tidemill.views.sql.catalog import NotDecomposed
 from tidemill.views.sql.query_position import QueryPosition, error_at, position_of
 
@@ -126,7 +127,7 @@ class ParsedQuery:
 
 def _tokens(sql: str) -> list[Token]:
     try:
-        return list(Spark().tokenize(sql))
+        return sql_tokens(sql)
     except SqlglotError as error:
         raise error_at(
             QuerySyntax, f"this is not Spark SQL: {_message(error)}", sql, _position(error, sql)

@@ -27,6 +27,7 @@ from tidemill.views.sql.order_by import (
 from tidemill.views.sql.sql_text import called_function
 from tidemill.views.sql.stage import SelectStage
 from tidemill.views.sql.subqueries import CorrelatedRows, Subqueries, SubqueryBuilder
+from tidemill.views.sql.time_windows import add_session_window, add_time_window
 
 
 class BlockQueries(FromQueries, SubqueryBuilder, Protocol):
@@ -82,6 +83,11 @@ class SelectBlock:
         stage, correlated = self._filtered_rows()
         assert not correlated
         items = select_items(self.context, stage.scope, self.select.expressions)
+        group = self.select.args.get("group")
+        nodes = [*(item.node for item in items if item.node is not None), *([group] if group else [])]
+        add_time_window(stage, nodes)
+        if group is not None:
+            add_session_window(stage, nodes, group)
         stage, items = self._grouped(stage, items)
         self._generated(stage, items)
         order = self._order()

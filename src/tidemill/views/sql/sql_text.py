@@ -99,7 +99,8 @@ def call_of(token: Token, before: Token | None, following: Token | None) -> str 
         return None
     if name in BOTH:
         operator = before is not None and (_is_word(before) or before.token_type == TokenType.R_PAREN)
-        if operator and before is not None and before.text.lower() not in WORDS:
+        # GROUP BY is one token.
+        if operator and before is not None and before.text.lower().split()[-1] not in WORDS:
             return None
         return name
     return None if name in WORDS else name

@@ -17,7 +17,14 @@ from sqlglot.tokenizer_core import TokenType
 
 from tidemill.errors import NameUnknown
 from tidemill.views.circuit.expr import ClockValue, Expr, column, merge_parts
-from tidemill.views.circuit.functions import CLOCK, GENERATORS, GROUPING, NAME_SENSITIVE, WINDOW_ONLY
+from tidemill.views.circuit.functions import (
+    CLOCK,
+    GENERATORS,
+    GROUPING,
+    NAME_SENSITIVE,
+    TIME_WINDOWS,
+    WINDOW_ONLY,
+)
 from tidemill.views.circuit.operators import Operator
 from tidemill.views.circuit.render import quoted
 from tidemill.views.sql.catalog import NotDecomposed
@@ -137,8 +144,8 @@ class SelectStage:
         if name == "unix_timestamp" and len(self.context.query.tokens_of(node)) == 3:  # without an argument
             parts = merge_parts(("unix_timestamp(", ClockValue.TIMESTAMP, ")"))
             return self._replace(node, Expr(parts, frozenset({name, "now"})))
-        if name in CLOCK or name in NAME_SENSITIVE:
-            raise NotDecomposed(f"the function {name}")
+        if name in CLOCK or name in NAME_SENSITIVE or name in TIME_WINDOWS:
+            raise NotDecomposed(TIME_WINDOWS.get(name, f"the function {name}"))
         if (
             name in GENERATORS
             or name in WINDOW_ONLY
