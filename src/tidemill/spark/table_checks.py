@@ -16,6 +16,7 @@ from tidemill.errors import BadCheck
 from tidemill.lots.checks import Check, OnFail
 from tidemill.lots.datasets import Kind
 from tidemill.spark.operations import OP, WEIGHT, RowOperation
+from tidemill.spark.schema import of_arrow, to_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -163,7 +164,8 @@ def evaluator(spark: "SparkSession") -> Evaluate:
             sf.coalesce(sf.expr(expression), sf.lit(False)).alias(f"c{number}")  # noqa: FBT003 - a literal
             for number, expression in enumerate(expressions)
         ]
-        evaluated = spark.createDataFrame(numbered).select(_ROW, *true).toArrow().sort_by(_ROW)
+        columns = to_spark(of_arrow(numbered.schema))  # otherwise Spark adds a time zone to every timestamp
+        evaluated = spark.createDataFrame(numbered, columns).select(_ROW, *true).toArrow().sort_by(_ROW)
         return [evaluated.column(f"c{number}").combine_chunks() for number in range(len(expressions))]
 
     return evaluate

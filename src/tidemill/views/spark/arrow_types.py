@@ -1,7 +1,8 @@
-"""Convert Spark types to the Arrow types of kernels. Kernels do not support all Spark types (DBSP-21)."""
+"""Convert between Spark types and the Arrow types of kernels; some Spark types have none (DBSP-21)."""
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,17 +10,21 @@ import pyarrow as pa
 
 from tidemill.errors import TypeRefused
 from tidemill.schemas.type_table import why_not_native
-from tidemill.spark.schema import of_type
+from tidemill.spark.schema import of_arrow, of_type, to_spark
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
+
+
+LENGTH = re.compile(r"\b(var)?char\(\d+\)")
+"""A text type with a length, which is a string in queries."""
 
 
 @functools.cache
 def arrow_of(kind: str) -> pa.DataType:
     """Return the Arrow type of a Spark type by name; raise `TypeRefused` if kernels do not support it."""
     try:
-        inner = _type_of(kind)
+        inner = _type_of(LENGTH.sub("string", kind))
     except Exception as error:
         raise TypeRefused(
             f"no kernel supports the type {kind}", hint="no action is needed: Spark recomputes the view"
@@ -38,6 +43,15 @@ def _in_utc() -> "Callable[[DataType], pa.DataType]":
     if "timezone" in inspect.signature(to_arrow_type).parameters:
         return functools.partial(to_arrow_type, timezone="UTC")
     return to_arrow_type
+
+
+def spark_schema(schema: pa.Schema) -> "StructType":
+    """Return the Spark schema of columns of kernels: the inverse of `arrow_of`.
+
+    Every Spark type that kernels support has its own Arrow type, so the type of a column is not lost between
+    Spark and a kernel: a timestamp without a time zone is a TIMESTAMP_NTZ.
+    """
+    return to_spark(of_arrow(schema))
 
 
 def struct_of(names: Sequence[str], kinds: Sequence[str]) -> "StructType":

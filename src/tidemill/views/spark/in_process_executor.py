@@ -27,6 +27,7 @@ from tidemill.views.chain.chain import Edge
 from tidemill.views.chain.layer_task import TaskReport, select_columns
 from tidemill.views.chain.outputs import OutputSink
 from tidemill.views.spark import row_expressions, tasks
+from tidemill.views.spark.arrow_types import spark_schema
 from tidemill.views.spark.executor import ChainExecutor
 from tidemill.views.spark.memory import expect_large_steps, keep_memory, release_memory
 from tidemill.views.spark.row_sink import Write
@@ -158,7 +159,7 @@ class InProcessExecutor(ChainExecutor):
         growth = max(1.0, projection.width / sum(field.type.num_fields for field in list(table.schema)[4:]))
         calls = max(1, -int(-table.nbytes * growth // CALL_BYTES))
         for rows in split_rows(table, -(-table.num_rows // calls), CALL_BYTES):
-            frame = projection.apply(frame_of(self.spark, rows), WIRE.names)
+            frame = projection.apply(frame_of(self.spark, rows, spark_schema(rows.schema)), WIRE.names)
             yield from _collected(frame).to_batches()
 
 

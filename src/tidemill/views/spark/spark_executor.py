@@ -15,6 +15,7 @@ from tidemill.views.chain.chain import Edge
 from tidemill.views.chain.layer_task import TaskReport
 from tidemill.views.chain.outputs import OutputSink
 from tidemill.views.spark import row_expressions, tasks
+from tidemill.views.spark.arrow_types import spark_schema
 from tidemill.views.spark.executor import ChainExecutor
 from tidemill.views.spark.failures import task_error
 from tidemill.views.spark.lot_files import LotFilePart, LotReader
@@ -79,12 +80,11 @@ class SparkExecutor(ChainExecutor):
     def _layers(self, packets: "list[DataFrame]") -> "DataFrame":
         from pyspark.sql import DataFrame
         from pyspark.sql import functions as sf
-        from pyspark.sql.pandas.types import from_arrow_schema
 
         frame = reduce(DataFrame.unionAll, packets)
         for layer in range(1, self.plan.depth + 1):
             frame = frame.repartitionById(len(self.plan.ranges), sf.col("to"))
-            schema = from_arrow_schema(tasks.layer_schema(self.plan, layer))
+            schema = spark_schema(tasks.layer_schema(self.plan, layer))
             frame = _mapped(frame, tasks.layer_task(self.plan, self.paths, layer), schema)
             if self.plan.spark_edges(layer):
                 projection = row_expressions.after_layer(self.plan, layer, self.types_of)

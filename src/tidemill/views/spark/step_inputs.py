@@ -25,7 +25,7 @@ from tidemill.spark.operations import WEIGHT as STORED
 from tidemill.spark.queries import quoted
 from tidemill.spark.schema import parse, to_spark
 from tidemill.spark.storage import Storage
-from tidemill.views.spark.arrow_types import arrow_of
+from tidemill.views.spark.arrow_types import arrow_of, spark_schema
 from tidemill.views.spark.lot_files import INTERNAL_COLUMNS, LotFilePart, LotReader
 from tidemill.views.steps.inputs import LotSlice
 
@@ -94,9 +94,7 @@ class SpilledInput:
     objects: Sequence[StoredObject]
 
     def frame(self) -> "DataFrame":
-        from pyspark.sql.pandas.types import from_arrow_schema
-
-        return read_objects(self.spark, self.storage, from_arrow_schema(self.schema), self.objects)
+        return read_objects(self.spark, self.storage, spark_schema(self.schema), self.objects)
 
     def table(self, map_files: MapFiles = map) -> pa.Table | None:
         bodies = [self.storage.objects.get(item.uri)[0] for item in self.objects]
