@@ -14,7 +14,7 @@ import pytest
 from tests.unit.single_operator import Row, SingleOperator, add, table
 from tests.unit.test_views_types import TYPES, values_of
 from tidemill.errors import TypeRefused
-from tidemill.views.chain import native_operators
+from tidemill.views.chain import native_operators, source_operators
 from tidemill.views.chain.keyed_operators import GatherRows, ReplaceRows
 from tidemill.views.chain.native_operators import StatefulAggregate, StatefulJoin, StatefulSet
 from tidemill.views.chain.outputs import OutputSink
@@ -132,7 +132,12 @@ def _mean(values: list[Decimal]) -> Decimal | None:
 
 
 def admitted(rows: Bag) -> Counter[str]:
-    return Counter({repr(row): weight for row, weight in rows.items() if weight > 0})
+    total: Counter[str] = Counter()
+    for row, weight in rows.items():
+        total[repr(tuple(0.0 if value == 0.0 and isinstance(value, float) else value for value in row))] += (
+            weight
+        )
+    return Counter({row: weight for row, weight in total.items() if weight > 0})
 
 
 AGGS = (
@@ -334,11 +339,30 @@ def test_a_deletion_before_its_insertion_is_set_aside_until_the_insertion_arrive
     assert sum(operator.state()["aside"].values()) == 0
 
 
-def test_a_deletion_of_a_zero_of_the_other_sign_is_set_aside() -> None:
+@pytest.mark.rule("DBSP-21")
+def test_a_deletion_of_a_zero_of_the_other_sign_removes_the_row() -> None:
     operator = SingleOperator(ChangesSource((REAL,)), ((REAL,),))
-    operator.step({0: [((0.0,), 1)]}, first=True)
+    operator.step({0: [((0.0,), 1), ((NAN,), 1)]}, first=True)
+    assert operator.step({0: [((-0.0,), -1)]}) == Counter({repr((0.0,)): -1})
+    assert operator.reports[0].aside == {}
     assert operator.step({0: [((-0.0,), -1)]}) == Counter()
+    assert operator.reports[0].aside == {"0": 1}, "there is no such row any more"
+
+
+@pytest.mark.parametrize("key", [(), (1,)])
+def test_a_zero_that_an_older_release_stored_with_its_sign_is_deleted(
+    key: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    types = (REAL, INT, REAL)
+    operator = SingleOperator(ChangesSource(types, key), (types,))
+    with monkeypatch.context() as older:
+        older.setattr(source_operators, "canonical_keys", lambda rows, _: rows)
+        operator.step({0: [((-0.0, 1, -0.0), 1), ((0.0, 2, 5.0), 1)]}, first=True)
+    removed = operator.step({0: [((0.0, 2, 5.0), -1), ((0.0, 7, 5.0), -1)]})
+    assert removed == Counter({repr((0.0, 2, 5.0)): -1})
     assert operator.reports[0].aside == {"0": 1}
+    assert operator.step({0: [((0.0, 1, -0.0), -1)]}) == Counter({repr((-0.0, 1, -0.0)): -1})
+    assert operator.reports[0].aside == {}
 
 
 @pytest.mark.slow

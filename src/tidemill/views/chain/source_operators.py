@@ -20,7 +20,9 @@ from tidemill.views.chain.stateful_operator import (
     with_weight,
 )
 from tidemill.views.kernels import keyed_rows
+from tidemill.views.kernels.canonical_keys import canonical_keys
 from tidemill.views.kernels.keyed_rows import AdmissionKernel
+from tidemill.views.kernels.signed_zeros import with_stored_signs
 from tidemill.views.trace.consolidation import chunk, column, reduce_rows
 from tidemill.views.trace.hash_space import HashRange
 from tidemill.views.trace.layout import HASH, WEIGHT, Layout
@@ -33,6 +35,10 @@ ASIDE = "aside"
 @dataclass(frozen=True)
 class ChangesSource:
     """The source operator of a dataset that allows deletes. It lets no row get a negative count (DBSP-21).
+
+    A delete removes a row that is equal by the rules of Spark's GROUP BY. So floats are stored in the form in
+    which Spark groups them, and in which `df()` returns them: -0.0 as 0.0, and all NaNs as one NaN. If an
+    older release stored a row with -0.0, a delete removes this row (`signed_zeros`).
 
     Args:
         types: the column types of the dataset.
@@ -78,6 +84,7 @@ class ChangesSource:
         return self.types
 
     def pack(self, side: int, rows: pa.Table) -> dict[str, pa.Table]:
+        rows = canonical_keys(rows, [f"c{i}" for i in range(len(self.types))])
         if self.key:
             return {MAIN: reduce_rows(rows_by_key(rows, self._layout, self.key), self._layout)}
         packed = rows.append_column(HASH, hash_column(rows, self._layout.names))
@@ -85,6 +92,7 @@ class ChangesSource:
 
     def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> OperatorOutput:
         delta = concatenated(parts.get(MAIN, ()), self._layout)
+        delta = with_stored_signs(delta, self._layout, traces[MAIN])
         admitted = AdmissionKernel(self._layout).step(delta, traces[MAIN], traces[ASIDE])
         aside = int((column(admitted.quarantine, WEIGHT) < 0).sum())
         return OperatorOutput(
