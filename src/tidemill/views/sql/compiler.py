@@ -13,6 +13,7 @@ from tidemill.errors import NameAmbiguous, NameUnknown, QueryError, QueryRefused
 from tidemill.views.circuit.functions import UserFunction, ViewFunctions
 from tidemill.views.circuit.interpreter import column_types, interpret
 from tidemill.views.circuit.operators import InputTable, Opaque, SparkColumn, ViewOutput
+from tidemill.views.circuit.rounding import rounding_notes
 from tidemill.views.circuit.ties import break_ties, depends_on_ties
 from tidemill.views.sql.catalog import Analyse, NotDecomposed, QueryTable
 from tidemill.views.sql.context import QueryContext
@@ -155,6 +156,8 @@ def _finish(context: QueryContext, output: ViewOutput) -> CompiledQuery:
         names.add(name.lower())
     if isinstance(output.input, Opaque):
         context.note(f"recomputed as a whole: {output.input.reason}")
+    for note in rounding_notes(output):
+        context.note(note)
     return CompiledQuery(output, tuple(context.notes))
 
 
