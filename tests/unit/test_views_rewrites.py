@@ -65,6 +65,27 @@ def test_a_condition_that_may_raise_stays_after_the_filters_before_it() -> None:
     assert any(isinstance(op, Join) for op in walk(raising[0].input))
 
 
+@pytest.mark.rule("DBSP-20")
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT id FROM (SELECT id, CAST(day AS INT) AS n, amount FROM orders) WHERE n > 0 AND abs(amount) > 1",
+        "SELECT o.id FROM orders o JOIN customers c ON 100 DIV o.amount = c.id WHERE abs(o.amount) > 1",
+        "SELECT amount FROM (SELECT amount, sum(10 DIV amount) AS s FROM orders GROUP BY amount) WHERE abs(amount) > 1",
+        "SELECT id FROM (SELECT *, rank() OVER (PARTITION BY amount ORDER BY 10 DIV amount, 7 DIV amount) AS r, 9 DIV amount AS z FROM (SELECT *, 10 DIV amount AS q FROM orders)) WHERE abs(amount) > 1 AND q > 0",
+    ],
+)
+def test_a_condition_that_may_raise_moves_below_expressions_that_may_raise(query: str) -> None:
+    view = rewrite(output(query))
+    guards = [
+        op
+        for op in walk(view)
+        if isinstance(op, Filter) and any("abs" in condition.calls for condition in op.conditions)
+    ]
+    assert len(guards) == 1
+    assert isinstance(guards[0].input, InputTable)
+
+
 def test_a_condition_is_not_pushed_into_a_shared_operator() -> None:
     view = rewrite(
         output(
@@ -195,6 +216,50 @@ def test_only_listed_functions_are_total() -> None:
     assert is_total(call("coalesce", column(0), text("1")), ViewFunctions())
     assert not is_total(call("element_at", column(0), text("1")), ViewFunctions())
     assert not is_total(call("rand"), ViewFunctions())
+
+
+@pytest.mark.parametrize(
+    ("join", "condition", "expected"),
+    [
+        ("LEFT", "c.q > 1", "inner"),
+        ("RIGHT", "o.id IS NOT NULL", "inner"),
+        ("FULL", "o.id = 1", "left"),
+        ("FULL", "c.q <> 1", "right"),
+        ("FULL", "c.q <> 1 AND o.id = 1", "inner"),
+        ("LEFT", "c.q IS NULL", "left"),
+        ("LEFT", "c.q <=> 1", "left"),
+        ("LEFT", "coalesce(c.q, 2) > 1", "left"),
+        ("LEFT", "(c.q > 1 OR o.id > 1)", "left"),
+    ],
+)
+def test_an_outer_join_over_raising_expressions_becomes_inner_if_no_null_remains(
+    join: str, condition: str, expected: str
+) -> None:
+    customers = "(SELECT id, length(region) AS q, 10 DIV length(region) AS z FROM customers)"
+    view = rewrite(
+        output(f"SELECT o.id, c.z FROM orders o {join} JOIN {customers} c ON o.cust = c.id WHERE {condition}")
+    )
+    rebuilt = only(view, Join)
+    assert isinstance(rebuilt, Join)
+    assert rebuilt.join == expected
+
+
+@pytest.mark.parametrize(
+    ("condition", "types", "expected"),
+    [
+        ("{} = 1", "string", False),
+        ("{} = 1", "", False),
+        ("{} = 1", "bigint", True),
+        ("{} = '1'", "string", True),
+        ("{} = '1'", "bigint", True),
+        ("{} > DATE '2024-01-01'", "varchar(5)", False),
+        ("{} IS NULL", "", True),
+    ],
+)
+def test_a_text_that_is_compared_with_a_number_may_raise(condition: str, types: str, expected: bool) -> None:
+    before, _, after = condition.partition("{}")
+    expr = Expr((0, after) if not before else (before, 0, after))
+    assert is_total(expr, ViewFunctions(), lambda _: types) is expected
 
 
 def test_distinct_without_a_unique_key_stays() -> None:

@@ -10,21 +10,24 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tidemill.views.circuit.expr import Expr, binary, column
-from tidemill.views.circuit.functions import ViewFunctions
 from tidemill.views.circuit.operators import Filter, Join, JoinKey, Operator, Project
-from tidemill.views.circuit.total_expressions import equal_columns, is_total
+from tidemill.views.circuit.total_expressions import equal_columns
 
 
 class ConditionPusher(Protocol):
     """The pass that pushes conditions down: `tidemill.views.circuit.rewrites.PushDown`."""
 
-    functions: ViewFunctions
+    def is_total(self, expr: Expr, op: Operator) -> bool:
+        """Return whether an expression over the columns of an operator raises no error on any row."""
 
     def shared(self, op: Operator) -> bool:
         """Return whether several operators read this operator."""
 
+    def never_raises(self, op: Operator) -> bool:
+        """Return whether no expression of the operator or below it can raise an error."""
+
     def pushed(self, op: Operator, conditions: Sequence[Expr]) -> Operator:
-        """Apply conditions to an operator, as far down as possible."""
+        """Apply deterministic conditions to an operator, as far down as necessary."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +59,18 @@ def inner_joins(root: Join, conditions: Sequence[Expr], pusher: ConditionPusher)
     predicates += [_predicate(condition, 0) for condition in conditions]
     pushed_down: list[list[Expr]] = [[] for _ in leaves]
     remaining: list[tuple[JoinPredicate, frozenset[int]]] = []
+    raising = _with_raising_keys(leaves, predicates, root, pusher)
     for predicate in predicates:
         relations = _owners(leaves, predicate)
-        if len(relations) == 1 and is_total(predicate.expr, pusher.functions):
-            (number,) = relations
+        total = pusher.is_total(predicate.expr, root)
+        number = min(relations, default=0)
+        # A condition that may raise an error moves only if it may protect an expression from one.
+        protects = number in raising or not pusher.never_raises(leaves[number].operator)
+        if len(relations) == 1 and (total or protects):
             offset = leaves[number].offset
             pushed_down[number].append(_shifted(predicate.expr, -offset))
+        elif not total and predicate.sides is None:
+            not_total.append(predicate.expr)
         else:
             remaining.append((predicate, relations))
     inputs = [pusher.pushed(leaf.operator, pushed_down[number]) for number, leaf in enumerate(leaves)]
@@ -88,7 +97,7 @@ def _collect(
             operator = "<=>" if key.null_safe else "="
             predicates.append(JoinPredicate(binary(sides[0], operator, sides[1]), sides, key.null_safe))
         for expr in op.residual:
-            if is_total(expr, pusher.functions):
+            if pusher.is_total(expr, op):
                 predicates.append(_predicate(expr, offset))
             else:
                 not_total.append(_shifted(expr, offset))
@@ -115,11 +124,21 @@ def _predicate(condition: Expr, offset: int) -> JoinPredicate:
 
 
 def _all_total(op: Filter, pusher: ConditionPusher) -> bool:
-    return all(is_total(condition, pusher.functions) for condition in op.conditions)
+    return all(pusher.is_total(condition, op) for condition in op.conditions)
 
 
 def _owners(leaves: list[JoinRelation], predicate: JoinPredicate) -> frozenset[int]:
     return frozenset(p for p, leaf in enumerate(leaves) if any(leaf.has(i) for i in predicate.expr.columns))
+
+
+def _with_raising_keys(
+    leaves: list[JoinRelation], predicates: list[JoinPredicate], root: Join, pusher: ConditionPusher
+) -> frozenset[int]:
+    """Return the relations for which a key of a join may raise an error."""
+    sides = [
+        side for predicate in predicates for side in predicate.sides or () if not pusher.is_total(side, root)
+    ]
+    return frozenset(number for side in sides for number in _owners(leaves, JoinPredicate(side)))
 
 
 def _key(

@@ -5,20 +5,25 @@
     prune          remove columns that no operator reads (`pruning`)
     fuse           merge adjacent projections and adjacent filters
 
-Only total conditions are pushed down (`total_expressions`). Other conditions stay after the filters that
-precede them. Conditions are not pushed into an operator that several operators read, because those
-operators could then no longer share it.
+Total conditions, which raise no error (`total_expressions`), always move. Another condition moves only below
+expressions that may raise an error, because it may protect them: `SELECT * FROM (SELECT CAST(g AS INT) AS n,
+g FROM t) WHERE g RLIKE '^[0-9]+$'` casts only numbers. It moves only to where Spark's optimizer moves it too.
+Conditions that read the clock or are random do not move. Conditions are not pushed into an operator that
+several operators read, because those operators could then no longer share it, unless an expression in it may
+raise an error.
 
 Certification compares the rewritten circuit with the original query.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tidemill.views.circuit.circuit import map_operators, walk
+from tidemill.views.circuit.column_types import column_type
 from tidemill.views.circuit.expr import Expr
 from tidemill.views.circuit.functions import ViewFunctions
+from tidemill.views.circuit.ids import expressions_of
 from tidemill.views.circuit.join_order import inner_joins
 from tidemill.views.circuit.operators import (
     Aggregate,
@@ -26,6 +31,7 @@ from tidemill.views.circuit.operators import (
     Filter,
     Generate,
     Join,
+    JoinKind,
     Operator,
     Project,
     Scalar,
@@ -35,7 +41,7 @@ from tidemill.views.circuit.operators import (
 )
 from tidemill.views.circuit.pruning import prune
 from tidemill.views.circuit.row_properties import unique
-from tidemill.views.circuit.total_expressions import is_deterministic, is_total
+from tidemill.views.circuit.total_expressions import is_deterministic, is_total, rejects_null
 
 
 def push_down(root: ViewOutput, functions: ViewFunctions) -> ViewOutput:
@@ -53,6 +59,7 @@ class PushDown:
     functions: ViewFunctions
     readers: Counter[Operator]
     rebuilt_operators: dict[Operator, Operator] = field(default_factory=dict)
+    total_operators: dict[Operator, bool] = field(default_factory=dict)
 
     def rebuilt(self, op: Operator) -> Operator:
         """Return the operator with all conditions below it pushed down."""
@@ -61,11 +68,28 @@ class PushDown:
         return self.rebuilt_operators[op]
 
     def shared(self, op: Operator) -> bool:
-        return self.readers[op] > 1
+        """Return whether several operators read this operator, so that it must stay as it is."""
+        return self.readers[op] > 1 and self.never_raises(op)
 
     def pushed(self, op: Operator, conditions: Sequence[Expr]) -> Operator:
-        """Apply conditions to an operator, as far down as possible; they must all be total."""
-        return filtered(self.rebuilt(op), conditions) if self.shared(op) else self._into(op, conditions)
+        """Apply conditions to an operator, as far down as necessary; they must all be deterministic."""
+        if self.shared(op):
+            return filtered(self.rebuilt(op), conditions)
+        if not self.never_raises(op):
+            return self._into(op, conditions)
+        total, other = _split(conditions, lambda condition: self.is_total(condition, op))
+        return filtered(self._into(op, total), other)
+
+    def is_total(self, expr: Expr, op: Operator) -> bool:
+        """Return whether an expression over the columns of an operator raises no error on any row."""
+        return is_total(expr, self.functions, lambda place: column_type(op, place))
+
+    def never_raises(self, op: Operator) -> bool:
+        """Return whether no expression of the operator or below it can raise an error."""
+        if op not in self.total_operators:
+            here = all(self.is_total(expr, below) for below, expr in _evaluated(op))
+            self.total_operators[op] = here and all(map(self.never_raises, op.inputs))
+        return self.total_operators[op]
 
     def _into(self, op: Operator, conditions: Sequence[Expr]) -> Operator:
         if isinstance(op, Filter):
@@ -87,12 +111,14 @@ class PushDown:
         return filtered(op.with_inputs([self.rebuilt(child) for child in op.inputs]), conditions)
 
     def _filter(self, op: Filter, above: Sequence[Expr]) -> Operator:
-        # Conditions that are not total stay here. The total ones are evaluated first.
-        moving, staying = _split(op.conditions, lambda condition: is_total(condition, self.functions))
+        # Conditions that read the clock or are random stay here.
+        moving, staying = _split(op.conditions, lambda condition: is_deterministic(condition, self.functions))
         return filtered(self.pushed(op.input, [*moving, *above]), staying)
 
     def _join(self, op: Join, conditions: Sequence[Expr]) -> Operator:
         width = op.left.width
+        if not self.never_raises(op) and (kind := _without_nulls(op, conditions)) != op.join:
+            return self._into(replace(op, join=kind), conditions)
         to_left = op.join not in {"right", "full"}
         lefts, staying = _split(
             conditions, lambda condition: to_left and all(i < width for i in condition.columns)
@@ -123,10 +149,10 @@ class PushDown:
 
     def _passes(self, condition: Expr, expressions: Sequence[Expr]) -> bool:
         """Return whether the condition can be evaluated before these expressions are computed."""
-        if any(i >= len(expressions) for i in condition.columns):
+        if any(i >= len(expressions) or expressions[i].is_session_window for i in condition.columns):
             return False
         return all(
-            expressions[i].column is not None or is_total(expressions[i], self.functions)
+            expressions[i].column is not None or is_deterministic(expressions[i], self.functions)
             for i in condition.columns
         )
 
@@ -147,6 +173,42 @@ class PushDown:
             lambda condition: bool(condition.columns) and condition.columns <= partition_columns,
         )
         return filtered(replace(op, input=self.pushed(op.input, moving)), staying)
+
+
+def _without_nulls(op: Join, conditions: Sequence[Expr]) -> JoinKind:
+    """Return the kind of join that gives the same result if the conditions drop rows with added NULLs.
+
+    Spark's optimizer makes the same change, and can then push the conditions to both sides.
+    """
+    rejecting = [condition.columns for condition in conditions if rejects_null(condition)]
+    left = any(columns <= frozenset(range(op.left.width)) for columns in rejecting)
+    right = any(min(columns) >= op.left.width for columns in rejecting)
+    kinds: dict[tuple[str, bool, bool], JoinKind] = {
+        ("left", False, True): "inner",
+        ("left", True, True): "inner",
+        ("right", True, False): "inner",
+        ("right", True, True): "inner",
+        ("full", True, True): "inner",
+        ("full", True, False): "left",
+        ("full", False, True): "right",
+    }
+    return kinds.get((op.join, left, right), op.join)
+
+
+def _evaluated(op: Operator) -> Iterator[tuple[Operator, Expr]]:
+    """Yield the expressions that an operator evaluates on single rows, each with the operator it reads."""
+    if isinstance(op, Join):
+        for key in (*op.keys, *op.null_aware):
+            yield op.left, key.left
+            yield op.right, key.right
+        yield from ((op, expr) for expr in op.residual)
+        return
+    exprs: Iterable[Expr] = expressions_of(op)
+    if isinstance(op, Aggregate | Window):
+        keys = op.groups if isinstance(op, Aggregate) else op.partition
+        arguments = [argument for call in op.calls for argument in call.arguments if argument.columns]
+        exprs = (*keys, *arguments)
+    yield from ((op.inputs[0] if op.inputs else op, expr) for expr in exprs)
 
 
 def _split(conditions: Sequence[Expr], moves: Callable[[Expr], bool]) -> tuple[list[Expr], list[Expr]]:

@@ -1,13 +1,14 @@
 """Total expressions: expressions that can be evaluated on additional rows, because they never raise an error.
 
-A condition may move below a join only if it is *total*: it is deterministic, and it raises no error on any
-row. The check reads the text and is conservative. Comparisons, logic, NULL tests and a few functions are
-total. Arithmetic on columns, casts and element access are not total, because they raise errors in ANSI mode.
-All other functions count as not total. A condition that is not total stays in its operator, after the filters
-that precede it.
+A condition may move below a join without need only if it is *total*: it is deterministic, and it raises no
+error on any row. The check reads the text and is conservative. Comparisons, logic, NULL tests and a few
+functions are total. A comparison of a text with a number is not: Spark casts the text, which may raise an
+error. Arithmetic on columns, casts and element access are not total, because they raise errors in ANSI mode.
+All other functions count as not total.
 """
 
 import re
+from collections.abc import Callable
 from itertools import pairwise
 
 from tidemill.views.circuit.expr import Expr
@@ -23,8 +24,11 @@ WORDS = words("""
     and or not is null in between like ilike true false case when then else end any some all escape distinct
     """)
 LIMITS = frozenset({"=", "==", "<", ">", "<=", ">=", "<>", "!=", "<=>", "(", ")", ","})
+COMPARISONS = LIMITS - {"<=>", "(", ")", ","}
 ARITHMETIC = frozenset({"+", "-", "*", "/", "%", "|", "&", "^", "~", "||"})
 TYPED = words("date timestamp timestamp_ntz timestamp_ltz interval")
+TEXTS = ("string", "char", "varchar")
+TypeOf = Callable[[int], str]
 UNITS = words("""
     year month week day hour minute second years months weeks days hours minutes seconds to
     """)
@@ -35,11 +39,16 @@ def is_deterministic(expr: Expr, functions: ViewFunctions) -> bool:
     return not expr.reads_clock and not any(functions.is_random(name) for name in expr.calls)
 
 
-def is_total(expr: Expr, functions: ViewFunctions) -> bool:
-    """Return whether an expression is deterministic and raises no error on any row."""
+def is_total(expr: Expr, functions: ViewFunctions, type_of: TypeOf = lambda _: "int") -> bool:
+    """Return whether an expression is deterministic and raises no error on any row.
+
+    type_of: returns the type of a column by its position; "" if it is unknown. By default, no column is text.
+    """
     if not is_deterministic(expr, functions) or not all(functions.is_total(name) for name in expr.calls):
         return False
     tokens = TOKEN.findall(expr.sql(lambda _: COLUMN))
+    if _casts_texts(expr, tokens, type_of):
+        return False
     for index, token in enumerate(tokens):
         if token in ARITHMETIC and not _constant(tokens, index):
             return False
@@ -47,6 +56,17 @@ def is_total(expr: Expr, functions: ViewFunctions) -> bool:
             return False
     # A dot after a column selects a field, which is safe. Lambdas are not analysed.
     return ("-", ">") not in pairwise(tokens)
+
+
+def _casts_texts(expr: Expr, tokens: list[str], type_of: TypeOf) -> bool:
+    """Return whether an expression may combine texts with values of another type."""
+    if expr.calls <= {"length"} and expr.calls:
+        return False
+    kinds = [type_of(position) for position in expr.columns]
+    if not any(not kind or kind.startswith(TEXTS) for kind in kinds):
+        return False
+    literals = any(token[0].isdigit() or token.lower() in TYPED | {"true", "false"} for token in tokens)
+    return literals or any(kind and not kind.startswith(TEXTS) for kind in kinds)
 
 
 def _allowed(token: str, expr: Expr) -> bool:
@@ -77,6 +97,21 @@ def _constant(tokens: list[str], index: int) -> bool:
         return True
 
     return clear(-1) and clear(1)
+
+
+def rejects_null(expr: Expr) -> bool:
+    """Return whether a condition is certainly not true if all its columns are NULL.
+
+    Only comparisons of columns and literals, and IS NOT NULL, are recognized.
+    """
+    tokens = [token.lower() for token in TOKEN.findall(expr.sql(lambda _: COLUMN))]
+    while len(tokens) > 2 and tokens[0] == "(" and tokens[-1] == ")":
+        tokens = tokens[1:-1]
+    if tokens == [COLUMN, "is", "not", "null"]:
+        return True
+    if len(tokens) != 3 or tokens[1] not in COMPARISONS or COLUMN not in tokens:
+        return False
+    return all(token == COLUMN or token[0] in "'\"" or token[0].isdigit() for token in tokens[::2])
 
 
 def equal_columns(expr: Expr) -> tuple[int, int, bool] | None:

@@ -6,8 +6,9 @@ before the step, or is in it after the step (ADR 21).
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidemill.errors import UsageError, WeightOverflow
-from tidemill.views.kernels.key_matching import PickedRows, matching_pairs
+from tidemill.views.kernels.key_matching import PickedRows, matching_pairs, positions
 from tidemill.views.trace.consolidation import chunk, column, consolidate
 from tidemill.views.trace.layout import HASH, WEIGHT, Layout
 from tidemill.views.trace.order import I64, ascending
@@ -132,7 +133,7 @@ def _other_side(
 
     The rows of the other side are consolidated, so that inserted and deleted rows cancel out before they are
     joined. Each lookup is for so few keys that their rows fit into one table. If the rows of a single key do
-    not fit, they are joined without consolidation.
+    not fit, only those that a deletion equals are consolidated (`_frequent_key`).
 
     Args:
         side: the stored rows of the other side.
@@ -159,8 +160,8 @@ def _other_side(
         rows = changed.slice(key_starts[0], end - key_starts[0])
         added = _rows_with(change, keys)
         if len(stored) > 1:
-            yield from ((rows, part, part) for part in itertools.chain(stored, tables))
-            yield rows, nothing, added
+            lookup = partial(side.lookups, keys, columns)
+            yield from ((rows, before, after) for before, after in _frequent_key(lookup, added, narrow))
         elif stored:
             before = stored[0] if _are_distinct(column(stored[0], HASH)) else consolidate(stored[0], narrow)
             after = consolidate(pa.concat_tables([before, added]), narrow) if added.num_rows else before
@@ -168,6 +169,38 @@ def _other_side(
         elif added.num_rows:
             yield rows, nothing, added
         first, count = last, min(_KEYS, 2 * count)
+
+
+def _frequent_key(
+    lookup: Callable[[], Iterator[pa.Table]], added: pa.Table, layout: Layout
+) -> Iterator[tuple[pa.Table, pa.Table]]:
+    """Yield the rows of one key before and after the step, in several tables.
+
+    The rows of the key do not fit into one table. They are read twice: the first time to find the deletions,
+    which are few, because merges of runs remove them. Then the rows that equal a deletion are consolidated
+    with it; the other rows are joined as they are stored.
+
+    Args:
+        lookup: reads the stored rows of the key.
+        added: the change in the rows of the key.
+        layout: the layout of both.
+    """
+    parts = [_deletions(layout.conform(part)) for part in itertools.chain(lookup(), [added])]
+    deleted = consolidate(pa.concat_tables(parts), layout)
+    equal = [layout.empty()]
+    for table in lookup():
+        part = layout.conform(table)
+        matched = positions(deleted, part, layout.names, zeros="differ") >= 0
+        if matched.any():
+            equal.append(part.filter(pa.array(matched)))
+            part = part.filter(pa.array(~matched)).combine_chunks()
+        yield part, part
+    before = consolidate(pa.concat_tables(equal), layout)
+    yield before, consolidate(pa.concat_tables([before, added]), layout)
+
+
+def _deletions(rows: pa.Table) -> pa.Table:
+    return rows.filter(pa.array(column(rows, WEIGHT) < 0))
 
 
 def _rows_with(rows: pa.Table, targets: I64) -> pa.Table:
