@@ -118,6 +118,14 @@ TOTAL = words("""
     coalesce concat equal_null ifnull in isnotnull isnull length lower ltrim nullif nvl nvl2 rtrim trim upper
     """)
 
+# Scalar functions that return NULL if any argument is NULL.
+NULL_FOR_NULL = words("""
+    abs ceil ceiling contains date_add date_sub datediff day dayofmonth dayofweek dayofyear div endswith
+    floor hour instr length levenshtein lower ltrim minute mod month negative pmod positive quarter
+    regexp_like rlike round rtrim second sign signum sqrt startswith substr substring trim upper weekday
+    weekofyear year
+    """)
+
 KNOWN = (
     SCALARS
     | WINDOW_ONLY

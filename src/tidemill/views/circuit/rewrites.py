@@ -117,7 +117,7 @@ class PushDown:
 
     def _join(self, op: Join, conditions: Sequence[Expr]) -> Operator:
         width = op.left.width
-        if not self.never_raises(op) and (kind := _without_nulls(op, conditions)) != op.join:
+        if not self.never_raises(op) and (kind := self._without_nulls(op, conditions)) != op.join:
             return self._into(replace(op, join=kind), conditions)
         to_left = op.join not in {"right", "full"}
         lefts, staying = _split(
@@ -147,6 +147,25 @@ class PushDown:
         pushed = [condition.with_columns(lambda i: op.groups[i]) for condition in moving]
         return filtered(replace(op, input=self.pushed(op.input, pushed)), staying)
 
+    def _without_nulls(self, op: Join, conditions: Sequence[Expr]) -> JoinKind:
+        """Return the kind of join that gives the same result if the conditions drop rows with added NULLs.
+
+        Spark's optimizer makes the same change, and can then push the conditions to both sides.
+        """
+        rejecting = [condition.columns for condition in conditions if rejects_null(condition, self.functions)]
+        left = any(columns <= frozenset(range(op.left.width)) for columns in rejecting)
+        right = any(min(columns) >= op.left.width for columns in rejecting)
+        kinds: dict[tuple[str, bool, bool], JoinKind] = {
+            ("left", False, True): "inner",
+            ("left", True, True): "inner",
+            ("right", True, False): "inner",
+            ("right", True, True): "inner",
+            ("full", True, True): "inner",
+            ("full", True, False): "left",
+            ("full", False, True): "right",
+        }
+        return kinds.get((op.join, left, right), op.join)
+
     def _passes(self, condition: Expr, expressions: Sequence[Expr]) -> bool:
         """Return whether the condition can be evaluated before these expressions are computed."""
         if any(i >= len(expressions) or expressions[i].is_session_window for i in condition.columns):
@@ -173,26 +192,6 @@ class PushDown:
             lambda condition: bool(condition.columns) and condition.columns <= partition_columns,
         )
         return filtered(replace(op, input=self.pushed(op.input, moving)), staying)
-
-
-def _without_nulls(op: Join, conditions: Sequence[Expr]) -> JoinKind:
-    """Return the kind of join that gives the same result if the conditions drop rows with added NULLs.
-
-    Spark's optimizer makes the same change, and can then push the conditions to both sides.
-    """
-    rejecting = [condition.columns for condition in conditions if rejects_null(condition)]
-    left = any(columns <= frozenset(range(op.left.width)) for columns in rejecting)
-    right = any(min(columns) >= op.left.width for columns in rejecting)
-    kinds: dict[tuple[str, bool, bool], JoinKind] = {
-        ("left", False, True): "inner",
-        ("left", True, True): "inner",
-        ("right", True, False): "inner",
-        ("right", True, True): "inner",
-        ("full", True, True): "inner",
-        ("full", True, False): "left",
-        ("full", False, True): "right",
-    }
-    return kinds.get((op.join, left, right), op.join)
 
 
 def _evaluated(op: Operator) -> Iterator[tuple[Operator, Expr]]:

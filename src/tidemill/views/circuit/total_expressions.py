@@ -12,7 +12,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from tidemill.views.circuit.expr import Expr
-from tidemill.views.circuit.functions import ViewFunctions, words
+from tidemill.views.circuit.functions import NULL_FOR_NULL, ViewFunctions, words
 
 COLUMN = "\0"
 TOKEN = re.compile(
@@ -24,8 +24,9 @@ WORDS = words("""
     and or not is null in between like ilike true false case when then else end any some all escape distinct
     """)
 LIMITS = frozenset({"=", "==", "<", ">", "<=", ">=", "<>", "!=", "<=>", "(", ")", ","})
-COMPARISONS = LIMITS - {"<=>", "(", ")", ","}
 ARITHMETIC = frozenset({"+", "-", "*", "/", "%", "|", "&", "^", "~", "||"})
+NEGATED = words("in like ilike rlike regexp")
+NULL_OPERATORS = (LIMITS - {"<=>"}) | ARITHMETIC | NEGATED | words("and between div escape not")
 TYPED = words("date timestamp timestamp_ntz timestamp_ltz interval")
 TEXTS = ("string", "char", "varchar")
 TypeOf = Callable[[int], str]
@@ -99,19 +100,26 @@ def _constant(tokens: list[str], index: int) -> bool:
     return clear(-1) and clear(1)
 
 
-def rejects_null(expr: Expr) -> bool:
+def rejects_null(expr: Expr, functions: ViewFunctions) -> bool:
     """Return whether a condition is certainly not true if all its columns are NULL.
 
-    Only comparisons of columns and literals, and IS NOT NULL, are recognized.
+    The condition may consist of columns, literals, and operators and functions that return NULL for NULL. The
+    last operator may be IS NOT NULL. Other conditions are not recognized.
     """
-    tokens = [token.lower() for token in TOKEN.findall(expr.sql(lambda _: COLUMN))]
-    while len(tokens) > 2 and tokens[0] == "(" and tokens[-1] == ")":
-        tokens = tokens[1:-1]
-    if tokens == [COLUMN, "is", "not", "null"]:
-        return True
-    if len(tokens) != 3 or tokens[1] not in COMPARISONS or COLUMN not in tokens:
+    if not expr.columns or not expr.calls <= NULL_FOR_NULL - functions.declared.keys():
         return False
-    return all(token == COLUMN or token[0] in "'\"" or token[0].isdigit() for token in tokens[::2])
+    tokens = [token.lower() for token in TOKEN.findall(expr.sql(lambda _: COLUMN))]
+    if tokens[-3:] == ["is", "not", "null"]:
+        tokens = tokens[:-3]
+    for index, word in enumerate(tokens):
+        if word == "in" and (COLUMN not in tokens[:index] or COLUMN in tokens[index:]):
+            return False  # 1 IN (NULL, 1) is true
+        if word == "not" and tokens[index + 1] not in NEGATED:
+            return False
+        known = word == COLUMN or word[0] in "'\"" or word[0].isdigit() or word in expr.calls
+        if not known and word not in NULL_OPERATORS:
+            return False
+    return True
 
 
 def equal_columns(expr: Expr) -> tuple[int, int, bool] | None:
