@@ -1,10 +1,13 @@
 """Fuzzing of views (`make fuzz ARGS="views --seconds 60"`): generate queries and compare them with Spark.
 
-Each query is compared twice: its circuit, run by Spark, and, if it has a chain, its kernels, run step by step
-in Spark jobs together with those of the other queries of the batch. Every second batch tests Spark's types
-(`TypedGenerator`), the others test combinations of operators. A query that differs is first reduced, to fewer
-steps and rows and a shorter text, and then printed with its seed. The same seed generates the same query
-again: `--seed N --count 1` (and `--typed`).
+A batch tests combinations of operators, Spark's types (`TypedGenerator`), or time windows and guarded
+expressions (`EventGenerator`) in turn. Each query is compared three times: its circuit, run by Spark, and, if
+it has a chain, its kernels, run step by step in this process and in Spark jobs, together with those of the
+other queries of the batch. A query that differs is first reduced, to fewer steps and rows and a shorter text,
+and then printed with its seed. The same seed generates the same query again: `--family events --seed N
+--count 1`.
+
+Every fourth batch is a pipeline: several views in a group, which are edited between runs (`fuzz_pipelines`).
 """
 
 import argparse
@@ -13,12 +16,13 @@ import random
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.integration import views_oracle, views_typed
+from tests import fuzz_pipelines
+from tests.integration import views_events, views_oracle, views_typed
 from tests.integration.test_views_generated import case_of
 from tests.integration.views_generator import DDL, Generator
 from tests.integration.views_kernels import Kernels
@@ -37,6 +41,7 @@ from tidemill.views.circuit.rewrites import rewrite
 from tidemill.views.sql.catalog import QueryTable
 
 BATCH = 20
+ONLY_SPARK_RAISES = "plain Spark raises an error, the view does not"
 
 Compare = Callable[[Mapping[str, str], list[Step]], Verdict]
 """Compares queries, by name, after every step."""
@@ -49,6 +54,8 @@ class QueryFamily:
     ddl: Mapping[str, str]
     query: Callable[[int], str]
     steps: Callable[[int], list[Step]]
+    raises: bool = False
+    """Whether plain Spark may raise an error where a view has a result, because it evaluates more rows."""
 
 
 PLAIN = QueryFamily(
@@ -59,6 +66,13 @@ TYPED = QueryFamily(
     lambda seed: views_typed.TypedGenerator(seed).query(),
     views_typed.steps,
 )
+EVENTS = QueryFamily(
+    views_events.DDL,
+    lambda seed: views_events.EventGenerator(seed).query(),
+    views_events.steps,
+    raises=True,
+)
+FAMILIES = {"plain": PLAIN, "typed": TYPED, "events": EVENTS}
 
 
 @dataclass(frozen=True)
@@ -81,24 +95,33 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="how long to run")
     parser.add_argument("--seed", type=int, help="seed of the first query; default: random")
     parser.add_argument("--count", type=int, help="number of queries, instead of a time")
-    parser.add_argument("--typed", action="store_true", help="only queries about types")
+    parser.add_argument("--family", choices=[*FAMILIES, "pipelines"], help="only queries of this kind")
     arguments = parser.parse_args(given)
     first_seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(2**40)
     sys.stdout.write(f"seed {first_seed}\n")
     deadline = SYSTEM.monotonic() + arguments.seconds
+    families = [arguments.family] if arguments.family else [*FAMILIES, "pipelines"]
     spark = open_session(small_spark())
     compared = 0
-    with views_oracle.stage(spark, {}, {**PLAIN.ddl, **TYPED.ddl}) as tables:
-        for number, seeds in enumerate(_batches(first_seed, arguments.count)):
-            if arguments.count is None and SYSTEM.monotonic() >= deadline:
-                break
-            difference = search(spark, tables, seeds, TYPED if arguments.typed or number % 2 else PLAIN)
-            if difference is not None:
-                sys.stdout.write(f"{difference}\n")
-                return 1
-            compared += len(seeds)
+    for number, seeds in enumerate(_batches(first_seed, arguments.count)):
+        if arguments.count is None and SYSTEM.monotonic() >= deadline:
+            break
+        family = families[number % len(families)]
+        with expecting_errors():
+            difference = _search_family(spark, family, seeds)
+        if difference is not None:
+            sys.stdout.write(f"family {family}, {difference}\n")
+            return 1
+        compared += len(seeds)
     sys.stdout.write(f"{compared} queries, all equal to plain Spark\n")
     return 0
+
+
+def _search_family(spark: Any, family: str, seeds: range) -> object | None:
+    if family == "pipelines":
+        return fuzz_pipelines.search(spark, seeds[0])
+    with views_oracle.stage(spark, {}, FAMILIES[family].ddl) as tables:
+        return search(spark, tables, seeds, FAMILIES[family])
 
 
 def _batches(first_seed: int, count: int | None) -> Iterator[range]:
@@ -114,18 +137,14 @@ def search(
     tables: Mapping[str, QueryTable],
     seeds: range,
     family: QueryFamily = PLAIN,
-    *,
-    job: bool = True,
 ) -> FoundDifference | None:
-    """Return the first of these queries that differs, reduced; None if all are equal to plain Spark.
-
-    - job: whether kernels run in Spark jobs instead of this process.
-    """
+    """Return the first of these queries that differs, reduced; None if all are equal to plain Spark."""
     queries = {f"seed {seed}": (seed, family.query(seed)) for seed in seeds}
     steps = family.steps(seeds.start)
     texts = {name: sql for name, (_, sql) in queries.items()}
-    comparison = Comparison(spark, tables, family.ddl)
-    for compare in (comparison.circuits, partial(comparison.kernels, job=job)):
+    comparison = Comparison(spark, tables, family)
+    places = [partial(comparison.kernels, job=job) for job in (False, True)]
+    for compare in (comparison.circuits, *places):
         verdict = compare(texts, steps)
         if not verdict:
             seed, sql = queries[verdict.mismatches[0].case.name]
@@ -140,12 +159,12 @@ class Comparison:
 
     spark: Any
     tables: Mapping[str, QueryTable]
-    ddl: Mapping[str, str]
+    family: QueryFamily
 
     def circuits(self, texts: Mapping[str, str], steps: list[Step]) -> Verdict:
         """Compare the circuits of queries, run by Spark, with the queries."""
         cases = [one_result(case_of(self.spark, self.tables, name, sql)) for name, sql in texts.items()]
-        return Judge(self.spark, self.ddl).run(cases, steps)
+        return self._judged(cases, steps)
 
     def kernels(self, texts: Mapping[str, str], steps: list[Step], *, job: bool) -> Verdict:
         """Compare the kernels of the queries that have a chain with plain Spark."""
@@ -154,7 +173,7 @@ class Comparison:
         with tempfile.TemporaryDirectory(prefix="tidemill-fuzz-") as folder:
             cases = self._kernel_cases(texts, Path(folder), job=job)
             try:
-                return Judge(self.spark, self.ddl).run(cases, steps) if cases else Verdict()
+                return self._judged(cases, steps) if cases else Verdict()
             except (TidemillError, PySparkException) as error:
                 # A query that raises an error fails the step of all queries. Run each alone to find it. It is
                 # a difference if plain Spark has a result.
@@ -165,12 +184,19 @@ class Comparison:
                     return Verdict()
                 return Verdict([Mismatch(cases[0], -1, f"its kernels raise: {error}")])
 
+    def _judged(self, cases: list[Case], steps: list[Step]) -> Verdict:
+        verdict = Judge(self.spark, self.family.ddl).run(cases, steps)
+        if self.family.raises:
+            differences = [each for each in verdict.mismatches if not each.why.startswith(ONLY_SPARK_RAISES)]
+            verdict = replace(verdict, mismatches=differences)
+        return verdict
+
     def _kernel_cases(self, texts: Mapping[str, str], folder: Path, *, job: bool) -> list[Case]:
         written = {n: views_oracle.compiled(self.spark, self.tables, sql).output for n, sql in texts.items()}
         outputs = {name: rewrite(output) for name, output in written.items()}
         # Half of the tables are datasets of changes, which are validated; the others contain rows.
-        kinds = dict.fromkeys(sorted(self.ddl)[::2], "changes")
-        kernels = Kernels(self.spark, folder, self.ddl, outputs, kinds=kinds, count=3, job=job)
+        kinds = dict.fromkeys(sorted(self.family.ddl)[::2], "changes")
+        kernels = Kernels(self.spark, folder, self.family.ddl, outputs, kinds=kinds, count=3, job=job)
         return [
             one_result(
                 Case(

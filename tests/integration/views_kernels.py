@@ -71,7 +71,7 @@ class Kernels:
         self.spark = spark
         self.objects = LocalObjects(folder, SYSTEM, random.Random(1))
         self.columns = {name: schema.parse(text) for name, text in tables.items()}
-        frames = {name: spark.createDataFrame([], str(text)) for name, text in self.columns.items()}
+        frames = {name: schema.empty_frame(spark, str(text)) for name, text in self.columns.items()}
         table_kinds = dict.fromkeys(tables, "rows") | dict(kinds or {})
         self.group: GroupChain = group_chain(spark, outputs, frames, table_kinds, "kernels")
         self.count = count

@@ -10,7 +10,7 @@ from functools import reduce
 from typing import Any
 
 from tidemill.errors import QueryError, QueryRefused
-from tidemill.spark import queries
+from tidemill.spark import queries, schema
 from tidemill.testing import Step
 from tidemill.views.circuit.interpreter import interpret
 from tidemill.views.circuit.operators import SparkColumn
@@ -75,7 +75,7 @@ class Difference:
 
 
 def columns_of(spark: Any, ddl: str) -> tuple[SparkColumn, ...]:
-    empty = spark.createDataFrame([], ddl)
+    empty = schema.empty_frame(spark, ddl)
     return tuple(SparkColumn(field.name, field.dataType.simpleString()) for field in empty.schema.fields)
 
 
