@@ -37,7 +37,14 @@ class TableFacts:
     def fit(self, steps: Sequence[Step], table: str) -> list[Step]:
         """Return generated steps of one table, without changes that such a table cannot have."""
         if self.kind is Kind.CHANGES:
-            return list(steps)
+            return [
+                replace(
+                    step,
+                    inserts={table: _with_stored_zeros(step.inserts.get(table, ()))},
+                    deletes={table: _with_stored_zeros(step.deletes.get(table, ()))},
+                )
+                for step in steps
+            ]
         rows: list[Row] = []
         fitting = []
         for step in steps:
@@ -84,6 +91,21 @@ def facts_of(outputs: Iterable[ViewOutput]) -> dict[str, TableFacts]:
         for operator in walk(output)
         if isinstance(operator, InputTable)
     }
+
+
+def _with_stored_zeros(rows: Sequence[Row]) -> list[Row]:
+    """Return rows with 0.0 instead of -0.0, as a dataset with deletes stores them."""
+    return [{name: _stored(value) for name, value in row.items()} for row in rows]
+
+
+def _stored(value: Any) -> Any:
+    if isinstance(value, float):
+        return 0.0 if value == 0 else value
+    if isinstance(value, list | tuple):
+        return type(value)(map(_stored, value))
+    if isinstance(value, dict):
+        return {key: _stored(item) for key, item in value.items()}
+    return value
 
 
 def _contained(deletes: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
