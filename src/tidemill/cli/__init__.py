@@ -44,6 +44,8 @@ COMMANDS = {
     "clock": "tidemill.cli.clock:clock_command",
     "nodes": "tidemill.cli.nodes:nodes_command",
     "futures": "tidemill.cli.futures:futures_command",
+    "events": "tidemill.cli.events:events_command",
+    "alerts": "tidemill.cli.alerts:alerts_command",
     "triggers": "tidemill.cli.triggers:triggers_command",
     "worker": "tidemill.cli.worker:worker",
     "key": "tidemill.cli.key:key_command",

@@ -49,6 +49,11 @@ from tidemill.ui.server import PageOptions, require_packages
     help="Grace period: seconds that running parts may take to finish after SIGTERM.",
 )
 @ttl_option("runner")
+@click.option(
+    "--log-json",
+    is_flag=True,
+    help="Print events as JSON lines on standard error, for log collectors.",
+)
 @click.option("--ui", is_flag=True, help="Serve the page of the cluster while the pipeline runs.")
 @page_options("ui-")
 @click.option("-q", "--quiet", is_flag=True, help="Print only warnings and errors.")
@@ -64,6 +69,7 @@ def run_command(
     ttl_s: float,
     ui: bool,
     quiet: bool,
+    log_json: bool,
     **page: Any,
 ) -> int:
     """Run the pipeline: its sources, arcs and views process new data.
@@ -84,6 +90,7 @@ def run_command(
         grace_s=grace_s,
         ttl_s=ttl_s,
         quiet=quiet,
+        log_json=log_json,
         page=PageOptions(**page) if ui else None,
     )
 
@@ -99,6 +106,7 @@ def run_pipeline(
     grace_s: float = 30.0,
     ttl_s: float = TTL_S,
     quiet: bool = False,
+    log_json: bool = False,
     page: PageOptions | None = None,
 ) -> int:
     """Run a pipeline in a child process, supervised by this process; return the exit code."""
@@ -113,6 +121,7 @@ def run_pipeline(
         threads=threads,
         json=output.json,
         quiet=quiet,
+        log_json=log_json,
     )
     options = RunnerOptions(
         names=frozenset({resource_of(info.name)}),

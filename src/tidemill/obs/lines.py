@@ -40,6 +40,7 @@ from tidemill.views.steps.events import (
     FilesCollected,
     StepAbandoned,
     StepCommitted,
+    StepTimed,
     ViewSetAside,
     ViewsResumed,
 )
@@ -226,6 +227,13 @@ def _(event: StepCommitted) -> Line | None:
         return None
     text = f"step {event.step}: {counted(event.rows, 'change')} in {', '.join(event.views)}"
     return Line(f"views {event.group}", text, Severity.GOOD)
+
+
+@line_of.register
+def _(event: StepTimed) -> Line:
+    load = f", {event.load_s:.2f} s to build state" if event.load_s else ""
+    times = f"planned in {event.plan_s:.2f} s, ran in {event.job_s:.2f} s ({event.place}){load}"
+    return Line(f"views {event.group}", f"step {event.step}: {times}", Severity.DETAIL)
 
 
 @line_of.register

@@ -64,6 +64,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     - target, folder: which pipeline to load; see `pipeline_file.load`.
     - starts: start runs; if False, only process parts of runs that other runners started.
+    - log_json: print events as JSON lines on standard error, and nothing else but the report.
     - spark: a master or a Spark Connect address to use instead of the one that the pipeline declares.
     """
 
@@ -75,6 +76,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 4
     json: bool = False
     quiet: bool = False
+    log_json: bool = False
 
 
 def read_info(target: str, folder: Path) -> PipelineInfo:
@@ -115,6 +117,7 @@ def _import(target: str, folder: Path) -> LoadResult:
 
 def main(context: ChildContext) -> int:
     """Run the pipeline in the child process of a runner; return the exit code."""
+    from tidemill.obs.json_log import JsonLog
     from tidemill.pipeline.run import run_as_node
     from tidemill.pipeline.run_reporter import RunReporter
 
@@ -131,7 +134,7 @@ def main(context: ChildContext) -> int:
             context.presence,
             watch=request.watch,
             starts=request.starts,
-            emit=reporter,
+            emit=JsonLog(sys.stderr, pipeline=pipeline.name) if request.log_json else reporter,
             stop=context.draining,
             left_s=context.left_s,
             threads=request.threads,

@@ -23,11 +23,14 @@ from tidemill.futures.home import CLUSTER, ClusterAddress
 from tidemill.lots import checks as expectations
 from tidemill.lots.checks import quarantine_of
 from tidemill.lots.keys import DatasetId
+from tidemill.obs.event_log import KEEP_S
+from tidemill.obs.hooks import Hooks, hooks_of
 from tidemill.obs.lines import counted
 from tidemill.paths import expanded
 from tidemill.pipeline import graph
 from tidemill.pipeline.context import PipelineContext
 from tidemill.pipeline.declarations import ArcDecl
+from tidemill.pipeline.pace import Duration, seconds
 from tidemill.pipeline.registry import Readable, Registry
 from tidemill.pipeline.source_line import SourceLine
 from tidemill.pipeline.tables import Dataset, RetiredDataset, RetiredView, Table, View
@@ -70,6 +73,11 @@ class Pipeline(Registry):
         key_file: the file with the cluster key; a home has its own key file.
         spark: a session, a master (`local[4]`, `spark://…`), a Spark Connect address (`sc://…`), or
             `SparkSettings`; `local[*]` by default.
+        on_failure: hooks that get an alert when an arc, a source or a step fails: `tm.webhook(…)`,
+            `tm.command([…])`.
+        on_stale: hooks that get an alert when a table is older than its `fresh_within`, and when it is not
+            any more.
+        keep_events: how long the event log keeps events.
     """
 
     def __init__(
@@ -82,6 +90,9 @@ class Pipeline(Registry):
         cluster: str = CLUSTER,
         key_file: str | os.PathLike[str] | None = None,
         spark: "SparkSession | SparkSettings | str | None" = None,
+        on_failure: Hooks = (),
+        on_stale: Hooks = (),
+        keep_events: Duration = "P14D",
         clock: Clock = SYSTEM,
         chance: random.Random | None = None,
     ) -> None:
@@ -94,6 +105,11 @@ class Pipeline(Registry):
             home=home, store=store, objects=objects, cluster=cluster, key_file=key_file
         )
         self._spark = spark
+        self.hooks = {
+            "on_failure": hooks_of("on_failure", on_failure),
+            "on_stale": hooks_of("on_stale", on_stale),
+        }
+        self.keep_events_s = seconds("keep_events", keep_events) or KEEP_S
         self._clock = clock
         self._chance = chance if chance is not None else random.Random()
         self._context: PipelineContext | None = None
@@ -221,6 +237,24 @@ class Pipeline(Registry):
         from tidemill.pipeline.retention import vacuum
 
         return vacuum(self, dry_run=dry_run)
+
+    def events(self, *, limit: int = 10_000) -> "DataFrame":
+        """Return the event log of the cluster as a table, the newest events first.
+
+        The columns are `at`, `severity`, `kind`, `about`, `text`, `lot`, `pipeline`, `node` and `details`
+        (JSON). Runners write the log about once a second, and keep events as long as `keep_events` says.
+
+        >>> import tidemill as tm
+        >>> shop = tm.Pipeline("shop", home="shop-home", spark=spark)
+        >>> shop.events().where("severity = 'error'").count()
+        0
+
+        Args:
+            limit: how many events to read.
+        """
+        from tidemill.pipeline.observing import events_of
+
+        return events_of(self, limit)
 
     def gaps(self, *tables: str, first: "Bound" = None, last: "Bound" = None) -> "GapReport":
         """Return the lots that are expected but not published, in these tables or in all tables.

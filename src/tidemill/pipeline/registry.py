@@ -73,6 +73,8 @@ class Registry(ABC):
         self.templates: dict[str, ArcDecl] = {}
         self.views: dict[str, ViewDecl] = {}
         self.functions: dict[str, FunctionDecl] = {}
+        self.fresh_within: dict[str, float] = {}
+        """How many seconds ago the newest lot of a table may have been published."""
 
     @abstractmethod
     def _dataset(self, name: str) -> Dataset:
@@ -96,6 +98,7 @@ class Registry(ABC):
         drift: Drifts = "freeze",
         keep: Duration = None,
         keep_rows: bool = False,
+        fresh_within: Duration = None,
     ) -> Dataset:
         """Declare a table that users append to, or that a source writes.
 
@@ -121,6 +124,8 @@ class Registry(ABC):
             keep_rows: with `keep`, whether the table keeps the rows of older lots. Tidemill merges these lots
                 into one base lot, from which new views start. A table with a key or with deletes always does
                 this, and keeps only the last row of each key.
+            fresh_within: how long ago the newest lot may have been published, like `"PT1H"`. When it is
+                older, the hooks in `on_stale=` of the pipeline get an alert.
         """
         keys = (key,) if isinstance(key, str) else tuple(key or ())
         order = (order_by,) if isinstance(order_by, str) else tuple(order_by or ())
@@ -140,6 +145,7 @@ class Registry(ABC):
             )
             expected = expectations.validate(checks)
             keep_s = seconds("keep", keep)
+            fresh_s = seconds("fresh_within", fresh_within)
             _check_keep_rows(name, keep_s, keep_rows=keep_rows)
         decl = DatasetDecl(
             dataset=declared,
@@ -151,6 +157,7 @@ class Registry(ABC):
         )
         self._new_table(name, line)
         self.datasets[name] = decl
+        self._limit_age(name, fresh_s)
         return self._dataset(name)
 
     def source(self, dataset: Dataset | str, source: Source, *, checks: Sequence[Check] = ()) -> None:
@@ -212,6 +219,7 @@ class Registry(ABC):
         drift: Literal["freeze", "evolve"] = "freeze",
         keep: Duration = None,
         keep_rows: bool = False,
+        fresh_within: Duration = None,
     ) -> Callable[[F], F]:
         """Declare a function that reads and writes lots. It gets a Spark DataFrame with one part of a lot.
 
@@ -247,6 +255,7 @@ class Registry(ABC):
             keep: how long the lots that the arc writes are kept, like `"P30D"`; by default for ever. See
                 `dataset`.
             keep_rows: with `keep`, whether the tables keep the rows of older lots; see `dataset`.
+            fresh_within: how long ago the newest lot of each table may have been published; see `dataset`.
         """
         line = caller_line()
         tables = (reads,) if isinstance(reads, Table | str) else tuple(reads)
@@ -263,6 +272,7 @@ class Registry(ABC):
             _check_keep_rows(sinks[0].name if sinks else "the arc", keep, keep_rows=keep_rows)
             _check_pace(pace)
             waits = grace_of(grace, after_grace, len(tables))
+            fresh_s = seconds("fresh_within", fresh_within)
         if not sinks or not tables:
             raise DeclarationError(
                 f"{line}: the arc has no input or no output",
@@ -301,6 +311,9 @@ class Registry(ABC):
                 line=line,
             )
             self._declare_arc(decl)
+            if arc_name in self.arcs:
+                for sink in sinks:
+                    self._limit_age(sink.name, fresh_s)
             return function
 
         return declare
@@ -329,6 +342,7 @@ class Registry(ABC):
         group: str = GROUP,
         pace: Pace = FASTEST,
         keep: Duration = None,
+        fresh_within: Duration = None,
     ) -> View:
         """Declare a view: a table with the result of a query, which Tidemill keeps up to date.
 
@@ -350,8 +364,12 @@ class Registry(ABC):
             keep: how long the changes of the view are kept, like `"P30D"`; by default for ever. The view
                 itself does not change. A group keeps changes for the longest time that its views declare, and
                 at least those of its last 100 steps.
+            fresh_within: how long ago the newest step of the view's group may have been committed; see
+                `dataset`.
         """
         line = caller_line()
+        with errors_at(line):
+            fresh_s = seconds("fresh_within", fresh_within)
         tables = (reads,) if isinstance(reads, Table | str) else tuple(reads)
         keys = (keyed_by,) if isinstance(keyed_by, str) else tuple(keyed_by)
         kinds = [linear, bool(keys), full]
@@ -379,7 +397,9 @@ class Registry(ABC):
             pace=pace,
             line=line,
         )
-        return self._declare_view(decl, keep)
+        view = self._declare_view(decl, keep)
+        self._limit_age(name, fresh_s)
+        return view
 
     def views_in(self, folder: str | os.PathLike[str] = "views") -> list[View]:
         """Declare a view for every SQL file in a folder: `views/revenue.sql` declares the view `revenue`.
@@ -445,6 +465,10 @@ class Registry(ABC):
         self.functions[lower] = FunctionDecl(
             name=lower, function=function, returns=returns, deterministic=deterministic, line=line
         )
+
+    def _limit_age(self, table: str, limit_s: float | None) -> None:
+        if limit_s is not None:
+            self.fresh_within[table] = limit_s
 
     def _new_table(self, name: str, line: SourceLine) -> None:
         for kind, other in self.declared_at(name):

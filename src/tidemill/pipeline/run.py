@@ -15,7 +15,7 @@ from tidemill.cluster.membership import ClusterContext
 from tidemill.crash import Crashed
 from tidemill.errors import SparkDied
 from tidemill.events import Emit, ignore
-from tidemill.pipeline import reader, retention
+from tidemill.pipeline import observing, reader, retention
 from tidemill.pipeline.run_events import RunPlanned, SparkStarting
 from tidemill.pipeline.run_report import Report, report_of
 from tidemill.runner.part_futures import resource_of
@@ -84,17 +84,18 @@ def run_as_node(
     """
     context = pipeline.context
     started_at = context.clock.monotonic()
-    if context.settings is not None and not context.spark_is_open:
-        emit(SparkStarting(pipeline=pipeline.name, where=context.settings.where))
-    plan = pipeline.plan()
-    plan.apply(presence.node.id, emit)
-    emit(_planned(plan.program, watch=watch))
-    retention.apply(pipeline)
-    with context.spark() as spark:
-        pin(spark)  # planning called functions of the user, which may have changed settings
-        scope = context.scope_of(presence.node, emit, presence.timing)
-        runner = Runner(scope, context.place.key, presence, plan.program, spark, threads=threads)
-        totals = runner.run(watch=watch, starts=starts, stop=stop, left_s=left_s)
+    with observing.observed(pipeline, presence.node.id, emit, presence.timing) as emit_all:
+        if context.settings is not None and not context.spark_is_open:
+            emit_all(SparkStarting(pipeline=pipeline.name, where=context.settings.where))
+        plan = pipeline.plan()
+        plan.apply(presence.node.id, emit_all)
+        emit_all(_planned(plan.program, watch=watch))
+        retention.apply(pipeline)
+        with context.spark() as spark:
+            pin(spark)  # planning called functions of the user, which may have changed settings
+            scope = context.scope_of(presence.node, emit_all, presence.timing)
+            runner = Runner(scope, context.place.key, presence, plan.program, spark, threads=threads)
+            totals = runner.run(watch=watch, starts=starts, stop=stop, left_s=left_s)
     for name, row in reader.failed(pipeline).items():
         totals.failures.setdefault(f"view:{pipeline.name}/{name}", []).append(row.text)
     return report_of(pipeline.name, totals, context.clock.monotonic() - started_at)

@@ -90,6 +90,31 @@ class PageClient:
         """Return a page of the subscriptions of arcs and view groups."""
         return self._get("triggers", answers.TriggerPage, name=name, after=after, limit=limit)
 
+    def events(
+        self,
+        severity: str = "",
+        about: str = "",
+        kind: str = "",
+        lot: str = "",
+        pipeline: str = "",
+        text: str = "",
+        before: str = "",
+        limit: int = 100,
+    ) -> answers.EventPage:
+        """Return a page of the event log, newest first."""
+        return self._get(
+            "events",
+            answers.EventPage,
+            severity=severity,
+            about=about,
+            kind=kind,
+            lot=lot,
+            pipeline=pipeline,
+            text=text,
+            before=before,
+            limit=limit,
+        )
+
     def futures(
         self, state: str = "", name: str = "", before: str = "", limit: int = 100
     ) -> answers.FutureList:

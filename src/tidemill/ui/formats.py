@@ -30,20 +30,25 @@ def duration(seconds: float) -> str:
     """Write a duration in its largest unit.
 
     >>> duration(95), duration(0.042), duration(7200)
-    ('1.6 min', '42 ms', '2.0 h')
+    ('1.6 min', '42 ms', '2 h')
     """
     value = abs(seconds)
     for least, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
         if value >= least:
-            return f"{value / least:.1f} {unit}"
-    return f"{value:.1f} s" if value >= 1 else f"{value * 1000:.0f} ms"
+            return f"{_short(value / least)} {unit}"
+    return f"{_short(value)} s" if value >= 1 else f"{value * 1000:.0f} ms"
+
+
+def _short(value: float) -> str:
+    """Write a number with at most one decimal place."""
+    return f"{value:.1f}".removesuffix(".0")
 
 
 def ago(at: float, now: float) -> str:
     """Write how long ago a time was.
 
     >>> ago(0, 100), ago(40, 100), ago(100, 100)
-    ('never', '1.0 min ago', 'just now')
+    ('never', '1 min ago', 'just now')
     """
     if not at:
         return "never"

@@ -18,7 +18,7 @@ from tidemill.arcs.inventory import Inventory
 from tidemill.arcs.states import ArcState
 from tidemill.cluster import node_list
 from tidemill.lots.keys import DatasetId
-from tidemill.ui.model import grid
+from tidemill.ui.model import grid, overview
 from tidemill.ui.model.answers import TableLine
 from tidemill.ui.model.catalog import Declarations, ViewEntry
 from tidemill.ui.model.overview import all_triggers
@@ -54,6 +54,7 @@ class PageMetrics(Collector):
         build.add_metric([__version__], 1)
         yield build
         yield from self._lots(catalog)
+        yield from self._ages(catalog)
         yield from self._views(catalog)
         yield from self._cluster()
 
@@ -99,6 +100,23 @@ class PageMetrics(Collector):
                 published.add_metric([entry.pipeline, entry.name], line.published_at)
         yield from (lots, rows, size, published)
 
+    def _ages(self, catalog: Declarations) -> Iterator[Metric]:
+        limits = GaugeMetricFamily(
+            "tidemill_fresh_within_seconds",
+            "How long ago the newest lot or step of a table may have been published.",
+            labels=["pipeline", "table"],
+        )
+        ages = GaugeMetricFamily(
+            "tidemill_age_seconds",
+            "How long ago the newest lot or step was published, or the limit declared.",
+            labels=["pipeline", "table"],
+        )
+        for pipeline in catalog.pipelines:
+            for age in overview.ages(self._reader, pipeline):
+                limits.add_metric([pipeline, age.table], age.within_s)
+                ages.add_metric([pipeline, age.table], age.age_s)
+        yield from (limits, ages)
+
     # --- steps of views
 
     def _views(self, catalog: Declarations) -> Iterator[Metric]:
@@ -113,13 +131,17 @@ class PageMetrics(Collector):
             "From the record of a step to its commit.",
             labels=["pipeline", "group"],
         )
+        state = GaugeMetricFamily(
+            "tidemill_state_bytes", "Bytes of the traces of a view group.", labels=["pipeline", "group"]
+        )
         for pipeline, group in catalog.groups:
             counts = self._count(pipeline, group.spec.name)
+            state.add_metric([pipeline, group.spec.name], counts.state_size)
             steps.add_metric([pipeline, group.spec.name], counts.steps)
             durations.add_metric([pipeline, group.spec.name], counts.buckets(), counts.seconds)
             for view, number in sorted(counts.rows.items()):
                 rows.add_metric([pipeline, view], number)
-        yield from (steps, rows, durations)
+        yield from (steps, rows, durations, state)
 
     def _count(self, pipeline: str, group: str) -> "GroupCounts":
         """Return the counts of a group, after adding the steps since the last call."""
@@ -179,6 +201,7 @@ class GroupCounts:
         self.steps = 0
         self.seconds = 0.0
         self.rows: dict[str, int] = {}
+        self.state_size = 0
         self._buckets = [0] * (len(BUCKETS) + 1)
 
     def add(self, row: StepRow, began_us: int) -> None:
@@ -187,6 +210,7 @@ class GroupCounts:
         if not row.attempt:
             return
         self.steps += 1
+        self.state_size = row.state_bytes or self.state_size
         for output in row.outputs:
             self.rows[output.view] = self.rows.get(output.view, 0) + output.rows
         if began_us:

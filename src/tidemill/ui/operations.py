@@ -5,11 +5,13 @@ The API, its OpenAPI document and the Python client all come from this table.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from tidemill.ui.model import answers, cluster, futures, graph, grid, overview, run, table, views
+from tidemill.obs.event_log import EventFilter
+from tidemill.obs.lines import Severity
+from tidemill.ui.model import answers, cluster, futures, graph, grid, log, overview, run, table, views
 from tidemill.ui.model.catalog import ViewEntry
 from tidemill.ui.model.reader import StoreReader
 
@@ -86,6 +88,35 @@ class TriggersParameters(msgspec.Struct, frozen=True, kw_only=True):
     name: Name = ""
     after: Cursor = ""
     limit: Limit = 100
+
+
+class EventsParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """Which page of events.
+
+    - severity: this severity or a worse one.
+    - about, kind, lot, pipeline: exactly this.
+    - text: a part of the text.
+    """
+
+    severity: Literal["", "detail", "normal", "good", "warning", "error"] = ""
+    about: Name = ""
+    kind: Name = ""
+    lot: Name = ""
+    pipeline: Name = ""
+    text: Name = ""
+    before: Hex = ""
+    limit: Limit = 100
+
+    @property
+    def filter(self) -> EventFilter:
+        return EventFilter(
+            severity=Severity(self.severity) if self.severity else None,
+            about=self.about,
+            kind=self.kind,
+            lot=self.lot,
+            pipeline=self.pipeline,
+            text=self.text,
+        )
 
 
 class FuturesParameters(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,6 +257,13 @@ OPERATIONS = (
         TriggersParameters,
         answers.TriggerPage,
         lambda reader, which: cluster.triggers(reader, which.name, which.after, which.limit),
+    ),
+    Operation(
+        "events",
+        "The event log, newest first",
+        EventsParameters,
+        answers.EventPage,
+        lambda reader, which: log.page(reader, which.filter, which.before, which.limit),
     ),
     Operation(
         "futures",

@@ -16,12 +16,14 @@ from starlette.routing import Route
 from tidemill import __version__
 from tidemill.errors import TidemillError
 from tidemill.futures.protocol.states import FutureState
+from tidemill.obs.event_log import EventFilter
 from tidemill.ui import drawing, formats
 from tidemill.ui.access import COOKIE, SESSION_S
 from tidemill.ui.api import limited_body, status_of
-from tidemill.ui.model import cluster, futures, graph, overview, run, table, views
+from tidemill.ui.model import cluster, futures, graph, log, overview, run, table, views
 from tidemill.ui.model.answers import Action
 from tidemill.ui.operations import (
+    EventsParameters,
     FutureParameters,
     FuturesParameters,
     ListParameters,
@@ -44,11 +46,13 @@ SCREENS = {
     "/views": "Views",
     "/cluster": "Cluster",
     "/futures": "Futures",
+    "/events": "Events",
 }
 PARENTS = {"/table": "/", "/run": "/runs", "/view": "/views", "/future": "/futures"}
 """The screen of the navigation that each other screen belongs to."""
 
 CHARTED_STEPS = 60
+RUN_EVENTS = 50
 
 Context = dict[str, Any]
 Screen = Callable[["Site", Any], Context]
@@ -144,7 +148,9 @@ def _runs(site: "Site", which: RunsParameters) -> Context:
 
 def _run(site: "Site", which: RunParameters) -> Context:
     detail = run.detail(site.reader, which.arc, which.lot, which.generation)
-    return {"title": f"{detail.name} {detail.lot}", "run": detail}
+    wanted = EventFilter(pipeline=detail.pipeline, about=detail.name, lot=detail.lot)
+    lines = log.page(site.reader, wanted, limit=RUN_EVENTS)
+    return {"title": f"{detail.name} {detail.lot}", "run": detail, "log": lines}
 
 
 def _views(site: "Site", which: ListParameters) -> Context:
@@ -159,6 +165,7 @@ def _view(site: "Site", which: StepsParameters) -> Context:
         drawing.chart("Rows changed per step", [step.rows for step in charted], formats.number),
         drawing.chart("Latency per step", [step.latency_s for step in charted], formats.duration),
         drawing.chart("Bytes written per step", [step.size for step in charted], formats.size),
+        drawing.chart("State", [step.state_size for step in charted], formats.size),
     )
     return {
         "title": which.view,
@@ -181,6 +188,11 @@ def _futures(site: "Site", which: FuturesParameters) -> Context:
     return {"title": "Futures", "futures": page, "which": which, "states": states, "counts": counts}
 
 
+def _events(site: "Site", which: EventsParameters) -> Context:
+    page = log.page(site.reader, which.filter, which.before, which.limit)
+    return {"title": "Events", "events": page, "which": which, "severities": log.severities()}
+
+
 def _future(site: "Site", which: FutureParameters) -> Context:
     detail = futures.detail(site.reader, which.id)
     return {"title": detail.name, "future": detail}
@@ -197,6 +209,7 @@ _SCREENS: dict[str, tuple[str, type[Any], Screen]] = {
     "/cluster": ("cluster.html", TriggersParameters, _cluster),
     "/futures": ("futures.html", FuturesParameters, _futures),
     "/future": ("future.html", FutureParameters, _future),
+    "/events": ("events.html", EventsParameters, _events),
 }
 """The template, the parameters and the context of each screen."""
 

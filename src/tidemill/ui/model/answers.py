@@ -92,7 +92,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     - lots: the first lots that have this problem; `count` is the number of all of them.
     """
 
-    kind: Literal["lots", "stopped", "paused", "futures", "node", "quarantine", "source", "view"]
+    kind: Literal["lots", "stopped", "paused", "futures", "node", "quarantine", "source", "view", "stale"]
     name: str
     state: str
     why: str
@@ -167,6 +167,14 @@ class TriggerLine(msgspec.Struct, frozen=True, kw_only=True):
     requested: int
 
 
+class CheckLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A check of the rows of each lot; `on_fail` says what happens to rows that fail."""
+
+    name: str
+    on_fail: str
+    problem: str
+
+
 class TableDetail(msgspec.Struct, frozen=True, kw_only=True):
     """One table.
 
@@ -176,6 +184,8 @@ class TableDetail(msgspec.Struct, frozen=True, kw_only=True):
     - reads, read_by: the tables upstream and downstream.
     - trigger: the trigger of the arc that writes the table.
     - source: where the rows come from, if the table has a source.
+    - fresh_within_s: how long ago the newest lot may have been published; `stale` if it was before.
+    - checks: the declared checks of its rows.
     """
 
     table: TableLine
@@ -192,6 +202,35 @@ class TableDetail(msgspec.Struct, frozen=True, kw_only=True):
     read_by: tuple[str, ...] = ()
     trigger: TriggerLine | None = None
     source: str = ""
+    fresh_within_s: float | None = None
+    stale: bool = False
+    checks: tuple[CheckLine, ...] = ()
+
+
+class EventLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of the event log.
+
+    - kind: the name of the event's class.
+    - about: the arc, source, view group or node.
+    - details: the fields of the event, as JSON.
+    """
+
+    at: float
+    severity: Literal["detail", "normal", "good", "warning", "error"]
+    kind: str
+    about: str
+    text: str
+    lot: str = ""
+    pipeline: str = ""
+    node: str = ""
+    details: str = ""
+
+
+class EventPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of events, newest first. A page with a filter may be short although there are more."""
+
+    items: tuple[EventLine, ...]
+    next: str = ""
 
 
 class PartLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -267,6 +306,7 @@ class StepLine(msgspec.Struct, frozen=True, kw_only=True):
 
     - rows: how many rows of the view changed.
     - latency_s: from the record of the step to its commit.
+    - state_size: the bytes of the group's state after the step.
     """
 
     step: int
@@ -278,6 +318,7 @@ class StepLine(msgspec.Struct, frozen=True, kw_only=True):
     attempt: str = ""
     views: tuple[str, ...] = ()
     quarantined: int = 0
+    state_size: int = 0
 
 
 class StepPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -285,6 +326,19 @@ class StepPage(msgspec.Struct, frozen=True, kw_only=True):
 
     items: tuple[StepLine, ...]
     next: str = ""
+
+
+class KernelLine(msgspec.Struct, frozen=True, kw_only=True):
+    """What a kernel did in one step of a group: its rows and its time, summed over all tasks.
+
+    Linear operators of a circuit have no kernel: they are part of what a kernel reads or returns.
+    """
+
+    id: str
+    kind: str
+    received: int
+    returned: int
+    seconds: float
 
 
 class OperatorAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -305,6 +359,8 @@ class ViewDetail(msgspec.Struct, frozen=True, kw_only=True):
     - incremental: whether each step processes only the changes.
     - stale: whether the next step rebuilds the view, because it changed.
     - failed: why the view is set aside; empty if it is not.
+    - timed_step, times, kernels: the last step of the group whose times are in the event log, the seconds of
+      its parts, and its kernels.
     """
 
     name: str
@@ -323,6 +379,9 @@ class ViewDetail(msgspec.Struct, frozen=True, kw_only=True):
     circuit: tuple[OperatorAnswer, ...] = ()
     notes: tuple[str, ...] = ()
     failed: str = ""
+    timed_step: int = 0
+    times: dict[str, float] = {}
+    kernels: tuple[KernelLine, ...] = ()
 
 
 class ViewLine(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,8 @@ from tidemill.futures.protocol.states import FutureState
 from tidemill.lots import lots
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.lots import LotRow
+from tidemill.obs import freshness
+from tidemill.obs.lines import counted
 from tidemill.store import Tx
 from tidemill.triggers import listing
 from tidemill.triggers.listing import TriggerInfo, TriggerState
@@ -93,6 +95,7 @@ def problems(reader: StoreReader, catalog: Declarations, triggers: list[TriggerI
             yield Problem(kind="stopped", name=_label(kind, name), state="stopped", why=trigger.why, fix=fix)
     for spec in catalog.arcs.values():
         yield from _failed_lots(reader, spec)
+    yield from _stale(reader, catalog)
     for quarantine, owner in catalog.quarantines.items():
         held = [row for row in _newest(reader, quarantine) if row.rows]
         if held:
@@ -122,6 +125,24 @@ def problems(reader: StoreReader, catalog: Declarations, triggers: list[TriggerI
         if trigger.state is TriggerState.PAUSED:
             fix = Action(name="resume", pipeline=pipeline, target=name)
             yield Problem(kind="paused", name=_label(kind, name), state="paused", why=trigger.why, fix=fix)
+
+
+def _stale(reader: StoreReader, catalog: Declarations) -> Iterator[Problem]:
+    """Yield the tables that are older than their `fresh_within`."""
+    for pipeline in catalog.pipelines:
+        for age in ages(reader, pipeline):
+            if age.is_stale:
+                limit, minutes = (counted(round(s / 60), "minute") for s in (age.within_s, age.age_s))
+                newest = f"The newest lot was published {minutes} ago"
+                never = f"Nothing was published for {minutes}"
+                why = f"{newest if age.published_at else never}; the limit is {limit}."
+                yield Problem(kind="view" if age.is_view else "stale", name=age.table, state="stale", why=why)
+
+
+def ages(reader: StoreReader, pipeline: str) -> list[freshness.Age]:
+    """Return the age of each table of a pipeline that has a limit."""
+    now = reader.clock.wall()
+    return reader.run(lambda tx: freshness.ages(tx, reader.observations, reader.keys, pipeline, now))
 
 
 def _label(kind: str, name: str) -> str:

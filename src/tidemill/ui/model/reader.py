@@ -8,6 +8,7 @@ from tidemill.arcs.keys import ArcKeys
 from tidemill.clock import SYSTEM, Clock
 from tidemill.futures.client import queries
 from tidemill.futures.protocol.keys import FutureKeys
+from tidemill.obs.keys import ObservationKeys
 from tidemill.pipeline.descriptions import DescriptionKeys
 from tidemill.runner.keys import RunnerKeys
 from tidemill.sources.keys import SourceKeys
@@ -45,6 +46,7 @@ class StoreReader:
         self.sources = SourceKeys(cluster)
         self.runners = RunnerKeys(cluster)
         self.descriptions = DescriptionKeys(cluster)
+        self.observations = ObservationKeys(cluster)
         self.totals = TableTotals(store, self.keys.lots, clock)
         self._lock = threading.Lock()
         self._cached: dict[str, tuple[float, object]] = {}

@@ -6,12 +6,13 @@ from tidemill.errors import DatasetUnknown
 from tidemill.lots import expiry, lots
 from tidemill.lots.checks import quarantine_of
 from tidemill.lots.keys import DatasetId
+from tidemill.obs import declared_checks
 from tidemill.pipeline import descriptions
 from tidemill.store import Tx
 from tidemill.ui.model import grid
-from tidemill.ui.model.answers import LotPage, SchemaRevision, TableDetail
+from tidemill.ui.model.answers import CheckLine, LotPage, SchemaRevision, TableDetail
 from tidemill.ui.model.catalog import Declarations
-from tidemill.ui.model.overview import trigger_line
+from tidemill.ui.model.overview import ages, trigger_line
 from tidemill.ui.model.reader import StoreReader
 
 MOST_REVISIONS = 100
@@ -42,6 +43,15 @@ def detail(reader: StoreReader, name: str, version: str = "") -> TableDetail:
         page = reader.run(partial(lots.newest, keys=keys, dataset=quarantine, limit=MOST_QUARANTINED))
         held = [lot for lot in page if lot.rows]
     spec = catalog.makers.get(table)
+    owners = [pipeline for pipeline, retired in catalog.owners.get(table, {}).items() if not retired]
+    checks = [
+        check
+        for pipeline in owners
+        for check in reader.run(
+            partial(declared_checks.read, keys=reader.observations, pipeline=pipeline, table=name)
+        )
+    ]
+    limits = [age for pipeline in owners for age in ages(reader, pipeline) if age.table == name]
     return TableDetail(
         table=grid.table_line(reader, catalog, table),
         schemas=(*revisions, SchemaRevision(revision=row.revision, schema=row.schema)),
@@ -57,6 +67,11 @@ def detail(reader: StoreReader, name: str, version: str = "") -> TableDetail:
         read_by=tuple(sorted(_readers(catalog, table))),
         trigger=None if spec is None else trigger_line(reader, spec.id),
         source=_source(reader, table),
+        fresh_within_s=limits[0].within_s if limits else None,
+        stale=any(age.is_stale for age in limits),
+        checks=tuple(
+            CheckLine(name=each.name, on_fail=each.on_fail, problem=each.problem) for each in checks
+        ),
     )
 
 

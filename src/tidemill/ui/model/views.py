@@ -7,8 +7,16 @@ from tidemill.errors import ViewRefused
 from tidemill.pipeline import descriptions
 from tidemill.pipeline.explanation import Explanation
 from tidemill.store import Tx
-from tidemill.ui.model import grid
-from tidemill.ui.model.answers import OperatorAnswer, StepLine, StepPage, ViewDetail, ViewLine, ViewPage
+from tidemill.ui.model import grid, log
+from tidemill.ui.model.answers import (
+    KernelLine,
+    OperatorAnswer,
+    StepLine,
+    StepPage,
+    ViewDetail,
+    ViewLine,
+    ViewPage,
+)
 from tidemill.ui.model.catalog import Declarations, ViewEntry
 from tidemill.ui.model.overview import trigger_line
 from tidemill.ui.model.reader import StoreReader
@@ -16,6 +24,7 @@ from tidemill.views.certify import certificates
 from tidemill.views.circuit.explanation import CircuitExplanation
 from tidemill.views.steps import commits, failed_views, records
 from tidemill.views.steps.commits import StepRow
+from tidemill.views.steps.events import StepTimed
 from tidemill.views.steps.keys import group_id
 
 MOST_LATENCIES = 200
@@ -42,6 +51,7 @@ def find(catalog: Declarations, name: str, pipeline: str = "") -> ViewEntry:
 def detail(reader: StoreReader, name: str, pipeline: str = "") -> ViewDetail:
     """Describe a view."""
     entry = find(reader.catalog(), name, pipeline)
+    timed = log.last_timed(reader, entry.pipeline, entry.group.spec.name)
     return ViewDetail(
         name=entry.name,
         pipeline=entry.pipeline,
@@ -53,8 +63,19 @@ def detail(reader: StoreReader, name: str, pipeline: str = "") -> ViewDetail:
         stale=entry.name in entry.group.stale,
         failed=_failed(reader, entry),
         trigger=trigger_line(reader, group_id(entry.pipeline, entry.group.spec.name)),
+        timed_step=timed.step if timed else 0,
+        times=_times(timed),
+        kernels=_kernels(timed),
         **reader.run(partial(_described, reader=reader, entry=entry)),
     )
+
+
+def _times(timed: StepTimed | None) -> dict[str, float]:
+    """Return the seconds of the parts of a step."""
+    if timed is None:
+        return {}
+    parts = {"plan": timed.plan_s, "run": timed.job_s, "build state": timed.load_s, "kernels": timed.kernel_s}
+    return {name: seconds for name, seconds in parts.items() if seconds}
 
 
 def _described(tx: Tx, reader: StoreReader, entry: ViewEntry) -> dict[str, Any]:
@@ -111,6 +132,16 @@ def _recomputed(tx: Tx, reader: StoreReader, entry: ViewEntry, view: str) -> str
     return f"it reads the view {read}, which is recomputed" if read else ""
 
 
+def _kernels(timed: StepTimed | None) -> tuple[KernelLine, ...]:
+    """Return what the kernels of a step did, the slowest first."""
+    operators = {} if timed is None else timed.operators
+    lines = [
+        KernelLine(id=id_, kind=kind, received=received, returned=returned, seconds=seconds)
+        for id_, (kind, received, returned, seconds) in operators.items()
+    ]
+    return tuple(sorted(lines, key=lambda line: -line.seconds))
+
+
 def steps(reader: StoreReader, name: str, pipeline: str = "", before: str = "", limit: int = 50) -> StepPage:
     """Return a page of a view's steps, newest first."""
     entry = find(reader.catalog(), name, pipeline)
@@ -141,6 +172,7 @@ def _step(row: StepRow, view: str, began_us: int) -> StepLine:
         size=output.size if output else 0,
         attempt=row.attempt,
         views=tuple(out.view for out in row.outputs if out.changes),
+        state_size=row.state_bytes,
         quarantined=0 if row.quarantined is None else sum(row.quarantined.rows.values()),
     )
 

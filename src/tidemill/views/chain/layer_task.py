@@ -6,6 +6,7 @@ travel between layers through Spark's shuffle or stay in the process.
 """
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -136,6 +137,7 @@ class TaskReport:
         files: the files it wrote for views: (view, key, rows, size, digest).
         aside: for each source operator, how many rows it set aside in the step.
         exhausted: for each operator, in how many groups the values must be read again.
+        work: for each operator, the rows it received, the rows it returned, and its seconds.
     """
 
     layer: int
@@ -147,6 +149,7 @@ class TaskReport:
     files: list[tuple[str, str, int, int, str]] = field(default_factory=list)
     aside: dict[str, int] = field(default_factory=dict)
     exhausted: dict[str, int] = field(default_factory=dict)
+    work: dict[str, tuple[int, int, float]] = field(default_factory=dict)
 
     def encode(self) -> bytes:
         rest = {name: value for name, value in vars(self).items() if name != "changes"}
@@ -213,13 +216,17 @@ def compute_layer(
             ]
             report.changes = TraceChanges.combine([report.changes, *merged])
             continue
+        began, returned = time.perf_counter(), 0
         output = placed.operator.step(received, traces, first=plan.first)
+        seconds = time.perf_counter() - began
         if output.exhausted:
             report.exhausted[str(placed.number)] = output.exhausted
         if output.aside:
             report.aside[str(placed.number)] = output.aside
         for piece in _pieces(output):
+            returned += piece.num_rows
             yield placed, piece
+        report.work[str(placed.number)] = (rows, returned, seconds)
         if plan.stored is not None and placed.number not in plan.stored:
             continue
         extended = [
@@ -286,6 +293,17 @@ def complete_changes(plan: StepPlan, reports: Sequence[TaskReport]) -> TraceChan
             f" {len(missing)} reported nothing and {len(repeated)} reported twice"
         )
     return TraceChanges.combine(report.changes for report in reports)
+
+
+def work_by_operator(chain: Chain, reports: Iterable[TaskReport]) -> dict[str, tuple[str, int, int, float]]:
+    """Return, by the id of each operator that ran: its kind, the rows in and out, and its seconds."""
+    work: dict[str, tuple[str, int, int, float]] = {}
+    for report in reports:
+        for number, (received, returned, seconds) in report.work.items():
+            placed = chain.operators[int(number)]
+            kind, rows_in, rows_out, time_s = work.get(placed.id, (type(placed.operator).__name__, 0, 0, 0.0))
+            work[placed.id] = (kind, rows_in + received, rows_out + returned, time_s + seconds)
+    return work
 
 
 def timings(reports: Iterable[TaskReport]) -> dict[str, Any]:

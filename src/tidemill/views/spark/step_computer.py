@@ -37,7 +37,7 @@ from tidemill.spark.lot_reader import read_errors, read_objects
 from tidemill.spark.lot_writer import Written
 from tidemill.spark.outages import outages
 from tidemill.views.chain.chain import Chain, PlacedOperator
-from tidemill.views.chain.layer_task import StepPlan, TaskReport, timings
+from tidemill.views.chain.layer_task import StepPlan, TaskReport, timings, work_by_operator
 from tidemill.views.chain.outputs import OutputSink, SpillSink
 from tidemill.views.circuit.operators import Operator
 from tidemill.views.circuit.render import Renderer
@@ -143,7 +143,7 @@ class StepComputer:
             )
             parts: list[StepPart] = list(outputs)
             if step.has_state:
-                parts.append(StepState(version=step.write_version()))
+                parts.append(step.write_version())
                 self._emit(step.timed())
             parts += [] if quarantined is None else [quarantined]
             parts.append(WholeReads(datasets=step.whole_reads() | kept))
@@ -513,8 +513,8 @@ class _Step:
         computed = self._current | {number for report in self._load_reports for number in report.operators}
         return {edge.target for edge in self._chain.leaving(name)} & computed
 
-    def write_version(self) -> str:
-        """Write the version file of the step; return its key."""
+    def write_version(self) -> StepState:
+        """Write the version file of the step; return its key and the size of the traces."""
         applied = self._version.apply(
             self._batch.step,
             self._changes.added,
@@ -525,7 +525,7 @@ class _Step:
         )
         key = f"{self._prefix}version"
         write_version(self._storage.objects, key, applied.version)
-        return key
+        return StepState(version=key, size=applied.version.size)
 
     def timed(self) -> StepTimed:
         """Return the event with the times of the step."""
@@ -542,6 +542,7 @@ class _Step:
             estimated_s=self._estimate.seconds,
             changed_rows=self._size.rows,
             known_rows=self._stored_rows,
+            operators=work_by_operator(self._chain, [*self._reports, *self._load_reports]),
         )
 
     # --- names and types

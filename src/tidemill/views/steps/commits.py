@@ -138,9 +138,10 @@ class QuarantinedRows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepState(msgspec.Struct, frozen=True, kw_only=True):
-    """The group's state after a step: the version file that lists it."""
+    """The group's state after a step: the version file that lists it, and the bytes of its traces."""
 
     version: str
+    size: int = 0
 
 
 class StepAlarm(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,6 +213,7 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     """One commit: the group moved from `after` to `step`. Views without an output did not change.
 
     - version: the version file that this step wrote; empty if it wrote none.
+    - state_size: the bytes of the traces that it lists; rows of earlier releases lack it.
     - epoch, fence: the epoch and the fence of the run that committed the step.
     - at: store time, µs.
     - wall_at: wall time, µs since 1970; for display.
@@ -223,10 +225,16 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[StepOutput, ...] = ()
     quarantined: QuarantinedRows | None = msgspec.field(name="aside", default=None)
     version: str = ""
+    state_size: int | msgspec.UnsetType = msgspec.UNSET
     epoch: int
     fence: int
     at: int
     wall_at: int
+
+    @property
+    def state_bytes(self) -> int:
+        """The bytes of the traces; 0 if they are not known."""
+        return 0 if self.state_size is msgspec.UNSET else self.state_size
 
 
 _decoder = msgspec.msgpack.Decoder(StepRow)
@@ -399,6 +407,7 @@ def _row(tx: Tx, ticket: Ticket, batch: StepBatch, result: StepResult | None) ->
         outputs=() if result is None else result.outputs,
         quarantined=None if result is None else result.quarantined,
         version="" if state is None else state.version,
+        state_size=(state.size if state is not None else 0) or msgspec.UNSET,
         epoch=ticket.epoch,
         fence=ticket.fence,
         at=tx.now(),

@@ -1,5 +1,7 @@
 """Typed events of steps."""
 
+import msgspec
+
 from tidemill.events import Event
 
 
@@ -81,6 +83,8 @@ class StepTimed(Event, frozen=True, kw_only=True):
     - place: where the step ran: `spark` (in Spark jobs) or `runner` (in the runner's process).
     - estimated_s: the time that was estimated for that place.
     - changed_rows, known_rows: how many input rows changed, and how many rows the largest trace stores.
+    - operators: for each operator that a kernel ran, its kind, the rows it received, the rows it returned,
+      and its seconds, summed over all tasks.
     """
 
     pipeline: str
@@ -95,6 +99,7 @@ class StepTimed(Event, frozen=True, kw_only=True):
     estimated_s: float = 0.0
     changed_rows: int = 0
     known_rows: int = 0
+    operators: dict[str, tuple[str, int, int, float]] = msgspec.field(default_factory=dict)
 
 
 class FilesCollected(Event, frozen=True, kw_only=True):

@@ -163,6 +163,11 @@ class TraceVersion:
         pieces = (entry.within(*within.grains) for entry in self.traces.get(trace, ()))
         return tuple(piece for piece in pieces if piece is not None)
 
+    @property
+    def size(self) -> int:
+        """The bytes of all runs that the version lists."""
+        return sum(entry.length for entries in self.traces.values() for entry in entries)
+
     def files(self) -> frozenset[str]:
         """Return the keys of all run files that the version lists."""
         return frozenset(entry.file for entries in self.traces.values() for entry in entries)
