@@ -273,7 +273,10 @@ class Judge:
             self._run_alone(comparison)
 
     def _fetch(self, texts: Sequence[str]) -> None:
-        """Run queries in one job and keep their results. If one raises an error, divide them to find it."""
+        """Run queries in one job and keep their results; if one raises an error, run each in its own job.
+
+        Spark needs more time to analyse a query than to start a job, so dividing the queries takes longer.
+        """
         texts = [text for text in dict.fromkeys(texts) if text not in self._results]
         try:
             results = query_results.collect_rows(self._spark, texts, small=self._small, bounds=self._bounds)
@@ -283,9 +286,8 @@ class Judge:
             if len(texts) == 1:
                 self._results[texts[0]] = error
                 return
-            half = len(texts) // 2
-            self._fetch(texts[:half])
-            self._fetch(texts[half:])
+            for text in texts:
+                self._fetch([text])
             return
         self._results.update(zip(texts, results, strict=True))
 
