@@ -107,8 +107,23 @@ WRONG: dict[str, tuple[Declare, str]] = {
     ),
     "a refresh": (lambda p: p.view("v", "SELECT 1 AS x", refresh="often"), "refresh='often'"),  # type: ignore[arg-type]
     "groups": (
-        lambda p: (p.view("v", "SELECT id FROM orders", group="g"), p.view("w", "SELECT * FROM v")),
-        "w cannot read v, a view of another group",
+        lambda p: (
+            p.view("v", "SELECT id, rand() AS r FROM orders", group="g"),
+            p.view("w", "SELECT * FROM v"),
+        ),
+        "w cannot read v, a view of another group: its query can have several results",
+    ),
+    "the clock of another group": (
+        lambda p: (
+            p.view("u", "SELECT count(*) AS n FROM orders WHERE id > unix_micros(now())", group="g"),
+            p.view("v", "SELECT n FROM u", group="g"),
+            p.view("w", "SELECT * FROM v"),
+        ),
+        "w cannot read u, a view of another group: its query uses the clock",
+    ),
+    "a function of another group": (
+        lambda p: (p.view("v", same, reads="orders", full=True, group="g"), p.view("w", "SELECT * FROM v")),
+        "w cannot read v, a view of another group: it is a function",
     ),
     "a source of nothing": (lambda p: p.source("nothing", tm.folder("x/*.json")), "p has no dataset nothing"),
     "two sources": (

@@ -48,6 +48,7 @@ class Code:
     circuit: Any = None
     clock: Any = None
     refresh: str = "full"
+    copied: tuple[str, ...] = ()
 
 
 class ViewStage(StepStage):

@@ -358,7 +358,8 @@ class Registry(ABC):
             full: the function needs whole tables.
             refresh: `auto` recomputes the view in each step only if necessary; `incremental` refuses a view
                 that would be recomputed; `full` always recomputes it.
-            group: the views of a group are updated together; each group has its own pace.
+            group: the views of a group are updated together; each group has its own pace. A view can read a
+                view of another group, whose query is then computed in both groups.
             pace: when the group of the view is updated, like `tm.Pace(cadence="PT5M")`; by default as soon as
                 an input is published. A group has the shortest pace that its views declare.
             keep: how long the changes of the view are kept, like `"P30D"`; by default for ever. The view

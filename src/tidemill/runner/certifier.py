@@ -162,12 +162,10 @@ class Certifier:
 
         A step may use a circuit that is still being compared: `confirm` decides whether it is committed.
         """
-        if view.circuit is None or view.name not in self._program.tests:
-            return view
-        certificate = self._known.get(view.name)
-        if certificate is None and view.name in self._late:
+        waits = [name for name in (view.name, *view.copied) if name not in self._known]
+        if any(name in self._late for name in waits):
             return replace(view, circuit=None)
-        return view.certified_by(certificate)
+        return view.certified_by(self._known)
 
     def confirm(self, views: Collection[str]) -> None:
         """Wait for the certificates of views whose circuits a step has used, before the step is committed.

@@ -44,6 +44,8 @@ class ViewProgram:
 
     - function, reads: instead of a query, a function and the tables whose frames it takes, in this order.
     - code: the digest of everything that decides its result.
+    - copied: the views of other groups that it reads, and the views that they read, inputs first. Its group
+      computes them too, from `datasets`: groups apply steps at different times.
     - clock: how its query uses the clock; None if it does not.
     - circuit: its query as a circuit, for kernels; None if the query has no circuit.
     - refresh: `full` recomputes the view from scratch, without kernels.
@@ -61,10 +63,16 @@ class ViewProgram:
     clock: ClockUse | None = field(default=None, repr=False)
     circuit: CircuitOutput | None = field(default=None, repr=False)
     refresh: str = "auto"
+    copied: tuple[str, ...] = ()
 
-    def certified_by(self, certificate: ViewCertificate | None) -> "ViewProgram":
-        """Return the view as a step computes it: without its circuit if the circuit is refused."""
-        return replace(self, circuit=None) if certificate is not None and certificate.refused else self
+    def certified_by(self, certificates: "Mapping[str, ViewCertificate | None]") -> "ViewProgram":
+        """Return the view as a step computes it: without its circuit if a part of the circuit is refused.
+
+        - certificates: the certificates of views, by name.
+        """
+        parts = [certificates.get(name) for name in (self.name, *self.copied)]
+        refused = any(each is not None and each.refused for each in parts)
+        return replace(self, circuit=None) if refused else self
 
 
 @dataclass(frozen=True, kw_only=True)

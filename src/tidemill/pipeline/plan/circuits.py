@@ -152,10 +152,11 @@ def explained(
         view: the name of the view.
         recomputed: the views that each step recomputes, and why.
     """
-    linked = Circuit({name: circuit.output for name, circuit in circuits.items()}).linked().outputs
+    views = [view, *_views_read(circuits, view)]
+    linked = Circuit({name: circuits[name].output for name in views}).linked().outputs
     unused: dict[Operator, str] = {}
     if view in recomputed:
-        read = [linked[name] for name in _views_read(circuits, view) if name not in recomputed]
+        read = [linked[name] for name in views if name not in recomputed]
         chained = set(walk(*read))
         why = f"each step recomputes {view}: {recomputed[view]}"
         unused = {op: why for op in walk(linked[view]) if op not in chained}

@@ -16,6 +16,7 @@ from tidemill.pipeline.pace import Pace, declare_schedule, shortest, terms_of
 from tidemill.pipeline.plan import circuits
 from tidemill.pipeline.plan.catalog import Catalog, KnownTable, LazyTables, ddl_of
 from tidemill.pipeline.plan.certification import CertifyFunction, CertifyView
+from tidemill.pipeline.plan.copied_views import copied_views, with_copied
 from tidemill.pipeline.plan.planned_queries import PlannedQueries, PlannedQuery
 from tidemill.pipeline.plan.stages import StageStatus
 from tidemill.pipeline.source_line import errors_at
@@ -162,6 +163,7 @@ class ViewPlanner:
         self.pipeline = catalog.pipeline
         self.circuits: dict[str, circuits.ViewCircuit] = {}
         self.queries = PlannedQueries(self.pipeline.context, catalog.engine)
+        self._views: dict[str, ViewProgram] = {}  # planned so far
 
     def plan(self) -> list[GroupProgram]:
         """Plan all views; return their groups."""
@@ -230,11 +232,12 @@ class ViewPlanner:
     def _certifications(self, views: Sequence[ViewProgram]) -> Iterator[CertifyView | CertifyFunction]:
         """Return the stages that compare circuits with their queries, or test linear and keyed functions."""
         tests: list[tuple[ViewProgram, CircuitTest | FunctionTest]] = []
+        copied = {name for view in views for name in view.copied}
         for view in views:
             decl = self.pipeline.views[view.name]
             if view.function is not None and decl.declared != "full":
                 tests.append((view, self._function_test(view)))
-            elif view.name in self.circuits and decl.refresh != "full":  # otherwise it is plain Spark
+            elif view.name in self.circuits and (decl.refresh != "full" or view.name in copied):
                 tests.append((view, self._circuit_test(view)))
         stored = self._certificates([test.digest for _, test in tests])
         for view, test in tests:
@@ -259,7 +262,9 @@ class ViewPlanner:
             view=view.name,
             digest=certificates.digest_of(view.code, circuit.output, self.catalog.engine.version),
             group=self.pipeline.views[view.name].group,
-            tables={name: self.catalog.tables[name].ddl for name in (*view.datasets, *view.views)},
+            tables={
+                name: self.catalog.tables[name].ddl for name in self._names(self.pipeline.views[view.name])
+            },
             sql=view.sql,
             output=circuit.output,
             written=circuit.written,
@@ -321,34 +326,35 @@ class ViewPlanner:
                 f'view {decl.name} has no column "{missing[0]}" to use as a key',
                 hint=f"use one of its columns: {ddl}",
             )
-        used = tuple(name for name in names if self.catalog.tables[name].dataset is None)
-        for name in used:
-            if self.pipeline.views[name].group != decl.group:
-                raise DeclarationError(
-                    f"view {decl.name} cannot read {name}, a view of another group"
-                    f" ({self.pipeline.views[name].group})",
-                    hint="declare both views with the same group=",
-                )
+        views = [name for name in names if self.catalog.tables[name].dataset is None]
+        used = tuple(name for name in views if self.pipeline.views[name].group == decl.group)
+        others = [name for name in views if name not in used]
+        copied = copied_views(decl.name, others, self._views, self.circuits)
         self.catalog.tables[decl.name] = KnownTable(None, ddl, retracts=True)
         bases = {
             name: table.dataset.id
             for name in names
             if (table := self.catalog.tables[name]).dataset is not None
         }
-        return ViewProgram(
+        for view in copied:
+            bases |= view.datasets
+        program = ViewProgram(
             name=decl.name,
             sql=decl.sql,
             schema=ddl,
             datasets=bases,
             views=used,
             where=str(decl.line),
-            code=_view_code(decl, ddl, self._functions(decl)),
+            code=_view_code(decl, ddl, self._functions(decl), [view.code for view in copied]),
             function=decl.function,
             reads=tuple(queries.match(name, self.catalog.tables) for name in decl.reads),
-            circuit=None if query is None else query.circuit.output,
+            circuit=None if query is None else with_copied(query.circuit.output, copied, self.circuits),
             refresh=decl.refresh,
             clock=None if query is None else query.clock,
+            copied=tuple(view.name for view in copied),
         )
+        self._views[decl.name] = program
+        return program
 
     def _query(self, decl: ViewDecl) -> PlannedQuery:
         """Return the plan of a view's query."""
@@ -419,12 +425,17 @@ class ViewPlanner:
             ) from error
 
 
-def _view_code(decl: ViewDecl, ddl: str, functions: Sequence[UserFunction]) -> str:
-    """Return a digest of what determines a view's result: query or function, columns, pinned settings."""
+def _view_code(decl: ViewDecl, ddl: str, functions: Sequence[UserFunction], copied: Sequence[str]) -> str:
+    """Return a digest of what determines a view's result: query or function, columns, pinned settings.
+
+    - functions: the declared functions that it calls.
+    - copied: the digests of the views of other groups that it reads.
+    """
     source: object = (decl.sql, *functions) if functions else decl.sql
     if decl.function is not None:
         source = (code_digest(decl.function).hex(), decl.reads, decl.declared)
-    return hashlib.sha256(repr((source, ddl, sorted(PINNED.items()))).encode()).hexdigest()[:32]
+    facts = (source, ddl, sorted(PINNED.items()), *copied)
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
 
 
 def _group(pipeline: str, name: str, views: Sequence[ViewProgram], pace: Pace) -> GroupSpec:

@@ -45,20 +45,22 @@ class Circuit:
         The caller has already rejected cycles.
         """
         linked: dict[str, ViewOutput] = {}
+        for name in self.outputs:
+            self._link(name, linked)
+        return Circuit({name: linked[name] for name in self.outputs}, self.notes)
 
-        def output_of(name: str) -> ViewOutput:
-            if name not in linked:
-                changed = map_operators(self.outputs[name], replace_input)
-                assert isinstance(changed, ViewOutput)
-                linked[name] = changed
-            return linked[name]
+    def linked_output(self, view: str) -> ViewOutput:
+        """Return the output of one view, linked as by `linked`."""
+        return self._link(view, {})
 
-        def replace_input(operator: Operator) -> Operator:
-            if isinstance(operator, InputTable) and operator.table in self.outputs:
-                return output_of(operator.table)
-            return operator
-
-        return Circuit({name: output_of(name) for name in self.outputs}, self.notes)
+    def _link(self, view: str, linked: dict[str, ViewOutput]) -> ViewOutput:
+        """Link the output of a view and of the views that it reads, and add them to `linked`."""
+        if view not in linked:
+            output = self.outputs[view]
+            reads = [operator.table for operator in walk(output) if isinstance(operator, InputTable)]
+            inner = {name: self._link(name, linked) for name in reads if name in self.outputs}
+            linked[view] = replace_views(output, inner)
+        return linked[view]
 
 
 def walk(*roots: Operator) -> Iterator[Operator]:
@@ -75,6 +77,17 @@ def walk(*roots: Operator) -> Iterator[Operator]:
         else:
             stack.append((operator, True))
             stack += [(child, False) for child in reversed(operator.inputs)]
+
+
+def replace_views(output: ViewOutput, views: Mapping[str, ViewOutput]) -> ViewOutput:
+    """Replace inputs that are views by the outputs of these views."""
+
+    def replace_input(operator: Operator) -> Operator:
+        return views.get(operator.table, operator) if isinstance(operator, InputTable) else operator
+
+    replaced = map_operators(output, replace_input)
+    assert isinstance(replaced, ViewOutput)
+    return replaced
 
 
 def map_operators(root: Operator, change: Callable[[Operator], Operator]) -> Operator:

@@ -17,7 +17,7 @@ from tidemill.spark.lot_reader import read_errors
 from tidemill.views.spark.dataset_contents import dataset_frame
 from tidemill.views.spark.execution import size_of
 from tidemill.views.spark.failures import failing_view
-from tidemill.views.spark.recompute import query_result
+from tidemill.views.spark.recompute import query_result, with_copied
 from tidemill.views.spark.view_sources import ViewCode, ViewSources
 from tidemill.views.steps.commits import StepBatch
 from tidemill.views.steps.failed_views import FailedInput
@@ -161,7 +161,8 @@ class _Search:
         try:
             with (
                 failing_view(code),
-                query_result(self._spark, code, frames, batch.now, self._tag) as result,
+                with_copied(sources, code, frames, batch.now, self._tag) as inputs,
+                query_result(self._spark, code, inputs, batch.now, self._tag) as result,
                 read_errors(sources.tables.storage),
             ):
                 result.write.format("noop").mode("overwrite").save()

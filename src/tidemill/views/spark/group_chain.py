@@ -17,7 +17,7 @@ from tidemill.spark.sessions import PINNED
 from tidemill.views.chain.builder import ChainBuilder
 from tidemill.views.chain.chain import Chain
 from tidemill.views.chain.preparation import NoKernel, prepared
-from tidemill.views.circuit.circuit import Circuit, walk
+from tidemill.views.circuit.circuit import Circuit, replace_views, walk
 from tidemill.views.circuit.functions import ViewFunctions
 from tidemill.views.circuit.ids import Pins, expressions_of
 from tidemill.views.circuit.interpreter import column_types
@@ -160,7 +160,7 @@ def _linked(output: ViewOutput, circuits: Mapping[str, ViewOutput], views: froze
     for op in walk(output):
         if isinstance(op, InputTable) and op.table in views and op.table not in circuits:
             raise NoKernel(f"it reads the view {op.table}, which is recomputed")
-    return Circuit({**circuits, "": output}).linked().outputs[""]
+    return replace_views(output, circuits)
 
 
 def _resolver(

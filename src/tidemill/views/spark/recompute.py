@@ -8,7 +8,7 @@ tables of the other views at the same step. A view without changed inputs is ski
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from tidemill.errors import ViewRefused
@@ -70,8 +70,9 @@ def recompute_views(
             frames[name] = sources.tables.content(spark, tables[name])
         view_attempt = ViewAttempt(pipeline=batch.pipeline, view=view.name, lot=batch.lot, attempt=attempt)
         before = tables.get(view.name, "")
-        with failing_view(code):
-            output = recompute_view(spark, sources.tables, view_attempt, code, frames, before, batch.now)
+        tag = f"{attempt}_{batch.lot}".replace(".", "_")
+        with failing_view(code), with_copied(sources, code, frames, batch.now, tag) as inputs:
+            output = recompute_view(spark, sources.tables, view_attempt, code, inputs, before, batch.now)
         if output.changes or output.table != before:
             outputs.append(output)
             changed.add(view.name)
@@ -186,6 +187,27 @@ def step_output(
         digest=text_of(tables.digest(changes)),
         content=text_of(tables.digest(table)),
     )
+
+
+@contextmanager
+def with_copied(
+    sources: ViewSources, code: ViewCode, frames: "Mapping[str, DataFrame]", now: int, tag: str
+) -> "Iterator[dict[str, DataFrame]]":
+    """Yield the frames, and those of the copied views: their queries over these frames.
+
+    Args:
+        sources: what views are computed from.
+        code: the view that reads the copied views.
+        frames: the other tables that the view reads, by name.
+        now: the time of the step in µs since 1970.
+        tag: a name for temporary views.
+    """
+    inputs = dict(frames)
+    with ExitStack() as results:
+        for name in code.copied:
+            copied = sources.code(name)
+            inputs[name] = results.enter_context(query_result(sources.session(), copied, inputs, now, tag))
+        yield inputs
 
 
 @contextmanager

@@ -43,7 +43,7 @@ from tidemill.views.circuit.operators import Operator
 from tidemill.views.circuit.render import Renderer
 from tidemill.views.kernels.zsets import total_digest
 from tidemill.views.spark.arrow_types import struct_of
-from tidemill.views.spark.clock_alarms import next_crossing
+from tidemill.views.spark.clock_alarms import ClockUse, next_crossing
 from tidemill.views.spark.execution import (
     EMPTY,
     Estimate,
@@ -58,7 +58,13 @@ from tidemill.views.spark.executor import ChainExecutor, Inputs
 from tidemill.views.spark.failing_rows import failed_input
 from tidemill.views.spark.failures import failing_view, failing_views
 from tidemill.views.spark.group_chain import GroupChain, input_kind, remembered_chain
-from tidemill.views.spark.recompute import difference, quarantine_rows, recompute_views, step_output
+from tidemill.views.spark.recompute import (
+    difference,
+    quarantine_rows,
+    recompute_views,
+    step_output,
+    with_copied,
+)
 from tidemill.views.spark.set_aside import rows_set_aside
 from tidemill.views.spark.step_inputs import FrameInput, LotInput, StepInput
 from tidemill.views.spark.table_merges import stored_columns
@@ -148,8 +154,9 @@ class StepComputer:
             parts += [] if quarantined is None else [quarantined]
             parts.append(WholeReads(datasets=step.whole_reads() | kept))
             parts += self._alarm(batch, outputs, attempt)
-            names = [view.name for view in batch.spec.views]
-            self._confirm([name for name in names if sources.code(name).circuit is not None])
+            codes = [sources.code(view.name) for view in batch.spec.views]
+            used = [(code.name, *code.copied) for code in codes if code.circuit is not None]
+            self._confirm(sorted({name for names in used for name in names}))
             return tuple(parts)
 
     def find_input(self, batch: StepBatch, view: str) -> FailedInput:
@@ -194,11 +201,17 @@ class StepComputer:
                 times.append(batch.now + batch.spec.cadence_us)
             if use is not None and use.filters:
                 with read_errors(self._sources.tables.storage), failing_view(self._sources.code(view)):
-                    frames = self._sources.frames(view, batch, tables)
-                    tag = f"{attempt}_{batch.lot}"
-                    at = next_crossing(self._sources.session(), use.filters, frames, batch.now, tag)
+                    at = self._next_crossing(view, use, batch, tables, f"{attempt}_{batch.lot}")
                 times += [] if at is None else [at]
         yield StepAlarm(at=min(times, default=None))
+
+    def _next_crossing(
+        self, view: str, use: ClockUse, batch: StepBatch, tables: Mapping[str, str], tag: str
+    ) -> int | None:
+        sources = self._sources
+        frames = sources.frames(view, batch, tables)
+        with with_copied(sources, sources.code(view), frames, batch.now, tag.replace(".", "_")) as inputs:
+            return next_crossing(sources.session(), use.filters, inputs, batch.now, tag)
 
 
 def _refuse_uncertified(sources: ViewSources, spec: GroupSpec) -> None:

@@ -62,6 +62,14 @@ class ViewCode(Protocol):
         """The views of the same group that it reads."""
         ...
 
+    @property
+    def copied(self) -> tuple[str, ...]:
+        """The views of other groups that it reads, and the views that they read, inputs first.
+
+        `circuit` contains their operators, and `datasets` the datasets that they read.
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class ViewSources:
