@@ -14,7 +14,7 @@ from tidemill.testing.threads import STUCK_S
 class OtherSession:
     """Makes itself the active session when it creates a frame, as pyspark does."""
 
-    def createDataFrame(self, data: pa.Table) -> pa.Table:  # noqa: N802 - its name in pyspark
+    def createDataFrame(self, data: pa.Table, columns: object) -> pa.Table:  # noqa: N802 - its name in pyspark
         SparkSession._activeSession = self  # type: ignore[assignment]
         return data
 
