@@ -103,7 +103,7 @@ def _converted(values: list[Any], arrow_type: pa.DataType) -> pa.Array:
     if is_date and all(value is None or isinstance(value, str) for value in values):
         return pa.array(values, pa.string()).cast(arrow_type)  # ISO 8601, as in files
     prepare = preparation(arrow_type)
-    if prepare is None:
+    if prepare is None or (pa.types.is_integer(arrow_type) and Decimal not in map(type, values)):
         return pa.array(values, type=arrow_type, from_pandas=False)
     prepared = [None if value is None else prepare(value) for value in values]
     column = pa.array(prepared, type=arrow_type, from_pandas=False)

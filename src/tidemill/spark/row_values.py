@@ -27,6 +27,9 @@ _ISO_INTERVAL: Final = re.compile(
 )
 _LITERAL: Final = re.compile(r"INTERVAL '([^']*)' DAY TO SECOND", re.IGNORECASE)
 
+MOST_DIGITS: Final = 40
+"""No integer type has more digits."""
+
 
 def preparation(arrow_type: pa.DataType) -> Prepare | None:
     """Return the function that prepares values of a type; None if this type needs no preparation."""
@@ -45,8 +48,17 @@ def preparation(arrow_type: pa.DataType) -> Prepare | None:
     if types.is_duration(arrow_type):
         return lambda value: _interval_us(value) if isinstance(value, str) else value
     if types.is_temporal(arrow_type):
-        return lambda value: _instant(value, arrow_type)
+        return lambda value: _instant(_not_huge(value), arrow_type)
+    if types.is_integer(arrow_type):
+        return _not_huge
     return None
+
+
+def _not_huge(value: Any) -> Any:
+    """Refuse a decimal such as 1E+999999: Python needs minutes to convert it to an integer."""
+    if isinstance(value, Decimal) and value.adjusted() > MOST_DIGITS:
+        raise ValueError("it is too large for an integer")
+    return value
 
 
 def _optional(prepare: Prepare | None, value: Any) -> Any:
