@@ -230,7 +230,7 @@ def test_a_group_that_fails_too_often_is_dead_until_somebody_says_retry(
 
     def moody(df: "DataFrame") -> "DataFrame":
         if broken.is_set() and threading.current_thread() is not threading.main_thread():
-            raise ValueError("the mood is bad")  # in a step, and not when it is planned
+            raise OSError("the mood is bad")  # in a step; such an error does not belong to the view alone
         return df
 
     with tm.Pipeline("shop", home=home, spark=spark) as shop:
