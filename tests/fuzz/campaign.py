@@ -101,7 +101,12 @@ def failures(target: Target, seeds: Iterator[int]) -> Iterator[Failure]:
 
 
 def reduced(failure: Failure, tries: int | None = None) -> Any:
-    """Return a smaller case that fails in the same way, after at most `tries` attempts."""
+    """Return a smaller case that fails in the same way, after at most `tries` attempts.
+
+    A case that hangs is returned as it is, because each attempt would wait for the time limit.
+    """
+    if failure.outcome.kind.startswith("hang"):
+        return failure.target.case(failure.seed)
     tries = tries or (TRIES if failure.target.forks else TRIES // 30)
 
     def fails(case: Any) -> bool:
