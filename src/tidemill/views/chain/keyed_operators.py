@@ -120,8 +120,10 @@ class ReplaceRows:
     def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> OperatorOutput:
         results = concatenated(parts.get("rows", ()), self._layout)
         names = [HASH, *self._layout.key_names]
-        changed = [part.select(names) for part in parts.get("keys", ())]
-        keys = pa.concat_tables([results.select(names), *changed])
+        of_results = results.select(names)
+        # Spark marks a column without NULLs, such as a time window, as not nullable.
+        changed = [part.select(names).cast(of_results.schema) for part in parts.get("keys", ())]
+        keys = pa.concat_tables([of_results, *changed])
         change = keyed_rows.replacement(keys, results, traces["main"])
         chosen = [f"p{n}" for n in range(len(self.types))]
         return OperatorOutput(
