@@ -269,3 +269,23 @@ OUTER = {
 def pairs() -> dict[str, str]:
     """Return a query for every operator over every other one."""
     return {f"{outer} over {inner}": OUTER[outer].format(INNER[inner]) for outer in OUTER for inner in INNER}
+
+
+_GROUPS = "(SELECT a, count(*) AS n, sum(b) AS s FROM t GROUP BY a) g"
+
+CUT = {
+    "scalar over groups": f"SELECT a, s FROM {_GROUPS} WHERE s > (SELECT avg(b) FROM t)",
+    "rank over groups": f"SELECT a, s, rank() OVER (ORDER BY s) AS r FROM {_GROUPS}",
+    "groups over a rank over groups": f"SELECT r % 2L AS p, count(*) AS m FROM (SELECT row_number() OVER (ORDER BY s, a) + 0L AS r FROM {_GROUPS}) GROUP BY r % 2L",
+    "global distinct aggregates": "SELECT count(DISTINCT e) AS n, sum(DISTINCT k) AS s, count(*) AS m FROM (SELECT t.a, u.e, u.k FROM t JOIN u ON t.a = u.a)",
+    "exists without a key over groups": f"SELECT a, n FROM {_GROUPS} WHERE EXISTS (SELECT 1 FROM u WHERE k > 250)",
+    "not in over groups": f"SELECT a, n FROM {_GROUPS} WHERE a NOT IN (SELECT a FROM u WHERE k < 250)",
+    "distinct in rollup over a join": "SELECT t.a, c, count(DISTINCT b) AS n FROM t JOIN u ON t.a = u.a GROUP BY ROLLUP (t.a, c)",
+    "product with one row": "SELECT t.a, b, m FROM t CROSS JOIN (SELECT max(k) AS m FROM u) v",
+    "limit without columns": "SELECT count(*) AS n FROM (SELECT DISTINCT a FROM t ORDER BY a LIMIT 3)",
+    "join by types that differ over groups": "SELECT t.c, count(*) AS n FROM t JOIN u ON t.d = u.k GROUP BY t.c",
+    "outer join of a recomputed operator": f"SELECT u.k, q.r FROM u LEFT JOIN (SELECT a, dense_rank() OVER (ORDER BY n) AS r FROM {_GROUPS}) q ON u.a = q.a",
+    "scalar of a scalar": "SELECT a, (SELECT max(k) FROM u WHERE k < (SELECT sum(b) FROM t WHERE b < 100)) AS m, count(*) AS n FROM t GROUP BY a",
+    "top of nothing": "SELECT a, n FROM (SELECT a, count(*) AS n FROM none GROUP BY a) ORDER BY n LIMIT 0",
+}
+"""Queries with an operator that is recomputed from its stored inputs, and other operators that are not."""

@@ -32,8 +32,11 @@ from tidemill.views.circuit.operators import (
     InputTable,
     Join,
     JoinKey,
+    LiteralRows,
+    Opaque,
     Operator,
     Project,
+    Scalar,
     SparkColumn,
     ViewOutput,
     Window,
@@ -89,6 +92,10 @@ def types_of(*roots: Operator) -> dict[Operator, tuple[str, ...]]:
                 types[op] = (*below[0], *("bigint" for _ in op.calls))
             case Join() if not op.left_only:
                 types[op] = below[0] + below[1]
+            case Scalar():
+                types[op] = below[0] + below[1][:1]
+            case LiteralRows() | Opaque():
+                types[op] = ("int",) * op.width
             case _:
                 types[op] = below[0]
     return types

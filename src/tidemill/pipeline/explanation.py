@@ -1,21 +1,34 @@
 """Explain how a view is computed: its circuit, and how each operator is kept up to date."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tidemill.errors import DeclarationError
+from tidemill.errors import DeclarationError, GroupUnknown
 from tidemill.pipeline.reader import failed
 from tidemill.views.certify import certificates
 from tidemill.views.certify.certificates import ViewCertificate
 from tidemill.views.circuit.explanation import CircuitExplanation, draw
+from tidemill.views.steps import groups
+from tidemill.views.trace.version import TraceVersion, read_version
 
 if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline
+    from tidemill.views.spark.group_chain import GroupChain
 
 INCREMENTAL = "each step processes only the changes"
 RECOMPUTED = "each step recomputes the view and stores the difference"
+PARTLY = "each step processes only the changes, but recomputes operators from their stored inputs"
 NOT_YET = "not yet compared with plain Spark, so no result of its circuit is published"
+
+
+@dataclass(frozen=True)
+class RecomputedOperator:
+    """An operator inside a view that steps recompute, why, and about how many stored rows that reads."""
+
+    kind: str
+    why: str
+    rows: int = 0
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,6 +47,8 @@ class Explanation:
     - always_full: whether the view is declared with `refresh="full"`.
     - recomputed: why each step recomputes the view; empty if the view is incremental.
     - failed: why the view is set aside; empty if it is not.
+    - cuts: the operators inside the view that are recomputed from their stored inputs.
+    - incremental_share: the share of the view's stored rows that no step reads as a whole.
     """
 
     view: str
@@ -43,11 +58,18 @@ class Explanation:
     always_full: bool = False
     recomputed: str = ""
     failed: str = ""
+    cuts: tuple[RecomputedOperator, ...] = ()
+    incremental_share: float = 1.0
 
     @property
     def runs(self) -> str:
         """Return how the view is computed, as a sentence."""
-        return f"{RECOMPUTED}: {self.recomputed}" if self.recomputed else INCREMENTAL
+        if self.recomputed:
+            return f"{RECOMPUTED}: {self.recomputed}"
+        if not self.cuts:
+            return INCREMENTAL
+        reads = "; ".join(f"{cut.kind} (about {cut.rows:,} rows): {cut.why}" for cut in self.cuts)
+        return f"{PARTLY} ({self.incremental_share:.0%} of its stored rows are incremental): {reads}"
 
     @property
     def certified(self) -> str:
@@ -94,8 +116,10 @@ class Explanation:
         """Return the explanation as JSON, with the same content as the text."""
         return {
             "view": self.view,
-            "runs": "full" if self.recomputed else "incremental",
+            "runs": "full" if self.recomputed else "partly incremental" if self.cuts else "incremental",
             "how": self.runs,
+            "recomputed": [vars(cut) for cut in self.cuts],
+            "incremental_share": 0.0 if self.recomputed else self.incremental_share,
             "certified": self._is_certified(),
             "why": self.certified,
             "failed": self.failed or None,
@@ -125,7 +149,7 @@ class Explanation:
 def explain(pipeline: "Pipeline", view: str) -> Explanation:
     """Plan a pipeline and explain one of its views."""
     from tidemill.pipeline.plan.certification import Certify
-    from tidemill.pipeline.plan.decisions import decide
+    from tidemill.pipeline.plan.decisions import certified_chain, decide
 
     plan, decl = pipeline.plan(), pipeline.views[view]
     certificates_of = {stage.view: stage.certificate for stage in plan.stages if isinstance(stage, Certify)}
@@ -133,8 +157,9 @@ def explain(pipeline: "Pipeline", view: str) -> Explanation:
     (group,) = (group for group in groups if any(member.name == view for member in group.views))
     with pipeline.context.spark() as spark:
         recomputed = decide(spark, group, plan.program.datasets, certificates_of)
+        chain = certified_chain(spark, group, plan.program.datasets, certificates_of)
     row = failed(pipeline).get(view)
-    return Explanation(
+    explanation = Explanation(
         view,
         None if decl.function is not None else plan.explained(view, recomputed),
         certificates_of.get(view),
@@ -143,6 +168,38 @@ def explain(pipeline: "Pipeline", view: str) -> Explanation:
         recomputed=recomputed.get(view, ""),
         failed="" if row is None else row.text,
     )
+    return _with_cuts(explanation, pipeline, chain)
+
+
+def _with_cuts(explanation: Explanation, pipeline: "Pipeline", group: "GroupChain") -> Explanation:
+    """Add the recomputed operators of a view, with the rows that its group stores for them."""
+    cuts = group.cuts.get(explanation.view, ())
+    if not cuts or group.chain is None:
+        return explanation
+    rows = _stored_rows(pipeline, explanation.view)
+    traces = {
+        trace
+        for placed in group.chain.operators
+        if explanation.view in placed.views
+        for trace in placed.reads
+    }
+    operators = tuple(
+        RecomputedOperator(cut.kind, cut.why, sum(rows.get(trace, 0) for trace in cut.inputs)) for cut in cuts
+    )
+    total, read = sum(rows.get(trace, 0) for trace in traces), sum(cut.rows for cut in operators)
+    share = 1 - read / total if total else 1.0
+    return replace(explanation, cuts=operators, incremental_share=share)
+
+
+def _stored_rows(pipeline: "Pipeline", view: str) -> dict[str, int]:
+    """Return how many rows the traces of a view's group have; nothing before the first step."""
+    context, group = pipeline.context, pipeline.views[view].group
+    try:
+        row = context.store.run(lambda tx: groups.read(tx, context.keys, pipeline.name, group))
+    except GroupUnknown:
+        return {}
+    version = read_version(context.objects, row.version) if row.version else TraceVersion()
+    return {trace: sum(run.rows for run in runs) for trace, runs in version.traces.items()}
 
 
 def retry_certification(pipeline: "Pipeline", view: str) -> bool:

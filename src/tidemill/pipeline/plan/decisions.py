@@ -13,6 +13,7 @@ from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.plan.circuits import chain_of
 from tidemill.runner.program import GroupProgram, ViewProgram
 from tidemill.views.certify.certificates import ViewCertificate
+from tidemill.views.spark.group_chain import GroupChain
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,13 +33,23 @@ def decide(
         datasets: the datasets that they read.
         certificates: the result of the comparison of each view; a view without a result is not refused.
     """
-    views = [view.certified_by(certificates) for view in group.views]
-    reasons = chain_of(spark, views, datasets).reasons
+    reasons = certified_chain(spark, group, datasets, certificates).reasons
     return {
-        before.name: _why(before, view, reasons[view.name])
-        for before, view in zip(group.views, views, strict=True)
+        view.name: _why(view, view.certified_by(certificates), reasons[view.name])
+        for view in group.views
         if view.name in reasons
     }
+
+
+def certified_chain(
+    spark: "SparkSession",
+    group: GroupProgram,
+    datasets: Mapping[DatasetId, DatasetRow],
+    certificates: Mapping[str, ViewCertificate | None],
+) -> GroupChain:
+    """Return the chain of a group's certified views; the arguments are those of `decide`."""
+    views = [view.certified_by(certificates) for view in group.views]
+    return chain_of(spark, views, datasets)
 
 
 def _why(view: ViewProgram, certified: ViewProgram, reason: str) -> str:

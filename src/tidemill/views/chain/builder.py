@@ -12,7 +12,8 @@ from tidemill.views.chain.chain_graph import ChainGraph
 from tidemill.views.chain.keyed_operators import GatherRows, ReplaceRows
 from tidemill.views.chain.native_operators import StatefulAggregate, StatefulJoin, StatefulSet
 from tidemill.views.chain.outputs import OutputSink
-from tidemill.views.chain.preparation import NoKernel
+from tidemill.views.chain.preparation import NoKernel, NoKey
+from tidemill.views.chain.recomputed_operators import StoredInput, StoredResult
 from tidemill.views.chain.row_expressions import ExplodeStep, RowExpressions, SelectStep
 from tidemill.views.chain.source_operators import ChangesSource, UpsertsSource
 from tidemill.views.chain.source_sharing import SharedSource, side_key, source_keys
@@ -20,9 +21,10 @@ from tidemill.views.chain.stateful_operator import StatefulOperator
 from tidemill.views.circuit import operators as ops
 from tidemill.views.circuit.circuit import Circuit, walk
 from tidemill.views.circuit.expr import Expr, call, column, merge_parts
+from tidemill.views.circuit.functions import CLOCK
 from tidemill.views.circuit.ids import expressions_of
 from tidemill.views.circuit.operators import Operator
-from tidemill.views.circuit.row_properties import append_only
+from tidemill.views.circuit.row_properties import append_only, unique
 from tidemill.views.kernels.extremes import BEST
 from tidemill.views.kernels.group_by import GroupAggregate, GroupKernel
 
@@ -60,6 +62,8 @@ class ChainBuilder:
         self._graph = ChainGraph()
         self._numbers: dict[Operator, int] = {}  # each operator's number in the chain
         self._keys: dict[ops.InputTable, tuple[int, ...]] = {}
+        self.recomputed: dict[Operator, str] = {}
+        """The operators that Spark recomputes from their stored inputs, and why."""
 
     def build(self, views: Sequence[str]) -> Chain:
         """Build the chain of these views; raise `NoKernel` if a chain cannot compute an operator."""
@@ -177,6 +181,13 @@ class ChainBuilder:
     # --- stateful operators
 
     def _stateful(self, op: Operator) -> int:
+        try:
+            return self._incremental(op)
+        except NoKey as error:
+            return self._recomputed(op, str(error))
+
+    def _incremental(self, op: Operator) -> int:
+        """Add an operator that has a kernel or a key; otherwise raise `NoKey` and add nothing."""
         if isinstance(op, ops.Join):
             return self._join(op)
         if isinstance(op, ops.Aggregate):
@@ -192,11 +203,11 @@ class ChainBuilder:
         if isinstance(op, ops.Opaque):
             raise NoKernel(op.reason)
         operator = "window without PARTITION BY" if isinstance(op, ops.Window) else op.kind
-        raise NoKernel(f"{operator}: this operator has no key, so it cannot be updated key by key")
+        raise NoKey(f"{operator}: this operator has no key, so it cannot be updated key by key")
 
     def _join(self, op: ops.Join) -> int:
         if not op.keys:
-            raise NoKernel(
+            raise NoKey(
                 f"a join ({op.join}) without an equality has no key, so it cannot be updated key by key"
             )
         if op.join != "inner":
@@ -239,7 +250,7 @@ class ChainBuilder:
         left, right = self._types[op.left][key.left.column], self._types[op.right][key.right.column]
         common = common_type(left, right)
         if common is None:
-            raise NoKernel(f"a join of {left} with {right} cannot be updated natively")
+            raise NoKey(f"a join of {left} with {right} cannot be updated natively")
         return common
 
     def _aggregate(self, op: ops.Aggregate) -> int:
@@ -269,11 +280,11 @@ class ChainBuilder:
         except TypeRefused as error:
             if op.groups and op.sets is None:
                 return self._keyed_aggregate(op)
-            raise NoKernel(error.message) from None
+            raise NoKey(error.message) from None
         sent = [[*map(column, keys), *map(column, values)]]
         if op.sets is not None:
             if len(set(map(frozenset, op.sets))) < len(op.sets):  # Spark returns the rows once for each
-                raise NoKernel("a grouping set appears twice")
+                raise NoKey("a grouping set appears twice")
             sent = [_grouping_set(grouped, keys, list(values), below) for grouped in op.sets]
         number = self._graph.add(f"{self._ids[op]}.{best}", operator)
         for side, columns in enumerate(sent):
@@ -303,9 +314,9 @@ class ChainBuilder:
         names = {aggregate.name for aggregate in op.calls if not _is_native(aggregate)}
         name = ", ".join(sorted(names)) or "an aggregate"
         if not op.groups:
-            raise NoKernel(f"{name} without GROUP BY has no key, so it cannot be updated key by key")
+            raise NoKey(f"{name} without GROUP BY has no key, so it cannot be updated key by key")
         if op.sets is not None:
-            raise NoKernel(f"{name} with grouping sets has no key, so it cannot be updated key by key")
+            raise NoKey(f"{name} with grouping sets has no key, so it cannot be updated key by key")
         return self._keyed(op, [self._columns_of(op.groups)], list(range(len(op.groups))))
 
     def _keyed_join(self, op: ops.Join) -> int:
@@ -392,6 +403,41 @@ class ChainBuilder:
                 types.append(key_type)
         return columns, places, types
 
+    # --- recomputed operators
+
+    def _recomputed(self, op: Operator, why: str) -> int:
+        """Add an operator that Spark recomputes from its stored inputs.
+
+        Raise `NoKernel` if time alone can change its result, or if its inputs are smaller than its result.
+        """
+        if isinstance(op, ops.TemporalFilter) or _reads_clock(op):
+            raise NoKernel("it uses the current time")
+        if not op.inputs:
+            raise NoKernel(f"{why}; it reads no table")
+        if isinstance(op, ops.Join) and _may_multiply(op):
+            raise NoKernel(f"{why}; its result can have many more rows than its inputs, so it is not stored")
+        self.recomputed[op] = why
+        inputs = []
+        for n, child in enumerate(op.inputs):
+            # An operator without columns has no entry.
+            operator = StoredInput(tuple(map(self._arrow, self._types.get(child, ()))))
+            inputs.append(self._graph.add(f"{self._ids[op]}.input{n}", operator))
+            self._connect_child(child, inputs[-1], 0, list(map(column, range(child.width))))
+        for number, child in zip(inputs, op.inputs, strict=True):
+            for other in inputs:
+                if other != number:
+                    self._connect_child(child, other, 1, [])
+        types = tuple(map(self._arrow, self._types.get(op, ())))
+        target = self._graph.add(f"{self._ids[op]}.result", StoredResult(types))
+        reads = [
+            self._graph.spill(number, RowExpressions().select(list(map(column, range(child.width)))))
+            for number, child in zip(inputs, op.inputs, strict=True)
+        ]
+        table = f"result:{target}"
+        self._graph.add_query(KeyedQuery(table, op, (), tuple(reads)))
+        self._graph.connect(ChainInput(table, op.width), target, 0, RowExpressions())
+        return target
+
     def _output_columns(self, op: Operator) -> RowExpressions:
         """Return row expressions that turn the columns of a stateful operator into those of `op`."""
         operator = self._graph.operator(self._numbers[op])
@@ -418,6 +464,19 @@ class ChainBuilder:
             self._graph.connect(
                 origin, number, side, expressions if unchanged else expressions.select(columns)
             )
+
+
+def _reads_clock(op: Operator) -> bool:
+    calls = set(op.calls) if isinstance(op, ops.Opaque) else set()
+    return bool(calls & CLOCK) or any(expression.reads_clock for expression in expressions_of(op))
+
+
+def _may_multiply(op: ops.Join) -> bool:
+    """Return whether the result of a join can have many more rows than its inputs."""
+    if op.keys or op.left_only:
+        return False
+    one_row: frozenset[int] = frozenset()
+    return not any(one_row in unique(child)[child] for child in op.inputs)
 
 
 def _cast(expr: Expr, current: str, target: str) -> Expr:

@@ -9,6 +9,9 @@ An operator that has a key but no kernel is *keyed*. One operator gathers all ro
 Spark SQL computes the result for these keys, and another operator replaces the stored result. The query
 splits the step: everything after the query runs in a later job. Rows that pass from one job to a later one
 are written to files of the attempt.
+
+An operator that has neither is *recomputed*, in the same way but for all its rows: operators store its inputs
+and its result, and only the difference of the result goes to the operators above.
 """
 
 from collections.abc import Collection
@@ -16,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from tidemill.views.chain.outputs import OutputSink, SpillSink
+from tidemill.views.chain.recomputed_operators import StoredInput
 from tidemill.views.chain.row_expressions import RowExpressions
 from tidemill.views.chain.stateful_operator import StatefulOperator
 from tidemill.views.circuit.expr import Expr
@@ -81,12 +85,13 @@ class PlacedOperator:
 
 @dataclass(frozen=True)
 class KeyedQuery:
-    """The query of a keyed operator.
+    """The query of a keyed or recomputed operator.
 
     Args:
         table: the name of the chain input that holds the result.
         operator: the operator to compute.
-        key: the expressions that compute the key of a result row from the operator's columns.
+        key: the expressions that compute the key of a result row from the operator's columns; none for a
+            recomputed operator.
         reads: for each input of the operator, the chain input that holds the rows of that input.
         expressions: the row expressions applied to the result before it is stored.
     """
@@ -96,6 +101,11 @@ class KeyedQuery:
     key: tuple[Expr, ...]
     reads: tuple[str, ...]
     expressions: RowExpressions = field(default_factory=RowExpressions)
+
+    @property
+    def recomputed(self) -> bool:
+        """Return whether the query computes the whole result, not that of changed keys."""
+        return not self.key
 
 
 @dataclass(frozen=True)
@@ -140,6 +150,11 @@ class Chain:
             for placed in self.operators
             if isinstance(placed.operator, OutputSink) and placed.operator.identified
         }
+
+    @property
+    def stored_inputs(self) -> tuple[PlacedOperator, ...]:
+        """Return the operators that store the inputs of recomputed operators."""
+        return tuple(placed for placed in self.operators if isinstance(placed.operator, StoredInput))
 
     @property
     def traces(self) -> frozenset[str]:

@@ -1,8 +1,8 @@
 """A chain under construction: its stateful operators, their edges, and their division into jobs and layers.
 
 Add an operator before you connect its output. A job ends where rows must be written to files: before the
-query of a keyed operator, and before rows from a kernel are exploded. Within a job, each operator is in a
-later layer than the operators it reads.
+query of a keyed or recomputed operator, and before rows from a kernel are exploded. Within a job, each
+operator is in a later layer than the operators it reads.
 """
 
 from collections.abc import Mapping
@@ -14,6 +14,7 @@ from tidemill.views.chain.chain import Chain, ChainInput, Edge, KeyedQuery, Plac
 from tidemill.views.chain.keyed_operators import ReplaceRows
 from tidemill.views.chain.native_operators import StatefulJoin
 from tidemill.views.chain.outputs import OutputSink, SpillSink
+from tidemill.views.chain.recomputed_operators import StoredResult
 from tidemill.views.chain.row_expressions import RowExpressions
 from tidemill.views.chain.stateful_operator import StatefulOperator
 from tidemill.views.circuit.operators import Operator
@@ -93,7 +94,7 @@ class ChainGraph:
         self._constants[name] = op
 
     def add_query(self, query: KeyedQuery) -> None:
-        """Add the query of a keyed operator."""
+        """Add the query of a keyed or recomputed operator."""
         self._queries.append(query)
 
     def spill(
@@ -116,7 +117,7 @@ class ChainGraph:
     # --- jobs and layers
 
     def _fuse_queries(self) -> None:
-        """Move row expressions after a keyed operator into its query, if the operator has only one reader.
+        """Move row expressions into the query of the operator below, if it has only one reader.
 
         Rows and columns that these expressions drop are then neither stored nor compared.
         """
@@ -124,7 +125,7 @@ class ChainGraph:
             number = int(query.table.partition(":")[2])
             leaving = [at for at, (origin, *_) in enumerate(self._edges) if origin == number]
             name, operator = self._operators[number]
-            if len(leaving) != 1 or not isinstance(operator, ReplaceRows):
+            if len(leaving) != 1 or not isinstance(operator, ReplaceRows | StoredResult):
                 continue
             _, target, side, expressions = self._edges[leaving[0]]
             if expressions.explodes or expressions.plain(len(operator.types)) is not None:

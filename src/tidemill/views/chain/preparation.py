@@ -30,7 +30,11 @@ from tidemill.views.circuit.rungs import is_native
 
 
 class NoKernel(Exception):
-    """No kernel computes an operator; the message gives the reason."""
+    """A chain cannot compute a view; the message gives the reason."""
+
+
+class NoKey(Exception):
+    """An operator has neither a kernel nor a key; the message gives the reason."""
 
 
 def prepared(output: ViewOutput) -> ViewOutput:

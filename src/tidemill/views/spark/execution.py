@@ -159,7 +159,15 @@ def _run(executor: ChainExecutor, inputs: Inputs) -> ChainExecutor:
         name: replace(rows, by_spark=True) if isinstance(rows, LotInput) else rows
         for name, rows in inputs.items()
     }
-    again = replace(executor, plan=plan, reports=[], changes=type(executor.changes)(), plan_s=0.0, job_s=0.0)
+    again = replace(
+        executor,
+        plan=plan,
+        reports=[],
+        changes=type(executor.changes)(),
+        plan_s=0.0,
+        job_s=0.0,
+        recomputed_rows=0,
+    )
     return _run(again, by_spark)
 
 

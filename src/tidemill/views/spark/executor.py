@@ -1,8 +1,8 @@
 """Execute the jobs of a chain in order, with the queries of keyed operators between them (DBSP-17).
 
 A job writes the rows that later jobs need to files of the attempt. A query reads the files of its inputs,
-repeats each row as many times as its weight says, and computes the result for the changed keys with Spark
-SQL.
+repeats each row as many times as its weight says, and computes the result with Spark SQL: for the changed
+keys, or the whole result of a recomputed operator.
 """
 
 import time
@@ -46,6 +46,8 @@ class ChainExecutor(ABC):
         plan: the plan of the step; `run` sets its job.
         paths: where tasks read and write.
         types_of: returns the Spark types of a view's columns.
+
+    `recomputed_rows` counts the stored rows that the queries of recomputed operators read.
     """
 
     spark: "SparkSession"
@@ -57,6 +59,7 @@ class ChainExecutor(ABC):
     changes: TraceChanges = field(default_factory=TraceChanges)
     plan_s: float = 0.0
     job_s: float = 0.0
+    recomputed_rows: int = 0
 
     @abstractmethod
     def planned(self, inputs: Inputs) -> Callable[[], list[TaskReport]]:
@@ -113,9 +116,16 @@ class ChainExecutor(ABC):
         return SpilledInput(self.spark, self.storage, schema, self._files(name))
 
     def _query_result(self, query: KeyedQuery, open_queries: ExitStack) -> "DataFrame | None":
-        """Return the result of a keyed operator for the changed keys; None if these keys have no rows."""
-        if not any(self._files(name) for name in query.reads):
+        """Return the result of a keyed operator for the changed keys, or of a recomputed one.
+
+        Returns None if the changed keys have no rows, or if no input of the recomputed operator changed.
+        """
+        files = [file for name in query.reads for file in self._files(name)]
+        if not files:
             return None
+        if query.recomputed:
+            markers = len(query.reads) * len(self.plan.ranges)
+            self.recomputed_rows += sum(file.rows or 0 for file in files) - markers
         inputs = {f"__in{n}": self._repeated(name) for n, name in enumerate(query.reads)}
         inner = Renderer().sql(query.operator, list(inputs))
         return open_queries.enter_context(
@@ -127,15 +137,15 @@ class ChainExecutor(ABC):
         df = self._spilled(name).frame()
         names = [column for column in df.columns if column != WEIGHT]
         again = f"explode(array_repeat(1, CAST({WEIGHT} AS INT))) AS _again"
-        return df.selectExpr(*names, again).selectExpr(*names)
+        return df.selectExpr(*names, again).selectExpr(*(names or ["1 AS one"]))
 
 
 def _query_text(query: KeyedQuery, inner: str) -> str:
-    """Return the query of a keyed operator with its row expressions: columns c0, c1, …, then the key."""
+    """Return the query of an operator with its row expressions: columns c0, c1, …, then the key."""
     width, keys = query.operator.width, [f"k{n}" for n in range(len(query.key))]
     columns = [f"c{i}" for i in range(width)]
     selected = [*columns, *(f"{expr.sql()} AS k{n}" for n, expr in enumerate(query.key))]
-    text = f"SELECT {', '.join(selected)} FROM ({inner})"  # noqa: S608  # the view's own query
+    text = f"SELECT {', '.join(selected) or '1 AS one'} FROM ({inner})"  # noqa: S608  # the view's own query
     for step in query.expressions.steps:
         if isinstance(step, FilterStep):
             conditions = " AND ".join(condition.parenthesized().sql() for condition in step.conditions)
@@ -144,6 +154,9 @@ def _query_text(query: KeyedQuery, inner: str) -> str:
             assert isinstance(step, SelectStep), "a query does not explode rows"
             computed = [f"{expr.sql()} AS c{i}" for i, expr in enumerate(step.expressions)]
             columns = [f"c{i}" for i in range(len(computed))]
-            text = f"SELECT {', '.join([*computed, *keys])} FROM ({text})"  # noqa: S608
+            text = f"SELECT {', '.join([*computed, *keys]) or '1 AS one'} FROM ({text})"  # noqa: S608
     last = [*columns, *(f"{name} AS c{len(columns) + n}" for n, name in enumerate(keys)), f"1L AS {WEIGHT}"]
-    return f"SELECT {', '.join(last)} FROM ({text})"  # noqa: S608
+    text = f"SELECT {', '.join(last)} FROM ({text})"  # noqa: S608
+    if query.recomputed:  # the marker: the operator's result may be empty
+        text += f" UNION ALL SELECT {', '.join([*('NULL' for _ in columns), '0L'])}"
+    return text

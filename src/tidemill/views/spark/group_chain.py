@@ -1,12 +1,14 @@
 """Build the chain of a group from its circuit, with Spark's types (DBSP-17).
 
-A view is in the chain if a chain can compute all its operators, down to the datasets. The other views are
-recomputed, and so are the views that read them; `reasons` says why.
+A view is in the chain if a chain can compute all its operators, down to the datasets. An operator in the
+middle of a view can be recomputed from its stored inputs (`cuts`). If no other operator of the view stores
+state, that saves nothing: such a view is recomputed as a whole, like the views that a chain cannot compute,
+and the views that read them; `reasons` says why.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tidemill.errors import QueryError, TypeRefused
 from tidemill.lots.datasets import DatasetRow, Kind
@@ -16,6 +18,8 @@ from tidemill.spark.planning_memo import PlanningMemo, engine_of
 from tidemill.spark.sessions import PINNED
 from tidemill.views.chain.builder import ChainBuilder
 from tidemill.views.chain.chain import Chain
+from tidemill.views.chain.keyed_operators import ReplaceRows
+from tidemill.views.chain.native_operators import StatefulAggregate, StatefulJoin, StatefulSet
 from tidemill.views.chain.preparation import NoKernel, prepared
 from tidemill.views.circuit.circuit import Circuit, replace_views, walk
 from tidemill.views.circuit.functions import ViewFunctions
@@ -30,6 +34,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """An operator that Spark recomputes from its stored inputs, and why.
+
+    `inputs` are the ids of the traces that store its inputs.
+    """
+
+    kind: str
+    why: str
+    inputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class GroupChain:
     """The chain of a group, and the views that it computes.
 
@@ -38,12 +54,14 @@ class GroupChain:
         views: the names of these views.
         types: the Spark types of their columns.
         reasons: for each other view, why it is recomputed.
+        cuts: for each view in the chain, the operators that are recomputed from their stored inputs.
     """
 
     chain: Chain | None
     views: frozenset[str] = frozenset()
     types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
+    cuts: Mapping[str, tuple[Cut, ...]] = field(default_factory=dict)
 
 
 _chains: PlanningMemo[GroupChain] = PlanningMemo(most=200)
@@ -110,6 +128,7 @@ def group_chain(
         settings: the settings that are part of operator ids.
     """
     reasons: dict[str, str] = {}
+    cuts: dict[str, tuple[Cut, ...]] = {}
     chained: dict[str, ViewOutput] = {}
     types: dict[Operator, tuple[str, ...]] = {}
     for view, output in outputs.items():
@@ -121,17 +140,26 @@ def group_chain(
             linked = _linked(prepared(output), chained, frozenset(outputs))
             operator_types = column_types(linked, _resolver(spark, frames, tag))
             _check_types(linked, operator_types)
-            _built({view: linked}, operator_types, kinds, [view], settings)
+            alone = _built({view: linked}, operator_types, kinds, [view], settings)
+            if alone.cuts and not _keeps_state(alone.chain):
+                raise NoKernel("; ".join(cut.why for cut in alone.cuts))
         except (NoKernel, TypeRefused) as error:
             reasons[view] = str(error.args[0]) if error.args else type(error).__name__
             continue
         chained[view] = linked
+        cuts[view] = alone.cuts
         types |= operator_types
     if not chained:
         return GroupChain(None, reasons=reasons)
-    chain = _built(chained, types, kinds, list(chained), settings)
+    chain = _built(chained, types, kinds, list(chained), settings).chain
     view_types = {view: types[output] for view, output in chained.items()}
-    return GroupChain(chain, frozenset(chained), view_types, reasons)
+    return GroupChain(chain, frozenset(chained), view_types, reasons, cuts)
+
+
+def _keeps_state(chain: Chain) -> bool:
+    """Return whether an operator of the chain is incremental and stores state, besides sources."""
+    kinds = StatefulJoin | StatefulAggregate | StatefulSet | ReplaceRows
+    return any(isinstance(placed.operator, kinds) for placed in chain.operators)
 
 
 def _check_deterministic(output: ViewOutput) -> None:
@@ -190,13 +218,27 @@ def _check_types(output: ViewOutput, types: Mapping[Operator, tuple[str, ...]]) 
         )
 
 
+class _Built(NamedTuple):
+    """A chain, and its recomputed operators."""
+
+    chain: Chain
+    cuts: tuple[Cut, ...]
+
+
 def _built(
     outputs: Mapping[str, ViewOutput],
     types: Mapping[Operator, tuple[str, ...]],
     kinds: Mapping[str, str],
     views: Sequence[str],
     settings: Mapping[str, str],
-) -> Chain:
+) -> _Built:
     circuit = Circuit(dict(outputs))
     ids = circuit.ids(Pins(settings=dict(settings)))
-    return ChainBuilder(circuit, types, ids, arrow_of, kinds).build(views)
+    builder = ChainBuilder(circuit, types, ids, arrow_of, kinds)
+    chain = builder.build(views)
+    traces = {placed.id: trace for placed in chain.stored_inputs for trace in placed.traces.values()}
+    cuts = [
+        Cut(op.kind, why, tuple(trace for id_, trace in traces.items() if id_.startswith(f"{ids[op]}.")))
+        for op, why in builder.recomputed.items()
+    ]
+    return _Built(chain, tuple(cuts))

@@ -269,6 +269,7 @@ class _Step:
         self._load_reports: list[TaskReport] = []
         self._loaded: frozenset[int] = frozenset()
         self._plan_s = self._job_s = self._load_s = 0.0
+        self._recomputed_rows = 0
         self._estimate = Estimate(ExecutionPlace.SPARK, 0.0)
         self.has_state = group.chain is not None or bool(batch.version)
         self._version = (
@@ -355,16 +356,29 @@ class _Step:
             return []
         outputs = {placed.number for view, placed in self._chain.outputs.items() if view in self.ready}
         active = frozenset(self._current | outputs | self._spills_of(self._current))
-        plan = StepPlan(self._chain, active, ranges(tasks_for(self._spark, self._size)))
+        size = self._size + self._stored_inputs()
+        plan = StepPlan(self._chain, active, ranges(tasks_for(self._spark, size)))
         inputs = {
             name: LotInput(self._spark, self._storage, self._declared(name), change.plus, change.minus)
             for name, change in self._input_changes.items()
         }
-        executor = self._execute(plan, inputs, self._size, self.ready)
+        executor = self._execute(plan, inputs, size, self.ready)
         self._reports, self._plan_s, self._job_s = executor.reports, executor.plan_s, executor.job_s
         self._keep_current(executor.changes)
         outputs_of_views = (self._output(view.name) for view in self._batch.spec.views)
         return [output for output in outputs_of_views if output is not None]
+
+    def _stored_inputs(self) -> InputSize:
+        """Return how many rows the recomputed operators read in a step of all views that are ready."""
+        changed = {edge.target for name in self._input_changes for edge in self._chain.leaving(name)}
+        reached = self._chain.above(changed) & self._current
+        traces = [
+            trace
+            for placed in self._chain.stored_inputs
+            if placed.number in reached
+            for trace in placed.reads
+        ]
+        return InputSize(sum(run.rows for trace in traces for run in self._version.traces.get(trace, ())), 0)
 
     def _spills_of(self, numbers: Collection[int]) -> set[int]:
         """Return the sinks that write rows of these operators for a later job."""
@@ -380,6 +394,7 @@ class _Step:
         paths = self._paths(views)
         execution = execute(self._spark, self._storage, plan, inputs, size, paths, self._types_of)
         self._estimate = execution.estimate
+        self._recomputed_rows += execution.executor.recomputed_rows
         return execution.executor
 
     def _keep_current(self, changes: TraceChanges) -> None:
@@ -542,6 +557,7 @@ class _Step:
 
     def timed(self) -> StepTimed:
         """Return the event with the times of the step."""
+        changed, recomputed = self._size.rows, self._recomputed_rows
         return StepTimed(
             pipeline=self._batch.pipeline,
             group=self._batch.spec.name,
@@ -553,9 +569,11 @@ class _Step:
             kernel_s=timings(self._reports)["kernel_s"],
             place=self._estimate.place,
             estimated_s=self._estimate.seconds,
-            changed_rows=self._size.rows,
+            changed_rows=changed,
             known_rows=self._stored_rows,
             operators=work_by_operator(self._chain, [*self._reports, *self._load_reports]),
+            recomputed_rows=recomputed,
+            incremental_share=changed / (changed + recomputed) if recomputed else 1.0,
         )
 
     # --- names and types

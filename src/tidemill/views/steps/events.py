@@ -85,6 +85,9 @@ class StepTimed(Event, frozen=True, kw_only=True):
     - changed_rows, known_rows: how many input rows changed, and how many rows the largest trace stores.
     - operators: for each operator that a kernel ran, its kind, the rows it received, the rows it returned,
       and its seconds, summed over all tasks.
+    - recomputed_rows: how many stored rows recomputed operators read.
+    - incremental_share: the share of incremental reads: changed rows in relation to changed and recomputed
+      rows.
     """
 
     pipeline: str
@@ -100,6 +103,8 @@ class StepTimed(Event, frozen=True, kw_only=True):
     changed_rows: int = 0
     known_rows: int = 0
     operators: dict[str, tuple[str, int, int, float]] = msgspec.field(default_factory=dict)
+    recomputed_rows: int = 0
+    incremental_share: float = 1.0
 
 
 class FilesCollected(Event, frozen=True, kw_only=True):
