@@ -85,7 +85,7 @@ def test_a_view_has_no_chain_if_an_operator_cannot_be_recomputed_alone() -> None
         with pytest.raises(NoKernel, match=why):
             built({"v": op}, {})
     opaque = Opaque((A,), (), "SELECT now()", 3, "a reason", tuple(CLOCK))
-    with pytest.raises(NoKernel, match="current time|a reason"):
+    with pytest.raises(NoKernel, match="a reason"):
         built({"v": opaque}, {})
 
 
