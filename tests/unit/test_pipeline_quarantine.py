@@ -204,6 +204,6 @@ def test_a_line_that_is_nested_too_deeply_is_no_exported_record(
     shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "deep.jsonl"
-    path.write_text('{"lot": "x", "version": "1", "row": 0, "record": ' + "[" * 5000 + "]" * 5000 + "}")
+    path.write_text('{"lot": "x", "version": "1", "row": 0, "record": ' + "[" * 100_000 + "]" * 100_000 + "}")
     assert main(["quarantine", "ingest", "people", str(path), "-f", shop.target]) == 2
     assert "line 1" in capsys.readouterr().err
