@@ -217,7 +217,7 @@ def test_an_item_of_any_depth_or_length_is_split_from_the_others() -> None:
     assert split_items(b"[1, %s , %s]" % (deep, long)) == [b"1", deep, long]
     parsed = parse_texts(Drift.RESCUE, *split_items(b'[{"id": 1}, {"x": %s}, %s]' % (deep, long)))
     assert (parsed.rows.num_rows, parsed.bad.num_rows) == (1, 2)
-    with pytest.raises(ValueError, match="Unterminated|Expecting"):
+    with pytest.raises(ValueError, match=r"Unterminated|Expecting"):
         split_items(b"[1, %s" % deep[:-1])
 
 

@@ -4,6 +4,7 @@ import re
 from html import unescape
 from html.parser import HTMLParser
 
+import msgspec
 import pytest
 from starlette.testclient import TestClient
 
@@ -12,6 +13,7 @@ from tests.unit.page_stage import HOSTILE, PageStage
 from tidemill.lots import expiry
 from tidemill.obs.event_log import EventLog
 from tidemill.obs.keys import ObservationKeys
+from tidemill.pipeline.descriptions import DescriptionKeys, OperatorDescription, ViewDescription
 from tidemill.triggers.events import RunFailed
 from tidemill.ui.model import grid
 
@@ -231,3 +233,23 @@ def test_a_secret_in_the_message_of_an_event_is_on_no_screen_in_no_answer_and_no
     texts = [client.get(address).text for address in addresses]
     assert "postgresql://ann:***@db" in unescape(texts[1])
     assert not [address for address, text in zip(addresses, texts, strict=True) if secret in text]
+
+
+def test_a_view_with_an_operator_that_spark_recomputes_is_not_called_incremental(
+    stage: PageStage, client: TestClient
+) -> None:
+    key = DescriptionKeys("c").view["shop", "totals"]
+    before = stage.store.run(lambda tx: tx.get(key))
+    assert before is not None
+    assert '<span class="tag ok">incremental</span>' in client.get("/view?view=totals").text
+
+    described = msgspec.msgpack.decode(before, type=ViewDescription)
+    ranked = OperatorDescription("c3", "window", "full", "rank()", "it has no key", ("a1",))
+    changed = msgspec.structs.replace(described, operators=(ranked, *described.operators))
+    stage.store.run(lambda tx: tx.set(key, msgspec.msgpack.encode(changed)))
+    try:
+        assert '<span class="tag warn">partly incremental</span>' in client.get("/view?view=totals").text
+        assert '<span class="tag warn">partly incrementally</span>' in client.get("/views").text
+        assert client.get("/api/v1/view?name=totals").json()["cuts"] == 1
+    finally:
+        stage.store.run(lambda tx: tx.set(key, before))

@@ -356,7 +356,8 @@ class ViewDetail(msgspec.Struct, frozen=True, kw_only=True):
     """One view.
 
     - sql, circuit, certified, incremental: known after a runner has planned the pipeline with this release.
-    - incremental: whether each step processes only the changes.
+    - incremental: whether a chain of kernels updates the view; otherwise each step recomputes it.
+    - cuts: how many operators of that chain are recomputed from their stored inputs.
     - stale: whether the next step rebuilds the view, because it changed.
     - failed: why the view is set aside; empty if it is not.
     - timed_step, times, kernels: the last step of the group whose times are in the event log, the seconds of
@@ -375,6 +376,7 @@ class ViewDetail(msgspec.Struct, frozen=True, kw_only=True):
     sql: str = ""
     where: str = ""
     incremental: bool | None = None
+    cuts: int = 0
     certified: str = ""
     circuit: tuple[OperatorAnswer, ...] = ()
     notes: tuple[str, ...] = ()
@@ -395,6 +397,7 @@ class ViewLine(msgspec.Struct, frozen=True, kw_only=True):
     published_at: float
     stale: bool
     incremental: bool | None = None
+    cuts: int = 0
     failed: str = ""
 
 

@@ -22,6 +22,7 @@ from tidemill.ui.model.overview import trigger_line
 from tidemill.ui.model.reader import StoreReader
 from tidemill.views.certify import certificates
 from tidemill.views.circuit.explanation import CircuitExplanation
+from tidemill.views.circuit.rungs import Rung
 from tidemill.views.steps import commits, failed_views, records
 from tidemill.views.steps.commits import StepRow
 from tidemill.views.steps.events import StepTimed
@@ -109,6 +110,7 @@ def _described(tx: Tx, reader: StoreReader, entry: ViewEntry) -> dict[str, Any]:
         "sql": row.sql,
         "where": row.where,
         "incremental": None if row.incremental is None else not recomputed,
+        "cuts": 0 if recomputed else sum(each.rung == Rung.FULL.value for each in row.operators),
         "certified": explanation.certified,
         "circuit": tuple(operators),
         "notes": row.notes,
@@ -183,6 +185,7 @@ def _behind(reader: StoreReader, entry: ViewEntry) -> int:
 
 
 def _line(reader: StoreReader, entry: ViewEntry) -> ViewLine:
+    described = reader.run(partial(_described, reader=reader, entry=entry))
     return ViewLine(
         name=entry.name,
         pipeline=entry.pipeline,
@@ -191,7 +194,8 @@ def _line(reader: StoreReader, entry: ViewEntry) -> ViewLine:
         behind=_behind(reader, entry),
         published_at=grid.view_line(reader, entry).published_at,
         stale=entry.name in entry.group.stale,
-        incremental=reader.run(partial(_described, reader=reader, entry=entry)).get("incremental"),
+        incremental=described.get("incremental"),
+        cuts=described.get("cuts", 0),
         failed=_failed(reader, entry),
     )
 
