@@ -696,7 +696,12 @@ class ArcLotConflict(ArcError):
 
 
 class ViewError(TidemillError):
+    """`view` is the view that caused the error: empty if it is one of several views that were computed
+    together, and None if the cause may be another one, such as storage.
+    """
+
     code = "view"
+    view: str | None = None
 
 
 class GroupUnknown(ViewError):
@@ -715,12 +720,7 @@ class StepLost(ViewError):
 
 
 class ViewFailed(ViewError):
-    """`view` is the view whose expressions raised the error; empty if it is one of several views that were
-    computed together; None if the cause may be another one, such as storage.
-    """
-
     code = "view-failed"
-    view: str | None = None
     hint = "fix the query, or correct the rows that cause the error; then Tidemill runs the step again"
 
 

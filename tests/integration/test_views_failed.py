@@ -1,17 +1,36 @@
 """A view that fails on a row is set aside; the other views of its group continue, and it resumes."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import tidemill as tm
-from tidemill.errors import NothingYet
+from tidemill import crash
+from tidemill.cli import main
+from tidemill.errors import NothingYet, UsageError
+from tidemill.pipeline import view_retries
+from tidemill.pipeline.reader import failed
 from tidemill.pipeline.status import status_of
 from tidemill.views.spark.execution import SETTING
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+DECLARED = """
+import tidemill as tm
+
+p = tm.Pipeline("p", home="{home}")
+p.dataset("t", "id INT, k INT")
+p.view("bad", "SELECT id, 10 DIV k AS r FROM t")
+p.view("reader", "SELECT r, count(*) AS n FROM bad GROUP BY r")
+p.view("good", "SELECT count(*) AS n FROM t")
+"""
+
+RANKS = """
+SELECT g, v, rank() OVER (ORDER BY v DESC) AS place FROM (SELECT g, {value} AS v FROM t GROUP BY g)
+"""
 
 
 def rows(table: Any) -> list[tuple[Any, ...]]:
@@ -56,6 +75,8 @@ def test_a_row_that_fails_one_view_stops_only_that_view_and_its_readers(
         assert rows(bad) == [(1, 5), (3, 2), (4, 1)]
         assert rows(reader) == [(1, 1), (2, 1), (5, 1)]
         assert followed(bad, at) == [(3, 2, 1), (4, 1, 1)]
+        (inputs,) = {tuple(row[0]) for row in bad.changes(after=at).select("_inputs").collect()}
+        assert len(inputs) == 3, "the changes cover the steps without the view"
         table.append([(5, 2)])
         assert pipeline.run().ok
         assert rows(reader) == [(1, 1), (2, 1), (5, 2)]
@@ -104,3 +125,64 @@ def test_a_group_of_which_all_views_fail_resumes_with_right_traces(
         table.append([(4, 10)])
         assert pipeline.run().ok
         assert rows(view) == [(8, 3)]
+
+
+@pytest.mark.rule("DBSP-40")
+def test_an_operator_lets_a_view_pass_over_the_lot_on_which_it_fails(
+    tmp_path: Path, spark: "SparkSession", capsys: pytest.CaptureFixture[str]
+) -> None:
+    with tm.Pipeline("p", home=tmp_path / "home", spark=spark) as pipeline:
+        table = pipeline.dataset("t", "id INT, k INT")
+        bad = pipeline.view("bad", "SELECT id, 10 DIV k AS r FROM t")
+        reader = pipeline.view("reader", "SELECT r, count(*) AS n FROM bad GROUP BY r")
+        good = pipeline.view("good", "SELECT count(*) AS n FROM t")
+        table.append([(1, 2)])
+        table.append([(2, 0), (3, 5)])
+        assert not pipeline.run().ok
+        with pytest.raises(UsageError, match="waits for the view bad"):
+            view_retries.pass_over(pipeline, "reader")
+        with crash.armed("views.retry.before"), pytest.raises(crash.Crashed):
+            view_retries.pass_over(pipeline, "bad")
+        assert not failed(pipeline)["bad"].passed
+        with crash.armed("views.retry.after"), pytest.raises(crash.Crashed):
+            view_retries.retry(pipeline, "bad")
+        assert failed(pipeline)["bad"].requested
+        file = tmp_path / "p.py"
+        file.write_text(DECLARED.format(home=tmp_path / "home"))
+        assert main(["retry", "bad", "--skip", "-f", str(file), "--json"]) == 0
+        (passed,) = json.loads(capsys.readouterr().out)["passed"]
+        assert (passed["dataset"], passed["used"]) == ("t", None)
+        assert pipeline.run().ok
+        assert (rows(bad), rows(reader), rows(good)) == ([(1, 5)], [(5, 1)], [(3,)])
+        assert bad.explain().runs.endswith(f"it passes over t {passed['lot']}")
+        assert reader.explain().runs.endswith("it reads the view bad, which is recomputed")
+        table.append([(4, 1)])
+        assert pipeline.run().ok
+        assert (rows(bad), rows(reader), rows(good)) == ([(1, 5), (4, 10)], [(5, 1), (10, 1)], [(4,)])
+
+
+@pytest.mark.rule("DBSP-17", "DBSP-40")
+def test_a_view_with_a_recomputed_operator_returns_to_its_circuit_when_it_reads_the_lot_again(
+    tmp_path: Path, spark: "SparkSession"
+) -> None:
+    with tm.Pipeline("p", home=tmp_path / "home", spark=spark) as pipeline:
+        table = pipeline.dataset("t", "g STRING, k INT")
+        ranks = pipeline.view("ranks", RANKS.format(value="sum(10 DIV k)"))
+        counts = pipeline.view("counts", RANKS.format(value="count(*)"))
+        table.append([("a", 1), ("b", 2)])
+        assert pipeline.run().ok
+        table.append([("b", 0)])
+        assert set(pipeline.run().failures) == {"view:p/ranks"}
+        (passed,) = view_retries.pass_over(pipeline, "ranks")
+        assert pipeline.run().ok
+        assert (rows(ranks), rows(counts)) == ([("a", 10, 1), ("b", 5, 2)], [("a", 1, 2), ("b", 2, 1)])
+        explanation = ranks.explain()
+        assert (explanation.json()["runs"], explanation.cuts) == ("full", ())
+        assert counts.explain().json()["runs"] == "partly incremental"
+        table.replace(passed.lot, [("b", 1)])
+        assert pipeline.run().ok
+        assert rows(ranks) == [("a", 10, 2), ("b", 15, 1)]
+        assert ranks.explain().json()["runs"] == "partly incremental"
+        table.append([("a", 1)])
+        assert pipeline.run().ok
+        assert (rows(ranks), rows(counts)) == ([("a", 20, 1), ("b", 15, 2)], [("a", 2, 1), ("b", 2, 1)])

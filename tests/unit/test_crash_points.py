@@ -62,6 +62,7 @@ IN_PROCESS: dict[str, str] = {
     "tests/integration/views_daemon.py": "views.task",
     "tests/unit/test_views_run_files.py": "views.trace.bundle views.trace.version",
     "tests/unit/test_objects_local.py": "objects.local.link",
+    "tests/integration/test_views_failed.py": "views.retry",
     "tests/integration/test_futures_segments.py": "segments.seal",
     "tests/integration/store_postgres/test_trouble.py": "store.postgres.commit",
     "tests/unit/test_crash_points.py": "sources.lapse spark.write_table triggers.collect triggers.fire"

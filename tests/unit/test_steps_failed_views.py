@@ -10,7 +10,7 @@ from tidemill.errors import ViewFailed
 from tidemill.lots.keys import DatasetId
 from tidemill.views.steps import failed_views
 from tidemill.views.steps.commits import StepBatch, StepPart
-from tidemill.views.steps.failed_views import FREE_TRIES, FailedView
+from tidemill.views.steps.failed_views import FREE_TRIES, FailedView, PassedLot
 from tidemill.views.steps.failure_search import FailureSearch
 from tidemill.views.steps.groups import GroupSpec, ViewSpec
 from tidemill.views.steps.keys import group_id
@@ -155,6 +155,20 @@ def test_a_view_that_fails_in_every_step_is_tried_less_often() -> None:
 
 
 @pytest.mark.rule("DBSP-40")
+def test_a_view_is_tried_at_once_when_a_lot_is_corrected() -> None:
+    stage = FailingStage()
+    stage.bad = {"e"}
+    while not stage.failed or stage.failed["e"].passes < 4:
+        stage.publish_and_step()
+    stage.bad = set()
+    stage.publish_and_step()
+    assert stage.failed, "it passes over this step"
+    stage.add(ORDERS, stage.events(ORDERS)[0].lot, 1)
+    stage.publish_and_step()
+    assert not stage.failed
+
+
+@pytest.mark.rule("DBSP-40")
 def test_an_operator_can_try_a_view_without_new_input() -> None:
     stage = FailingStage()
     stage.bad = {"a"}
@@ -219,3 +233,30 @@ def test_wherever_a_runner_dies_the_next_one_sets_the_same_views_aside(step: str
         if not died:
             assert visit > 1
             return
+
+
+@pytest.mark.rule("DBSP-40")
+def test_a_view_passes_over_lots_until_they_have_a_newer_generation() -> None:
+    stage = FailingStage()
+    stage.settle(stage.runner, "g")
+    stage.bad = {"a"}
+    stage.publish_and_step()
+    (event,) = stage.events(ORDERS)
+    passed = PassedLot(ORDERS, event.lot, event.generation)
+    stage.bad = set()
+    stage.run(failed_views.pass_over, stage.keys, P, "g", "a", [passed], "operator")
+    stage.settle(stage.runner, "g")
+    assert stage.computed[-1][0].passed == {"a": (passed,)}
+    assert {name: row.is_aside for name, row in stage.failed.items()} == {"a": False}
+    stage.publish_and_step()
+    assert stage.computed[-1][0].passed == {"a": (passed,)}
+    assert stage.computed[-1][0].stale == set()
+    stage.bad = {"a"}
+    stage.publish_and_step()
+    assert stage.failed["a"].is_aside
+    assert stage.failed["a"].passed == (passed,), "it still passes over the first lot"
+    stage.bad = set()
+    stage.add(ORDERS, event.lot, event.generation + 1)
+    stage.publish_and_step()
+    assert stage.computed[-1][0].passed == {}
+    assert not stage.failed

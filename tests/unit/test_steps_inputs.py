@@ -13,6 +13,7 @@ from tidemill.lots.manifest import Manifest, ManifestState, StoredObject
 from tidemill.lots.states import LotState
 from tidemill.objects.memory import MemoryObjects
 from tidemill.views.steps import inputs
+from tidemill.views.steps.failed_views import PassedLot
 from tidemill.views.steps.inputs import InputReader, ManifestReader
 
 
@@ -137,3 +138,20 @@ def test_a_missing_or_invalid_manifest_is_an_error(stage: InputStage) -> None:
     stage.objects.delete("m/A00000000000000001/0")
     with pytest.raises(ObjectMissing):
         stage.inputs.at(orders, 1)
+
+
+@pytest.mark.rule("DBSP-40")
+def test_a_view_reads_other_generations_of_the_lots_that_it_passes_over(stage: InputStage) -> None:
+    orders = stage.dataset()
+    for number, generation in ((1, 0), (2, 0), (2, 1), (3, 0), (3, 1)):
+        stage.lot(orders, number, generation)
+    slices = stage.inputs.at(orders, 5)
+    passed = [
+        PassedLot(orders, f"A{1:017}", 0),
+        PassedLot(orders, f"A{2:017}", 1, 0),
+        PassedLot(orders, f"A{3:017}", 0),  # the lot has a newer generation
+        PassedLot(DatasetId("others", "1"), f"A{3:017}", 1),
+    ]
+    read = stage.inputs.passing_over(orders, slices, passed)
+    assert named(read) == {"2/0", "3/1"}
+    assert [each.position for each in read] == [each.position for each in slices[1:]]

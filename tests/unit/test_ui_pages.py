@@ -16,6 +16,8 @@ from tidemill.obs.keys import ObservationKeys
 from tidemill.pipeline.descriptions import DescriptionKeys, OperatorDescription, ViewDescription
 from tidemill.triggers.events import RunFailed
 from tidemill.ui.model import grid
+from tidemill.views.steps import failed_views
+from tidemill.views.steps.failed_views import FailedView
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +149,18 @@ def test_a_view_shows_its_query_its_circuit_and_its_steps(client: TestClient) ->
     assert "shop.py:12" in text
     table = unescape(client.get("/table?table=orders").text)
     assert "landing/*.json" in table
+
+
+def test_a_view_that_is_set_aside_says_why() -> None:
+    stage = PageStage().fill()
+    row = FailedView(view="totals", code="c", error=f"it raises {HOSTILE}", since=3, current=2)
+    keys = stage.steps.keys
+    stage.store.run(lambda tx: failed_views.store(tx, keys, "shop", "totals", {}, {"totals": row}))
+    client = stage.client()
+    text = client.get("/view?view=totals").text
+    assert f"set aside at step 3: it raises {HOSTILE}" in unescape(text)
+    assert "<script>alert" not in text
+    assert ">set aside<" in client.get("/views").text
 
 
 def test_a_table_says_how_long_its_lots_are_kept(stage: PageStage, client: TestClient) -> None:

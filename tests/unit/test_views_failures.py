@@ -1,9 +1,10 @@
 """Errors of failing views: the first sentence of Spark, the part of the query, the line of a function."""
 
 import pytest
+from pyspark.errors import PySparkException
 
-from tidemill.errors import DiskFull, ViewFailed, ViewRefused
-from tidemill.views.spark.failures import error_text, failing_view
+from tidemill.errors import DiskFull, StepLost, ViewFailed, ViewRefused
+from tidemill.views.spark.failures import error_text, failing_view, failing_views
 
 OVERFLOW = """[ARITHMETIC_OVERFLOW] integer overflow. If necessary use try_add. SQLSTATE: 22003
 == SQL (line 2, position 8) ==
@@ -21,6 +22,14 @@ Traceback (most recent call last):
     return 1 / value
            ~~^~~~~~~
 ZeroDivisionError: division by zero
+"""
+
+
+STORAGE = """
+Traceback (most recent call last):
+  File "/somewhere/tidemill/views/spark/tasks.py", line 12, in write
+    put(key, body)
+OSError: [Errno 5] Input/output error
 """
 
 
@@ -52,5 +61,45 @@ def test_a_view_is_not_blamed_for_a_full_disk() -> None:
 def test_errors_are_attributed_to_the_view_and_our_errors_stay_unchanged() -> None:
     with pytest.raises(ViewFailed, match=r"shop\.py:7: view totals: it broke"), failing_view(View()):
         raise ValueError("it broke")
-    with pytest.raises(ViewRefused, match="as it is"), failing_view(View()):
+    with pytest.raises(ViewRefused, match="as it is") as refused, failing_view(View()):
         raise ViewRefused("as it is")
+    assert refused.value.view == "totals"
+    with pytest.raises(ViewRefused, match="raised SystemExit") as exits, failing_view(View()):
+        raise SystemExit
+    assert exits.value.view == "totals"
+
+
+@pytest.mark.rule("DBSP-40")
+@pytest.mark.parametrize(
+    ("error", "view"),
+    [
+        (RuntimeError(OVERFLOW), "totals"),
+        (RuntimeError(WORKER), "totals"),
+        (ValueError("a function raised it"), "totals"),
+        (OSError("no space left"), None),
+        (PySparkException(WORKER + "MemoryError"), None),
+        (MemoryError(), None),
+    ],
+)
+def test_only_errors_of_rows_and_functions_belong_to_a_view(error: Exception, view: str | None) -> None:
+    with pytest.raises(ViewFailed) as failed, failing_view(View()):
+        raise error
+    assert failed.value.view == view
+
+
+@pytest.mark.rule("DBSP-40")
+@pytest.mark.parametrize(
+    "error",
+    [OSError("no space left"), RuntimeError("a bug"), RuntimeError(STORAGE), StepLost("a worker exited")],
+)
+def test_errors_of_storage_and_spark_belong_to_no_view_of_a_chain(error: Exception) -> None:
+    with pytest.raises(type(error)), failing_views():
+        raise error
+
+
+@pytest.mark.rule("DBSP-40")
+@pytest.mark.parametrize("error", [RuntimeError(OVERFLOW), RuntimeError(WORKER), ZeroDivisionError()])
+def test_errors_of_rows_belong_to_one_of_the_views_of_a_chain(error: Exception) -> None:
+    with pytest.raises(ViewFailed) as failed, failing_views():
+        raise error
+    assert failed.value.view == ""

@@ -13,9 +13,10 @@ from tidemill.arcs.lot_requests import RequestKind
 from tidemill.cli.options import pipeline_option
 from tidemill.cli.output import CommandOutput, json_option
 from tidemill.obs.lines import counted
-from tidemill.pipeline import lot_requests
+from tidemill.pipeline import lot_requests, view_retries
 from tidemill.pipeline.lot_requests import LotAction, LotRequestPlan, PlannedLot
 from tidemill.pipeline.pipeline_file import find
+from tidemill.views.steps.failed_views import PassedLot
 
 if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline
@@ -183,23 +184,86 @@ def _table(lots: Sequence[PlannedLot]) -> Table:
 
 
 @click.command("retry")
-@click.argument("arc", required=False)
-@click.argument("lots", nargs=-1)
+@click.argument("name", required=False)
+@click.argument("lots", metavar="[LOT]...", nargs=-1)
+@click.option(
+    "--skip",
+    is_flag=True,
+    help="Compute the view NAME without the lots on which it fails, or without these LOTs.",
+)
+@click.option(
+    "--replace",
+    "generations",
+    multiple=True,
+    metavar="LOT=GEN",
+    help="Compute the view NAME with generation GEN of LOT instead of the current one. Can be repeated.",
+)
 @pipeline_option
 @json_option
-def retry_command(output: CommandOutput, arc: str | None, lots: tuple[str, ...], file: str | None) -> int:
-    """Retry the partial and missing lots of one ARC, or of all arcs.
+def retry_command(
+    output: CommandOutput,
+    name: str | None,
+    lots: tuple[str, ...],
+    skip: bool,
+    generations: tuple[str, ...],
+    file: str | None,
+) -> int:
+    """Retry the partial and missing lots of one arc, or of all arcs, and views that are set aside.
 
-    The next run repeats only the parts that failed. If the code of the arc has changed, it runs all parts of
-    these lots again.
+    NAME is an arc, a table that an arc writes, or a view. The next run repeats only the parts that failed. If
+    the code of the arc has changed, it runs all parts of these lots again.
+
+    A view is set aside if it fails on its input. With --skip and --replace, it passes over that input, until
+    the lots get new generations or the view is edited. Other views still read these lots.
     """
     with find(file) as pipeline:
-        requested = pipeline.retry(arc, lots)
-    output.result({"requested": [{"arc": name, "lot": lot} for name, lot in requested]})
+        if skip or generations:
+            if name is None or (lots and not skip):
+                raise click.UsageError("--skip and --replace need a view; only --skip takes lots")
+            passed = view_retries.pass_over(pipeline, name, lots, _generations(generations))
+            return _show_passed(output, name, passed)
+        views = view_retries.retry(pipeline, name)
+        requested = lot_requests.retry(pipeline, name, lots)
+    output.result(
+        {"requested": [{"arc": arc, "lot": lot} for arc, lot in requested], "views": views, "passed": []}
+    )
+    for view in views:
+        output.people.print(Text(f"view {view}: the next step computes it again"))
     for name, lot in requested[:MAX_SHOWN]:
         output.people.print(Text(f"{name}: the next run retries lot {lot}"))
     if len(requested) > MAX_SHOWN:
         output.people.print(Text(f"and {len(requested) - MAX_SHOWN:,} more", style="dim"))
-    if not requested:
-        output.people.print(Text("no lot is partial or missing"))
+    if not requested and not views:
+        output.people.print(Text("no lot is partial or missing, and no view is set aside"))
+    return 0
+
+
+def _generations(values: Sequence[str]) -> dict[str, int]:
+    generations = {}
+    for value in values:
+        lot, _, generation = value.rpartition("=")
+        if not lot or not generation.isdigit():
+            raise click.UsageError(f"--replace {value}: write LOT=GEN, such as 2026-11-18=0")
+        generations[lot] = int(generation)
+    return generations
+
+
+def _show_passed(output: CommandOutput, view: str, passed: Sequence[PassedLot]) -> int:
+    output.result(
+        {
+            "requested": [],
+            "views": [view],
+            "passed": [
+                {
+                    "dataset": lot.dataset.name,
+                    "lot": lot.lot,
+                    "generation": lot.generation,
+                    "used": lot.used if lot.used >= 0 else None,
+                }
+                for lot in passed
+            ],
+        }
+    )
+    for lot in passed:
+        output.people.print(Text(f"view {view} passes over {lot}"))
     return 0

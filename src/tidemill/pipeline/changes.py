@@ -121,7 +121,7 @@ def _of_view(reader: TableReader, view: str, after: int) -> "DataFrame":
     frame = reader.tables.changes(reader.spark, reader.view_table(view), view, steps)
     bases = _base_datasets(group.spec, view)
     changed = [row for row in steps if any(output.view == view and output.changes for output in row.outputs)]
-    return _with_inputs(frame, {row.step: _step_inputs(reader, row, bases) for row in changed})
+    return _with_inputs(frame, {row.step: _step_inputs(reader, row, view, bases) for row in changed})
 
 
 def _check_continuous(
@@ -164,11 +164,16 @@ def _base_datasets(spec: GroupSpec, view: str) -> frozenset[DatasetId]:
     return frozenset(bases)
 
 
-def _step_inputs(reader: TableReader, row: StepRow, bases: frozenset[DatasetId]) -> list[InputLot] | None:
-    """Return the lots of these datasets that one commit of a group processed; None if there are too many."""
+def _step_inputs(
+    reader: TableReader, row: StepRow, view: str, bases: frozenset[DatasetId]
+) -> list[InputLot] | None:
+    """Return the lots of these datasets that a view processed in one commit; None if there are too many."""
     context, pipeline = reader.context, reader.pipeline.name
-    count = row.step - row.after
-    steps = context.store.run(lambda tx: records.read(tx, context.keys, pipeline, row.after, count))
+    after = row.after_of(view)
+    count = row.step - after
+    if count > MAX_INPUTS:
+        return None
+    steps = context.store.run(lambda tx: records.read(tx, context.keys, pipeline, after, count))
     ranges = [range_ for record in steps for range_ in record.ranges if range_.dataset in bases]
     if len(steps) < count or sum(range_.to - range_.after for range_ in ranges) > MAX_INPUTS:
         return None

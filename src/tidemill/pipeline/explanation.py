@@ -155,10 +155,14 @@ def explain(pipeline: "Pipeline", view: str) -> Explanation:
     certificates_of = {stage.view: stage.certificate for stage in plan.stages if isinstance(stage, Certify)}
     groups = plan.program.groups.values()
     (group,) = (group for group in groups if any(member.name == view for member in group.views))
+    failures = failed(pipeline)
+    passed = {
+        name: ", ".join(map(str, failure.passed)) for name, failure in failures.items() if failure.passed
+    }
     with pipeline.context.spark() as spark:
-        recomputed = decide(spark, group, plan.program.datasets, certificates_of)
-        chain = certified_chain(spark, group, plan.program.datasets, certificates_of)
-    row = failed(pipeline).get(view)
+        recomputed = decide(spark, group, plan.program.datasets, certificates_of, passed)
+        chain = certified_chain(spark, group, plan.program.datasets, certificates_of, passed)
+    row = failures.get(view)
     explanation = Explanation(
         view,
         None if decl.function is not None else plan.explained(view, recomputed),
@@ -166,7 +170,7 @@ def explain(pipeline: "Pipeline", view: str) -> Explanation:
         decl.declared,
         always_full=decl.refresh == "full",
         recomputed=recomputed.get(view, ""),
-        failed="" if row is None else row.text,
+        failed=row.text if row is not None and row.is_aside else "",
     )
     return _with_cuts(explanation, pipeline, chain)
 

@@ -341,14 +341,15 @@ class Pipeline(Registry):
         """Request a retry of lots that are partial or missing; return them as (arc, lot).
 
         Only the parts that failed run again, unless the code of the arc has changed. An arc that stopped
-        after too many failures runs again.
+        after too many failures runs again. The next step computes views again that are set aside.
 
         Args:
-            table: an arc, or a table that an arc writes; by default all arcs.
+            table: an arc, a table that an arc writes, or a view; by default all of them.
             lots: only these lots.
         """
-        from tidemill.pipeline import lot_requests
+        from tidemill.pipeline import lot_requests, view_retries
 
+        view_retries.retry(self, None if table is None else self._name_of(table))
         return lot_requests.retry(self, None if table is None else self._name_of(table), lots)
 
     def pause(self, *names: str) -> list[str]:

@@ -98,7 +98,7 @@ def position(pipeline: "Pipeline", name: str) -> int:
         def read(tx: Tx) -> int:
             step = groups.read(tx, context.keys, pipeline.name, group).step
             failed = failed_views.listed(tx, context.keys, pipeline.name, group).get(name)
-            return step if failed is None else failed.current
+            return step if failed is None or not failed.is_aside else failed.current
 
         try:
             return context.store.run(read)
@@ -108,7 +108,7 @@ def position(pipeline: "Pipeline", name: str) -> int:
 
 
 def failed(pipeline: "Pipeline") -> dict[str, FailedView]:
-    """Return the views that are set aside because they fail on their input, by name."""
+    """Return the views that are set aside or pass over lots, because they failed on their input, by name."""
     context = pipeline.context
     return context.store.run(lambda tx: failed_views.listed_all(tx, context.keys, pipeline.name))
 
@@ -193,7 +193,7 @@ class TableReader:
 
     def _why(self, view: str) -> str:
         row = failed(self.pipeline).get(view)
-        return "" if row is None else f"; it is {row.text}"
+        return f"; it is {row.text}" if row is not None and row.is_aside else ""
 
     def snapshot(self) -> "dict[str, DataFrame]":
         """Return all declared tables that exist, as of the same moment."""

@@ -97,7 +97,8 @@ def run_as_node(
             runner = Runner(scope, context.place.key, presence, plan.program, spark, threads=threads)
             totals = runner.run(watch=watch, starts=starts, stop=stop, left_s=left_s)
     for name, row in reader.failed(pipeline).items():
-        totals.failures.setdefault(f"view:{pipeline.name}/{name}", []).append(row.text)
+        if row.is_aside:
+            totals.failures.setdefault(f"view:{pipeline.name}/{name}", []).append(row.text)
     return report_of(pipeline.name, totals, context.clock.monotonic() - started_at)
 
 

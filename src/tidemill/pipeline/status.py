@@ -232,7 +232,7 @@ def _group_run(pipeline: "Pipeline", group: str) -> RunInfo:
             return info
         last = records.last(tx, context.keys, pipeline.name).number
         failed = failed_views.listed(tx, context.keys, pipeline.name, group)
-        notes = tuple(f"view {row.view}: {row.text}" for row in failed.values())
+        notes = tuple(f"view {row.view}: {row.text}" for row in failed.values() if row.is_aside)
         return msgspec.structs.replace(info, step=step, behind=max(info.behind, last - step), notes=notes)
 
     return context.store.run(read)

@@ -6,6 +6,8 @@ views. `decide` does the same, and says why a view is recomputed.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from tidemill.lots.datasets import DatasetRow
@@ -24,6 +26,7 @@ def decide(
     group: GroupProgram,
     datasets: Mapping[DatasetId, DatasetRow],
     certificates: Mapping[str, ViewCertificate | None],
+    passed: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
     """Return the views that each step recomputes, and why.
 
@@ -32,10 +35,11 @@ def decide(
         group: the views of the group.
         datasets: the datasets that they read.
         certificates: the result of the comparison of each view; a view without a result is not refused.
+        passed: the lots that views pass over, as text.
     """
-    reasons = certified_chain(spark, group, datasets, certificates).reasons
+    reasons = certified_chain(spark, group, datasets, certificates, passed).reasons
     return {
-        view.name: _why(view, view.certified_by(certificates), reasons[view.name])
+        view.name: _why(view, view.certified_by(certificates), reasons[view.name], passed.get(view.name, ""))
         for view in group.views
         if view.name in reasons
     }
@@ -46,15 +50,22 @@ def certified_chain(
     group: GroupProgram,
     datasets: Mapping[DatasetId, DatasetRow],
     certificates: Mapping[str, ViewCertificate | None],
+    passed: Mapping[str, str] = MappingProxyType({}),
 ) -> GroupChain:
-    """Return the chain of a group's certified views; the arguments are those of `decide`."""
-    views = [view.certified_by(certificates) for view in group.views]
+    """Return the chain of a group's certified views; the arguments are those of `decide`.
+
+    A view that passes over lots is not in the chain: the chain computes all its views from the same input.
+    """
+    certified = [view.certified_by(certificates) for view in group.views]
+    views = [replace(view, circuit=None) if view.name in passed else view for view in certified]
     return chain_of(spark, views, datasets)
 
 
-def _why(view: ViewProgram, certified: ViewProgram, reason: str) -> str:
+def _why(view: ViewProgram, certified: ViewProgram, reason: str, passed: str) -> str:
     if view.refresh == "full":
         return "refresh='full'"
+    if passed:
+        return f"it passes over {passed}"
     if certified.circuit is not view.circuit:
         return "it is not certified"
     return reason

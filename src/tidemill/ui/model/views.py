@@ -26,6 +26,7 @@ from tidemill.views.circuit.rungs import Rung
 from tidemill.views.steps import commits, failed_views, records
 from tidemill.views.steps.commits import StepRow
 from tidemill.views.steps.events import StepTimed
+from tidemill.views.steps.failed_views import FailedView
 from tidemill.views.steps.keys import group_id
 
 MOST_LATENCIES = 200
@@ -62,7 +63,6 @@ def detail(reader: StoreReader, name: str, pipeline: str = "") -> ViewDetail:
         reads=tuple(read.name for read in entry.spec.reads),
         uses=entry.spec.uses,
         stale=entry.name in entry.group.stale,
-        failed=_failed(reader, entry),
         trigger=trigger_line(reader, group_id(entry.pipeline, entry.group.spec.name)),
         timed_step=timed.step if timed else 0,
         times=_times(timed),
@@ -80,10 +80,12 @@ def _times(timed: StepTimed | None) -> dict[str, float]:
 
 
 def _described(tx: Tx, reader: StoreReader, entry: ViewEntry) -> dict[str, Any]:
-    """Return what the last run stored about a view for people."""
+    """Return what the last run stored about a view for people, and whether the view fails."""
+    failing = _failing(tx, reader, entry, entry.name)
+    failed = failing.text if failing is not None and failing.is_aside else ""
     row = descriptions.read_view(tx, reader.descriptions, entry.pipeline, entry.name)
     if row is None:
-        return {}
+        return {"failed": failed}
     certificate = certificates.read(tx, reader.cluster, row.certificate) if row.certificate else None
     circuit = None if row.incremental is None else CircuitExplanation({}, {}, {})
     recomputed = _recomputed(tx, reader, entry, entry.name)
@@ -114,15 +116,24 @@ def _described(tx: Tx, reader: StoreReader, entry: ViewEntry) -> dict[str, Any]:
         "certified": explanation.certified,
         "circuit": tuple(operators),
         "notes": row.notes,
+        "failed": failed,
     }
+
+
+def _failing(tx: Tx, reader: StoreReader, entry: ViewEntry, view: str) -> FailedView | None:
+    """Return why a view is set aside, or which lots it passes over; None if neither."""
+    return failed_views.listed(tx, reader.keys, entry.pipeline, entry.group.spec.name).get(view)
 
 
 def _recomputed(tx: Tx, reader: StoreReader, entry: ViewEntry, view: str) -> str:
     """Return why each step recomputes a view of a group; empty if a chain computes it.
 
     The last run has stored which views no chain can compute (`pipeline.plan.decisions`). Certificates may
-    have arrived since.
+    have arrived since, and an operator may have let a view pass over lots.
     """
+    failing = _failing(tx, reader, entry, view)
+    if failing is not None and failing.passed:
+        return f"it passes over {', '.join(map(str, failing.passed))}"
     row = descriptions.read_view(tx, reader.descriptions, entry.pipeline, view)
     if row is None or row.recomputed:
         return "" if row is None else row.recomputed
@@ -196,12 +207,5 @@ def _line(reader: StoreReader, entry: ViewEntry) -> ViewLine:
         stale=entry.name in entry.group.stale,
         incremental=described.get("incremental"),
         cuts=described.get("cuts", 0),
-        failed=_failed(reader, entry),
+        failed=described["failed"],
     )
-
-
-def _failed(reader: StoreReader, entry: ViewEntry) -> str:
-    """Return why a view is set aside; empty if it is not."""
-    group = entry.group.spec.name
-    rows = reader.run(lambda tx: failed_views.listed(tx, reader.keys, entry.pipeline, group))
-    return rows[entry.name].text if entry.name in rows else ""

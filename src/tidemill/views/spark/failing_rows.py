@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from tidemill.errors import ViewFailed
+from tidemill.errors import ViewError
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import InputLot
 from tidemill.spark.lot_reader import read_errors
@@ -68,7 +68,7 @@ def failed_input(sources: ViewSources, batch: StepBatch, view: str, tag: str) ->
                 continue
             failing = _smallest(lots, search.fails_on_lots)
             row = search.row_of(failing) if len(failing) == 1 else ""
-        except (PySparkException, ViewFailed):
+        except (PySparkException, ViewError):
             continue  # the search is optional
         return FailedInput(
             lots=tuple(_named(code.datasets[name], lot) for lot in failing[:MOST_LOTS]), row=row
@@ -81,7 +81,8 @@ def _lots(sources: ViewSources, batch: StepBatch, view: str, dataset: DatasetId)
     if dataset not in sources.datasets:
         return ()  # an alarm
     if view in batch.stale or view not in batch.tables:
-        return sources.inputs.at(dataset, batch.positions[dataset])
+        lots = sources.inputs.at(dataset, batch.positions[dataset])
+        return sources.inputs.passing_over(dataset, lots, batch.passed.get(view, ()))
     if dataset not in batch.moved:
         return ()
     return sources.inputs.between(dataset, batch.before[dataset], batch.positions[dataset]).plus
@@ -155,7 +156,7 @@ class _Search:
     def _fails(self, rows: "DataFrame") -> bool:
         batch, code, sources = self._batch, self._code, self._sources
         frames = {
-            name: rows if name == self._name else sources.dataset(batch, dataset)
+            name: rows if name == self._name else sources.dataset(batch, dataset, code.name)
             for name, dataset in code.datasets.items()
         } | {name: sources.tables.content(self._spark, batch.tables[name]) for name in code.views}
         try:
@@ -166,7 +167,7 @@ class _Search:
                 read_errors(sources.tables.storage),
             ):
                 result.write.format("noop").mode("overwrite").save()
-        except ViewFailed as error:
+        except ViewError as error:
             if error.view is None:
                 raise
             return True

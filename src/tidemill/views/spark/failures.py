@@ -12,7 +12,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from tidemill import errors
-from tidemill.errors import StepLost, TidemillError, ViewFailed
+from tidemill.errors import StepLost, TidemillError, ViewFailed, ViewRefused
 from tidemill.spark.outages import outages
 
 _CONTEXT = re.compile(r"== SQL[^\n]*==\n(?P<line>[^\n]*)\n(?P<marks>[ ^]*\^)")
@@ -26,7 +26,7 @@ _MEMORY = re.compile(r"^(?:MemoryError|pyarrow\.lib\.ArrowMemoryError)\b", re.MU
 _DATA = re.compile(r"SQLSTATE: (?:21|22|23|38|39|P0)\w{3}\b")
 """The classes of errors that rows and functions cause: cardinality, data, external routine, raised by SQL."""
 
-_KERNEL = re.compile(r'File "[^"]*\btidemill[/.]')
+_KERNEL = re.compile(r'File "[^"]*\btidemill/(?:views|spark)/')
 _VALUE = re.compile(
     r"^(?:\w+\.)*(?:ArithmeticError|OverflowError|ZeroDivisionError|ValueError|ArrowInvalid)\b", re.MULTILINE
 )
@@ -49,13 +49,26 @@ class NamedView(Protocol):
 def failing_view(view: NamedView) -> Iterator[None]:
     """Raise errors of a view's computation as `ViewFailed`, with the view's name and place.
 
-    A view is not to blame for an outage, such as a full disk.
+    A view is not to blame for an outage, such as a full disk. If its function raises `SystemExit` or
+    `KeyboardInterrupt`, this is a failure of the view. Signals only reach the main thread, so the exception
+    does not come from a signal.
     """
     try:
         with outages():
             yield
+    except ViewRefused as error:
+        error.view = view.name
+        raise
     except TidemillError:
         raise
+    except (SystemExit, KeyboardInterrupt) as error:
+        refused = ViewRefused(
+            f"the function of view {view.name} raised {type(error).__name__}",
+            hint="do not exit inside a view function; to report a failure, raise an Exception such as"
+            " ValueError",
+        )
+        refused.view = view.name
+        raise refused from error
     except Exception as error:
         where = getattr(view, "where", "")
         failed = ViewFailed(f"{where}{': ' if where else ''}view {view.name}: {error_text(error)}")

@@ -63,6 +63,9 @@ def recompute_views(
             continue
         frames = {}
         for name, dataset in code.datasets.items():
+            if view.name in batch.passed:
+                frames[name] = sources.dataset(batch, dataset, view.name)
+                continue
             if dataset not in bases:
                 bases[dataset] = sources.dataset(batch, dataset)
             frames[name] = bases[dataset]

@@ -22,11 +22,11 @@ step. Planning, execution and loading are in other modules of this package.
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tidemill.errors import CodeDiffers, NotIncremental, ViewRefused
+from tidemill.errors import CodeDiffers, NotIncremental
 from tidemill.events import Emit, ignore
 from tidemill.lots import layout
 from tidemill.lots.datasets import DatasetRow, Kind
@@ -132,7 +132,7 @@ class StepComputer:
         self._chains: dict[tuple[GroupSpec, frozenset[str]], GroupChain] = {}
 
     def __call__(self, batch: StepBatch, attempt: str) -> tuple[StepPart, ...]:
-        with self._during(attempt), _exits_refused(batch), outages():
+        with self._during(attempt), outages():
             if self._specs is not None and batch.spec not in self._specs:
                 raise CodeDiffers(
                     f"this runner's code for the views of group {batch.spec.name!r} is not the code that was"
@@ -142,7 +142,7 @@ class StepComputer:
             batch = batch.computed
             sources = self._current_sources()
             _refuse_uncertified(sources, batch.spec)
-            step = _Step(sources, self._chain_of(sources, batch.spec), batch, attempt, self._cache)
+            step = _Step(sources, self._chain_of(sources, batch), batch, attempt, self._cache)
             outputs = step.run()
             quarantined = quarantine_rows(
                 sources, batch, attempt, step.datasets_to_check(), step.rows_set_aside()
@@ -168,17 +168,23 @@ class StepComputer:
     def _current_sources(self) -> ViewSources:
         return self._sources if self._views is None else replace(self._sources, views=self._views())
 
-    def _chain_of(self, sources: ViewSources, spec: GroupSpec) -> GroupChain:
-        """Return the chain of a group; it is built once for each declaration and set of circuits."""
+    def _chain_of(self, sources: ViewSources, batch: StepBatch) -> GroupChain:
+        """Return the chain of a group; it is built once for each declaration and set of circuits.
+
+        A view that passes over lots is recomputed: the chain computes all views from the same input.
+        """
+        spec = batch.spec
         codes = [sources.code(view.name) for view in spec.views]
-        key = (spec, frozenset(code.name for code in codes if code.circuit is not None))
+        recomputed = {code.name for code in codes if code.refresh == "full"} | batch.passed.keys()
+        chained = (code.name for code in codes if code.circuit is not None and code.name not in batch.passed)
+        key = (spec, frozenset(chained))
         if key not in self._chains:
             declared = {
                 name: sources.datasets[dataset] for name, dataset in _datasets_of(sources, spec).items()
             }
             self._chains[key] = remembered_chain(
                 sources.session(),
-                {code.name: None if code.refresh == "full" else code.circuit for code in codes},
+                {code.name: None if code.name in recomputed else code.circuit for code in codes},
                 {name: dataset.schema for name, dataset in declared.items()},
                 {name: input_kind(dataset) for name, dataset in declared.items()},
             )
@@ -223,22 +229,6 @@ def _refuse_uncertified(sources: ViewSources, spec: GroupSpec) -> None:
                 f"view {view.name} has refresh='incremental', but its updates are not certified",
                 hint=f"tidemill explain {view.name} says why; refresh='auto' recomputes the view instead",
             )
-
-
-@contextmanager
-def _exits_refused(batch: StepBatch) -> Iterator[None]:
-    """If a view's function raises `SystemExit` or `KeyboardInterrupt`, report it as a failure of the view.
-
-    Signals only reach the main thread, so the exception does not come from a signal.
-    """
-    try:
-        yield
-    except (SystemExit, KeyboardInterrupt) as error:
-        raise ViewRefused(
-            f"a view function in group {batch.spec.name!r} raised {type(error).__name__}",
-            hint="do not exit inside a view function; to report a failure, raise an Exception such as"
-            " ValueError",
-        ) from error
 
 
 def _datasets_of(sources: ViewSources, spec: GroupSpec) -> dict[str, DatasetId]:

@@ -96,9 +96,17 @@ class ViewSources:
             raise CodeDiffers(f"the code of this runner does not declare the view {view!r}")
         return code
 
-    def dataset(self, batch: StepBatch, dataset: DatasetId) -> "DataFrame":
-        """Return the rows of a dataset at the position of the batch."""
+    def dataset(self, batch: StepBatch, dataset: DatasetId, view: str = "") -> "DataFrame":
+        """Return the rows of a dataset at the position of the batch.
+
+        Args:
+            batch: the step.
+            dataset: the dataset.
+            view: the view that reads the dataset; it may pass over lots.
+        """
         slices = self.inputs.at(dataset, batch.positions[dataset])
+        if view in batch.passed:
+            slices = self.inputs.passing_over(dataset, slices, batch.passed[view])
         return dataset_frame(self.session(), self.tables.storage, self.datasets[dataset], slices)
 
     def frames(self, view: str, batch: StepBatch, tables: Mapping[str, str]) -> "dict[str, DataFrame]":
@@ -110,5 +118,5 @@ class ViewSources:
             tables: the manifests of the tables of views at the step.
         """
         code = self.code(view)
-        frames = {name: self.dataset(batch, dataset) for name, dataset in code.datasets.items()}
+        frames = {name: self.dataset(batch, dataset, view) for name, dataset in code.datasets.items()}
         return frames | {name: self.tables.content(self.session(), tables[name]) for name in code.views}

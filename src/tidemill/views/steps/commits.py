@@ -7,6 +7,9 @@ batch with work has an attempt. The commit writes one row, which names the outpu
 A commit is fenced. It is refused unless the run still holds its ticket, and the group still has the step and
 the declaration that it had when the batch was read. So if two runs compute the same step, one of them commits
 it, and a stale run commits nothing. The objects of a failed attempt are never reused: the step runs again.
+
+The file is long because it holds one protocol: the input of a step, the result of its attempt, and the row of
+its commit. These eight structs take 200 of its lines.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +17,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from tidemill.cluster.leases import Busy
 from tidemill.errors import StepConflict
@@ -26,7 +30,7 @@ from tidemill.store import Row, Tx, long_values
 from tidemill.triggers import alarms, runs
 from tidemill.triggers.runs import Ticket
 from tidemill.views.steps import failed_views, groups, records
-from tidemill.views.steps.failed_views import FailedView
+from tidemill.views.steps.failed_views import FailedView, PassedLot
 from tidemill.views.steps.groups import MOST_VIEWS, BuiltTable, GroupSpec, ViewGroup
 from tidemill.views.steps.keys import (
     StepKeys,
@@ -68,7 +72,8 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
     - now: the value of `now()`, from the last record.
     - more: whether there are records after this batch.
     - aside: views to leave out: they fail on their input, or read such a view (`failed_views`).
-    - failed: the views that are set aside before this batch; those not in `aside` are computed as a whole.
+    - failed: the views that are set aside before this batch, or pass over lots.
+    - passed: for each view, the lots that it passes over in this batch.
     """
 
     pipeline: str
@@ -85,11 +90,18 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
     aside: frozenset[str] = frozenset()
     failed: dict[str, FailedView] = {}
+    passed: dict[str, tuple[PassedLot, ...]] = {}
 
     @property
     def has_work(self) -> bool:
         """Whether there is anything to compute."""
         return bool(self.moved or self.stale)
+
+    @property
+    def resumed(self) -> frozenset[str]:
+        """The views that were set aside before this batch, and are computed in it."""
+        aside = frozenset(name for name, row in self.failed.items() if row.is_aside)
+        return aside & (self.spec.names - self.aside)
 
     @property
     def computed(self) -> "StepBatch":
@@ -214,6 +226,8 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
 
     - version: the version file that this step wrote; empty if it wrote none.
     - state_size: the bytes of the traces that it lists; rows of earlier releases lack it.
+    - resumed: the views that were set aside before this step, with the step of their tables before it. Their
+      changes cover all steps since then.
     - epoch, fence: the epoch and the fence of the run that committed the step.
     - at: store time, µs.
     - wall_at: wall time, µs since 1970; for display.
@@ -230,6 +244,11 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     fence: int
     at: int
     wall_at: int
+    resumed: dict[str, int] | UnsetType = UNSET
+
+    def after_of(self, view: str) -> int:
+        """Return the step after which the changes of a view in this row begin."""
+        return self.after if self.resumed is UNSET else self.resumed.get(view, self.after)
 
     @property
     def state_bytes(self) -> int:
@@ -252,7 +271,8 @@ def next_batch(tx: Tx, keys: StepKeys, pipeline: str, group_name: str, *, most: 
         return None
     bases = frozenset(group.spec.bases)
     failed = failed_views.listed(tx, keys, pipeline, group_name)
-    stale = group.stale | {name for name in failed if name in group.spec.names}
+    resumed = {name for name, row in failed.items() if row.is_aside and name in group.spec.names}
+    stale = group.stale | resumed
     stale -= failed_views.waiting(group.spec, failed, ())
     moved: set[DatasetId] = set()
     with_work = 0
@@ -264,8 +284,12 @@ def next_batch(tx: Tx, keys: StepKeys, pipeline: str, group_name: str, *, most: 
         with_work += bool(touched or (stale and record is page[0]))
         if with_work == most:
             break
-    aside = failed_views.waiting(group.spec, failed, moved)
-    stale = (group.stale | {name for name in failed if name in group.spec.names}) - aside
+    corrected: frozenset[DatasetId] = frozenset()
+    if any(row.passes for row in failed.values()):
+        taken = [record for record in page if record.number <= step]
+        corrected = failed_views.corrected(tx, keys, taken, bases)
+    aside = failed_views.waiting(group.spec, failed, moved, corrected)
+    stale = (group.stale | resumed) - aside
     return StepBatch(
         pipeline=pipeline,
         spec=group.spec,
@@ -281,6 +305,7 @@ def next_batch(tx: Tx, keys: StepKeys, pipeline: str, group_name: str, *, most: 
         version=group.version,
         aside=aside,
         failed=failed,
+        passed=failed_views.passed_lots(tx, keys.lots, group.spec, failed),
     )
 
 
@@ -370,7 +395,9 @@ def commit(
         if view.name in tables
     )
     positions = {table.view: batch.after for table in group.built}
-    failed = failed_views.after_step(batch.spec, batch.failed, batch.aside, failures, batch.moved, positions)
+    failed = failed_views.after_step(
+        batch.spec, batch.failed, batch.aside, failures, batch.moved, positions, batch.passed
+    )
 
     def move(tx: Tx) -> None:
         name = batch.spec.name
@@ -412,6 +439,7 @@ def _row(tx: Tx, ticket: Ticket, batch: StepBatch, result: StepResult | None) ->
         fence=ticket.fence,
         at=tx.now(),
         wall_at=tx.wall(),
+        resumed={view: batch.failed[view].current for view in batch.resumed} or UNSET,
     )
 
 

@@ -8,7 +8,7 @@ the search leaves out this view and its readers, and continues with the rest.
 from collections.abc import Callable, Collection
 from typing import Generic, TypeVar
 
-from tidemill.errors import ViewFailed
+from tidemill.errors import ViewError
 from tidemill.views.steps import failed_views
 from tidemill.views.steps.groups import GroupSpec
 
@@ -31,7 +31,7 @@ class FailureSearch(Generic[T]):
         aside: Collection[str],
         suspects: Collection[str],
         compute: Callable[[frozenset[str]], T],
-        blame: Callable[[str, ViewFailed], None],
+        blame: Callable[[str, ViewError], None],
     ) -> None:
         self._spec = spec
         self.aside = frozenset(aside)
@@ -52,19 +52,19 @@ class FailureSearch(Generic[T]):
                 self._leave_out_first(error)
         return result
 
-    def _try(self, size: int) -> ViewFailed | None:
+    def _try(self, size: int) -> ViewError | None:
         """Compute the step for the first names; return the error."""
         self._results = {}
         try:
             self._results = {size: self._compute(self._spec.names - set(self._names[:size]))}
-        except ViewFailed as error:
+        except ViewError as error:
             if error.view is None or not size:
                 raise
             return error
         self._good = size
         return None
 
-    def _leave_out_first(self, error: ViewFailed) -> None:
+    def _leave_out_first(self, error: ViewError) -> None:
         """Find the first view that fails. The step fails with this error for all names."""
         bad = len(self._names)
         middle, self._middle = self._middle, 0

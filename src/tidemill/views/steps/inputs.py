@@ -24,6 +24,7 @@ from tidemill.lots.manifest import Manifest, StoredObject
 from tidemill.lots.states import LotState
 from tidemill.objects.port import Objects
 from tidemill.store import Store, Tx
+from tidemill.views.steps.failed_views import PassedLot
 
 PAGE = 500
 LOTS = 100
@@ -121,6 +122,25 @@ class InputReader:
             slices = self._slices(self._lots_at(dataset, position, complete=complete))
             if self._expired(dataset) == before:
                 return [*merged, *slices]
+
+    def passing_over(
+        self, dataset: DatasetId, slices: Sequence[LotSlice], passed: Iterable[PassedLot]
+    ) -> list[LotSlice]:
+        """Return these lots without the generations that a view passes over, or with others instead."""
+        used = {(lot.lot, lot.generation): lot.used for lot in passed if lot.dataset == dataset}
+        kept: list[LotSlice] = []
+        for lot in slices:
+            generation = used.get((lot.lot, lot.generation), lot.generation)
+            if generation == lot.generation:
+                kept.append(lot)
+            elif generation >= 0:
+                row = self._store.run(
+                    lambda tx, lot=lot, generation=generation: lots.resolve(  # type: ignore[misc]
+                        tx, self._keys, dataset, lot.lot, generation
+                    )
+                )
+                kept += self._slices([msgspec.structs.replace(row, position=lot.position)])
+        return kept
 
     def _expired(self, dataset: DatasetId) -> tuple[Expired, BaseLot]:
         return self._store.run(

@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from tidemill.cluster.leases import Busy
-from tidemill.errors import UsageError, ViewFailed, describe
+from tidemill.errors import UsageError, ViewError, describe
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Hold
 from tidemill.scope import Scope
@@ -151,14 +151,13 @@ class Stepper:
                     why=failed.text,
                 )
             )
-        resumed = batch.failed.keys() & batch.spec.names - batch.aside
-        if resumed:
+        if batch.resumed:
             self._scope.emit(
                 ViewsResumed(
                     pipeline=self._pipeline,
                     group=batch.spec.name,
                     step=row.step,
-                    views=tuple(sorted(resumed)),
+                    views=tuple(sorted(batch.resumed)),
                 )
             )
         self._scope.emit(
@@ -180,18 +179,19 @@ class Stepper:
         failures: dict[str, FailedView] = {}
         find_input = self._find_input
 
-        def blame(view: str, error: ViewFailed) -> None:
+        def blame(view: str, error: ViewError) -> None:
             if not self._scope.store.run(
                 lambda tx: failed_views.can_resume(tx, self._keys.lots, batch.spec, view)
             ):
                 raise error
             code = next(each.code for each in batch.spec.views if each.name == view)
+            text = error.message[: failed_views.MOST_CHARS]
             known = batch.failed.get(view)
-            again = known is not None and known.error != "" and known.code == code
+            again = known is not None and (known.error, known.code) == (text, code) and not known.requested
             failures[view] = FailedView(
                 view=view,
                 code=code,
-                error=error.message[: failed_views.MOST_CHARS],
+                error=text,
                 since=batch.step,
                 input=FailedInput() if again or find_input is None else find_input(batch, view),
                 tries=1,
@@ -200,7 +200,7 @@ class Stepper:
         search = FailureSearch(
             batch.spec,
             batch.aside,
-            batch.failed.keys() - batch.aside,
+            batch.resumed,
             lambda aside: self._attempt(ticket, msgspec.structs.replace(batch, aside=aside)),
             blame,
         )
