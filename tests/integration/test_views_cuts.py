@@ -8,7 +8,7 @@ import pytest
 import tidemill as tm
 from tests.integration import views_oracle
 from tests.integration.views_kernels import Kernels
-from tests.integration.views_queries import CUT
+from tests.integration.views_queries import CUT, TOP
 from tidemill.events import Event
 from tidemill.testing import Case, Judge
 from tidemill.views.certify.equality import equality_of
@@ -44,6 +44,26 @@ def test_operators_that_are_recomputed_inside_a_view_equal_spark_after_every_ste
         verdict = Judge(spark, views_oracle.TABLES, batch=60).run(cases, steps)
     assert verdict, str(verdict)
     assert verdict.compared == len(names) * len(steps)
+    assert kernels.loads == 1, "only the first step reads complete inputs"
+
+
+@pytest.mark.rule("DBSP-13", "DBSP-14", "DBSP-17")
+def test_limits_equal_spark_after_every_step(spark: Any, tmp_path: Path) -> None:
+    steps = views_oracle.steps(spark)
+    with views_oracle.stage(spark, {}) as tables:
+        outputs = {
+            name: rewrite(views_oracle.compiled(spark, tables, sql).output) for name, sql in TOP.items()
+        }
+        kinds = dict.fromkeys(views_oracle.TABLES, "changes")
+        kernels = Kernels(spark, tmp_path, views_oracle.TABLES, outputs, kinds=kinds)
+        cases = [
+            Case(name, sql, kernels.maintained(name), equality_of(outputs[name])) for name, sql in TOP.items()
+        ]
+        assert kernels.group.reasons == {}
+        assert {name for name, cuts in kernels.group.cuts.items() if cuts} == {"scalar of a top"}
+        verdict = Judge(spark, views_oracle.TABLES, batch=60).run(cases, steps)
+    assert verdict, str(verdict)
+    assert verdict.compared == len(TOP) * len(steps)
     assert kernels.loads == 1, "only the first step reads complete inputs"
 
 

@@ -14,7 +14,7 @@ from tests.integration import views_oracle
 from tests.integration.views_generator import DDL, Generator
 from tests.integration.views_kernels import Kernels
 from tests.integration.views_planned import PlannedQueries
-from tests.integration.views_queries import CUT, SINGLE, TRAPS
+from tests.integration.views_queries import CUT, SINGLE, TOP, TRAPS
 from tidemill.testing import Case, Judge, MaintainedView, Step
 from tidemill.views.certify import generated_steps
 from tidemill.views.certify.equality import equality_of
@@ -27,7 +27,7 @@ from tidemill.views.trace.version import TraceChanges
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-HAND = {**SINGLE, **TRAPS, **CUT}
+HAND = {**SINGLE, **TRAPS, **CUT, **TOP}
 DRAWN = {f"seed {n}": Generator(n).query() for n in range(30)}
 AS_JOBS = 16
 
@@ -83,6 +83,9 @@ def test_queries_written_by_hand_are_equal_to_spark_on_kernels_after_every_step(
         "StatefulSet",
         "GatherRows",
         "ReplaceRows",
+        "StatefulTop",
+        "StoredInput",
+        "StoredResult",
         "OutputSink",
     }
 

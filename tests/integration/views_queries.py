@@ -289,3 +289,17 @@ CUT = {
     "top of nothing": "SELECT a, n FROM (SELECT a, count(*) AS n FROM none GROUP BY a) ORDER BY n LIMIT 0",
 }
 """Queries with an operator that is recomputed from its stored inputs, and other operators that are not."""
+
+TOP = {
+    "top texts over groups": f"SELECT a, n, s FROM {_GROUPS} ORDER BY s DESC NULLS LAST, n LIMIT 2",
+    "top doubles with equal rows": "SELECT x, a FROM t ORDER BY x DESC LIMIT 4",
+    "top by an expression": "SELECT c, day FROM t ORDER BY upper(c) DESC NULLS FIRST, -a, d LIMIT 3 OFFSET 1",
+    "top of a join": "SELECT t.a, u.e, t.ts FROM t JOIN u ON t.a = u.a ORDER BY t.ts, u.e DESC LIMIT 3",
+    "top of an outer join": "SELECT t.a, u.k, t.d FROM t LEFT JOIN u ON t.a = u.a ORDER BY t.d NULLS LAST, u.k LIMIT 4",
+    "groups of a top": "SELECT c, count(*) AS n FROM (SELECT c FROM t ORDER BY day DESC, b LIMIT 5) GROUP BY c",
+    "top of a top": "SELECT a FROM (SELECT a, b FROM t ORDER BY b LIMIT 6) ORDER BY a DESC LIMIT 2",
+    "top of nested values": "SELECT id, s, m FROM n ORDER BY id DESC LIMIT 2",
+    "limit without order": "SELECT a, e FROM u LIMIT 3",
+    "scalar of a top": "SELECT a, (SELECT k FROM u ORDER BY k DESC, y LIMIT 1) AS k FROM t GROUP BY a",
+}
+"""Queries whose LIMIT has a kernel."""

@@ -199,11 +199,9 @@ class ViewPlanner:
     def _refuse_recomputed(self, members: Sequence[ViewProgram]) -> None:
         """Refuse views that are declared incremental but would be recomputed."""
         incremental = [view for view in members if view.refresh == "incremental"]
-        reasons = (
-            circuits.chain_of(self.catalog.spark, members, self.catalog.datasets).reasons
-            if incremental
-            else {}
-        )
+        if not incremental:
+            return
+        reasons = circuits.chain_of(self.catalog.spark, members, self.catalog.datasets).not_incremental
         for view in incremental:
             line = self.pipeline.views[view.name].line
             circuits.refuse_incremental(view.circuit, line, reasons.get(view.name, ""))

@@ -18,13 +18,14 @@ from tidemill.views.chain.row_expressions import ExplodeStep, RowExpressions, Se
 from tidemill.views.chain.source_operators import ChangesSource, UpsertsSource
 from tidemill.views.chain.source_sharing import SharedSource, side_key, source_keys
 from tidemill.views.chain.stateful_operator import StatefulOperator
+from tidemill.views.chain.top_operators import StatefulTop, top_operators
 from tidemill.views.circuit import operators as ops
 from tidemill.views.circuit.circuit import Circuit, walk
 from tidemill.views.circuit.expr import Expr, call, column, merge_parts
-from tidemill.views.circuit.functions import CLOCK
 from tidemill.views.circuit.ids import expressions_of
 from tidemill.views.circuit.operators import Operator
-from tidemill.views.circuit.row_properties import append_only, unique
+from tidemill.views.circuit.row_properties import append_only, may_multiply
+from tidemill.views.circuit.rungs import reads_clock
 from tidemill.views.kernels.extremes import BEST
 from tidemill.views.kernels.group_by import GroupAggregate, GroupKernel
 
@@ -197,13 +198,15 @@ class ChainBuilder:
         if isinstance(op, ops.SetOp):
             kind = op.operation + ("_all" if op.keep_all else "")
             return self._sets(op, kind, (op.left, op.right))
+        if isinstance(op, ops.TopK):
+            return self._top(op)
         if isinstance(op, ops.Window) and op.partition:
             key = self._columns_of(op.partition)
             return self._keyed(op, [key], key)
         if isinstance(op, ops.Opaque):
             raise NoKernel(op.reason)
-        operator = "window without PARTITION BY" if isinstance(op, ops.Window) else op.kind
-        raise NoKey(f"{operator}: this operator has no key, so it cannot be updated key by key")
+        name = "window without PARTITION BY" if isinstance(op, ops.Window) else op.kind
+        raise NoKey(f"{name}: this operator has no key, so it cannot be updated key by key")
 
     def _join(self, op: ops.Join) -> int:
         if not op.keys:
@@ -300,6 +303,15 @@ class ChainBuilder:
         for place, child in enumerate(children):
             for origin, expressions in self._flows(child):
                 self._graph.connect(origin, number, place, expressions.cast(self._types[child], types))
+        return number
+
+    def _top(self, op: ops.TopK) -> int:
+        """Add the first rows of each bucket, and above them the first rows of all buckets."""
+        columns, candidates, merged = top_operators(op, self._types.get(op.input, ()), self._arrow)
+        first = self._graph.add(f"{self._ids[op]}.first", candidates)
+        self._connect_child(op.input, first, 0, columns)
+        number = self._graph.add(f"{self._ids[op]}.top", merged)
+        self._graph.connect(first, number, 0, RowExpressions())
         return number
 
     # --- keyed operators
@@ -406,20 +418,16 @@ class ChainBuilder:
     # --- recomputed operators
 
     def _recomputed(self, op: Operator, why: str) -> int:
-        """Add an operator that Spark recomputes from its stored inputs.
-
-        Raise `NoKernel` if time alone can change its result, or if its inputs are smaller than its result.
-        """
-        if isinstance(op, ops.TemporalFilter) or _reads_clock(op):
+        """Add an operator that Spark recomputes from its stored inputs; `NoKernel` says why not."""
+        if isinstance(op, ops.TemporalFilter) or reads_clock(op):
             raise NoKernel("it uses the current time")
         if not op.inputs:
             raise NoKernel(f"{why}; it reads no table")
-        if isinstance(op, ops.Join) and _may_multiply(op):
+        if isinstance(op, ops.Join) and may_multiply(op):
             raise NoKernel(f"{why}; its result can have many more rows than its inputs, so it is not stored")
         self.recomputed[op] = why
         inputs = []
         for n, child in enumerate(op.inputs):
-            # An operator without columns has no entry.
             operator = StoredInput(tuple(map(self._arrow, self._types.get(child, ()))))
             inputs.append(self._graph.add(f"{self._ids[op]}.input{n}", operator))
             self._connect_child(child, inputs[-1], 0, list(map(column, range(child.width))))
@@ -433,9 +441,8 @@ class ChainBuilder:
             self._graph.spill(number, RowExpressions().select(list(map(column, range(child.width)))))
             for number, child in zip(inputs, op.inputs, strict=True)
         ]
-        table = f"result:{target}"
-        self._graph.add_query(KeyedQuery(table, op, (), tuple(reads)))
-        self._graph.connect(ChainInput(table, op.width), target, 0, RowExpressions())
+        self._graph.add_query(KeyedQuery(f"result:{target}", op, (), tuple(reads)))
+        self._graph.connect(ChainInput(f"result:{target}", op.width), target, 0, RowExpressions())
         return target
 
     def _output_columns(self, op: Operator) -> RowExpressions:
@@ -447,6 +454,8 @@ class ChainBuilder:
             groups, width = len(op.groups), len(op.groups) + 1 + len(op.calls)  # the set's id follows the key
             places = (*range(groups), *range(groups + 1, width), groups)
             return RowExpressions().select(list(map(column, places)))
+        if isinstance(operator, StatefulTop) and len(operator.types) > op.width:
+            return RowExpressions().select(list(map(column, range(op.width))))
         return RowExpressions()
 
     def _without_cast_keys(self, op: ops.Join, operator: StatefulJoin) -> RowExpressions:
@@ -464,19 +473,6 @@ class ChainBuilder:
             self._graph.connect(
                 origin, number, side, expressions if unchanged else expressions.select(columns)
             )
-
-
-def _reads_clock(op: Operator) -> bool:
-    calls = set(op.calls) if isinstance(op, ops.Opaque) else set()
-    return bool(calls & CLOCK) or any(expression.reads_clock for expression in expressions_of(op))
-
-
-def _may_multiply(op: ops.Join) -> bool:
-    """Return whether the result of a join can have many more rows than its inputs."""
-    if op.keys or op.left_only:
-        return False
-    one_row: frozenset[int] = frozenset()
-    return not any(one_row in unique(child)[child] for child in op.inputs)
 
 
 def _cast(expr: Expr, current: str, target: str) -> Expr:

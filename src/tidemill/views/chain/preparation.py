@@ -5,6 +5,7 @@ SQL projections below the operators compute these columns:
     join        expressions in keys become columns of its inputs; other conditions become a filter above it
     aggregate   its input becomes a projection of keys and arguments; a FILTER becomes a CASE in the argument
     window      expressions in its PARTITION BY become columns of its input
+    top-k       expressions in its ORDER BY become columns of its input, except for the hash that breaks ties
 
 The result of the circuit stays the same. If no kernel computes an operator, the chain builder raises
 `NoKernel`, and each step recomputes the view.
@@ -23,10 +24,12 @@ from tidemill.views.circuit.operators import (
     JoinKey,
     Operator,
     Project,
+    TopK,
     ViewOutput,
     Window,
 )
 from tidemill.views.circuit.rungs import is_native
+from tidemill.views.circuit.ties import hash_keys
 
 
 class NoKernel(Exception):
@@ -51,6 +54,8 @@ def _prepared(op: Operator) -> Operator:
         return _aggregate(op)
     if isinstance(op, Window):
         return _window(op)
+    if isinstance(op, TopK):
+        return _top(op)
     return op
 
 
@@ -83,6 +88,16 @@ def _window(op: Window) -> Operator:
         return window
     width = op.input.width
     return Project(window, tuple(column(i) for i in [*range(width), *range(below.width, window.width)]))
+
+
+def _top(op: TopK) -> Operator:
+    """Compute the sort keys below. Kernels can compute the hash that breaks ties."""
+    ends = hash_keys(op.order)
+    keys = op.order[: len(op.order) - len(ends)]
+    below, places = _with_columns(op.input, [key.value for key in keys])
+    columns = [replace(key, value=column(place)) for key, place in zip(keys, places, strict=True)]
+    top = replace(op, input=below, order=(*columns, *ends))
+    return top if top.width == op.width else Project(top, tuple(map(column, range(op.width))))
 
 
 def _with_columns(op: Operator, expressions: list[Expr]) -> tuple[Operator, list[int]]:

@@ -66,6 +66,13 @@ def unique(root: Operator) -> dict[Operator, Keys]:
     return keys
 
 
+def may_multiply(op: Join) -> bool:
+    """Return whether the result of a join without an equality can have many more rows than its inputs."""
+    if op.keys or op.left_only:
+        return False
+    return not any(frozenset() in unique(child)[child] for child in op.inputs)
+
+
 def _unique(op: Operator, keys: dict[Operator, Keys]) -> Keys:
     all_columns = frozenset(range(op.width))
     if isinstance(op, InputTable):

@@ -69,7 +69,7 @@ def rungs(root: Operator, functions: ViewFunctions | None = None) -> dict[Operat
 
 def _rung_of(op: Operator, functions: ViewFunctions, grows: Mapping[Operator, bool]) -> OperatorRung:
     random = _random(op, functions)
-    clock = _clock(op)
+    clock = reads_clock(op)
     if isinstance(op, Opaque):
         extra = f"; {', '.join(random)} is not deterministic" if random else ""
         return OperatorRung(
@@ -91,7 +91,8 @@ def _random(op: Operator, functions: ViewFunctions) -> list[str]:
     return sorted(name for name in calls if functions.is_random(name) or name in RANDOM)
 
 
-def _clock(op: Operator) -> bool:
+def reads_clock(op: Operator) -> bool:
+    """Return whether the operator itself uses the current time."""
     if isinstance(op, Opaque):
         return any(name in CLOCK for name in op.calls)
     return any(expr.reads_clock for expr in expressions_of(op))
@@ -185,7 +186,14 @@ def _window(op: Window, _: Mapping[Operator, bool]) -> OperatorRung:
     return OperatorRung(Rung.KEYED, "Spark recomputes the changed partitions")
 
 
-def _top(_op: TopK, _: Mapping[Operator, bool]) -> OperatorRung:
+MOST_TOP_ROWS = 1_000
+"""Up to this LIMIT, with its OFFSET, a kernel keeps the first rows."""
+
+
+def _top(op: TopK, _: Mapping[Operator, bool]) -> OperatorRung:
+    if op.limit is not None and op.limit + op.offset <= MOST_TOP_ROWS:
+        reason = "keeps the first rows and some more, and reads others when they are used up"
+        return OperatorRung(Rung.NATIVE, reason)
     return OperatorRung(Rung.FULL, "the first rows depend on the order of all rows", scan=True)
 
 

@@ -158,6 +158,16 @@ def _keys(types: Sequence[str]) -> tuple[SortKey, ...]:
     return tuple(SortKey(half) for half in hash_of(types)) if types else ()
 
 
+def hash_keys(order: Sequence[SortKey]) -> tuple[SortKey, ...]:
+    """Return the last two sort keys if they are the hash that breaks ties; otherwise none."""
+    last = tuple(order[-len(SALTS) :])
+    starts = [
+        str(key.value.parts[0]).startswith(f"xxhash64({salt}, ")
+        for key, salt in zip(last, SALTS, strict=False)
+    ]
+    return last if len(last) == len(SALTS) and all(starts) else ()
+
+
 # --- windows ------------------------------------------------------------------------------------------------
 
 

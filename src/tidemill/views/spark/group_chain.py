@@ -21,6 +21,7 @@ from tidemill.views.chain.chain import Chain
 from tidemill.views.chain.keyed_operators import ReplaceRows
 from tidemill.views.chain.native_operators import StatefulAggregate, StatefulJoin, StatefulSet
 from tidemill.views.chain.preparation import NoKernel, prepared
+from tidemill.views.chain.top_operators import StatefulTop
 from tidemill.views.circuit.circuit import Circuit, replace_views, walk
 from tidemill.views.circuit.functions import ViewFunctions
 from tidemill.views.circuit.ids import Pins, expressions_of
@@ -62,6 +63,12 @@ class GroupChain:
     types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
     cuts: Mapping[str, tuple[Cut, ...]] = field(default_factory=dict)
+
+    @property
+    def not_incremental(self) -> Mapping[str, str]:
+        """Return for each view that is recomputed, or has recomputed operators, why."""
+        partly = {view: "; ".join(cut.why for cut in cuts) for view, cuts in self.cuts.items() if cuts}
+        return {**self.reasons, **partly}
 
 
 _chains: PlanningMemo[GroupChain] = PlanningMemo(most=200)
@@ -158,7 +165,7 @@ def group_chain(
 
 def _keeps_state(chain: Chain) -> bool:
     """Return whether an operator of the chain is incremental and stores state, besides sources."""
-    kinds = StatefulJoin | StatefulAggregate | StatefulSet | ReplaceRows
+    kinds = StatefulJoin | StatefulAggregate | StatefulSet | StatefulTop | ReplaceRows
     return any(isinstance(placed.operator, kinds) for placed in chain.operators)
 
 
