@@ -138,5 +138,9 @@ def stepped(shown: tm.Pipeline, root: Path, events: list[Event]) -> Recorded:
         "ok": report.ok,
         "changes": reading.changes(shown, before),
         "steps": {event.group: sorted(event.views) for event in events if isinstance(event, StepCommitted)},
-        "loaded": sorted(event.group for event in events if isinstance(event, StepTimed) and event.load_s),
+        "loaded": {
+            event.group: event.loaded_traces
+            for event in events
+            if isinstance(event, StepTimed) and event.load_s
+        },
     }

@@ -562,6 +562,7 @@ class _Step:
             changed_rows=changed,
             known_rows=self._stored_rows,
             operators=work_by_operator(self._chain, [*self._reports, *self._load_reports]),
+            loaded_traces=len(self._traces_of(self._loaded)),
             recomputed_rows=recomputed,
             incremental_share=changed / (changed + recomputed) if recomputed else 1.0,
         )

@@ -85,6 +85,7 @@ class StepTimed(Event, frozen=True, kw_only=True):
     - changed_rows, known_rows: how many input rows changed, and how many rows the largest trace stores.
     - operators: for each operator that a kernel ran, its kind, the rows it received, the rows it returned,
       and its seconds, summed over all tasks.
+    - loaded_traces: how many traces the step built from complete inputs.
     - recomputed_rows: how many stored rows recomputed operators read.
     - incremental_share: the share of incremental reads: changed rows in relation to changed and recomputed
       rows.
@@ -103,6 +104,7 @@ class StepTimed(Event, frozen=True, kw_only=True):
     changed_rows: int = 0
     known_rows: int = 0
     operators: dict[str, tuple[str, int, int, float]] = msgspec.field(default_factory=dict)
+    loaded_traces: int = 0
     recomputed_rows: int = 0
     incremental_share: float = 1.0
 
