@@ -54,6 +54,7 @@ def rung_by_kind(sql: str, *functions: UserFunction) -> dict[str, tuple[str, boo
             False,
         ),
         ("SELECT count(*) AS n FROM orders", "aggregate", "native", False),
+        ("SELECT bool_and(amount > 1) AS p, any(amount > 2) AS q FROM orders", "aggregate", "native", False),
         ("SELECT cust, median(amount) AS m FROM orders GROUP BY cust", "aggregate", "keyed", False),
         ("SELECT cust, count(DISTINCT day) AS m FROM orders GROUP BY cust", "aggregate", "keyed", False),
         ("SELECT median(amount) AS m FROM orders", "aggregate", "full", True),

@@ -156,13 +156,19 @@ _NULL, _ZERO, _FLOAT = Empty.NULL, Empty.ZERO, Precision.FLOAT
 _APPROXIMATE = Precision.APPROXIMATE
 
 _ENTRIES: Final = (
-    # --- native
+    # --- native; for booleans, the least value is true if all values are, the greatest if any is
+    AggregateFunction("any", _GREATEST, same_as="max", ignores_duplicates=True, empty=_NULL),
     AggregateFunction("avg", _AVERAGE, empty=_NULL, precision=_FLOAT),
+    AggregateFunction("bool_and", _LEAST, same_as="min", ignores_duplicates=True, empty=_NULL),
+    AggregateFunction("bool_or", _GREATEST, same_as="max", ignores_duplicates=True, empty=_NULL),
     AggregateFunction("count", _COUNT, empty=_ZERO),
     AggregateFunction("count_if", _COUNT_TRUE, same_as="count", empty=_ZERO),
+    AggregateFunction("every", _LEAST, same_as="min", ignores_duplicates=True, empty=_NULL),
     AggregateFunction("max", _GREATEST, ignores_duplicates=True, empty=_NULL),
     AggregateFunction("mean", _AVERAGE, same_as="avg", empty=_NULL, precision=_FLOAT),
     AggregateFunction("min", _LEAST, ignores_duplicates=True, empty=_NULL),
+    AggregateFunction("regr_count", _COUNT, same_as="count", empty=_ZERO),
+    AggregateFunction("some", _GREATEST, same_as="max", ignores_duplicates=True, empty=_NULL),
     AggregateFunction("sum", _SUM, empty=_NULL, precision=_FLOAT),
     # --- keyed, with a result that depends on the order of rows
     AggregateFunction("any_value", empty=_NULL, ties=TieBreak.FIRST),
@@ -178,7 +184,6 @@ _ENTRIES: Final = (
     AggregateFunction("mode", empty=_NULL, ties=TieBreak.MODE),
     AggregateFunction("string_agg", ties=TieBreak.TEXT),
     # --- keyed
-    AggregateFunction("any", empty=_NULL),
     AggregateFunction("approx_count_distinct", empty=_ZERO, precision=_APPROXIMATE),
     AggregateFunction("approx_percentile", empty=_NULL, precision=_APPROXIMATE),
     AggregateFunction("approx_top_k", precision=_APPROXIMATE),
@@ -190,15 +195,12 @@ _ENTRIES: Final = (
     AggregateFunction("bitmap_and_agg"),
     AggregateFunction("bitmap_construct_agg"),
     AggregateFunction("bitmap_or_agg"),
-    AggregateFunction("bool_and", empty=_NULL),
-    AggregateFunction("bool_or", empty=_NULL),
     AggregateFunction("collect_set"),
     AggregateFunction("collect_union"),
     AggregateFunction("corr", empty=_NULL, precision=_FLOAT),
     AggregateFunction("count_min_sketch"),
     AggregateFunction("covar_pop", empty=_NULL, precision=_FLOAT),
     AggregateFunction("covar_samp", empty=_NULL, precision=_FLOAT),
-    AggregateFunction("every", empty=_NULL),
     AggregateFunction("histogram_numeric", precision=_FLOAT),
     AggregateFunction("hll_sketch_agg"),
     AggregateFunction("hll_union_agg"),
@@ -217,7 +219,6 @@ _ENTRIES: Final = (
     AggregateFunction("percentile_disc", empty=_NULL, precision=_FLOAT),
     AggregateFunction("regr_avgx", empty=_NULL, precision=_FLOAT),
     AggregateFunction("regr_avgy", empty=_NULL, precision=_FLOAT),
-    AggregateFunction("regr_count", empty=_ZERO),
     AggregateFunction("regr_intercept", empty=_NULL, precision=_FLOAT),
     AggregateFunction("regr_r2", empty=_NULL, precision=_FLOAT),
     AggregateFunction("regr_slope", empty=_NULL, precision=_FLOAT),
@@ -226,7 +227,6 @@ _ENTRIES: Final = (
     AggregateFunction("regr_syy", empty=_NULL, precision=_FLOAT),
     AggregateFunction("schema_of_variant_agg"),
     AggregateFunction("skewness", empty=_NULL, precision=_FLOAT),
-    AggregateFunction("some", empty=_NULL),
     AggregateFunction("std", empty=_NULL, precision=_FLOAT),
     AggregateFunction("stddev", empty=_NULL, precision=_FLOAT),
     AggregateFunction("stddev_pop", empty=_NULL, precision=_FLOAT),
