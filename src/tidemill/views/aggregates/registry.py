@@ -152,23 +152,27 @@ _AVERAGE = Kernel(
 )
 _LEAST = Kernel(Accumulator.LEAST)
 _GREATEST = Kernel(Accumulator.GREATEST)
+# Spark casts texts in the arguments of these functions, but not in those of count, min and max.
+_COUNT_NUMBERS = Kernel(Accumulator.COUNT, Argument.ALL_PRESENT, value="CAST({} AS DOUBLE)")
+_ALL_TRUE = Kernel(Accumulator.LEAST, value="CAST({} AS BOOLEAN)")
+_ANY_TRUE = Kernel(Accumulator.GREATEST, value="CAST({} AS BOOLEAN)")
 _NULL, _ZERO, _FLOAT = Empty.NULL, Empty.ZERO, Precision.FLOAT
 _APPROXIMATE = Precision.APPROXIMATE
 
 _ENTRIES: Final = (
     # --- native; for booleans, the least value is true if all values are, the greatest if any is
-    AggregateFunction("any", _GREATEST, same_as="max", ignores_duplicates=True, empty=_NULL),
+    AggregateFunction("any", _ANY_TRUE, same_as="max", ignores_duplicates=True, empty=_NULL),
     AggregateFunction("avg", _AVERAGE, empty=_NULL, precision=_FLOAT),
-    AggregateFunction("bool_and", _LEAST, same_as="min", ignores_duplicates=True, empty=_NULL),
-    AggregateFunction("bool_or", _GREATEST, same_as="max", ignores_duplicates=True, empty=_NULL),
+    AggregateFunction("bool_and", _ALL_TRUE, same_as="min", ignores_duplicates=True, empty=_NULL),
+    AggregateFunction("bool_or", _ANY_TRUE, same_as="max", ignores_duplicates=True, empty=_NULL),
     AggregateFunction("count", _COUNT, empty=_ZERO),
     AggregateFunction("count_if", _COUNT_TRUE, same_as="count", empty=_ZERO),
-    AggregateFunction("every", _LEAST, same_as="min", ignores_duplicates=True, empty=_NULL),
+    AggregateFunction("every", _ALL_TRUE, same_as="min", ignores_duplicates=True, empty=_NULL),
     AggregateFunction("max", _GREATEST, ignores_duplicates=True, empty=_NULL),
     AggregateFunction("mean", _AVERAGE, same_as="avg", empty=_NULL, precision=_FLOAT),
     AggregateFunction("min", _LEAST, ignores_duplicates=True, empty=_NULL),
-    AggregateFunction("regr_count", _COUNT, same_as="count", empty=_ZERO),
-    AggregateFunction("some", _GREATEST, same_as="max", ignores_duplicates=True, empty=_NULL),
+    AggregateFunction("regr_count", _COUNT_NUMBERS, same_as="count", empty=_ZERO),
+    AggregateFunction("some", _ANY_TRUE, same_as="max", ignores_duplicates=True, empty=_NULL),
     AggregateFunction("sum", _SUM, empty=_NULL, precision=_FLOAT),
     # --- keyed, with a result that depends on the order of rows
     AggregateFunction("any_value", empty=_NULL, ties=TieBreak.FIRST),

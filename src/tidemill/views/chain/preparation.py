@@ -148,7 +148,7 @@ def _native_call(aggregate_call: AggregateCall) -> tuple[str, tuple[Expr, ...]] 
         case Argument.TRUE:
             return name, (_when(_and(aggregate_call.filter, aggregate_call.arguments[0]), text("1")),)
         case Argument.ALL_PRESENT:
-            return name, _all_present(aggregate_call)
+            return name, _all_present(aggregate_call, entry.kernel.value)
         case Argument.VALUE:
             if len(aggregate_call.arguments) != 1:
                 return None
@@ -156,9 +156,11 @@ def _native_call(aggregate_call: AggregateCall) -> tuple[str, tuple[Expr, ...]] 
             return name, (value if aggregate_call.filter is None else _when(aggregate_call.filter, value),)
 
 
-def _all_present(aggregate_call: AggregateCall) -> tuple[Expr, ...]:
+def _all_present(aggregate_call: AggregateCall, value: str) -> tuple[Expr, ...]:
     """Combine the arguments into at most one. It is NULL if any of them is NULL or the filter is not true."""
-    nullable = [argument for argument in aggregate_call.arguments if _is_nullable(argument)]
+    nullable = [
+        _templated(value, argument) for argument in aggregate_call.arguments if _is_nullable(argument)
+    ]
     if aggregate_call.filter is None and len(nullable) < 2:
         return tuple(nullable)
     condition = aggregate_call.filter
