@@ -114,6 +114,15 @@ def test_rows_that_are_equal_in_spark_but_not_in_their_bits_are_kept_apart() -> 
         single.step({0: [((7.0,), -1)]})
 
 
+@pytest.mark.rule("DBSP-13")
+def test_rows_that_are_read_again_must_contain_all_deleted_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(top_rows, "SPARE", 1)
+    single = SingleOperator(StatefulTop((BIG,), (SortColumn(0),), 1, limit=1, buckets=1), ((BIG,),))
+    single.step({0: [((n,), 1) for n in range(9)]}, first=True)
+    with pytest.raises(WeightNegative):
+        single.step({0: [((0,), -1), ((1,), -1), ((99,), -1)]})
+
+
 @pytest.mark.rule("DBSP-14")
 def test_buckets_return_candidates_that_contain_the_first_rows() -> None:
     operator = StatefulTop((BIG,), (SortColumn(0),), 1, limit=5)

@@ -68,9 +68,8 @@ def _codes(array: pa.Array) -> I64:
     if pat.is_floating(kind):
         values = canonical_values(array).to_numpy(zero_copy_only=False).astype(np.float64)
         bits = values.view(np.int64)
-        codes = bits ^ (
-            (bits >> 63) & np.int64(2**63 - 1)
-        )  # negative numbers sort in the reverse order of bits
+        # Negative numbers sort in the reverse order of their bits.
+        codes = bits ^ ((bits >> 63) & np.int64(2**63 - 1))
     elif pat.is_string(kind) or pat.is_binary(kind) or pat.is_decimal(kind):
         codes = pc.rank(array, sort_keys="ascending", tiebreaker="dense").to_numpy().astype(np.int64)
     elif pat.is_boolean(kind):

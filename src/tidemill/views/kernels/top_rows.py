@@ -103,8 +103,6 @@ class TopKernel:
         has_more = total > sorted_rows.sums(sorted_rows.old)
         known = sorted_rows.until(has_more)
         new = np.where(known, sorted_rows.old + sorted_rows.new, 0)
-        if bool((new < 0).any()):
-            raise WeightNegative("the change deletes a row that is not in the input of ORDER BY with LIMIT")
         left = sorted_rows.sums(new)
         after = total + _of_groups(counted, sorted_rows.groups, group)
         exhausted = (left < self.needed) & (after > left)
@@ -126,6 +124,8 @@ class TopKernel:
 
     def _changes(self, rows: "_SortedRows", new: I64, groups: Bools) -> tuple[pa.Table, pa.Table]:
         """Return the changes in the output and in `best` if these are the known rows of some groups."""
+        if bool((new < 0).any()):
+            raise WeightNegative("the change deletes a row that is not in the input of ORDER BY with LIMIT")
         inside = rows.spread(groups)
         first = rows.cumulative(new)
         trimmed = rows.spread(rows.sums(new) > 2 * self.kept)
