@@ -79,7 +79,7 @@ SINGLE = {
     "aggregate filtered": "SELECT a, sum(b) FILTER (WHERE c = 'x') AS s, count(*) FILTER (WHERE x > 1) AS n FROM t GROUP BY a",
     "aggregate distinct": "SELECT c, count(DISTINCT a) AS n, sum(DISTINCT b) AS s, count(DISTINCT a, b) AS m FROM t GROUP BY c",
     "aggregate statistics": "SELECT count(*) AS n, bool_and(a > 0) AS p, bool_or(a > 4) AS q, max_by(c, a) AS m FROM t WHERE b = 0",
-    "boolean aggregates": "SELECT a, bool_and(b > 5) AS p, bool_or(b > 5) AS q, every(x > 1) AS r, some(x > 1) AS s, any(b > 100) AS t, bool_or(DISTINCT b > 7) AS w, bool_and(b > 5) FILTER (WHERE c = 'x') AS f, regr_count(b, x) AS n FROM t GROUP BY a",
+    "boolean aggregates": "SELECT a, bool_and(b > 5) AS p, bool_or(b > 5) AS q, every(x > 1) AS r, some(x > 1) AS s, any(b > 100) AS t, bool_or(DISTINCT b > 7) AS w, bool_and(b > 5) FILTER (WHERE c = 'x') AS f, regr_count(b, x) AS n, bool_and(CAST(b > 5 AS STRING)) AS u, regr_count(CAST(b AS STRING), x) AS v FROM t GROUP BY a",
     "global boolean aggregates": "SELECT bool_and(a > 0) AS p, bool_or(a > 4) AS q, regr_count(b, x) AS n FROM t WHERE b > 0",
     "boolean aggregates in rollup": "SELECT a, c, every(b > 5) AS p FROM t GROUP BY ROLLUP (a, c)",
     "aggregate by order": "SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY b) AS p, sort_array(collect_list(a)) AS l FROM t",
@@ -289,7 +289,8 @@ CUT = {
     "join by types that differ over groups": "SELECT t.c, count(*) AS n FROM t JOIN u ON t.d = u.k GROUP BY t.c",
     "outer join of a recomputed operator": f"SELECT u.k, q.r FROM u LEFT JOIN (SELECT a, dense_rank() OVER (ORDER BY n) AS r FROM {_GROUPS}) q ON u.a = q.a",
     "scalar of a scalar": "SELECT a, (SELECT max(k) FROM u WHERE k < (SELECT sum(b) FROM t WHERE b < 100)) AS m, count(*) AS n FROM t GROUP BY a",
-    "top of nothing": "SELECT a, n FROM (SELECT a, count(*) AS n FROM none GROUP BY a) ORDER BY n LIMIT 0",
+    "rank of nothing": "SELECT a, rank() OVER (ORDER BY n) AS r FROM (SELECT a, count(*) AS n FROM none GROUP BY a)",
+    "many first groups": f"SELECT a, n FROM {_GROUPS} ORDER BY n DESC, a LIMIT 1000 OFFSET 1",
 }
 """Queries with an operator that is recomputed from its stored inputs, and other operators that are not."""
 
@@ -303,6 +304,8 @@ TOP = {
     "top of a top": "SELECT a FROM (SELECT a, b FROM t ORDER BY b LIMIT 6) ORDER BY a DESC LIMIT 2",
     "top of nested values": "SELECT id, s, m FROM n ORDER BY id DESC LIMIT 2",
     "limit without order": "SELECT a, e FROM u LIMIT 3",
+    "top of nothing": "SELECT a, n FROM (SELECT a, count(*) AS n FROM none GROUP BY a) ORDER BY n LIMIT 2",
+    "limit of zero rows": "SELECT a, b FROM t ORDER BY b LIMIT 0",
     "scalar of a top": "SELECT a, (SELECT k FROM u ORDER BY k DESC, y LIMIT 1) AS k FROM t GROUP BY a",
 }
 """Queries whose LIMIT has a kernel."""
