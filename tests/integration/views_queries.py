@@ -285,7 +285,6 @@ CUT = {
     "not in over groups": f"SELECT a, n FROM {_GROUPS} WHERE a NOT IN (SELECT a FROM u WHERE k < 250)",
     "distinct in rollup over a join": "SELECT t.a, c, count(DISTINCT b) AS n FROM t JOIN u ON t.a = u.a GROUP BY ROLLUP (t.a, c)",
     "product with one row": "SELECT t.a, b, m FROM t CROSS JOIN (SELECT max(k) AS m FROM u) v",
-    "limit without columns": "SELECT count(*) AS n FROM (SELECT DISTINCT a FROM t ORDER BY a LIMIT 3)",
     "join by types that differ over groups": "SELECT t.c, count(*) AS n FROM t JOIN u ON t.d = u.k GROUP BY t.c",
     "outer join of a recomputed operator": f"SELECT u.k, q.r FROM u LEFT JOIN (SELECT a, dense_rank() OVER (ORDER BY n) AS r FROM {_GROUPS}) q ON u.a = q.a",
     "scalar of a scalar": "SELECT a, (SELECT max(k) FROM u WHERE k < (SELECT sum(b) FROM t WHERE b < 100)) AS m, count(*) AS n FROM t GROUP BY a",
@@ -305,6 +304,7 @@ TOP = {
     "top of nested values": "SELECT id, s, m FROM n ORDER BY id DESC LIMIT 2",
     "limit without order": "SELECT a, e FROM u LIMIT 3",
     "top of nothing": "SELECT a, n FROM (SELECT a, count(*) AS n FROM none GROUP BY a) ORDER BY n LIMIT 2",
+    "limit without columns": "SELECT count(*) AS n FROM (SELECT DISTINCT a FROM t ORDER BY a LIMIT 3)",
     "limit of zero rows": "SELECT a, b FROM t ORDER BY b LIMIT 0",
     "scalar of a top": "SELECT a, (SELECT k FROM u ORDER BY k DESC, y LIMIT 1) AS k FROM t GROUP BY a",
 }
