@@ -43,7 +43,7 @@ def sort_codes(array: pa.Array, *, descending: bool = False, nulls_first: bool =
     """Return the codes of the values, and of NULLs if there are any, the most significant codes first.
 
     >>> [codes.tolist() for codes in sort_codes(pa.array(["b", None, "a"]), descending=True)]
-    [[1, 0, 1], [-2, -1, -1]]
+    [[1, 0, 1], [-3, -3, -2]]
     """
     codes = _codes(array.fill_null(_any_value(array)) if array.null_count else array)
     codes = ~codes if descending else codes

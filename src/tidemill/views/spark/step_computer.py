@@ -22,11 +22,11 @@ step. Planning, execution and loading are in other modules of this package.
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tidemill.errors import CodeDiffers, NotIncremental
+from tidemill.errors import CodeDiffers, NotIncremental, ViewRefused
 from tidemill.events import Emit, ignore
 from tidemill.lots import layout
 from tidemill.lots.datasets import DatasetRow, Kind
@@ -132,7 +132,7 @@ class StepComputer:
         self._chains: dict[tuple[GroupSpec, frozenset[str]], GroupChain] = {}
 
     def __call__(self, batch: StepBatch, attempt: str) -> tuple[StepPart, ...]:
-        with self._during(attempt), outages():
+        with self._during(attempt), _exits_refused(batch), outages():
             if self._specs is not None and batch.spec not in self._specs:
                 raise CodeDiffers(
                     f"this runner's code for the views of group {batch.spec.name!r} is not the code that was"
@@ -229,6 +229,23 @@ def _refuse_uncertified(sources: ViewSources, spec: GroupSpec) -> None:
                 f"view {view.name} has refresh='incremental', but its updates are not certified",
                 hint=f"tidemill explain {view.name} says why; refresh='auto' recomputes the view instead",
             )
+
+
+@contextmanager
+def _exits_refused(batch: StepBatch) -> Iterator[None]:
+    """Report a `SystemExit` or `KeyboardInterrupt` of a user's code outside of a view function as a failure.
+
+    Signals only reach the main thread, so the exception does not come from a signal. `failing_view` reports
+    those of view functions, with the name of the view.
+    """
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise ViewRefused(
+            f"a view function in group {batch.spec.name!r} raised {type(error).__name__}",
+            hint="do not exit inside a view function; to report a failure, raise an Exception such as"
+            " ValueError",
+        ) from error
 
 
 def _datasets_of(sources: ViewSources, spec: GroupSpec) -> dict[str, DatasetId]:
