@@ -142,7 +142,7 @@ def test_the_alert_of_a_killed_runner_arrives_before_its_deadline(stage: AlertSt
     published = stage.clock.wall()
     assert runner._holds_lease()
     assert not watcher._holds_lease()
-    while not second.alerts:  # the runner is dead: nobody ticks it
+    while not second.alerts:  # the first node is dead and sends nothing
         stage.clock.advance(CHECK_S)
         watcher.tick()
     (alert,) = second.alerts

@@ -2,6 +2,8 @@
 
 Times are seconds since 1970, durations are seconds. A page of a list has `next`: the argument for the next
 page, empty after the last page.
+
+The file is long because it lists all of these classes in one place. It contains no logic.
 """
 
 from typing import Annotated, Literal

@@ -1,4 +1,7 @@
-"""Build the chain of a circuit: its stateful operators and the edges between them."""
+"""Build the chain of a circuit: its stateful operators and the edges between them.
+
+The file is long because the builder is one class, with a method for each kind of operator.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
