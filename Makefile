@@ -72,6 +72,7 @@ bench: $(VENV)/.postgres  ## the measurements behind the claims, one JSON object
 	@$(BIN)/python -m bench.views --json $(ARGS)
 	@$(BIN)/python -m bench.certify --json $(ARGS)
 	@$(BIN)/python -m bench.many --json $(ARGS)
+	@$(BIN)/python -m bench.operators --json $(ARGS)
 
 docs: $(VENV)/.installed  ## the generated pages: errors, states, rules and their tests
 	@$(BIN)/python -m tests.errors_page
