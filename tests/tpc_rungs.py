@@ -19,6 +19,7 @@ from tests.integration import (
 )
 from tidemill.spark import schema
 from tidemill.spark.sessions import SparkSettings, open_session
+from tidemill.views.chain.chain import InputKind
 from tidemill.views.circuit.rewrites import rewrite
 from tidemill.views.spark.group_chain import group_chain
 
@@ -39,7 +40,9 @@ def rungs_of(spark: Any, suite: str) -> dict[str, tuple[str, str]]:
         frames = {name: spark.createDataFrame([], str(schema.parse(text))) for name, text in ddl.items()}
         for name, sql in queries.items():
             output = rewrite(views_oracle.compiled(spark, tables, sql).output)
-            group = group_chain(spark, {name: output}, frames, dict.fromkeys(ddl, "changes"), "rungs")
+            group = group_chain(
+                spark, {name: output}, frames, dict.fromkeys(ddl, InputKind("changes")), "rungs"
+            )
             cuts = group.cuts.get(name, ())
             if name not in group.views:
                 answers[name] = "full", group.reasons[name]

@@ -11,6 +11,9 @@ import tidemill as tm
 from tests.integration.test_pipeline import content
 from tests.leases import LongLeaseClock
 from tidemill.errors import AppendRefused, DeclarationError
+from tidemill.events import Event
+from tidemill.views.spark.execution import SETTING
+from tidemill.views.steps.events import StepTimed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -54,14 +57,26 @@ def frame(spark: "SparkSession", rows: list[tuple[Any, ...]]) -> "DataFrame":
     return spark.createDataFrame(pa.table(columns)).coalesce(1)
 
 
-@pytest.mark.rule("LOT-40")
+QUERIES = {
+    "copied": "SELECT id, at, turn, name FROM t",
+    "counted": "SELECT turn, count(*) AS n, max(name) AS name FROM t GROUP BY turn",
+    "joined": "SELECT t.id, u.name FROM t JOIN u ON t.id = u.id",
+    "ranked": "SELECT id, rank() OVER (PARTITION BY turn ORDER BY name) AS r FROM t",
+}
+
+
+@pytest.mark.rule("LOT-40", "DBSP-17")
 def test_what_is_older_than_the_stored_write_or_its_tombstone_changes_nothing(
-    tmp_path: Path, spark: "SparkSession"
+    tmp_path: Path, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Views follow a table with `order_by`, in both places; plain Spark gives the same rows."""
     chance = random.Random(40)
+    events: list[Event] = []
     with tm.Pipeline("p", home=tmp_path / "home", spark=spark) as pipeline:
         table = pipeline.dataset("t", COLUMNS, key="id", order_by=["at", "turn"])
-        view = pipeline.view("v", "SELECT id, at, turn, name FROM t", refresh="full")
+        other = pipeline.dataset("u", "id INT, edition INT, name STRING", key="id", order_by="edition")
+        views = {name: pipeline.view(name, sql, refresh="incremental") for name, sql in QUERIES.items()}
+        full = pipeline.view("full", QUERIES["copied"], refresh="full")
         writes: list[Write] = []
         for step in range(6):
             frames = step == 1
@@ -71,12 +86,23 @@ def test_what_is_older_than_the_stored_write_or_its_tombstone_changes_nothing(
             gone = [(key, at, turn) for key, at, turn, _ in drawn(chance, 3) if at and turn]
             table.delete(frame(spark, gone) if frames else gone)
             writes += [("delete", row) for row in gone]
-            if step in (2, 5):
-                assert pipeline.run().ok
-                assert content(table) == content(view) == newest(writes)
+            other.upsert([(key, chance.randrange(4), f"u{step}") for key in range(6)])
+            monkeypatch.setenv(SETTING, ("runner", "spark")[step % 2])
+            assert pipeline.run(emit=events.append).ok
+            assert content(table) == content(full) == content(views["copied"]) == newest(writes)
+            table.df().createOrReplaceTempView("t")
+            other.df().createOrReplaceTempView("u")
+            for name, view in views.items():
+                plain = spark.sql(QUERIES[name]).collect()
+                assert content(view) == sorted(map(tuple, plain), key=str), (step, name)
         assert sorted(map(tuple, pipeline.snapshot()["t"].collect()), key=str) == newest(writes)
         assert len({operation for operation, _ in writes}) == 2
         assert len(newest(writes)) < 6, "a tombstone of the newest time is among them"
+        for view in views.values():
+            assert "not incremental" not in str(view.explain())
+        timed = [event for event in events if isinstance(event, StepTimed)]
+        assert [event.loaded_traces > 0 for event in timed] == [True, *[False] * 5]
+        assert {event.place for event in timed[1:]} == {"runner", "spark"}
         for query in ("SELECT 1 AS id", "SELECT 1 AS id, CAST(NULL AS DOUBLE) AS at, 1 AS turn"):
             with pytest.raises(AppendRefused, match="a deletion from t has no at"):
                 table.delete(spark.sql(query))
@@ -109,6 +135,7 @@ def test_appends_of_one_interval_keep_their_order_and_compaction_leaves_them_alo
     clock = LongLeaseClock.early_in_an_hour()
     with tm.Pipeline("p", home=tmp_path / "home", spark=spark, clock=clock) as pipeline:
         table = pipeline.dataset("t", "id INT, n INT", key="id", lots="PT1H")
+        view = pipeline.view("v", "SELECT id, n FROM t", refresh="incremental")
         for n in range(6):
             table.upsert([(1, -n), (1, n), (n + 10, n)])
         table.delete([10])
@@ -116,7 +143,14 @@ def test_appends_of_one_interval_keep_their_order_and_compaction_leaves_them_alo
         assert pipeline.run().ok
         assert [lot.rows for lot in table.lots()] == [19]
         expected = [(1, 5), *((n + 10, n) for n in range(1, 6))]
-        assert content(table) == sorted(expected, key=str)
+        assert content(table) == content(view) == sorted(expected, key=str)
+        table.upsert([(1, 7), (11, 8)])
+        table.upsert([(1, 6)])
+        table.delete([11])
+        clock.pass_time(3600)
+        assert pipeline.run().ok
+        expected = [(1, 6), *((n + 10, n) for n in range(2, 6))]
+        assert content(table) == content(view) == sorted(expected, key=str)
         assert table.compact() == []
         assert content(table) == sorted(expected, key=str)
 

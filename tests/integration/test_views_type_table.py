@@ -19,6 +19,7 @@ from tidemill.testing import Case, Judge, MaintainedView, Step
 from tidemill.views.certify import generated_steps
 from tidemill.views.certify.equality import equality_of
 from tidemill.views.certify.table_contents import TableContents
+from tidemill.views.chain.chain import InputKind
 from tidemill.views.circuit.interpreter import interpret
 from tidemill.views.circuit.operators import ViewOutput
 from tidemill.views.circuit.rewrites import rewrite
@@ -122,7 +123,7 @@ def cells(spark: Any) -> dict[tuple[str, Role], CellResult]:
                     results[name, role].refused = str(reason)
                     outputs.pop(role.value, None)
             chain = group_chain(
-                spark, outputs, {"d": spark.createDataFrame([], ddl["d"])}, {"d": "rows"}, "types"
+                spark, outputs, {"d": spark.createDataFrame([], ddl["d"])}, {"d": InputKind("rows")}, "types"
             )
         for view in outputs:
             results[name, Role(view)].rung = rung_of(chain, view)

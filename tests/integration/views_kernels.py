@@ -23,7 +23,7 @@ from tidemill.spark import schema
 from tidemill.spark.storage import Storage
 from tidemill.testing import MaintainedView, Step
 from tidemill.views.certify.table_contents import TableContents
-from tidemill.views.chain.chain import Chain
+from tidemill.views.chain.chain import Chain, InputKind
 from tidemill.views.chain.layer_task import StepPlan, TaskReport
 from tidemill.views.chain.outputs import OutputSink
 from tidemill.views.circuit.operators import Operator, ViewOutput
@@ -72,7 +72,7 @@ class Kernels:
         self.objects = LocalObjects(folder, SYSTEM, random.Random(1))
         self.columns = {name: schema.parse(text) for name, text in tables.items()}
         frames = {name: schema.empty_frame(spark, str(text)) for name, text in self.columns.items()}
-        table_kinds = dict.fromkeys(tables, "rows") | dict(kinds or {})
+        table_kinds = {name: InputKind((kinds or {}).get(name, "rows")) for name in tables}
         self.group: GroupChain = group_chain(spark, outputs, frames, table_kinds, "kernels")
         self.count = count
         self.runs_jobs = job

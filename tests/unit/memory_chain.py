@@ -12,7 +12,7 @@ import pytest
 from tidemill.objects.memory import MemoryObjects
 from tidemill.testing import FakeClock
 from tidemill.views.chain.builder import ChainBuilder
-from tidemill.views.chain.chain import Chain
+from tidemill.views.chain.chain import Chain, InputKind
 from tidemill.views.chain.layer_task import (
     Packet,
     StepPlan,
@@ -108,7 +108,8 @@ def built(views: Mapping[str, Operator], kinds: Mapping[str, str]) -> Chain:
         for name, op in views.items()
     }
     circuit = Circuit(outputs)
-    tables = {table.table: "changes" for table in circuit.sources()} | dict(kinds)
+    tables = {table.table: InputKind("changes") for table in circuit.sources()}
+    tables |= {table: InputKind(kind) for table, kind in kinds.items()}
     types = types_of(*outputs.values())
     return ChainBuilder(circuit, types, circuit.ids(Pins()), ARROW.__getitem__, tables).build(list(outputs))
 

@@ -3,7 +3,8 @@
 import random
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal, localcontext
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.unit.memory_chain import masked_hashes
 from tests.unit.single_operator import Row, SingleOperator, add, table
 from tests.unit.test_views_types import TYPES, values_of
 from tidemill.errors import TypeRefused
@@ -396,6 +398,59 @@ def test_a_keyed_dataset_has_the_last_write_of_a_key_in_any_division_into_steps(
     assert loaded.state() == operator.state()
     repeated = operator.step({0: [(write, 1) for write in writes]})
     assert not repeated, "writes that are already stored change nothing"
+
+
+def age_of(values: Sequence[Any]) -> list[tuple[int, Any]]:
+    """Return sort keys in Spark's order: NULL is the oldest, NaN the newest, and -0.0 is 0.0."""
+    return [(0, 0) if value is None else (2, 0) if value != value else (1, value) for value in values]
+
+
+@pytest.mark.parametrize(("count", "mask"), [(1, None), (7, None), (2, 1)])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.rule("LOT-40")
+def test_a_keyed_dataset_with_an_order_has_the_newest_write_in_any_division_into_steps(
+    count: int, mask: int | None, seed: int
+) -> None:
+    """Late, equal and newer writes, and deletions, arrive in one step or in several."""
+    rng = random.Random(seed)
+    types = (TEXT, REAL, INT, TEXT)  # the key is the first column; the second and third give the order
+    writes: list[Row] = []
+    for number in range(60):
+        at = rng.choice([None, 0.0, -0.0, 1.0, 2.5, NAN])
+        row = (rng.choice(["a", "b", "c", None]), at, rng.choice([None, 1, 2]), f"w{number}")
+        gone = rng.random() < 0.4
+        writes.append((*row[:3], None if gone else row[3], gone, number // 9, number))
+    newest: dict[Any, Row] = {}
+    for write in writes:
+        stored = newest.get(write[0])
+        if stored is None or age_of(write[1:3]) >= age_of(stored[1:3]):
+            newest[write[0]] = write
+    expected = Counter(repr(write[:4]) for write in newest.values() if not write[4])
+    sides = ((*types, pa.bool_(), BIG, BIG),)
+    source = UpsertsSource(types, (0,), (1, 2))
+    with nullcontext() if mask is None else masked_hashes(mask):
+        operator = SingleOperator(source, sides, count)
+        places = sorted(rng.randrange(61) for _ in range(7))
+        for low, high in zip([0, *places], [*places, 60], strict=True):
+            part = writes[low:high]
+            rng.shuffle(part)
+            operator.step({0: [(write, 1) for write in part]}, first=low == 0 and not operator.version.step)
+        assert operator.output == expected
+        loaded = SingleOperator(source, sides, 1)
+        loaded.step({0: [(write, 1) for write in writes]}, first=True)
+        assert loaded.output == expected
+        assert loaded.state() == operator.state(), "traces have the newest writes and the newest deletions"
+
+
+@pytest.mark.rule("LOT-40")
+def test_a_late_write_changes_neither_a_newer_row_nor_a_newer_deletion() -> None:
+    types = (TEXT, INT)
+    operator = SingleOperator(UpsertsSource(types, (0,), (1,)), ((*types, pa.bool_(), BIG, BIG),))
+    operator.step({0: [(("a", 5, False, 0, 0), 1), (("b", 5, True, 0, 1), 1)]}, first=True)
+    late = [(("a", 4, True, 0, 0), 1), (("b", 4, False, 0, 1), 1)]
+    assert operator.step({0: late}) == Counter()
+    same = [(("a", 5, True, 0, 0), 1), (("b", 5, False, 0, 1), 1)]
+    assert operator.step({0: same}) == Counter({repr(("a", 5)): -1, repr(("b", 5)): 1})
 
 
 # --- keyed operators

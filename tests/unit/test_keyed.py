@@ -14,6 +14,7 @@ from tidemill.errors import AppendRefused, DatasetChanged, DeclarationError
 from tidemill.lots.datasets import DatasetRow, Kind
 from tidemill.lots.ids import Unit
 from tidemill.lots.keys import DatasetId
+from tidemill.views.chain.chain import InputKind
 from tidemill.views.spark.group_chain import input_kind
 
 COLUMNS = "id BIGINT, place STRING, at TIMESTAMP_NTZ, n INT"
@@ -119,9 +120,9 @@ def test_whole_rows_of_pandas_and_batches_can_be_deleted_too(tmp_path: Path) -> 
 
 
 @pytest.mark.rule("LOT-40")
-def test_views_do_not_keep_traces_of_writes_whose_order_is_their_own() -> None:
-    plain = DatasetRow(name="t", kind=Kind.KEYED, key=("id",), deletes=True)
-    assert input_kind(plain) == "keyed"
-    for other in (replace(plain, order_by=("at",)), replace(plain, unit=Unit.parse("PT5M"))):
-        assert input_kind(other) == "keyed with its own order"
-    assert input_kind(DatasetRow(name="t", unit=Unit.parse("PT5M"))) == "rows"
+def test_a_chain_knows_the_order_of_writes() -> None:
+    plain = DatasetRow(name="t", kind=Kind.KEYED, key=("id",), deletes=True, schema="id INT, a INT, b INT")
+    assert input_kind(plain) == InputKind("keyed")
+    assert input_kind(replace(plain, unit=Unit.parse("PT5M"))) == InputKind("keyed")
+    assert input_kind(replace(plain, order_by=("b", "a"))) == InputKind("keyed", (2, 1))
+    assert input_kind(DatasetRow(name="t", unit=Unit.parse("PT5M"), schema="id INT")) == InputKind("rows")

@@ -304,10 +304,11 @@ def test_a_replacement_deletes_stored_rows_and_inserts_new_ones() -> None:
     traces = MemoryTraces()
     traces.append("t", SIDE, side({(1, "k", 1): 1, (1, "k", 2): 1, (2, "k", 5): 1, (1, "other", 9): 1}))
     keys = hashed(pa.table({"a": [1, 2, 1], "b": ["k", "k", "k"]}), ["a", "b"], WEAK)
-    change = replacement(keys, side({(1, "k", 2): 1, (1, "k", 3): 1}), traces.trace("t", SIDE))
+    results = side({(1, "k", 2): 1, (1, "k", 3): 1})
+    change = replacement(results, rows_of_keys(keys, traces.trace("t", SIDE)), SIDE)
     assert counted(change, ["a", "b", "x"]) == {(1, "k", 1): -1, (1, "k", 3): 1, (2, "k", 5): -1}
     traces.append("t", SIDE, change)
-    assert replacement(keys, side({(1, "k", 2): 1, (1, "k", 3): 1}), traces.trace("t", SIDE)).num_rows == 0
+    assert replacement(results, rows_of_keys(keys, traces.trace("t", SIDE)), SIDE).num_rows == 0
 
 
 def test_a_negative_weight_in_a_keyed_operator_is_an_error() -> None:

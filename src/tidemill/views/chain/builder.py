@@ -10,7 +10,7 @@ import pyarrow as pa
 from tidemill.errors import TypeRefused
 from tidemill.schemas.type_table import common_type
 from tidemill.views.aggregates.registry import kernel_of
-from tidemill.views.chain.chain import Chain, ChainInput, KeyedQuery
+from tidemill.views.chain.chain import Chain, ChainInput, InputKind, KeyedQuery
 from tidemill.views.chain.chain_graph import ChainGraph
 from tidemill.views.chain.keyed_operators import GatherRows, ReplaceRows
 from tidemill.views.chain.native_operators import StatefulAggregate, StatefulJoin, StatefulSet
@@ -31,6 +31,7 @@ from tidemill.views.circuit.row_properties import append_only, may_multiply
 from tidemill.views.circuit.rungs import reads_clock
 from tidemill.views.kernels.extremes import BEST
 from tidemill.views.kernels.group_by import GroupAggregate, GroupKernel
+from tidemill.views.kernels.sort_codes import sortable
 
 Types = Mapping[Operator, tuple[str, ...]]
 ArrowTypes = Callable[[str], pa.DataType]
@@ -44,7 +45,7 @@ class ChainBuilder:
         types: the column types of every operator, as Spark writes them.
         ids: the id of every operator.
         arrow: converts Spark types to Arrow types.
-        kinds: the kind of each table's input rows: "rows", "changes" or "keyed".
+        kinds: how the rows of each table arrive.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class ChainBuilder:
         types: Types,
         ids: Mapping[Operator, str],
         arrow: ArrowTypes,
-        kinds: Mapping[str, str],
+        kinds: Mapping[str, InputKind],
     ) -> None:
         self._circuit = circuit
         self._types = types
@@ -165,22 +166,32 @@ class ChainBuilder:
 
     def _source(self, op: ops.InputTable) -> int | ChainInput:
         kind = self._kinds[op.table]
-        if kind not in {"rows", "changes", "keyed"}:
-            raise NoKernel(f"tables of kind {kind} ({op.table}) cannot be updated natively")
-        if kind == "rows":
+        if kind.rows == "rows":
             return ChainInput(op.table, op.width)
         if op not in self._numbers:
             types = tuple(self._arrow(each.type) for each in op.columns)
-            if kind == "changes":
+            if kind.rows == "changes":
                 key, extra = self._keys.get(op, ()), 0
                 operator: StatefulOperator = ChangesSource(types, key)
                 name = f"{self._ids[op]}.by{'-'.join(map(str, key))}" if key else self._ids[op]
             else:
-                operator, extra, name = UpsertsSource(types, op.key), 3, self._ids[op]
+                self._check_order(op, types, kind.order)
+                operator, extra, name = UpsertsSource(types, op.key, kind.order), 3, self._ids[op]
+                if kind.order:
+                    name = f"{name}.order{'-'.join(map(str, kind.order))}"
             number = self._graph.add(name, operator)
             self._graph.connect(ChainInput(op.table, op.width + extra), number, 0, RowExpressions())
             self._numbers[op] = number
         return self._numbers[op]
+
+    def _check_order(self, op: ops.InputTable, types: Sequence[pa.DataType], order: Sequence[int]) -> None:
+        """Raise `NoKernel` if a kernel cannot compare the values that order the writes of a table."""
+        for place in order:
+            if not sortable(types[place]):
+                column = op.columns[place]
+                raise NoKernel(
+                    f"{op.table} is ordered by {column.name}: a kernel cannot sort {column.type} values"
+                )
 
     # --- stateful operators
 
@@ -240,7 +251,7 @@ class ChainBuilder:
     def _shared_source(self, op: ops.Join, side: int) -> SharedSource | None:
         """Return the source whose trace a side of a join can read; None if no source has the same key."""
         shareable = side_key(op, side, self._types)
-        if shareable is None or self._kinds[shareable[0].table] == "rows":
+        if shareable is None or self._kinds[shareable[0].table].rows == "rows":
             return None
         source, places, key = shareable
         origin = self._source(source)

@@ -17,6 +17,7 @@ and its result, and only the difference of the result goes to the operators abov
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from tidemill.views.chain.outputs import OutputSink, SpillSink
 from tidemill.views.chain.recomputed_operators import StoredInput
@@ -25,6 +26,18 @@ from tidemill.views.chain.stateful_operator import StatefulOperator
 from tidemill.views.circuit.expr import Expr
 from tidemill.views.circuit.operators import Operator
 from tidemill.views.trace.layout import Layout
+
+
+class InputKind(NamedTuple):
+    """How the rows of a table arrive.
+
+    - rows: "rows" (only added), "changes" (rows with weights) or "keyed" (writes of keys).
+    - order: for a keyed table, the columns that decide which write of a key is newer; later writes win if
+      they are equal or if there are none.
+    """
+
+    rows: str
+    order: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,8 @@ class ReplaceRows:
         # Spark marks a column without NULLs, such as a time window, as not nullable.
         changed = [part.select(names).cast(of_results.schema) for part in parts.get("keys", ())]
         keys = pa.concat_tables([of_results, *changed])
-        change = keyed_rows.replacement(keys, results, traces["main"])
+        stored = keyed_rows.rows_of_keys(keys, traces["main"])
+        change = keyed_rows.replacement(results, stored, self._layout)
         chosen = [f"p{n}" for n in range(len(self.types))]
         return OperatorOutput(
             [change.select([*chosen, WEIGHT]).rename_columns(self.out.names)], {"main": change}

@@ -23,6 +23,7 @@ from tidemill.views.kernels import keyed_rows
 from tidemill.views.kernels.canonical_keys import canonical_keys
 from tidemill.views.kernels.keyed_rows import AdmissionKernel
 from tidemill.views.kernels.signed_zeros import with_stored_signs
+from tidemill.views.kernels.sort_codes import sort_codes
 from tidemill.views.trace.consolidation import chunk, column, reduce_rows
 from tidemill.views.trace.hash_space import HashRange
 from tidemill.views.trace.layout import HASH, WEIGHT, Layout
@@ -30,6 +31,7 @@ from tidemill.views.trace.row_equality import code_rows, value_ids
 
 MAIN = "main"
 ASIDE = "aside"
+GONE = "gone"
 
 
 @dataclass(frozen=True)
@@ -108,28 +110,52 @@ class ChangesSource:
 
 @dataclass(frozen=True)
 class UpsertsSource:
-    """The source operator of a dataset with a key: replaces a key's stored row with its last write (LOT-40).
+    """The source operator of a dataset with a key: stores the newest write of each key (LOT-40).
 
-    Each row has the dataset's columns, then a flag for deletes, then the position and ordinal that order the
-    writes.
+    Each row has the dataset's columns, then a flag for deletes, then the numbers of the append and of the row
+    in it, which order the writes of a step.
+
+    Without `order`, a write is newer than all writes of earlier steps. With `order`, its values in these
+    columns decide, as in Spark: NULL is the oldest. A write with equal values is newer than the stored one.
+    A deletion then leaves a tombstone in the trace `gone`, so that an older write that arrives later does not
+    bring the row back. Tombstones are not in the trace `main`, which joins read.
+
+    Args:
+        types: the column types of the dataset.
+        key: the columns of its key.
+        order: the columns of its `order_by`.
     """
 
     types: tuple[pa.DataType, ...]
     key: tuple[int, ...]
+    order: tuple[int, ...] = ()
 
     @cached_property
     def _layout(self) -> Layout:
         return layout_of(self.types, self.key)
 
     @cached_property
+    def _tombstones(self) -> Layout:
+        order = [
+            pa.field(name, self.types[place]) for name, place in zip(self._order, self.order, strict=True)
+        ]
+        fields = [self._layout.columns.field(name) for name in self._layout.key_names]
+        return Layout(pa.schema([*fields, *order]), len(self.key))
+
+    @cached_property
+    def _order(self) -> list[str]:
+        """The names of the order columns in the traces."""
+        return [column_name(place, self.types, self.key) for place in self.order]
+
+    @cached_property
     def _writes(self) -> Layout:
-        extra = [("_gone", pa.bool_()), ("_position", pa.int64()), ("_ordinal", pa.int64())]
+        extra = [("_gone", pa.bool_()), ("_append", pa.int64()), ("_ordinal", pa.int64())]
         fields = [*self._layout.columns, *(pa.field(name, kind) for name, kind in extra)]
         return Layout(pa.schema(fields), len(self.key))
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        return {MAIN: self._layout}
+        return {MAIN: self._layout, GONE: self._tombstones} if self.order else {MAIN: self._layout}
 
     @cached_property
     def out(self) -> pa.Schema:
@@ -140,28 +166,45 @@ class UpsertsSource:
 
     def pack(self, side: int, rows: pa.Table) -> dict[str, pa.Table]:
         names = [f"c{i}" for i in range(len(self.types))]
-        rows = rows.rename_columns([*names, "_gone", "_position", "_ordinal", WEIGHT])
-        return {"writes": self._last(self._writes.conform(rows_by_key(rows, self._layout, self.key)))}
+        rows = rows.rename_columns([*names, "_gone", "_append", "_ordinal", WEIGHT])
+        return {"writes": self._newest(self._writes.conform(rows_by_key(rows, self._layout, self.key)))}
 
     def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> OperatorOutput:
-        last = self._last(concatenated(parts.get("writes", ()), self._writes))
-        present = last.filter(pc.invert(last["_gone"])).select(self._layout.schema.names)
-        change = keyed_rows.replacement(last.select([HASH, *self._layout.key_names]), present, traces[MAIN])
+        newest = self._newest(concatenated(parts.get("writes", ()), self._writes))
+        keys = newest.select([HASH, *self._layout.key_names])
+        stored = {name: keyed_rows.rows_of_keys(keys, traces[name]) for name in self.layouts}
+        if self.order:
+            known = [self._as_writes(rows, gone=name == GONE) for name, rows in stored.items()]
+            newest = self._newest(pa.concat_tables([*known, newest]))
+        rows = {MAIN: newest.filter(pc.invert(newest["_gone"])), GONE: newest.filter(newest["_gone"])}
+        change = {
+            name: keyed_rows.replacement(rows[name].select(layout.schema.names), stored[name], layout)
+            for name, layout in self.layouts.items()
+        }
         names = [column_name(i, self.types, self.key) for i in range(len(self.types))]
-        return OperatorOutput(
-            [change.select([*names, WEIGHT]).rename_columns(self.out.names)], {MAIN: change}
-        )
+        out = change[MAIN].select([*names, WEIGHT]).rename_columns(self.out.names)
+        return OperatorOutput([out], change)
 
     def emits_without_input(self, within: HashRange) -> bool:
         return False
 
-    def _last(self, writes: pa.Table) -> pa.Table:
-        """Return the last write of each key, by position and then by ordinal."""
+    def _as_writes(self, stored: pa.Table, *, gone: bool) -> pa.Table:
+        """Return stored rows or tombstones as writes that are older than those of the step."""
+        count = stored.num_rows
+        arrays = {field.name: pa.nulls(count, field.type) for field in self._writes.schema}
+        arrays |= {name: stored[name] for name in stored.column_names}
+        arrays |= {"_gone": pa.repeat(pa.scalar(gone), count)}
+        arrays |= dict.fromkeys(("_append", "_ordinal"), pa.repeat(pa.scalar(-1, pa.int64()), count))
+        return self._writes.conform(pa.table(arrays))
+
+    def _newest(self, writes: pa.Table) -> pa.Table:
+        """Return the newest write of each key: by the order columns, then by append, then by ordinal."""
         if writes.num_rows == 0:
             return writes
         writes = writes.combine_chunks()
         coded = code_rows([chunk(writes, name) for name in self._layout.key_names], writes.num_rows)
         ids = value_ids(coded)
-        order = np.lexsort((column(writes, "_ordinal"), column(writes, "_position"), ids))
+        declared = [codes for name in self._order for codes in sort_codes(chunk(writes, name))]
+        order = np.lexsort((column(writes, "_ordinal"), column(writes, "_append"), *reversed(declared), ids))
         ends = np.append(ids[order][1:] != ids[order][:-1], True)
         return writes.take(pa.array(order[ends]))

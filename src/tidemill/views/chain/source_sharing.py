@@ -80,8 +80,8 @@ class SharedSource:
 
     @property
     def layouts(self) -> Mapping[str, Layout]:
-        """Return the layouts of the source's traces by name."""
-        return self.source.layouts
+        """Return the layouts of the traces that the side reads, by name."""
+        return {name: layout for name, layout in self.source.layouts.items() if name in {MAIN, ASIDE}}
 
     def rows(self, layout: Layout, traces: Traces) -> "SharedRows":
         """Return the source's rows in the layout of the side.

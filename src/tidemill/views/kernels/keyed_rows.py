@@ -41,18 +41,17 @@ def rows_of_keys(keys: pa.Table, trace: Trace, delta: pa.Table | None = None) ->
     return rows
 
 
-def replacement(keys: pa.Table, results: pa.Table, stored: Trace) -> pa.Table:
+def replacement(results: pa.Table, stored: pa.Table, layout: Layout) -> pa.Table:
     """Return the change that replaces stored results with new ones, for the output and for the trace.
 
     Args:
-        keys: `_h` and the key columns of all computed keys, including keys that no longer have a result.
         results: the new results, with the columns of the trace.
-        stored: the operator's last output.
+        stored: the results stored for all computed keys, including keys that no longer have a result
+            (`rows_of_keys`).
+        layout: the layout of the trace.
     """
-    layout = stored.layout
-    old = rows_of_keys(keys, stored)
-    place = old.column_names.index(WEIGHT)
-    retraction = old.set_column(place, old.schema.field(place), pa.array(-column(old, WEIGHT)))
+    place = stored.column_names.index(WEIGHT)
+    retraction = stored.set_column(place, stored.schema.field(place), pa.array(-column(stored, WEIGHT)))
     return consolidate(pa.concat_tables([layout.conform(results), retraction]), layout)
 
 

@@ -9,18 +9,15 @@ keyed     the last write of each key: by the dataset's `order_by` columns if it 
 """
 
 from collections.abc import Sequence
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 from tidemill.lots.datasets import DatasetRow, Kind
-from tidemill.lots.manifest import StoredObject
-from tidemill.publish.manifests import attempt_in
 from tidemill.spark.lot_reader import POSITION, read_objects, read_positioned
 from tidemill.spark.operations import OP, ORDINAL, WEIGHT, RowOperation, stored_schema
 from tidemill.spark.queries import quoted
 from tidemill.spark.storage import Storage
 from tidemill.views.spark import weighted_rows
-from tidemill.views.steps.inputs import LotSlice
+from tidemill.views.steps.inputs import LotSlice, appends
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,7 +41,7 @@ def dataset_frame(
         return read_objects(spark, storage, schema, objects)
     if dataset.kind is Kind.CHANGES:
         return _summed(read_objects(spark, storage, schema, objects))
-    writes = read_positioned(spark, storage, schema, list(enumerate(_appends(slices))))
+    writes = read_positioned(spark, storage, schema, list(enumerate(appends(slices))))
     return _last_writes(writes, dataset)
 
 
@@ -75,19 +72,6 @@ def _summed(df: "DataFrame") -> "DataFrame":
     return weighted_rows.repeated(weighted_rows.netted(weighted_rows.identified(df, schema), schema), schema)
 
 
-def _appends(slices: Sequence[LotSlice]) -> list[list[StoredObject]]:
-    """Return the objects of each append to a keyed dataset, in the order of the appends.
-
-    The names of objects contain the attempt that wrote them, and each append has its own attempt. Manifests
-    list the appends in order.
-    """
-    return [
-        list(objects)
-        for lot in sorted(slices, key=lambda lot: lot.position)
-        for _, objects in groupby(lot.objects, key=lambda item: attempt_in(item.uri))
-    ]
-
-
 def base_frame(
     spark: "SparkSession", storage: Storage, dataset: DatasetRow, slices: Sequence[LotSlice]
 ) -> "DataFrame":
@@ -106,7 +90,7 @@ def base_frame(
 
     schema = stored_schema(dataset.schema, dataset.kind)
     if dataset.kind is Kind.KEYED:
-        writes = read_positioned(spark, storage, schema, list(enumerate(_appends(slices))))
+        writes = read_positioned(spark, storage, schema, list(enumerate(appends(slices))))
         last = _last_write_of_each_key(writes, dataset)
         if not dataset.order_by:
             last = last.where(sf.col(OP) != RowOperation.DELETE.value)

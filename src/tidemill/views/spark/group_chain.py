@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidemill.errors import QueryError, TypeRefused
-from tidemill.lots.datasets import DatasetRow, Kind
+from tidemill.lots.datasets import DatasetRow
 from tidemill.spark import queries
 from tidemill.spark.lot_reader import no_rows
 from tidemill.spark.planning_memo import PlanningMemo, engine_of
+from tidemill.spark.schema import parse
 from tidemill.spark.sessions import PINNED
 from tidemill.views.chain.builder import ChainBuilder
-from tidemill.views.chain.chain import Chain
+from tidemill.views.chain.chain import Chain, InputKind
 from tidemill.views.chain.keyed_operators import ReplaceRows
 from tidemill.views.chain.native_operators import StatefulAggregate, StatefulJoin, StatefulSet
 from tidemill.views.chain.preparation import NoKernel, prepared
@@ -74,22 +75,17 @@ class GroupChain:
 _chains: PlanningMemo[GroupChain] = PlanningMemo(most=200)
 
 
-def input_kind(dataset: DatasetRow) -> str:
-    """Return the kind of a dataset's rows for a chain; a chain supports "rows", "changes" and "keyed".
-
-    A keyed dataset with `order_by` or with intervals has another kind. The lot for an interval can
-    contain several appends, and the append decides which write of a key is the last, but traces store only a
-    position and an ordinal.
-    """
-    ordered = dataset.order_by or (dataset.kind is Kind.KEYED and dataset.unit is not None)
-    return "keyed with its own order" if ordered else dataset.kind.value
+def input_kind(dataset: DatasetRow) -> InputKind:
+    """Return how the rows of a dataset arrive in a chain."""
+    names = parse(dataset.schema).names if dataset.order_by else []
+    return InputKind(dataset.kind.value, tuple(names.index(name) for name in dataset.order_by))
 
 
 def remembered_chain(
     spark: "SparkSession",
     outputs: Mapping[str, ViewOutput | None],
     schemas: Mapping[str, str],
-    kinds: Mapping[str, str],
+    kinds: Mapping[str, InputKind],
 ) -> GroupChain:
     """Return the chain of a group.
 
@@ -120,7 +116,7 @@ def group_chain(
     spark: "SparkSession",
     outputs: Mapping[str, ViewOutput | None],
     frames: "Mapping[str, DataFrame]",
-    kinds: Mapping[str, str],
+    kinds: Mapping[str, InputKind],
     tag: str,
     settings: Mapping[str, str] = PINNED,
 ) -> GroupChain:
@@ -130,7 +126,7 @@ def group_chain(
         spark: the session that resolves types.
         outputs: the part of the circuit that computes each view, in order; None for a view that is not SQL.
         frames: an empty frame of each dataset, by its name in the circuit.
-        kinds: the kind of each dataset's rows, from `input_kind`.
+        kinds: how the rows of each dataset arrive, from `input_kind`.
         tag: a name that no concurrent query uses.
         settings: the settings that are part of operator ids.
     """
@@ -235,7 +231,7 @@ class _Built(NamedTuple):
 def _built(
     outputs: Mapping[str, ViewOutput],
     types: Mapping[Operator, tuple[str, ...]],
-    kinds: Mapping[str, str],
+    kinds: Mapping[str, InputKind],
     views: Sequence[str],
     settings: Mapping[str, str],
 ) -> _Built:

@@ -36,14 +36,14 @@ class LotFilePart(NamedTuple):
     Args:
         key, size: the key and size of the object.
         sign: 1 for inserted rows, -1 for retracted ones.
-        position: the position of the lot.
+        append: in a keyed dataset, the number of the append; the rows of a later append are newer.
         part, parts: the number of the share, and how many shares there are.
     """
 
     key: str
     size: int
     sign: int
-    position: int
+    append: int
     part: int = 0
     parts: int = 1
 
@@ -116,8 +116,8 @@ class LotReader:
         if self.kind is Kind.CHANGES:
             weight = pc.multiply_checked(arrays[STORED], file.sign)
         elif self.kind is Kind.KEYED:
-            position = pa.repeat(pa.scalar(file.position, pa.int64()), count)
-            columns += [pc.equal(arrays[OP], RowOperation.DELETE.value), position, arrays[ORDINAL]]
+            append = pa.repeat(pa.scalar(file.append, pa.int64()), count)
+            columns += [pc.equal(arrays[OP], RowOperation.DELETE.value), append, arrays[ORDINAL]]
         return pa.table([*columns, weight], names=[*(f"c{i}" for i in range(len(columns))), "_w"])
 
 

@@ -2,7 +2,7 @@
 
 rows      each row with weight 1; a replaced lot retracts its old rows (DBSP-8)
 changes   each row with its weight
-keyed     each write: the row, a flag for deletes, and the write's place among all writes
+keyed     each write: the row, a flag for deletes, and the write's place among the writes of the input
 
 An input is a frame, or files that the runner or Spark's Python workers read with Arrow (`lot_files`).
 """
@@ -27,7 +27,7 @@ from tidemill.spark.schema import parse, to_spark
 from tidemill.spark.storage import Storage
 from tidemill.views.spark.arrow_types import arrow_of, spark_schema
 from tidemill.views.spark.lot_files import INTERNAL_COLUMNS, LotFilePart, LotReader
-from tidemill.views.steps.inputs import LotSlice
+from tidemill.views.steps.inputs import LotSlice, appends
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -147,8 +147,7 @@ class LotInput:
 
         schema, kind = stored_schema(self.dataset.schema, self.dataset.kind), self.dataset.kind
         if kind is Kind.KEYED:
-            positions = [(lot.position, lot.objects) for lot in slices]
-            df = read_positioned(self.spark, self.storage, schema, positions)
+            df = read_positioned(self.spark, self.storage, schema, list(enumerate(appends(slices))))
             deletes = sf.col(OP) == RowOperation.DELETE.value
             order = [sf.col(name).cast("bigint") for name in (POSITION, ORDINAL)]
             return _numbered(df, [deletes, *order], sf.lit(1))
@@ -180,13 +179,15 @@ class LotInput:
         return LotReader(pa.schema(columns), self.dataset.kind)
 
     def files(self) -> list[LotFilePart]:
+        if self.dataset.kind is Kind.KEYED:
+            numbered = [(item, 1, n) for n, objects in enumerate(appends(self.plus)) for item in objects]
+        else:
+            signed = [*((lot, 1) for lot in self.plus), *((lot, -1) for lot in self.minus)]
+            numbered = [(item, sign, 0) for lot, sign in signed for item in lot.objects]
         files = []
-        for lot, sign in [*((lot, 1) for lot in self.plus), *((lot, -1) for lot in self.minus)]:
-            for item in lot.objects:
-                parts = max(1, -(-(item.rows or 0) // PART_ROWS), -(-item.size // PART_BYTES))
-                files += [
-                    LotFilePart(item.uri, item.size, sign, lot.position, part, parts) for part in range(parts)
-                ]
+        for item, sign, number in numbered:
+            parts = max(1, -(-(item.rows or 0) // PART_ROWS), -(-item.size // PART_BYTES))
+            files += [LotFilePart(item.uri, item.size, sign, number, part, parts) for part in range(parts)]
         return files
 
 

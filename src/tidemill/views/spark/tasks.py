@@ -195,7 +195,7 @@ FILES = pa.schema(
         pa.field("key", pa.string()),
         pa.field("size", pa.int64()),
         pa.field("sign", pa.int32()),
-        pa.field("position", pa.int64()),
+        pa.field("append", pa.int64()),
         pa.field("part", pa.int32()),
         pa.field("parts", pa.int32()),
     ]

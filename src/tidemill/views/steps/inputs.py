@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from typing import TypeVar
 
 import msgspec
@@ -23,6 +24,7 @@ from tidemill.lots.lots import LotRow
 from tidemill.lots.manifest import Manifest, StoredObject
 from tidemill.lots.states import LotState
 from tidemill.objects.port import Objects
+from tidemill.publish.manifests import attempt_in
 from tidemill.store import Store, Tx
 from tidemill.views.steps.failed_views import PassedLot
 
@@ -41,6 +43,19 @@ class LotSlice(msgspec.Struct, frozen=True):
     lot: str
     generation: int
     objects: tuple[StoredObject, ...]
+
+
+def appends(slices: Iterable[LotSlice]) -> list[list[StoredObject]]:
+    """Return the objects of each append to a keyed dataset, in the order of the appends.
+
+    The lot for an interval can contain several appends. The names of objects contain the attempt that wrote
+    them, and each append has its own attempt. Manifests list the appends in order.
+    """
+    return [
+        list(objects)
+        for lot in sorted(slices, key=lambda lot: lot.position)
+        for _, objects in groupby(lot.objects, key=lambda item: attempt_in(item.uri))
+    ]
 
 
 class InputChange(msgspec.Struct, frozen=True):
