@@ -21,7 +21,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from tests import patience
-from tests.integration.life_scenes import SCENES
+from tests.integration.life_scenes import SCENES, Shop
 from tidemill import crash
 from tidemill.clock import SYSTEM
 from tidemill.testing.fake_clock import ShiftedClock
@@ -40,7 +40,8 @@ def live(request: dict[str, Any]) -> None:
     os.environ[crash.ENVIRONMENT] = request["point"]
     crash.arm_from_environment()
     clock = ShiftedClock(SYSTEM, wall_s=request["shift_s"], monotonic_s=request["shift_s"])
-    SCENES[request["scene"]](**request["options"]).live(Path(request["home"]), session(), clock)
+    scene = {**SCENES, Shop.name: Shop}[request["scene"]]
+    scene(**request["options"]).live(Path(request["home"]), session(), clock)
 
 
 def main() -> None:

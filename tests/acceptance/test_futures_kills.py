@@ -4,7 +4,7 @@ The futures are diamonds: one makes a value, two change it, one joins them; of s
 that they lie in a worker's shared memory and die with it. Every execution writes its future and its epoch to
 a file. In the end every result is right, no epoch of any future was executed twice, and no segment is left.
 
-The run prints its seed; `TIDEMILL_SEED=n` repeats its decisions, though not its timing.
+The name of the test has the seed of its decisions; `TIDEMILL_SEED=n` repeats them, though not their timing.
 """
 
 import collections
@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests import worker_tasks as tasks
+from tests.kill_samples import SEED, tenth_and_all
 from tests.servers.process import wait_until
 from tests.workers import Look, WorkerProcess, wait
 from tidemill.errors import TaskCrashed, UpstreamDependencyFailed
@@ -32,6 +33,7 @@ WORKERS = 2
 DIAMONDS = 60  # in one wave
 LARGE = 40_000  # bytes: more than a row takes
 PAUSE_S = 5.0  # how long no task may begin before paused workers resume
+EVERY = 25  # so many tasks begin between two kills, on average
 LINE = 35  # bytes that an execution writes: 32 for the id, and mostly one digit for the epoch
 
 
@@ -155,14 +157,12 @@ class Fleet:
             assert worker.drain() == 0, str(worker)
 
 
-def run(home: Path, log: Path, *, every: int, kills: int) -> None:
+def run(home: Path, log: Path, *, kills: int) -> None:
     """Harm whenever about so many tasks have been begun; then let all come to its end, and judge.
 
     The work sets the pace and not the clock: on a slow machine a task is not killed more often.
     """
-    seed = int(os.environ.get("TIDEMILL_SEED", "1"))
-    print(f"TIDEMILL_SEED={seed}")  # noqa: T201 - to repeat it
-    chance = random.Random(seed)
+    chance = random.Random(SEED)
     log.mkdir()
     with ExitStack() as stack:
         client = stack.enter_context(connect(home=home))
@@ -172,7 +172,7 @@ def run(home: Path, log: Path, *, every: int, kills: int) -> None:
         waves = Waves(client, log)
         next_at = 0
         while sum(fleet.kills.values()) < kills and waves.error is None:
-            next_at = max(next_at, begun(log)) + int(chance.uniform(0.5, 1.5) * every)
+            next_at = max(next_at, begun(log)) + int(chance.uniform(0.5, 1.5) * EVERY)
             while not wait_until(
                 lambda at=next_at: begun(log) >= at or waves.error is not None, timeout_s=PAUSE_S
             ):
@@ -222,11 +222,6 @@ def begun(log: Path) -> int:
 
 
 @pytest.mark.rule("FUT-13", "FUT-49", "FUT-51", "FUT-29")
-def test_random_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
-    run(tmp_path / "home", tmp_path / "log", every=25, kills=40)
-
-
-@pytest.mark.crash
-@pytest.mark.rule("FUT-13", "FUT-49", "FUT-51", "FUT-29")
-def test_many_more_random_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
-    run(tmp_path / "home", tmp_path / "log", every=40, kills=400)
+@pytest.mark.parametrize("kills", tenth_and_all(400))
+def test_random_kills_lose_nothing_and_repeat_nothing(kills: int, tmp_path: Path) -> None:
+    run(tmp_path / "home", tmp_path / "log", kills=kills)

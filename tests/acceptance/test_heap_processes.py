@@ -13,6 +13,7 @@ import pytest
 
 from tests.acceptance import heap_process as program
 from tests.acceptance.heap_process import DATASETS, KEYS, LOTS, STARTS
+from tests.kill_samples import SEED, tenth_and_all
 from tests.servers.process import Child, wait_until
 from tests.servers.s3 import S3Server
 from tidemill import crash
@@ -46,7 +47,7 @@ class Fleet:
         )
         self.store_url = f"sqlite://{folder}/store.db"
         self.folder = folder
-        self.chance = random.Random(3)
+        self.chance = random.Random(SEED)
         self.numbers = count()
         self.children: dict[str, list[Child]] = {"writer": [], "runner": []}
 
@@ -205,9 +206,9 @@ def test_five_thousand_subscribers_all_run_although_their_runners_are_killed_in_
         assert all(row.tally.fence == 1 for row in rows(store).values()), "each ran once"
 
 
-@pytest.mark.crash
 @pytest.mark.rule("HEAP-1", "HEAP-2")
+@pytest.mark.parametrize("hits", tenth_and_all(100))
 def test_through_deaths_and_pauses_no_write_is_unseen_no_cadence_broken_and_no_item_left(
-    tmp_path: Path, s3_server: S3Server
+    hits: int, tmp_path: Path, s3_server: S3Server
 ) -> None:
-    run_through(100, tmp_path, s3_server)
+    run_through(hits, tmp_path, s3_server)

@@ -1,29 +1,31 @@
-"""`tidemill run` is killed before a step and its successor after it: the third run leaves what an undisturbed
-one does. At every step, and at a hundred random points.
+"""A pipeline's process is killed before a step and its successor after it: the third one leaves what an
+undisturbed one does.
 
-`make test` has less expensive tests of the same steps: `tests.integration.test_pipeline_crashes` ends runs
-within one process, `tests.acceptance.test_life_kills` kills processes that share Java with the test.
+`make crash` kills `tidemill run` at every step and at a hundred random points. `make test` kills processes at
+a tenth of the steps; they share Java with the test, so that none of them has to start one.
+`tests.integration.test_pipeline_crashes` ends lives within one process.
 """
 
 import os
 import random
 import shutil
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
 from tests import shop
+from tests.acceptance.lives import Kills, Lives
 from tests.acceptance.pipeline_processes import Place, Run
-from tests.certificates import certify_views
+from tests.integration.life_scenes import Shop
+from tests.kill_samples import sample
 from tests.servers.spark import SMALL, small_spark
 from tidemill import crash
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-pytestmark = pytest.mark.crash
 
 STEPS = (
     "arcs.begin",
@@ -75,31 +77,42 @@ LATER = (
 """What a run does when there is time for it."""
 
 
-class Calm(NamedTuple):
-    """A home in which the pipeline is declared and its view certified, and what an undisturbed run leaves."""
-
-    planned: Path
-    landing: Path
-    left: dict[str, object]
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory, spark: "SparkSession") -> Kills:
+    """What an undisturbed run leaves, once the points that it passes are those that are listed here."""
+    folder = tmp_path_factory.mktemp("calm")
+    stage = Kills(Shop.of(folder / "landing"), folder, spark)
+    later = {f"{step}.{side}" for step in LATER for side in ("before", "after")}
+    assert stage.passed - later - {*IN_WORKERS} == {*POINTS}
+    return stage
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory, spark: "SparkSession") -> Calm:
-    """What an undisturbed run leaves, once the points that it passes are those that are listed here."""
-    folder = tmp_path_factory.mktemp("calm")
-    home, landing, planned = folder / "home", folder / "landing", folder / "planned"
-    shop.land(landing, "a", 0)
-    with shop.declare(home, landing, spark) as pipeline:
-        certify_views(pipeline)
-    shutil.copytree(home, planned)
-    with shop.declare(home, landing, spark) as pipeline:
-        with crash.recorded() as passed:
-            assert pipeline.run().ok
-        later = {f"{step}.{side}" for step in LATER for side in ("before", "after")}
-        assert passed - later - {*IN_WORKERS} == {*POINTS}
-        shop.clean_up(pipeline)
-        assert shop.orphans(pipeline) == []
-        return Calm(planned, landing, shop.seen(pipeline, steps=False))
+def lives(spark: "SparkSession") -> Iterator[Lives]:
+    started = Lives(spark)
+    yield started
+    started.close()
+
+
+def of_packages(*packages: str) -> list[str]:
+    return [step for step in SIDES if step.partition(".")[0] in packages]
+
+
+PARTS = (
+    of_packages("views"),
+    of_packages("publish"),
+    of_packages("store", "objects"),
+    of_packages("arcs", "futures", "runner", "sources", "spark", "triggers"),
+)
+"""The steps, by what they are part of: the sample has some of each part."""
+
+
+@pytest.mark.rule("LOT-20")
+@pytest.mark.parametrize("step", [step for steps in PARTS for step in sample(steps)])
+def test_after_kills_around_a_step_the_next_life_leaves_what_an_undisturbed_one_does(
+    step: str, calm: Kills, lives: Lives
+) -> None:
+    assert calm.trouble(lives, SIDES[step]) == ""
 
 
 def killed_at(place: Place, *points: str) -> int:
@@ -113,25 +126,27 @@ def killed_at(place: Place, *points: str) -> int:
     return len(place.lines("imported")) - imported - 2  # asked what it is; and the last one
 
 
+@pytest.mark.crash
 @pytest.mark.rule("LOT-20")
 @pytest.mark.parametrize("step", ALL)
 def test_after_kills_before_and_after_a_step_the_next_process_leaves_what_an_undisturbed_one_does(
-    step: str, tmp_path: Path, calm: Calm, spark: "SparkSession"
+    step: str, tmp_path: Path, calm: Kills, spark: "SparkSession"
 ) -> None:
-    place = Place(tmp_path, small_spark(_conf(step)), refresh="auto", landing=str(calm.landing))
-    shutil.copytree(calm.planned, tmp_path / "home")
+    place = Place(tmp_path, small_spark(_conf(step)), refresh="auto", landing=calm.scene.options["landing"])
+    shutil.copytree(calm.folder / "before", tmp_path / "home")
     assert killed_at(place, *ALL[step]) == len(ALL[step])
     with place.declare() as pipeline:
         shop.clean_up(pipeline)
         assert shop.orphans(pipeline) == []
-        assert shop.seen(pipeline, steps=False) == calm.left
-    shop.land(calm.landing, "b", 6)
+        assert shop.seen(pipeline, steps=False) == calm.calm
+    landing = Path(calm.scene.options["landing"])
+    shop.land(landing, "b", 6)
     try:
         with place.declare(spark) as pipeline:  # the view's state is what it should be, too
             assert pipeline.run().ok
             assert shop.held(pipeline) == shop.expected(range(12))
     finally:
-        (calm.landing / "b.json").unlink()
+        (landing / "b.json").unlink()
 
 
 def _conf(step: str) -> dict[str, str]:
@@ -154,9 +169,9 @@ class Visited(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def visited(calm: Calm, tmp_path_factory: pytest.TempPathFactory, spark: "SparkSession") -> Visited:
+def visited(calm: Kills, tmp_path_factory: pytest.TempPathFactory, spark: "SparkSession") -> Visited:
     folder = tmp_path_factory.mktemp("visited")
-    shutil.copytree(calm.planned, folder / "home")
+    shutil.copytree(calm.folder / "before", folder / "home")
     times, left = list[Counter[str]](), list[dict[str, object]]()
     for n, ids in enumerate(FILES):  # of four points that are armed for each, one or two may not come
         shop.land(folder / "landing", f"f{n}", ids.start, len(ids))
@@ -171,15 +186,16 @@ def visited(calm: Calm, tmp_path_factory: pytest.TempPathFactory, spark: "SparkS
     return Visited(least, left)
 
 
+@pytest.mark.crash
 @pytest.mark.parametrize("number", range(ROUNDS))
 def test_also_after_many_kills_wherever_they_are(
-    number: int, tmp_path: Path, calm: Calm, visited: Visited
+    number: int, tmp_path: Path, calm: Kills, visited: Visited
 ) -> None:
     seed = int(os.environ.get("TIDEMILL_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
     print(f"TIDEMILL_SEED={seed}")  # noqa: T201 - to repeat it
     chance, order = random.Random(f"{seed} {number}"), list(visited.least)
     place = Place(tmp_path, small_spark(SMALL), refresh="auto")
-    shutil.copytree(calm.planned, tmp_path / "home")
+    shutil.copytree(calm.folder / "before", tmp_path / "home")
     kills = 0
     for n, left in enumerate(visited.left):
         shop.land(place.landing, f"f{n}", FILES[n].start, len(FILES[n]))

@@ -87,6 +87,15 @@ class Scene:
             self.act(pipeline)
             shop.clean_up(pipeline, readers_s=0.0)
 
+    def seen(self, pipeline: tm.Pipeline) -> dict[str, object]:
+        """What is there after a life, once nothing is left that no lot lists."""
+        left = orphans(pipeline, self)
+        assert not left, str(left)
+        tables = {name: seen(pipeline, name) for name in self.tables}
+        if self.in_batches:
+            tables = {name: {"rows": table["rows"]} for name, table in tables.items()}
+        return tables | {"marks": marks(pipeline)}
+
 
 class Ordered(Scene):
     """A lot is replayed and another backfilled, one at a time."""
@@ -288,6 +297,30 @@ class Push(Scene):
         return bool(status == 200)
 
 
+class Shop(Scene):
+    """A whole pipeline (`tests.shop`) that processes its first file: source, arcs with parts, and a view."""
+
+    name = "shop"
+
+    @classmethod
+    def of(cls, landing: Path) -> "Shop":
+        shop.land(landing, "a", 0)
+        return cls(landing=str(landing))
+
+    def declare(self, home: Path, spark: "SparkSession | SparkSettings", clock: Clock) -> tm.Pipeline:
+        return shop.declare(home, self.options["landing"], spark, clock=clock)
+
+    def live(self, home: Path, spark: "SparkSession | SparkSettings", clock: Clock) -> None:
+        with self.declare(home, spark, clock) as pipeline:
+            self.act(pipeline)
+            shop.clean_up(pipeline)
+
+    def seen(self, pipeline: tm.Pipeline) -> dict[str, object]:
+        left = shop.orphans(pipeline)
+        assert not left, str(left)
+        return shop.seen(pipeline, steps=False)
+
+
 def append(pipeline: tm.Pipeline, rows: Any) -> None:
     orders = pipeline["orders"]
     assert isinstance(orders, tm.Dataset)
@@ -354,6 +387,7 @@ def _any(store: Store, cluster: str, space: str) -> bool:
 SCENES: dict[str, type[Scene]] = {
     scene.name: scene for scene in (Ordered, Compaction, Folder, Bucket, Poll, Kafka, Push)
 }
+"""The scenes of the life of lots. `Shop` is not one of them: it has matrices of its own."""
 
 
 def made(name: str, folder: Path, server: Callable[[str], Any]) -> Scene:
@@ -393,12 +427,7 @@ class Stage:
 
     def seen(self, home: Path) -> dict[str, object]:
         with self.scene.declare(home, self.spark, self.clock) as pipeline:
-            left = orphans(pipeline, self.scene)
-            assert not left, str(left)
-            tables = {name: seen(pipeline, name) for name in self.scene.tables}
-            if self.scene.in_batches:
-                tables = {name: {"rows": table["rows"]} for name, table in tables.items()}
-            return tables | {"marks": marks(pipeline)}
+            return self.scene.seen(pipeline)
 
     def later(self) -> None:
         """The leases of the dead are over."""
