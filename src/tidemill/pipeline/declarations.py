@@ -16,7 +16,7 @@ from tidemill.lots import checks as expectations
 from tidemill.lots.checks import Check, has_key
 from tidemill.lots.datasets import DatasetRow, Drift, Kind
 from tidemill.lots.keys import DatasetId
-from tidemill.pipeline.pace import FASTEST, NO_GRACE, Grace, Pace
+from tidemill.pipeline.pace import FASTEST, NO_GRACE, Duration, Grace, Pace
 from tidemill.pipeline.source_line import SourceLine
 from tidemill.sources.source import Source
 from tidemill.views.circuit.functions import UserFunction
@@ -158,6 +158,22 @@ class ViewDecl:
         """What the user declares about a function, as text: linear, keyed by columns, or full."""
         by = f"keyed by {', '.join(self.keyed_by)}" if self.keyed_by else "full"
         return "linear" if self.linear else by
+
+
+def drift_of(text: str) -> Drift:
+    """Return what to do with columns that are not declared."""
+    if text not in list(Drift):
+        raise DeclarationError(f"invalid drift={text!r}", hint="use freeze, evolve or rescue")
+    return Drift(text)
+
+
+def check_keep_rows(name: str, keep: Duration, *, keep_rows: bool) -> None:
+    """Check that a table that keeps the rows of older lots has such lots."""
+    if keep_rows and keep is None:
+        raise DeclarationError(
+            f"{name} has keep_rows=True but no keep=, so it keeps all lots",
+            hint='add keep=, like keep="P30D", or omit keep_rows',
+        )
 
 
 def sinks_of(

@@ -146,6 +146,14 @@ def _check(pace: Pace) -> None:
         )
 
 
+def check_pace(pace: object) -> None:
+    """Raise `DeclarationError` for anything but a `Pace`, which has checked its values itself."""
+    if not isinstance(pace, Pace):
+        raise DeclarationError(
+            f"invalid pace={pace!r:.80}", hint='use tm.Pace(…), for example tm.Pace(cadence="PT5M")'
+        )
+
+
 def _check_cron(cron: str, zone: str) -> None:
     """Check that a cron expression is valid, and that some future time matches it."""
     try:

@@ -2,8 +2,6 @@
 
 Declaring uses neither the store nor Spark, so a file that declares a pipeline can be imported anywhere. An
 error in one declaration is raised at once; the plan checks whether all declarations fit together.
-
-The file is long because docstrings and signatures of its public methods take 180 of its lines.
 """
 
 import os
@@ -15,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 from tidemill.errors import DeclarationError
 from tidemill.lots import checks as expectations
 from tidemill.lots.checks import Check
-from tidemill.lots.datasets import DatasetRow, Drift, Kind
+from tidemill.lots.datasets import DatasetRow, Kind
 from tidemill.lots.ids import Unit
 from tidemill.paths import expanded
 from tidemill.pipeline.declarations import (
@@ -26,9 +24,11 @@ from tidemill.pipeline.declarations import (
     Refresh,
     SourceDecl,
     ViewDecl,
+    check_keep_rows,
+    drift_of,
     sinks_of,
 )
-from tidemill.pipeline.pace import FASTEST, Duration, Pace, grace_of, seconds
+from tidemill.pipeline.pace import FASTEST, Duration, Pace, check_pace, grace_of, seconds
 from tidemill.pipeline.source_line import SourceLine, caller_folder, caller_line, errors_at
 from tidemill.pipeline.tables import Dataset, Table, View
 from tidemill.pipeline.view_files import read_view_files
@@ -43,19 +43,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 Drifts = Literal["freeze", "evolve", "rescue"]
 Readable: TypeAlias = Table | str
 GROUP = "main"
-
-
-def _check_pace(pace: object) -> None:
-    if not isinstance(pace, Pace):
-        raise DeclarationError(
-            f"invalid pace={pace!r:.80}", hint='use tm.Pace(…), for example tm.Pace(cadence="PT5M")'
-        )
-
-
-def _drift(text: str) -> Drift:
-    if text not in list(Drift):
-        raise DeclarationError(f"invalid drift={text!r}", hint="use freeze, evolve or rescue")
-    return Drift(text)
 
 
 class Registry(ABC):
@@ -143,12 +130,12 @@ class Registry(ABC):
                 order_by=order,
                 deletes=bool(keys) or deletes,
                 schema=schema,
-                drift=_drift(drift),
+                drift=drift_of(drift),
             )
             expected = expectations.validate(checks)
             keep_s = seconds("keep", keep)
             fresh_s = seconds("fresh_within", fresh_within)
-            _check_keep_rows(name, keep_s, keep_rows=keep_rows)
+            check_keep_rows(name, keep_s, keep_rows=keep_rows)
         decl = DatasetDecl(
             dataset=declared,
             schema=schema,
@@ -271,8 +258,8 @@ class Registry(ABC):
                 keep_s=seconds("keep", keep),
                 keep_rows=keep_rows,
             )
-            _check_keep_rows(sinks[0].name if sinks else "the arc", keep, keep_rows=keep_rows)
-            _check_pace(pace)
+            check_keep_rows(sinks[0].name if sinks else "the arc", keep, keep_rows=keep_rows)
+            check_pace(pace)
             waits = grace_of(grace, after_grace, len(tables))
             fresh_s = seconds("fresh_within", fresh_within)
         if not sinks or not tables:
@@ -426,7 +413,7 @@ class Registry(ABC):
 
     def _declare_view(self, decl: ViewDecl, keep: Duration) -> View:
         with errors_at(decl.line):
-            _check_pace(decl.pace)
+            check_pace(decl.pace)
             keep_s = seconds("keep", keep)
             if decl.refresh not in ("auto", "incremental", "full"):
                 raise DeclarationError(
@@ -498,11 +485,3 @@ class Registry(ABC):
                 hint="if both pipelines share a cluster, pass the table's name instead of the table",
             )
         return table.name
-
-
-def _check_keep_rows(name: str, keep: Duration, *, keep_rows: bool) -> None:
-    if keep_rows and keep is None:
-        raise DeclarationError(
-            f"{name} has keep_rows=True but no keep=, so it keeps all lots",
-            hint='add keep=, like keep="P30D", or omit keep_rows',
-        )

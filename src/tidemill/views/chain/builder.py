@@ -1,7 +1,4 @@
-"""Build the chain of a circuit: its stateful operators and the edges between them.
-
-The file is long because the builder is one class, with a method for each kind of operator.
-"""
+"""Build the chain of a circuit: its stateful operators and the edges between them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -12,19 +9,20 @@ from tidemill.schemas.type_table import common_type
 from tidemill.views.aggregates.registry import kernel_of
 from tidemill.views.chain.chain import Chain, ChainInput, InputKind, KeyedQuery
 from tidemill.views.chain.chain_graph import ChainGraph
+from tidemill.views.chain.grouping_sets import columns_of_set, result_places
 from tidemill.views.chain.keyed_operators import GatherRows, ReplaceRows
 from tidemill.views.chain.native_operators import StatefulAggregate, StatefulJoin, StatefulSet
 from tidemill.views.chain.outputs import OutputSink
 from tidemill.views.chain.preparation import NoKernel, NoKey
 from tidemill.views.chain.recomputed_operators import StoredInput, StoredResult
-from tidemill.views.chain.row_expressions import ExplodeStep, RowExpressions, SelectStep
+from tidemill.views.chain.row_expressions import ExplodeStep, RowExpressions
 from tidemill.views.chain.source_operators import ChangesSource, UpsertsSource
 from tidemill.views.chain.source_sharing import SharedSource, side_key, source_keys
 from tidemill.views.chain.stateful_operator import StatefulOperator
 from tidemill.views.chain.top_operators import StatefulTop, top_operators
 from tidemill.views.circuit import operators as ops
 from tidemill.views.circuit.circuit import Circuit, walk
-from tidemill.views.circuit.expr import Expr, call, column, merge_parts
+from tidemill.views.circuit.expr import Expr, call, cast, column
 from tidemill.views.circuit.ids import expressions_of
 from tidemill.views.circuit.operators import Operator
 from tidemill.views.circuit.row_properties import append_only, may_multiply
@@ -105,12 +103,7 @@ class ChainBuilder:
             keys = len(operator.types)
         if not keys or expressions.explodes:
             return False
-        origins: list[int | None] = list(range(len(operator.out) - 1))  # where each column comes from
-        for step in expressions.steps:
-            if isinstance(step, SelectStep):
-                selected = [expression.column for expression in step.expressions]
-                origins = [None if place is None else origins[place] for place in selected]
-        return set(range(keys)) <= set(origins)
+        return set(range(keys)) <= set(expressions.origins(len(operator.out) - 1))
 
     # --- row expressions
 
@@ -302,7 +295,7 @@ class ChainBuilder:
         if op.sets is not None:
             if len(set(map(frozenset, op.sets))) < len(op.sets):  # Spark returns the rows once for each
                 raise NoKey("a grouping set appears twice")
-            sent = [_grouping_set(grouped, keys, list(values), below) for grouped in op.sets]
+            sent = [columns_of_set(grouped, keys, list(values), below) for grouped in op.sets]
         number = self._graph.add(f"{self._ids[op]}.{best}", operator)
         for side, columns in enumerate(sent):
             self._connect_child(op.input, number, side, columns)
@@ -371,7 +364,7 @@ class ChainBuilder:
         self._no_clock(expressions_of(op))
         key_types = self._key_types(op, keys)
         key = [
-            _cast(_coalesced(place, other[n] if other else None), self._types[op][place], key_type)
+            cast(_coalesced(place, other[n] if other else None), self._types[op][place], key_type)
             for n, (place, key_type) in enumerate(zip(result, key_types, strict=True))
         ]
         gathers = self._gathers(op, keys, key_types)
@@ -379,7 +372,7 @@ class ChainBuilder:
         target = self._graph.add(self._ids[op], ReplaceRows(types, tuple(map(self._arrow, key_types))))
         for child, child_key, gather in zip(op.inputs, keys, gathers, strict=True):
             changed = [
-                _cast(column(place), self._types[child][place], key_type)
+                cast(column(place), self._types[child][place], key_type)
                 for place, key_type in zip(child_key, key_types, strict=True)
             ]
             self._connect_child(child, target, 1, changed)
@@ -425,7 +418,7 @@ class ChainBuilder:
                 places.append(place)
             else:
                 places.append(len(columns))
-                columns.append(_cast(column(place), types[place], key_type))
+                columns.append(cast(column(place), types[place], key_type))
                 types.append(key_type)
         return columns, places, types
 
@@ -465,8 +458,7 @@ class ChainBuilder:
         if isinstance(op, ops.Join) and isinstance(operator, StatefulJoin):
             return self._without_cast_keys(op, operator)
         if isinstance(op, ops.Aggregate) and isinstance(operator, StatefulAggregate) and op.sets is not None:
-            groups, width = len(op.groups), len(op.groups) + 1 + len(op.calls)  # the set's id follows the key
-            places = (*range(groups), *range(groups + 1, width), groups)
+            places = result_places(len(op.groups), len(op.calls))
             return RowExpressions().select(list(map(column, places)))
         if isinstance(operator, StatefulTop) and len(operator.types) > op.width:
             return RowExpressions().select(list(map(column, range(op.width))))
@@ -489,13 +481,6 @@ class ChainBuilder:
             )
 
 
-def _cast(expr: Expr, current: str, target: str) -> Expr:
-    """Cast an expression; a column that has the type already stays as it is."""
-    if expr.column is not None and current == target:
-        return expr
-    return Expr(merge_parts(("CAST(", *expr.parts, f" AS {target})")), expr.calls | {"cast"})
-
-
 def _coalesced(place: int, other: int | None) -> Expr:
     return column(place) if other is None else call("coalesce", column(place), column(other))
 
@@ -503,17 +488,3 @@ def _coalesced(place: int, other: int | None) -> Expr:
 def _is_native(aggregate: ops.AggregateCall) -> bool:
     simple = aggregate.plain and not aggregate.distinct and aggregate.filter is None
     return simple and kernel_of(aggregate.name) is not None
-
-
-def _grouping_set(
-    grouped: Sequence[int], keys: Sequence[int], values: Sequence[int], types: Sequence[str]
-) -> list[Expr]:
-    """Return the columns of one grouping set: its keys (others are NULL), its id, and the values."""
-    columns = [
-        column(place) if n in grouped else Expr((f"CAST(NULL AS {types[place]})",), frozenset({"cast"}))
-        for n, place in enumerate(keys)
-    ]
-    count = len(keys)
-    number = sum(1 << (count - 1 - n) for n in range(count) if n not in grouped)
-    columns.append(Expr((f"CAST({number} AS BIGINT)",), frozenset({"cast"})))
-    return [*columns, *(column(place) for place in values)]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tidemill.views.circuit.expr import Expr, column, text
+from tidemill.views.circuit.expr import Expr, cast, column, text
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ class RowExpressions:
             return self
         return self.select(
             [
-                column(i) if kind == target else Expr(("CAST(", i, f" AS {target})"), frozenset({"cast"}))
-                for i, (kind, target) in enumerate(zip(types, targets, strict=True))
+                cast(column(i), current, target)
+                for i, (current, target) in enumerate(zip(types, targets, strict=True))
             ]
         )
 
@@ -126,6 +126,18 @@ class RowExpressions:
     @property
     def explodes(self) -> bool:
         return any(isinstance(step, ExplodeStep) for step in self.steps)
+
+    def origins(self, width: int) -> list[int | None]:
+        """Return which of the `width` columns each result column is; None for a computed one.
+
+        The steps do not explode rows.
+        """
+        origins: list[int | None] = list(range(width))
+        for step in self.steps:
+            if isinstance(step, SelectStep):
+                selected = [expression.column for expression in step.expressions]
+                origins = [None if place is None else origins[place] for place in selected]
+        return origins
 
     def plain(self, width: int) -> tuple[int, ...] | None:
         """Return which of the `width` columns the steps select, or None if the steps do anything else."""

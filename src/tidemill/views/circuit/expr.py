@@ -142,6 +142,13 @@ def call(name: str, *arguments: Expr) -> Expr:
     return Expr(merge_parts([*parts, ")"]), frozenset(calls))
 
 
+def cast(value: Expr, current: str, target: str) -> Expr:
+    """Cast a value of type `current`; a column that has the target type already stays as it is."""
+    if value.column is not None and current == target:
+        return value
+    return Expr(merge_parts(("CAST(", *value.parts, f" AS {target})")), value.calls | {"cast"})
+
+
 def binary(left: Expr, operator: str, right: Expr) -> Expr:
     """Return two expressions with an operator between them."""
     parts = (*left.parenthesized().parts, f" {operator} ", *right.parenthesized().parts)
