@@ -44,6 +44,23 @@ def test_requests_that_wait_together_become_one_lot(stage: PushStage) -> None:
     stage.stage.check()
 
 
+def test_a_request_that_was_answered_takes_no_place_in_the_queue(stage: PushStage) -> None:
+    receiver = stage.receiver(start=False, waiting_bytes=10)
+    sent: Future[Receipt] = Future()
+
+    def send_again(_: Future[Receipt]) -> None:
+        try:
+            receiver.submit(table(2)).add_done_callback(lambda answer: sent.set_result(answer.result()))
+        except PushBusy as busy:
+            sent.set_exception(busy)
+
+    receiver.submit(table(1)).add_done_callback(send_again)
+    receiver.start()
+    sent.result(STUCK_S)
+    receiver.close()
+    assert stage.ids() == [1, 2]
+
+
 @pytest.mark.rule("LOT-36")
 def test_a_repeated_numbered_request_gets_the_first_answer(stage: PushStage) -> None:
     receiver = stage.receiver(start=False)

@@ -217,9 +217,6 @@ class PushReceiver:
                 self._refuse(requests, failed)
                 self._give_up(type(error).__name__)
                 return
-            finally:
-                with self._lock:
-                    self._waiting_bytes -= sum(request.table.nbytes for request in requests)
 
     def _next_batch(self) -> list[_Request] | None:
         """Wait for a request, and take as many more as fit in one lot; return None after `close`."""
@@ -243,6 +240,8 @@ class PushReceiver:
                 break
             batch.append(following)
             size += following.table.nbytes
+        with self._lock:  # before any answer: a sender that was answered may send at once
+            self._waiting_bytes -= size
         return batch
 
     def _answer(self, requests: Sequence[_Request]) -> None:
