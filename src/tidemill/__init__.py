@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tidemill.futures.client.future import Future
     from tidemill.futures.client.gather import as_completed, gather
     from tidemill.futures.worker.task_context import current_task
-    from tidemill.lots.checks import Check, expect, not_null, rows, unique
+    from tidemill.lots.checks import Check, expect, foreign_key, not_null, rows, unique
     from tidemill.lots.producers import Receipt
     from tidemill.obs.hooks import command, webhook
     from tidemill.pipeline.explanation import Explanation
@@ -123,6 +123,7 @@ __all__ = [
     "errors",
     "expect",
     "folder",
+    "foreign_key",
     "gather",
     "http_poll",
     "http_push",
@@ -146,7 +147,7 @@ _MODULES = {
     "futures.client.future": "Future",
     "futures.client.gather": "as_completed gather",
     "futures.worker.task_context": "current_task",
-    "lots.checks": "Check expect not_null rows unique",
+    "lots.checks": "Check expect foreign_key not_null rows unique",
     "lots.producers": "Receipt",
     "obs.hooks": "command webhook",
     "pipeline.explanation": "Explanation",

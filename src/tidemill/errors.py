@@ -100,6 +100,7 @@
     │   ├── StepConflict              a step is out of order, or differs from the step that was recorded
     │   ├── StepLost                  a task of a step reported no result, or reported twice
     │   ├── ViewFailed                a view cannot be computed from its input rows
+    │   ├── ViewCheckFailed           rows of a view fail a check that refuses to publish them
     │   └── ViewRefused               the view, or this change to it, is not supported
     ├── QueryError                    base of errors about queries, with line and column
     │   ├── QuerySyntax               the text is not valid Spark SQL
@@ -722,6 +723,14 @@ class StepLost(ViewError):
 class ViewFailed(ViewError):
     code = "view-failed"
     hint = "fix the query, or correct the rows that cause the error; then Tidemill runs the step again"
+
+
+class ViewCheckFailed(ViewError):
+    code = "view-check-failed"
+    hint = (
+        "correct the rows, or change the check to warn or to drop them; the view keeps its last table, and"
+        " changes again in the first step in which its rows pass"
+    )
 
 
 class ViewRefused(ViewError):

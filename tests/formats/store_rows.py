@@ -42,6 +42,7 @@ from tidemill.triggers.keys import TriggerKeys
 from tidemill.views.certify.certificates import ViewCertificate
 from tidemill.views.steps import commits, groups, records
 from tidemill.views.steps import retired as retired_views
+from tidemill.views.steps.checked_views import CheckedView
 from tidemill.views.steps.failed_views import FailedView
 from tidemill.views.steps.keys import StepKeys
 
@@ -213,6 +214,7 @@ SPACES: dict[tuple[str, tuple[type, ...]], Codec] = {
     ("retired", (str, str)): _packed(retired_views.RetiredTable),
     ("whole-reads", (str, str)): _packed(list[DatasetId]),
     ("failed-view", (str, str, str)): _packed(FailedView),
+    ("checked-view", (str, str, str)): _packed(CheckedView),
     ("group-gone", (str, str, str)): EMPTY,
     ("view-text", (str, str)): _packed(ViewDescription),
     ("source-text", (str, str)): _packed(SourceDescription),

@@ -20,7 +20,7 @@ from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.events import ArcLotBegan, ArcLotPartial
 from tidemill.cluster.events import NodeLost
 from tidemill.lots import owners
-from tidemill.lots.checks import expect, not_null
+from tidemill.lots.checks import expect, not_null, unique
 from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.keys import DatasetId
 from tidemill.obs import declared_checks, freshness
@@ -39,6 +39,8 @@ from tidemill.ui.access import AccessPolicy
 from tidemill.ui.actions import Actions
 from tidemill.ui.app import Site, create_app
 from tidemill.ui.model.reader import StoreReader
+from tidemill.views.steps import checked_views
+from tidemill.views.steps.checked_views import CheckedView
 from tidemill.views.steps.events import StepTimed
 
 HOSTILE = "<script>alert('x')</script>&\"'"
@@ -111,7 +113,8 @@ class PageStage(LifeStage):
     def fill_steps(self) -> None:
         stage = self.steps
         node = stage.node("stepper", 10**13)
-        stage.declare(spec("totals", self.orders), spec(HOSTILE, self.orders))
+        names = ("totals", "totals_failures", HOSTILE)
+        stage.declare(*(spec(name, self.orders) for name in names))
         view = ViewDescription(
             code="c",
             where="shop.py:12",
@@ -128,7 +131,7 @@ class PageStage(LifeStage):
         self.store.run(lambda tx: tx.set(keys.source["shop", "orders"], msgspec.msgpack.encode(source)))
         for _ in range(3):
             self.append([1])
-            stage.settle(node, "totals", HOSTILE)
+            stage.settle(node, *names)
 
     def fill_futures(self) -> None:
         stage = self.futures
@@ -167,10 +170,18 @@ class PageStage(LifeStage):
             "cleaned": Freshness(within_s=60, since=since),
             "totals": Freshness(within_s=60, since=since, group="totals"),
         }
-        checks = {"cleaned": (expect("amount > 0", on_fail="drop"), not_null("id"))}
+        checks = {
+            "cleaned": (expect("amount > 0", on_fail="drop"), not_null("id")),
+            "totals": (unique("id", name=HOSTILE), expect("n > 0", on_fail="warn")),
+        }
         for module, wanted in ((freshness, limits), (declared_checks, checks)):
             declare: Any = module.declare
             self.store.run(partial(declare, keys=keys, pipeline="shop", wanted=wanted))
+        counts = CheckedView(
+            view="totals", failures="totals_failures", rows={HOSTILE: 1234}, refused=(HOSTILE,)
+        )
+        step_keys = self.steps.keys
+        self.store.run(lambda tx: checked_views.store(tx, step_keys, "shop", "totals", {}, [counts]))
 
     def quarantine(self, table: DatasetId, lot: str, records: int) -> None:
         """Put records of a lot into quarantine."""

@@ -6,9 +6,10 @@ import pytest
 
 from tests.unit.steps_stage import P, StepStage, outputs
 from tidemill import crash
-from tidemill.errors import ViewFailed
+from tidemill.errors import ViewCheckFailed, ViewFailed
 from tidemill.lots.keys import DatasetId
-from tidemill.views.steps import failed_views
+from tidemill.views.steps import checked_views, failed_views
+from tidemill.views.steps.checked_views import CheckedView
 from tidemill.views.steps.commits import StepBatch, StepPart
 from tidemill.views.steps.failed_views import FREE_TRIES, FailedView, PassedLot
 from tidemill.views.steps.failure_search import FailureSearch
@@ -259,4 +260,64 @@ def test_a_view_passes_over_lots_until_they_have_a_newer_generation() -> None:
     stage.add(ORDERS, event.lot, event.generation + 1)
     stage.publish_and_step()
     assert stage.computed[-1][0].passed == {}
+    assert not stage.failed
+
+
+# --- checks
+
+
+class CheckedStage(FailingStage):
+    """A group whose view `a` has a check; `rows` of its rows fail."""
+
+    rows = 0
+
+    def compute(self, batch: StepBatch, attempt: str) -> tuple[StepPart, ...]:  # type: ignore[override]
+        names = batch.computed.spec.names
+        counts = {"check": self.rows} if self.rows else {}
+        checked = CheckedView(view="a", failures="e", rows=counts, refused=tuple(counts))
+        if counts and "a" in names:
+            error = ViewCheckFailed("rows of a fail")
+            error.view = "a"
+            raise error
+        return (*super().compute(batch, attempt), checked)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return self.store.run(lambda tx: checked_views.listed(tx, self.keys, P, "g"))["a"].rows
+
+
+@pytest.mark.rule("DBSP-40")
+def test_a_view_whose_rows_fail_a_check_is_computed_in_the_step_in_which_they_pass() -> None:
+    stage = CheckedStage()
+    stage.publish_and_step()
+    stage.rows = 3
+    stage.publish_and_step()
+    assert set(stage.failed) == {"a", "b", "d"}
+    assert stage.counts == {"check": 3}
+    for stage.rows in range(2, 2 + 2 * FREE_TRIES):
+        tries = len(stage.computed)
+        stage.publish_and_step()
+        assert len(stage.computed) == tries + 1, "no step tries the view while its rows fail"
+        assert stage.counts == {"check": stage.rows}
+    stage.rows = 0
+    stage.publish_and_step()
+    assert not stage.failed
+    assert not stage.counts
+    assert set(stage.computed[-1][0].spec.names) == SPEC.names
+    assert stage.computed[-1][0].stale == {"a", "b", "d"}, "they are computed as a whole"
+
+
+@pytest.mark.rule("DBSP-40")
+def test_a_view_that_passes_its_checks_but_fails_for_another_reason_is_tried_once() -> None:
+    stage = CheckedStage()
+    stage.publish_and_step()
+    stage.rows = 1
+    stage.publish_and_step()
+    stage.rows, stage.bad = 0, {"a"}
+    stage.publish_and_step()
+    assert set(stage.failed) == {"a", "b", "d"}
+    assert stage.failed["a"].error == "it raises"
+    assert stage.failed["a"].checks is not True
+    stage.bad = set()
+    stage.publish_and_step()
     assert not stage.failed

@@ -151,6 +151,18 @@ def test_a_view_shows_its_query_its_circuit_and_its_steps(client: TestClient) ->
     assert "landing/*.json" in table
 
 
+def test_a_view_shows_how_many_rows_fail_each_of_its_checks(client: TestClient) -> None:
+    raw = client.get("/view?view=totals").text
+    assert "<script>alert" not in raw
+    text = " ".join(unescape(raw).split())
+    assert f'<code>{HOSTILE}</code></td><td><span class="tag r-full">stop the view' in text
+    assert "<strong>1,234</strong>" in text
+    assert 'are counted</span></td><td class="n">0</td>' in text
+    assert "view=totals_failures" in text
+    checks = client.get("/api/v1/view?name=totals").json()["checks"]
+    assert [(check["on_fail"], check["failing"]) for check in checks] == [("fail", 1234), ("warn", 0)]
+
+
 def test_a_view_that_is_set_aside_says_why() -> None:
     stage = PageStage().fill()
     row = FailedView(view="totals", code="c", error=f"it raises {HOSTILE}", since=3, current=2)

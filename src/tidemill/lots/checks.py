@@ -5,10 +5,14 @@
                                       are not the same)
     expect("amount > 0")              the expression is true for every row; NULL is not true
     rows(at_least=1)                  the number of rows in a lot is within limits
+    foreign_key("cust", references="customers", to="id")
+                                      another table has a row with the same value; only for views
 
 `on_fail` says what happens to rows that fail. `warn` reports and counts them. `drop` moves them from the lot
 to the quarantine table. `fail`, the default, refuses to publish the lot. The lot's manifest records the
 counts under the name of the check.
+
+A check of a view covers all rows of the view, not only those of a lot; see `pipeline.checked_views`.
 
 Checks apply to inserted rows only: deletions and retractions pass. Every keyed dataset also has an implicit
 check: each upsert and each deletion must have a key (LOT-40).
@@ -32,7 +36,7 @@ QUARANTINE_SCHEMA: Final = "file STRING, line BIGINT, record STRING, error STRIN
 counts from 1; in formats without lines it counts records. If a whole file is unreadable, `line` and `record`
 are NULL. For a row that failed a check, `check` names the check and `record` is the row as JSON."""
 
-Kind = Literal["not_null", "unique", "expect", "rows"]
+Kind = Literal["not_null", "unique", "expect", "rows", "foreign_key"]
 Action = Literal["warn", "drop", "fail"]
 
 
@@ -51,6 +55,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     'warn'
 
     - all_operations: also check deletions and retractions.
+    - references, to: the table and its columns that must have the values of `columns`.
     """
 
     kind: Kind
@@ -61,6 +66,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     at_least: int | None = None
     at_most: int | None = None
     all_operations: bool = False
+    references: str = ""
+    to: tuple[str, ...] = ()
 
     @property
     def is_per_row(self) -> bool:
@@ -89,6 +96,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
                     f"at most {self.at_most}" if self.at_most is not None else "",
                 ]
                 return f"expected {' and '.join(filter(None, bounds))} rows"
+            case "foreign_key":
+                return f"{columns} is not in {self.references}({', '.join(self.to)})"
 
     def rows_out_of_bounds(self, rows: int) -> int:
         """Return by how many rows a lot misses the bounds, for a check of kind `rows`."""
@@ -154,8 +163,45 @@ def rows(
     return msgspec.structs.replace(_check("rows", name, on_fail), at_least=at_least, at_most=at_most)
 
 
+def foreign_key(
+    *columns: str,
+    references: str,
+    to: str | Sequence[str] = (),
+    on_fail: Action = "fail",
+    name: str | None = None,
+) -> Check:
+    """Check that another table has a row with the same values. Rows with a NULL in these columns pass.
+
+    Only views can have this check.
+
+    >>> foreign_key("cust", references="customers", to="id").problem
+    'cust is not in customers(id)'
+
+    Args:
+        columns: the columns of the view.
+        references: the name of the other table or view.
+        to: the columns of the other table, in the same order; by default, those with the same names.
+        on_fail: what to do with rows that fail.
+        name: the name of the check.
+    """
+    target = (to,) if isinstance(to, str) else tuple(to) or columns
+    if not references:
+        raise BadCheck("foreign_key() needs the name of a table", hint="pass it: references='customers'")
+    if len(target) != len(columns):
+        raise BadCheck(
+            f"foreign_key() compares {len(columns)} columns with {len(target)}",
+            hint="pass one column in to= for each column",
+        )
+    label = name or f"foreign_key({', '.join(columns)})"
+    return msgspec.structs.replace(
+        _check("foreign_key", label, on_fail, columns), references=references, to=target
+    )
+
+
 def _check(kind: Kind, name: str, on_fail: str, columns: Sequence[str] = ()) -> Check:
-    if kind in ("not_null", "unique") and not (columns and all(isinstance(name, str) for name in columns)):
+    if kind in ("not_null", "unique", "foreign_key") and not (
+        columns and all(isinstance(name, str) for name in columns)
+    ):
         raise BadCheck(f"{kind}() needs column names", hint=f"pass the columns: {kind}('id')")
     if on_fail not in list(OnFail):
         raise BadCheck(f"on_fail={on_fail!r} is not valid", hint="use warn, drop or fail")
@@ -166,13 +212,22 @@ def _check(kind: Kind, name: str, on_fail: str, columns: Sequence[str] = ()) -> 
     return Check(kind=kind, name=name, on_fail=OnFail(on_fail), columns=tuple(columns))
 
 
-def validate(checks: Sequence[Check]) -> tuple[Check, ...]:
-    """Return the checks as a tuple; raise `BadCheck` for other values and for names used twice."""
+def validate(checks: Sequence[Check], *, of_view: bool = False) -> tuple[Check, ...]:
+    """Return the checks as a tuple; raise `BadCheck` for other values and for names used twice.
+
+    - of_view: whether they check a view. Other tables cannot have foreign keys.
+    """
     by_name: dict[str, Check] = {}
     for check in checks:
         if not isinstance(check, Check):
             raise BadCheck(
-                f"{check!r:.60} is not a check", hint="use not_null(…), unique(…), expect(…) or rows(…)"
+                f"{check!r:.60} is not a check",
+                hint="use not_null(…), unique(…), expect(…), rows(…) or foreign_key(…)",
+            )
+        if check.kind == "foreign_key" and not of_view:
+            raise BadCheck(
+                f"the check {check.name} works only on views: lots of two tables arrive at different times",
+                hint="declare a view over the table, and check the view",
             )
         if check.name in by_name:
             raise BadCheck(f"two checks are called {check.name!r}", hint="rename one of them: name='…'")
@@ -183,6 +238,11 @@ def validate(checks: Sequence[Check]) -> tuple[Check, ...]:
 def can_drop(checks: Sequence[Check]) -> bool:
     """Return whether any of the checks can move rows to the quarantine table."""
     return any(check.on_fail is OnFail.DROP for check in checks)
+
+
+def can_refuse(checks: Sequence[Check]) -> bool:
+    """Return whether any of the checks can refuse to publish."""
+    return any(check.on_fail is OnFail.FAIL for check in checks)
 
 
 def without_drop(checks: Sequence[Check]) -> tuple[Check, ...]:

@@ -41,6 +41,7 @@ from tidemill.views.steps.events import (
     StepAbandoned,
     StepCommitted,
     StepTimed,
+    ViewChecked,
     ViewSetAside,
     ViewsResumed,
 )
@@ -244,6 +245,16 @@ def _(event: StepAbandoned) -> Line:
 @line_of.register
 def _(event: ViewSetAside) -> Line:
     return Line(f"views {event.group}", f"view {event.view}: {event.why}", Severity.ERROR)
+
+
+@line_of.register
+def _(event: ViewChecked) -> Line:
+    about = f"views {event.group}"
+    if not event.rows:
+        return Line(about, f"view {event.view} passes all its checks", Severity.GOOD)
+    failing = ", ".join(f"{name} ({counted(count, 'row')})" for name, count in event.rows.items())
+    severity = Severity.ERROR if event.refused else Severity.WARNING
+    return Line(about, f"view {event.view} fails {failing}; {event.failures} has the rows", severity)
 
 
 @line_of.register

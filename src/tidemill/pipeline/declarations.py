@@ -139,6 +139,8 @@ class ViewDecl:
     - reads: the tables of a function, in the order of its arguments.
     - linear, keyed_by: what the user declares about a function, so that a step need not run it on whole
       tables.
+    - checks, failures: the checks of its rows, and the view with the rows that fail.
+    - checked: for such a view, the view whose rows it contains.
     """
 
     name: str
@@ -152,6 +154,9 @@ class ViewDecl:
     pace: Pace = FASTEST
     keep_s: float | None = None
     line: SourceLine
+    checks: tuple[Check, ...] = ()
+    failures: str = ""
+    checked: str = ""
 
     @property
     def declared(self) -> str:

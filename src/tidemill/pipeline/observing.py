@@ -109,6 +109,7 @@ def declare_tables(pipeline: "Pipeline") -> None:
     checks |= {name: decl.checks for name, decl in pipeline.sources.items()}
     for arc in pipeline.all_arcs().values():
         checks |= {sink.name: sink.checks for sink in arc.sinks}
+    checks |= {name: decl.checks for name, decl in pipeline.views.items()}
     context.store.run(partial(declared_checks.declare, keys=keys, pipeline=pipeline.name, wanted=checks))
 
 

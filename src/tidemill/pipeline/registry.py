@@ -16,6 +16,7 @@ from tidemill.lots.checks import Check
 from tidemill.lots.datasets import DatasetRow, Kind
 from tidemill.lots.ids import Unit
 from tidemill.paths import expanded
+from tidemill.pipeline.checked_views import with_checks
 from tidemill.pipeline.declarations import (
     ArcDecl,
     Changes,
@@ -330,6 +331,7 @@ class Registry(ABC):
         refresh: Refresh = "auto",
         group: str = GROUP,
         pace: Pace = FASTEST,
+        checks: Sequence[Check] = (),
         keep: Duration = None,
         fresh_within: Duration = None,
     ) -> View:
@@ -351,6 +353,9 @@ class Registry(ABC):
                 view of another group, whose query is then computed in both groups.
             pace: when the group of the view is updated, like `tm.Pace(cadence="PT5M")`; by default as soon as
                 an input is published. A group has the shortest pace that its views declare.
+            checks: conditions for all rows of the view: `[tm.unique("id"), tm.foreign_key("cust",
+                references="customers", to="id")]`. The view `<name>_failures` has the rows that fail. While
+                rows fail a check with `on_fail="fail"`, the view keeps its last table.
             keep: how long the changes of the view are kept, like `"P30D"`; by default for ever. The view
                 itself does not change. A group keeps changes for the longest time that its views declare, and
                 at least those of its last 100 steps.
@@ -387,11 +392,13 @@ class Registry(ABC):
             pace=pace,
             line=line,
         )
-        view = self._declare_view(decl, keep)
+        view = self._declare_view(decl, keep, checks)
         self._limit_age(name, fresh_s)
         return view
 
-    def views_in(self, folder: str | os.PathLike[str] = "views") -> list[View]:
+    def views_in(
+        self, folder: str | os.PathLike[str] = "views", *, checks: Mapping[str, Sequence[Check]] | None = None
+    ) -> list[View]:
         """Declare a view for every SQL file in a folder: `views/revenue.sql` declares the view `revenue`.
 
         Comment lines like `-- tidemill: cadence = PT5M` set the options of a view: `refresh`, `group`,
@@ -399,28 +406,40 @@ class Registry(ABC):
 
         Args:
             folder: the folder; a relative path is relative to the file that declares the pipeline.
+            checks: the checks of views, by the name of the view; see `view`.
         """
         line = caller_line()
+        checks = checks or {}
         with errors_at(line):
             files = list(read_view_files(self.base / expanded(folder)))
+        unknown = checks.keys() - {file.name for file in files}
+        if unknown:
+            raise DeclarationError(
+                f"{line}: checks= names the view {min(unknown)}, but {folder} has no such file",
+                hint="correct the name",
+            )
         declared = []
         for file in files:
             options = {"refresh": "auto", "group": GROUP, **file.options}
             keep = options.pop("keep", None)
             decl = ViewDecl(name=file.name, sql=file.sql, pace=file.pace, line=file.line, **options)
-            declared.append(self._declare_view(decl, keep))
+            declared.append(self._declare_view(decl, keep, checks.get(file.name, ())))
         return declared
 
-    def _declare_view(self, decl: ViewDecl, keep: Duration) -> View:
+    def _declare_view(self, decl: ViewDecl, keep: Duration, checks: Sequence[Check]) -> View:
         with errors_at(decl.line):
             check_pace(decl.pace)
             keep_s = seconds("keep", keep)
+            expected = expectations.validate(checks, of_view=True)
             if decl.refresh not in ("auto", "incremental", "full"):
                 raise DeclarationError(
                     f"invalid refresh={decl.refresh!r}", hint="use auto, incremental or full"
                 )
-        self._new_table(decl.name, decl.line)
-        self.views[decl.name] = replace(decl, keep_s=keep_s)
+        views = with_checks(decl, expected)
+        for view in views:
+            self._new_table(view.name, decl.line)
+        for view in views:
+            self.views[view.name] = replace(view, keep_s=keep_s)
         return self._view(decl.name)
 
     def function(

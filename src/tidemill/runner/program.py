@@ -49,6 +49,8 @@ class ViewProgram:
     - clock: how its query uses the clock; None if it does not.
     - circuit: its query as a circuit, for kernels; None if the query has no circuit.
     - refresh: `full` recomputes the view from scratch, without kernels.
+    - checks, failures: the checks of its rows, and the view with the rows that fail.
+    - checked: for such a view, the view whose rows it contains.
     """
 
     name: str
@@ -64,6 +66,9 @@ class ViewProgram:
     circuit: CircuitOutput | None = field(default=None, repr=False)
     refresh: str = "auto"
     copied: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = ()
+    failures: str = ""
+    checked: str = ""
 
     def certified_by(self, certificates: "Mapping[str, ViewCertificate | None]") -> "ViewProgram":
         """Return the view as a step computes it: without its circuit if a part of the circuit is refused.

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from tidemill.clock import Clock
 from tidemill.cluster.leases import Busy
-from tidemill.errors import DeclarationError, GroupUnknown, StoreBusy, TidemillError
+from tidemill.errors import BadCheck, DeclarationError, GroupUnknown, StoreBusy, TidemillError
 from tidemill.futures.values.code_digests import code_digest
+from tidemill.lots.checks import can_refuse
 from tidemill.lots.keys import DatasetId
+from tidemill.pipeline.checked_views import unchecked_of
 from tidemill.pipeline.declarations import ViewDecl
 from tidemill.pipeline.pace import Pace, declare_schedule, shortest, terms_of
 from tidemill.pipeline.plan import circuits
@@ -22,6 +24,7 @@ from tidemill.pipeline.plan.stages import StageStatus
 from tidemill.pipeline.source_line import errors_at
 from tidemill.runner.program import GroupProgram, ViewProgram
 from tidemill.spark import queries, schema
+from tidemill.spark.frame_checks import verify
 from tidemill.spark.messages import short
 from tidemill.spark.sessions import PINNED
 from tidemill.store import Tx, long_values
@@ -290,7 +293,10 @@ class ViewPlanner:
         """Return the views, each after the views it reads."""
         unordered = dict(self.pipeline.views)
         ordered: list[ViewDecl] = []
-        reads = {view.name: {name.lower() for name in self._reads(view)} for view in unordered.values()}
+        reads = {
+            view.name: {name.lower() for name in (*self._reads(view), *_waits_for(view))}
+            for view in unordered.values()
+        }
         while unordered:
             waiting = {name.lower() for name in unordered}
             ready = [view for view in unordered.values() if not reads[view.name] & waiting]
@@ -350,6 +356,9 @@ class ViewPlanner:
             refresh=decl.refresh,
             clock=None if query is None else query.clock,
             copied=tuple(view.name for view in copied),
+            checks=decl.checks,
+            failures=decl.failures,
+            checked=decl.checked,
         )
         self._views[decl.name] = program
         return program
@@ -369,6 +378,8 @@ class ViewPlanner:
 
     def _plan_query(self, decl: ViewDecl) -> PlannedQuery:
         catalog = self.catalog
+        if decl.checked:
+            self._verify_checks(self.pipeline.views[decl.checked])
         tables = LazyTables(catalog.tables, self._table)
         frames = LazyTables(catalog.tables, catalog.frame)
         tag = f"plan{len(catalog.tables)}"
@@ -379,6 +390,22 @@ class ViewPlanner:
         columns = analysed[0]  # Spark analyses the query first, and then its operators
         weighted_rows.check_columns(decl.name, columns)
         return PlannedQuery(circuit, ddl_of(columns), self._clock_use(decl, circuit.output))
+
+    def _verify_checks(self, decl: ViewDecl) -> None:
+        """Raise `BadCheck` if the checks of a view do not fit its columns, or those of other tables."""
+        tables = self.catalog.tables
+        original = decl.name if decl.name in tables else unchecked_of(decl.name)
+        verify(self.catalog.frame(original), decl.checks)
+        for check in decl.checks:
+            if check.kind != "foreign_key":
+                continue
+            table = queries.match(check.references, tables)
+            missing = [name for name in check.to if name not in self.catalog.frame(table).columns]
+            if missing:
+                raise BadCheck(
+                    f"the check {check.name} uses the column {missing[0]} of {table}, which does not exist",
+                    hint=f"use one of {', '.join(self.catalog.frame(table).columns)}",
+                )
 
     def _functions(self, decl: ViewDecl) -> tuple[UserFunction, ...]:
         """Return the declared functions that a query may call: its text has their names."""
@@ -423,6 +450,15 @@ class ViewPlanner:
             ) from error
 
 
+def _waits_for(view: ViewDecl | ViewProgram) -> tuple[str, ...]:
+    """Return the view that must be computed before a view, although the view does not read it.
+
+    A check can refuse the rows of the view. So the view with the rows that fail is computed first, and while
+    that one is set aside, this one is too.
+    """
+    return (view.failures,) if can_refuse(view.checks) else ()
+
+
 def _view_code(decl: ViewDecl, ddl: str, functions: Sequence[UserFunction], copied: Sequence[str]) -> str:
     """Return a digest of what determines a view's result: query or function, columns, pinned settings.
 
@@ -454,5 +490,8 @@ def _spec(view: ViewProgram, alarm: DatasetId) -> ViewSpec:
     """Return the stored form of a view; a view that uses the clock also reads its group's alarm."""
     alarms = () if view.clock is None else (alarm,)
     return ViewSpec(
-        name=view.name, code=view.code, reads=(*view.datasets.values(), *alarms), uses=tuple(view.views)
+        name=view.name,
+        code=view.code,
+        reads=(*view.datasets.values(), *alarms),
+        uses=(*view.views, *_waits_for(view)),
     )

@@ -170,11 +170,15 @@ class TriggerLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A check of the rows of each lot; `on_fail` says what happens to rows that fail."""
+    """A check of the rows of each lot, or of a view; `on_fail` says what happens to rows that fail.
+
+    - failing: how many rows of a view fail; None for other tables.
+    """
 
     name: str
     on_fail: str
     problem: str
+    failing: int | None = None
 
 
 class TableDetail(msgspec.Struct, frozen=True, kw_only=True):
@@ -362,6 +366,7 @@ class ViewDetail(msgspec.Struct, frozen=True, kw_only=True):
     - cuts: how many operators of that chain are recomputed from their stored inputs.
     - stale: whether the next step rebuilds the view, because it changed.
     - failed: why the view is set aside; empty if it is not.
+    - checks, failures: the checks of its rows, and the view with the rows that fail.
     - timed_step, times, kernels: the last step of the group whose times are in the event log, the seconds of
       its parts, and its kernels.
     """
@@ -383,6 +388,8 @@ class ViewDetail(msgspec.Struct, frozen=True, kw_only=True):
     circuit: tuple[OperatorAnswer, ...] = ()
     notes: tuple[str, ...] = ()
     failed: str = ""
+    checks: tuple[CheckLine, ...] = ()
+    failures: str = ""
     timed_step: int = 0
     times: dict[str, float] = {}
     kernels: tuple[KernelLine, ...] = ()

@@ -4,11 +4,13 @@ from functools import partial
 from typing import Any
 
 from tidemill.errors import ViewRefused
+from tidemill.obs import declared_checks
 from tidemill.pipeline import descriptions
 from tidemill.pipeline.explanation import Explanation
 from tidemill.store import Tx
 from tidemill.ui.model import grid, log
 from tidemill.ui.model.answers import (
+    CheckLine,
     KernelLine,
     OperatorAnswer,
     StepLine,
@@ -23,7 +25,7 @@ from tidemill.ui.model.reader import StoreReader
 from tidemill.views.certify import certificates
 from tidemill.views.circuit.explanation import CircuitExplanation
 from tidemill.views.circuit.rungs import Rung
-from tidemill.views.steps import commits, failed_views, records
+from tidemill.views.steps import checked_views, commits, failed_views, records
 from tidemill.views.steps.commits import StepRow
 from tidemill.views.steps.events import StepTimed
 from tidemill.views.steps.failed_views import FailedView
@@ -84,8 +86,9 @@ def _described(tx: Tx, reader: StoreReader, entry: ViewEntry) -> dict[str, Any]:
     failing = _failing(tx, reader, entry, entry.name)
     failed = failing.text if failing is not None and failing.is_aside else ""
     row = descriptions.read_view(tx, reader.descriptions, entry.pipeline, entry.name)
+    checked = {"failed": failed, **_checks(tx, reader, entry)}
     if row is None:
-        return {"failed": failed}
+        return checked
     certificate = certificates.read(tx, reader.cluster, row.certificate) if row.certificate else None
     circuit = None if row.incremental is None else CircuitExplanation({}, {}, {})
     recomputed = _recomputed(tx, reader, entry, entry.name)
@@ -116,8 +119,26 @@ def _described(tx: Tx, reader: StoreReader, entry: ViewEntry) -> dict[str, Any]:
         "certified": explanation.certified,
         "circuit": tuple(operators),
         "notes": row.notes,
-        "failed": failed,
+        **checked,
     }
+
+
+def _checks(tx: Tx, reader: StoreReader, entry: ViewEntry) -> dict[str, Any]:
+    """Return the checks of a view, how many rows fail each, and the view with these rows."""
+    declared = declared_checks.read(tx, reader.observations, entry.pipeline, entry.name)
+    if not declared:
+        return {}
+    counts = checked_views.listed(tx, reader.keys, entry.pipeline, entry.group.spec.name).get(entry.name)
+    lines = (
+        CheckLine(
+            name=each.name,
+            on_fail=each.on_fail,
+            problem=each.problem,
+            failing=None if counts is None else counts.rows.get(each.name, 0),
+        )
+        for each in declared
+    )
+    return {"checks": tuple(lines), "failures": "" if counts is None else counts.failures}
 
 
 def _failing(tx: Tx, reader: StoreReader, entry: ViewEntry, view: str) -> FailedView | None:

@@ -71,7 +71,13 @@ def recompute_views(
             frames[name] = bases[dataset]
         for name in code.views:
             frames[name] = sources.tables.content(spark, tables[name])
-        view_attempt = ViewAttempt(pipeline=batch.pipeline, view=view.name, lot=batch.lot, attempt=attempt)
+        view_attempt = ViewAttempt(
+            pipeline=batch.pipeline,
+            view=view.name,
+            lot=batch.lot,
+            attempt=attempt,
+            by_check=bool(code.checked),
+        )
         before = tables.get(view.name, "")
         tag = f"{attempt}_{batch.lot}".replace(".", "_")
         with failing_view(code), with_copied(sources, code, frames, batch.now, tag) as inputs:

@@ -69,6 +69,7 @@ from tidemill.views.spark.set_aside import rows_set_aside
 from tidemill.views.spark.step_inputs import FrameInput, LotInput, StepInput
 from tidemill.views.spark.table_merges import stored_columns
 from tidemill.views.spark.tasks import TaskPaths
+from tidemill.views.spark.view_checks import checked_views
 from tidemill.views.spark.view_sources import ViewCode, ViewSources
 from tidemill.views.spark.view_tables import ViewAttempt, schema_text
 from tidemill.views.steps import failed_views
@@ -139,15 +140,16 @@ class StepComputer:
                     " declared for this step"
                 )
             kept = failed_views.inputs_of(batch.spec, batch.aside)
-            batch = batch.computed
+            whole, batch = batch, batch.computed
             sources = self._current_sources()
             _refuse_uncertified(sources, batch.spec)
             step = _Step(sources, self._chain_of(sources, batch), batch, attempt, self._cache)
             outputs = step.run()
+            checked = list(checked_views(sources, whole, outputs))
             quarantined = quarantine_rows(
                 sources, batch, attempt, step.datasets_to_check(), step.rows_set_aside()
             )
-            parts: list[StepPart] = list(outputs)
+            parts: list[StepPart] = [*outputs, *checked]
             if step.has_state:
                 parts.append(step.write_version())
                 self._emit(step.timed())
@@ -597,7 +599,13 @@ class _Step:
 
     def _view_attempt(self, view: str) -> ViewAttempt:
         batch = self._batch
-        return ViewAttempt(pipeline=batch.pipeline, view=view, lot=batch.lot, attempt=self._attempt)
+        return ViewAttempt(
+            pipeline=batch.pipeline,
+            view=view,
+            lot=batch.lot,
+            attempt=self._attempt,
+            by_check=bool(self._sources.code(view).checked),
+        )
 
     def _types_of(self, number: int) -> "list[DataType]":
         sink = self._chain.operators[number].operator

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from tidemill.errors import CodeDiffers
+from tidemill.lots.checks import Check
 from tidemill.lots.datasets import DatasetRow
 from tidemill.lots.keys import DatasetId
 from tidemill.views.circuit.operators import ViewOutput
@@ -68,6 +69,21 @@ class ViewCode(Protocol):
 
         `circuit` contains their operators, and `datasets` the datasets that they read.
         """
+        ...
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """The checks of its rows."""
+        ...
+
+    @property
+    def failures(self) -> str:
+        """The view with its rows that fail a check; empty if it has no checks."""
+        ...
+
+    @property
+    def checked(self) -> str:
+        """If it contains the rows of another view that fail: that view."""
         ...
 
 

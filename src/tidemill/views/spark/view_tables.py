@@ -9,6 +9,7 @@ Readers add up the rows of all pieces. They find files through manifests and nev
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from tidemill.spark.operations import WEIGHT
 from tidemill.spark.storage import Storage
 from tidemill.views.kernels.zsets import total_digest
 from tidemill.views.spark import digests, table_merges, weighted_rows
+from tidemill.views.spark.rows_by_check import rows_by_check
 from tidemill.views.spark.table_merges import stored_columns
 from tidemill.views.spark.table_pieces import (
     EVERY,
@@ -51,12 +53,17 @@ if TYPE_CHECKING:
 
 
 class ViewAttempt(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt at one view's step: the names under which it writes."""
+    """An attempt at one view's step: the names under which it writes.
+
+    - by_check: whether the view contains the rows of another view that fail checks. Then manifests count the
+      rows of each check.
+    """
 
     pipeline: str
     view: str
     lot: str
     attempt: str
+    by_check: bool = False
 
 
 class ViewTables:
@@ -130,7 +137,9 @@ class ViewTables:
         )
         if not written.rows:
             return "", written
-        return self._put(view_attempt, target, written=written, schema=schema, digest=digest()), written
+        checks = self._rows_by_check(view_attempt, written)
+        key = self._put(view_attempt, target, written=written, schema=schema, digest=digest(), checks=checks)
+        return key, written
 
     def record_changes(
         self, view_attempt: ViewAttempt, written: Written, schema: "StructType", digest: int
@@ -139,7 +148,15 @@ class ViewTables:
         if not written.rows:
             return ""
         target = changes_of(view_attempt.pipeline, view_attempt.view)
-        return self._put(view_attempt, target, written=written, schema=schema, digest=digest)
+        checks = self._rows_by_check(view_attempt, written)
+        return self._put(view_attempt, target, written=written, schema=schema, digest=digest, checks=checks)
+
+    def _rows_by_check(self, view_attempt: ViewAttempt, written: Written) -> dict[str, int]:
+        return rows_by_check(self.storage.objects, written.objects) if view_attempt.by_check else {}
+
+    def failing_rows(self, table: str) -> dict[str, int]:
+        """Return how many rows each check has in a table or in changes; none for an empty key."""
+        return self._manifests.load(table).checks if table else {}
 
     def extended(
         self,
@@ -177,7 +194,17 @@ class ViewTables:
         parts, within = listing(pieces)
         target = table_of(view_attempt.pipeline, view_attempt.view)
         content = total_digest([self.digest(before), self.digest(changes)])
-        return self._put(view_attempt, target, parts=parts, within=within, schema=schema, digest=content)
+        failing = Counter(self.failing_rows(before))
+        failing.update(self.failing_rows(changes))
+        return self._put(
+            view_attempt,
+            target,
+            parts=parts,
+            within=within,
+            schema=schema,
+            digest=content,
+            checks={name: rows for name, rows in failing.items() if rows},
+        )
 
     def _merged(
         self,
@@ -253,6 +280,7 @@ class ViewTables:
         within: list[list[tuple[int, int]]] | None = None,
         written: Written | None = None,
         digest: int,
+        checks: dict[str, int] | None = None,
     ) -> str:
         state = ManifestState.COMPLETE if parts or written else ManifestState.EMPTY
         body = Manifest(
@@ -267,6 +295,7 @@ class ViewTables:
             parts=list(parts or ()),
             within=within or [],
             schema=schema_text(schema),
+            checks=checks or {},
             digest=digests.text_of(digest),
             created_at=datetime.fromtimestamp(self._clock.wall(), UTC).isoformat(),
         )

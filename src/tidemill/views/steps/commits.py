@@ -29,7 +29,8 @@ from tidemill.publish.transaction import Ending, publish_step
 from tidemill.store import Row, Tx, long_values
 from tidemill.triggers import alarms, runs
 from tidemill.triggers.runs import Ticket
-from tidemill.views.steps import failed_views, groups, records
+from tidemill.views.steps import checked_views, failed_views, groups, records
+from tidemill.views.steps.checked_views import CheckedView
 from tidemill.views.steps.failed_views import FailedView, PassedLot
 from tidemill.views.steps.groups import MOST_VIEWS, BuiltTable, GroupSpec, ViewGroup
 from tidemill.views.steps.keys import (
@@ -74,6 +75,7 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
     - aside: views to leave out: they fail on their input, or read such a view (`failed_views`).
     - failed: the views that are set aside before this batch, or pass over lots.
     - passed: for each view, the lots that it passes over in this batch.
+    - checked: how many rows of views failed their checks before this batch.
     """
 
     pipeline: str
@@ -91,6 +93,7 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
     aside: frozenset[str] = frozenset()
     failed: dict[str, FailedView] = {}
     passed: dict[str, tuple[PassedLot, ...]] = {}
+    checked: dict[str, CheckedView] = {}
 
     @property
     def has_work(self) -> bool:
@@ -174,10 +177,11 @@ class WholeReads(msgspec.Struct, frozen=True, kw_only=True):
     datasets: frozenset[DatasetId]
 
 
-StepPart: TypeAlias = StepOutput | QuarantinedRows | StepState | StepAlarm | WholeReads
+StepPart: TypeAlias = StepOutput | QuarantinedRows | StepState | StepAlarm | WholeReads | CheckedView
 """One part of a step's result.
 
-A result has one output for each changed view, and at most one part of every other type.
+A result has one output for each changed view, one `CheckedView` for each view with checks, and at most one
+part of every other type.
 """
 
 
@@ -188,6 +192,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     - state: the group's new state; None leaves its version file unchanged.
     - alarm: when the next step is due because of time alone; None leaves the alarm unchanged.
     - whole: the datasets that the group reads as a whole; None leaves them unchanged.
+    - checked: how many rows of views fail their checks.
     """
 
     hold: Hold
@@ -196,6 +201,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     state: StepState | None = None
     alarm: StepAlarm | None = None
     whole: WholeReads | None = None
+    checked: tuple[CheckedView, ...] = ()
 
     @classmethod
     def of(cls, hold: Hold, parts: Sequence[StepPart]) -> "StepResult":
@@ -207,6 +213,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
             state=next((part for part in parts if isinstance(part, StepState)), None),
             alarm=next((part for part in parts if isinstance(part, StepAlarm)), None),
             whole=next((part for part in parts if isinstance(part, WholeReads)), None),
+            checked=tuple(part for part in parts if isinstance(part, CheckedView)),
         )
 
     def manifests(self, spec: GroupSpec) -> list[str]:
@@ -306,6 +313,7 @@ def next_batch(tx: Tx, keys: StepKeys, pipeline: str, group_name: str, *, most: 
         aside=aside,
         failed=failed,
         passed=failed_views.passed_lots(tx, keys.lots, group.spec, failed),
+        checked=checked_views.listed(tx, keys, pipeline, group_name),
     )
 
 
@@ -407,6 +415,8 @@ def commit(
         moved = ViewGroup(spec=batch.spec, step=batch.step, built=built, version=version)
         groups.write(tx, keys, batch.pipeline, moved)
         failed_views.store(tx, keys, batch.pipeline, name, batch.failed, failed)
+        if result is not None:
+            checked_views.store(tx, keys, batch.pipeline, name, batch.checked, result.checked)
         if result is not None and result.alarm is not None:
             alarms.set_at(tx, keys.triggers, alarm_of(batch.pipeline, name), result.alarm.at)
         if result is not None and result.whole is not None:

@@ -62,6 +62,23 @@ class ViewSetAside(Event, frozen=True, kw_only=True):
     why: str
 
 
+class ViewChecked(Event, frozen=True, kw_only=True):
+    """A step changed how many rows of a view fail its checks.
+
+    - failures: the view with the rows that fail.
+    - rows: the number of rows for each check that fails.
+    - refused: the checks that fail and refuse to publish the view.
+    """
+
+    pipeline: str
+    group: str
+    step: int
+    view: str
+    failures: str
+    rows: dict[str, int]
+    refused: tuple[str, ...] = ()
+
+
 class ViewsResumed(Event, frozen=True, kw_only=True):
     """Views that were set aside are computed again."""
 

@@ -9,6 +9,9 @@ A try reads the complete input, so its cost is bounded: after `FREE_TRIES` failu
 over 1, 2, 4, … steps that have input for it, at most `MOST_PASSED`. It is tried at once when a lot that it
 reads is replaced or removed, when its declaration changes, or when an operator requests it (`request_try`).
 
+A view whose rows fail a check (`checks`) is set aside in the same way, but tries are not needed: every step
+counts the rows that fail, without the view. The step in which they pass computes the view.
+
 An operator can also let a view pass over lots (`pass_over`): from then on, the view is computed without these
 generations of the lots, or with other generations of them. The other views still read the current ones. The
 view reads a lot again when the lot gets a new generation, or when the view is edited.
@@ -17,6 +20,7 @@ view reads a lot again when the lot gets a new generation, or when the view is e
 from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from tidemill.cluster.leases import Busy
 from tidemill.lots import base_lot, events, expiry, lots
@@ -78,6 +82,7 @@ class FailedView(msgspec.Struct, frozen=True, kw_only=True):
     - passes: how many steps with input to pass over before the next try.
     - requested: whether an operator requested a try, which then needs no new input.
     - passed: the lots that the view passes over.
+    - checks: True if its rows fail a check; otherwise not stored.
     """
 
     view: str
@@ -91,6 +96,7 @@ class FailedView(msgspec.Struct, frozen=True, kw_only=True):
     passes: int = 0
     requested: bool = False
     passed: tuple[PassedLot, ...] = ()
+    checks: bool | UnsetType = UNSET
 
     @property
     def is_aside(self) -> bool:
@@ -242,6 +248,19 @@ def waiting(
     )
 
 
+def without(
+    spec: GroupSpec, rows: Mapping[str, FailedView], aside: Collection[str], due: Collection[str]
+) -> frozenset[str]:
+    """Return the views to leave out, if some of the views that are left out are due after all.
+
+    - aside: the views that are left out.
+    - due: failed views among them that are due.
+    """
+    codes = {view.name: view.code for view in spec.views}
+    failed = (name for name, row in rows.items() if row.error and codes.get(name) == row.code)
+    return readers(spec, (name for name in failed if name in aside and name not in due))
+
+
 def corrected(
     tx: Tx, keys: StepKeys, page: Iterable[StepRecord], bases: frozenset[DatasetId]
 ) -> frozenset[DatasetId]:
@@ -263,6 +282,8 @@ def corrected(
 def _is_due(
     spec: GroupSpec, row: FailedView, moved: Collection[DatasetId], corrected: Collection[DatasetId]
 ) -> bool:
+    if row.checks is True:
+        return row.requested
     inputs = inputs_of(spec, [row.view])
     return row.requested or not inputs.isdisjoint(corrected if row.passes else moved)
 

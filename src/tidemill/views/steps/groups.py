@@ -210,6 +210,7 @@ def remove(tx: Tx, keys: StepKeys, pipeline: str, group: str) -> bool:
     long_values.clear_long(tx, keys.more, keys.group[pipeline, group])
     tx.clear(keys.whole[pipeline, group], quiet=True)
     tx.clear_range(*keys.failed.under(pipeline, group))
+    tx.clear_range(*keys.checked.under(pipeline, group))
     long_values.clear_long_range(tx, keys.more, *keys.step.under(pipeline, group))
     tx.clear(keys.circuit[pipeline], quiet=True)
     return True

@@ -10,6 +10,7 @@
 (C, "retired", P, view)                    the last table of a view that is no longer declared
 (C, "whole-reads", P, group)               the datasets that the group reads as a whole in each step
 (C, "failed-view", P, group, view)         a view that is set aside, because it fails on its input
+(C, "checked-view", P, group, view)        how many rows of a view fail its checks
 (C, "group-gone", P, view, group)          a view or group that is no longer declared; its files can go
 (C, "planned", P, view)                    what planning found out about a view's query
 (C, "pin", P, name)                        until when to keep the files that a manifest or version file lists
@@ -36,6 +37,7 @@ class StepKeys(PublishKeys):
         self.step = Space(cluster, "group-step")
         self.whole = Space(cluster, "whole-reads")
         self.failed = Space(cluster, "failed-view")
+        self.checked = Space(cluster, "checked-view")
         self.gone = Space(cluster, "group-gone")
         self.pin = Space(cluster, "pin")
         self.planned = Space(cluster, "planned")

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
+from msgspec import UNSET
 
 from tidemill.cluster.leases import Busy
-from tidemill.errors import UsageError, ViewError, describe
+from tidemill.errors import UsageError, ViewCheckFailed, ViewError, describe
 from tidemill.publish import attempts
 from tidemill.publish.attempts import Hold
 from tidemill.scope import Scope
@@ -28,6 +29,7 @@ from tidemill.views.steps.events import (
     RowsSetAside,
     StepAbandoned,
     StepCommitted,
+    ViewChecked,
     ViewSetAside,
     ViewsResumed,
 )
@@ -151,6 +153,20 @@ class Stepper:
                     why=failed.text,
                 )
             )
+        for checked in () if result is None else result.checked:
+            before = batch.checked.get(checked.view)
+            if checked.rows != (before.rows if before else {}):
+                self._scope.emit(
+                    ViewChecked(
+                        pipeline=self._pipeline,
+                        group=batch.spec.name,
+                        step=row.step,
+                        view=checked.view,
+                        failures=checked.failures,
+                        rows=checked.rows,
+                        refused=checked.refused,
+                    )
+                )
         if batch.resumed:
             self._scope.emit(
                 ViewsResumed(
@@ -175,37 +191,53 @@ class Stepper:
     def _compute_views(
         self, ticket: Ticket, batch: StepBatch
     ) -> tuple[StepBatch, StepResult, dict[str, FailedView]]:
-        """Compute a batch without the views that fail on their input; return those as well."""
+        """Compute a batch without the views that fail on their input; return those as well.
+
+        A view that is left out because its rows fail a check is computed if the rows pass in this step.
+        """
         failures: dict[str, FailedView] = {}
-        find_input = self._find_input
+        find_input, spec = self._find_input, batch.spec
 
         def blame(view: str, error: ViewError) -> None:
-            if not self._scope.store.run(
-                lambda tx: failed_views.can_resume(tx, self._keys.lots, batch.spec, view)
-            ):
+            if not self._scope.store.run(lambda tx: failed_views.can_resume(tx, self._keys.lots, spec, view)):
                 raise error
-            code = next(each.code for each in batch.spec.views if each.name == view)
+            code = next(each.code for each in spec.views if each.name == view)
             text = error.message[: failed_views.MOST_CHARS]
-            known = batch.failed.get(view)
+            known, checks = batch.failed.get(view), isinstance(error, ViewCheckFailed)
             again = known is not None and (known.error, known.code) == (text, code) and not known.requested
             failures[view] = FailedView(
                 view=view,
                 code=code,
                 error=text,
                 since=batch.step,
-                input=FailedInput() if again or find_input is None else find_input(batch, view),
+                input=FailedInput() if again or checks or find_input is None else find_input(batch, view),
                 tries=1,
+                checks=checks or UNSET,
             )
 
-        search = FailureSearch(
+        tried: set[str] = set()
+        while True:
+            search = self._search(ticket, batch, blame)
+            result = search.run()
+            passing = {each.view for each in result.checked if not each.refused}
+            passing = {name for name in passing & batch.aside - tried if batch.failed[name].checks is True}
+            if not passing:
+                return msgspec.structs.replace(batch, aside=search.aside), result, failures
+            tried |= passing
+            aside = failed_views.without(batch.spec, batch.failed, batch.aside, tried)
+            batch = msgspec.structs.replace(batch, aside=aside)
+            batch = msgspec.structs.replace(batch, stale=batch.stale | batch.resumed)
+
+    def _search(
+        self, ticket: Ticket, batch: StepBatch, blame: Callable[[str, ViewError], None]
+    ) -> FailureSearch[StepResult]:
+        return FailureSearch(
             batch.spec,
             batch.aside,
             batch.resumed,
             lambda aside: self._attempt(ticket, msgspec.structs.replace(batch, aside=aside)),
             blame,
         )
-        result = search.run()
-        return msgspec.structs.replace(batch, aside=search.aside), result, failures
 
     def _attempt(self, ticket: Ticket, batch: StepBatch) -> StepResult:
         attempt = self._scope.new_attempt()
