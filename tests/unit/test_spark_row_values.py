@@ -126,6 +126,11 @@ def test_a_value_that_does_not_fit_its_type_is_refused_with_its_row(ddl: str, va
         rows_of(ddl, None, value)
 
 
+def test_the_message_writes_the_fields_of_a_struct_as_they_are_declared() -> None:
+    with pytest.raises(AppendRefused, match=r"expects struct<Total: decimal\(3,1\)>, got 1 \(row 0\)"):
+        rows_of("STRUCT<Total: DECIMAL(3,1)>", 1)
+
+
 def test_the_hint_names_the_format_of_dates_and_times() -> None:
     for ddl, example in (("TIMESTAMP", "2026-01-31T12:30:00Z"), ("DATE", "2026-01-31"), ("TIME", "12:30:00")):
         with pytest.raises(AppendRefused) as refused:

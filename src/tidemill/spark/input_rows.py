@@ -14,6 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from tidemill.errors import AppendRefused
+from tidemill.schemas.columns import Simple
 from tidemill.spark.row_values import preparation
 from tidemill.spark.schema import of_arrow
 
@@ -118,7 +119,7 @@ def _which(values: list[Any], field: pa.Field, table: str, error: Exception) -> 
         except _MISFITS:
             shown = str(value) if isinstance(value, Decimal) else _SHOWN.repr(value)
             return (
-                f"{table}: column {field.name} expects {_type_name(field.type).upper()},"
+                f"{table}: column {field.name} expects {_type_name(field.type)},"
                 f" got {shown:.80} (row {number})"
             )
     return printable(f"{table}: column {field.name}: {error}")
@@ -138,12 +139,13 @@ def _format_hint(arrow_type: pa.DataType) -> str | None:
         example = "1 02:03:04 or P1DT2H3M4S"
     else:
         return None
-    return f"write {_type_name(arrow_type).upper()} as text like {example}; none of the rows was stored"
+    return f"write {_type_name(arrow_type)} as text like {example}; none of the rows was stored"
 
 
 def _type_name(arrow_type: pa.DataType) -> str:
-    """Return the name that a declaration uses for a type."""
-    return str(of_arrow(pa.schema([("value", arrow_type)])).columns[0].type)
+    """Return a type as declarations write it. The names of a struct's fields keep their case."""
+    declared = of_arrow(pa.schema([("value", arrow_type)])).columns[0].type
+    return str(declared).upper() if isinstance(declared, Simple) else str(declared)
 
 
 def _of_pandas(frame: Any, schema: pa.Schema, table: str) -> pa.Table:
@@ -173,7 +175,7 @@ def _cast(rows: pa.Table, schema: pa.Schema, table: str) -> pa.Table:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             declared = _type_name(field.type)
             raise AppendRefused(
-                f"{table}: column {field.name} expects {declared.upper()}, got {column.type}: {error}",
+                f"{table}: column {field.name} expects {declared}, got {column.type}: {error}",
                 hint=_format_hint(field.type) if pa.types.is_string(column.type) else None,
             ) from None
     return pa.table(columns, schema=schema)
