@@ -1,5 +1,7 @@
 """Manifests and the names of things in object storage."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -142,3 +144,24 @@ def test_empty_and_endless_names_are_refused():
             layout.quote(name)
     with pytest.raises(BadName):
         layout.arc_key("p", "1", "a", "20230101", "blue")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"generation": -1},
+        {"checks": {"not_null": -1}},
+        {"objects": [{"uri": "u", "size": -1}]},
+        {"objects": [{"uri": "u", "rows": -1}]},
+        {"parts": ["a", "b"], "within": [[]]},
+        {"within": [[[0, 1]], [[2, 3]]]},
+        {"within": [[[3, 2]]]},
+        {"within": [[[0, 65_536]]]},
+    ],
+    ids=repr,
+)
+def test_a_manifest_with_impossible_numbers_is_refused(damage: dict[str, object]) -> None:
+    good = {"state": "complete", "dataset": "d", "version": "1", "lot": "l", "attempt": "a"}
+    assert manifest.decode(json.dumps(good).encode()).rows == 0
+    with pytest.raises(ManifestUnreadable, match="m is not a manifest"):
+        manifest.decode(json.dumps(good | damage).encode(), "m")

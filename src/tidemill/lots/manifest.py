@@ -7,7 +7,8 @@ and earlier ones, and ignores unknown fields. It refuses a newer version.
 """
 
 from enum import StrEnum
-from typing import Any
+from itertools import chain
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
@@ -16,6 +17,11 @@ from tidemill.errors import ManifestUnreadable
 FORMAT = 2
 """The newest format that this release reads. Manifests that select some rows of their objects have format 2,
 all others have format 1."""
+
+
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+Grain: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=65_536)]
+"""A row's identity puts it into one of 65,536 grains."""
 
 
 class ManifestState(StrEnum):
@@ -40,8 +46,8 @@ class StoredObject(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     uri: str
     type: UriType = UriType.IDENTIFIER
-    size: int = 0
-    rows: int | None = None
+    size: Count = 0
+    rows: Count | None = None
     format: str = "parquet"
     etag: str = ""
     partition: dict[str, str | None] = {}
@@ -53,7 +59,7 @@ class InputLot(msgspec.Struct, frozen=True, kw_only=True):
     dataset: str
     version: str
     lot: str
-    generation: int
+    generation: Count
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -64,23 +70,29 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dataset: str
     version: str
     lot: str
-    generation: int = 0
+    generation: Count = 0
     attempt: str
     part: str = ""
     comment: str = ""
     inputs: list[InputLot] = []
     objects: list[StoredObject] = []
     parts: list[str] = []  # the keys of the parts' manifests, in a root manifest (LOT-8)
-    # Which rows count (format 2). A row's identity puts it into one of 65,536 grains. For each part, this
-    # lists ranges of grains, as first and last; an empty list means all. A manifest without parts has one
-    # entry, for its own rows.
-    within: list[list[tuple[int, int]]] = []
+    # Which rows count (format 2). For each part, this lists ranges of grains, as first and last; an empty
+    # list means all. A manifest without parts has one entry, for its own rows.
+    within: list[list[tuple[Grain, Grain]]] = []
     schema_fingerprint: str = ""
     # The columns, if no dataset declares them: those of a view (Spark's JSON), or new ones (DDL).
     schema: str = ""
-    checks: dict[str, int] = {}
+    checks: dict[str, Count] = {}
     digest: str = ""  # of the content; independent of files and layout
     created_at: str = ""  # ISO 8601, UTC
+
+    def __post_init__(self) -> None:
+        if self.within and len(self.within) != max(1, len(self.parts)):
+            raise ValueError(f"{len(self.within)} entries in `within` for {len(self.parts)} parts")
+        for first, last in chain.from_iterable(self.within):
+            if first > last:
+                raise ValueError(f"the range of grains {first} to {last} is empty")
 
     @property
     def rows(self) -> int:
