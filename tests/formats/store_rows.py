@@ -35,6 +35,7 @@ from tidemill.runner.keys import RunnerKeys
 from tidemill.sources import listing_shards, taken_files, topic_partitions, windows
 from tidemill.sources.keys import SourceKeys
 from tidemill.sources.listing import ListedFile
+from tidemill.spark.analyses import StoredAnalyses
 from tidemill.store.keys import Part, Space, Versionstamp, pack, unpack
 from tidemill.store.port import read_counter, write_counter
 from tidemill.triggers import schedules, subscriptions, templates
@@ -220,6 +221,7 @@ SPACES: dict[tuple[str, tuple[type, ...]], Codec] = {
     ("source-text", (str, str)): _packed(SourceDescription),
     ("pin", (str, str)): _INT,
     ("planned", (str, str)): _packed(planned_queries.StoredQuery),
+    ("analyses", (str,)): _packed(StoredAnalyses),
     # observability
     ("event-log", (Versionstamp,)): _packed(LoggedEvent),
     ("event-log-count", ()): COUNTER,

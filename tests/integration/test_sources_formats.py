@@ -22,6 +22,8 @@ from tidemill.publish.parts import PartClaim, PartInput, PartSink, PartTask
 from tidemill.sources.file_source import FileSourceSpec
 from tidemill.sources.folder import folder
 from tidemill.sources.window_task import run_window
+from tidemill.spark.ingest import ingestion
+from tidemill.spark.ingest.arrow_ingestion import PlainRows, read_plain
 from tidemill.spark.storage import Storage
 
 if TYPE_CHECKING:
@@ -41,14 +43,24 @@ Read = Callable[..., Outcome]
 
 
 @pytest.fixture
-def read(spark: "SparkSession", tmp_path: Path) -> Read:
-    """Put files into a folder, read them as one window, and say what came of it."""
+def read(spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
+    """Put files into a folder, read them as one window, and say what came of it.
+
+    A window that is read without Spark is read by Spark too, with the same outcome.
+    """
     turns = iter(range(100))
+    plain: list[PlainRows] = []
+
+    def counted(*arguments: Any) -> PlainRows | None:
+        rows = read_plain(*arguments)
+        plain.extend([] if rows is None else [rows])
+        return rows
 
     def run(
         files: dict[str, bytes], schema: str = SCHEMA, form: str = "", key: Any = (), **options: Any
     ) -> Outcome:
-        root = tmp_path / f"in{next(turns)}"
+        turn = next(turns)
+        root = tmp_path / f"in{turn}"
         for path, body in files.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_bytes(body)
@@ -71,7 +83,7 @@ def read(spark: "SparkSession", tmp_path: Path) -> Read:
             pipeline="shop",
             author=spec.id,
             code=spec.code,
-            attempt=f"attempt{next(turns)}",
+            attempt=f"attempt{turn}",
             lot="A00000000000000001",
             key="k",
             inputs=(
@@ -85,7 +97,7 @@ def read(spark: "SparkSession", tmp_path: Path) -> Read:
             sinks=(PartSink(dataset=ORDERS), PartSink(dataset=spec.quarantine)),
         )
         objects = open_objects(str(tmp_path / "objects"), clock=SYSTEM)
-        good, bad = run_window(spark, Storage(objects), spec, listing, task, PartClaim("f", 1))
+        storage = Storage(objects)
 
         def rows(written: Any) -> list[tuple[Any, ...]]:
             tables = [pq.read_table(tmp_path / "objects" / item.uri) for item in written.objects]
@@ -93,7 +105,16 @@ def read(spark: "SparkSession", tmp_path: Path) -> Read:
             assert len(values) == written.rows
             return sorted(values, key=repr)
 
-        return Outcome(rows(good), rows(bad), good.checks)
+        outcomes = []
+        for epoch, reads in ((1, counted), (2, lambda *_: None)):
+            monkeypatch.setattr(ingestion, "read_plain", reads)
+            good, bad = run_window(spark, storage, spec, listing, task, PartClaim("f", epoch))
+            outcomes.append(Outcome(rows(good), rows(bad), good.checks))
+            if not plain:
+                break
+            plain.clear()
+        assert outcomes[0] == outcomes[-1], "Spark reads another outcome"
+        return outcomes[0]
 
     return run
 

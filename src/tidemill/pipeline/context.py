@@ -6,7 +6,7 @@ import os
 import random
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Union
 
 from tidemill.clock import Clock, poll
@@ -21,9 +21,11 @@ from tidemill.objects import Objects
 from tidemill.publish.manifests import Manifests
 from tidemill.publish.publisher import Publisher
 from tidemill.scope import Scope
+from tidemill.spark.analyses import Analyses
+from tidemill.spark.on_demand import OnDemandSession, as_session
 from tidemill.spark.sessions import SparkSettings, adopt, open_session
 from tidemill.spark.storage import Storage
-from tidemill.store import Store
+from tidemill.store import Store, long_values
 from tidemill.views.steps.keys import StepKeys
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ class PipelineContext:
         self._spark_option = spark
         self._app = app  # the name of the pipeline
         self._connection: Connection | None = None
-        self._session: SparkSession | None = None
+        self._session: OnDemandSession | None = None
         self._lock = threading.RLock()
         self._pid = os.getpid()
         _contexts.add(self)
@@ -157,7 +159,7 @@ class PipelineContext:
 
     @contextlib.contextmanager
     def spark(self) -> Iterator["SparkSession"]:
-        """Yield the Spark session, which is opened when first used.
+        """Yield the Spark session. Spark starts when something first uses it (`OnDemandSession`).
 
         If the user passed a session, it has Tidemill's settings inside the block.
         """
@@ -165,15 +167,38 @@ class PipelineContext:
             with adopt(self._spark_option) as session:  # type: ignore[arg-type] # checked above
                 yield session
             return
-        with self._lock:
-            if self._session is None:
-                self._session = open_session(settings_of(self._spark_option, self._app))
-        yield self._session
+        yield as_session(self.on_demand)
 
     @property
-    def spark_is_open(self) -> bool:
-        """Whether this process has opened its Spark session."""
-        return self._session is not None
+    def on_demand(self) -> OnDemandSession:
+        """The session that starts when something first uses it, if the user did not pass one."""
+        with self._lock:
+            if self._session is None:
+                settings = settings_of(self._spark_option, self._app)
+                analyses = Analyses(self._stored_analyses)
+                self._session = OnDemandSession(settings, lambda: open_session(settings), analyses)
+            return self._session
+
+    @contextlib.contextmanager
+    def announcing_spark(self, starting: Callable[[SparkSettings], None]) -> Iterator[None]:
+        """Call a function before this process starts Spark inside the block."""
+        settings = self.settings
+        if settings is None:
+            yield
+            return
+        with self.on_demand.announced(lambda: starting(settings)):
+            yield
+
+    def _stored_analyses(self) -> bytes | None:
+        key = self.keys.analyses[self._app]
+        return self.store.run(lambda tx: long_values.get_long(tx, self.keys.more, key))
+
+    def store_analyses(self) -> None:
+        """Store what Spark's analysis answered in this process, for the next one."""
+        raw = None if self._session is None else self._session.analyses.encoded()
+        if raw is not None:
+            key = self.keys.analyses[self._app]
+            self.store.run(lambda tx: long_values.set_long(tx, self.keys.more, key, raw))
 
     @property
     def settings(self) -> SparkSettings | None:

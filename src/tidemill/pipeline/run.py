@@ -84,9 +84,12 @@ def run_as_node(
     """
     context = pipeline.context
     started_at = context.clock.monotonic()
-    with observing.observed(pipeline, presence.node.id, emit, presence.timing) as emit_all:
-        if context.settings is not None and not context.spark_is_open:
-            emit_all(SparkStarting(pipeline=pipeline.name, where=context.settings.where))
+    with (
+        observing.observed(pipeline, presence.node.id, emit, presence.timing) as emit_all,
+        context.announcing_spark(
+            lambda settings: emit_all(SparkStarting(pipeline=pipeline.name, where=settings.where))
+        ),
+    ):
         plan = pipeline.plan()
         plan.apply(presence.node.id, emit_all)
         emit_all(_planned(plan.program, watch=watch))
@@ -96,6 +99,7 @@ def run_as_node(
             scope = context.scope_of(presence.node, emit_all, presence.timing)
             runner = Runner(scope, context.place.key, presence, plan.program, spark, threads=threads)
             totals = runner.run(watch=watch, starts=starts, stop=stop, left_s=left_s)
+        context.store_analyses()
     for name, row in reader.failed(pipeline).items():
         if row.is_aside:
             totals.failures.setdefault(f"view:{pipeline.name}/{name}", []).append(row.text)

@@ -24,6 +24,7 @@ import msgspec
 from tidemill.errors import MissingDriver, SessionUnusable, SparkUnavailable, UsageError
 from tidemill.futures.worker.memory import total_bytes
 from tidemill.spark.java import java_environment
+from tidemill.spark.on_demand import on_demand, started_session
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -73,6 +74,8 @@ _DRIVER_MEMORY = "spark.driver.memory"
 LEAST_HEAP_BYTES: Final = 1024**3
 MOST_HEAP_BYTES: Final = 8 * 1024**3
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_WAREHOUSE: Final = "spark.sql.warehouse.dir"
+"""The folder of Spark's own tables, which Tidemill does not use. It depends on the current folder."""
 _opening = threading.Lock()
 _silencing = threading.Lock()
 _activating = threading.Lock()
@@ -121,6 +124,14 @@ class SparkSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Where Spark runs, for users: the master, or the address of the server without its parameters."""
         return _shown(self.remote) if self.remote is not None else self.master or LOCAL_MASTER
 
+    @property
+    def cores(self) -> int:
+        """How many tasks Spark runs at the same time, as the master says; 0 if another process decides it."""
+        threads = re.fullmatch(r"local(?:\[(\d+|\*)(?:,.*)?\])?", self.master or LOCAL_MASTER)
+        if self.remote is not None or threads is None or "spark.default.parallelism" in self.conf:
+            return 0
+        return len(os.sched_getaffinity(0)) if threads[1] == "*" else int(threads[1] or 1)
+
     def all_conf(self) -> dict[str, str]:
         """Return all settings for a new session: our defaults, `conf` and the pinned settings."""
         if self.remote is not None:
@@ -158,6 +169,8 @@ def _memory() -> dict[str, str]:
 
 def open_session(settings: SparkSettings | None = None) -> "SparkSession":
     """Open a session. If Spark already runs in this process, open another session on it.
+
+    Code that may not need Spark uses an `OnDemandSession`, which calls this function when it is first used.
 
     This changes environment variables while Spark starts, and restores them.
     """
@@ -239,6 +252,11 @@ def _start(settings: SparkSettings) -> "SparkSession":
             return builder.getOrCreate()
         except Exception as error:
             raise SparkUnavailable(f"Spark did not start with the master {master}: {error}") from error
+
+
+def is_running() -> bool:
+    """Return whether Spark already runs in this process, so that a session costs nothing."""
+    return "pyspark.sql" in sys.modules and _running() is not None
 
 
 def _running() -> "SparkSession | None":
@@ -378,6 +396,7 @@ def separate_session(session: "SparkSession") -> "SparkSession":
     functions that the user registered in the first session. With Spark Connect this returns the session
     itself: before 4.3 it cannot open another one, and one that stays open keeps the process from ending.
     """
+    session = started_session(session)
     if _is_connect(session):
         return session
     separate = session.newSession()
@@ -395,6 +414,7 @@ def frame_of(session: "SparkSession", data: "pa.Table", columns: "StructType | N
     `createDataFrame` makes its session the active one of the whole Python process, which code of the user
     gets from `SparkSession.getActiveSession()`. A session of our own must not be active.
     """
+    session = started_session(session)
     if _is_connect(session):
         return session.createDataFrame(data, columns)
     from pyspark.sql import SparkSession
@@ -411,11 +431,18 @@ def frame_of(session: "SparkSession", data: "pa.Table", columns: "StructType | N
 def engine_settings(session: "SparkSession") -> dict[str, str]:
     """Return the SQL settings of a session, on which the results and plans of queries may depend."""
     settings = dict(session.conf.getAll)
-    return {name: value for name, value in settings.items() if name.startswith("spark.sql.")}
+    return {
+        name: value
+        for name, value in settings.items()
+        if name.startswith("spark.sql.") and name != _WAREHOUSE
+    }
 
 
 def pin(session: "SparkSession") -> None:
-    """Set the pinned settings."""
+    """Set the pinned settings. A session that has not been started will have them."""
+    lazy = on_demand(session)
+    if lazy is not None and not lazy.started:
+        return
     for name, value in PINNED.items():
         session.conf.set(name, value)
 
@@ -439,17 +466,32 @@ def tagged(session: "SparkSession", tag: str) -> Iterator[None]:
     If Spark runs in this process, the tags of a session belong to one thread, and `interruptTag` in another
     thread does not find them. So in that case this function sets tags of the Spark context.
     """
+    lazy = on_demand(session)
+    if lazy is not None:
+        with lazy.tagged(tag):
+            yield
+        return
+    add_tag(session, tag)
+    try:
+        yield
+    finally:
+        remove_tag(session, tag)
+
+
+def add_tag(session: "SparkSession", tag: str) -> None:
+    """Tag the jobs that this thread starts from now on."""
     if _is_connect(session):
         session.addTag(tag)
     else:
         session.sparkContext.addJobTag(tag)
-    try:
-        yield
-    finally:
-        if _is_connect(session):
-            session.removeTag(tag)
-        else:
-            session.sparkContext.removeJobTag(tag)
+
+
+def remove_tag(session: "SparkSession", tag: str) -> None:
+    """Remove a tag of this thread."""
+    if _is_connect(session):
+        session.removeTag(tag)
+    else:
+        session.sparkContext.removeJobTag(tag)
 
 
 def interrupt(session: "SparkSession", tag: str) -> None:
@@ -458,6 +500,10 @@ def interrupt(session: "SparkSession", tag: str) -> None:
     A job that starts a moment later is not cancelled; the caller repeats the call if that matters. A job that
     is missed does no harm, because its output is never published.
     """
+    lazy = on_demand(session)
+    if lazy is not None and not lazy.started:
+        return
+    session = started_session(session)
     if _is_connect(session):
         session.interruptTag(tag)
     else:
@@ -465,12 +511,22 @@ def interrupt(session: "SparkSession", tag: str) -> None:
 
 
 def is_local(spark: "SparkSession") -> bool:
-    """Return whether Spark's workers run on this machine and can read its files."""
+    """Return whether Spark's workers run on this machine and can read its files. This starts no Spark."""
+    lazy = on_demand(spark)
+    if lazy is not None:
+        return lazy.settings.local
     return not _is_connect(spark) and str(spark.sparkContext.master).startswith("local")
 
 
 def parallelism(spark: "SparkSession") -> int:
-    """Return how many tasks Spark can run at the same time, which is normally its number of cores."""
+    """Return how many tasks Spark can run at the same time, which is normally its number of cores.
+
+    This does not start Spark if it will run on this machine.
+    """
+    lazy = on_demand(spark)
+    if lazy is not None and not lazy.started and lazy.settings.cores:
+        return lazy.settings.cores
+    spark = started_session(spark)
     if _is_connect(spark):
         return int(spark.conf.get("spark.default.parallelism", "2") or 2)
     return int(spark.sparkContext.defaultParallelism)

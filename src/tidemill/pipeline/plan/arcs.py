@@ -213,6 +213,13 @@ class ArcPlanner:
         """Return the schemas of an arc's tables: declared, or derived by Spark (LOT-44)."""
         if all(sink.schema is not None for sink in arc.sinks):
             return [str(schema.parse(sink.schema or "")) for sink in arc.sinks]
+        kinds = [(table.ddl, table.dataset.kind.value) for table in inputs if table.dataset is not None]
+        question = ("arc", program.spec.code, arc.changes, [sink.name for sink in arc.sinks], kinds)
+        schemas = self.catalog.ask(question, lambda: self._ask_schemas(arc, program, inputs), list[str])
+        return [_declared(sink, ddl) for sink, ddl in zip(arc.sinks, schemas, strict=True)]
+
+    def _ask_schemas(self, arc: ArcDecl, program: ArcProgram, inputs: Sequence[KnownTable]) -> list[str]:
+        """Call the function of an arc on empty tables; return the columns of its results."""
         unweighted = arc.changes == "linear"
         frames = [
             schema.empty_frame(self.catalog.spark, table.ddl) if unweighted else self.catalog.empty(table)
@@ -222,7 +229,7 @@ class ArcPlanner:
             with repinned(self.catalog.spark):
                 results = results_of(program, arc.function(*frames))
             frames = [frame.drop(WEIGHT) if arc.changes == "raw" else frame for frame in results]
-            schemas = [ddl_of(frame.schema) for frame in frames]
+            return [ddl_of(frame.schema) for frame in frames]
         except TidemillError:
             raise
         except Exception as error:
@@ -230,7 +237,6 @@ class ArcPlanner:
                 f"arc {arc.name} failed on an empty table: {short(error)}",
                 hint="fix the function, or declare the schema of its result: schema='…'",
             ) from error
-        return [_declared(sink, ddl) for sink, ddl in zip(arc.sinks, schemas, strict=True)]
 
     def _check_linear(self, arc: ArcDecl, program: ArcProgram, inputs: Sequence[KnownTable]) -> None:
         """Test whether an arc declared as linear really is, once for each version of its code (LOT-41)."""

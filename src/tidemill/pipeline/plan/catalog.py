@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -18,10 +18,11 @@ from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.plan.stages import DeclareDataset, PlanStage
 from tidemill.pipeline.source_line import SourceLine
 from tidemill.spark import schema
+from tidemill.spark.analyses import Answer
 from tidemill.spark.drift import effective, evolved
 from tidemill.spark.frame_checks import verify
 from tidemill.spark.operations import stored_schema
-from tidemill.spark.planning_memo import PlanningMemo, SparkEngine, engine_of
+from tidemill.spark.planning_memo import PlanningMemo, SparkEngine, analyses_of, engine_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from tidemill.pipeline.pipeline import Pipeline
 
-_checked: PlanningMemo[None] = PlanningMemo()
+_checked: PlanningMemo[str] = PlanningMemo()
 Value = TypeVar("Value")
 
 
@@ -117,13 +118,24 @@ class Catalog:
     # --- checks
 
     def once(self, subject: Hashable, check: Callable[[], None]) -> None:
-        """Run a check on Spark, unless this process has already run it with the same version and settings."""
-        _checked.get((self.engine, subject), check)
+        """Run a check on Spark, unless it has already run with the same version and settings."""
+
+        def passes() -> str:
+            check()
+            return ""
+
+        _checked.get((self.engine, subject), partial(self.ask, ("check", subject), passes, str))
+
+    def ask(self, question: object, ask: Callable[[], Answer], kind: type[Answer]) -> Answer:
+        """Return the answer of Spark's analysis to a question; ask Spark only if it is new."""
+        engine = (self.engine.version, sorted(self.engine.settings))
+        return analyses_of(self.spark).get((engine, question), ask, kind)
 
     def expected(self, dataset: DatasetRow, checks: Sequence[Check]) -> None:
         """Let Spark verify that the checks fit the columns of the dataset."""
         if checks:
-            verify(schema.empty_frame(self.spark, dataset.schema), checks)
+            subject = (dataset.schema, tuple(checks))
+            self.once(subject, lambda: verify(schema.empty_frame(self.spark, dataset.schema), checks))
 
     @staticmethod
     def refuse_intervals(dataset: DatasetRow, checks: Sequence[Check]) -> None:

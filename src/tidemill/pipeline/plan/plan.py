@@ -90,6 +90,7 @@ class Plan:
         descriptions.update(self.context, self.program, self.circuits)
         if self.queries is not None:
             self.queries.store()
+        self.context.store_analyses()
 
     def explained(self, view: str, recomputed: Mapping[str, str]) -> CircuitExplanation:
         """Explain the circuit of a view, down to the datasets it reads.

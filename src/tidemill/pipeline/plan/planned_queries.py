@@ -8,17 +8,15 @@ wrote the row, or if the row is damaged, its seal differs, and the query is plan
 There is one row for each view, which the next plan of that view overwrites.
 """
 
-import functools
 import hashlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import metadata, resources
-from importlib.resources.abc import Traversable
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from tidemill.pipeline.plan.circuits import ViewCircuit
+from tidemill.spark.analyses import release_digest
 from tidemill.spark.planning_memo import PlanningMemo, SparkEngine
 from tidemill.store import Tx, long_values
 from tidemill.views.circuit import stored_circuit
@@ -183,20 +181,3 @@ def _decoded(raw: bytes, clock_of: Callable[[ViewOutput], ClockUse | None]) -> P
     assert isinstance(output, ViewOutput)
     assert isinstance(written, ViewOutput)
     return PlannedQuery(ViewCircuit(output, plan.notes, written), plan.ddl, clock_of(output))
-
-
-@functools.cache
-def release_digest() -> bytes:
-    """Return a digest of the code that plans queries: all modules of Tidemill, and its parser's version."""
-    digest = hashlib.blake2b(metadata.version("sqlglot").encode(), digest_size=16)
-    for name, file in _modules(resources.files("tidemill"), ""):
-        digest.update(name.encode() + b"\0" + file.read_bytes())
-    return digest.digest()
-
-
-def _modules(folder: Traversable, path: str) -> Iterator[tuple[str, Traversable]]:
-    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        if entry.is_dir():
-            yield from _modules(entry, f"{path}{entry.name}/")
-        elif entry.name.endswith(".py"):
-            yield path + entry.name, entry

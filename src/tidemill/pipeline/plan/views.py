@@ -26,6 +26,7 @@ from tidemill.runner.program import GroupProgram, ViewProgram
 from tidemill.spark import queries, schema
 from tidemill.spark.frame_checks import verify
 from tidemill.spark.messages import short
+from tidemill.spark.on_demand import when_started
 from tidemill.spark.sessions import PINNED
 from tidemill.store import Tx, long_values
 from tidemill.triggers import schedules
@@ -172,7 +173,7 @@ class ViewPlanner:
         """Plan all views; return their groups."""
         for function in self.pipeline.functions.values():
             with errors_at(function.line):
-                function.register(self.catalog.spark)
+                when_started(self.catalog.spark, f"function {function.name}", function.register)
         members_of: dict[str, list[ViewProgram]] = {}
         for decl in self._ordered():
             with errors_at(decl.line):
@@ -434,6 +435,12 @@ class ViewPlanner:
 
     def _function_result(self, decl: ViewDecl, names: Sequence[str]) -> str:
         """Return the columns of a view's function, which Spark derives from empty tables."""
+        function = decl.function
+        assert function is not None
+        question = ("function", code_digest(function), [self.catalog.tables[name].ddl for name in names])
+        return self.catalog.ask(question, lambda: self._ask_function(decl, names), str)
+
+    def _ask_function(self, decl: ViewDecl, names: Sequence[str]) -> str:
         assert decl.function is not None
         frames = {name: self.catalog.frame(name) for name in names}
         try:

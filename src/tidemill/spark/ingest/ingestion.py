@@ -1,9 +1,9 @@
 """Ingest files that other programs wrote: good records become rows, bad ones go to quarantine.
 
-One pass writes the good records and counts the bad ones. If there are bad records, a second pass reads their
-files again, finds their lines and gives a reason for each. A file that cannot be read goes to quarantine as a
-whole. If a compressed file is truncated, the lines before the damage become rows, and the rest goes to
-quarantine. So nothing is lost.
+A small window of good records needs no Spark (`arrow_ingestion`). Otherwise one pass writes the good records
+and counts the bad ones. If there are bad records, a second pass reads their files again, finds their lines
+and gives a reason for each. A file that cannot be read goes to quarantine as a whole. If a compressed file is
+truncated, the lines before the damage become rows, and the rest goes to quarantine. So nothing is lost.
 
 **Strict.** Spark reads `{"a": 1}{"a": 2}` as one record and drops the second object. Here such a line is bad,
 and so is an object followed by any other text. A number in a STRING column becomes a string. Any other value
@@ -26,8 +26,14 @@ from tidemill.lots.datasets import Drift, Kind
 from tidemill.schemas.columns import Schema
 from tidemill.spark import drift, operations
 from tidemill.spark import schema as schemas
-from tidemill.spark.frame_checks import Checked, LotFolders, write_checked
+from tidemill.spark.frame_checks import Checked, LotFolders, refuse, write_checked
 from tidemill.spark.ingest import csv_headers, foreign_files, record_order, undeclared_columns
+from tidemill.spark.ingest.arrow_ingestion import (
+    MOST_BYTES,
+    MOST_BYTES_BESIDE_SPARK,
+    check_plain,
+    read_plain,
+)
 from tidemill.spark.ingest.bad_records import BadRecords, IngestFaults, is_keyless
 from tidemill.spark.ingest.csv_headers import CsvHeader, FileGroup
 from tidemill.spark.ingest.foreign_files import ForeignFile, Salvaged
@@ -43,9 +49,11 @@ from tidemill.spark.ingest.records import (
     UNKNOWN,
     RecordReader,
 )
-from tidemill.spark.lot_writer import Written, write_frame
+from tidemill.spark.lot_writer import Written, write_frame, write_table
+from tidemill.spark.on_demand import is_started
 from tidemill.spark.queries import quoted
 from tidemill.spark.storage import Storage
+from tidemill.spark.table_checks import evaluator
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -105,6 +113,9 @@ def ingest(
         options: options that Spark needs to reach the files.
         open_file: opens a file by its path.
     """
+    ingested = _ingest_plain(spark, storage, folders, dataset, format_options, files, open_file)
+    if ingested is not None:
+        return ingested
 
     def find_undeclared(declared: Schema) -> list[schemas.Column]:
         columns = schemas.to_spark(declared.unlimited())
@@ -134,6 +145,33 @@ def ingest(
         quarantined=Written(bad.objects + removed.objects, bad.rows + removed.rows),
         checks={**ingested.checks, **writer.checked.counts},
         schema=str(columns.stored) if columns.stored != columns.declared else "",
+    )
+
+
+def _ingest_plain(
+    spark: "SparkSession",
+    storage: Storage,
+    folders: LotFolders,
+    dataset: IngestColumns,
+    format_options: FormatOptions,
+    files: Sequence[ForeignFile],
+    open_file: Callable[[str], BinaryIO],
+) -> Ingested | None:
+    """Ingest a small window without a Spark job; return None if Spark must read it."""
+    most_bytes = MOST_BYTES_BESIDE_SPARK if is_started(spark) else MOST_BYTES
+    if dataset.drift is not Drift.FREEZE or folders.partition_by:
+        return None
+    if sum(file.size for file in files) > most_bytes:
+        return None
+    declared = schemas.parse(dataset.schema)
+    read = read_plain(declared, dataset.kind, dataset.key, format_options, files, open_file)
+    checked = None if read is None else check_plain(read.rows, dataset.checks, dataset.kind, evaluator(spark))
+    if read is None or checked is None:
+        return None
+    refuse(dataset.table, dataset.checks, checked.counts, checked.rows.num_rows)
+    unknown = {"unknown_columns": read.unknown} if read.unknown else {}
+    return Ingested(
+        rows=write_table(checked.rows, storage.objects, folders.rows), checks={**unknown, **checked.counts}
     )
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 FILES: Final = 1 << 9
-_PLACE_BITS: Final = 54
+PLACE_BITS: Final = 54
 _ROW_BITS: Final = 33
 _UNIT_BITS: Final = 20
 
@@ -60,4 +60,4 @@ def ordinal(place_column: str) -> "Column":
     """Return a record's ordinal, computed from its file's `number` and its place in the file."""
     from pyspark.sql import functions as sf
 
-    return sf.shiftleft(sf.col("number"), _PLACE_BITS) + sf.col(place_column)
+    return sf.shiftleft(sf.col("number"), PLACE_BITS) + sf.col(place_column)

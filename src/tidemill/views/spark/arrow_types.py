@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from tidemill.errors import TypeRefused
 from tidemill.schemas.type_table import why_not_native
-from tidemill.spark.schema import of_arrow, of_type, to_spark
+from tidemill.spark.schema import of_arrow, of_type, parse, to_spark
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
@@ -65,8 +65,5 @@ def struct_of(names: Sequence[str], kinds: Sequence[str]) -> "StructType":
 
 @functools.cache
 def _type_of(kind: str) -> "DataType":
-    from pyspark.sql import types as st
-
-    schema = st.DataType.fromDDL(f"c {kind}")
-    assert isinstance(schema, st.StructType)
-    return schema.fields[0].dataType
+    """Return a Spark type by its name. This needs no session, unlike `DataType.fromDDL`."""
+    return to_spark(parse(f"c {kind}")).fields[0].dataType

@@ -126,7 +126,7 @@ def execute(
     Args:
         spark: the session.
         storage: the object storage.
-        plan: the plan of the step.
+        plan: the plan of the step; this function sets its ranges.
         inputs: the rows of each changed table.
         size: the size of the inputs.
         paths: where tasks read and write.
@@ -140,7 +140,7 @@ def execute(
             return Execution(_run(executor, inputs), estimate)
         except (TooLargeInProcess, MemoryError):
             estimate = estimate._replace(place=ExecutionPlace.SPARK)
-    plan = replace(plan, ranges=ranges(max(len(plan.ranges), tasks_for(spark, size.times(_copies(plan))))))
+    plan = replace(plan, ranges=ranges(tasks_for(spark, size.times(_copies(plan)))))
     return Execution(_run(SparkExecutor(spark, storage, plan, paths, types_of), inputs), estimate)
 
 

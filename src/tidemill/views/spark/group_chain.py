@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from tidemill.errors import QueryError, TypeRefused
 from tidemill.lots.datasets import DatasetRow
 from tidemill.spark import queries
+from tidemill.spark.analyses import Analyses
 from tidemill.spark.lot_reader import no_rows
-from tidemill.spark.planning_memo import PlanningMemo, engine_of
+from tidemill.spark.planning_memo import PlanningMemo, analyses_of, engine_of
 from tidemill.spark.schema import parse
 from tidemill.spark.sessions import PINNED
 from tidemill.views.chain.builder import ChainBuilder
@@ -99,12 +100,13 @@ def remembered_chain(
     """
     prints = tuple((view, None if output is None else output.fingerprint) for view, output in outputs.items())
     key = (engine_of(spark), prints, tuple(sorted(schemas.items())), tuple(sorted(kinds.items())))
+    is_opaque = any(map(_is_opaque, outputs.values()))
 
     def build() -> GroupChain:
-        frames = {name: no_rows(spark, schema) for name, schema in schemas.items()}
-        return group_chain(spark, outputs, frames, kinds, "chain")
+        analyses = Analyses() if is_opaque else analyses_of(spark)
+        return build_chain(outputs, kinds, _remembered_types(spark, schemas, analyses))
 
-    return _chains.get(key, build, keep=lambda _: not any(map(_is_opaque, outputs.values())))
+    return _chains.get(key, build, keep=lambda _: not is_opaque)
 
 
 def _is_opaque(output: ViewOutput | None) -> bool:
@@ -120,7 +122,7 @@ def group_chain(
     tag: str,
     settings: Mapping[str, str] = PINNED,
 ) -> GroupChain:
-    """Build the chain of a group.
+    """Build the chain of a group, and let Spark resolve its types over empty frames.
 
     Args:
         spark: the session that resolves types.
@@ -129,6 +131,19 @@ def group_chain(
         kinds: how the rows of each dataset arrive, from `input_kind`.
         tag: a name that no concurrent query uses.
         settings: the settings that are part of operator ids.
+    """
+    return build_chain(outputs, kinds, _resolver(spark, frames, tag), settings)
+
+
+def build_chain(
+    outputs: Mapping[str, ViewOutput | None],
+    kinds: Mapping[str, InputKind],
+    resolve: Callable[[str], Sequence[SparkColumn]],
+    settings: Mapping[str, str] = PINNED,
+) -> GroupChain:
+    """Build the chain of a group; the arguments are those of `group_chain`.
+
+    - resolve: returns the columns of a query; raises `NoKernel` if Spark cannot resolve it.
     """
     reasons: dict[str, str] = {}
     cuts: dict[str, tuple[Cut, ...]] = {}
@@ -141,7 +156,7 @@ def group_chain(
             _check_deterministic(output)
             _check_functions(output)
             linked = _linked(prepared(output), chained, frozenset(outputs))
-            operator_types = column_types(linked, _resolver(spark, frames, tag))
+            operator_types = column_types(linked, resolve)
             _check_types(linked, operator_types)
             alone = _built({view: linked}, operator_types, kinds, [view], settings)
             if alone.cuts and not _keeps_state(alone.chain):
@@ -209,6 +224,34 @@ def _resolver(
         except (QueryError, PySparkException) as error:  # the view can still be recomputed
             message = str(error).strip().partition("\n")[0]
             raise NoKernel(f"Spark cannot resolve the types of its operators: {message}") from error
+
+    return resolve
+
+
+def _remembered_types(
+    spark: "SparkSession", schemas: Mapping[str, str], analyses: Analyses
+) -> Callable[[str], Sequence[SparkColumn]]:
+    """Return a function that resolves the columns of a query over datasets, and remembers them.
+
+    The types of a query depend on the names and columns of its tables, also if these are views: the circuit
+    contains their operators.
+    """
+    engine = engine_of(spark)
+
+    def ask(sql: str) -> list[tuple[str, str]]:
+        frames = {name: no_rows(spark, schema) for name, schema in schemas.items()}
+        try:
+            columns = _resolver(spark, frames, "chain")(sql)
+        except NoKernel as error:
+            return [("", str(error))]  # no column has an empty name
+        return [(column.name, column.type) for column in columns]
+
+    def resolve(sql: str) -> Sequence[SparkColumn]:
+        question = ("types", engine.version, sorted(engine.settings), sorted(schemas.items()), sql)
+        columns = analyses.get(question, lambda: ask(sql), list[tuple[str, str]])
+        if columns and not columns[0][0]:
+            raise NoKernel(columns[0][1])
+        return [SparkColumn(name, kind) for name, kind in columns]
 
     return resolve
 

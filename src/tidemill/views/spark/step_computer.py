@@ -52,7 +52,6 @@ from tidemill.views.spark.execution import (
     delete_changes,
     execute,
     size_of,
-    tasks_for,
 )
 from tidemill.views.spark.executor import ChainExecutor, Inputs
 from tidemill.views.spark.failing_rows import failed_input
@@ -366,7 +365,7 @@ class _Step:
         outputs = {placed.number for view, placed in self._chain.outputs.items() if view in self.ready}
         active = frozenset(self._current | outputs | self._spills_of(self._current))
         size = self._size + self._stored_inputs()
-        plan = StepPlan(self._chain, active, ranges(tasks_for(self._spark, size)))
+        plan = StepPlan(self._chain, active, ranges(1))
         inputs = {
             name: LotInput(self._spark, self._storage, self._declared(name), change.plus, change.minus)
             for name, change in self._input_changes.items()
@@ -459,8 +458,7 @@ class _Step:
         }
         size = sum((size_of(lots) for lots in slices.values()), EMPTY)
         active = self._chain.below(missing | outputs)
-        tasks = ranges(tasks_for(self._spark, size))
-        plan = StepPlan(self._chain, active, tasks, first=True, stored=missing)
+        plan = StepPlan(self._chain, active, ranges(1), first=True, stored=missing)
         inputs: dict[str, StepInput] = {
             name: LotInput(self._spark, self._storage, self._declared(name), lots)
             for name, lots in slices.items()

@@ -13,6 +13,7 @@
 (C, "checked-view", P, group, view)        how many rows of a view fail its checks
 (C, "group-gone", P, view, group)          a view or group that is no longer declared; its files can go
 (C, "planned", P, view)                    what planning found out about a view's query
+(C, "analyses", P)                         what Spark's analysis answered, for the next process
 (C, "pin", P, name)                        until when to keep the files that a manifest or version file lists
 (C, "lease", "coordinator", P)             the coordinator lease and its epoch
 """
@@ -41,6 +42,7 @@ class StepKeys(PublishKeys):
         self.gone = Space(cluster, "group-gone")
         self.pin = Space(cluster, "pin")
         self.planned = Space(cluster, "planned")
+        self.analyses = Space(cluster, "analyses")
         self.retired = Space(cluster, "retired")
 
     def coordinator_lease(self, pipeline: str) -> bytes:
