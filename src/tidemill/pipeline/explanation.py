@@ -49,6 +49,7 @@ class Explanation:
     - failed: why the view is set aside; empty if it is not.
     - cuts: the operators inside the view that are recomputed from their stored inputs.
     - incremental_share: the share of the view's stored rows that no step reads as a whole.
+    - by_arrow, by_spark: the expressions between its operators, by what evaluates them in a small step.
     """
 
     view: str
@@ -60,6 +61,8 @@ class Explanation:
     failed: str = ""
     cuts: tuple[RecomputedOperator, ...] = ()
     incremental_share: float = 1.0
+    by_arrow: tuple[str, ...] = ()
+    by_spark: tuple[str, ...] = ()
 
     @property
     def runs(self) -> str:
@@ -105,6 +108,9 @@ class Explanation:
         head = [f"{self.view}", f"  {self.runs}", f"  certified: {self.certified}"]
         if self.failed:
             head.insert(1, f"  {self.failed}")
+        for place, expressions in (("Arrow", self.by_arrow), ("Spark", self.by_spark)):
+            if expressions:
+                head.append(f"  expressions evaluated by {place}: {'; '.join(expressions)}")
         if self.circuit is not None:
             head += [
                 "  circuit, with the rung of each operator:",
@@ -123,6 +129,7 @@ class Explanation:
             "certified": self._is_certified(),
             "why": self.certified,
             "failed": self.failed or None,
+            "expressions": {"arrow": list(self.by_arrow), "spark": list(self.by_spark)},
             "circuit": None if self.circuit is None else self.circuit.json(),
         }
 
@@ -172,7 +179,21 @@ def explain(pipeline: "Pipeline", view: str) -> Explanation:
         recomputed=recomputed.get(view, ""),
         failed=row.text if row is not None and row.is_aside else "",
     )
-    return _with_cuts(explanation, pipeline, chain)
+    return _with_cuts(_with_expressions(explanation, chain), pipeline, chain)
+
+
+def _with_expressions(explanation: Explanation, group: "GroupChain") -> Explanation:
+    """Add the expressions between the operators of a view, and what evaluates them."""
+    if group.chain is None or explanation.view not in group.views:
+        return explanation
+    below = group.chain.below({group.chain.outputs[explanation.view].number})
+    by_arrow: dict[str, None] = {}
+    by_spark: dict[str, None] = {}
+    for edge in group.chain.edges:
+        if edge.target in below and edge.plain is None:
+            place = by_spark if edge.arrow is None else by_arrow
+            place.update(dict.fromkeys(edge.expressions.computed))
+    return replace(explanation, by_arrow=tuple(by_arrow), by_spark=tuple(by_spark))
 
 
 def _with_cuts(explanation: Explanation, pipeline: "Pipeline", group: "GroupChain") -> Explanation:

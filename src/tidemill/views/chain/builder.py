@@ -8,7 +8,7 @@ from tidemill.errors import TypeRefused
 from tidemill.schemas.type_table import common_type
 from tidemill.views.aggregates.registry import kernel_of
 from tidemill.views.chain.chain import Chain, ChainInput, InputKind, KeyedQuery
-from tidemill.views.chain.chain_graph import ChainGraph
+from tidemill.views.chain.chain_graph import ChainGraph, CompileRows
 from tidemill.views.chain.grouping_sets import columns_of_set, result_places
 from tidemill.views.chain.keyed_operators import GatherRows, ReplaceRows
 from tidemill.views.chain.native_operators import StatefulAggregate, StatefulJoin, StatefulSet
@@ -44,6 +44,7 @@ class ChainBuilder:
         ids: the id of every operator.
         arrow: converts Spark types to Arrow types.
         kinds: how the rows of each table arrive.
+        compile_rows: compiles row expressions to Arrow kernels.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class ChainBuilder:
         ids: Mapping[Operator, str],
         arrow: ArrowTypes,
         kinds: Mapping[str, InputKind],
+        compile_rows: CompileRows = lambda *_: None,
     ) -> None:
         self._circuit = circuit
         self._types = types
@@ -62,7 +64,7 @@ class ChainBuilder:
         self._append_only: dict[Operator, bool] = {}
         for output in circuit.outputs.values():
             self._append_only |= append_only(output)
-        self._graph = ChainGraph()
+        self._graph = ChainGraph(compile_rows)
         self._numbers: dict[Operator, int] = {}  # each operator's number in the chain
         self._keys: dict[ops.InputTable, tuple[int, ...]] = {}
         self.recomputed: dict[Operator, str] = {}
@@ -160,7 +162,7 @@ class ChainBuilder:
     def _source(self, op: ops.InputTable) -> int | ChainInput:
         kind = self._kinds[op.table]
         if kind.rows == "rows":
-            return ChainInput(op.table, op.width)
+            return ChainInput(op.table, op.width, self._known_types(op))
         if op not in self._numbers:
             types = tuple(self._arrow(each.type) for each in op.columns)
             if kind.rows == "changes":
@@ -185,6 +187,13 @@ class ChainBuilder:
                 raise NoKernel(
                     f"{op.table} is ordered by {column.name}: a kernel cannot sort {column.type} values"
                 )
+
+    def _known_types(self, op: ops.InputTable) -> tuple[pa.DataType, ...]:
+        """Return the types of a table's columns; none if kernels do not support one of them."""
+        try:
+            return tuple(self._arrow(each.type) for each in op.columns)
+        except TypeRefused:
+            return ()
 
     # --- stateful operators
 

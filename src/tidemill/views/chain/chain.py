@@ -19,12 +19,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+import pyarrow as pa
+
 from tidemill.views.chain.outputs import OutputSink, SpillSink
 from tidemill.views.chain.recomputed_operators import StoredInput
 from tidemill.views.chain.row_expressions import RowExpressions
 from tidemill.views.chain.stateful_operator import StatefulOperator
 from tidemill.views.circuit.expr import Expr
 from tidemill.views.circuit.operators import Operator
+from tidemill.views.kernels.scalars import ArrowRows
 from tidemill.views.trace.layout import Layout
 
 
@@ -42,10 +45,14 @@ class InputKind(NamedTuple):
 
 @dataclass(frozen=True)
 class ChainInput:
-    """An input of a chain: the rows of a table in this step, of an earlier job, or of a query."""
+    """An input of a chain: the rows of a table in this step, of an earlier job, or of a query.
+
+    - types: the types of its columns; none if only Spark knows them.
+    """
 
     table: str
     width: int
+    types: tuple[pa.DataType, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,7 @@ class Edge:
         side: the side of that operator.
         expressions: the row expressions that are applied.
         plain: the columns that the expressions select, if they do nothing else; None otherwise.
+        arrow: the expressions as Arrow kernels; None if Spark must evaluate them.
     """
 
     number: int
@@ -67,6 +75,7 @@ class Edge:
     side: int
     expressions: RowExpressions
     plain: tuple[int, ...] | None
+    arrow: ArrowRows | None = None
 
 
 @dataclass(frozen=True)

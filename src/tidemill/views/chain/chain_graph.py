@@ -5,7 +5,7 @@ query of a keyed or recomputed operator, and before rows from a kernel are explo
 operator is in a later layer than the operators it reads.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -18,13 +18,27 @@ from tidemill.views.chain.recomputed_operators import StoredResult
 from tidemill.views.chain.row_expressions import RowExpressions
 from tidemill.views.chain.stateful_operator import StatefulOperator
 from tidemill.views.circuit.operators import Operator
+from tidemill.views.kernels.scalars import ArrowRows
 from tidemill.views.trace.layout import Layout
+
+CompileRows = Callable[
+    [RowExpressions, Sequence[pa.DataType], Sequence[pa.DataType]],
+    ArrowRows | None,
+]
+"""Compiles row expressions to Arrow kernels, from the types of the columns before and after them.
+
+Returns None if Spark must evaluate them.
+"""
 
 
 class ChainGraph:
-    """The operators, edges and queries of one chain."""
+    """The operators, edges and queries of one chain.
 
-    def __init__(self) -> None:
+    - compile_rows: compiles row expressions to Arrow kernels.
+    """
+
+    def __init__(self, compile_rows: CompileRows = lambda *_: None) -> None:
+        self._compile_rows = compile_rows
         self._operators: list[tuple[str, StatefulOperator]] = []
         self._edges: list[tuple[int | ChainInput, int, int, RowExpressions]] = []
         self._queries: list[KeyedQuery] = []
@@ -45,11 +59,7 @@ class ChainGraph:
         )
         edges = []
         for number, (origin, target, side, expressions) in enumerate(self._edges):
-            width = origin.width if isinstance(origin, ChainInput) else len(self.operator(origin).out) - 1
-            operator = self.operator(target)
-            needs_spark = isinstance(operator, OutputSink) and operator.needs_spark
-            plain = None if needs_spark else expressions.plain(width)
-            edges.append(Edge(number, origin, target, side, expressions, plain))
+            edges.append(self._edge(number, origin, target, side, expressions))
         chain = Chain(operators, tuple(edges), tuple(self._queries), tuple(self._constants.items()))
         needed = {view: chain.below({sink.number}) for view, sink in chain.outputs.items()}
         with_views = [
@@ -57,6 +67,23 @@ class ChainGraph:
             for placed in operators
         ]
         return replace(chain, operators=tuple(with_views))
+
+    def _edge(
+        self, number: int, origin: int | ChainInput, target: int, side: int, expressions: RowExpressions
+    ) -> Edge:
+        if isinstance(origin, ChainInput):
+            width, types = origin.width, list(origin.types)
+        else:
+            types = list(self.operator(origin).out.types)[:-1]
+            width = len(types)
+        operator = self.operator(target)
+        if isinstance(operator, OutputSink) and operator.needs_spark:
+            return Edge(number, origin, target, side, expressions, None)
+        plain = expressions.plain(width)
+        arrow = None
+        if plain is None and len(types) == width:
+            arrow = self._compile_rows(expressions, types, operator.takes(side))
+        return Edge(number, origin, target, side, expressions, plain, arrow)
 
     def _borrowed(self, number: int) -> tuple[tuple[str, str, Layout], ...]:
         """Return the traces of sources that a join reads: the join's name for each, its id and its layout."""

@@ -51,6 +51,7 @@ class StepPlan:
         first: whether the step builds or rebuilds traces. Then traces are empty and inputs are complete.
         job: the number of the job in the chain.
         stored: the operators whose traces are written; None for all.
+        by_arrow: whether Arrow evaluates the row expressions that it can.
     """
 
     chain: Chain
@@ -59,6 +60,7 @@ class StepPlan:
     job: int = 0
     first: bool = False
     stored: frozenset[int] | None = None
+    by_arrow: bool = False
 
     @property
     def depth(self) -> int:
@@ -86,10 +88,22 @@ class StepPlan:
     def spark_edges(self, number: int) -> dict[int, list[Edge]]:
         """Return, for each operator of a layer, its edges whose row expressions Spark must evaluate."""
         edges = {
-            placed.number: [edge for edge in self.leaving(placed.number) if edge.plain is None]
+            placed.number: [edge for edge in self.leaving(placed.number) if not self.is_direct(edge)]
             for placed in self.layer(number)
         }
         return {operator: leaving for operator, leaving in edges.items() if leaving}
+
+    def is_direct(self, edge: Edge) -> bool:
+        """Return whether the rows of an edge need no Spark."""
+        return edge.plain is not None or (self.by_arrow and edge.arrow is not None)
+
+    @staticmethod
+    def direct_rows(edge: Edge, rows: pa.Table) -> pa.Table:
+        """Return the rows of an edge that needs no Spark; raise `NotComputed` if it needs Spark after all."""
+        if edge.plain is not None:
+            return select_columns(rows, edge.plain)
+        assert edge.arrow is not None
+        return edge.arrow.apply(rows)
 
     def send(
         self, edge: Edge, rows: pa.Table, origin: int | None = None, *, compact: bool = False

@@ -5,7 +5,8 @@ can raise an error is evaluated only for the rows that the earlier steps kept. I
 optimizer also moves conditions before expressions, and an expression into the one that uses it (perhaps into
 a branch of a CASE). The steps are built in the same way (`where`, `select`), so that an expression is
 evaluated only on rows on which Spark evaluates it. Row expressions that only select columns do not need
-Spark: `plain` returns these columns.
+Spark: `plain` returns these columns. In the process of a runner, Arrow evaluates the row expressions that
+`views.spark.arrow_compiler` can compile.
 """
 
 import hashlib
@@ -122,6 +123,12 @@ class RowExpressions:
             for step in self.steps
         ]
         return hashlib.blake2b(repr(normal_form).encode(), digest_size=6).hexdigest()
+
+    @property
+    def computed(self) -> tuple[str, ...]:
+        """Return the text of all expressions that do more than select a column."""
+        expressions = (expr for step in self.steps for expr in _expressions(step))
+        return tuple(expr.sql() for expr in expressions if expr.column is None)
 
     @property
     def explodes(self) -> bool:

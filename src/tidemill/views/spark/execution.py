@@ -192,18 +192,20 @@ def choose(plan: StepPlan, tables: Iterable[str], size: InputSize, cores: int) -
     """
     tables = list(tables)
     rows = size.rows
-    layers = calls = 0
+    layers = in_process_layers = calls = 0
     for number in range(plan.chain.jobs):
         job = replace(plan, job=number)
-        spark_layers = sum(1 for layer in range(1, job.depth + 1) if job.spark_edges(layer))
-        layers += job.depth + spark_layers
+        layers += job.depth + _spark_layers(job)
+        job = replace(job, by_arrow=True)
+        spark_layers = _spark_layers(job)
+        in_process_layers += job.depth + spark_layers
         inputs = tables if number == 0 else [query.table for query in plan.chain.queries]
         calls += spark_layers + sum(
-            any(edge.plain is None for edge in job.leaving(table)) for table in inputs
+            any(not job.is_direct(edge) for edge in job.leaving(table)) for table in inputs
         )
         calls += sum(1 for query in plan.chain.queries if number and job.leaving(query.table))
     spark = plan.chain.jobs * _JOB + layers * _LAYER + rows * layers * (_ROW + _MOVED_ROW) / max(1, cores)
-    runner = calls * _EXPRESSION + rows * layers * _ROW / threads_for(size)
+    runner = calls * _EXPRESSION + rows * in_process_layers * _ROW / threads_for(size)
     setting = os.environ.get(SETTING, "")
     if setting not in ("", *ExecutionPlace):
         raise UsageError(
@@ -211,9 +213,14 @@ def choose(plan: StepPlan, tables: Iterable[str], size: InputSize, cores: int) -
             hint="set it to spark or runner; if it is unset, Tidemill chooses the faster one for each step",
         )
     small = runner < spark and rows <= MOST_ROWS and size.stored_bytes <= MOST_BYTES
-    small = small and rows * _computed_columns(plan, tables) <= MOST_VALUES
+    small = small and rows * _computed_columns(replace(plan, by_arrow=True), tables) <= MOST_VALUES
     place = ExecutionPlace(setting or (ExecutionPlace.RUNNER if small else ExecutionPlace.SPARK))
     return Estimate(place, runner if place is ExecutionPlace.RUNNER else spark)
+
+
+def _spark_layers(job: StepPlan) -> int:
+    """Return after how many layers of a job Spark evaluates row expressions."""
+    return sum(1 for layer in range(1, job.depth + 1) if job.spark_edges(layer))
 
 
 def _computed_columns(plan: StepPlan, tables: Iterable[str]) -> int:
@@ -222,7 +229,9 @@ def _computed_columns(plan: StepPlan, tables: Iterable[str]) -> int:
 
 
 def _projection(plan: StepPlan, table: str) -> SharedProjection:
-    edges = [edge for edge in plan.leaving(table) if edge.plain is None and not edge.expressions.explodes]
+    edges = [
+        edge for edge in plan.leaving(table) if not plan.is_direct(edge) and not edge.expressions.explodes
+    ]
     return along_edges(edges, plan, lambda _: ())
 
 

@@ -30,6 +30,7 @@ from tidemill.views.circuit.ids import Pins, expressions_of
 from tidemill.views.circuit.interpreter import column_types
 from tidemill.views.circuit.operators import InputTable, Opaque, Operator, SparkColumn, ViewOutput
 from tidemill.views.circuit.rungs import rungs
+from tidemill.views.spark.arrow_compiler import compile_rows
 from tidemill.views.spark.arrow_types import arrow_of
 
 if TYPE_CHECKING:
@@ -280,7 +281,7 @@ def _built(
 ) -> _Built:
     circuit = Circuit(dict(outputs))
     ids = circuit.ids(Pins(settings=dict(settings)))
-    builder = ChainBuilder(circuit, types, ids, arrow_of, kinds)
+    builder = ChainBuilder(circuit, types, ids, arrow_of, kinds, compile_rows)
     chain = builder.build(views)
     traces = {placed.id: trace for placed in chain.stored_inputs for trace in placed.traces.values()}
     cuts = [

@@ -1,8 +1,9 @@
 """Execute a step in this process: run the tasks that a Spark job would run, and keep packets in memory.
 
-Kernels, packets and reports come from the same functions as in a Spark job. Spark evaluates only the row
-expressions that do more than select columns: once for each table that has such expressions, and once after
-each layer that has them. Without such expressions, a small step takes little longer than its kernels.
+Kernels, packets and reports come from the same functions as in a Spark job. Arrow evaluates the row
+expressions that it can (`kernels.scalars`). Spark evaluates only the others: once for each table that has
+such expressions, and once after each layer that has them. Without them, a small step takes little longer than
+its kernels, and starts no Spark. If Arrow finds that its values need Spark, the job runs again without Arrow.
 
 A step with many rows has several ranges and a thread for each: numpy and Arrow release the interpreter lock
 while they compute. Other threads write objects at the same time, because writing to disk takes about as long
@@ -24,8 +25,9 @@ import pyarrow as pa
 
 from tidemill.spark.sessions import frame_of
 from tidemill.views.chain.chain import Edge
-from tidemill.views.chain.layer_task import TaskReport, select_columns
+from tidemill.views.chain.layer_task import TaskReport
 from tidemill.views.chain.outputs import OutputSink
+from tidemill.views.kernels.scalars import NotComputed
 from tidemill.views.spark import row_expressions, tasks
 from tidemill.views.spark.arrow_types import spark_schema
 from tidemill.views.spark.executor import ChainExecutor
@@ -63,6 +65,14 @@ class InProcessExecutor(ChainExecutor):
 
     def _run(self, inputs: Mapping[str, StepInput]) -> list[TaskReport]:
         keep_memory()
+        try:
+            self.plan = replace(self.plan, by_arrow=True)
+            return self._reports(inputs)
+        except NotComputed:  # the values of this step need Spark: perhaps they raise an error
+            self.plan = replace(self.plan, by_arrow=False)
+            return self._reports(inputs)
+
+    def _reports(self, inputs: Mapping[str, StepInput]) -> list[TaskReport]:
         rows = [wire_row(number, RANGE, "", b"") for number in range(len(self.plan.ranges))]
         writes: list[Future[object]] = []
         with ThreadPoolExecutor(len(self.plan.ranges)) as threads, ThreadPoolExecutor(WRITERS) as writers:
@@ -85,23 +95,21 @@ class InProcessExecutor(ChainExecutor):
         self, step_input: StepInput, edges: Sequence[Edge], threads: Executor
     ) -> Iterator[pa.RecordBatch]:
         """Yield the packets of a table's changes."""
-        plain = any(edge.plain is not None for edge in edges)
-        table = step_input.table(threads.map) if plain else None
+        direct = [edge for edge in edges if self.plan.is_direct(edge)]
+        table = step_input.table(threads.map) if direct else None
         if table is None:
             yield from self._computed_packets(step_input.frame(), edges)
             return
-        rest = [edge for edge in edges if edge.plain is None]
+        rest = [edge for edge in edges if edge not in direct]
         if rest:
             yield from self._computed_packets(step_input.frame(), rest)
         pieces = list(split_rows(table, max(1, -(-table.num_rows // len(self.plan.ranges)))))
-        for edge in edges:
-            if edge.plain is not None:
-                for packets in threads.map(partial(self._packed, edge), pieces):
-                    yield from packets
+        for edge in direct:
+            for packets in threads.map(partial(self._packed, edge), pieces):
+                yield from packets
 
     def _packed(self, edge: Edge, rows: pa.Table) -> list[pa.RecordBatch]:
-        assert edge.plain is not None, "Spark evaluates expressions"
-        return list(to_wire(self.plan.send(edge, select_columns(rows, edge.plain))))
+        return list(to_wire(self.plan.send(edge, self.plan.direct_rows(edge, rows))))
 
     def _computed_packets(self, frame: "DataFrame", edges: Sequence[Edge]) -> list[pa.RecordBatch]:
         """Return the packets of a table's changes after Spark's row expressions.

@@ -289,8 +289,8 @@ def _direct_packets(
     plan: StepPlan, paths: TaskPaths, placed: PlacedOperator, piece: pa.Table, range_number: int
 ) -> Batches:
     for edge in plan.leaving(placed.number):
-        if edge.plain is not None:
-            yield from _sent(plan, paths, edge, select_columns(piece, edge.plain), range_number)
+        if plan.is_direct(edge):
+            yield from _sent(plan, paths, edge, plan.direct_rows(edge, piece), range_number)
 
 
 def layer_schema(plan: StepPlan, number: int) -> pa.Schema:
