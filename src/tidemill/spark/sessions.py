@@ -7,6 +7,8 @@ only the DataFrame API.
 
 A process is either a Spark driver or a client of Spark Connect, never both: pyspark decides that once for the
 whole process.
+
+The file is long because it is the only one that knows the kinds of sessions.
 """
 
 import importlib.util

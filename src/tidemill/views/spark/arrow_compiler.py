@@ -3,6 +3,8 @@
 The compiler knows the types of columns, and coerces the arguments of an operation as Spark does. It compiles
 only what it knows completely: any other function, type, literal or option leaves the row expressions to Spark
 (`None`). The types after the last step must be the types that Spark has resolved.
+
+The file is long because the compiler has a short method for each kind of expression.
 """
 
 import re
