@@ -71,6 +71,7 @@ bench: $(VENV)/.postgres  ## the measurements behind the claims, one JSON object
 	@$(BIN)/python -m bench.growth --json $(ARGS)
 	@$(BIN)/python -m bench.views --json $(ARGS)
 	@$(BIN)/python -m bench.certify --json $(ARGS)
+	@$(BIN)/python -m bench.steps --json $(ARGS)
 	@$(BIN)/python -m bench.many --json $(ARGS)
 	@$(BIN)/python -m bench.operators --json $(ARGS)
 

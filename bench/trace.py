@@ -26,7 +26,8 @@ from tidemill.views.trace.cache import Cache
 from tidemill.views.trace.hash_space import ALL
 from tidemill.views.trace.layout import Layout
 from tidemill.views.trace.trace import Trace
-from tidemill.views.trace.version import TraceChanges, TraceVersion, write_version
+from tidemill.views.trace.version import TraceChanges, TraceVersion
+from tidemill.views.trace.version_file import write_version
 
 SIZES = (1_000, 10_000)
 MONEY = pa.decimal128(10, 2)

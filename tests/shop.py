@@ -36,7 +36,7 @@ from tidemill.spark.sessions import SparkSettings
 from tidemill.testing.threads import STUCK_S
 from tidemill.triggers import subscriptions
 from tidemill.views.steps import commits, groups
-from tidemill.views.trace.version import read_version
+from tidemill.views.trace.version_file import read_version
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -47,15 +47,9 @@ from tidemill.views.steps.groups import GroupSpec, ViewSpec
 from tidemill.views.steps.keys import StepKeys, changes_of, group_id, state_prefix, table_of
 from tidemill.views.steps.stepper import Stepper
 from tidemill.views.trace.hash_space import GRAINS
-from tidemill.views.trace.version import (
-    AddedRun,
-    MergedRuns,
-    RunCut,
-    RunEntry,
-    TraceVersion,
-    read_version,
-    write_version,
-)
+from tidemill.views.trace.run_table import AddedRun, MergedRuns, RunCut, RunEntry
+from tidemill.views.trace.version import TraceVersion
+from tidemill.views.trace.version_file import read_version, write_version
 
 CLUSTER, PIPELINE, VIEW = "growth", "shop", "totals"
 EVERY_S = 300.0

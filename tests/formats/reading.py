@@ -22,7 +22,7 @@ from tidemill.views.trace.cache import Cache
 from tidemill.views.trace.hash_space import ALL
 from tidemill.views.trace.layout import Layout
 from tidemill.views.trace.trace import Trace
-from tidemill.views.trace.version import decode_version, read_version
+from tidemill.views.trace.version_file import decode_version, encode_version, read_version
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -188,7 +188,7 @@ def _object_kind(key: str, body: bytes) -> str:
             return f"manifest {decoded.state.value}"
     elif file == "version":
         version = decode_version(body, key)
-        if version.encode(key) == body:
+        if encode_version(version, key) == body:
             return "version file"
     elif file.endswith(".runs"):
         return "run file"  # decoded by `traces`

@@ -11,7 +11,8 @@ from tests.integration import views_oracle
 from tidemill.events import Event
 from tidemill.views.steps import commits
 from tidemill.views.steps.events import StepTimed
-from tidemill.views.trace.version import TraceVersion, read_version
+from tidemill.views.trace.version import TraceVersion
+from tidemill.views.trace.version_file import read_version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

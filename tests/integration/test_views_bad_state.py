@@ -21,7 +21,7 @@ from tidemill.views.spark import tasks
 from tidemill.views.spark.execution import SETTING
 from tidemill.views.steps import commits
 from tidemill.views.steps.events import StepTimed
-from tidemill.views.trace.version import read_version
+from tidemill.views.trace.version_file import read_version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -136,7 +136,7 @@ def test_a_step_in_trouble_names_the_file_and_the_last_version_serves(
         "cut short": lambda body: body[: len(body) // 2],
         "missing": lambda body: None,
         "newer runs": lambda body: body[:8] + (9).to_bytes(4, "little") + body[12:],
-        "newer version": lambda body: body.replace(b'"format":1', b'"format":99'),
+        "newer version": lambda body: body.replace(b'"format":2', b'"format":99', 1),
         "damaged version": lambda body: body[:-3] + b"?" + body[-2:],
         "missing version": lambda body: None,
     }

@@ -15,7 +15,8 @@ from tests.integration.views_stage import bag, plain
 from tidemill.events import Event
 from tidemill.views.steps import commits
 from tidemill.views.steps.events import RowsSetAside, StepTimed
-from tidemill.views.trace.version import TraceVersion, read_version
+from tidemill.views.trace.version import TraceVersion
+from tidemill.views.trace.version_file import read_version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,7 +8,7 @@ import pytest
 import tidemill as tm
 from tests.integration.views_stage import bag
 from tidemill.views.steps import commits
-from tidemill.views.trace.version import read_version
+from tidemill.views.trace.version_file import read_version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

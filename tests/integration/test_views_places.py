@@ -17,7 +17,7 @@ from tidemill.views.spark.lot_files import LotReader
 from tidemill.views.steps import commits
 from tidemill.views.steps.events import StepTimed
 from tidemill.views.steps.inputs import ManifestReader
-from tidemill.views.trace.version import read_version
+from tidemill.views.trace.version_file import read_version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

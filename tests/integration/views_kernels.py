@@ -39,7 +39,8 @@ from tidemill.views.spark.tasks import TaskPaths
 from tidemill.views.trace.cache import Cache
 from tidemill.views.trace.hash_space import ALL, ranges
 from tidemill.views.trace.trace import Trace
-from tidemill.views.trace.version import TraceChanges, TraceVersion, write_version
+from tidemill.views.trace.version import TraceChanges, TraceVersion
+from tidemill.views.trace.version_file import write_version
 
 WEIGHT = "_weight"
 

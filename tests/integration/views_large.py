@@ -25,7 +25,8 @@ from tidemill.triggers.events import RunFailed
 from tidemill.views.spark import execution
 from tidemill.views.steps import commits
 from tidemill.views.steps.events import StepTimed
-from tidemill.views.trace.version import TraceVersion, read_version
+from tidemill.views.trace.version import TraceVersion
+from tidemill.views.trace.version_file import read_version
 
 HEAP_MB = 224
 DIRECT_MB = 128

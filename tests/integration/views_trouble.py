@@ -20,7 +20,8 @@ from tidemill.spark.sessions import open_session
 from tidemill.triggers.events import RunFailed
 from tidemill.views.steps import commits
 from tidemill.views.steps.collector import Collector
-from tidemill.views.trace.version import TraceVersion, read_version
+from tidemill.views.trace.version import TraceVersion
+from tidemill.views.trace.version_file import read_version
 
 TOTALS = """
     SELECT r.name, count(*) AS n, sum(o.amount) AS total

@@ -36,7 +36,7 @@ from tidemill.triggers.scheduler import Scheduler, open_heap
 from tidemill.triggers.subscriptions import Waiting
 from tidemill.views.steps import commits, groups
 from tidemill.views.steps.collector import Collector, listed_run_files
-from tidemill.views.trace.version import read_version
+from tidemill.views.trace.version_file import read_version
 
 FUTURES = (
     "future spec ready assigned own dep cursor error copy key deadline stranded hold pin inbox garbage loose"

@@ -22,7 +22,8 @@ from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
 from tidemill.views.trace.hash_space import ranges
 from tidemill.views.trace.trace import Trace
-from tidemill.views.trace.version import TraceVersion, read_version, write_version
+from tidemill.views.trace.version import TraceVersion
+from tidemill.views.trace.version_file import read_version, write_version
 
 Row = tuple[Any, ...]
 Change = Mapping[int, Sequence[tuple[Row, int]]]

@@ -23,15 +23,9 @@ from tidemill.views.steps.groups import GroupSpec
 from tidemill.views.steps.inputs import ManifestReader
 from tidemill.views.steps.keys import changes_of, group_id, state_prefix, table_of
 from tidemill.views.trace.hash_space import GRAINS
-from tidemill.views.trace.version import (
-    AddedRun,
-    MergedRuns,
-    RunCut,
-    RunEntry,
-    TraceVersion,
-    read_version,
-    write_version,
-)
+from tidemill.views.trace.run_table import AddedRun, MergedRuns, RunCut, RunEntry
+from tidemill.views.trace.version import TraceVersion
+from tidemill.views.trace.version_file import read_version, write_version
 
 
 class Files(StepStage):

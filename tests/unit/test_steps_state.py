@@ -14,7 +14,9 @@ from tidemill.views.steps.collector import listed_run_files
 from tidemill.views.steps.commits import StepBatch, StepOutput, StepResult, StepRow, StepState
 from tidemill.views.steps.groups import ViewGroup
 from tidemill.views.steps.keys import group_id, state_of, state_prefix
-from tidemill.views.trace.version import AddedRun, RunEntry, TraceVersion, read_version, write_version
+from tidemill.views.trace.run_table import AddedRun, RunEntry
+from tidemill.views.trace.version import TraceVersion
+from tidemill.views.trace.version_file import read_version, write_version
 
 
 class StateStage(StepStage):

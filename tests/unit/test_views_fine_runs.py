@@ -18,8 +18,9 @@ from tidemill.views.trace.consolidation import consolidate
 from tidemill.views.trace.hash_space import ALL, HashRange, ranges, slice_of
 from tidemill.views.trace.key_hash import UPPER, fine_hashes, key_hashes, row_hashes
 from tidemill.views.trace.layout import Layout
+from tidemill.views.trace.run_table import RunEntry, RunTable
 from tidemill.views.trace.trace import Trace
-from tidemill.views.trace.version import RunEntry, TraceVersion
+from tidemill.views.trace.version import TraceVersion
 
 LAYOUT = Layout(pa.schema([("k", pa.int64()), ("l", pa.int32()), ("p", pa.float64())]), 2, fine=True)
 
@@ -47,7 +48,9 @@ def written(objects: MemoryObjects, *runs: pa.Table) -> TraceVersion:
     bundle = Bundle(objects, "runs")
     entries = [bundle.add(LAYOUT, rows, *ALL.grains) for rows in runs]
     bundle.write()
-    return TraceVersion(1, "", {"t": tuple(entry for entry in entries if entry is not None)}, {"t": 1})
+    return TraceVersion(
+        1, "", {"t": 1}, RunTable.of({"t": [entry for entry in entries if entry is not None]})
+    )
 
 
 def trace_of(objects: MemoryObjects, version: TraceVersion, within: HashRange = ALL, **options: Any) -> Trace:

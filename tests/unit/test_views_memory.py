@@ -22,8 +22,8 @@ from tidemill.views.trace.consolidation import consolidate
 from tidemill.views.trace.hash_space import ALL
 from tidemill.views.trace.layout import Layout
 from tidemill.views.trace.run_file import BATCH_BYTES
+from tidemill.views.trace.run_table import RunEntry
 from tidemill.views.trace.trace import Trace
-from tidemill.views.trace.version import RunEntry
 
 WIDE = Layout(pa.schema([("k", pa.int64()), ("text", pa.string())]), 1)
 WIDTH = 10_000

@@ -12,11 +12,6 @@ import pytest
 from hypothesis import given, settings
 
 from tidemill.errors import (
-    ObjectConflict,
-    TraceCorrupt,
-    TraceError,
-    TraceFormat,
-    TraceMissing,
     TraceStale,
     UsageError,
     WeightOverflow,
@@ -40,17 +35,9 @@ from tidemill.views.trace.hash_space import (
 from tidemill.views.trace.key_hash import key_hashes
 from tidemill.views.trace.layout import Layout
 from tidemill.views.trace.order import ascending, lexical
+from tidemill.views.trace.run_table import AddedRun, MergedRuns, RunCut, RunEntry, RunTable
 from tidemill.views.trace.trace import Trace
-from tidemill.views.trace.version import (
-    AddedRun,
-    MergedRuns,
-    RunCut,
-    RunEntry,
-    TraceVersion,
-    decode_version,
-    read_version,
-    write_version,
-)
+from tidemill.views.trace.version import TraceVersion
 
 LAYOUT = Layout(pa.schema([("k", pa.int64()), ("p", pa.string())]), 1)
 
@@ -341,7 +328,7 @@ def test_a_hash_with_very_many_rows_is_merged_alone(objects: MemoryObjects) -> N
 
 def test_a_merge_is_dropped_unless_all_its_cuts_are_listed() -> None:
     entry = RunEntry("a", 0, 99, 0, 10, 5, 1000)
-    version = TraceVersion(1, "", {"t": (entry,)}, {"t": 1})
+    version = TraceVersion(1, "", {"t": 1}, RunTable.of({"t": (entry,)}))
     first = MergedRuns("t", (RunCut("a", 0, 10, 19),), entry._replace(file="b", low=10, high=19))
     second = MergedRuns("t", (RunCut("a", 0, 15, 29),), entry._replace(file="c", low=15, high=29))
     next_version, late = version.apply(2, merged=[first, second])
@@ -359,7 +346,7 @@ def test_a_merge_is_dropped_unless_all_its_cuts_are_listed() -> None:
 
 def test_a_merge_of_a_rebuilt_trace_is_dropped() -> None:
     entry = RunEntry("a", 0, 99, 0, 10, 5, 1000)
-    version = TraceVersion(1, "", {"t": (entry,)}, {"t": 1})
+    version = TraceVersion(1, "", {"t": 1}, RunTable.of({"t": (entry,)}))
     stale = MergedRuns("t", (RunCut("a", 0, 0, 99),), entry._replace(file="b"))
     outcome = version.apply(2, [AddedRun("t", entry._replace(file="new"))], [stale], rebuilt=["t"])
     assert outcome.late == (stale,)
@@ -402,28 +389,3 @@ def test_a_range_has_the_pieces_that_overlap_it() -> None:
         (100, 32_767, 32_668),
         (32_768, 65_535, 32_768),
     ]
-
-
-def test_a_version_file_is_written_once_and_read_back(objects: MemoryObjects) -> None:
-    entry = RunEntry("runs/é", 0, 9, 0, 10, 5, 7)
-    version = TraceVersion(3, "1.0", {"t": (entry,), "u": (entry, entry)}, {"t": 3, "u": None})
-    write_version(objects, "versions/1", version)
-    write_version(objects, "versions/1", version)  # a retry after a lost answer
-    assert read_version(objects, "versions/1") == version
-    with pytest.raises(ObjectConflict):
-        write_version(objects, "versions/1", TraceVersion(4))
-
-
-def test_an_error_names_an_unreadable_version_file(objects: MemoryObjects) -> None:
-    with pytest.raises(TraceMissing, match="versions/9"):
-        read_version(objects, "versions/9")
-    good = TraceVersion(3, "1.0", {"t": (RunEntry("f", 0, 9, 0, 10, 5, 7),)}, {"t": 3}).encode("versions/8")
-    objects.put("versions/8", good.replace(b'"format":1', b'"format":2', 1))
-    with pytest.raises(TraceFormat, match=r"versions/8.*format 2") as caught:
-        read_version(objects, "versions/8")
-    assert "upgrade" in str(caught.value)
-    for at in range(len(good)):
-        with pytest.raises(TraceError, match="versions/8"):
-            decode_version(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :], "versions/8")
-        with pytest.raises(TraceCorrupt, match="versions/8"):
-            decode_version(good[:at], "versions/8")

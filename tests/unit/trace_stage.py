@@ -28,7 +28,8 @@ from tidemill.views.trace.cache import Cache
 from tidemill.views.trace.hash_space import HashRange, ranges, split
 from tidemill.views.trace.layout import Layout
 from tidemill.views.trace.trace import Trace
-from tidemill.views.trace.version import TraceChanges, TraceVersion, read_version, write_version
+from tidemill.views.trace.version import TraceChanges, TraceVersion
+from tidemill.views.trace.version_file import read_version, write_version
 
 ORDERS = pa.schema(
     [("cust", pa.int64()), ("amount", pa.float64()), ("price", pa.decimal128(10, 2)), ("label", pa.string())]

@@ -26,6 +26,7 @@ All backends refuse it, so that objects can be copied between them.
 """
 
 _CHARACTER = "it has a control character, a backslash or a lone surrogate"
+_PLAIN = re.compile(r"[\w%=-][\w%=.-]{0,62}(?:/[\w%=-][\w%=.-]{0,62}){0,13}", re.ASCII)
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
 
 
@@ -48,6 +49,8 @@ def check_prefix(prefix: str) -> None:
 
 def fault(key: str) -> str:
     """Return why a key is not valid; an empty string if it is valid."""
+    if _PLAIN.fullmatch(key):  # almost every key: at most 14 names of 63 bytes
+        return ""
     if not key:
         return "it is empty"
     if _FORBIDDEN.search(key):

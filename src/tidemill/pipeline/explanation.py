@@ -10,7 +10,8 @@ from tidemill.views.certify import certificates
 from tidemill.views.certify.certificates import ViewCertificate
 from tidemill.views.circuit.explanation import CircuitExplanation, draw
 from tidemill.views.steps import groups
-from tidemill.views.trace.version import TraceVersion, read_version
+from tidemill.views.trace.version import TraceVersion
+from tidemill.views.trace.version_file import read_version
 
 if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline
@@ -224,7 +225,7 @@ def _stored_rows(pipeline: "Pipeline", view: str) -> dict[str, int]:
     except GroupUnknown:
         return {}
     version = read_version(context.objects, row.version) if row.version else TraceVersion()
-    return {trace: sum(run.rows for run in runs) for trace, runs in version.traces.items()}
+    return version.runs.rows()
 
 
 def retry_certification(pipeline: "Pipeline", view: str) -> bool:

@@ -14,7 +14,7 @@ from tidemill.objects.memory import MemoryObjects
 from tidemill.testing import FakeClock
 from tidemill.views.trace.cache import Cache
 from tidemill.views.trace.run_file import _HEADER
-from tidemill.views.trace.version import read_version, write_version
+from tidemill.views.trace.version_file import read_version, write_version
 
 CASES = 300
 RUN, VERSION = "runs/00000001", "versions/1"
@@ -79,10 +79,11 @@ def _with_header(rng: random.Random, body: bytes) -> bytes:
 def _with_values(rng: random.Random, body: bytes) -> bytes:
     """Change the values of a version file, with a matching checksum."""
     first, _, rest = body.partition(b"\n")
-    head, fields = json.loads(first), json.loads(rest)
+    head = json.loads(first)
+    fields, sections = json.loads(rest[: head["directory"]]), rest[head["directory"] :]
     if rng.random() < 0.2:
         head = mutated_value(rng, head)
     changed = json.dumps(mutated_value(rng, fields)).encode(errors="replace")
-    if isinstance(head, dict) and "crc" in head:
-        head["crc"] = zlib.crc32(changed)
-    return json.dumps(head).encode(errors="replace") + b"\n" + changed
+    if isinstance(head, dict) and {"crc", "directory"} <= head.keys():
+        head |= {"crc": zlib.crc32(changed), "directory": len(changed)}
+    return json.dumps(head).encode(errors="replace") + b"\n" + changed + sections

@@ -45,7 +45,8 @@ from tidemill.views.spark.spark_executor import SparkExecutor
 from tidemill.views.spark.step_inputs import FrameInput, LotInput, StepInput
 from tidemill.views.spark.tasks import TaskPaths, forget_objects
 from tidemill.views.trace.hash_space import ranges
-from tidemill.views.trace.version import TraceChanges, TraceVersion, write_version
+from tidemill.views.trace.version import TraceChanges, TraceVersion
+from tidemill.views.trace.version_file import write_version
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -19,8 +19,8 @@ from tidemill.views.spark import weighted_rows
 from tidemill.views.spark.row_sink import write_now, write_rows
 from tidemill.views.spark.step_inputs import SpilledInput
 from tidemill.views.trace.cache import Cache
+from tidemill.views.trace.run_table import AddedRun
 from tidemill.views.trace.trace import Trace
-from tidemill.views.trace.version import AddedRun
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

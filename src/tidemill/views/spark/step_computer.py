@@ -79,7 +79,8 @@ from tidemill.views.steps.groups import GroupSpec
 from tidemill.views.steps.inputs import LotSlice
 from tidemill.views.steps.keys import changes_of, state_prefix
 from tidemill.views.trace.hash_space import ranges
-from tidemill.views.trace.version import TraceChanges, TraceVersion, read_version, write_version
+from tidemill.views.trace.version import TraceChanges, TraceVersion
+from tidemill.views.trace.version_file import read_version, write_version
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -291,9 +292,8 @@ class _Step:
         self._size = sum(
             (size_of((*change.plus, *change.minus)) for change in self._input_changes.values()), EMPTY
         )
-        self._stored_rows = max(
-            (sum(run.rows for run in runs) for runs in self._version.traces.values()), default=0
-        )
+        self._rows_of_traces = self._version.runs.rows()
+        self._stored_rows = max(self._rows_of_traces.values(), default=0)
         self._current = self._current_operators()
         self.ready = frozenset(view for view in group.views if self._is_ready(view))
 
@@ -386,7 +386,7 @@ class _Step:
             if placed.number in reached
             for trace in placed.reads
         ]
-        return InputSize(sum(run.rows for trace in traces for run in self._version.traces.get(trace, ())), 0)
+        return InputSize(sum(self._rows_of_traces.get(trace, 0) for trace in traces), 0)
 
     def _spills_of(self, numbers: Collection[int]) -> set[int]:
         """Return the sinks that write rows of these operators for a later job."""

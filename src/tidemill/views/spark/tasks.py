@@ -50,8 +50,10 @@ from tidemill.views.trace.batches import BATCH_BYTES, BATCH_ROWS, batched, split
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache
 from tidemill.views.trace.cache_folder import cache_folder
+from tidemill.views.trace.hash_space import HashRange
 from tidemill.views.trace.layout import HASH
-from tidemill.views.trace.version import TraceVersion, read_version
+from tidemill.views.trace.version import TraceVersion
+from tidemill.views.trace.version_file import read_version
 
 Batches = Iterator[pa.RecordBatch]
 Task = Callable[[Batches], Batches]
@@ -129,8 +131,8 @@ def forget_objects(place: str) -> None:
 
 
 @functools.lru_cache(maxsize=16)
-def _version(cache: Cache, key: str) -> TraceVersion:
-    return read_version(cache.objects, key) if key else TraceVersion()
+def _version(cache: Cache, key: str, within: HashRange) -> TraceVersion:
+    return read_version(cache.objects, key, within) if key else TraceVersion()
 
 
 # --- rows on the wire
@@ -270,7 +272,8 @@ def _computed(
         name = f"{paths.prefix}{number:02}-{range_number:03}-{unique_name()}.runs"
         bundle = Bundle(cache.objects, name, cache)
         report = TaskReport(number, range_number)
-        state = TaskState(TraceVersion() if plan.first else _version(cache, paths.version), cache, bundle)
+        version = TraceVersion() if plan.first else _version(cache, paths.version, plan.ranges[range_number])
+        state = TaskState(version, cache, bundle)
         packets = parts.get(range_number, {})
         for placed, piece in compute_layer(plan, number, range_number, packets, state, report):
             for batch in _direct_packets(plan, paths, placed, piece, range_number):

@@ -52,7 +52,7 @@ from tidemill.views.steps.keys import (
     step_of,
     table_of,
 )
-from tidemill.views.trace.version import read_version
+from tidemill.views.trace.version_file import read_version
 
 GRACE_S = 600.0
 PAGE = 500

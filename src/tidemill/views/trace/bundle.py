@@ -21,7 +21,7 @@ from tidemill.objects.port import Objects
 from tidemill.views.trace.cache import Cache
 from tidemill.views.trace.layout import Layout
 from tidemill.views.trace.run_file import encode
-from tidemill.views.trace.version import RunEntry
+from tidemill.views.trace.run_table import RunEntry
 
 BUFFER_BYTES = 32 * 1024**2
 """How much a bundle buffers in memory."""

@@ -33,7 +33,7 @@ from tidemill.errors import ObjectMissing, TraceCorrupt, TraceMissing
 from tidemill.objects.port import Objects
 from tidemill.views.trace.layout import Layout
 from tidemill.views.trace.run_file import RunHead, decode_batch, decode_head
-from tidemill.views.trace.version import RunEntry
+from tidemill.views.trace.run_table import RunEntry
 
 _PREFACE = struct.Struct("<8sQQ")  # magic, bytes of the file, bytes of the head
 _MAGIC = b"tm-cache"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from tidemill.views.trace.version import RunEntry
+from tidemill.views.trace.run_table import RunEntry
 
 FAN = 12
 FLOOR_ROWS = 65_536

@@ -19,7 +19,8 @@ from tidemill.views.trace.key_hash import UPPER
 from tidemill.views.trace.layout import HASH, Layout
 from tidemill.views.trace.merge_plan import MergePiece, merge_budget, narrow, plan_merges
 from tidemill.views.trace.order import distinct
-from tidemill.views.trace.version import AddedRun, MergedRuns, RunCut, RunEntry, TraceChanges, TraceVersion
+from tidemill.views.trace.run_table import AddedRun, MergedRuns, RunCut, RunEntry
+from tidemill.views.trace.version import TraceChanges, TraceVersion
 
 _CHUNK_ROWS = 65_536  # rows gathered at once: buffers of this size stay in the processor's cache
 _CHUNK_BYTES = 16 * 1024**2  # fewer rows if they are wide
