@@ -424,11 +424,12 @@ def test_changes_snapshots_and_queries_are_of_one_moment(home: Path, spark: "Spa
         assert sum(row["n"] for row in snapshot["total"].collect()) == snapshot["orders"].count() == 3
         joined = query(pipeline, "SELECT o.id, t.n FROM Orders o JOIN total t USING (region) WHERE t.n > 1")
         assert sorted(tuple(row) for row in joined.collect()) == [(1, 2), (3, 2)]
-        assert spark.catalog.listTables() == []  # nothing of ours is left in the user's session
         with pytest.raises(TidemillError, match="nowhere"):
             query(pipeline, "SELECT * FROM nowhere")
         assert "<td>1</td>" in orders._repr_html_()
         assert repr(total) == "<View total of p>"
+    # No thread of the pipeline runs any more, and none left a view in the session of the user.
+    assert spark.catalog.listTables() == []
 
 
 @pytest.mark.rule("LOT-36")

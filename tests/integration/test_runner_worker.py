@@ -124,7 +124,8 @@ def test_results_outlive_the_runner_that_asked_for_them(stage: Stage) -> None:
             waiting = InThread(
                 stage.parts(), tasks
             )  # it has no worker of its own, and is gone before the end
-            stage.wait_notes("ended 0 1", "began 1 1")
+            stage.wait_notes("began 1 1")
+            wait(lambda: isinstance(stage.row(tasks[0]), Realized), "the result of part 0 is stored")
         stage.kill_entry("runner-0")
         assert asking.node.id not in stage.nodes()
         stage.touch("go")
