@@ -75,7 +75,7 @@ def test_a_step_reads_only_the_stored_input_of_a_recomputed_operator(
         orders = shop.dataset("orders", "region STRING, amount BIGINT", deletes=True)
         view = shop.view(
             "ranks",
-            "SELECT region, total, rank() OVER (ORDER BY total DESC) AS place"
+            "SELECT region, total, max(total) FILTER (WHERE total > 0) OVER () AS most"
             " FROM (SELECT region, sum(amount) AS total FROM orders GROUP BY region)",
         )
         orders.append([(f"r{n % 5}", n) for n in range(1000)])
@@ -87,7 +87,7 @@ def test_a_step_reads_only_the_stored_input_of_a_recomputed_operator(
         assert timed.load_s == 0
         assert (timed.changed_rows, timed.recomputed_rows) == (1, 5)
         assert timed.incremental_share == 1 / 6
-        assert view.df().where("place = 1").collect()[0]["region"] == "r0"
+        assert view.df().where("total = most").collect()[0]["region"] == "r0"
         explanation = view.explain()
         assert explanation.json()["runs"] == "partly incremental"
         (cut,) = explanation.cuts

@@ -278,17 +278,17 @@ _GROUPS = "(SELECT a, count(*) AS n, sum(b) AS s FROM t GROUP BY a) g"
 
 CUT = {
     "scalar over groups": f"SELECT a, s FROM {_GROUPS} WHERE s > (SELECT avg(b) FROM t)",
-    "rank over groups": f"SELECT a, s, rank() OVER (ORDER BY s) AS r FROM {_GROUPS}",
-    "groups over a rank over groups": f"SELECT r % 2L AS p, count(*) AS m FROM (SELECT row_number() OVER (ORDER BY s, a) + 0L AS r FROM {_GROUPS}) GROUP BY r % 2L",
+    "filtered window over groups": f"SELECT a, s, max(s) FILTER (WHERE n > 1) OVER (ORDER BY s) AS r FROM {_GROUPS}",
+    "groups over a window over groups": f"SELECT r % 2L AS p, count(*) AS m FROM (SELECT count(*) FILTER (WHERE n > 1) OVER (ORDER BY s, a) + 0L AS r FROM {_GROUPS}) GROUP BY r % 2L",
     "global distinct aggregates": "SELECT count(DISTINCT e) AS n, sum(DISTINCT k) AS s, count(*) AS m FROM (SELECT t.a, u.e, u.k FROM t JOIN u ON t.a = u.a)",
     "exists without a key over groups": f"SELECT a, n FROM {_GROUPS} WHERE EXISTS (SELECT 1 FROM u WHERE k > 250)",
     "not in over groups": f"SELECT a, n FROM {_GROUPS} WHERE a NOT IN (SELECT a FROM u WHERE k < 250)",
     "distinct in rollup over a join": "SELECT t.a, c, count(DISTINCT b) AS n FROM t JOIN u ON t.a = u.a GROUP BY ROLLUP (t.a, c)",
     "product with one row": "SELECT t.a, b, m FROM t CROSS JOIN (SELECT max(k) AS m FROM u) v",
     "join by types that differ over groups": "SELECT t.c, count(*) AS n FROM t JOIN u ON t.d = u.k GROUP BY t.c",
-    "outer join of a recomputed operator": f"SELECT u.k, q.r FROM u LEFT JOIN (SELECT a, dense_rank() OVER (ORDER BY n) AS r FROM {_GROUPS}) q ON u.a = q.a",
+    "outer join of a recomputed operator": f"SELECT u.k, q.r FROM u LEFT JOIN (SELECT a, count(s) FILTER (WHERE n > 1) OVER (ORDER BY n) AS r FROM {_GROUPS}) q ON u.a = q.a",
     "scalar of a scalar": "SELECT a, (SELECT max(k) FROM u WHERE k < (SELECT sum(b) FROM t WHERE b < 100)) AS m, count(*) AS n FROM t GROUP BY a",
-    "rank of nothing": "SELECT a, rank() OVER (ORDER BY n) AS r FROM (SELECT a, count(*) AS n FROM none GROUP BY a)",
+    "window of nothing": "SELECT a, max(n) FILTER (WHERE a > 1) OVER (ORDER BY n) AS r FROM (SELECT a, count(*) AS n FROM none GROUP BY a)",
     "many first groups": f"SELECT a, n FROM {_GROUPS} ORDER BY n DESC, a LIMIT 1000 OFFSET 1",
 }
 """Queries with an operator that is recomputed from its stored inputs, and other operators that are not."""
@@ -309,3 +309,21 @@ TOP = {
     "scalar of a top": "SELECT a, (SELECT k FROM u ORDER BY k DESC, y LIMIT 1) AS k FROM t GROUP BY a",
 }
 """Queries whose LIMIT has a kernel."""
+
+WINDOWS = {
+    "ranks over all rows": "SELECT a, b, rank() OVER (ORDER BY b DESC) AS r, dense_rank() OVER (ORDER BY b DESC) AS d FROM t",
+    "row numbers with ties": "SELECT c, x, row_number() OVER (PARTITION BY c ORDER BY x DESC NULLS LAST) AS r FROM t",
+    "first ranks": "SELECT * FROM (SELECT a, c, rank() OVER (PARTITION BY a ORDER BY d) AS r FROM t) WHERE r <= 2",
+    "first row numbers by expressions": "SELECT k, e FROM u QUALIFY 3 > row_number() OVER (PARTITION BY upper(e) ORDER BY k + 1 DESC, y)",
+    "distribution": "SELECT a, percent_rank() OVER (PARTITION BY a ORDER BY ts) AS p, cume_dist() OVER (PARTITION BY a ORDER BY ts) AS q, ntile(2) OVER (PARTITION BY a ORDER BY ts) AS t FROM t",
+    "neighbours of rows": "SELECT k, lag(e) OVER (ORDER BY k, y) AS p, lead(k, 2) OVER (ORDER BY k, y) AS q FROM u",
+    "running totals": "SELECT a, d, sum(d) OVER (PARTITION BY c ORDER BY day) AS s, avg(d) OVER (PARTITION BY c ORDER BY day) AS m, count(b) OVER (PARTITION BY c ORDER BY day) AS n FROM t",
+    "running rows": "SELECT a, sum(b) OVER (ORDER BY ts DESC ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS s FROM t WHERE b < 100",
+    "frames of rows": "SELECT k, sum(k) OVER w AS s, min(e) OVER w AS l, last_value(k) OVER w AS v FROM u WINDOW w AS (ORDER BY k NULLS LAST, y ROWS BETWEEN 1 PRECEDING AND 2 FOLLOWING)",
+    "groups of peers": "SELECT a, count(*) OVER (ORDER BY c RANGE BETWEEN CURRENT ROW AND CURRENT ROW) AS n, max(d) OVER (ORDER BY c RANGE BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING) AS m FROM t",
+    "whole partitions": "SELECT a, b, sum(b) OVER (PARTITION BY c) AS s, max(day) OVER (PARTITION BY c) AS m, first_value(a) OVER (PARTITION BY c ORDER BY ts) AS f FROM t",
+    "window over groups": f"SELECT a, s, rank() OVER (ORDER BY n) AS r, sum(n) OVER () AS m FROM {_GROUPS}",
+    "window over a window": "SELECT a, sum(r) OVER (PARTITION BY a) AS s FROM (SELECT a, row_number() OVER (ORDER BY b, ts) AS r FROM t)",
+    "nested values in a window": "SELECT id, row_number() OVER (ORDER BY id DESC) AS r, s, arr FROM n",
+}
+"""Queries whose window functions have a kernel."""

@@ -78,7 +78,7 @@ def join(left: Operator, right: Operator, *keys: tuple[int, int], null_safe: boo
 
 
 def types_of(*roots: Operator) -> dict[Operator, tuple[str, ...]]:
-    """Return the types of every operator: an expression is an int, and a window function a bigint."""
+    """Return the types of every operator: an expression and row_number are an int, other windows a bigint."""
     types: dict[Operator, tuple[str, ...]] = {}
     for op in walk(*roots):
         below = [types[child] for child in op.inputs]
@@ -90,7 +90,10 @@ def types_of(*roots: Operator) -> dict[Operator, tuple[str, ...]]:
                     "int" if item.column is None else below[0][item.column] for item in op.expressions
                 )
             case Window():
-                types[op] = (*below[0], *("bigint" for _ in op.calls))
+                types[op] = (
+                    *below[0],
+                    *("int" if each.name == "row_number" else "bigint" for each in op.calls),
+                )
             case Join() if not op.left_only:
                 types[op] = below[0] + below[1]
             case Scalar():

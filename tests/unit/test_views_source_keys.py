@@ -155,7 +155,7 @@ def test_a_keyed_dataset_is_shared_by_its_own_key_only() -> None:
 
 
 def test_a_join_in_a_later_job_than_its_source_stores_its_rows() -> None:
-    window = Window(B, (column(0),), (), (WindowCall(call("count", column(1)), "count", (column(1),)),))
+    window = Window(B, (column(0),), (), (WindowCall(call("stddev", column(1)), "stddev", (column(1),)),))
     late = join(A, window, (0, 0))
     chain = built({"late": late, "now": join(A, B, (0, 0))}, {})
     joins = {placed.job: placed for placed in joins_of(chain)}

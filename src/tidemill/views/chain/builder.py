@@ -20,6 +20,7 @@ from tidemill.views.chain.source_operators import ChangesSource, UpsertsSource
 from tidemill.views.chain.source_sharing import SharedSource, side_key, source_keys
 from tidemill.views.chain.stateful_operator import StatefulOperator
 from tidemill.views.chain.top_operators import StatefulTop, top_operators
+from tidemill.views.chain.window_operators import StatefulWindow, window_operator
 from tidemill.views.circuit import operators as ops
 from tidemill.views.circuit.circuit import Circuit, walk
 from tidemill.views.circuit.expr import Expr, call, cast, column
@@ -27,9 +28,11 @@ from tidemill.views.circuit.ids import expressions_of
 from tidemill.views.circuit.operators import Operator
 from tidemill.views.circuit.row_properties import append_only, may_multiply
 from tidemill.views.circuit.rungs import reads_clock
+from tidemill.views.circuit.window_calls import rank_limit
 from tidemill.views.kernels.extremes import BEST
 from tidemill.views.kernels.group_by import GroupAggregate, GroupKernel
 from tidemill.views.kernels.sort_codes import sortable
+from tidemill.views.kernels.windows import RankLimit
 
 Types = Mapping[Operator, tuple[str, ...]]
 ArrowTypes = Callable[[str], pa.DataType]
@@ -67,15 +70,30 @@ class ChainBuilder:
         self._graph = ChainGraph(compile_rows)
         self._numbers: dict[Operator, int] = {}  # each operator's number in the chain
         self._keys: dict[ops.InputTable, tuple[int, ...]] = {}
+        self._limits: dict[Operator, RankLimit] = {}
         self.recomputed: dict[Operator, str] = {}
         """The operators that Spark recomputes from their stored inputs, and why."""
 
     def build(self, views: Sequence[str]) -> Chain:
         """Build the chain of these views; raise `NoKernel` if a chain cannot compute an operator."""
         self._keys = source_keys(walk(*(self._circuit.outputs[view] for view in views)), self._types)
+        self._limits = self._rank_limits()
         for view in views:
             self._output(view)
         return self._graph.chain()
+
+    def _rank_limits(self) -> dict[Operator, RankLimit]:
+        """Return the windows of which a filter needs only the first ranks, if nothing else reads them."""
+        readers = self._circuit.consumers()
+        limits: dict[Operator, RankLimit] = {}
+        for op in readers:
+            limited = rank_limit(op) if isinstance(op, ops.Filter) else None
+            if limited is None:
+                continue
+            window, function, most = limited
+            if all(len(readers[below]) == 1 for below in {window, op.inputs[0]}):
+                limits[window] = RankLimit(function, most)
+        return limits
 
     # --- views
 
@@ -216,13 +234,11 @@ class ChainBuilder:
             return self._sets(op, kind, (op.left, op.right))
         if isinstance(op, ops.TopK):
             return self._top(op)
-        if isinstance(op, ops.Window) and op.partition:
-            key = self._columns_of(op.partition)
-            return self._keyed(op, [key], key)
+        if isinstance(op, ops.Window):
+            return self._window(op)
         if isinstance(op, ops.Opaque):
             raise NoKernel(op.reason)
-        name = "window without PARTITION BY" if isinstance(op, ops.Window) else op.kind
-        raise NoKey(f"{name}: this operator has no key, so it cannot be updated key by key")
+        raise NoKey(f"{op.kind}: this operator has no key, so it cannot be updated key by key")
 
     def _join(self, op: ops.Join) -> int:
         if not op.keys:
@@ -328,6 +344,23 @@ class ChainBuilder:
         self._connect_child(op.input, first, 0, columns)
         number = self._graph.add(f"{self._ids[op]}.top", merged)
         self._graph.connect(first, number, 0, RowExpressions())
+        return number
+
+    def _window(self, op: ops.Window) -> int:
+        """Add window functions; Spark recomputes the partitions that changed if there is no kernel."""
+        limit = self._limits.get(op)
+        below = self._types.get(op.input, ())
+        try:
+            columns, operator = window_operator(op, self._types[op], below, self._arrow, limit)
+        except (NoKey, TypeRefused):
+            if not op.partition:
+                why = "this operator has no key, so it cannot be updated key by key"
+                raise NoKey(f"window without PARTITION BY: {why}") from None
+            key = self._columns_of(op.partition)
+            return self._keyed(op, [key], key)
+        ranks = "" if limit is None else f".first{limit.function}-{limit.most}"
+        number = self._graph.add(f"{self._ids[op]}.window{ranks}", operator)
+        self._connect_child(op.input, number, 0, columns)
         return number
 
     # --- keyed operators
@@ -471,6 +504,10 @@ class ChainBuilder:
             return RowExpressions().select(list(map(column, places)))
         if isinstance(operator, StatefulTop) and len(operator.types) > op.width:
             return RowExpressions().select(list(map(column, range(op.width))))
+        if isinstance(op, ops.Window) and isinstance(operator, StatefulWindow):
+            width, results = op.input.width, len(operator.types)
+            shown = [*range(width), *range(results, results + len(op.calls))]
+            return RowExpressions().select(list(map(column, shown))) if results > width else RowExpressions()
         return RowExpressions()
 
     def _without_cast_keys(self, op: ops.Join, operator: StatefulJoin) -> RowExpressions:

@@ -151,6 +151,7 @@ class TaskReport:
         files: the files it wrote for views: (view, key, rows, size, digest).
         aside: for each source operator, how many rows it set aside in the step.
         exhausted: for each operator, in how many groups the values must be read again.
+        rewritten: how many rows of window functions did not change themselves, but their results did.
         work: for each operator, the rows it received, the rows it returned, and its seconds.
     """
 
@@ -163,6 +164,7 @@ class TaskReport:
     files: list[tuple[str, str, int, int, str]] = field(default_factory=list)
     aside: dict[str, int] = field(default_factory=dict)
     exhausted: dict[str, int] = field(default_factory=dict)
+    rewritten: int = 0
     work: dict[str, tuple[int, int, float]] = field(default_factory=dict)
 
     def encode(self) -> bytes:
@@ -235,6 +237,7 @@ def compute_layer(
         seconds = time.perf_counter() - began
         if output.exhausted:
             report.exhausted[str(placed.number)] = output.exhausted
+        report.rewritten += output.rewritten
         if output.aside:
             report.aside[str(placed.number)] = output.aside
         for piece in _pieces(output):

@@ -4,13 +4,15 @@ SQL projections below the operators compute these columns:
 
     join        expressions in keys become columns of its inputs; other conditions become a filter above it
     aggregate   its input becomes a projection of keys and arguments; a FILTER becomes a CASE in the argument
-    window      expressions in its PARTITION BY become columns of its input
+    window      expressions in its PARTITION BY become columns of its input; if a kernel can compute it, so do
+                sort keys and arguments, except for the hash that breaks ties
     top-k       expressions in its ORDER BY become columns of its input, except for the hash that breaks ties
 
 The result of the circuit stays the same. If no kernel computes an operator, the chain builder raises
 `NoKernel`, and each step recomputes the view.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from tidemill.views.aggregates.registry import Argument, aggregate
@@ -27,9 +29,11 @@ from tidemill.views.circuit.operators import (
     TopK,
     ViewOutput,
     Window,
+    WindowCall,
 )
 from tidemill.views.circuit.rungs import is_native
 from tidemill.views.circuit.ties import hash_keys
+from tidemill.views.circuit.window_calls import has_kernel, kernel_call
 
 
 class NoKernel(Exception):
@@ -82,12 +86,32 @@ def _join(op: Join) -> Operator:
 
 
 def _window(op: Window) -> Operator:
-    below, places = _with_columns(op.input, list(op.partition))
-    window = replace(op, input=below, partition=tuple(column(i) for i in places))
+    forms = [kernel_call(call, ordered=bool(op.order)) for call in op.calls] if has_kernel(op) else []
+    keys = [key.value for key in op.order] if forms else []
+    read = [form.argument for form in forms if form is not None and form.argument is not None]
+    below, places = _with_columns(op.input, [*op.partition, *keys, *read])
+    place_of = dict(zip([*op.partition, *keys, *read], places, strict=True))
+    window = replace(
+        op,
+        input=below,
+        partition=tuple(column(place_of[expr]) for expr in op.partition),
+        order=tuple(replace(key, value=column(place_of[key.value])) for key in op.order)
+        if forms
+        else op.order,
+        calls=tuple(_with_column(call, place_of) for call in op.calls) if forms else op.calls,
+    )
     if window.width == op.width:
         return window
     width = op.input.width
     return Project(window, tuple(column(i) for i in [*range(width), *range(below.width, window.width)]))
+
+
+def _with_column(window_call: WindowCall, place_of: Mapping[Expr, int]) -> WindowCall:
+    """Return a call whose argument is a column."""
+    if not window_call.arguments or window_call.arguments[0] not in place_of:
+        return window_call
+    arguments = (column(place_of[window_call.arguments[0]]), *window_call.arguments[1:])
+    return replace(window_call, value=call(window_call.name, *arguments), arguments=arguments)
 
 
 def _top(op: TopK) -> Operator:

@@ -35,6 +35,7 @@ class OperatorOutput(NamedTuple):
         aside: how many rows a source set aside in the step (DBSP-21).
         exhausted: in how many groups the min or max must be read again before the step can end.
         settled: the traces whose delta is already consolidated (`consolidate`).
+        rewritten: how many rows did not change themselves, but the results of a window function for them did.
     """
 
     out: Iterable[pa.Table]
@@ -42,6 +43,7 @@ class OperatorOutput(NamedTuple):
     aside: int = 0
     exhausted: int = 0
     settled: frozenset[str] = frozenset()
+    rewritten: int = 0
 
 
 class StatefulOperator(Protocol):

@@ -116,7 +116,7 @@ def top_operators(
         if place is not None
     ]
     columns, kinds = list(map(column, range(len(types)))), list(map(arrow, types))
-    hashed = _hashed_columns(tuple(key.value for key in ends), types, kinds)
+    hashed = hashed_columns(tuple(key.value for key in ends), types, kinds)
     if not hashed:  # Spark computes the hash
         order += [SortColumn(len(kinds) + n) for n in range(len(ends))]
         columns += [key.value for key in ends]
@@ -128,7 +128,7 @@ def top_operators(
     return columns, replace(merged, limit=op.limit + op.offset, offset=0, buckets=BUCKETS), merged
 
 
-def _hashed_columns(halves: tuple[Expr, ...], types: Sequence[str], kinds: Sequence[pa.DataType]) -> int:
+def hashed_columns(halves: tuple[Expr, ...], types: Sequence[str], kinds: Sequence[pa.DataType]) -> int:
     """Return of how many leading columns a kernel can compute this hash; 0 if of none."""
     counts = (n for n in range(1, len(types) + 1) if hash_of(types[:n]) == halves)
     count = next(counts, 0)

@@ -35,6 +35,7 @@ from tidemill.views.circuit.operators import (
     Window,
 )
 from tidemill.views.circuit.row_properties import append_only
+from tidemill.views.circuit.window_calls import has_kernel
 
 
 class Rung(Enum):
@@ -179,6 +180,9 @@ def _called(call: AggregateCall) -> str:
 
 
 def _window(op: Window, _: Mapping[Operator, bool]) -> OperatorRung:
+    if has_kernel(op):
+        rows = "each partition" if op.partition else "all rows"
+        return OperatorRung(Rung.NATIVE, f"keeps {rows} in order, and rewrites the rows whose results change")
     if not op.partition:
         return OperatorRung(
             Rung.FULL, "a window without PARTITION BY: all rows are in one partition", scan=True

@@ -24,6 +24,7 @@ from tidemill.views.chain.keyed_operators import ReplaceRows
 from tidemill.views.chain.native_operators import StatefulAggregate, StatefulJoin, StatefulSet
 from tidemill.views.chain.preparation import NoKernel, prepared
 from tidemill.views.chain.top_operators import StatefulTop
+from tidemill.views.chain.window_operators import StatefulWindow
 from tidemill.views.circuit.circuit import Circuit, replace_views, walk
 from tidemill.views.circuit.functions import ViewFunctions
 from tidemill.views.circuit.ids import Pins, expressions_of
@@ -177,7 +178,7 @@ def build_chain(
 
 def _keeps_state(chain: Chain) -> bool:
     """Return whether an operator of the chain is incremental and stores state, besides sources."""
-    kinds = StatefulJoin | StatefulAggregate | StatefulSet | StatefulTop | ReplaceRows
+    kinds = StatefulJoin | StatefulAggregate | StatefulSet | StatefulTop | StatefulWindow | ReplaceRows
     return any(isinstance(placed.operator, kinds) for placed in chain.operators)
 
 

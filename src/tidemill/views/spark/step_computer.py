@@ -580,6 +580,7 @@ class _Step:
             known_rows=self._stored_rows,
             operators=work_by_operator(self._chain, [*self._reports, *self._load_reports]),
             loaded_traces=len(self._traces_of(self._loaded)),
+            rewritten_rows=sum(report.rewritten for report in self._reports),
             recomputed_rows=recomputed,
             incremental_share=changed / (changed + recomputed) if recomputed else 1.0,
         )

@@ -103,6 +103,7 @@ class StepTimed(Event, frozen=True, kw_only=True):
     - operators: for each operator that a kernel ran, its kind, the rows it received, the rows it returned,
       and its seconds, summed over all tasks.
     - loaded_traces: how many traces the step built from complete inputs.
+    - rewritten_rows: how many results of window functions changed for rows that did not change themselves.
     - recomputed_rows: how many stored rows recomputed operators read.
     - incremental_share: the share of incremental reads: changed rows in relation to changed and recomputed
       rows.
@@ -122,6 +123,7 @@ class StepTimed(Event, frozen=True, kw_only=True):
     known_rows: int = 0
     operators: dict[str, tuple[str, int, int, float]] = msgspec.field(default_factory=dict)
     loaded_traces: int = 0
+    rewritten_rows: int = 0
     recomputed_rows: int = 0
     incremental_share: float = 1.0
 
