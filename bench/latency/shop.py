@@ -1,4 +1,7 @@
-"""The pipeline of the bench, as a user writes it, and the files that arrive."""
+"""The pipeline of the bench, as a user writes it, and the files that arrive.
+
+Files are moved into their folder when they are complete, so the source does not wait until they settle.
+"""
 
 import json
 import random
@@ -10,7 +13,7 @@ import tidemill as tm
 shop = tm.Pipeline("shop", home="home")
 orders = shop.dataset("orders", "id BIGINT, cust BIGINT, amount DECIMAL(10,2), day DATE")
 customers = shop.dataset("customers", "id BIGINT, region STRING", key="id")
-shop.source(orders, tm.folder("landing/orders/*.json"))
+shop.source(orders, tm.folder("landing/orders/*.json", settle_s=0))
 shop.source(customers, tm.folder("landing/customers/*.csv"))
 shop.view(
     "revenue",
@@ -25,7 +28,7 @@ import tidemill as tm
 shop = tm.Pipeline("shop", home="home")
 raw = shop.dataset("raw", "id BIGINT, cust BIGINT, amount DECIMAL(10,2), day DATE")
 customers = shop.dataset("customers", "id BIGINT, region STRING", key="id")
-shop.source(raw, tm.folder("landing/orders/*.json"))
+shop.source(raw, tm.folder("landing/orders/*.json", settle_s=0))
 shop.source(customers, tm.folder("landing/customers/*.csv"))
 
 

@@ -100,7 +100,10 @@ class NodeWork:
             watching=lambda: state.watching,
             stops=state.stops,
             evaluate=engine.evaluate,
+            arrived=self._arrived,
         )
+        self._poll_at: dict[str, float] = {}
+        self._changed: set[str] = set()  # sources with new data since the start of their last poll
         self._sources: Mapping[str, Arrival] = {
             name: source.open(runtime) for name, source in program.sources.items()
         }
@@ -110,7 +113,6 @@ class NodeWork:
             scope, program, engine.parts, engine.rewrite, engine.merge, state, self._failures
         )
         self._close_at = self._resume_at = 0.0
-        self._poll_at: dict[str, float] = {}
         self._deaths: dict[str, int] = {}  # by source: deaths in a row that no success has reset
         self._retry_at: dict[str, float] = {}  # by arc: when to retry a lot that another node works on
 
@@ -173,8 +175,15 @@ class NodeWork:
                 self._poll_at[name] = now + POLL_EVERY_S
                 yield RunJob(name, partial(self._poll, name))
 
+    def _arrived(self, name: str) -> None:
+        """Make the next poll of a source due now. Any thread may call this."""
+        self._changed.add(name)
+        self._poll_at[name] = 0.0
+        self._threads.wakeup.set()
+
     def _poll(self, name: str) -> None:
         """Poll a source: take new data and publish it. Also publish data that a dead node has taken."""
+        self._changed.discard(name)
         try:
             fetches = self._program.sources[name].source.fetches
             if fetches:
@@ -185,7 +194,8 @@ class NodeWork:
             self._totals.failures[name] = list(polled.failed) * PATIENCE
             self._totals.files += polled.taken
             self._totals.settled[name] = polled.settled
-            self._poll_at[name] = self._scope.clock.monotonic() + polled.wait_s
+            wait_s = 0.0 if name in self._changed else polled.wait_s
+            self._poll_at[name] = self._scope.clock.monotonic() + wait_s
         except LeaseLost:
             return
         except Exception as error:  # noqa: BLE001 - reported, and tried again

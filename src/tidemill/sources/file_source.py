@@ -6,18 +6,20 @@ discover new files, take them into windows, read each window on Spark and publis
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from tidemill.clock import Clock
 from tidemill.errors import BadSource
 from tidemill.lots.checks import Check
 from tidemill.lots.datasets import Drift, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.sources import path_patterns, windows
+from tidemill.sources.folder_watch import LOOK_EVERY_S, FolderWatch
 from tidemill.sources.keys import SourceKeys
 from tidemill.sources.listing import FileListing
 from tidemill.sources.path_patterns import PathPattern
@@ -173,7 +175,12 @@ class FileSource(Source):
             )
 
     def open(self, target: SourceTarget, runtime: SourceRuntime) -> "FileArrival":
-        return FileArrival(self.spec(target), self.listing(), runtime)
+        watch = self.watch(lambda: runtime.arrived(target.id), runtime.scope.clock)
+        return FileArrival(self.spec(target), self.listing(), runtime, watch)
+
+    def watch(self, changed: Callable[[], object], clock: Clock) -> FolderWatch | None:
+        """Return a watch that notices new files before the next poll; None if this source has none."""
+        return None
 
     def make_part(
         self,
@@ -222,7 +229,13 @@ def _pending(window: windows.AnyWindow) -> PendingWindow:
 class FileArrival:
     """A file source that is open on one node."""
 
-    def __init__(self, spec: FileSourceSpec, listing: FileListing, runtime: SourceRuntime) -> None:
+    def __init__(
+        self,
+        spec: FileSourceSpec,
+        listing: FileListing,
+        runtime: SourceRuntime,
+        watch: FolderWatch | None = None,
+    ) -> None:
         from tidemill.sources.file_ingestion import FileIngestion
         from tidemill.sources.gone_files import GoneFiles
 
@@ -230,6 +243,7 @@ class FileArrival:
         self._keys = SourceKeys(runtime.scope.cluster)
         self._watching = runtime.watching
         self._stops = runtime.stops
+        self._watch = watch
         self._source = spec.id
         self._settle_s = 2 * spec.policy.settle_s + POLL_EVERY_S
         self._settled_by: float | None = None  # when all files of the first listing have settled
@@ -244,6 +258,8 @@ class FileArrival:
 
     def poll(self) -> PollResult:
         """Take new files, and publish all windows that no other live node holds."""
+        if self._watch is not None and self._watching():
+            self._watch.start()
         if self._settled_by is None:
             self._settled_by = self._scope.clock.monotonic() + self._settle_s
         discovery = self._ingestion.discover(fresh_s=POLL_EVERY_S if self._watching() else 0.0)
@@ -261,7 +277,7 @@ class FileArrival:
             taken=discovery.taken if discovery is not None else 0,
             settled=not waits and len(failed) == len(unfinished),
             failed=tuple(f"{window.kind}: {window.message}" for window in failed),
-            wait_s=0.0 if ended else POLL_EVERY_S,  # there may be more
+            wait_s=0.0 if ended else _pause_s(discovery),  # there may be more
             fetched=discovery is not None,
         )
 
@@ -283,7 +299,15 @@ class FileArrival:
         return discovery.waiting_s is not None and self._scope.clock.monotonic() < self._settled_by
 
     def close(self) -> None:
-        """Do nothing: `poll` releases its lease itself, and windows become free when the node ends."""
+        """Stop watching. `poll` releases its lease itself, and windows become free when the node ends."""
+        if self._watch is not None:
+            self._watch.stop()
+
+
+def _pause_s(discovery: "DiscoveryResult | None") -> float:
+    """Return how long to wait before the next poll: not longer than until a file settles."""
+    waiting_s = None if discovery is None else discovery.waiting_s
+    return POLL_EVERY_S if waiting_s is None else min(POLL_EVERY_S, max(LOOK_EVERY_S, waiting_s))
 
 
 def reading_of(pattern: str, name: str | None, options: dict[str, object]) -> FormatOptions:

@@ -10,16 +10,18 @@ missing folder is treated as empty, so nothing is lost if a disk is not mounted.
 import contextlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
+from tidemill.clock import Clock
 from tidemill.errors import BadSource, SourceUnavailable
 from tidemill.objects.folder_walk import FolderEntry, walk
 from tidemill.paths import expanded
 from tidemill.sources import path_patterns
 from tidemill.sources.file_source import DEFAULT_POLICY, FilePolicy, FileSource, reading_of
+from tidemill.sources.folder_watch import FolderWatch
 from tidemill.sources.listing import ListedFile, Skip, is_ignored, path_fault
 from tidemill.sources.path_patterns import PathPattern
 from tidemill.sources.source import SourceContext
@@ -42,6 +44,9 @@ class FolderSource(FileSource):
     def resolve(self, context: SourceContext) -> "FolderSource":
         """Resolve a relative path from the folder of the file that declares the pipeline."""
         return replace(self, path=str(context.base / expanded(self.path)))
+
+    def watch(self, changed: Callable[[], object], clock: Clock) -> FolderWatch:
+        return FolderWatch(Path(self.path), changed, clock)
 
     def listing(self) -> "FolderListing":
         return FolderListing(Path(self.path), self.pattern, outside_links=self.outside_links)

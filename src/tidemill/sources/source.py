@@ -104,6 +104,7 @@ class SourceRuntime:
             rows.
         stops: returns whether the runner is stopping, so that nothing new may start.
         evaluate: evaluates the expressions of checks on this runner's Spark session.
+        arrived: tells the node that a source, by its id, probably has new data, so that its next poll is due.
     """
 
     scope: "Scope"
@@ -112,6 +113,7 @@ class SourceRuntime:
     watching: Callable[[], bool]
     stops: Callable[[], bool] = lambda: False
     evaluate: "Evaluate | None" = None
+    arrived: Callable[[str], None] = lambda _: None
 
 
 @dataclass(frozen=True, kw_only=True)
