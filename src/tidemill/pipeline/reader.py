@@ -62,7 +62,12 @@ def query(pipeline: "Pipeline", sql: str) -> "DataFrame":
 
 
 def collected(pipeline: "Pipeline", sql: str, limit: int) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Return the names of a query's columns, and its first rows."""
+    """Return the names of a query's columns, and its first rows. A simple query is answered without Spark."""
+    from tidemill.pipeline import arrow_query
+
+    answer = arrow_query.first_rows(pipeline, sql, limit)
+    if answer is not None:
+        return answer
     return first_rows(pipeline, query(pipeline, sql), limit)
 
 
@@ -153,7 +158,7 @@ def _group_of(pipeline: "Pipeline", view: str) -> ViewGroup:
     return context.store.run(lambda tx: groups.read(tx, context.keys, pipeline.name, group))
 
 
-class _Moment(NamedTuple):
+class TableMoment(NamedTuple):
     """Which rows tables have at one moment.
 
     - datasets: the declaration and the head of each dataset.
@@ -182,6 +187,10 @@ class TableReader:
 
     def together(self, names: Iterable[str]) -> "dict[str, DataFrame]":
         """Return these tables as of the same moment. Raise `NothingYet` if one does not exist yet."""
+        return self._frames(self.moment(names))
+
+    def moment(self, names: Iterable[str]) -> "TableMoment":
+        """Return which rows these tables have now. Raise `NothingYet` if one does not exist yet."""
         names = list(names)
         moment = self._moment(names)
         for name in names:
@@ -189,7 +198,7 @@ class TableReader:
                 raise NothingYet(f"the view {name} has not been computed yet{self._why(name)}")
             if name not in moment.manifests and name not in moment.datasets:
                 raise NothingYet(f"{name} has no lots yet")
-        return self._frames(moment)
+        return moment
 
     def _why(self, view: str) -> str:
         row = failed(self.pipeline).get(view)
@@ -199,7 +208,7 @@ class TableReader:
         """Return all declared tables that exist, as of the same moment."""
         return self._frames(self._moment(self.pipeline.names))
 
-    def _moment(self, names: Sequence[str]) -> "_Moment":
+    def _moment(self, names: Sequence[str]) -> "TableMoment":
         """Read in one transaction which rows these tables have now. Pin the files of views."""
         context, pipeline = self.context, self.pipeline
         declared = {*pipeline.names, *pipeline.quarantines}
@@ -210,7 +219,7 @@ class TableReader:
             old = retired_datasets(pipeline)
             ids |= {name: old[name] for name in undeclared if name in old}
 
-        def read(tx: Tx) -> _Moment:
+        def read(tx: Tx) -> TableMoment:
             tables: dict[str, str] = {}
             for group in groups.listed(tx, context.keys, pipeline.name):
                 tables |= group.tables
@@ -226,11 +235,11 @@ class TableReader:
                         stored[name] = datasets.read(tx, context.keys.lots, dataset)
             heads = events.heads(tx, context.keys.lots, [row.id for row in stored.values()])
             pins.take(tx, context.keys, pipeline.name, manifests.values())
-            return _Moment({name: (row, heads[row.id]) for name, row in stored.items()}, manifests)
+            return TableMoment({name: (row, heads[row.id]) for name, row in stored.items()}, manifests)
 
         return context.store.run(read)
 
-    def _frames(self, moment: "_Moment") -> "dict[str, DataFrame]":
+    def _frames(self, moment: "TableMoment") -> "dict[str, DataFrame]":
         frames = {
             name: dataset_frame(
                 self.spark, self.context.storage, row, self.inputs.at(row.id, head, complete=False)

@@ -4,14 +4,17 @@
 dataset can also be written.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
+from tidemill.errors import MissingDriver
 from tidemill.lots.producers import Receipt
 from tidemill.pipeline import writes
 from tidemill.pipeline.declarations import DatasetDecl
 from tidemill.spark.operations import RowOperation
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
     from tidemill.lots.keys import DatasetId
@@ -43,6 +46,32 @@ class Table:
         from tidemill.pipeline import reader
 
         return reader.table(self.pipeline, self.name)
+
+    def arrow(self) -> "pa.Table":
+        """Return the table as it is now, as an Arrow table. Most tables are read without Spark.
+
+        >>> import tidemill as tm
+        >>> shop = tm.Pipeline("shop", home="shop-home")
+        >>> orders = shop.dataset("orders", "id BIGINT, day DATE")
+        >>> _ = orders.append([{"id": 1, "day": None}])
+        >>> orders.arrow().to_pylist()
+        [{'id': 1, 'day': None}]
+        """
+        from tidemill.pipeline.arrow_reader import arrow_table
+
+        return arrow_table(self.pipeline, self.name)
+
+    def pandas(self) -> Any:
+        """Return the table as it is now, as a pandas DataFrame."""
+        return self.arrow().to_pandas()
+
+    def polars(self) -> Any:
+        """Return the table as it is now, as a Polars DataFrame; needs the package polars."""
+        return _package("polars").from_arrow(self.arrow())
+
+    def duckdb(self) -> Any:
+        """Return the table as it is now, as a DuckDB relation; needs the package duckdb."""
+        return _package("duckdb").from_arrow(self.arrow())
 
     def changes(self, after: int = 0) -> "DataFrame":
         """Return the rows that were inserted and deleted after a position.
@@ -126,6 +155,14 @@ class Table:
         )
         table = f"<table><tr>{head}</tr>{body}</table>"
         return f"<b>{escape(self.name)}</b> at position {self.position}{table}"
+
+
+def _package(name: str) -> Any:
+    """Import an optional package; raise `MissingDriver` if it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise MissingDriver(f"{name} is not installed", hint=f"pip install {name}") from error
 
 
 class Dataset(Table):

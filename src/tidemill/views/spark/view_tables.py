@@ -114,6 +114,10 @@ class ViewTables:
         df = read_positioned(spark, self.storage, stored_columns(schema), positions)
         return df.select(*weighted_rows.columns_of(schema), sf.col(WEIGHT), sf.col(POSITION))
 
+    def load(self, key: str) -> Manifest:
+        """Return a manifest of a table or of one of its runs."""
+        return self._manifests.load(key)
+
     def pieces(self, table: str) -> list[TablePiece]:
         """Return the pieces of a table; none for an empty key."""
         if not table:
