@@ -73,6 +73,7 @@ bench: $(VENV)/.postgres  ## the measurements behind the claims, one JSON object
 	@$(BIN)/python -m bench.certify --json $(ARGS)
 	@$(BIN)/python -m bench.steps --json $(ARGS)
 	@$(BIN)/python -m bench.many --json $(ARGS)
+	@$(BIN)/python -m bench.latency --json $(ARGS)
 	@$(BIN)/python -m bench.operators --json $(ARGS)
 
 docs: $(VENV)/.installed  ## the generated pages: errors, states, rules and their tests
