@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,6 +113,10 @@ def keyed(home: Path, spark: "SparkSession", *, views: bool) -> tm.Pipeline:
         shop.view("new_stock", "SELECT id, n FROM stock")
         shop.view("new_notes", "SELECT id, count(*) AS n FROM notes GROUP BY id")
         shop.view("new_sales", "SELECT id, sum(n) AS n FROM sales GROUP BY id", refresh="full")
+        shop.arc(reads="sales", writes="sold", name="sell")(methodcaller("where", "n > 1"))
+        shop.arc(reads="notes", writes="noted", changes="linear", name="note")(
+            methodcaller("where", "id < 3")
+        )
     return shop
 
 
@@ -171,6 +176,8 @@ def test_expired_lots_are_merged_and_new_views_start_from_the_base(
         assert bag(shop["new_stock"].df()) == Counter([(1, 50), (3, 20)])
         assert bag(shop["new_notes"].df()) == Counter([(1, 2), (2, 1)])
         assert bag(shop["new_sales"].df()) == Counter([(1, 7), (2, 2)])
+        assert bag(shop["sold"].df()) == Counter([(2, 2), (1, 5)])
+        assert bag(shop["noted"].df()) == Counter([(1,), (1,), (2,)])
         shop["prices"].delete([{"id": 1}])  # type: ignore[attr-defined]
         assert shop.run()
         assert bag(shop["old"].df()) == Counter([(3, 30)])

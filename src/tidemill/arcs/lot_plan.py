@@ -6,7 +6,7 @@ the lot. If the inputs have changed, the lot is planned again.
 
 import msgspec
 
-from tidemill.arcs import barriers, lots, parts, rows
+from tidemill.arcs import barriers, base_input, lots, parts, rows
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
 from tidemill.arcs.lots import DEFAULT, LotPlan, MakeOptions
@@ -24,7 +24,7 @@ class LotInputs(msgspec.Struct, frozen=True):
     """The inputs of a lot at this moment.
 
     - lots: the generation of the lot in each input that has it.
-    - rows: the rows of these input lots, which name their manifests.
+    - rows: the rows of these input lots, which name their manifests; a base lot can have several.
     - missing: inputs that do not have this lot yet.
     - enough: whether the lot may be made from `rows`: every input has it, or its grace period is over.
     - is_complete: whether the arc has already made the lot from these generations.
@@ -41,6 +41,11 @@ class LotInputs(msgspec.Struct, frozen=True):
 
 def inputs(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str, *, replay: bool = False) -> LotInputs:
     """Read the inputs of a lot."""
+    if base_input.is_input(tx, keys, spec, lot):
+        base = (base_input.input_lot(spec.reads[0]),)
+        due = lots.due_generation(tx, keys, spec.id, lot, base, replay=replay)
+        manifests = tuple(base_input.lot_rows(tx, keys, spec.reads[0]))
+        return LotInputs(base, manifests, enough=True, is_complete=due is None)
     current = {dataset: lot_rows.current(tx, keys.publish.lots, dataset, lot) for dataset in spec.reads}
     missing = tuple(dataset for dataset, row in current.items() if row is None)
     present = tuple(row for row in current.values() if row is not None)
@@ -68,12 +73,11 @@ def plan(
 
     An input that does not have the lot is treated as empty.
     """
-    rows_of = {row.dataset: row for row in inputs.rows}
+    filled = [row for row in inputs.rows if row.state is LotState.COMPLETE]
     read = []
     for dataset in spec.reads:
-        row = rows_of.get(dataset)
-        filled = row is not None and row.state is LotState.COMPLETE
-        read.append(parts.part_input(dataset, manifests.lot_objects(row.manifest) if row and filled else []))
+        listed = [manifests.lot_objects(row.manifest) for row in filled if row.dataset == dataset]
+        read.append(parts.part_input(dataset, [item for objects in listed for item in objects]))
     empty = not any(part.objects for part in read)
     split = () if empty and spec.on_empty == "publish" else parts.split(read, spec.parts)
     return LotPlan(spec=spec, lot=lot, inputs=inputs.lots, parts=split, options=options)

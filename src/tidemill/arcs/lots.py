@@ -15,7 +15,7 @@ from enum import StrEnum
 
 import msgspec
 
-from tidemill.arcs import declarations, rows, running_lots
+from tidemill.arcs import base_input, declarations, rows, running_lots
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.keys import ArcKeys
 from tidemill.arcs.parts import LotPart
@@ -144,6 +144,8 @@ def is_outdated(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> bool:
 
 def current_inputs(tx: Tx, keys: ArcKeys, spec: ArcSpec, lot: str) -> tuple[InputLot, ...]:
     """Return the current generation of a lot in every input that has it."""
+    if base_input.is_input(tx, keys, spec, lot):
+        return (base_input.input_lot(spec.reads[0]),)
     rows = [published.current(tx, keys.publish.lots, dataset, lot) for dataset in spec.reads]
     return tuple(
         InputLot(dataset=row.dataset.name, version=row.dataset.version, lot=lot, generation=row.generation)

@@ -21,7 +21,7 @@ from enum import StrEnum
 
 import msgspec
 
-from tidemill.arcs import barriers, lot_plan, lot_requests, lot_status, lots, parts, rows
+from tidemill.arcs import barriers, base_input, lot_plan, lot_requests, lot_status, lots, parts, rows
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.events import ArcLotMissing, ArcLotPartial, report_begun, report_published
 from tidemill.arcs.keys import ArcKeys
@@ -162,6 +162,8 @@ class ArcWork:
             events = []
             for source in spec.reads:
                 after, head = ticket.progress[source], ticket.heads[source]
+                base = base_input.first_event(tx, self._keys, spec, after)
+                events += [(source, base)] if base is not None else []
                 rows = lot_events.read(tx, self._keys.publish.lots, source, after, min(most, head - after))
                 events += [(source, row) for row in rows]
             return events

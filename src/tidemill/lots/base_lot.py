@@ -17,7 +17,10 @@ position. `forget_merged` deletes their rows afterwards, in pages, and retires t
 grace period of readers.
 """
 
+from collections.abc import Sequence
+
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from tidemill.errors import LotConflict
 from tidemill.lots.keys import DatasetId, LotKeys
@@ -34,6 +37,7 @@ class BaseLot(msgspec.Struct, frozen=True, kw_only=True):
     """The merged rows of a dataset at a position. Generation 0 means that nothing was merged yet.
 
     - lots: how many expired lots the base and its parts have, in all.
+    - last: the lot that has expired last; rows of earlier versions lack it.
     """
 
     lots: int = 0
@@ -42,6 +46,7 @@ class BaseLot(msgspec.Struct, frozen=True, kw_only=True):
     manifest: str = ""
     rows: int = 0
     size: int = 0
+    last: str | UnsetType = UNSET
 
 
 class BasePart(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,10 +82,10 @@ def parts(
     return [_part.decode(row.value) for row in rows]
 
 
-def add_lots(tx: Tx, keys: LotKeys, dataset: DatasetId, count: int) -> None:
+def add_lots(tx: Tx, keys: LotKeys, dataset: DatasetId, expired: Sequence[str]) -> None:
     """Count the lots that have expired, with or without rows, in the transaction that removes them."""
     base = read(tx, keys, dataset)
-    _write(tx, keys, dataset, msgspec.structs.replace(base, lots=base.lots + count))
+    _write(tx, keys, dataset, msgspec.structs.replace(base, lots=base.lots + len(expired), last=expired[-1]))
 
 
 def add_part(tx: Tx, keys: LotKeys, row: LotRow) -> None:
@@ -107,7 +112,7 @@ def replace(tx: Tx, keys: LotKeys, dataset: DatasetId, expected: BaseLot, merged
     if not base.lots or base.generation != expected.generation:
         raise LotConflict(f"the base lot of {dataset} was changed by another process")
     _retire(tx, keys, dataset, base)
-    _write(tx, keys, dataset, msgspec.structs.replace(merged, lots=base.lots))
+    _write(tx, keys, dataset, msgspec.structs.replace(merged, lots=base.lots, last=base.last))
 
 
 def forget_merged(tx: Tx, keys: LotKeys, dataset: DatasetId, limit: int = PAGE) -> bool:

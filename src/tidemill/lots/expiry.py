@@ -199,12 +199,12 @@ def expire(
             retired = keys.retired[(now, *dataset.parts, row.lot, row.generation, row.revision)]
             tx.set(retired, row.manifest.encode(), quiet=True)
     before = read(tx, keys, dataset)
-    ended = sum(item.is_current for item in page)
+    ended = [item.row.lot for item in page if item.is_current]
     write(
         tx,
         keys,
         dataset,
-        msgspec.structs.replace(before, position=page[-1].event.position, lots=before.lots + ended),
+        msgspec.structs.replace(before, position=page[-1].event.position, lots=before.lots + len(ended)),
     )
     if keep_rows and ended:
         base_lot.add_lots(tx, keys, dataset, ended)

@@ -23,7 +23,7 @@ import msgspec
 from tidemill.arcs import lots as arc_lots
 from tidemill.arcs.keys import ArcKeys
 from tidemill.cluster import nodes
-from tidemill.lots import events, expiry, lots
+from tidemill.lots import base_lot, events, expiry, lots
 from tidemill.lots.checks import quarantine_of
 from tidemill.lots.expiry import ExpiringLot, KeepPolicy
 from tidemill.lots.keys import DatasetId
@@ -167,11 +167,13 @@ class Retention:
         page = expiry.expiring(tx, keys, dataset, start, before=before, bound=bound.position, limit=limit)
         if not dry_run:
             nodes.check(tx, self._keys.cluster, self._scope.node)
+            # Arcs forget lots that none of their inputs has any more; the last one names the base lot.
+            gone = [item.row.lot for item in page if item.is_current]
+            last = base_lot.read(tx, keys, dataset).last
             expiry.expire(tx, keys, dataset, page, keep_rows=keep_rows)
-            for item in page:
-                if item.is_current:  # delete the rows of arcs, if none of their inputs has the lot any more
-                    for arc in arcs:
-                        arc_lots.forget_expired(tx, self._arcs, arc, item.row.lot)
+            for lot in [last, *gone] if gone and last else gone:
+                for arc in arcs:
+                    arc_lots.forget_expired(tx, self._arcs, arc, lot)
         return bound, page, len(page) < limit
 
     def _is_held(self, tx: Tx, dataset: DatasetId, before: int, bound: LowerBound) -> bool:
@@ -290,6 +292,11 @@ def _arc_bounds(tx: Tx, keys: StepKeys, arcs: ArcKeys, arc: str, dataset: Datase
             row = lots.current(tx, keys.lots, dataset, lot)
             if row is not None:
                 yield LowerBound(_first_position(tx, keys, row) - 1, f"{arc}: lot {lot} is not finished")
+            elif lot == base_lot.read(tx, keys.lots, dataset).last:
+                position = expiry.read(tx, keys.lots, dataset).position
+                yield LowerBound(
+                    position, f"{arc}: lot {lot}, which it makes from the base lot, is not finished"
+                )
 
 
 def _first_position(tx: Tx, keys: StepKeys, row: lots.LotRow) -> int:
