@@ -142,6 +142,9 @@ def test_an_operator_lets_a_view_pass_over_the_lot_on_which_it_fails(
         assert not pipeline.run().ok
         with pytest.raises(UsageError, match="waits for the view bad"):
             view_retries.pass_over(pipeline, "reader")
+        with pytest.raises(UsageError, match="a step computes a view as a whole"):
+            pipeline.retry(bad, lots=[table.lots()[1].lot])
+        assert not failed(pipeline)["bad"].requested
         with crash.armed("views.retry.before"), pytest.raises(crash.Crashed):
             view_retries.pass_over(pipeline, "bad")
         assert not failed(pipeline)["bad"].passed

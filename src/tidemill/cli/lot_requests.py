@@ -210,8 +210,9 @@ def retry_command(
 ) -> int:
     """Retry the partial and missing lots of one arc, or of all arcs, and views that are set aside.
 
-    NAME is an arc, a table that an arc writes, or a view. The next run repeats only the parts that failed. If
-    the code of the arc has changed, it runs all parts of these lots again.
+    NAME is an arc, a table that an arc writes, a view, or a group of views. The next run repeats only the
+    parts that failed. If the code of the arc has changed, it runs all parts of these lots again. With LOTs,
+    only these lots of the arc are retried. A view is retried as a whole.
 
     A view is set aside if it fails on its input. With --skip and --replace, it passes over that input, until
     the lots get new generations or the view is edited. Other views still read these lots.
@@ -222,8 +223,8 @@ def retry_command(
                 raise click.UsageError("--skip and --replace need a view; only --skip takes lots")
             passed = view_retries.pass_over(pipeline, name, lots, _generations(generations))
             return _show_passed(output, name, passed)
-        views = view_retries.retry(pipeline, name)
         requested = lot_requests.retry(pipeline, name, lots)
+        views = view_retries.retry(pipeline, name)
     output.result(
         {"requested": [{"arc": arc, "lot": lot} for arc, lot in requested], "views": views, "passed": []}
     )

@@ -322,9 +322,13 @@ class LotProgress:
 def retry(pipeline: "Pipeline", arc: str | None = None, lots: Sequence[str] = ()) -> list[tuple[str, str]]:
     """Request a retry of partial or missing lots, of one arc or of all arcs. Return them as (arc, lot).
 
-    Arcs, view groups and sources that stopped after too many failures run again.
+    Arcs, view groups and sources that stopped after too many failures run again. Views and sources have no
+    lots that could be retried one by one.
     """
     arcs, groups = pipeline.all_arcs(), graph.groups(pipeline)
+    if arc is not None and lots:
+        _refuse_lots(pipeline, arc)
+    revived = set(groups.values()) if arc is None else {groups.get(arc, arc)} & set(groups.values())
     context = pipeline.context
     keys = ArcKeys(context.place.cluster)
     for name in pipeline.sources if arc is None else {arc} & pipeline.sources.keys():
@@ -334,14 +338,14 @@ def retry(pipeline: "Pipeline", arc: str | None = None, lots: Sequence[str] = ()
             name=source_id(pipeline.name, name),
         )
         context.store.run(forgive)
-    for group in set(groups.values()) if arc is None else {groups[arc]} if arc in groups else set():
+    for group in revived:
         context.store.run(partial(_revive, keys=keys, name=group_id(pipeline.name, group)))
     if arc is None:
         names = list(arcs)
     elif arc in pipeline.templates:
         names = [child.name for child in arcs.values() if child.template == arc]
     else:
-        stopped = arc in groups or arc in pipeline.sources
+        stopped = revived or arc in pipeline.sources
         names = [arc] if arc in arcs else [] if stopped else [graph.maker(pipeline, arc).name]
     chosen = {name: _parse_lots(pipeline, name, lots) for name in names}  # before any request
     requested: list[tuple[str, str]] = []
@@ -358,6 +362,23 @@ def retry(pipeline: "Pipeline", arc: str | None = None, lots: Sequence[str] = ()
             requested += [(name, lot) for lot in page]
         context.store.run(partial(_revive, keys=keys, name=id_))
     return requested
+
+
+def _refuse_lots(pipeline: "Pipeline", name: str) -> None:
+    """Raise `UsageError` if a name belongs to a view, a group or a source, and not to an arc."""
+    if name in pipeline.all_arcs():
+        return
+    if name in pipeline.views or name in graph.groups(pipeline).values():
+        raise UsageError(
+            f"lots of {name} are not retried one by one: a step computes a view as a whole",
+            hint=f"tidemill retry {name} retries it; tidemill retry VIEW LOT --skip lets a view pass over a"
+            " lot on which it fails",
+        )
+    if name in pipeline.sources:
+        raise UsageError(
+            f"lots of {name} are not retried one by one: a source ingests them",
+            hint=f"tidemill retry {name} runs a source that stopped",
+        )
 
 
 def _parse_lots(pipeline: "Pipeline", arc: str, lots: Sequence[str]) -> list[str]:

@@ -349,8 +349,10 @@ class Pipeline(Registry):
         """
         from tidemill.pipeline import lot_requests, view_retries
 
-        view_retries.retry(self, None if table is None else self._name_of(table))
-        return lot_requests.retry(self, None if table is None else self._name_of(table), lots)
+        name = None if table is None else self._name_of(table)
+        requested = lot_requests.retry(self, name, lots)
+        view_retries.retry(self, name)
+        return requested
 
     def pause(self, *names: str) -> list[str]:
         """Pause arcs or view groups; return their names (LOT-38).
