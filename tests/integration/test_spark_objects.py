@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -64,6 +65,16 @@ def test_all_files_in_the_folder_of_a_job_are_its_objects(
     assert list(objects.root.rglob(".*.crc")) == []
     back = read_objects(spark, storage, ROWS, written.objects)
     assert (back.columns, back.count()) == (["id", "v"], 1000)
+
+
+@pytest.mark.parametrize("columns", ["id INT, at TIME(6)", "id INT, s STRUCT<at: TIME(6)>"])
+def test_a_new_thread_reads_times(spark: SparkSession, storage: Storage, columns: str) -> None:
+    value = "at" if "STRUCT" not in columns else "named_struct('at', at) AS s"
+    frame = spark.sql(f"SELECT 1 AS id, {value} FROM VALUES (TIME'10:00:00') AS t(at)")
+    written = write(frame, storage, 1)
+    with ThreadPoolExecutor(1) as thread:
+        rows = thread.submit(lambda: read_objects(spark, storage, columns, written.objects).collect())
+        assert [row.id for row in rows.result()] == [1]
 
 
 @pytest.mark.rule("LOT-24")

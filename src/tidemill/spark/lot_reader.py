@@ -16,7 +16,7 @@ from tidemill.lots.manifest import StoredObject, UriType
 from tidemill.spark.outages import NO_RESPONSE
 from tidemill.spark.parquet_files import unreadable
 from tidemill.spark.schema import Schema, of_spark, parse, quoted, to_spark
-from tidemill.spark.sessions import frame_of
+from tidemill.spark.sessions import frame_of, prepare_thread
 from tidemill.spark.storage import Storage
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def read_objects(
     columns = _columns(schema)
     if not keys:
         return no_rows(spark, columns)
+    prepare_thread(spark, columns)
     reader = spark.read.schema(columns).options(**storage.read_options())
     try:
         return reader.parquet(*[storage.read_uri(key) for key in keys])

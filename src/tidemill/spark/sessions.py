@@ -430,6 +430,18 @@ def frame_of(session: "SparkSession", data: "pa.Table", columns: "StructType | N
                 SparkSession._activeSession = before
 
 
+def prepare_thread(session: "SparkSession", columns: "StructType") -> None:
+    """Let this thread read Parquet files with these columns.
+
+    Spark 4.3 refuses a TIME column in a file, unless the active session of the thread enables the type. A new
+    thread has no active session; `createDataFrame` sets it in Spark's process.
+    """
+    import pyarrow as pa
+
+    if "time(" in columns.simpleString():
+        frame_of(session, pa.table({"c": pa.array([], pa.int32())}))
+
+
 def engine_settings(session: "SparkSession") -> dict[str, str]:
     """Return the SQL settings of a session, on which the results and plans of queries may depend."""
     settings = dict(session.conf.getAll)

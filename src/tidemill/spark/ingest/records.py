@@ -36,6 +36,7 @@ from tidemill.spark.ingest.undeclared_columns import (
     unknown_json,
 )
 from tidemill.spark.queries import quoted
+from tidemill.spark.sessions import prepare_thread
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
@@ -126,7 +127,9 @@ class RecordReader:
         reader, uris = self._reader(truncated=truncated), [file.read_uri for file in group.files]
         columns: list[Column]
         if format_options.format is Format.PARQUET:
-            frame = reader.schema(self._with_undeclared(self._schema)).parquet(*uris)
+            stored = self._with_undeclared(self._schema)
+            prepare_thread(self._spark, stored)
+            frame = reader.schema(stored).parquet(*uris)
             columns = [sf.col(quoted(name)) for name in self._schema.names]
             text: Column = sf.lit(None).cast("string")
         else:
