@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests import fuzz_views
+from tests import fuzz_pipelines, fuzz_views
 from tests.integration import views_oracle
 from tests.integration.views_generator import DDL, Generator
 from tidemill.views.circuit import render
@@ -27,6 +27,13 @@ def test_an_injected_fault_is_found_and_reduced(spark: Any, monkeypatch: pytest.
     (step,) = difference.steps
     assert sum(map(len, step.inserts.values())) == 1, "one row without a match is enough"
     assert f"seed {seed}" in str(difference)
+
+
+@pytest.mark.crash
+@pytest.mark.rule("DBSP-17", "DBSP-40")
+@pytest.mark.parametrize("seed", range(len(fuzz_pipelines.KINDS)))
+def test_a_pipeline_of_each_kind_equals_spark(spark: Any, seed: int) -> None:
+    assert fuzz_pipelines.search(spark, seed) is None
 
 
 def _is_simple(seed: int) -> bool:
