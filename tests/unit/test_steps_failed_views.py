@@ -1,20 +1,25 @@
 """Views that are set aside: the search for them, and the group's steps without them."""
 
 import itertools
+from typing import Any
 
 import pytest
 
 from tests.unit.steps_stage import P, StepStage, outputs
 from tidemill import crash
 from tidemill.errors import ViewCheckFailed, ViewFailed
+from tidemill.lots import expiry
+from tidemill.lots.expiry import Expired
 from tidemill.lots.keys import DatasetId
+from tidemill.lots.manifest import InputLot
 from tidemill.views.steps import checked_views, failed_views
 from tidemill.views.steps.checked_views import CheckedView
 from tidemill.views.steps.commits import StepBatch, StepPart
-from tidemill.views.steps.failed_views import FREE_TRIES, FailedView, PassedLot
+from tidemill.views.steps.failed_views import FREE_TRIES, MOST_PASSED, FailedInput, FailedView, PassedLot
 from tidemill.views.steps.failure_search import FailureSearch
 from tidemill.views.steps.groups import GroupSpec, ViewSpec
 from tidemill.views.steps.keys import group_id
+from tidemill.views.steps.stepper import Compute, Stepper
 
 LONG_US = 10**15
 ORDERS = DatasetId("orders", "1")
@@ -82,15 +87,29 @@ def test_an_error_that_belongs_to_no_view_ends_the_search() -> None:
         FailureSearch(SPEC, (), (), compute, lambda *_: None).run()
 
 
+def test_an_error_that_names_its_view_needs_no_search() -> None:
+    trials: list[frozenset[str]] = []
+
+    def compute(aside: frozenset[str]) -> frozenset[str]:
+        trials.append(aside)
+        if "c" not in aside:
+            raise failure("c")
+        return aside
+
+    FailureSearch(SPEC, (), (), compute, lambda *_: None).run()
+    assert trials == [frozenset(), frozenset({"c", "d"})]
+
+
 # --- steps
 
 
 class FailingStage(StepStage):
-    """A group whose views fail while they are in `bad`."""
+    """A group whose views fail while they are in `bad`; `searched` lists the searches for a row."""
 
     def __init__(self) -> None:
         super().__init__()
         self.bad: set[str] = set()
+        self.searched: list[str] = []
         self.runner = self.node("n", LONG_US)
         self.dataset("orders")
         self.declare(SPEC)
@@ -102,8 +121,16 @@ class FailingStage(StepStage):
             raise failure()
         return outputs(batch, attempt)
 
-    def publish_and_step(self) -> None:
-        self.publish(ORDERS)
+    def stepper(self, *, compute: Compute | None = None, most: int = 1, **fields: Any) -> Stepper:
+        return Stepper(self.scope(**fields), P, self.compute, most=most, find_input=self._find_input)
+
+    def _find_input(self, batch: StepBatch, view: str) -> FailedInput:
+        self.searched.append(view)
+        lot = InputLot(dataset="orders", version="1", lot=str(batch.step), generation=0)
+        return FailedInput(lots=(lot,), row=f"row {batch.step}")
+
+    def publish_and_step(self, dataset: DatasetId = ORDERS) -> None:
+        self.publish(dataset)
         self.settle(self.runner, "g")
 
     @property
@@ -132,6 +159,76 @@ def test_a_group_commits_its_steps_without_a_view_that_fails() -> None:
     batch = stage.computed[-1][0]
     assert batch.stale == {"a", "b", "d"}, "the next step computes them as a whole"
     assert {output.view for output in stage.rows_of_group("g")[-1].outputs} == SPEC.names
+    resumed = stage.rows_of_group("g")[-1]
+    assert {resumed.after_of(view) for view in ("a", "b", "d")} == {step - 1}, "their changes begin here"
+    assert resumed.after_of("c") == step
+
+
+@pytest.mark.rule("DBSP-40")
+def test_the_row_is_searched_once_for_an_error_and_again_after_a_retry() -> None:
+    stage = FailingStage()
+    stage.settle(stage.runner, "g")
+    stage.bad = {"a"}
+    for _ in range(3):
+        stage.publish_and_step()
+    first = stage.failed["a"]
+    assert (stage.searched, first.input.row, first.since, first.tries) == (["a"], "row 2", 2, 3)
+    stage.run(failed_views.request_try, stage.keys, P, "g", ["a"], "operator")
+    stage.settle(stage.runner, "g")
+    assert stage.searched == ["a", "a"]
+    assert (stage.failed["a"].input.row, stage.failed["a"].since) == ("row 5", 2)
+
+
+@pytest.mark.rule("DBSP-40")
+def test_an_edited_view_that_fails_counts_its_failures_anew_and_keeps_its_table() -> None:
+    stage = FailingStage()
+    stage.publish_and_step()
+    stage.bad, current = {"e"}, stage.group("g").step
+    stage.publish_and_step()
+    stage.publish_and_step()
+    table = stage.group("g").tables["e"]
+    edited = GroupSpec(name="g", views=(*SPEC.views[:4], ViewSpec(name="e", code="2", reads=(ORDERS,))))
+    stage.declare(edited, circuit="2")
+    stage.settle(stage.runner, "g")
+    row = stage.failed["e"]
+    assert (row.code, row.tries, row.current) == ("2", 1, current)
+    assert row.since == stage.group("g").step
+    assert stage.group("g").tables["e"] == table
+    assert stage.group("g").stale == {"e"}, "the new code has not built it"
+
+
+@pytest.mark.rule("DBSP-40", "LOT-39")
+def test_a_view_that_could_not_be_computed_again_fails_the_whole_step() -> None:
+    stage = FailingStage()
+    stage.publish_and_step()
+    stage.run(expiry.write, stage.lots, ORDERS, Expired(position=0, lots=1))
+    stage.bad = {"a"}
+    with pytest.raises(ViewFailed):
+        stage.publish_and_step()
+    assert not stage.failed
+
+
+@pytest.mark.rule("DBSP-40")
+def test_only_steps_with_input_for_a_view_bring_its_next_try_nearer() -> None:
+    stage = FailingStage()
+    other = stage.dataset("other")
+    views = (*SPEC.views, ViewSpec(name="f", code="1", reads=(other,)))
+    stage.declare(GroupSpec(name="g", views=views), circuit="2")
+    stage.bad = {"e"}
+    while not stage.failed or stage.failed["e"].passes < 2:
+        stage.publish_and_step()
+    for _ in range(3):
+        stage.publish_and_step(other)
+    assert stage.failed["e"].passes == 2
+    stage.publish_and_step()
+    assert stage.failed["e"].passes == 1
+
+
+def test_a_view_is_tried_again_however_often_it_failed() -> None:
+    old = FailedView(view="e", code="1", error="it raises", since=1, tries=500)
+    failed = FailedView(view="e", code="1", error="it raises", since=9, tries=1)
+    rows = failed_views.after_step(SPEC, {"e": old}, {"e"}, {"e": failed}, {ORDERS}, {}, {})
+    assert (rows["e"].tries, rows["e"].passes) == (501, MOST_PASSED)
 
 
 @pytest.mark.rule("DBSP-40")
@@ -259,6 +356,25 @@ def test_a_view_passes_over_lots_until_they_have_a_newer_generation() -> None:
     stage.bad = set()
     stage.add(ORDERS, event.lot, event.generation + 1)
     stage.publish_and_step()
+    assert stage.computed[-1][0].passed == {}
+    assert not stage.failed
+
+
+@pytest.mark.rule("DBSP-40")
+def test_an_edited_view_reads_all_lots() -> None:
+    stage = FailingStage()
+    stage.settle(stage.runner, "g")
+    stage.bad = {"e"}
+    stage.publish_and_step()
+    (event,) = stage.events(ORDERS)
+    stage.bad = set()
+    passed = PassedLot(ORDERS, event.lot, event.generation)
+    stage.run(failed_views.pass_over, stage.keys, P, "g", "e", [passed], "operator")
+    stage.settle(stage.runner, "g")
+    assert stage.failed["e"].passed == (passed,)
+    edited = GroupSpec(name="g", views=(*SPEC.views[:4], ViewSpec(name="e", code="2", reads=(ORDERS,))))
+    stage.declare(edited, circuit="2")
+    stage.settle(stage.runner, "g")
     assert stage.computed[-1][0].passed == {}
     assert not stage.failed
 
