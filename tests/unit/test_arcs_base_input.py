@@ -65,7 +65,8 @@ def test_wherever_a_node_dies_the_rows_of_the_base_lot_arrive_once(point: str) -
             return
         lapse(stage)
         assert stage.merge() is not None, "a merge replaces the files meanwhile"
-        stage.drain(stage.spec, stage.worker(stage.me), stage.me)
+        outcomes = stage.drain(stage.spec, stage.worker(stage.me), stage.me)
+        assert {outcome.ended for outcome in outcomes} <= {LotEnd.COMPLETE, LotEnd.DONE}
         assert cleaned(stage) == Counter(stage.all_numbers())
 
 
