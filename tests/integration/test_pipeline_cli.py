@@ -362,3 +362,50 @@ def test_a_correction_that_is_not_possible_is_an_error(
     assert "total is not a dataset" in folder.text(capsys, "remove", "total", "0000000001", code=1)
     assert "pass either lots" in folder.text(capsys, "replay", "checked", code=2)
     assert "pass either lots" in folder.text(capsys, "replay", "checked", "0000000001", "--all", code=2)
+
+
+@pytest.mark.usefixtures("assumed_certificates")
+def test_plan_says_what_a_run_would_rebuild_and_compares_with_another_home(
+    folder: Folder, capsys: Capture, spark: "SparkSession"
+) -> None:
+    views = """
+orders = shop.dataset("orders", "id BIGINT, region STRING")
+shop.source(orders, tm.folder("landing/*.json"))
+shop.view("total", "SELECT region, count(*) AS n FROM orders {where} GROUP BY region")
+shop.view("most", "SELECT max(n) AS n FROM total")
+"""
+    head = FILE.format(home=str(folder.path / "home"), fixed="").partition("orders =")[0]
+    folder.write("shop.py", head + views.format(where=""))
+    folder.write("landing/a.json", '{"id": 1, "region": "x"}\n{"id": 2, "region": "y"}\n')
+    planned = folder.json(capsys, "plan")
+    assert [(cost["view"], cost["rebuilds"], cost["why"]) for cost in planned["costs"]] == [
+        ("total", False, "it is new"),
+        ("most", False, "it is new"),
+    ]
+    with pipeline_file.find() as pipeline:
+        assert pipeline.run().ok
+    assert folder.json(capsys, "plan", "--against", str(folder.path / "home"))["costs"] == []
+
+    other = head.replace(str(folder.path / "home"), str(folder.path / "dev"))
+    edited = (other + views.format(where="WHERE id > 0")).replace(
+        'shop.source(orders, tm.folder("landing/*.json"))', ""
+    )
+    folder.write("shop.py", edited)
+    planned = folder.json(capsys, "plan", "--against", str(folder.path / "home"), code=2)
+    costs = {cost["view"]: cost for cost in planned["costs"]}
+    assert {name: cost["why"] for name, cost in costs.items()} == {
+        "total": "its query changed",
+        "most": "it reads total, which is rebuilt",
+    }
+    assert all((cost["lots"], cost["rows"]) == (1, 2) and cost["size"] for cost in costs.values())
+    assert ("removed", "source", "orders") in {
+        (stage["status"], stage["what"], stage["name"]) for stage in planned["stages"]
+    }
+    text = folder.text(capsys, "plan", "--against", str(folder.path / "home"), code=2)
+    assert "rebuild" in text
+    assert "2 rows" in text
+    assert not (folder.path / "dev" / "store.db").exists(), "only the other home is opened"
+    assert (
+        "is not the home of a cluster"
+        in folder.json(capsys, "plan", "--against", "nowhere", code=2)["error"]["message"]
+    )

@@ -1,5 +1,6 @@
 """Checks of views: the rows that fail are kept up to date, and a view whose rows fail may be refused."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,8 @@ def test_each_kind_of_check_follows_the_rows_of_a_view_incrementally(
 ) -> None:
     monkeypatch.setenv(SETTING, "runner")
     events: list[Event] = []
-    with tm.Pipeline("p", home=tmp_path / "home", spark=spark) as pipeline:
+    sent_to = tmp_path / "lineage.jsonl"
+    with tm.Pipeline("p", home=tmp_path / "home", spark=spark, lineage=sent_to) as pipeline:
         customers = pipeline.dataset("customers", "key INT", key="key")
         orders = pipeline.dataset("orders", ORDERS, deletes=True)
         view = pipeline.view(
@@ -82,6 +84,15 @@ def test_each_kind_of_check_follows_the_rows_of_a_view_incrementally(
         orders.append([*good, *good, *good])
         assert pipeline.run(emit=events.append).ok
         assert ("rows", '{"rows":7}') in failing(pipeline, "v")
+    sent = [json.loads(line) for line in sent_to.read_text().splitlines()]
+    ended = {event["job"]["name"]: event for event in sent if event["eventType"] == "COMPLETE"}
+    assert {"p", "p.v", "p.v_failures", "p.v.checks"} <= ended.keys()
+    (written,) = ended["p.v"]["outputs"]
+    (source,) = written["facets"]["columnLineage"]["fields"]["amount"]["inputFields"]
+    assert (source["name"], source["field"]) == ("orders", "amount")
+    (checked,) = ended["p.v.checks"]["inputs"]
+    assertions = checked["inputFacets"]["dataQualityAssertions"]["assertions"]
+    assert {each["name"]: each["success"] for each in assertions}["rows"] is False
 
 
 def test_rows_that_a_check_drops_are_not_in_the_view_until_they_pass(

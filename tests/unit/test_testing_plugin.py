@@ -2,6 +2,13 @@
 
 import pytest
 
+import tidemill as tm
+from tidemill.testing.crash_tests import CrashTests
+from tidemill.testing.lots import Lots
+
+PRELOADED = (tm.Pipeline, CrashTests, Lots)
+"""pytester forgets the modules that a test imports; importing them twice gives two classes of one name."""
+
 PIPELINE = """
 import tidemill as tm
 
@@ -40,3 +47,32 @@ def test_without_a_configuration_the_error_says_so(pytester: pytest.Pytester) ->
     result = pytester.runpytest_inprocess()
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*found no tidemill.toml*"])
+
+
+TOOLS = """
+import datetime as dt
+
+def test_lots_are_written_and_listed(pipeline, lots, tmp_path):
+    assert lots.append("orders", [(1,)], [{"id": 2}, {"id": 3}]) == [lot.lot for lot in lots.of("orders")]
+    assert lots.counts("orders") == {"complete": 2}
+    assert [lot.rows for lot in lots.of("orders")] == [1, 2]
+    assert lots.problems() == []
+    assert lots.land("landing/a.json", [{"id": 1}, {"id": 2}]).read_text() == '{"id": 1}\\n{"id": 2}\\n'
+    assert lots.land("landing/a.csv", [{"id": 1}]).read_text().split() == ["id", "1"]
+    assert (tmp_path / "landing" / "a.json").exists()
+
+def test_the_clock_moves_both_clocks_of_the_pipeline(pipeline, lots, clock):
+    lots.append("orders", [(1,)])
+    wall, monotonic = clock.wall(), clock.monotonic()
+    clock.advance("P1D")
+    assert clock.wall() - wall >= 86_400 <= clock.monotonic() - monotonic
+    lots.append("orders", [(2,)])
+    first, second = (lot.at for lot in lots.of("orders"))
+    assert second - first >= 86_400
+"""
+
+
+def test_the_fixtures_write_lots_and_move_the_clock(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(shop=PIPELINE, test_shop=TOOLS)
+    (pytester.path / "tidemill.toml").write_text('pipeline = "shop.py:shop"\n')
+    pytester.runpytest_inprocess().assert_outcomes(passed=2)

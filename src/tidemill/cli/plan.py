@@ -1,31 +1,61 @@
-"""Define `tidemill plan`: show what running a pipeline would change."""
+"""Define `tidemill plan`: show what running a pipeline would change, and what it would cost."""
 
 import click
 from rich.table import Table
 from rich.text import Text
 
-from tidemill.cli.options import pipeline_option
+from tidemill.cli.options import ClusterLocation, pipeline_option
 from tidemill.cli.output import CommandOutput, json_option
+from tidemill.futures.home import CLUSTER
+from tidemill.obs.lines import counted
+from tidemill.paths import expanded
+from tidemill.pipeline.pipeline import Pipeline
 from tidemill.pipeline.pipeline_file import find
+from tidemill.pipeline.plan.costs import ViewCost
 
 STYLES = {"new": "green", "same": "dim", "changed": "yellow", "removed": "red", "refused": "red"}
+REFUSED, REBUILDS = 1, 2
 
 
 @click.command("plan")
+@click.option(
+    "--against",
+    metavar="HOME|STORE",
+    help="Compare with this home folder or store URL instead of the pipeline's own, for example with"
+    " production. The exit code is 2 if a view would be rebuilt.",
+)
 @pipeline_option
 @json_option
-def plan_command(output: CommandOutput, file: str | None) -> int:
-    """Check the declarations, and show what a run would change.
+def plan_command(output: CommandOutput, against: str | None, file: str | None) -> int:
+    """Check the declarations, and show what a run would change and which views it would rebuild.
 
     The exit code is 1 if a run would refuse a declaration.
     """
     with find(file) as pipeline:
+        if against is not None:
+            _use_store(pipeline, against)
         plan = pipeline.plan()
-        stages, refusals = plan.describe(), plan.refusals()
+        stages, refusals, costs = plan.describe(), plan.refusals(), plan.costs()
     refused = [{"code": error.code, "message": error.message, "hint": error.hint} for error in refusals]
-    output.result({"pipeline": pipeline.name, "stages": stages, "refused": refused})
-    if output.json:
-        return 1 if refused else 0
+    output.result({"pipeline": pipeline.name, "stages": stages, "refused": refused, "costs": costs})
+    if not output.json:
+        _print(output, pipeline.name, stages, costs)
+        for error in refusals:
+            output.error(error.code, error.message, error.hint)
+    if refused:
+        return REFUSED
+    return REBUILDS if against is not None and any(cost.rebuilds for cost in costs) else 0
+
+
+def _use_store(pipeline: Pipeline, where: str) -> None:
+    if "://" in where:
+        pipeline.use_store(store=where)
+        return
+    ClusterLocation(where, None, CLUSTER)  # refuses a folder that is not a home: opening it would create one
+    pipeline.use_store(home=expanded(where).resolve())
+
+
+def _print(output: CommandOutput, pipeline: str, stages: list[dict[str, str]], costs: list[ViewCost]) -> None:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("", "what", "name", "detail", "declared at"):
         table.add_column(name, overflow="fold")
@@ -33,7 +63,17 @@ def plan_command(output: CommandOutput, file: str | None) -> int:
         status = Text(stage["status"], style=STYLES[stage["status"]])
         where = Text(stage["where"], style="dim")
         table.add_row(status, stage["what"], Text(stage["name"]), Text(stage["detail"]), where)
-    output.people.print(table if stages else Text(f"{pipeline.name} declares nothing"))
-    for error in refusals:
-        output.error(error.code, error.message, error.hint)
-    return 1 if refused else 0
+    output.people.print(table if stages else Text(f"{pipeline} declares nothing"))
+    if not costs:
+        return
+    output.people.print()
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("", "view", "why", "reads again", "takes about"):
+        table.add_column(name, overflow="fold")
+    for cost in costs:
+        style, what = ("yellow", "rebuild") if cost.rebuilds else ("green", "load")
+        size = f"{counted(cost.rows, 'row')}, {cost.size / 2**20:,.1f} MiB in {counted(cost.lots, 'lot')}"
+        table.add_row(
+            Text(what, style=style), Text(cost.view), cost.why, size, f"{max(1, cost.seconds):,.0f} s"
+        )
+    output.people.print(table)

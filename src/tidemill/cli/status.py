@@ -1,16 +1,19 @@
 """Define `tidemill status` and `tidemill ls`: show the state of a pipeline, and list its tables."""
 
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 import click
 from rich.table import Table
 from rich.text import Text
+from rich.tree import Tree
 
 from tidemill.cli.options import pipeline_option
 from tidemill.cli.output import CommandOutput, json_option
+from tidemill.pipeline import graph
 from tidemill.pipeline.clock_status import clock_of
 from tidemill.pipeline.pipeline_file import find
-from tidemill.pipeline.status import RunInfo, status_of, tables_of
+from tidemill.pipeline.status import RunInfo, TableInfo, status_of, tables_of
 
 STATES = {"waiting": "green", "scheduled": "yellow", "running": "cyan", "new": "dim"}
 WORDS = {"waiting": "caught up", "scheduled": "has work", "running": "running", "new": "never run"}
@@ -64,6 +67,40 @@ def status_command(output: CommandOutput, file: str | None) -> int:
     return 1 if any(run.needs_attention for run in status.runs) else 0
 
 
+def _tree(
+    pipeline: str,
+    tables: Sequence[TableInfo],
+    edges: Mapping[str, Sequence[str]],
+    sources: Mapping[str, str],
+) -> Tree:
+    """Draw each table below the first table that it is computed from; later ones refer to it."""
+    root = Tree(Text(pipeline, style="bold"))
+    drawn: set[str] = set()
+    infos = {table.name: table for table in tables}
+
+    def draw(parent: Tree, name: str) -> None:
+        table = infos[name]
+        others = [read for read in edges[name] if read in infos]
+        text = Text.assemble((name, "bold"), f"  {table.kind}", (f"  at {table.position}", "dim"))
+        if name in sources:
+            text.append(f"  with a source ({sources[name]})", style="dim")
+        if len(others) > 1:
+            text.append(f"  reads {', '.join(others)}", style="dim")
+        if name in drawn:
+            parent.add(Text.assemble((name, "bold"), ("  see above", "dim")))
+            return
+        drawn.add(name)
+        branch = parent.add(text)
+        for reader in infos:
+            if name in edges[reader]:
+                draw(branch, reader)
+
+    for table in tables:
+        if not any(read in infos for read in edges[table.name]):
+            draw(root, table.name)
+    return root
+
+
 def _behind(run: RunInfo) -> str:
     parts = [str(run.behind)] if run.behind else []
     parts += [f"{run.requested} requested"] if run.requested else []
@@ -79,14 +116,21 @@ def _problems(run: RunInfo) -> str:
 
 
 @click.command("ls")
+@click.option("--tree", "as_tree", is_flag=True, help="Show which table is computed from which.")
 @pipeline_option
 @json_option
-def ls_command(output: CommandOutput, file: str | None) -> None:
+def ls_command(output: CommandOutput, as_tree: bool, file: str | None) -> None:
     """List the tables of the pipeline."""
     with find(file) as pipeline:
         tables = tables_of(pipeline)
-    output.result({"pipeline": pipeline.name, "tables": tables})
+        edges = {table.name: graph.inputs_of(pipeline, table.name) for table in tables}
+        sources = {name: str(source.line) for name, source in pipeline.sources.items()}
+    reads = {"reads": edges} if as_tree else {}
+    output.result({"pipeline": pipeline.name, "tables": tables, **reads})
     if output.json:
+        return
+    if as_tree:
+        output.people.print(_tree(pipeline.name, tables, edges, sources))
         return
     shown = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("table", "kind", "position", "last lot", "columns"):

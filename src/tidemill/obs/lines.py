@@ -12,6 +12,7 @@ from tidemill.arcs.events import ArcLotBegan, ArcLotComplete, ArcLotMissing, Arc
 from tidemill.cluster.events import LeaderElected, NodeJoined, NodeLost
 from tidemill.events import Event
 from tidemill.futures.worker.events import ChildEnded, ClaimsGivenBack, StoreAway, TaskFailed
+from tidemill.obs.lineage import LineageUnsent
 from tidemill.publish.events import (
     AttemptAbandoned,
     AttemptAdopted,
@@ -261,6 +262,12 @@ def _(event: ViewChecked) -> Line:
 def _(event: ViewsResumed) -> Line:
     text = f"step {event.step}: {', '.join(event.views)} computed again"
     return Line(f"views {event.group}", text, Severity.GOOD)
+
+
+@line_of.register
+def _(event: LineageUnsent) -> Line:
+    text = f"{counted(event.waiting, 'lineage event')} could not be sent yet: {event.error}"
+    return Line("lineage", text, Severity.WARNING)
 
 
 @line_of.register

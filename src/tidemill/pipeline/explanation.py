@@ -5,6 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tidemill.errors import DeclarationError, GroupUnknown
+from tidemill.pipeline.notebook import preformatted
 from tidemill.pipeline.reader import failed
 from tidemill.views.certify import certificates
 from tidemill.views.certify.certificates import ViewCertificate
@@ -146,6 +147,9 @@ class Explanation:
                 hint="draw a view that is defined in SQL",
             )
         return draw(self.circuit)
+
+    def _repr_html_(self) -> str:
+        return preformatted(self.text())
 
     def __repr__(self) -> str:
         return self.text()

@@ -15,6 +15,7 @@ from tidemill.errors import DeclarationError
 from tidemill.obs.lines import counted
 from tidemill.pipeline import graph
 from tidemill.pipeline.graph import Bound
+from tidemill.pipeline.notebook import preformatted
 from tidemill.sources.keys import SourceKeys
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ class GapReport(msgspec.Struct, frozen=True, kw_only=True):
             lines += [f"  {gap.lot} {gap.state.value}: {gap.cause.why}" for gap in table.gaps[:20]]
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        return preformatted(str(self))
+
 
 def gaps_of(
     pipeline: "Pipeline",
@@ -71,8 +75,7 @@ def gaps_of(
     coverages = []
     by_span: dict[object, Gaps] = {}
     for name in names:
-        unit = graph.unit_of(pipeline, name)
-        span = ALL if first is None and last is None else graph.span(unit, first, last)
+        span = ALL if first is None and last is None else graph.span(pipeline, name, first, last)
         if span not in by_span:
             by_span[span] = Gaps(Inventory(context.store, keys, specs, span, late_s=late_s))
         coverage = by_span[span].of(graph.id_of(pipeline, name))

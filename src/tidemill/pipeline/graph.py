@@ -1,18 +1,19 @@
 """Find which tables a table depends on, from the declarations and without Spark."""
 
 from collections.abc import Iterator
-from datetime import UTC, date, datetime, time
+from datetime import UTC, date, datetime, time, timedelta
 from typing import TYPE_CHECKING
 
 from tidemill.arcs import declarations
 from tidemill.arcs.declarations import ArcSpec
 from tidemill.arcs.inventory import Span
-from tidemill.errors import BadLotId, UsageError
-from tidemill.lots import datasets, ids
+from tidemill.errors import BadLotId, NoLots, UsageError
+from tidemill.lots import datasets, events, ids, lots
 from tidemill.lots.ids import AppendId, LotId, Unit
 from tidemill.lots.keys import DatasetId
 from tidemill.publish.parts import PartSink
 from tidemill.spark import queries
+from tidemill.store import Tx
 
 if TYPE_CHECKING:
     from tidemill.pipeline.declarations import ArcDecl
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 Bound = str | date | datetime | None
 """The first or last lot of a range: a lot, a day, or a time."""
+
+NO_APPEND = "A"
+"""Stands for a lot before the first append."""
 
 
 def id_of(pipeline: "Registry", table: str) -> DatasetId:
@@ -83,6 +87,19 @@ def groups(pipeline: "Pipeline") -> dict[str, str]:
     return by_group | {view.name: view.group for view in pipeline.views.values()}
 
 
+def inputs_of(pipeline: "Pipeline", table: str) -> list[str]:
+    """Return the tables that a table is computed from, directly; none for a dataset."""
+    if table in pipeline.views:
+        decl = pipeline.views[table]
+        names = decl.reads if decl.function else [read.name for read in queries.table_names(decl.sql)]
+        return sorted({queries.match(name, dict.fromkeys(pipeline.names)) for name in names})
+    for arc in pipeline.all_arcs().values():
+        if any(sink.name == table for sink in arc.sinks):
+            return list(arc.reads)
+    owner = table.removesuffix("_quarantine")
+    return [owner] if table in pipeline.quarantines and owner in pipeline.names else []
+
+
 def read_by(pipeline: "Pipeline", view: str) -> list[str]:
     """Return the tables that a view reads, directly or through other views. Views are not included."""
     tables: dict[str, None] = {}
@@ -117,11 +134,17 @@ def downstream(pipeline: "Pipeline", arc: str) -> Iterator[str]:
             yield view
 
 
-def unit_of(pipeline: "Pipeline", table: str) -> Unit | None:
-    """Return the length of the intervals that form a table's lots; None if each append is a lot."""
+def _origin(pipeline: "Pipeline", table: str) -> str:
+    """Return the table whose lots a table has: that of its first input, up to one that no arc writes."""
     makers = {sink.name: arc for arc in pipeline.all_arcs().values() for sink in arc.sinks}
     while table in makers:
         table = makers[table].reads[0]
+    return table
+
+
+def unit_of(pipeline: "Pipeline", table: str) -> Unit | None:
+    """Return the length of the intervals that form a table's lots; None if each append is a lot."""
+    table = _origin(pipeline, table)
     if table in pipeline.datasets:
         return pipeline.datasets[table].dataset.unit
     context = pipeline.context  # a template may read tables of other pipelines
@@ -142,13 +165,26 @@ def lot_of(table: str, unit: Unit | None, text: str) -> str:
     raise BadLotId(f"{text} is {kind}, but {table} has {kinds}", hint=hint)
 
 
-def span(unit: Unit | None, first: Bound, last: Bound) -> Span:
-    """Return a range of lots, both ends included.
+def span(pipeline: "Pipeline", table: str, first: Bound, last: Bound) -> Span:
+    """Return a range of lots of a table, both ends included.
 
-    - first, last: a lot; if lots are intervals, also a day or a time, or text like `2026-01-31` or
-      `2026-01-31T14:05:00Z`.
+    If each append is a lot, a day or a time selects the lots that were published then.
+
+    - first, last: a lot, a day or a time, or text like `2026-01-31` or `2026-01-31T14:05:00Z`.
     """
-    bounds = Span(_bound(unit, first, end=False), _bound(unit, last, end=True))
+    unit = unit_of(pipeline, table)
+    if unit is None:
+        dataset = id_of(pipeline, _origin(pipeline, table))
+        bounds = Span(
+            _append(pipeline, dataset, first, end=False), _append(pipeline, dataset, last, end=True)
+        )
+    else:
+        bounds = Span(_bound(unit, first, end=False), _bound(unit, last, end=True))
+    if bounds.last == NO_APPEND or (unit is None and bounds.last and bounds.last < bounds.first):
+        raise NoLots(
+            f"{table} has no lots from {first or 'the first one'} to {last}",
+            hint=f"list its lots with `tidemill lots {table} --list`",
+        )
     if bounds.last and bounds.last < bounds.first:
         raise BadLotId(
             f"the range from {bounds.first} to {bounds.last} is reversed", hint="pass the earlier lot first"
@@ -156,16 +192,58 @@ def span(unit: Unit | None, first: Bound, last: Bound) -> Span:
     return bounds
 
 
-def _bound(unit: Unit | None, value: Bound, *, end: bool) -> str:
+def _append(pipeline: "Pipeline", dataset: DatasetId, value: Bound, *, end: bool) -> str:
+    """Return the first append that was published at a time or later, or the last one until that time."""
     if value is None or value == "":
         return ""
-    if unit is None:
-        if isinstance(value, str):
+    if isinstance(value, str):
+        try:
             return str(AppendId.parse(value))
-        raise BadLotId(
-            f"{value} is a time, but this table has one lot per append",
-            hint="pass lot ids; list them with `tidemill lots TABLE`",
-        )
+        except BadLotId:
+            value = _day_or_time(value)
+    if not isinstance(value, datetime):
+        value = datetime.combine(value + timedelta(days=end), time(), UTC)
+    value = value if value.tzinfo else value.replace(tzinfo=UTC)
+    number = _first_append(pipeline, dataset, round(value.timestamp() * 1e6))
+    return str(AppendId(number - 1 if end else number)) if number > end else NO_APPEND
+
+
+def _first_append(pipeline: "Pipeline", dataset: DatasetId, wall_us: int) -> int:
+    """Return the number of the first append that was published at a time or later.
+
+    After the last append, return a number that is larger than all. Corrections also have events, but their
+    lots are older.
+    """
+    context = pipeline.context
+    keys = context.keys.lots
+
+    def read(tx: Tx) -> int:
+        def at(position: int) -> events.LotEvent | None:
+            page = events.read(tx, keys, dataset, position, 1)
+            return page[0] if page else None
+
+        before, last = 0, events.head(tx, keys, dataset)
+        while before < last:
+            middle = (before + last) // 2
+            event = at(middle)
+            if event is not None and event.wall_at < wall_us:
+                before = event.position
+            else:
+                last = middle
+        event = at(before)
+        while event is not None and event.generation:
+            event = at(event.position)
+        if event is not None:
+            return AppendId.parse(event.lot).number
+        newest = lots.newest(tx, keys, dataset, limit=1)
+        return AppendId.parse(newest[0].lot).number + 1 if newest else 1
+
+    return context.store.run(read)
+
+
+def _bound(unit: Unit, value: Bound, *, end: bool) -> str:
+    if value is None or value == "":
+        return ""
     if isinstance(value, str):
         try:
             lot = LotId.parse(value)

@@ -25,6 +25,7 @@ from tidemill.lots.keys import DatasetId
 from tidemill.lots.states import LotState
 from tidemill.pipeline import graph
 from tidemill.pipeline.graph import Bound
+from tidemill.pipeline.notebook import html_table, preformatted
 from tidemill.runner import job_deaths
 from tidemill.runner.keys import RunnerKeys
 from tidemill.sources.source import source_id
@@ -105,6 +106,10 @@ class LotRequestPlan(msgspec.Struct, frozen=True, kw_only=True):
         counts = ", ".join(f"{count} {action}" for action, count in self.counts.items() if count)
         return f"{self.kind.value} of {self.arc}: {counts or 'nothing'}, {self.parallel} in parallel"
 
+    def _repr_html_(self) -> str:
+        rows = ([lot.lot, lot.action.value, lot.arc, lot.why] for lot in self.lots)
+        return preformatted(str(self)) + html_table(("lot", "action", "arc", "why"), rows)
+
 
 def plan(
     pipeline: "Pipeline",
@@ -136,7 +141,7 @@ def plan(
             )
         span = Span(only[0], only[-1])
     else:
-        only, span = None, graph.span(unit, first, last)
+        only, span = None, graph.span(pipeline, table, first, last)
     planned = _Planner(pipeline, kind, span).plan(graph.id_of(pipeline, table), only)
     return LotRequestPlan(
         kind=kind,

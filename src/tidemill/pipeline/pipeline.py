@@ -78,6 +78,9 @@ class Pipeline(Registry):
         on_stale: hooks that get an alert when a table is older than its `fresh_within`, and when it is not
             any more.
         keep_events: how long the event log keeps events.
+        lineage: where to send OpenLineage events: the URL of a server, like `"http://marquez:5000"`, or a
+            file that gets one event per line. A relative path is relative to the file that declares the
+            pipeline. It needs `tidemill[lineage]`.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class Pipeline(Registry):
         on_failure: Hooks = (),
         on_stale: Hooks = (),
         keep_events: Duration = "P14D",
+        lineage: str | os.PathLike[str] = "",
         clock: Clock = SYSTEM,
         chance: random.Random | None = None,
     ) -> None:
@@ -110,6 +114,9 @@ class Pipeline(Registry):
             "on_stale": hooks_of("on_stale", on_stale),
         }
         self.keep_events_s = seconds("keep_events", keep_events) or KEEP_S
+        is_url = isinstance(lineage, str) and "://" in lineage
+        self.lineage = str(lineage) if is_url or not lineage else str(self.base / expanded(lineage))
+        self.lineage_namespace = f"tidemill.{cluster}"
         self._clock = clock
         self._chance = chance if chance is not None else random.Random()
         self._context: PipelineContext | None = None
@@ -191,15 +198,31 @@ class Pipeline(Registry):
         self.close()
         self._spark = spark
 
-    def move_to(self, folder: str | os.PathLike[str]) -> None:
+    def move_to(self, folder: str | os.PathLike[str], *, clock: Clock | None = None) -> None:
         """From now on, use a home in this folder, and resolve relative paths there; for tests.
 
         The declarations stay the same. The declared home or store is not touched.
+
+        Args:
+            folder: the folder.
+            clock: the source of time from now on; None to keep it.
         """
         self.close()
+        self._clock = clock or self._clock
         self.base = expanded(folder).resolve()
         home = self.base / f"{self.name}-home"
         self._place = lambda: ClusterAddress.of(home=home)
+
+    def use_store(self, *, home: str | os.PathLike[str] | None = None, store: str | None = None) -> None:
+        """From now on, use this home or store instead of the declared one."""
+        self.close()
+        declared = self._place
+        self._place = lambda: ClusterAddress.of(
+            home=home,
+            store=store,
+            objects=None if store is None else declared().objects or None,
+            cluster=declared().cluster,
+        )
 
     def plan(self) -> "Plan":
         """Check the declarations; return what running the pipeline would change in the store."""
@@ -442,6 +465,16 @@ class Pipeline(Registry):
             self.close()
         except Exception:  # noqa: BLE001, S110
             pass
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this object has opened the store."""
+        return self._context is not None
+
+    def _repr_html_(self) -> str:
+        from tidemill.pipeline.notebook import pipeline_html
+
+        return pipeline_html(self)
 
     def __repr__(self) -> str:
         counts = {

@@ -15,7 +15,9 @@ from tidemill.cluster.membership import ClusterContext
 from tidemill.crash import Crashed
 from tidemill.errors import SparkDied
 from tidemill.events import Emit, ignore
-from tidemill.pipeline import observing, reader, retention
+from tidemill.obs.event_log import all_of
+from tidemill.obs.lineage import lineage_of
+from tidemill.pipeline import lineage, observing, reader, retention
 from tidemill.pipeline.run_events import RunPlanned, SparkStarting
 from tidemill.pipeline.run_report import Report, report_of
 from tidemill.runner.part_futures import resource_of
@@ -94,9 +96,12 @@ def run_as_node(
         plan.apply(presence.node.id, emit_all)
         emit_all(_planned(plan.program, watch=watch))
         retention.apply(pipeline)
-        with context.spark() as spark:
+        graph = lineage.graph_of(pipeline, plan.program)
+        run = f"{presence.node.id} {presence.node.epoch} {started_at}"
+        target = (pipeline.lineage, graph, pipeline.lineage_namespace)
+        with lineage_of(*target, run, emit_all, context.clock) as sent, context.spark() as spark:
             pin(spark)  # planning called functions of the user, which may have changed settings
-            scope = context.scope_of(presence.node, emit_all, presence.timing)
+            scope = context.scope_of(presence.node, all_of(emit_all, sent), presence.timing)
             runner = Runner(scope, context.place.key, presence, plan.program, spark, threads=threads)
             totals = runner.run(watch=watch, starts=starts, stop=stop, left_s=left_s)
         context.store_analyses()

@@ -4,6 +4,7 @@ import msgspec
 
 from tidemill.arcs.work import LotEnd
 from tidemill.obs.lines import counted
+from tidemill.pipeline.notebook import preformatted
 from tidemill.runner.run_totals import RunTotals
 
 
@@ -80,6 +81,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         lines += [f"  {name} runs again in {seconds:,.0f} s" for name, seconds in self.later.items()]
         lines += [f"  {name} failed: {error}" for name, error in self.failures.items()]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return preformatted(str(self))
 
 
 def report_of(pipeline: str, totals: RunTotals, seconds: float) -> Report:

@@ -109,8 +109,9 @@ class Table:
     def lots(self) -> "list[LotInfo]":
         """Return the lots of the table; for a view, its steps."""
         from tidemill.pipeline.lot_info import lots_of
+        from tidemill.pipeline.notebook import LotList
 
-        return lots_of(self.pipeline, self.name)
+        return LotList(lots_of(self.pipeline, self.name))
 
     def register_consumer(self, name: str, position: int = 0) -> None:
         """Keep all changes after a position for a consumer, even if the table declares `keep=` (LOT-39).
@@ -145,16 +146,9 @@ class Table:
         return f"<{type(self).__name__} {self.name} of {self.pipeline.name}>"
 
     def _repr_html_(self) -> str:
-        from html import escape
+        from tidemill.pipeline.notebook import table_html
 
-        frame = self.df().limit(20)
-        head = "".join(f"<th>{escape(name)}</th>" for name in frame.columns)
-        body = "".join(
-            f"<tr>{''.join(f'<td>{escape(str(value))}</td>' for value in row)}</tr>"
-            for row in frame.collect()
-        )
-        table = f"<table><tr>{head}</tr>{body}</table>"
-        return f"<b>{escape(self.name)}</b> at position {self.position}{table}"
+        return table_html(self)
 
 
 def _package(name: str) -> Any:

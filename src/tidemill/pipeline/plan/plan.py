@@ -21,9 +21,10 @@ from tidemill.pipeline.plan.arcs import ArcPlanner
 from tidemill.pipeline.plan.catalog import Catalog
 from tidemill.pipeline.plan.certification import Certify
 from tidemill.pipeline.plan.circuits import ViewCircuit, explained
+from tidemill.pipeline.plan.costs import ViewCost, view_costs
 from tidemill.pipeline.plan.planned_queries import PlannedQueries
 from tidemill.pipeline.plan.sources import SourcePlanner
-from tidemill.pipeline.plan.stages import DeclareDataset, PlanStage, RetireDataset, StageStatus
+from tidemill.pipeline.plan.stages import DeclareDataset, PlanStage, RemovedSource, RetireDataset, StageStatus
 from tidemill.pipeline.plan.views import ViewPlanner
 from tidemill.pipeline.source_line import errors_at
 from tidemill.runner.program import Program, TemplateArcs
@@ -65,6 +66,10 @@ class Plan:
         """Describe each stage: what it declares, its name, details, line and status."""
         return [{**stage.describe(), "status": status.value} for stage, status in self.status()]
 
+    def costs(self) -> list[ViewCost]:
+        """Return the views that a run would load or rebuild, with the reason and the size of their input."""
+        return view_costs(self.context, self.program)
+
     def refusals(self) -> list[TidemillError]:
         """Return the errors that `apply` would raise for the declarations it refuses."""
         keys = self.context.keys
@@ -101,6 +106,11 @@ class Plan:
         """
         return explained(self.circuits, view, recomputed)
 
+    def _repr_html_(self) -> str:
+        from tidemill.pipeline.notebook import plan_html
+
+        return plan_html(self.describe(), self.costs())
+
     def __repr__(self) -> str:
         lines = [
             f"{stage['status']:>8}  {stage['what']:<8} {stage['name']:<24} {stage['detail']}"
@@ -126,6 +136,7 @@ def make_plan(pipeline: "Pipeline") -> Plan:
         catalog.stages += templates.stages(pipeline, children)
         catalog.stages += arc_planner.removed(arcs)
         catalog.stages += _retired_datasets(catalog)
+        catalog.stages += _removed_sources(catalog)
     program = Program(
         pipeline=pipeline.name,
         datasets=catalog.datasets,
@@ -150,6 +161,18 @@ def _retired_datasets(catalog: Catalog) -> list[RetireDataset]:
         RetireDataset(pipeline.name, dataset, retired.label(pipeline, dataset))
         for dataset, is_retired in owners.of_pipeline(context.store, context.keys.lots, pipeline.name).items()
         if not is_retired and dataset not in planned and not retired.is_declared(pipeline, dataset)
+    ]
+
+
+def _removed_sources(catalog: Catalog) -> list[RemovedSource]:
+    """Return stages for sources that the last run had, and that are no longer declared."""
+    pipeline = catalog.pipeline
+    keys = descriptions.DescriptionKeys(pipeline.context.place.cluster)
+    stored = pipeline.context.store.run(lambda tx: descriptions.sources(tx, keys))
+    return [
+        RemovedSource(pipeline.name, dataset, row.origin)
+        for (name, dataset), row in stored.items()
+        if name == pipeline.name and dataset not in pipeline.sources
     ]
 
 

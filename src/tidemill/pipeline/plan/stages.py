@@ -123,6 +123,25 @@ class RetireDataset:
 
 
 @dataclass(frozen=True)
+class RemovedSource:
+    """Show a source that is no longer declared. Its dataset keeps the rows that it wrote."""
+
+    pipeline: str
+    dataset: str
+    origin: str
+
+    def status(self, tx: Tx, keys: StepKeys) -> StageStatus:
+        return StageStatus.REMOVED
+
+    def apply(self, context: "PipelineContext", holder: str) -> None:
+        """Do nothing: the descriptions of the pipeline no longer contain it after the run."""
+
+    def describe(self) -> dict[str, str]:
+        detail = f"{self.origin}: no longer declared; {self.dataset} gets no more rows from it"
+        return {"what": "source", "name": self.dataset, "detail": detail, "where": ""}
+
+
+@dataclass(frozen=True)
 class DeclareSource:
     """Show a source in the plan. A source has no row in the store, so its status is that of its dataset."""
 

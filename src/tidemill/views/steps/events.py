@@ -14,7 +14,10 @@ class RecordWritten(Event, frozen=True, kw_only=True):
 
 
 class StepCommitted(Event, frozen=True, kw_only=True):
-    """A group of views committed a step; `views` are the views whose tables changed."""
+    """A group of views committed a step; `views` are the views whose tables changed.
+
+    - changes: how many rows of each of these views changed.
+    """
 
     pipeline: str
     group: str
@@ -23,6 +26,7 @@ class StepCommitted(Event, frozen=True, kw_only=True):
     attempt: str
     views: tuple[str, ...]
     rows: int
+    changes: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class RowsSetAside(Event, frozen=True, kw_only=True):

@@ -185,6 +185,7 @@ class Stepper:
                 attempt=row.attempt,
                 views=tuple(output.view for output in row.outputs),
                 rows=sum(output.rows for output in row.outputs),
+                changes={output.view: output.rows for output in row.outputs},
             )
         )
 
