@@ -19,7 +19,10 @@ shop.dataset("orders", "id BIGINT").append([(1,)])
 
 @pytest.mark.parametrize(
     ("setting", "hint"),
-    [('pipelin = "shop.py"', "did you mean pipeline?"), ('spark = "local"', "use one of: pipeline")],
+    [
+        ('pipelin = "shop.py"', "did you mean pipeline?"),
+        ('spark = "local"', "use one of: pipeline, profiles"),
+    ],
 )
 @pytest.mark.parametrize("file", ["tidemill.toml", "pyproject.toml"])
 def test_an_unknown_setting_is_an_error(tmp_path: Path, file: str, setting: str, hint: str) -> None:

@@ -7,6 +7,7 @@ object as the last line of standard output.
 """
 
 import importlib
+import os
 import platform
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -49,6 +50,8 @@ COMMANDS = {
     "triggers": "tidemill.cli.triggers:triggers_command",
     "worker": "tidemill.cli.worker:worker",
     "key": "tidemill.cli.key:key_command",
+    "config": "tidemill.cli.config:config_command",
+    "bundle": "tidemill.cli.bundle:bundle_command",
     "ui": "tidemill.cli.ui:ui_command",
     "completion": "tidemill.cli.completion:completion_command",
 }
@@ -79,6 +82,12 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
+def _use_profile(_ctx: click.Context, _parameter: click.Parameter, name: str | None) -> None:
+    """Choose a profile for this process and its children: runners import the pipeline in a child process."""
+    if name:
+        os.environ["TIDEMILL_PROFILE"] = name
+
+
 @click.command(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -86,6 +95,13 @@ class Commands(click.Group):
 )
 @click.version_option(
     __version__, "-V", "--version", message=f"tidemill %(version)s (Python {platform.python_version()})"
+)
+@click.option(
+    "--profile",
+    metavar="NAME",
+    expose_value=False,
+    callback=_use_profile,
+    help="Use the settings of this profile in tidemill.toml. Default: TIDEMILL_PROFILE.",
 )
 def tidemill() -> None:
     """Tidemill keeps tables up to date on Apache Spark by processing only what changed."""

@@ -1,5 +1,7 @@
 """Define `tidemill plan`: show what running a pipeline would change, and what it would cost."""
 
+from pathlib import Path
+
 import click
 from rich.table import Table
 from rich.text import Text
@@ -8,13 +10,13 @@ from tidemill.cli.options import ClusterLocation, pipeline_option
 from tidemill.cli.output import CommandOutput, json_option
 from tidemill.futures.home import CLUSTER
 from tidemill.obs.lines import counted
-from tidemill.paths import expanded
 from tidemill.pipeline.pipeline import Pipeline
 from tidemill.pipeline.pipeline_file import find
 from tidemill.pipeline.plan.costs import ViewCost
 
 STYLES = {"new": "green", "same": "dim", "changed": "yellow", "removed": "red", "refused": "red"}
 REFUSED, REBUILDS = 1, 2
+AGAINST = "--against"
 
 
 @click.command("plan")
@@ -49,10 +51,10 @@ def plan_command(output: CommandOutput, against: str | None, file: str | None) -
 
 def _use_store(pipeline: Pipeline, where: str) -> None:
     if "://" in where:
-        pipeline.use_store(store=where)
+        pipeline.use_settings({"store": where}, AGAINST, Path.cwd())
         return
     ClusterLocation(where, None, CLUSTER)  # refuses a folder that is not a home: opening it would create one
-    pipeline.use_store(home=expanded(where).resolve())
+    pipeline.use_settings({"home": where}, AGAINST, Path.cwd())
 
 
 def _print(output: CommandOutput, pipeline: str, stages: list[dict[str, str]], costs: list[ViewCost]) -> None:

@@ -21,6 +21,7 @@ from tidemill.futures.values.signatures import ClusterKey, given_key, home_key
 from tidemill.objects.url import BLOT
 from tidemill.objects.url import redact as redact_objects
 from tidemill.paths import expanded
+from tidemill.store.secret_references import dereferenced
 from tidemill.store.secrets import HIDDEN
 from tidemill.store.secrets import redact as redact_store
 
@@ -82,7 +83,7 @@ class ClusterAddress:
 
         Args:
             home: a folder.
-            store: the store's URL, instead of a home.
+            store: the store's URL, instead of a home; `env:NAME` or `file:PATH` names its place.
             objects: the URL for large code, large arguments and durable results; without it, Tidemill refuses
                 them.
             cluster: the name that prefixes all keys (FUT-11).
@@ -105,6 +106,8 @@ class ClusterAddress:
         for name, url in (("store", store), ("objects", objects)):
             if not isinstance(url, str | None):
                 raise UsageError(f"{name}= must be a URL, not {type(url).__name__}", hint="pass a string")
+        store = dereferenced(store, environ)
+        objects = None if objects is None else dereferenced(objects, environ)
         key = given_key(environ, file=expanded(key_file) if key_file is not None else None)
         return cls(store=store, objects=objects or "", cluster=cluster, key=key)
 

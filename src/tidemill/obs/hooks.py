@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from tidemill.errors import DeclarationError
+from tidemill.errors import DeclarationError, UsageError
+from tidemill.store.secret_references import dereferenced, is_reference
 
 TIMEOUT_S = 10.0
 AlertKind = Literal["failure", "stale", "fresh"]
@@ -71,12 +72,21 @@ class Webhook(Hook):
     @property
     def label(self) -> str:
         """The host only: many services put a secret into the path."""
+        if is_reference(self.url):
+            return self.url
         return f"{urlsplit(self.url).scheme}://{urlsplit(self.url).hostname}"
 
     def send(self, alert: Alert) -> None:
         body = msgspec.json.encode({**msgspec.to_builtins(alert), "message": _sentence(alert)})
-        headers = {"Content-Type": "application/json", **dict(self.headers)}
-        request = urllib.request.Request(self.url, body, headers, method="POST")  # noqa: S310 - http(s) only
+        try:
+            own = {name: dereferenced(value) for name, value in self.headers}
+            url = dereferenced(self.url)
+        except UsageError as error:
+            raise HookFailed(error.message) from None
+        if not _is_web(url):
+            raise HookFailed(f"{self.label} is not an http or https URL")
+        headers = {"Content-Type": "application/json", **own}
+        request = urllib.request.Request(url, body, headers, method="POST")  # noqa: S310 - http(s) only
         try:
             with urllib.request.urlopen(request, timeout=self.timeout_s):  # noqa: S310
                 return
@@ -130,16 +140,21 @@ def webhook(url: str, *, headers: Mapping[str, str] | None = None, timeout_s: fl
     <Webhook https://hooks.example>
 
     Args:
-        url: the address; it may contain a secret, which is never shown.
-        headers: more headers, such as `Authorization`.
+        url: the address; it may contain a secret, which is never shown. `env:NAME` and `file:PATH` name an
+            environment variable or a file with the address.
+        headers: more headers, such as `Authorization`; their values can be references too.
         timeout_s: how long to wait for the answer.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if not is_reference(url) and not _is_web(url):
         raise DeclarationError(
             "a webhook needs an http or https URL", hint="pass a URL like https://host/path"
         )
     return Webhook(url=url, headers=tuple((headers or {}).items()), timeout_s=timeout_s)
+
+
+def _is_web(url: str) -> bool:
+    parts = urlsplit(url)
+    return parts.scheme in ("http", "https") and bool(parts.hostname)
 
 
 def command(arguments: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> Command:

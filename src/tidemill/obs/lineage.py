@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tidemill import __version__
 from tidemill.arcs.events import ArcLotBegan, ArcLotComplete, ArcLotMissing, ArcLotPartial
 from tidemill.clock import SYSTEM, Clock
 from tidemill.errors import UsageError
@@ -36,7 +35,7 @@ from tidemill.views.steps.events import StepAbandoned, StepCommitted, ViewChecke
 if TYPE_CHECKING:
     from openlineage.client.event_v2 import RunEvent, RunState
 
-PRODUCER = f"https://pypi.org/project/tidemill/{__version__}"
+PRODUCER = "https://pypi.org/project/tidemill"
 FLUSH_S = 1.0
 MOST_WAITING = 5_000
 _RUNS = uuid.UUID("7c1f9d52-0f0b-5a55-9a77-6f2b7f9c1e44")

@@ -14,12 +14,13 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidemill.clock import SYSTEM, Clock
 from tidemill.errors import DeclarationError, SparkDied, SparkUnavailable, SubscriptionUnknown, UsageError
 from tidemill.events import Emit, ignore
-from tidemill.futures.home import CLUSTER, ClusterAddress
+from tidemill.futures.home import CLUSTER
 from tidemill.lots import checks as expectations
 from tidemill.lots.checks import quarantine_of
 from tidemill.lots.keys import DatasetId
@@ -32,6 +33,7 @@ from tidemill.pipeline.context import PipelineContext
 from tidemill.pipeline.declarations import ArcDecl
 from tidemill.pipeline.pace import Duration, seconds
 from tidemill.pipeline.registry import Readable, Registry
+from tidemill.pipeline.settings import DECLARED, DEFAULT, SPARK, PipelineLocation, Setting, shown
 from tidemill.pipeline.source_line import SourceLine
 from tidemill.pipeline.tables import Dataset, RetiredDataset, RetiredView, Table, View
 from tidemill.spark.sessions import SparkSettings
@@ -101,14 +103,21 @@ class Pipeline(Registry):
         chance: random.Random | None = None,
     ) -> None:
         super().__init__(name)
+        given = {"home": home, "store": store, "objects": objects, "key_file": key_file}
         if home is None and store is None:
             home = f"{name}-home"
         if home is not None:
             home = self.base / expanded(home)
-        self._place: Callable[[], ClusterAddress] = lambda: ClusterAddress.of(
-            home=home, store=store, objects=objects, cluster=cluster, key_file=key_file
+        self._location = PipelineLocation(
+            home=None if home is None else str(home),
+            store=store,
+            objects=objects,
+            cluster=cluster,
+            key_file=None if key_file is None else os.fspath(key_file),
+            origins=dict.fromkeys((name for name, value in given.items() if value is not None), DECLARED),
         )
         self._spark = spark
+        self._spark_origin = DEFAULT if spark is None else DECLARED
         self.hooks = {
             "on_failure": hooks_of("on_failure", on_failure),
             "on_stale": hooks_of("on_stale", on_stale),
@@ -189,14 +198,18 @@ class Pipeline(Registry):
         with self._lock:
             if self._context is None:
                 self._context = PipelineContext(
-                    self._place(), self._spark, app=self.name, clock=self._clock, chance=self._chance
+                    self._location.address(),
+                    self._spark,
+                    app=self.name,
+                    clock=self._clock,
+                    chance=self._chance,
                 )
             return self._context
 
     def use_spark(self, spark: "SparkSession | SparkSettings | str") -> None:
         """From now on, use this Spark session instead of the declared one."""
         self.close()
-        self._spark = spark
+        self._spark, self._spark_origin = spark, "--spark"
 
     def move_to(self, folder: str | os.PathLike[str], *, clock: Clock | None = None) -> None:
         """From now on, use a home in this folder, and resolve relative paths there; for tests.
@@ -210,19 +223,25 @@ class Pipeline(Registry):
         self.close()
         self._clock = clock or self._clock
         self.base = expanded(folder).resolve()
-        home = self.base / f"{self.name}-home"
-        self._place = lambda: ClusterAddress.of(home=home)
+        self._location = PipelineLocation(home=str(self.base / f"{self.name}-home"))
 
-    def use_store(self, *, home: str | os.PathLike[str] | None = None, store: str | None = None) -> None:
-        """From now on, use this home or store instead of the declared one."""
+    def use_settings(self, values: Mapping[str, str], origin: str, base: Path) -> None:
+        """From now on, use these settings instead of the declared ones.
+
+        Args:
+            values: such as `home` or `store`; see `tidemill.pipeline.settings`.
+            origin: where they were set, for `tidemill config`.
+            base: the folder that relative paths are relative to.
+        """
         self.close()
-        declared = self._place
-        self._place = lambda: ClusterAddress.of(
-            home=home,
-            store=store,
-            objects=None if store is None else declared().objects or None,
-            cluster=declared().cluster,
-        )
+        self._location = self._location.overridden(values, origin, base)
+        if SPARK in values:
+            self._spark, self._spark_origin = values[SPARK], origin
+
+    @property
+    def settings(self) -> list[Setting]:
+        """The settings that decide where the pipeline runs, without secrets, each with its origin."""
+        return shown(self._location, self._spark, self._spark_origin)
 
     def plan(self) -> "Plan":
         """Check the declarations; return what running the pipeline would change in the store."""

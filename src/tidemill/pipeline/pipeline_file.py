@@ -7,22 +7,27 @@ that the file can import modules next to it. An error that the user's file raise
 
 import importlib
 import importlib.util
+import os
 import sys
 import tomllib
 import traceback
+from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tidemill.errors import PipelineNotFound, TidemillError
+from tidemill.pipeline.settings import check_profile
 
 if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline
 
 CONFIG = "tidemill.toml"
 _PYPROJECT = "pyproject.toml"
-_SETTINGS = frozenset({"pipeline"})
+_SETTINGS = frozenset({"pipeline", "profiles"})
+PROFILE = "TIDEMILL_PROFILE"
+"""The environment variable that chooses a profile. Child processes inherit it."""
 
 
 def find(target: str | None = None, start: Path | None = None) -> "Pipeline":
@@ -79,10 +84,46 @@ def load(target: str, folder: Path, *, fresh: bool = False) -> "Pipeline":
             f"{target} cannot be imported: {_place(error)}",
             hint=f"fix this error; to see the traceback, run: {command}",
         ) from error
-    return _in_module(module, name, target)
+    pipeline = _in_module(module, name, target)
+    profile = os.environ.get(PROFILE)
+    if profile:
+        values, file = profile_settings(profile, folder)
+        pipeline.use_settings(values, f"profile {profile} ({file.name})", file.parent)
+    return pipeline
+
+
+def profile_settings(profile: str, folder: Path) -> tuple[dict[str, str], Path]:
+    """Return the settings of a profile, and the configuration file that has it, in a folder or above."""
+    folder = folder.resolve()
+    for parent in (folder, *folder.parents):
+        for file, table in _tables(parent):
+            profiles = table.get("profiles", {})
+            if not isinstance(profiles, dict) or not isinstance(profiles.get(profile, {}), dict):
+                raise PipelineNotFound(
+                    f"{file}: `profiles` is not a table", hint=f"write [profiles.{profile}]"
+                )
+            if profile not in profiles:
+                known = ", ".join(sorted(profiles)) or "none"
+                raise PipelineNotFound(
+                    f"{file} has no profile {profile!r}", hint=f"its profiles are: {known}"
+                )
+            return check_profile(profile, profiles[profile], str(file)), file
+    raise PipelineNotFound(
+        f"the profile {profile!r} is set, but there is no {CONFIG} in {folder} or above",
+        hint=f"write [profiles.{profile}] into {CONFIG}, or unset {PROFILE}",
+    )
 
 
 def _configured(folder: Path) -> str | None:
+    for file, table in _tables(folder):
+        if not isinstance(table.get("pipeline"), str):
+            raise PipelineNotFound(f"{file}: the setting `pipeline` is missing or not a string")
+        return str(table["pipeline"])
+    return None
+
+
+def _tables(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the configuration files of a folder, each with Tidemill's settings."""
     for file, section in ((folder / CONFIG, None), (folder / _PYPROJECT, "tidemill")):
         if not file.is_file():
             continue
@@ -106,10 +147,7 @@ def _configured(folder: Path) -> str | None:
             near = get_close_matches(unknown[0], _SETTINGS, n=1)
             hint = f"did you mean {near[0]}?" if near else f"use one of: {', '.join(sorted(_SETTINGS))}"
             raise PipelineNotFound(f"{file}: unknown setting `{unknown[0]}`", hint=hint)
-        if not isinstance(table.get("pipeline"), str):
-            raise PipelineNotFound(f"{file}: the setting `pipeline` is missing or not a string")
-        return str(table["pipeline"])
-    return None
+        yield file, table
 
 
 def _import_file(file: Path) -> ModuleType:

@@ -10,6 +10,7 @@ A URL may have a password in its user part or in a parameter. Two measures keep 
 """
 
 import re
+from collections.abc import Iterable
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 HIDDEN = "***"
@@ -37,6 +38,15 @@ def redact(url: str) -> str:
     end = _AUTHORITY_END.search(rest)
     authority, tail = (rest, "") if end is None else (rest[: end.start()], rest[end.start() :])
     return _without_parameters(f"{scheme}://{_without_odd_port(authority)}{tail}")
+
+
+def names_secret(name: str) -> bool:
+    """Return whether something with this name is probably a secret.
+
+    >>> names_secret("DB_PASSWORD"), names_secret("HOME")
+    (True, False)
+    """
+    return _SECRET_NAME.search(name) is not None
 
 
 def _without_odd_port(authority: str) -> str:
@@ -76,12 +86,18 @@ def _forms(secret: str) -> set[str]:
 
 
 class Scrubber:
-    """Removes the secrets of one URL from any text. Its repr shows none of them."""
+    """Removes secrets from any text. Its repr shows none of them.
+
+    Args:
+        urls: URLs with secrets.
+        secrets: other secrets.
+    """
 
     __slots__ = ("_pattern",)
 
-    def __init__(self, url: str) -> None:
-        forms = {form for secret in _secrets_of(url) for form in _forms(secret) if form}
+    def __init__(self, *urls: str, secrets: Iterable[str] = ()) -> None:
+        known = {secret for url in urls for secret in _secrets_of(url)} | set(secrets)
+        forms = {form for secret in known for form in _forms(secret) if form}
         longest_first = sorted(forms, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if forms else None
 
