@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 class ViewAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt at one view's step: the names under which it writes.
 
-    - by_check: whether the view contains the rows of another view that fail checks. Then manifests count the
-      rows of each check.
+    - by_check: whether the view contains the rows of another view that fail checks. Then the manifest of its
+      table counts the rows of each check.
     """
 
     pipeline: str
@@ -141,9 +141,7 @@ class ViewTables:
         )
         if not written.rows:
             return "", written
-        checks = self._rows_by_check(view_attempt, written)
-        key = self._put(view_attempt, target, written=written, schema=schema, digest=digest(), checks=checks)
-        return key, written
+        return self._put(view_attempt, target, written=written, schema=schema, digest=digest()), written
 
     def record_changes(
         self, view_attempt: ViewAttempt, written: Written, schema: "StructType", digest: int
@@ -152,14 +150,10 @@ class ViewTables:
         if not written.rows:
             return ""
         target = changes_of(view_attempt.pipeline, view_attempt.view)
-        checks = self._rows_by_check(view_attempt, written)
-        return self._put(view_attempt, target, written=written, schema=schema, digest=digest, checks=checks)
-
-    def _rows_by_check(self, view_attempt: ViewAttempt, written: Written) -> dict[str, int]:
-        return rows_by_check(self.storage.objects, written.objects) if view_attempt.by_check else {}
+        return self._put(view_attempt, target, written=written, schema=schema, digest=digest)
 
     def failing_rows(self, table: str) -> dict[str, int]:
-        """Return how many rows each check has in a table or in changes; none for an empty key."""
+        """Return how many rows each check has in a table; none for an empty key."""
         return self._manifests.load(table).checks if table else {}
 
     def extended(
@@ -199,7 +193,8 @@ class ViewTables:
         target = table_of(view_attempt.pipeline, view_attempt.view)
         content = total_digest([self.digest(before), self.digest(changes)])
         failing = Counter(self.failing_rows(before))
-        failing.update(self.failing_rows(changes))
+        if view_attempt.by_check and changes:
+            failing.update(rows_by_check(self.storage.objects, self._manifests.load(changes).objects))
         return self._put(
             view_attempt,
             target,
