@@ -241,7 +241,7 @@ def test_an_empty_range_and_lots_that_no_arc_makes_are_errors(scene: Scene) -> N
     with pytest.raises(BadLotId, match="is reversed"):
         scene.shop.backfill("cleaned", first=appended[1], last=appended[0])
     with pytest.raises(BadLotId):
-        scene.shop.backfill("cleaned", first="2023-01-01")
+        scene.shop.backfill("cleaned", first="yesterday")
     with pytest.raises(UsageError, match="no arc writes the dataset"):
         scene.shop.replay("orders", ["A00000000000000001"])
     with pytest.raises(UsageError, match="is a view; arcs do not write views"):
@@ -283,12 +283,12 @@ def test_a_range_can_consist_of_lots_days_or_times(first: Any, last: Any, expect
     unit = Unit.parse("PT5M")
     if expected[1] and expected[1] < expected[0]:
         with pytest.raises(BadLotId):
-            graph.span(unit, first, last)
+            graph.interval_span(unit, first, last)
         return
-    span = graph.span(unit, first, last)
+    span = graph.interval_span(unit, first, last)
     assert (span.first, span.last) == expected
     with pytest.raises(BadLotId):
-        graph.span(unit, "yesterday", None)
+        graph.interval_span(unit, "yesterday", None)
 
 
 @pytest.mark.rule("LOT-31")

@@ -173,18 +173,25 @@ def span(pipeline: "Pipeline", table: str, first: Bound, last: Bound) -> Span:
     - first, last: a lot, a day or a time, or text like `2026-01-31` or `2026-01-31T14:05:00Z`.
     """
     unit = unit_of(pipeline, table)
-    if unit is None:
-        dataset = id_of(pipeline, _origin(pipeline, table))
-        bounds = Span(
-            _append(pipeline, dataset, first, end=False), _append(pipeline, dataset, last, end=True)
-        )
-    else:
-        bounds = Span(_bound(unit, first, end=False), _bound(unit, last, end=True))
-    if bounds.last == NO_APPEND or (unit is None and bounds.last and bounds.last < bounds.first):
+    if unit is not None:
+        return interval_span(unit, first, last)
+    dataset = id_of(pipeline, _origin(pipeline, table))
+    bounds = Span(_append(pipeline, dataset, first, end=False), _append(pipeline, dataset, last, end=True))
+    lots_passed = {str(first), str(last)} >= {bounds.first, bounds.last}
+    if bounds.last == NO_APPEND or (bounds.last and bounds.last < bounds.first and not lots_passed):
         raise NoLots(
             f"{table} has no lots from {first or 'the first one'} to {last}",
             hint=f"list its lots with `tidemill lots {table} --list`",
         )
+    return _in_order(bounds)
+
+
+def interval_span(unit: Unit, first: Bound, last: Bound) -> Span:
+    """Return a range of lots of a table whose lots are intervals; see `span`."""
+    return _in_order(Span(_bound(unit, first, end=False), _bound(unit, last, end=True)))
+
+
+def _in_order(bounds: Span) -> Span:
     if bounds.last and bounds.last < bounds.first:
         raise BadLotId(
             f"the range from {bounds.first} to {bounds.last} is reversed", hint="pass the earlier lot first"
