@@ -212,6 +212,7 @@ def test_a_topic_is_in_the_tables_of_a_pipeline_once_though_runners_join_and_are
         mill.until(lambda: mill.count() > 0, "nothing was read")
         second = mill.start()
         while not second.has_read():  # partitions are shared from here on
+            assert second.process.poll() is None, second.said()
             assert sent < 50 * each, "the second one gets no partition"
             send(each // 10)
             mill.until(lambda: mill.count() >= sent or second.has_read(), "nobody reads")
