@@ -5,9 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import pytest
 
 from tests.integration.life_scenes import Scene, Stage
 from tests.servers.process import wait_until
@@ -56,6 +58,13 @@ class Lives:
     def close(self) -> None:
         self._process.kill()
         self._process.communicate()
+
+
+@pytest.fixture(scope="module")
+def lives(spark: "SparkSession") -> Iterator[Lives]:
+    started = Lives(spark)
+    yield started
+    started.close()
 
 
 class Kills(Stage):

@@ -5,13 +5,12 @@ about, the next one behind it. Then a third, this one, leaves what an undisturbe
 tenth of all steps, drawn by a seed; in `make crash` all.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.acceptance.lives import Kills, Lives
+from tests.acceptance.lives import Kills, Lives, lives
 from tests.acceptance.test_pipeline_kills import LATER
 from tests.integration.life_scenes import SCENES, Scene, Staged, staged
 from tests.integration.test_pipeline_life_crashes import BELOW
@@ -21,7 +20,7 @@ from tests.unit.test_sources_http_poll import web
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["web"]  # a fixture
+__all__ = ["lives", "web"]  # fixtures
 STEPS = {
     "ordered": "arcs.begin lot_requests.submit publish.commit publish.intent publish.part-manifest"
     " runner.function runner.submit spark.write",
@@ -48,13 +47,6 @@ def kills(scene: Scene, folder: Path, spark: "SparkSession") -> Kills:
     steps = {point.rpartition(".")[0] for point in stage.passed if not point.startswith(BELOW)}
     assert steps - {*LATER} == {*STEPS[scene.name].split()}
     return stage
-
-
-@pytest.fixture(scope="module")
-def lives(spark: "SparkSession") -> Iterator[Lives]:
-    started = Lives(spark)
-    yield started
-    started.close()
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,13 @@ import os
 import random
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
 from tests import shop
-from tests.acceptance.lives import Kills, Lives
+from tests.acceptance.lives import Kills, Lives, lives
 from tests.acceptance.pipeline_processes import Place, Run
 from tests.integration.life_scenes import Shop
 from tests.kill_samples import sample
@@ -26,6 +25,8 @@ from tidemill import crash
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+__all__ = ["lives"]  # a fixture
 
 STEPS = (
     "arcs.begin",
@@ -85,13 +86,6 @@ def calm(tmp_path_factory: pytest.TempPathFactory, spark: "SparkSession") -> Kil
     later = {f"{step}.{side}" for step in LATER for side in ("before", "after")}
     assert stage.passed - later - {*IN_WORKERS} == {*POINTS}
     return stage
-
-
-@pytest.fixture(scope="module")
-def lives(spark: "SparkSession") -> Iterator[Lives]:
-    started = Lives(spark)
-    yield started
-    started.close()
 
 
 def of_packages(*packages: str) -> list[str]:
