@@ -27,11 +27,11 @@ STEPS = {
     "compaction": "publish.compact-commit publish.compact-digest publish.compact-open publish.intent"
     " publish.part-manifest publish.retire-data publish.retire-manifest publish.retired spark.write",
     "folder": "publish.commit publish.intent publish.part-manifest runner.submit sources.begin sources.take"
-    " spark.write",
+    " spark.write spark.write_table",
     "bucket": "publish.commit publish.intent publish.part-manifest runner.submit sources.begin sources.take"
-    " spark.write",
-    "poll": "publish.commit publish.intent publish.part-manifest sources.draw spark.write_table",
-    "kafka": "publish.commit publish.intent publish.part-manifest sources.draw sources.leave sources.mark"
+    " spark.write spark.write_table",
+    "poll": "publish.commit publish.intent publish.part-manifest sources.fetch spark.write_table",
+    "kafka": "publish.commit publish.intent publish.part-manifest sources.fetch sources.leave sources.mark"
     " sources.renew sources.share sources.take-partition spark.write_table",
     "push": "publish.commit publish.intent publish.part-manifest sources.receive spark.write_table",
 }

@@ -41,6 +41,7 @@ STEPS = (
     "sources.begin",
     "sources.take",
     "spark.write",
+    "spark.write_table",
     "triggers.push",
     "views.commit",
     "views.cut",

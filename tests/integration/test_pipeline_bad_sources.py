@@ -35,7 +35,7 @@ def test_a_file_that_is_written_anew_while_it_is_read_is_taken_as_it_is_then(
     events: list[Event] = []
 
     def rewrite(name: str) -> None:
-        if name == "spark.write.before" and len(moving.read_text()) < 12:
+        if name == "spark.write_table.before" and len(moving.read_text()) < 12:
             moving.write_text('{"id": 11}\n{"id": 12}\n')
 
     with tm.Pipeline("shop", home=tmp_path / "home", spark=spark) as shop:

@@ -45,7 +45,7 @@ EXPECTED: dict[Upto, set[str]] = {
     "source": {
         "sources.take",
         "sources.begin",
-        "spark.write",
+        "spark.write_table",
         "publish.intent",
         "publish.part-manifest",
         "publish.commit",

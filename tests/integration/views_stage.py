@@ -49,6 +49,8 @@ class Code:
     clock: Any = None
     refresh: str = "full"
     copied: tuple[str, ...] = ()
+    checked: str = ""
+    failures: str = ""
 
 
 class ViewStage(StepStage):

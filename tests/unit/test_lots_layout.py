@@ -150,7 +150,6 @@ def test_empty_and_endless_names_are_refused():
     "damage",
     [
         {"generation": -1},
-        {"checks": {"not_null": -1}},
         {"objects": [{"uri": "u", "size": -1}]},
         {"objects": [{"uri": "u", "rows": -1}]},
         {"parts": ["a", "b"], "within": [[]]},
