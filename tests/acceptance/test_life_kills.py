@@ -31,7 +31,7 @@ STEPS = {
     "bucket": "publish.commit publish.intent publish.part-manifest runner.submit sources.begin sources.take"
     " spark.write spark.write_table",
     "poll": "publish.commit publish.intent publish.part-manifest sources.fetch spark.write_table",
-    "kafka": "publish.commit publish.intent publish.part-manifest sources.fetch sources.leave sources.mark"
+    "kafka": "publish.commit publish.intent publish.part-manifest sources.fetch sources.leave sources.checkpoint"
     " sources.renew sources.share sources.take-partition spark.write_table",
     "push": "publish.commit publish.intent publish.part-manifest sources.receive spark.write_table",
 }
