@@ -9,7 +9,7 @@ from tests.unit.arcs_stage import lapse
 from tests.unit.test_base_lots import Based
 from tests.unit.test_retention import KEYS
 from tidemill import crash
-from tidemill.arcs.lots import current_inputs
+from tidemill.arcs import rows
 from tidemill.arcs.work import LotEnd
 from tidemill.lots import base_lot
 from tidemill.runner.retention import lower_bound
@@ -87,7 +87,7 @@ def test_no_lot_expires_until_the_lot_from_the_base_lot_is_finished(stage: Based
     assert worker.make_requested(stage.spec, stage.ask(stage.spec, lots[3])).ended is LotEnd.COMPLETE
     assert cleaned(stage) == Counter(stage.all_numbers())
     assert stage.expire()["orders"].lots > 0
-    assert stage.run(current_inputs, stage.keys, stage.spec, lots[3]) == ()
+    assert stage.run(rows.newest, stage.keys, stage.spec.id, lots[3]) is None, "nothing can make it again"
     assert cleaned(stage) == Counter(stage.all_numbers())
 
 
@@ -101,7 +101,8 @@ def test_an_arc_that_has_seen_the_lots_does_not_see_the_base_lot(stage: Based) -
     assert stage.expire()["orders"].lots == 4
     stage.run(subscriptions.remove, stage.keys.publish.triggers, stage.spec.id)
     stage.subscribe_arc()
-    stage.drain(stage.spec, worker, stage.me)
+    outcomes = stage.drain(stage.spec, worker, stage.me)
+    assert {outcome.ended for outcome in outcomes} == {LotEnd.DONE}
     assert cleaned(stage) == before, "it is not new: its table has events"
 
 
