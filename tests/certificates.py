@@ -33,11 +33,12 @@ def shared_certificates() -> Iterator[None]:
         tests: "Sequence[CircuitTest]",
         tables: "GeneratedTables",
         *,
+        beside: "Sequence[CircuitTest]" = (),
         bounds: "Bounds | None" = None,
     ) -> "list[ViewCertificate]":
         keys = [_key(test) for test in tests]
         new = [test for test, key in zip(tests, keys, strict=True) if key not in certified]
-        results = certify_circuits(spark, new, tables, bounds=bounds) if new else []
+        results = certify_circuits(spark, new, tables, beside=beside, bounds=bounds) if new else []
         certified.update(zip(map(_key, new), results, strict=True))
         return [certified[key] for key in keys]
 
@@ -83,7 +84,9 @@ def assumed_certificates() -> Iterator[None]:
         def __enter__(self) -> "AssumingTester":
             return self
 
-        def run(self, tests: "Sequence[ViewTest]") -> "list[ViewCertificate]":
+        def run(
+            self, tests: "Sequence[ViewTest]", beside: "Sequence[CircuitTest]" = ()
+        ) -> "list[ViewCertificate]":
             return [assumed(test) for test in tests]
 
     def assumed(test: "ViewTest") -> "ViewCertificate":

@@ -4,6 +4,7 @@ import os
 import threading
 from dataclasses import dataclass
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
@@ -11,7 +12,16 @@ from pyspark.sql import functions as sf
 from tests.servers.process import wait_until
 from tidemill.errors import SessionUnusable, SparkUnavailable, UsageError
 from tidemill.spark.java import REAL_JAVA
-from tidemill.spark.sessions import PINNED, SparkSettings, adopt, interrupt, open_session, require, tagged
+from tidemill.spark.sessions import (
+    PINNED,
+    SparkSettings,
+    adopt,
+    frame_of,
+    interrupt,
+    open_session,
+    require,
+    tagged,
+)
 from tidemill.testing.threads import STUCK_S
 
 ZONE = "spark.sql.session.timeZone"
@@ -109,3 +119,12 @@ def test_a_tag_cancels_its_own_jobs_only(spark: SparkSession) -> None:
         thread.join(STUCK_S)
     assert "cancel" in errors["one"].lower()
     assert spark.range(3).count() == 3
+
+
+def test_a_frame_has_all_rows_of_a_table_with_empty_chunks(spark: SparkSession) -> None:
+    rows = pa.table({"a": [1, 2]})
+    empty = rows.slice(0, 0)
+    chunks = pa.concat_tables([empty, empty, rows, empty, empty, empty, rows])
+    assert chunks.column(0).num_chunks == 7
+    assert sorted(row.a for row in frame_of(spark, chunks).collect()) == [1, 1, 2, 2]
+    assert frame_of(spark, empty).collect() == []

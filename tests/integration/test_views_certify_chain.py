@@ -11,6 +11,7 @@ from tidemill.spark import schema
 from tidemill.views.certify import circuit_comparison
 from tidemill.views.certify.certificates import ViewCertificate
 from tidemill.views.certify.circuit_comparison import GeneratedTables, certify_circuits
+from tidemill.views.certify.executed_chain import ExecutedViews
 from tidemill.views.certify.generated_lots import GeneratedLots
 from tidemill.views.certify.table_facts import facts_of
 from tidemill.views.certify.view_tests import CircuitTest
@@ -47,10 +48,12 @@ def circuit_tests(spark: Any, tables: Any, queries: dict[str, str]) -> list[Circ
     ]
 
 
-def certified(spark: Any, tests: list[CircuitTest]) -> dict[str, ViewCertificate]:
+def certified(
+    spark: Any, tests: list[CircuitTest], beside: list[CircuitTest] | None = None
+) -> dict[str, ViewCertificate]:
     facts = facts_of(test.output for test in tests)
     with GeneratedTables(spark, DDL, facts=facts) as tables:
-        results = certify_circuits(spark, tests, tables)
+        results = certify_circuits(spark, tests, tables, beside=beside or ())
     return {test.view: result for test, result in zip(tests, results, strict=True)}
 
 
@@ -147,6 +150,39 @@ def test_a_chain_with_a_fault_is_refused_although_its_circuit_is_right(
         results = certified(spark, circuit_tests(spark, tables, queries))
     assert {name for name, result in results.items() if not result.equal} == wrong
     assert [result.why for result in results.values() if why not in result.why] == []
+
+
+def double_rows_of_one_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a view doubled the rows of another view of its chain."""
+    written = ExecutedViews._written
+
+    def doubled(self: Any, view: str, reports: Any) -> Any:
+        rows = written(self, view, reports)
+        return pa.concat_tables([rows, rows]) if view == "more texts" and len(self.views) > 1 else rows
+
+    monkeypatch.setattr(ExecutedViews, "_written", doubled)
+
+
+@pytest.mark.rule("DBSP-19")
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        (double_shared_rows, "only together with other views"),
+        (double_rows_of_one_view, "certified views are wrong: more texts"),
+    ],
+)
+def test_a_new_view_is_judged_together_with_certified_views(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, fault: Any, why: str
+) -> None:
+    with views_oracle.stage(spark, {}, STAGED) as tables:
+        (other,) = circuit_tests(spark, tables, {"more texts": MORE["more texts"]})
+        new = circuit_tests(spark, tables, {"texts": QUERIES["texts"]})
+        assert certified(spark, new, [other])["texts"].equal
+        fault(monkeypatch)
+        assert certified(spark, new)["texts"].equal, "alone it is right"
+        result = certified(spark, new, [other])["texts"]
+    assert not result.equal
+    assert why in result.why
 
 
 @pytest.mark.rule("DBSP-19")

@@ -252,7 +252,7 @@ class Life:
         refresh: str = "auto",
         is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
-        def certify_circuits(spark: Any, tests: list[CircuitTest], *_: Any, bounds: Any) -> Any:
+        def certify_circuits(spark: Any, tests: list[CircuitTest], *_: Any, **__: Any) -> Any:
             assert spark.settings["spark.sql.shuffle.partitions"] == "1"
             return compare([test.view for test in tests])
 

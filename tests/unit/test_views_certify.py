@@ -2,12 +2,14 @@
 
 import datetime as dt
 from decimal import Decimal
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from tidemill.errors import UsageError
 from tidemill.spark import schema
+from tidemill.testing import FakeClock
 from tidemill.views.certify import generated_steps
 from tidemill.views.certify.equality import (
     APPROX_BOUND,
@@ -19,9 +21,9 @@ from tidemill.views.certify.equality import (
 )
 from tidemill.views.certify.table_contents import Step, TableContents
 from tidemill.views.certify.table_facts import TableFacts
-from tidemill.views.certify.tester import BATCH, batches_of
+from tidemill.views.certify.tester import BATCH, ViewTester, batches_of
 from tidemill.views.certify.view_tests import CircuitTest
-from tidemill.views.circuit.operators import SparkColumn
+from tidemill.views.circuit.operators import SparkColumn, ViewOutput
 from tidemill.views.circuit.size_arguments import sized_columns
 from tidemill.views.spark.step_time import reads_clock, with_step_time
 from tidemill.views.sql.catalog import QueryTable
@@ -289,3 +291,27 @@ def test_a_batch_has_views_of_one_group() -> None:
     assert sorted(test.view for batch in batches for test in batch) == sorted(test.view for test in tests)
     assert all(len({test.group for test in batch}) == 1 for batch in batches)  # type: ignore[attr-defined]
     assert [len(batch) for batch in batches] == [BATCH, 1, BATCH, 1]
+
+
+@pytest.mark.rule("DBSP-19")
+def test_certified_views_that_share_a_table_are_compared_again_with_a_new_view() -> None:
+    output = compile_query("SELECT a FROM t", T).output
+    random = compile_query("SELECT rand() AS r FROM t", T).output
+
+    def test_of(view: str, *tables: str, group: str = "g", circuit: ViewOutput = output) -> CircuitTest:
+        reads = dict.fromkeys(tables, "a INT")
+        return CircuitTest(view=view, group=group, sql="", output=circuit, tables=reads)
+
+    certified = [
+        test_of("shares one", "t"),
+        test_of("shares two", "t", "u"),
+        test_of("shares none", "w"),
+        test_of("other group", "t", group="h"),
+        test_of("not compared", "t", circuit=random),
+    ]
+    spark: Any = None
+    tester = ViewTester(spark, FakeClock(), [], certified)
+    assert [test.view for test in tester.beside([test_of("new", "t", "u")])] == ["shares one", "shares two"]
+    many = [test_of(f"new {n}", "t", "u") for n in range(BATCH - 1)]
+    assert [test.view for test in tester.beside(many)] == ["shares two"], "the batch has room for one"
+    assert tester.beside([*many, test_of("last", "t", "u")]) == []

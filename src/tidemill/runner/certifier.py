@@ -7,9 +7,10 @@ nothing uncertified is ever visible. If a circuit turns out to be wrong, or its 
 arrives later switches the view to its chain at the next step. ADR 24 gives the reasons.
 
 Views are compared in batches, and a batch is one attempt: `certificates.begin` records it for each view
-before the comparison starts, and `certificates.finish` stores the results. If the batch fails, each of its
-views is compared alone. If the process dies, the next runner finds the attempts. It compares these suspects
-alone, one after the other, before it starts anything else. So a further death has only one possible cause.
+before the comparison starts, and `certificates.finish` stores the results. Certified views of the same group
+are compared again, together with the new ones. If the batch fails, each new view is compared alone. If the
+process dies, the next runner finds the attempts. It compares these suspects alone, one after the other,
+before it starts anything else. So a further death has only one possible cause.
 """
 
 import os
@@ -30,7 +31,7 @@ from tidemill.views.certify import certificates
 from tidemill.views.certify.bounds import MOST_SECONDS, BoundExceeded, TimeExceeded, ends_spark
 from tidemill.views.certify.certificates import FAILED, Attempt, CertificateLate, ViewCertificate
 from tidemill.views.certify.tester import ViewTester, batches_of
-from tidemill.views.certify.view_tests import ViewTest
+from tidemill.views.certify.view_tests import CircuitTest, ViewTest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -234,11 +235,15 @@ class Certifier:
         if self._thread is not None:
             self._tester.interrupt()
 
+    def _is_certified(self, view: str) -> bool:
+        return view in self._known and self._known[view].equal
+
     # --- the threads
 
     def _run(self, left: list[ViewTest], suspects: list[ViewTest]) -> None:
         try:
-            with ViewTester(self._spark, self._scope.clock, [*left, *suspects]) as self._tester:
+            certified = [test for test in self._program.tests.values() if self._is_certified(test.view)]
+            with ViewTester(self._spark, self._scope.clock, [*left, *suspects], certified) as self._tester:
                 for test in suspects:
                     self._certify([test])
                 self._exclusive = False
@@ -320,15 +325,22 @@ class Certifier:
             else:
                 (suspects if attempt is Attempt.SUSPECT else ours).append(test)
         if ours:
-            self._attempt(ours, node)
+            self._attempt(ours, node, self._tester.beside(ours))
         for test in suspects:
             self._attempt([test], node, suspect=True)
 
     def _attempt(
-        self, tests: Sequence[ViewTest], node: Node, *, suspect: bool = False, is_last: bool = False
+        self,
+        tests: Sequence[ViewTest],
+        node: Node,
+        beside: Sequence[CircuitTest] = (),
+        *,
+        suspect: bool = False,
+        is_last: bool = False,
     ) -> None:
         """Run begun attempts; store the results, or why they failed.
 
+        - beside: certified views that one chain computes together with these views.
         - is_last: store a failure if the test takes too long, even if other work has kept Spark busy.
         """
         if self._stop.is_set():
@@ -337,7 +349,7 @@ class Certifier:
             return
         was_busy = self._is_busy()
         try:
-            results = self._tester.run(tests)
+            results = self._tester.run(tests, beside)
         # explain shows the error; a test must not stop a pipeline, even if the function of a view exits
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001
             if self._dead:
@@ -347,7 +359,7 @@ class Certifier:
                 return
             if ends_spark(error):
                 self._spark_ended(tests, node, error, suspect=suspect)
-            if len(tests) > 1:
+            if len(tests) > 1 or beside:
                 for test in tests:
                     self._attempt([test], node)
                 return

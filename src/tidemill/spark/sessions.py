@@ -415,8 +415,13 @@ def frame_of(session: "SparkSession", data: "pa.Table", columns: "StructType | N
 
     `createDataFrame` makes its session the active one of the whole Python process, which code of the user
     gets from `SparkSession.getActiveSession()`. A session of our own must not be active.
+
+    Spark stops reading at the second of two adjacent batches without rows, so such batches are left out.
     """
+    import pyarrow as pa
+
     session = started_session(session)
+    data = pa.Table.from_batches([batch for batch in data.to_batches() if batch.num_rows], data.schema)
     if _is_connect(session):
         return session.createDataFrame(data, columns)
     from pyspark.sql import SparkSession

@@ -10,7 +10,7 @@ wrong. A view that is wrong only together with others is refused too.
 
 import tempfile
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial, reduce
 from pathlib import Path
@@ -22,7 +22,7 @@ from tidemill.spark.sessions import expecting_errors, is_local
 from tidemill.views.certify import generated_steps
 from tidemill.views.certify.bounds import Bounds
 from tidemill.views.certify.certificates import ViewCertificate
-from tidemill.views.certify.equality import equality_of
+from tidemill.views.certify.equality import Row, equality_of
 from tidemill.views.certify.executed_chain import ExecutedViews
 from tidemill.views.certify.judge import Case, Judge, MaintainedView, TimedQuery, Verdict
 from tidemill.views.certify.step_tables import StepTables
@@ -36,7 +36,7 @@ from tidemill.views.circuit.size_arguments import sized_columns
 from tidemill.views.spark.step_time import clock_values
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 
 class GeneratedTables:
@@ -103,6 +103,7 @@ def certify_circuits(
     tests: Sequence[CircuitTest],
     tables: GeneratedTables,
     *,
+    beside: Sequence[CircuitTest] = (),
     bounds: Bounds | None = None,
 ) -> list[ViewCertificate]:
     """Compare the chains of several views with their queries, in a few Spark jobs.
@@ -111,6 +112,8 @@ def certify_circuits(
         spark: a session with the pinned settings.
         tests: the circuits and queries.
         tables: the generated tables, in the same session.
+        beside: certified views, which the same chain computes. If one of them is wrong only together with new
+            views, these new views are refused.
         bounds: limits on the size of results and on the time; exceeding one raises `BoundExceeded`.
     """
     certificates = {test.view: certificate for test in tests if (certificate := test.trivial()) is not None}
@@ -121,15 +124,50 @@ def certify_circuits(
             # A view that reads another view of the batch is compared over generated rows of that view.
             levels[test.view] = 1 + max((levels.get(name, -1) for name in test.tables), default=-1)
             left.setdefault((tables.of(test), levels[test.view]), []).append(test)
+    beside_of: dict[tuple[StepTables, int], list[CircuitTest]] = {}
+    for test in beside:
+        # A certified view is above the level of the views that it reads, as above.
+        levels[test.view] = 1 + max((levels.get(name, -1) for name in test.tables), default=-1)
+        beside_of.setdefault((tables.of(test), levels[test.view]), []).append(test)
     with expecting_errors():  # generated values overflow, and both sides must raise an error
-        for (step_tables, _), together in left.items():
-            compared = _compare(spark, together, step_tables, tables, bounds)
-            for test in together:
-                if len(together) > 1 and not compared[test.view].equal:
-                    alone = _compare(spark, [test], step_tables, tables, bounds)[test.view]
-                    compared[test.view] = _blamed(compared[test.view], alone, together)
-            certificates |= compared
+        for key, together in left.items():
+            compare = partial(_compare, spark, step_tables=key[0], tables=tables, bounds=bounds)
+            certificates |= _certificates(compare, together, beside_of.get(key, []))
     return [certificates[test.view] for test in tests]
+
+
+def _certificates(
+    compare: Callable[[Sequence[CircuitTest]], dict[str, ViewCertificate]],
+    tests: Sequence[CircuitTest],
+    beside: Sequence[CircuitTest],
+) -> dict[str, ViewCertificate]:
+    """Return the certificates of new views that one chain computes together with certified views."""
+    compared = compare([*tests, *beside])
+    for test in tests:
+        if len(tests) + len(beside) > 1 and not compared[test.view].equal:
+            alone = compare([test])[test.view]
+            compared[test.view] = _blamed(compared[test.view], alone, [*tests, *beside])
+    wrong = [test for test in beside if not compared[test.view].equal]
+    disturbed = [test for test in wrong if compare([test])[test.view].equal]
+    if disturbed:
+        names = ", ".join(test.view for test in disturbed)
+        why = f"computed together with it, certified views are wrong: {names}"[:2000]
+        for test in _disturbing(compare, tests, disturbed):
+            if compared[test.view].equal:
+                compared[test.view] = msgspec.structs.replace(compared[test.view], equal=False, why=why)
+    return {test.view: compared[test.view] for test in tests}
+
+
+def _disturbing(
+    compare: Callable[[Sequence[CircuitTest]], dict[str, ViewCertificate]],
+    tests: Sequence[CircuitTest],
+    disturbed: Sequence[CircuitTest],
+) -> Sequence[CircuitTest]:
+    """Return the new views that make certified views wrong; all of them if none does so alone."""
+    alone = {test.view: compare([test, *disturbed]) for test in tests}
+    return [
+        test for test in tests if not all(alone[test.view][other.view].equal for other in disturbed)
+    ] or tests
 
 
 def _blamed(
@@ -159,16 +197,20 @@ def _compare(
         ExecutedViews(spark, Path(folder), ddl, tables.facts, outputs, bounds) as executed,
     ):
         judge = Judge(spark, tables.ddl, bounds=bounds)
-        chained = [test for test in tests if test.view in executed.views]
-        job_step = _job_step(spark, step_tables)
+        results: dict[str, list[list[Row] | Exception]] = {}
 
-        def rows_after(view: str, step: Step) -> "DataFrame | Exception":
+        def rows_after(view: str, step: Step) -> list[Row] | Exception:
             number = next(number for number, other in enumerate(step_tables.steps) if other is step)
+            return results[view][number]
+
+        chained = [test for test in tests if test.view in executed.views]
+        cases = [_case(test, MaintainedView(partial(rows_after, test.view))) for test in chained]
+        job_step = _job_step(spark, step_tables)
+        for number, step in enumerate(step_tables.steps):
             # Plain Spark runs first: it stops queries that return too much.
             raising = judge.raising(cases, step_tables, number)
-            return executed.after(view, step, raising=raising, as_job=number == job_step)
-
-        cases = [_case(test, MaintainedView(partial(rows_after, test.view))) for test in chained]
+            executed.run(step, raising=raising, as_job=number == job_step)
+        results |= executed.results()
         verdicts = judge.verdicts(cases, step_tables)
         certificates = {
             view: ViewCertificate(

@@ -28,7 +28,9 @@ from tidemill.spark.lot_reader import no_rows
 from tidemill.spark.sessions import frame_of
 from tidemill.spark.storage import Storage
 from tidemill.views.certify.bounds import MOST_ROWS, BoundExceeded, Bounds, ends_spark
+from tidemill.views.certify.equality import Row
 from tidemill.views.certify.generated_lots import GeneratedLots
+from tidemill.views.certify.query_results import NUMBER, collect_numbered
 from tidemill.views.certify.table_contents import Step
 from tidemill.views.certify.table_facts import TableFacts
 from tidemill.views.chain.chain import Chain
@@ -50,7 +52,7 @@ from tidemill.views.trace.version_file import write_version
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import DataType
 
 RANGES: Final = 2
 _WEIGHT: Final = "_w"
@@ -110,10 +112,9 @@ class ExecutedViews:
         )
         self._version, self._key, self._attempts = TraceVersion(), "", 0
         self._contents: dict[str, pa.Table] = {}
-        self._frames: dict[str, DataFrame] = {}  # of the views whose contents have not changed since
         self._lost: set[str] = set()
         self._errors: dict[str, Exception] = {}
-        self._last: Step | None = None
+        self._after: list[dict[str, pa.Table | Exception]] = []  # the contents after each step
 
     @property
     def views(self) -> frozenset[str]:
@@ -131,35 +132,64 @@ class ExecutedViews:
     def __exit__(self, *error: object) -> None:
         forget_objects(str(place_of(self._objects)))
 
+    # --- results
+
+    def results(self) -> dict[str, list[list[Row] | Exception]]:
+        """Return the rows of each view after each step, or the error that the step raised.
+
+        One Spark job reads the rows of all views and steps, so that they have the same form as the rows of
+        queries.
+        """
+        contents = {id(rows): (view, rows) for after in self._after for view, rows in after.items()}
+        by_type: dict[tuple[str, ...], list[int]] = {}
+        for key, (view, rows) in contents.items():
+            if isinstance(rows, pa.Table):
+                by_type.setdefault(tuple(self._group.types[view]), []).append(key)
+        frames: dict[range, DataFrame] = {}
+        numbers: dict[int, int] = {}
+        for types, keys in by_type.items():
+            first = len(numbers)
+            numbers |= {key: first + place for place, key in enumerate(keys)}
+            tables = [_numbered(self._repeated(contents[key][1]), numbers[key]) for key in keys]
+            columns = struct_of([*(f"c{i}" for i in range(len(types))), NUMBER], [*types, "int"])
+            rows = pa.concat_tables(tables)
+            empty = not rows.num_rows
+            frames[range(first, len(numbers))] = (
+                no_rows(self._spark, columns) if empty else frame_of(self._spark, rows, columns)
+            )
+        collected = collect_numbered(self._spark, frames, bounds=self._bounds)
+        return {
+            view: [
+                rows if isinstance(rows, Exception) else collected[numbers[id(rows)]]
+                for rows in (after[view] for after in self._after)
+            ]
+            for view in sorted(self.views)
+        }
+
+    def _repeated(self, content: pa.Table) -> pa.Table:
+        """Return the rows of a view without counts: each row as many times as its count says."""
+        counts = content[_WEIGHT].to_numpy()
+        self._check(int(counts.sum()))
+        return content.drop_columns([_WEIGHT]).take(pa.array(np.repeat(np.arange(len(counts)), counts)))
+
     # --- steps
 
-    def after(
-        self, view: str, step: Step, *, raising: Collection[str] = (), as_job: bool = False
-    ) -> "DataFrame | Exception":
-        """Return the rows of a view after a step, or the error that its step raised.
-
-        The first call for a step executes it for all views.
+    def run(self, step: Step, *, raising: Collection[str] = (), as_job: bool = False) -> None:
+        """Execute a step for all views.
 
         Args:
-            view: the name of the view.
             step: the step; its rows are written to lots.
             raising: the views that are expected to raise an error.
             as_job: whether to execute the step as a Spark job too.
         """
-        if step is not self._last:
-            self._last = step
-            self._run(step, frozenset(raising) & self.views, as_job=as_job)
-        if view in self._errors:
-            return self._errors[view]
-        if view not in self._frames:
-            content = self._contents[view]
-            counts = content[_WEIGHT].to_numpy()
-            if (counts < 0).any():
-                return WrongRows("it has rows with a negative count")
-            self._check(int(counts.sum()))
-            rows = content.drop_columns([_WEIGHT]).take(pa.array(np.repeat(np.arange(len(counts)), counts)))
-            self._frames[view] = self._frame(view, rows)
-        return self._frames[view]
+        self._run(step, frozenset(raising) & self.views, as_job=as_job)
+        self._after.append({view: self._errors.get(view) or self._content(view) for view in self.views})
+
+    def _content(self, view: str) -> pa.Table | WrongRows:
+        content = self._contents[view]
+        if (content[_WEIGHT].to_numpy() < 0).any():
+            return WrongRows("it has rows with a negative count")
+        return content
 
     def _run(self, step: Step, raising: frozenset[str], *, as_job: bool) -> None:
         changes = self._lots.add(step)
@@ -204,7 +234,6 @@ class ExecutedViews:
         for view, rows in contents.items():
             if view not in self._contents or not rows.equals(self._contents[view]):
                 self._contents[view] = rows
-                self._frames.pop(view, None)
 
     def _error(self, view: str, execute: Callable[[frozenset[str]], _Executed]) -> Exception | None:
         executed = self._tried(frozenset({view}), execute)
@@ -336,19 +365,11 @@ class ExecutedViews:
         assert isinstance(sink, OutputSink)
         return sink
 
-    def _struct(self, view: str) -> "StructType":
-        return struct_of(self._sink(view).names, self._group.types[view])
-
     def _types_of(self, number: int) -> "list[DataType]":
         sink = self._chain.operators[number].operator
         assert isinstance(sink, OutputSink)
-        return [each.dataType for each in self._struct(sink.view).fields]
-
-    def _frame(self, view: str, rows: pa.Table) -> "DataFrame":
-        struct = self._struct(view)
-        if not rows.num_rows:
-            return no_rows(self._spark, struct)
-        return frame_of(self._spark, rows.rename_columns(struct.names), struct)
+        fields = struct_of(sink.names, self._group.types[sink.view]).fields
+        return [each.dataType for each in fields]
 
     def _written(self, view: str, reports: Iterable[TaskReport]) -> pa.Table:
         """Return the changes that tasks have written for a view: c0, c1, … and the weight."""
@@ -376,3 +397,8 @@ class ExecutedViews:
             if rest.num_rows:
                 errors[view] = WrongRows(f"{why}: {rest.slice(0, 3).to_pylist()}")
         return errors
+
+
+def _numbered(rows: pa.Table, number: int) -> pa.Table:
+    """Append a column with the number of a result."""
+    return rows.append_column(NUMBER, pa.array([number] * rows.num_rows, pa.int32()))

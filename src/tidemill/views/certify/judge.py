@@ -16,7 +16,7 @@ A caller can compute the results of some queries in advance (`PrecomputedResults
 query only once for all steps. The judge computes the other results.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -60,10 +60,11 @@ class Case:
 class MaintainedView:
     """A view that is maintained step by step: `after` applies a step and returns all rows of the view.
 
-    If the step raises an error, `after` returns the error.
+    The rows are a frame, or already have the form in which the judge compares them. If the step raises an
+    error, `after` returns the error.
     """
 
-    after: "Callable[[Step], DataFrame | Exception]"
+    after: "Callable[[Step], DataFrame | list[Row] | Exception]"
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,7 @@ class Judge:
         if isinstance(case.actual, MaintainedView) or not tables.same_rows(number):
             return False
         before, now = tables.contents[number - 1].now, tables.contents[number].now
-        return before == now or self._texts(case, before) == self._texts(case, now)
+        return before == now or list(self._texts(case, before)) == list(self._texts(case, now))
 
     def _known(self, cases: Sequence[Case], tables: StepTables) -> Sequence[Mapping[str, list[Row]]]:
         if self._precomputed is None:
@@ -212,22 +213,29 @@ class Judge:
         queries_by_step: list[set[str]] = []
         for number, now in enumerate(tables.contents):
             compared = [case for case in cases if not self._is_unchanged(case, tables, number)]
-            queries_by_step.append(
-                {text for case in compared for text in self._texts(case, now.now) if text is not None}
-            )
+            queries_by_step.append({text for case in compared for text in self._texts(case, now.now)})
         return self._precomputed(tables.contents, queries_by_step)
 
-    def _texts(self, case: Case, now: int) -> tuple[str, str | None, str | None]:
-        """Return the queries of a case after a step: the original, the actual and the tie-breaking one."""
+    def _texts(self, case: Case, now: int) -> Iterator[str]:
+        """Yield the queries of a case after a step: the original, the actual and the tie-breaking one."""
+        yield self._original(case, now)
         actual = None if isinstance(case.actual, MaintainedView) else _at(case.actual, now)
-        tie_breaking = actual if case.tie_breaking is None else _at(case.tie_breaking, now)
+        if actual is not None:
+            yield actual
+        tie_breaking = self._tie_breaking(case, now)
+        if tie_breaking is not None and tie_breaking != actual:
+            yield tie_breaking
+
+    def _original(self, case: Case, now: int) -> str:
         names = self._columns if case.reads is None else case.reads
-        columns = {column for name in names for column in self._columns[name]}
-        return (
-            with_step_time(case.sql, now, columns),
-            actual,
-            tie_breaking if case.equality.ties_broken else None,
-        )
+        return with_step_time(case.sql, now, {column for name in names for column in self._columns[name]})
+
+    def _tie_breaking(self, case: Case, now: int) -> str | None:
+        if not case.equality.ties_broken:
+            return None
+        if case.tie_breaking is not None:
+            return _at(case.tie_breaking, now)
+        return None if isinstance(case.actual, MaintainedView) else _at(case.actual, now)
 
     def _comparison(
         self,
@@ -238,32 +246,27 @@ class Judge:
         known_rows: Mapping[str, list[Row]],
         verdict: Verdict,
     ) -> "_Comparison":
-        sql, actual, tie_breaking = self._texts(case, frames.now)
-        maintained = case.actual.after(step) if isinstance(case.actual, MaintainedView) else None
-        items: list[str | list[Row] | Exception] = [
-            known_rows[sql] if sql in known_rows else frames.query(sql)
+        sides: list[str | list[Row] | Exception] = [
+            known_rows[text] if text in known_rows else frames.query(text)
+            for text in self._texts(case, frames.now)
         ]
-        if maintained is not None:
-            items.append(maintained if isinstance(maintained, Exception) else frames.named(maintained))
-        elif actual is not None:
-            items.append(known_rows[actual] if actual in known_rows else frames.query(actual))
-        if tie_breaking is not None and tie_breaking != actual:
-            items.append(
-                known_rows[tie_breaking] if tie_breaking in known_rows else frames.query(tie_breaking)
-            )
-
-        oracle = actual if case.tie_breaking is None else _at(case.tie_breaking, frames.now)
+        if isinstance(case.actual, MaintainedView):
+            after = case.actual.after(step)
+            sides.insert(1, after if isinstance(after, list | Exception) else frames.named(after))
 
         def variants() -> list[tuple[str, list[str]]]:
-            tie_breaks = [] if oracle is None else [(oracle, with_other_tie_breaks(oracle))]
-            tie_queries = [
-                (frames.query(query), [frames.query(variant) for variant in other_texts])
-                for query, other_texts in tie_breaks
-                if other_texts
-            ]
-            return [(frames.query(sql), [frames.query(sql, backwards=True)]), *tie_queries]
+            sql = self._original(case, frames.now)
+            oracle = case.actual if case.tie_breaking is None else case.tie_breaking
+            text = None if isinstance(oracle, MaintainedView) else _at(oracle, frames.now)
+            other_texts = [] if text is None else with_other_tie_breaks(text)
+            ties = (
+                [(frames.query(text), [frames.query(variant) for variant in other_texts])]
+                if text is not None and other_texts
+                else []
+            )
+            return [(frames.query(sql), [frames.query(sql, backwards=True)]), *ties]
 
-        return _Comparison(case, number, items, variants, verdict)
+        return _Comparison(case, number, sides, variants, verdict)
 
     def _run(self, comparisons: Sequence["_Comparison"]) -> None:
         self._fetch(
@@ -272,12 +275,18 @@ class Judge:
         for comparison in comparisons:
             self._run_alone(comparison)
 
-    def _fetch(self, texts: Sequence[str]) -> None:
+    def _fetch(self, texts: Sequence[str], *, alone: bool = False) -> None:
         """Run queries in one job and keep their results; if one raises an error, run each in its own job.
 
         Spark needs more time to analyse a query than to start a job, so dividing the queries takes longer.
+
+        - alone: whether to run each query in its own job at once.
         """
         texts = [text for text in dict.fromkeys(texts) if text not in self._results]
+        if alone and len(texts) > 1:
+            for text in texts:
+                self._fetch([text])
+            return
         try:
             results = query_results.collect_rows(self._spark, texts, small=self._small, bounds=self._bounds)
         except Exception as error:
@@ -285,9 +294,8 @@ class Judge:
                 raise
             if len(texts) == 1:
                 self._results[texts[0]] = error
-                return
-            for text in texts:
-                self._fetch([text])
+            else:
+                self._fetch(texts, alone=True)
             return
         self._results.update(zip(texts, results, strict=True))
 
@@ -298,8 +306,9 @@ class Judge:
     def raising(self, cases: Sequence[Case], tables: StepTables, number: int) -> frozenset[str]:
         """Run the queries of cases after a step; return the names of those that raise an error."""
         after = tables.after[number]
-        texts = {case.name: after.query(self._texts(case, after.now)[0]) for case in cases}
-        self._fetch(list(texts.values()))
+        texts = {case.name: after.query(self._original(case, after.now)) for case in cases}
+        # Many queries raise an error on extreme values, which would fail a common job.
+        self._fetch(list(texts.values()), alone=tables.steps[number].extreme)
         return frozenset(name for name, text in texts.items() if isinstance(self._results[text], Exception))
 
     def _rows_or_error(self, side: "str | list[Row] | Exception") -> "list[Row] | Exception":

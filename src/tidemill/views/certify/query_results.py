@@ -6,21 +6,24 @@ and keeps timestamps to the microsecond. Spark's `typeof` tells which numbers ar
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
 from tidemill.errors import BadSchema
 from tidemill.schemas.columns import Array, Map, Struct, Type
 from tidemill.schemas.type_table import Family, family_of
 from tidemill.spark import schema
+from tidemill.spark.queries import quoted
 from tidemill.views.certify.bounds import Bounds
 from tidemill.views.certify.equality import FloatValue, Row
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql import Row as SparkRow
-    from pyspark.sql import SparkSession
 
+_views = count()
 _OPTIONS = (
     "map('ignoreNullFields', 'false', 'timestampFormat', 'yyyy-MM-dd HH:mm:ss.SSSSSS',"
     " 'timestampNTZFormat', 'yyyy-MM-dd HH:mm:ss.SSSSSS', 'dateFormat', 'yyyyyy-MM-dd')"
@@ -50,8 +53,45 @@ def collect_rows(
     if small:
         query = f"SELECT /*+ COALESCE(1) */ * FROM (\n{query}\n)"  # noqa: S608
     readers = [ResultReader(spark, text) for text in texts]
-    rows: list[list[Row]] = [[] for _ in texts]
-    for number, json_text, kind in _collect(spark, query, bounds):
+    return _read(_collect(spark, query, bounds), readers)
+
+
+NUMBER = "__number"
+"""The column of a frame with the number of the result that a row belongs to."""
+
+
+def collect_numbered(
+    spark: "SparkSession", frames: "Mapping[range, DataFrame]", *, bounds: Bounds | None = None
+) -> list[list[Row]]:
+    """Return the rows of several results in one job. Each frame has the rows of some results.
+
+    - frames: the frames, by the numbers in their column `NUMBER`; together from 0, without gaps.
+    - bounds: as for `collect_rows`.
+    """
+    views: list[str] = []
+    parts, readers = [], []
+    try:
+        for numbers, frame in frames.items():
+            view = f"tidemill_results_{next(_views)}"
+            frame.createOrReplaceTempView(view)
+            views.append(view)
+            columns = ", ".join(quoted(name) for name in frame.columns if name != NUMBER)
+            rendered = JSON_COLUMNS.replace("*", columns)
+            parts.append(f"SELECT {NUMBER} AS number, {rendered} FROM {view}")  # noqa: S608
+            readers += [ResultReader(spark, f"SELECT {columns} FROM {view}")] * len(numbers)  # noqa: S608
+        if not parts:
+            return []
+        query = "\nUNION ALL\n".join(parts)
+        collected = _collect(spark, f"SELECT /*+ COALESCE(1) */ * FROM (\n{query}\n)", bounds)  # noqa: S608
+        return _read(collected, readers)
+    finally:
+        for view in views:
+            spark.catalog.dropTempView(view)
+
+
+def _read(collected: "Iterable[SparkRow]", readers: "Sequence[ResultReader]") -> list[list[Row]]:
+    rows: list[list[Row]] = [[] for _ in readers]
+    for number, json_text, kind in collected:
         rows[number].append(readers[number].row(json_text, kind))
     return rows
 
