@@ -80,6 +80,8 @@ def test_traces_and_retired_views_are_unchanged_and_the_plan_rebuilds_nothing(
             assert _declared(what, expected) == _declared(what, recorded["home"][what]), what
     for group, traces in current["traces"].items():
         assert {name: stored[group][name] for name in traces} == traces
+    for view in LOADED:
+        assert "loads 2 traces of the view from all lots, once" in frozen[view].explain().text()
     assert {*recorded["home"]} - {*current} == {"tables"}
 
 
@@ -109,6 +111,23 @@ def test_one_more_step_follows_the_change_alone(
     steady, expected_step = (_steady(step, frozen.views) for step in (after, recorded["step"]))
     for what, expected in expected_step.items():
         assert steady[what] == expected, what
+    for view in LOADED:
+        assert frozen[view].explain().json()["loads"] == 0, view
+
+
+LOADED = ("left_join", "full_join", "anti_join", "counted_distinct")
+
+
+@pytest.mark.parametrize("view", LOADED)
+def test_a_view_whose_state_was_loaded_again_published_its_change_alone(
+    frozen: tm.Pipeline, recorded: home.Recorded, view: str
+) -> None:
+    columns = frozen[view].df().columns
+    signs: dict[str, set[bool]] = {}
+    for row in frozen[view].changes(recorded["home"]["positions"][view]).collect():
+        signs.setdefault(repr([row[name] for name in columns]), set()).add(row["_weight"] > 0)
+    assert signs
+    assert {len(both) for both in signs.values()} == {1}, "no row is retracted and inserted again"
 
 
 def _steady(step: home.Recorded, views: Container[str]) -> home.Recorded:

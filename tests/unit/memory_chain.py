@@ -13,6 +13,7 @@ from tidemill.objects.memory import MemoryObjects
 from tidemill.testing import FakeClock
 from tidemill.views.chain.builder import ChainBuilder
 from tidemill.views.chain.chain import Chain, InputKind
+from tidemill.views.chain.join_operators import StatefulJoin
 from tidemill.views.chain.layer_task import (
     Packet,
     StepPlan,
@@ -23,7 +24,6 @@ from tidemill.views.chain.layer_task import (
     packets_by_range,
     select_columns,
 )
-from tidemill.views.chain.native_operators import StatefulJoin
 from tidemill.views.chain.source_operators import ChangesSource
 from tidemill.views.circuit.circuit import Circuit, walk
 from tidemill.views.circuit.expr import column

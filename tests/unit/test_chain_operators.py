@@ -17,11 +17,13 @@ from tests.unit.single_operator import Row, SingleOperator, add, table
 from tests.unit.test_views_types import TYPES, values_of
 from tidemill.errors import TypeRefused
 from tidemill.views.chain import native_operators, source_operators
+from tidemill.views.chain.join_operators import StatefulJoin, StatefulMatches
 from tidemill.views.chain.keyed_operators import GatherRows, ReplaceRows
-from tidemill.views.chain.native_operators import StatefulAggregate, StatefulJoin, StatefulSet
+from tidemill.views.chain.native_operators import StatefulAggregate, StatefulSet
 from tidemill.views.chain.outputs import OutputSink
 from tidemill.views.chain.source_operators import ChangesSource, UpsertsSource
 from tidemill.views.chain.stateful_operator import StatefulOperator, hash_column
+from tidemill.views.circuit.operators import JoinKind
 from tidemill.views.kernels.group_by import GroupAggregate, GroupKernel
 from tidemill.views.trace.hash_space import ranges
 
@@ -64,6 +66,40 @@ def join(null_safe: bool) -> Callable[..., Counter[str]]:
                 if left_key == right_key and (null_safe or None not in left_key):
                     joined[repr((*left_row, *right_row))] += weight * times
         return joined
+
+    return plain
+
+
+def outer(kind: str, null_safe: bool) -> Callable[..., Counter[str]]:
+    """Return a join that keeps rows without a match, or only tells whether rows have one."""
+
+    def plain(left: Bag, right: Bag) -> Counter[str]:
+        matches = {
+            (left_row, right_row)
+            for left_row in left
+            for right_row in right
+            if (left_row[0], key_of(left_row[1])) == (right_row[1], key_of(right_row[0]))
+            and (null_safe or None not in (left_row[0], left_row[1]))
+        }
+        lefts, rights = ({pair[side] for pair in matches} for side in (0, 1))
+        rows = {left_row: left[left_row] for left_row in left if (left_row in lefts) == (kind == "semi")}
+        if kind in {"semi", "anti"}:
+            return Counter({repr(row): weight for row, weight in rows.items()})
+        joined = join(null_safe)(left, right)
+        if kind != "right":
+            joined.update({repr((*row, None, None)): weight for row, weight in rows.items()})
+        if kind != "left":
+            unmatched = {row: weight for row, weight in right.items() if row not in rights}
+            joined.update({repr((None, None, None, *row)): weight for row, weight in unmatched.items()})
+        return joined
+
+    return plain
+
+
+def matches(*, matched: bool) -> Callable[..., Counter[str]]:
+    def plain(rows: Bag, pairs: Bag) -> Counter[str]:
+        kept = {row: weight for row, weight in rows.items() if (row in pairs) == matched}
+        return Counter({repr(row if matched else (None, *row, None)): kept[row] for row in kept})
 
     return plain
 
@@ -125,6 +161,18 @@ def groups(*, everything: bool = False) -> Callable[..., Counter[str]]:
     return plain
 
 
+def with_distinct(rows: Bag, values: Bag) -> Counter[str]:
+    """Count rows and add up a column, and average the values that the second side receives for each group."""
+    result: Counter[str] = Counter()
+    for key in {repr(canonical(row[0])): canonical(row[0]) for row in rows}.values():
+        members = [row for row in rows.elements() if repr(canonical(row[0])) == repr(key)]
+        sums = [row[1] for row in members if row[1] is not None]
+        money = [row[1] for row in values.elements() if repr(canonical(row[0])) == repr(key)]
+        present = [value for value in money if value is not None]
+        result[repr((key, len(members), sum(sums) if sums else None, len(present), _mean(present)))] += 1
+    return result
+
+
 def _mean(values: list[Decimal]) -> Decimal | None:
     """Return the average, rounded like Spark."""
     if not values:
@@ -150,9 +198,16 @@ AGGS = (
     GroupAggregate("min", "v0", "least"),
     GroupAggregate("max", "v1", "most"),
 )
+DISTINCT_AGGS = (
+    GroupAggregate("count", None, "n"),
+    GroupAggregate("sum", "v0", "total"),
+    GroupAggregate("count", "v1", "values"),
+    GroupAggregate("avg", "v1", "mean"),
+)
 VALUES = pa.schema([("v0", BIG), ("v1", MONEY)])
 RESULTS = (BIG, BIG, BIG, MEAN, BIG, MONEY)
 TWO = (REAL, TEXT)
+OUTER: tuple[JoinKind, ...] = ("left", "right", "full", "semi", "anti")
 KINDS = {
     "join": Kind(
         StatefulJoin((INT, REAL, TEXT), (REAL, INT), (0, 1), (1, 0), (False, False)),
@@ -166,6 +221,20 @@ KINDS = {
         join(null_safe=True),
         KEYS,
     ),
+    **{
+        f"{kind} join{', null-safe' if safe else ''}": Kind(
+            StatefulJoin((INT, REAL, TEXT), (REAL, INT), (0, 1), (1, 0), (safe, safe), kind=kind),
+            ((INT, REAL, TEXT), (REAL, INT)),
+            outer(kind, safe),
+            KEYS,
+        )
+        for kind in OUTER
+        for safe in (False, True)
+    },
+    "matched rows": Kind(StatefulMatches(TWO, matched=True), (TWO, TWO), matches(matched=True)),
+    "unmatched rows": Kind(
+        StatefulMatches(TWO, matched=False, before=(INT,), after=(TEXT,)), (TWO, TWO), matches(matched=False)
+    ),
     "groups": Kind(
         StatefulAggregate(GroupKernel(pa.schema([("k0", REAL)]), VALUES, AGGS), RESULTS),
         ((REAL, BIG, MONEY),),
@@ -175,6 +244,14 @@ KINDS = {
         StatefulAggregate(GroupKernel(pa.schema([]), VALUES, AGGS, always=True), RESULTS),
         ((BIG, MONEY),),
         groups(everything=True),
+    ),
+    "groups with distinct values": Kind(
+        StatefulAggregate(
+            GroupKernel(pa.schema([("k0", REAL)]), VALUES, DISTINCT_AGGS, distinct=("v1",)),
+            (BIG, BIG, BIG, MEAN),
+        ),
+        ((REAL, BIG), (REAL, MONEY)),
+        with_distinct,
     ),
     "changes": Kind(ChangesSource((INT, REAL)), ((INT, REAL),), admitted),
     **{

@@ -196,6 +196,8 @@ MODELS: dict[str, Any] = {
     "intersect_all": lambda left, right: left & right,
     "except": lambda left, right: Counter(set(left) - set(right)),
     "except_all": lambda left, right: left - right,
+    "matched": lambda left, right: Counter({row: left[row] for row in left if row in right}),
+    "unmatched": lambda left, right: Counter({row: left[row] for row in left if row not in right}),
 }
 COLUMNS = pa.schema([("v", pa.float64()), ("t", pa.string())])
 WHOLE = Layout(COLUMNS, 2)

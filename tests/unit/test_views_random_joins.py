@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,9 +22,10 @@ from tests.unit.test_views_shared_sources import LOWER, VALUES, WEAK, are_equal,
 from tidemill.views.chain.layer_task import select_columns
 from tidemill.views.chain.outputs import OutputSink
 from tidemill.views.circuit.circuit import walk
-from tidemill.views.circuit.operators import InputTable, Join, Operator, Project
+from tidemill.views.circuit.operators import InputTable, Join, JoinKey, JoinKind, Operator, Project
 
 MASKS = (None, WEAK, LOWER, 0)
+KINDS: tuple[JoinKind, ...] = ("inner", "inner", "left", "right", "full", "semi", "anti")
 WeightedRows = dict[str, list[tuple[Any, int]]]
 
 
@@ -73,7 +75,8 @@ class RandomViews:
         if not same:
             return left
         keys = self.rng.sample(same, min(len(same), self.rng.choice([1, 1, 2])))
-        return join(left, right, *keys, null_safe=self.rng.random() < 0.1)
+        op = join(left, right, *keys, null_safe=self.rng.random() < 0.1)
+        return replace(op, join=self.rng.choice(KINDS))
 
     def change(self, step: int) -> WeightedRows:
         """Return the random rows of a step, and apply them; `rows_of_operator` returns the rows after it."""
@@ -108,16 +111,31 @@ class RandomViews:
                 for row, weight in self.rows_of_operator(op.input)
             ]
         assert isinstance(op, Join)
-        pairs = [(key.left.column or 0, key.right.column or 0, key.null_safe) for key in op.keys]
-        return [
-            (left + right, weight * times)
-            for left, weight in self.rows_of_operator(op.left)
-            for right, times in self.rows_of_operator(op.right)
-            if all(
-                are_equal(left[a], right[b]) or (safe and left[a] is None and right[b] is None)
-                for a, b, safe in pairs
-            )
+        lefts, rights = (self.rows_of_operator(side) for side in (op.left, op.right))
+        pairs = [
+            (left, right)
+            for left in lefts
+            for right in rights
+            if all(_meets(key, left[0], right[0]) for key in op.keys)
         ]
+        partners = [{bits(pair[side][0]) for pair in pairs} for side in (0, 1)]
+        alone = [
+            [item for item in rows if bits(item[0]) not in partners[side]]
+            for side, rows in enumerate((lefts, rights))
+        ]
+        if op.left_only:
+            return alone[0] if op.join == "anti" else [item for item in lefts if item not in alone[0]]
+        joined = [(left + right, weight * times) for (left, weight), (right, times) in pairs]
+        if op.join in {"left", "full"}:
+            joined += [(row + (None,) * op.right.width, weight) for row, weight in alone[0]]
+        if op.join in {"right", "full"}:
+            joined += [((None,) * op.left.width + row, weight) for row, weight in alone[1]]
+        return joined
+
+
+def _meets(key: JoinKey, left: Any, right: Any) -> bool:
+    a, b = left[key.left.column or 0], right[key.right.column or 0]
+    return are_equal(a, b) or (key.null_safe and a is None and b is None)
 
 
 def counted(rows: list[tuple[Any, int]]) -> Counter[tuple[str, ...]]:
@@ -130,7 +148,7 @@ def counted(rows: list[tuple[Any, int]]) -> Counter[tuple[str, ...]]:
 @pytest.mark.slow
 def test_joins_of_joins_of_tables_of_every_kind_equal_plain_python() -> None:
     shared = 0
-    for seed in range(16):
+    for seed in range(32):
         drawn = RandomViews(seed)
         if not drawn.views:
             continue

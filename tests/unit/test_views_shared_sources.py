@@ -22,7 +22,7 @@ from tests.unit.memory_chain import (
     without_sharing,
 )
 from tidemill.views.chain.chain import Chain, PlacedOperator
-from tidemill.views.chain.native_operators import StatefulJoin
+from tidemill.views.chain.join_operators import StatefulJoin
 from tidemill.views.chain.source_operators import ChangesSource
 from tidemill.views.circuit.operators import Operator
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 INCREMENTAL = "each step processes only the changes"
 RECOMPUTED = "each step recomputes the view and stores the difference"
 PARTLY = "each step processes only the changes, but recomputes operators from their stored inputs"
+LOADS = (
+    "the next step loads {traces} traces of the view from all lots, once; the rows of the view stay the same"
+)
 NOT_YET = "not yet compared with plain Spark, so no result of its circuit is published"
 
 
@@ -52,6 +55,8 @@ class Explanation:
     - cuts: the operators inside the view that are recomputed from their stored inputs.
     - incremental_share: the share of the view's stored rows that no step reads as a whole.
     - by_arrow, by_spark: the expressions between its operators, by what evaluates them in a small step.
+    - loads: how many traces of the view the next step loads from all lots, because the release that stored
+      the view's state did not have them.
     """
 
     view: str
@@ -65,6 +70,7 @@ class Explanation:
     incremental_share: float = 1.0
     by_arrow: tuple[str, ...] = ()
     by_spark: tuple[str, ...] = ()
+    loads: int = 0
 
     @property
     def runs(self) -> str:
@@ -108,6 +114,8 @@ class Explanation:
     def text(self) -> str:
         """Return the explanation as text."""
         head = [f"{self.view}", f"  {self.runs}", f"  certified: {self.certified}"]
+        if self.loads:
+            head.insert(1, f"  {LOADS.format(traces=self.loads)}")
         if self.failed:
             head.insert(1, f"  {self.failed}")
         for place, expressions in (("Arrow", self.by_arrow), ("Spark", self.by_spark)):
@@ -128,6 +136,7 @@ class Explanation:
             "how": self.runs,
             "recomputed": [vars(cut) for cut in self.cuts],
             "incremental_share": 0.0 if self.recomputed else self.incremental_share,
+            "loads": self.loads,
             "certified": self._is_certified(),
             "why": self.certified,
             "failed": self.failed or None,
@@ -184,7 +193,7 @@ def explain(pipeline: "Pipeline", view: str) -> Explanation:
         recomputed=recomputed.get(view, ""),
         failed=row.text if row is not None and row.is_aside else "",
     )
-    return _with_cuts(_with_expressions(explanation, chain), pipeline, chain)
+    return _with_state(_with_expressions(explanation, chain), pipeline, chain)
 
 
 def _with_expressions(explanation: Explanation, group: "GroupChain") -> Explanation:
@@ -201,18 +210,23 @@ def _with_expressions(explanation: Explanation, group: "GroupChain") -> Explanat
     return replace(explanation, by_arrow=tuple(by_arrow), by_spark=tuple(by_spark))
 
 
-def _with_cuts(explanation: Explanation, pipeline: "Pipeline", group: "GroupChain") -> Explanation:
-    """Add the recomputed operators of a view, with the rows that its group stores for them."""
-    cuts = group.cuts.get(explanation.view, ())
-    if not cuts or group.chain is None:
+def _with_state(explanation: Explanation, pipeline: "Pipeline", group: "GroupChain") -> Explanation:
+    """Add the number of missing traces, and the recomputed operators with the rows stored for them."""
+    if group.chain is None or explanation.view not in group.views:
         return explanation
-    rows = _stored_rows(pipeline, explanation.view)
+    version = _version(pipeline, explanation.view)
     traces = {
         trace
         for placed in group.chain.operators
         if explanation.view in placed.views
         for trace in placed.reads
     }
+    if version.steps:
+        explanation = replace(explanation, loads=len(traces - version.steps.keys()))
+    cuts = group.cuts.get(explanation.view, ())
+    if not cuts:
+        return explanation
+    rows = version.runs.rows()
     operators = tuple(
         RecomputedOperator(cut.kind, cut.why, sum(rows.get(trace, 0) for trace in cut.inputs)) for cut in cuts
     )
@@ -221,15 +235,14 @@ def _with_cuts(explanation: Explanation, pipeline: "Pipeline", group: "GroupChai
     return replace(explanation, cuts=operators, incremental_share=share)
 
 
-def _stored_rows(pipeline: "Pipeline", view: str) -> dict[str, int]:
-    """Return how many rows the traces of a view's group have; nothing before the first step."""
+def _version(pipeline: "Pipeline", view: str) -> TraceVersion:
+    """Return the stored state of a view's group; an empty one before the first step."""
     context, group = pipeline.context, pipeline.views[view].group
     try:
         row = context.store.run(lambda tx: groups.read(tx, context.keys, pipeline.name, group))
     except GroupUnknown:
-        return {}
-    version = read_version(context.objects, row.version) if row.version else TraceVersion()
-    return version.runs.rows()
+        return TraceVersion()
+    return read_version(context.objects, row.version) if row.version else TraceVersion()
 
 
 def retry_certification(pipeline: "Pipeline", view: str) -> bool:

@@ -1,4 +1,7 @@
-"""Build the chain of a circuit: its stateful operators and the edges between them."""
+"""Build the chain of a circuit: its stateful operators and the edges between them.
+
+The file is long because the builder is one class, with a method for each kind of operator.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -9,9 +12,10 @@ from tidemill.schemas.type_table import common_type
 from tidemill.views.aggregates.registry import kernel_of
 from tidemill.views.chain.chain import Chain, ChainInput, InputKind, KeyedQuery
 from tidemill.views.chain.chain_graph import ChainGraph, CompileRows
-from tidemill.views.chain.grouping_sets import columns_of_set, result_places
+from tidemill.views.chain.grouping_sets import columns_read, result_places
+from tidemill.views.chain.join_operators import StatefulJoin, StatefulMatches
 from tidemill.views.chain.keyed_operators import GatherRows, ReplaceRows
-from tidemill.views.chain.native_operators import StatefulAggregate, StatefulJoin, StatefulSet
+from tidemill.views.chain.native_operators import StatefulAggregate, StatefulSet
 from tidemill.views.chain.outputs import OutputSink
 from tidemill.views.chain.preparation import NoKernel, NoKey
 from tidemill.views.chain.recomputed_operators import StoredInput, StoredResult
@@ -23,7 +27,7 @@ from tidemill.views.chain.top_operators import StatefulTop, top_operators
 from tidemill.views.chain.window_operators import StatefulWindow, window_operator
 from tidemill.views.circuit import operators as ops
 from tidemill.views.circuit.circuit import Circuit, walk
-from tidemill.views.circuit.expr import Expr, call, cast, column
+from tidemill.views.circuit.expr import Expr, cast, column
 from tidemill.views.circuit.ids import expressions_of
 from tidemill.views.circuit.operators import Operator
 from tidemill.views.circuit.row_properties import append_only, may_multiply
@@ -37,6 +41,9 @@ from tidemill.views.kernels.windows import RankLimit
 Types = Mapping[Operator, tuple[str, ...]]
 ArrowTypes = Callable[[str], pa.DataType]
 """Converts a Spark type to an Arrow type; raises `TypeRefused` if no kernel supports it."""
+
+Flow = tuple[int | ChainInput, RowExpressions]
+"""Where rows come from, and the row expressions that they pass through."""
 
 
 class ChainBuilder:
@@ -68,7 +75,8 @@ class ChainBuilder:
         for output in circuit.outputs.values():
             self._append_only |= append_only(output)
         self._graph = ChainGraph(compile_rows)
-        self._numbers: dict[Operator, int] = {}  # each operator's number in the chain
+        self._sources: dict[ops.InputTable, int] = {}  # the number of each source operator
+        self._results: dict[Operator, list[Flow]] = {}  # where the rows of each stateful operator come from
         self._keys: dict[ops.InputTable, tuple[int, ...]] = {}
         self._limits: dict[Operator, RankLimit] = {}
         self.recomputed: dict[Operator, str] = {}
@@ -127,7 +135,7 @@ class ChainBuilder:
 
     # --- row expressions
 
-    def _flows(self, op: Operator) -> list[tuple[int | ChainInput, RowExpressions]]:
+    def _flows(self, op: Operator) -> list[Flow]:
         """Return where the rows of an operator come from, and the row expressions that they pass through."""
         if isinstance(op, ops.InputTable):
             return [(self._source(op), RowExpressions())]
@@ -156,10 +164,9 @@ class ChainBuilder:
             ]
         if isinstance(op, ops.ViewOutput):
             return self._flows(op.input)
-        if op not in self._numbers:
-            self._numbers[op] = self._stateful(op)
-        number = self._numbers[op]
-        return [(number, self._output_columns(op))]
+        if op not in self._results:
+            self._results[op] = self._stateful(op)
+        return self._results[op]
 
     def _exploded(
         self, below: Operator, origin: int | ChainInput, expressions: RowExpressions, step: ExplodeStep
@@ -181,7 +188,7 @@ class ChainBuilder:
         kind = self._kinds[op.table]
         if kind.rows == "rows":
             return ChainInput(op.table, op.width, self._known_types(op))
-        if op not in self._numbers:
+        if op not in self._sources:
             types = tuple(self._arrow(each.type) for each in op.columns)
             if kind.rows == "changes":
                 key, extra = self._keys.get(op, ()), 0
@@ -194,8 +201,8 @@ class ChainBuilder:
                     name = f"{name}.order{'-'.join(map(str, kind.order))}"
             number = self._graph.add(name, operator)
             self._graph.connect(ChainInput(op.table, op.width + extra), number, 0, RowExpressions())
-            self._numbers[op] = number
-        return self._numbers[op]
+            self._sources[op] = number
+        return self._sources[op]
 
     def _check_order(self, op: ops.InputTable, types: Sequence[pa.DataType], order: Sequence[int]) -> None:
         """Raise `NoKernel` if a kernel cannot compare the values that order the writes of a table."""
@@ -215,16 +222,17 @@ class ChainBuilder:
 
     # --- stateful operators
 
-    def _stateful(self, op: Operator) -> int:
+    def _stateful(self, op: Operator) -> list[Flow]:
         try:
-            return self._incremental(op)
+            if isinstance(op, ops.Join):
+                return self._join(op)
+            number = self._incremental(op)
         except NoKey as error:
-            return self._recomputed(op, str(error))
+            number = self._recomputed(op, str(error))
+        return [(number, self._output_columns(op, number))]
 
     def _incremental(self, op: Operator) -> int:
         """Add an operator that has a kernel or a key; otherwise raise `NoKey` and add nothing."""
-        if isinstance(op, ops.Join):
-            return self._join(op)
         if isinstance(op, ops.Aggregate):
             return self._aggregate(op)
         if isinstance(op, ops.Distinct):
@@ -240,14 +248,24 @@ class ChainBuilder:
             raise NoKernel(op.reason)
         raise NoKey(f"{op.kind}: this operator has no key, so it cannot be updated key by key")
 
-    def _join(self, op: ops.Join) -> int:
+    def _join(self, op: ops.Join) -> list[Flow]:
+        """Add a join; return its pairs, and the rows of a side that it returns without a partner."""
         if not op.keys:
             raise NoKey(
                 f"a join ({op.join}) without an equality has no key, so it cannot be updated key by key"
             )
-        if op.join != "inner":
-            return self._keyed_join(op)
-        assert not op.residual
+        if not op.residual:
+            number, columns = self._equi_join(op, op.join, self._ids[op])
+            return [(number, columns)]
+        number, columns = self._equi_join(op, "inner", f"{self._ids[op]}.pairs")
+        pairs = (number, columns.where(op.residual))
+        if op.join in {"semi", "anti"}:
+            return [self._matches(op, 0, pairs)]
+        sides = {"left": (0,), "right": (1,), "full": (0, 1)}[op.join]
+        return [pairs, *(self._matches(op, side, pairs) for side in sides)]
+
+    def _equi_join(self, op: ops.Join, kind: ops.JoinKind, name: str) -> Flow:
+        """Add a join on the keys alone; return its rows with the columns of both inputs, or of the left."""
         sides = []
         key_types = [self._key_type(op, key) for key in op.keys]
         for child, expressions in (
@@ -260,11 +278,34 @@ class ChainBuilder:
         (left_columns, left_keys, left_types), (right_columns, right_keys, right_types) = sides
         safe = tuple(key.null_safe for key in op.keys)
         shared = (self._shared_source(op, 0), self._shared_source(op, 1))
-        operator = StatefulJoin(left_types, right_types, left_keys, right_keys, safe, shared)
-        number = self._graph.add(self._ids[op], operator)
+        operator = StatefulJoin(left_types, right_types, left_keys, right_keys, safe, shared, kind)
+        number = self._graph.add(name, operator)
         self._connect_child(op.left, number, 0, left_columns)
         self._connect_child(op.right, number, 1, right_columns)
-        return number
+        selected = list(range(op.left.width))
+        if len(operator.out) - 1 > len(left_types):
+            selected += range(len(left_types), len(left_types) + op.right.width)
+        if selected == list(range(len(operator.out) - 1)):
+            return number, RowExpressions()
+        return number, RowExpressions().select(list(map(column, selected)))
+
+    def _matches(self, op: ops.Join, side: int, pairs: Flow) -> Flow:
+        """Add the rows of a side that have a match among the pairs (semi join), or have none."""
+        child, other = (op.right, op.left) if side else (op.left, op.right)
+        nulls = () if op.left_only else tuple(map(self._arrow, self._types[other]))
+        operator = StatefulMatches(
+            tuple(map(self._arrow, self._types[child])),
+            matched=op.join == "semi",
+            before=nulls if side else (),
+            after=() if side else nulls,
+        )
+        number = self._graph.add(f"{self._ids[op]}.{'right' if side else 'left'}", operator)
+        self._connect_child(child, number, 0, list(map(column, range(child.width))))
+        first = op.left.width if side else 0
+        origin, expressions = pairs
+        columns = list(map(column, range(first, first + child.width)))
+        self._graph.connect(origin, number, 1, expressions.select(columns))
+        return number, RowExpressions()
 
     def _shared_source(self, op: ops.Join, side: int) -> SharedSource | None:
         """Return the source whose trace a side of a join can read; None if no source has the same key."""
@@ -290,41 +331,60 @@ class ChainBuilder:
 
     def _aggregate(self, op: ops.Aggregate) -> int:
         below = self._types[op.input] if op.input.width else ()
-        aggs, values, results = [], {}, []
+        aggs, results = [], []
+        values: dict[int, str] = {}  # the columns to aggregate, by place
         if any(expr.is_session_window for expr in op.groups):
             places = [place for place, expr in enumerate(op.groups) if not expr.is_session_window]
-            return self._keyed(op, [self._columns_of([op.groups[place] for place in places])], places)
+            return self._keyed(op, self._columns_of([op.groups[place] for place in places]), places)
         if not all(_is_native(aggregate) for aggregate in op.calls):
             return self._keyed_aggregate(op)
         keys = self._columns_of(op.groups)
+        distinct: dict[tuple[int, ...], str] = {}  # the columns of which distinct values are aggregated
         for n, aggregate in enumerate(op.calls):
-            place = aggregate.arguments[0].column if aggregate.arguments else None
-            if place is not None:
-                values[place] = f"v{place}"
-            aggs.append(GroupAggregate(aggregate.name, None if place is None else f"v{place}", f"a{n}"))
+            read = tuple(self._columns_of(aggregate.arguments))
+            name = None
+            if aggregate.distinct:
+                name = distinct.setdefault(read, f"d{len(distinct)}")
+            elif read:
+                name = values.setdefault(read[0], f"v{read[0]}")
+            aggs.append(GroupAggregate(aggregate.name, name, f"a{n}"))
             results.append(self._arrow(self._types[op][len(op.groups) + n]))
         fields = [pa.field(f"k{n}", self._arrow(below[place])) for n, place in enumerate(keys)]
         if op.sets is not None:
             fields.append(pa.field(f"k{len(keys)}", pa.int64()))
         inputs = [pa.field(name, self._arrow(below[place])) for place, name in values.items()]
+        inputs += [pa.field(name, self._arrow(below[read[0]])) for read, name in distinct.items()]
         best = 1 if self._append_only.get(op.input) else BEST
         try:
             always = not op.groups and op.sets is None
-            kernel = GroupKernel(pa.schema(fields), pa.schema(inputs), tuple(aggs), best, always)
+            kernel = GroupKernel(
+                pa.schema(fields), pa.schema(inputs), tuple(aggs), best, always, tuple(distinct.values())
+            )
             operator = StatefulAggregate(kernel, tuple(results))
         except TypeRefused as error:
             if op.groups and op.sets is None:
                 return self._keyed_aggregate(op)
             raise NoKey(error.message) from None
-        sent = [[*map(column, keys), *map(column, values)]]
-        if op.sets is not None:
-            if len(set(map(frozenset, op.sets))) < len(op.sets):  # Spark returns the rows once for each
-                raise NoKey("a grouping set appears twice")
-            sent = [columns_of_set(grouped, keys, list(values), below) for grouped in op.sets]
+        if op.sets is not None and len(set(map(frozenset, op.sets))) < len(op.sets):
+            raise NoKey("a grouping set appears twice")  # Spark returns the rows once for each
         number = self._graph.add(f"{self._ids[op]}.{best}", operator)
-        for side, columns in enumerate(sent):
-            self._connect_child(op.input, number, side, columns)
+        for columns in columns_read(op.sets, keys, list(values), below):
+            self._connect_child(op.input, number, 0, columns)
+        for n, read in enumerate(distinct):
+            self._connect_distinct(op, number, 1 + n, fields, read)
         return number
+
+    def _connect_distinct(
+        self, op: ops.Aggregate, number: int, side: int, keys: Sequence[pa.Field], places: Sequence[int]
+    ) -> None:
+        """Send the distinct values of some columns in each group to a side of an aggregate."""
+        below = self._types[op.input]
+        types = [key.type for key in keys] + [self._arrow(below[place]) for place in places]
+        values = self._graph.add(f"{self._ids[op]}.distinct{side}", StatefulSet("distinct", tuple(types)))
+        for columns in columns_read(op.sets, self._columns_of(op.groups), places, below):
+            self._connect_child(op.input, values, 0, columns)
+        first = list(map(column, range(len(keys) + 1)))
+        self._graph.connect(values, number, side, RowExpressions().select(first))
 
     def _sets(self, op: Operator, kind: str, children: Sequence[Operator]) -> int:
         types = self._types.get(op, ())
@@ -357,7 +417,7 @@ class ChainBuilder:
                 why = "this operator has no key, so it cannot be updated key by key"
                 raise NoKey(f"window without PARTITION BY: {why}") from None
             key = self._columns_of(op.partition)
-            return self._keyed(op, [key], key)
+            return self._keyed(op, key, key)
         ranks = "" if limit is None else f".first{limit.function}-{limit.most}"
         number = self._graph.add(f"{self._ids[op]}.window{ranks}", operator)
         self._connect_child(op.input, number, 0, columns)
@@ -378,73 +438,31 @@ class ChainBuilder:
             raise NoKey(f"{name} without GROUP BY has no key, so it cannot be updated key by key")
         if op.sets is not None:
             raise NoKey(f"{name} with grouping sets has no key, so it cannot be updated key by key")
-        return self._keyed(op, [self._columns_of(op.groups)], list(range(len(op.groups))))
+        return self._keyed(op, self._columns_of(op.groups), list(range(len(op.groups))))
 
-    def _keyed_join(self, op: ops.Join) -> int:
-        """Add a join that Spark computes for the keys that changed."""
-        left = self._columns_of([key.left for key in op.keys])
-        right = self._columns_of([key.right for key in op.keys])
-        for key in op.keys:
-            self._key_type(op, key)
-        width = op.left.width
-        if op.join == "full":
-            return self._keyed(op, [left, right], [*left], [width + place for place in right])
-        result = [width + place for place in right] if op.join == "right" else left
-        return self._keyed(op, [left, right], result)
-
-    def _keyed(
-        self, op: Operator, keys: Sequence[Sequence[int]], result: Sequence[int], other: Sequence[int] = ()
-    ) -> int:
+    def _keyed(self, op: ops.Aggregate | ops.Window, keys: Sequence[int], result: Sequence[int]) -> int:
         """Add an operator that Spark computes for the keys that changed.
 
         Args:
             op: the operator.
-            keys: the key columns of each input.
+            keys: the key columns of its input.
             result: the key columns of the operator itself.
-            other: the columns to use instead where those of `result` are NULL.
         """
         self._no_clock(expressions_of(op))
-        key_types = self._key_types(op, keys)
-        key = [
-            cast(_coalesced(place, other[n] if other else None), self._types[op][place], key_type)
-            for n, (place, key_type) in enumerate(zip(result, key_types, strict=True))
-        ]
-        gathers = self._gathers(op, keys, key_types)
-        types = tuple(map(self._arrow, self._types[op]))
-        target = self._graph.add(self._ids[op], ReplaceRows(types, tuple(map(self._arrow, key_types))))
-        for child, child_key, gather in zip(op.inputs, keys, gathers, strict=True):
-            changed = [
-                cast(column(place), self._types[child][place], key_type)
-                for place, key_type in zip(child_key, key_types, strict=True)
-            ]
-            self._connect_child(child, target, 1, changed)
-            for other_gather in gathers:
-                if other_gather != gather:
-                    self._connect_child(child, other_gather, 1, changed)
-        reads = [
-            self._graph.spill(gather, RowExpressions().select(list(map(column, range(child.width)))))
-            for gather, child in zip(gathers, op.inputs, strict=True)
-        ]
+        child, types = op.input, tuple(map(self._arrow, self._types[op]))
+        key_types = tuple(self._arrow(self._types[child][place]) for place in keys)
+        gather = self._graph.add(
+            f"{self._ids[op]}.gather0",
+            GatherRows(tuple(map(self._arrow, self._types[child])), tuple(keys)),
+        )
+        self._connect_child(child, gather, 0, list(map(column, range(child.width))))
+        target = self._graph.add(self._ids[op], ReplaceRows(types, key_types))
+        self._connect_child(child, target, 1, list(map(column, keys)))
+        rows = self._graph.spill(gather, RowExpressions().select(list(map(column, range(child.width)))))
         table = f"result:{target}"
-        self._graph.add_query(KeyedQuery(table, op, tuple(key), tuple(reads)))
-        self._graph.connect(ChainInput(table, op.width + len(key)), target, 0, RowExpressions())
+        self._graph.add_query(KeyedQuery(table, op, tuple(map(column, result)), (rows,)))
+        self._graph.connect(ChainInput(table, op.width + len(keys)), target, 0, RowExpressions())
         return target
-
-    def _gathers(self, op: Operator, keys: Sequence[Sequence[int]], key_types: Sequence[str]) -> list[int]:
-        """Add the operators that gather the rows of each input; return their numbers."""
-        gathers = []
-        for n, (child, key) in enumerate(zip(op.inputs, keys, strict=True)):
-            columns, places, types = self._with_key(child, key, key_types)
-            operator = GatherRows(tuple(map(self._arrow, types)), tuple(places))
-            number = self._graph.add(f"{self._ids[op]}.gather{n}", operator)
-            self._connect_child(child, number, 0, columns)
-            gathers.append(number)
-        return gathers
-
-    def _key_types(self, op: Operator, keys: Sequence[Sequence[int]]) -> list[str]:
-        if isinstance(op, ops.Join):
-            return [self._key_type(op, key) for key in op.keys]
-        return [self._types[op.inputs[0]][place] for place in keys[0]]
 
     def _with_key(
         self, child: Operator, key: Sequence[int], key_types: Sequence[str]
@@ -494,11 +512,9 @@ class ChainBuilder:
         self._graph.connect(ChainInput(f"result:{target}", op.width), target, 0, RowExpressions())
         return target
 
-    def _output_columns(self, op: Operator) -> RowExpressions:
+    def _output_columns(self, op: Operator, number: int) -> RowExpressions:
         """Return row expressions that turn the columns of a stateful operator into those of `op`."""
-        operator = self._graph.operator(self._numbers[op])
-        if isinstance(op, ops.Join) and isinstance(operator, StatefulJoin):
-            return self._without_cast_keys(op, operator)
+        operator = self._graph.operator(number)
         if isinstance(op, ops.Aggregate) and isinstance(operator, StatefulAggregate) and op.sets is not None:
             places = result_places(len(op.groups), len(op.calls))
             return RowExpressions().select(list(map(column, places)))
@@ -510,14 +526,6 @@ class ChainBuilder:
             return RowExpressions().select(list(map(column, shown))) if results > width else RowExpressions()
         return RowExpressions()
 
-    def _without_cast_keys(self, op: ops.Join, operator: StatefulJoin) -> RowExpressions:
-        """Drop the columns that a join has only because a key is compared in another type."""
-        left = len(operator.left)
-        selected = [*range(op.left.width), *range(left, left + op.right.width)]
-        if selected == list(range(left + len(operator.right))):
-            return RowExpressions()
-        return RowExpressions().select(list(map(column, selected)))
-
     def _connect_child(self, child: Operator, number: int, side: int, columns: Sequence[Expr]) -> None:
         """Connect a child to a side of an operator; the side reads these columns of the child."""
         unchanged = [expression.column for expression in columns] == list(range(child.width))
@@ -527,10 +535,5 @@ class ChainBuilder:
             )
 
 
-def _coalesced(place: int, other: int | None) -> Expr:
-    return column(place) if other is None else call("coalesce", column(place), column(other))
-
-
 def _is_native(aggregate: ops.AggregateCall) -> bool:
-    simple = aggregate.plain and not aggregate.distinct and aggregate.filter is None
-    return simple and kernel_of(aggregate.name) is not None
+    return aggregate.plain and aggregate.filter is None and kernel_of(aggregate.name) is not None

@@ -11,8 +11,8 @@ from dataclasses import replace
 import pyarrow as pa
 
 from tidemill.views.chain.chain import Chain, ChainInput, Edge, KeyedQuery, PlacedOperator
+from tidemill.views.chain.join_operators import StatefulJoin
 from tidemill.views.chain.keyed_operators import ReplaceRows
-from tidemill.views.chain.native_operators import StatefulJoin
 from tidemill.views.chain.outputs import OutputSink, SpillSink
 from tidemill.views.chain.recomputed_operators import StoredResult
 from tidemill.views.chain.row_expressions import RowExpressions

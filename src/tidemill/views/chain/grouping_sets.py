@@ -29,6 +29,15 @@ def columns_of_set(
     return [*columns, cast(text(str(number)), "INT", "BIGINT"), *map(column, values)]
 
 
+def columns_read(
+    sets: Sequence[Sequence[int]] | None, keys: Sequence[int], values: Sequence[int], types: Sequence[str]
+) -> list[list[Expr]]:
+    """Return what the kernel reads of each row, keys first: once, or once for each grouping set."""
+    if sets is None:
+        return [[*map(column, keys), *map(column, values)]]
+    return [columns_of_set(grouped, keys, values, types) for grouped in sets]
+
+
 def result_places(groups: int, calls: int) -> list[int]:
     """Return the kernel's columns in the order of the result: keys, aggregates, and the id of the set."""
     return [*range(groups), *range(groups + 1, groups + 1 + calls), groups]

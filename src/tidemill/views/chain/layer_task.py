@@ -18,7 +18,7 @@ import pyarrow as pa
 from tidemill.errors import StepLost
 from tidemill.views.chain.chain import Chain, Edge, PlacedOperator
 from tidemill.views.chain.compact_rows import COMPACTED_ROWS, compacted
-from tidemill.views.chain.native_operators import StatefulJoin
+from tidemill.views.chain.join_operators import StatefulJoin
 from tidemill.views.chain.outputs import OutputSink
 from tidemill.views.chain.stateful_operator import OperatorOutput, StatefulOperator
 from tidemill.views.trace.batches import BATCH_BYTES, BATCH_ROWS, batched, split_rows

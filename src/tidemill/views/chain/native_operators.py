@@ -1,4 +1,4 @@
-"""The stateful operators with native kernels: joins, aggregates and set operations (DBSP-11 to DBSP-13)."""
+"""The stateful operators of aggregates and set operations (DBSP-12, DBSP-13)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,29 +8,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidemill.errors import TypeRefused
-from tidemill.views.chain.source_sharing import SharedRows, SharedSource
 from tidemill.views.chain.stateful_operator import (
     OperatorOutput,
     Parts,
     Traces,
-    column_name,
     concatenated,
     hash_column,
-    layout_of,
     numbered_columns,
-    rows_by_key,
     with_weight,
 )
 from tidemill.views.kernels.canonical_keys import canonical_keys
 from tidemill.views.kernels.group_by import BINS, MAIN, GroupAggregate, GroupKernel
-from tidemill.views.kernels.join import JoinKernel, sorted_by_hash
 from tidemill.views.kernels.set_operations import SetKernel
-from tidemill.views.trace.consolidation import chunk, column, consolidate, reduce_rows
+from tidemill.views.trace.consolidation import chunk, column, consolidate
 from tidemill.views.trace.hash_space import HashRange, hash_bounds
 from tidemill.views.trace.key_hash import GLOBAL_HASH
 from tidemill.views.trace.layout import HASH, WEIGHT, Layout
 from tidemill.views.trace.order import distinct
-from tidemill.views.trace.trace import Trace
 
 
 def _all(name: str) -> str:
@@ -39,94 +33,12 @@ def _all(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class StatefulJoin:
-    """An inner equi-join of two sides.
-
-    Args:
-        left, right: the column types of each side.
-        left_keys, right_keys: the key columns of each side; the columns of a pair have the same type.
-        null_safe: for each pair of key columns, whether it is compared by `<=>`.
-        shared: for each side, the source whose trace it reads; None if the join stores its own trace.
-    """
-
-    left: tuple[pa.DataType, ...]
-    right: tuple[pa.DataType, ...]
-    left_keys: tuple[int, ...]
-    right_keys: tuple[int, ...]
-    null_safe: tuple[bool, ...]
-    shared: tuple[SharedSource | None, SharedSource | None] = (None, None)
-
-    @cached_property
-    def _kernel(self) -> JoinKernel:
-        width = len(self.left)
-        return JoinKernel(
-            layout_of(self.left, self.left_keys),
-            layout_of(self.right, self.right_keys),
-            self.null_safe,
-            tuple((column_name(i, self.left, self.left_keys), f"c{i}") for i in range(width)),
-            tuple(
-                (column_name(i, self.right, self.right_keys), f"c{width + i}") for i in range(len(self.right))
-            ),
-        )
-
-    @property
-    def _sides(self) -> dict[str, Layout]:
-        return {"left": self._kernel.left, "right": self._kernel.right}
-
-    @property
-    def layouts(self) -> dict[str, Layout]:
-        sides = zip(self._sides.items(), self.shared, strict=True)
-        return {tag: layout for (tag, layout), shared in sides if shared is None}
-
-    @property
-    def borrowed(self) -> list[tuple[int, str, Mapping[str, Layout]]]:
-        """Return number, name and trace layouts of each side that reads the traces of a source."""
-        sides = enumerate(zip(self._sides, self.shared, strict=True))
-        return [(side, tag, shared.layouts) for side, (tag, shared) in sides if shared is not None]
-
-    @cached_property
-    def out(self) -> pa.Schema:
-        return self._kernel.schema
-
-    def takes(self, side: int) -> tuple[pa.DataType, ...]:
-        return self.right if side else self.left
-
-    def pack(self, side: int, rows: pa.Table) -> dict[str, pa.Table]:
-        tag, keys = ("left", self.left_keys) if side == 0 else ("right", self.right_keys)
-        layout = self._sides[tag]
-        for place, safe in zip(keys, self.null_safe, strict=True):
-            if not safe and rows[f"c{place}"].null_count:  # NULL matches nothing: do not send the row
-                rows = rows.filter(pc.is_valid(rows[f"c{place}"]))
-        packed = rows_by_key(rows, layout, keys)
-        return {tag: packed if self.shared[side] is not None else reduce_rows(packed, layout)}
-
-    def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> OperatorOutput:
-        changes: dict[str, pa.Table] = {}
-        stored: list[Trace | SharedRows] = []
-        for (tag, layout), shared in zip(self._sides.items(), self.shared, strict=True):
-            rows = concatenated(parts.get(tag, ()), layout)
-            changes[tag] = (
-                self._kernel.consolidate_side(rows, layout) if shared is None else sorted_by_hash(rows)
-            )
-            if shared is None:
-                stored.append(traces[tag])
-            else:
-                stored.append(shared.rows(layout, {name: traces[f"{tag}.{name}"] for name in shared.layouts}))
-        out = self._kernel.step(changes["left"], changes["right"], *stored)
-        deltas = {tag: changes[tag] for tag in self.layouts}
-        return OperatorOutput(out, deltas, settled=frozenset(deltas))
-
-    def is_local(self, side: int) -> bool:
-        """Return whether a side's rows are already in their range, because its source has the same key."""
-        return self.shared[side] is not None
-
-    def emits_without_input(self, within: HashRange) -> bool:
-        return False
-
-
-@dataclass(frozen=True)
 class StatefulAggregate:
     """A GROUP BY with native aggregates. Rows have the key first, then the values, then `_w`.
+
+    Side 0 receives the rows. For each column of which distinct values are aggregated, another side receives
+    the distinct values of each group, from a `StatefulSet`. These are spread over all ranges by their value,
+    so a group with very many of them is no hot key.
 
     If the input can have deletes, a min or max has two traces: one with its best few values, and one with all
     values. When a group has lost its best values, the step reads all values of this group again (DBSP-13).
@@ -176,14 +88,19 @@ class StatefulAggregate:
             at += len(raw)
         return pa.Table.from_arrays([*columns, table[WEIGHT]], names=self.out.names)
 
+    def _distinct(self, side: int) -> str | None:
+        return self.kernel.distinct[side - 1] if side else None
+
     def takes(self, side: int) -> tuple[pa.DataType, ...]:
-        return tuple(each.type for each in (*self.kernel.keys, *self.kernel.values))
+        values = self.kernel.values_of(self._distinct(side))
+        return tuple(each.type for each in (*self.kernel.keys, *values))
 
     def pack(self, side: int, rows: pa.Table) -> dict[str, pa.Table]:
-        names = [*self.kernel.keys.names, *self.kernel.values.names]
+        distinct = self._distinct(side)
+        names = [*self.kernel.keys.names, *self.kernel.values_of(distinct).names]
         rows = rows.rename_columns([*names, WEIGHT]).combine_chunks()
         hashes = hash_column(rows, self.kernel.keys.names)
-        return self.kernel.accumulate(rows.append_column(HASH, hashes))
+        return self.kernel.accumulate(rows.append_column(HASH, hashes), distinct)
 
     def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> OperatorOutput:
         received = {
@@ -243,10 +160,6 @@ class StatefulSet:
     def out(self) -> pa.Schema:
         return self._kernel.schema
 
-    @cached_property
-    def _side(self) -> Layout:
-        return Layout(numbered_columns(self.types), len(self.types))
-
     def takes(self, side: int) -> tuple[pa.DataType, ...]:
         return self.types
 
@@ -254,10 +167,10 @@ class StatefulSet:
         names = [f"c{i}" for i in range(len(self.types))]
         rows = canonical_keys(rows.combine_chunks(), names)
         packed = rows.append_column(HASH, hash_column(rows, names))
-        return {"right" if side else "left": consolidate(packed, self._side)}
+        return {"right" if side else "left": consolidate(packed, self._kernel.side)}
 
     def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> OperatorOutput:
-        left, right = (concatenated(parts.get(tag, ()), self._side) for tag in ("left", "right"))
+        left, right = (concatenated(parts.get(tag, ()), self._kernel.side) for tag in ("left", "right"))
         counted = self._kernel.step(left, right, traces["main"])
         return OperatorOutput([counted.out], {"main": counted.state})
 

@@ -2,7 +2,8 @@
 
 SQL projections below the operators compute these columns:
 
-    join        expressions in keys become columns of its inputs; other conditions become a filter above it
+    join        expressions in keys become columns of its inputs; other conditions become a filter above it,
+                or below it; NOT IN with a key becomes an anti join with a condition
     aggregate   its input becomes a projection of keys and arguments; a FILTER becomes a CASE in the argument
     window      expressions in its PARTITION BY become columns of its input; if a kernel can compute it, so do
                 sort keys and arguments, except for the hash that breaks ties
@@ -12,8 +13,9 @@ The result of the circuit stays the same. If no kernel computes an operator, the
 `NoKernel`, and each step recomputes the view.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from tidemill.views.aggregates.registry import Argument, aggregate
 from tidemill.views.circuit.circuit import map_operators
@@ -66,6 +68,7 @@ def _prepared(op: Operator) -> Operator:
 def _join(op: Join) -> Operator:
     if not op.keys:
         return op
+    op = _filtered_below(_without_null_aware(op))
     lefts, rights = [key.left for key in op.keys], [key.right for key in op.keys]
     left, left_keys = _with_columns(op.left, lefts)
     right, right_keys = _with_columns(op.right, rights)
@@ -83,6 +86,37 @@ def _join(op: Join) -> Operator:
         return join
     selected = [*range(width), *(() if op.left_only else range(wide, wide + op.right.width))]
     return Project(join, tuple(column(i) for i in selected))
+
+
+def _without_null_aware(op: Join) -> Join:
+    """Turn NOT IN into an anti join: a right row matches if the comparison is true or NULL."""
+    if op.join != "null-aware anti":
+        return op
+    width = op.left.width
+    compared = (binary(key.left, "=", key.right.renumbered(lambda i: i + width)) for key in op.null_aware)
+    conditions = tuple(call("coalesce", equal, text("true")) for equal in compared)
+    return replace(op, join="anti", null_aware=(), residual=(*op.residual, *conditions))
+
+
+def _filtered_below(op: Join) -> Join:
+    """Move the conditions of a join to the input that they read, if only its matching rows are returned."""
+    width = op.left.width
+    reads_left = [all(i < width for i in condition.columns) for condition in op.residual]
+    reads_right = [all(i >= width for i in condition.columns) for condition in op.residual]
+    to_left = [op.join in {"right", "semi"} and reads for reads in reads_left]
+    to_right = [
+        op.join in {"left", "semi", "anti"} and reads and not left
+        for reads, left in zip(reads_right, to_left, strict=True)
+    ]
+    conditions = list(zip(op.residual, to_left, to_right, strict=True))
+    lefts = tuple(condition for condition, left, _ in conditions if left)
+    rights = tuple(condition.renumbered(lambda i: i - width) for condition, _, right in conditions if right)
+    return replace(
+        op,
+        left=Filter(op.left, lefts) if lefts else op.left,
+        right=Filter(op.right, rights) if rights else op.right,
+        residual=tuple(condition for condition, left, right in conditions if not (left or right)),
+    )
 
 
 def _window(op: Window) -> Operator:
@@ -139,19 +173,29 @@ def _aggregate(op: Aggregate) -> Operator:
         return _sessions(op)
     native = [simple for aggregate in op.calls if (simple := _native_call(aggregate)) is not None]
     if len(native) < len(op.calls):
-        below, places = _with_columns(op.input, list(op.groups))
-        return replace(op, input=below, groups=tuple(column(i) for i in places))
+        return _keyed_aggregate(op)
     columns = tuple(
-        dict.fromkeys([*op.groups, *(argument for _, arguments in native for argument in arguments)])
+        dict.fromkeys([*op.groups, *(argument for call in native for argument in call.arguments)])
     )
     place = {expr: n for n, expr in enumerate(columns)}
     calls = []
-    for name, arguments in native:
-        moved = tuple(column(place[argument]) for argument in arguments)
-        value = call(name, *moved) if moved else text("count(*)", "count")
-        calls.append(AggregateCall(value, name, moved))
+    for native_call in native:
+        moved = tuple(column(place[argument]) for argument in native_call.arguments)
+        calls.append(
+            AggregateCall(_called(native_call, moved), native_call.name, moved, native_call.distinct)
+        )
     groups = tuple(column(place[expr]) for expr in op.groups)
     return Aggregate(Project(op.input, columns), groups, tuple(calls), op.sets)
+
+
+def _called(native: "_NativeCall", arguments: tuple[Expr, ...]) -> Expr:
+    """Return the text of a call with these columns as arguments."""
+    if not arguments:
+        return text("count(*)", "count")
+    value = call(native.name, *arguments)
+    if not native.distinct:
+        return value
+    return Expr((f"{native.name}(DISTINCT ", *value.parts[1:]), value.calls)
 
 
 def _sessions(op: Aggregate) -> Operator:
@@ -162,22 +206,78 @@ def _sessions(op: Aggregate) -> Operator:
     return replace(op, input=below, groups=tuple(groups))
 
 
-def _native_call(aggregate_call: AggregateCall) -> tuple[str, tuple[Expr, ...]] | None:
-    """Return the name and at most one argument of a native aggregate; None for any other aggregate."""
+def _keyed_aggregate(op: Aggregate) -> Operator:
+    """Pass only the columns that the aggregate uses, as all of them are stored."""
+    read = sorted({place for each in op.calls for expr in _expressions_of(each) for place in expr.columns})
+    columns = tuple(dict.fromkeys([*op.groups, *map(column, read)]))
+    place = {expr: n for n, expr in enumerate(columns)}
+
+    def moved(expr: Expr) -> Expr:
+        return expr.renumbered(lambda i: place[column(i)])
+
+    calls = tuple(
+        replace(
+            each,
+            value=moved(each.value),
+            arguments=tuple(map(moved, each.arguments)),
+            filter=None if each.filter is None else moved(each.filter),
+        )
+        for each in op.calls
+    )
+    groups = tuple(column(place[expr]) for expr in op.groups)
+    return replace(op, input=Project(op.input, columns), groups=groups, calls=calls)
+
+
+def _expressions_of(aggregate_call: AggregateCall) -> Iterator[Expr]:
+    yield aggregate_call.value
+    yield from aggregate_call.arguments
+    if aggregate_call.filter is not None:
+        yield aggregate_call.filter
+
+
+class _NativeCall(NamedTuple):
+    """A call of a native aggregate: its name in the kernels, its arguments, and whether it has DISTINCT.
+
+    Only DISTINCT can have several arguments. All of them are NULL in rows that do not count.
+    """
+
+    name: str
+    arguments: tuple[Expr, ...]
+    distinct: bool
+
+
+def _native_call(aggregate_call: AggregateCall) -> _NativeCall | None:
+    """Return a call of a native aggregate with simple arguments; None for any other aggregate."""
     entry = aggregate(aggregate_call.name)
     if not is_native(aggregate_call) or entry.kernel is None:
         return None
     name = entry.same_as or entry.name
+    distinct = aggregate_call.distinct and not entry.ignores_duplicates
     match entry.kernel.argument:
         case Argument.TRUE:
-            return name, (_when(_and(aggregate_call.filter, aggregate_call.arguments[0]), text("1")),)
+            value = _when(_and(aggregate_call.filter, aggregate_call.arguments[0]), text("1"))
+            return _NativeCall(name, (value,), distinct)
+        case Argument.ALL_PRESENT if distinct:
+            return _NativeCall(name, _distinct_present(aggregate_call, entry.kernel.value), distinct)
         case Argument.ALL_PRESENT:
-            return name, _all_present(aggregate_call, entry.kernel.value)
+            return _NativeCall(name, _all_present(aggregate_call, entry.kernel.value), distinct)
         case Argument.VALUE:
             if len(aggregate_call.arguments) != 1:
                 return None
             value = _templated(entry.kernel.value, aggregate_call.arguments[0])
-            return name, (value if aggregate_call.filter is None else _when(aggregate_call.filter, value),)
+            if aggregate_call.filter is not None:
+                value = _when(aggregate_call.filter, value)
+            return _NativeCall(name, (value,), distinct)
+
+
+def _distinct_present(aggregate_call: AggregateCall, template: str) -> tuple[Expr, ...]:
+    """Return the arguments of DISTINCT, all of them NULL if one is NULL or the filter is not true."""
+    arguments = [_templated(template, argument) for argument in aggregate_call.arguments]
+    condition = aggregate_call.filter
+    if len(arguments) > 1:
+        for argument in filter(_is_nullable, arguments):
+            condition = _and(condition, _not_null(argument))
+    return tuple(arguments if condition is None else (_when(condition, value) for value in arguments))
 
 
 def _all_present(aggregate_call: AggregateCall, value: str) -> tuple[Expr, ...]:

@@ -36,9 +36,11 @@ def side_key(op: ops.Join, side: int, types: Types) -> tuple[ops.InputTable, Pla
     """Return the source of a join's side, the columns that the side reads, and the key columns.
 
     Returns None if the join cannot read the source's trace. The join can read the trace only if the join
-    compares the stored values unchanged, and by `=`, so that it never looks up NULL.
+    compares the stored values unchanged, and by `=`, so that it never looks up NULL. A semi or anti join
+    reads no rows of the right side, unless it has a further condition.
     """
-    below = source_of(op.inputs[side]) if op.join == "inner" and op.keys else None
+    reads = op.keys and not (side and op.left_only and not op.residual)
+    below = source_of(op.inputs[side]) if reads else None
     if below is None or any(key.null_safe for key in op.keys):
         return None
     source, places = below

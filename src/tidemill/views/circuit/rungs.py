@@ -131,10 +131,14 @@ def _join(op: Join, _: Mapping[Operator, bool]) -> OperatorRung:
                 "no equality between the sides: each changed row is compared with all rows of the other side"
             )
         return OperatorRung(Rung.FULL, reason, scan=True)
-    if op.join == "inner":
-        return OperatorRung(Rung.NATIVE, "each side is indexed by the join key")
-    name = "NOT IN with a key" if op.join == "null-aware anti" else f"{op.join} join"
-    return OperatorRung(Rung.KEYED, f"{name}: Spark recomputes the changed keys")
+    reason = "each side is indexed by the join key"
+    if op.join in {"left", "right", "full"}:
+        reason += "; counts the rows of each key to find those without a partner"
+    elif op.join != "inner":
+        reason = "the left side is indexed by the join key; counts the right rows of each key"
+    if op.join != "inner" and (op.residual or op.null_aware):
+        reason = "each side is indexed by the join key; counts the pairs of each row that meet the condition"
+    return OperatorRung(Rung.NATIVE, reason)
 
 
 def _sets(_op: Distinct | SetOp, _: Mapping[Operator, bool]) -> OperatorRung:
@@ -161,13 +165,15 @@ def _aggregate(op: Aggregate, grows: Mapping[Operator, bool]) -> OperatorRung:
         if not grows[op.input]:
             values = "the best 16 values of each group, and reads more when they are used up"
         reason += f"; for {' and '.join(extremes)}, keeps {values}"
+    if any(call.distinct and not aggregate(call.name).ignores_duplicates for call in op.calls):
+        reason += "; for DISTINCT, counts each distinct value of a group"
     return OperatorRung(Rung.NATIVE, reason)
 
 
 def is_native(call: AggregateCall) -> bool:
     """Return whether a kernel can compute the call; the types of its arguments may still prevent it."""
-    entry = aggregate(call.name)
-    return call.plain and entry.kernel is not None and (entry.ignores_duplicates or not call.distinct)
+    counts_rows = call.distinct and any(argument.sql() == "*" for argument in call.arguments)
+    return call.plain and aggregate(call.name).kernel is not None and not counts_rows
 
 
 def _is_extreme(call: AggregateCall) -> bool:

@@ -97,6 +97,8 @@ class GroupKernel:
         aggs: the aggregates.
         best: how many values min and max store; 1 is enough if rows are never deleted.
         always: whether this is a global aggregate, which has an output row even without input rows.
+        distinct: the columns of which only the distinct values in each group are aggregated. The caller
+            passes these values as rows of their own.
     """
 
     keys: pa.Schema
@@ -104,6 +106,7 @@ class GroupKernel:
     aggs: tuple[GroupAggregate, ...]
     best: int = BEST
     always: bool = False
+    distinct: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.always and len(self.keys):
@@ -178,37 +181,44 @@ class GroupKernel:
 
     # --- before the exchange
 
-    def accumulate(self, delta: pa.Table) -> dict[str, pa.Table]:
+    def values_of(self, distinct: str | None) -> pa.Schema:
+        """Return the columns of the rows with one distinct column, or of the rows with all other columns."""
+        names = [name for name in self.values.names if name not in self.distinct]
+        return pa.schema([self.values.field(name) for name in (names if distinct is None else [distinct])])
+
+    def accumulate(self, delta: pa.Table, distinct: str | None = None) -> dict[str, pa.Table]:
         """Convert rows to accumulators, one table for each trace; tables of several calls can be added up.
 
         Args:
             delta: `_h` (the hash of the key), the key, the values and `_w`.
+            distinct: the distinct column that the rows have; None for rows with all other columns.
         """
-        rows = canonical_keys(
-            delta.select([HASH, *self.keys.names, *self.values.names, WEIGHT]), list(self.keys.names)
-        )
+        values = self.values_of(distinct).names
+        rows = canonical_keys(delta.select([HASH, *self.keys.names, *values, WEIGHT]), list(self.keys.names))
         rows = rows.combine_chunks()
         weights = column(rows, WEIGHT)
         group = [chunk(rows, name) for name in (HASH, *self.keys.names)]
-        sums: dict[str, I64] = {_ROWS: weights}
-        for name in self._counted:
-            values = chunk(rows, name)
+        main = self.layouts[MAIN]
+        sums: dict[str, I64] = dict.fromkeys(main.sums, np.zeros(rows.num_rows, np.int64))
+        if distinct is None:
+            sums[_ROWS] = weights
+        for name in self._present(self._counted, values):
+            array = chunk(rows, name)
             sums[f"_{name}.n"] = weights
-            if values.null_count:
-                sums[f"_{name}.n"] = weights * pc.is_valid(values).to_numpy(zero_copy_only=False)
+            if array.null_count:
+                sums[f"_{name}.n"] = weights * pc.is_valid(array).to_numpy(zero_copy_only=False)
             if name in self._exact:
-                limbs = limbs_of(values, weights)
+                limbs = limbs_of(array, weights)
                 sums |= {f"_{name}.{n}": limb for n, limb in enumerate(limbs)}
             if name in self._doubles:
-                doubles = doubles_of(values)
+                doubles = doubles_of(array)
                 sums[f"_{name}.nan"] = weights * np.isnan(doubles)
                 sums[f"_{name}.pos"] = weights * np.isposinf(doubles)
                 sums[f"_{name}.neg"] = weights * np.isneginf(doubles)
-        main = self.layouts[MAIN]
         tables = {MAIN: pa.table([*group, *(pa.array(sums[name]) for name in main.sums)], schema=main.schema)}
-        if self._doubles:
+        if self._present(self._doubles, values):
             tables[BINS] = self._binned(rows, weights)
-        for agg, extreme in self._extremes:
+        for agg, extreme in self._extremes if distinct is None else ():
             extreme_rows = rows.select([HASH, *self.keys.names, agg.column, WEIGHT])
             if rows[agg.column].null_count:
                 extreme_rows = extreme_rows.filter(pc.is_valid(rows[agg.column]))
@@ -218,10 +228,16 @@ class GroupKernel:
             for name, table in tables.items()
         }
 
+    @staticmethod
+    def _present(names: Sequence[str], values: Sequence[str]) -> list[str]:
+        return [name for name in names if name in values]
+
     def _binned(self, rows: pa.Table, weights: I64) -> pa.Table:
         layout = self.layouts[BINS]
         parts = []
         for number, name in enumerate(self._doubles):
+            if name not in rows.column_names:
+                continue
             pieces = binned(doubles_of(chunk(rows, name)), weights)
             table = rows.select([HASH, *self.keys.names]).take(pa.array(pieces.row))
             bins = [np.full(len(pieces.row), number, np.int16), pieces.bin.astype(np.int16), pieces.sum]

@@ -95,15 +95,17 @@ class JoinKernel:
         """
         deleted = left_change.filter(pa.array(column(left_change, WEIGHT) < 0)).combine_chunks()
         right_columns = [source for source, _ in self.right_out]
-        for rows, before, after in _other_side(right, left_change, right_change, self.right, right_columns):
+        for rows, before, after in before_and_after(
+            right, left_change, right_change, self.right, right_columns
+        ):
             if before is after or deleted.num_rows == 0:
                 yield from self._join(rows, after)
             else:
                 is_deletion = column(rows, WEIGHT) < 0
                 yield from self._join(rows.filter(pa.array(~is_deletion)).combine_chunks(), after)
                 yield from self._join(rows.filter(pa.array(is_deletion)).combine_chunks(), before)
-        left_columns = [source for source, _ in self.left_out]
-        for rows, _, staying in _other_side(left, right_change, deleted, self.left, left_columns):
+        read = [source for source, _ in self.left_out]
+        for rows, _, staying in before_and_after(left, right_change, deleted, self.left, read):
             pairs = matching_pairs(rows, staying, self.right.key_names, self.left.key_names)
             for right_rows, left_rows in pairs:
                 yield self._output(staying, left_rows, rows, right_rows)
@@ -126,7 +128,7 @@ class JoinKernel:
         return pa.table([*columns.values(), pa.array(weights)], schema=self.schema)
 
 
-def _other_side(
+def before_and_after(
     side: RowLookup, changed: pa.Table, change: pa.Table, layout: Layout, columns: list[str]
 ) -> Iterator[tuple[pa.Table, pa.Table, pa.Table]]:
     """Yield changed rows, with the rows of their keys on the other side before and after the step.

@@ -20,8 +20,9 @@ from tidemill.spark.schema import parse
 from tidemill.spark.sessions import PINNED
 from tidemill.views.chain.builder import ChainBuilder
 from tidemill.views.chain.chain import Chain, InputKind
+from tidemill.views.chain.join_operators import StatefulJoin
 from tidemill.views.chain.keyed_operators import ReplaceRows
-from tidemill.views.chain.native_operators import StatefulAggregate, StatefulJoin, StatefulSet
+from tidemill.views.chain.native_operators import StatefulAggregate, StatefulSet
 from tidemill.views.chain.preparation import NoKernel, prepared
 from tidemill.views.chain.top_operators import StatefulTop
 from tidemill.views.chain.window_operators import StatefulWindow
