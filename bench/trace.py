@@ -19,7 +19,8 @@ import pyarrow as pa
 from bench.report import Report, at_most, main
 from tidemill.clock import SYSTEM
 from tidemill.objects.local import LocalObjects
-from tidemill.views.kernels.group_by import GroupAggregate, GroupKernel
+from tidemill.views.kernels.group_aggregate import GroupAggregate
+from tidemill.views.kernels.group_by import GroupKernel
 from tidemill.views.kernels.join import JoinKernel
 from tidemill.views.trace.bundle import Bundle
 from tidemill.views.trace.cache import Cache

@@ -17,7 +17,7 @@ from tests.integration.views_queries import SINGLE
 from tidemill.testing import Step
 from tidemill.views.certify.generated_steps import generate_steps
 
-FAMILIES = ("join", "exists", "not in", "distinct")
+FAMILIES = ("join", "exists", "not in", "distinct", "variance", "covariance", "regression")
 QUERIES = {name: sql for name, sql in SINGLE.items() if any(family in name for family in FAMILIES)}
 TABLES = {name: views_oracle.TABLES[name] for name in ("t", "u", "none")}
 ROWS = 6

@@ -1,5 +1,6 @@
 """Stateful operators: the result does not depend on how steps are split, merged, ordered or spread."""
 
+import functools
 import random
 import zlib
 from collections import Counter
@@ -7,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal, localcontext
+from operator import and_, or_, xor
 from typing import Any
 
 import pyarrow as pa
@@ -24,7 +26,8 @@ from tidemill.views.chain.outputs import OutputSink
 from tidemill.views.chain.source_operators import ChangesSource, UpsertsSource
 from tidemill.views.chain.stateful_operator import StatefulOperator, hash_column
 from tidemill.views.circuit.operators import JoinKind
-from tidemill.views.kernels.group_by import GroupAggregate, GroupKernel
+from tidemill.views.kernels.group_aggregate import GroupAggregate
+from tidemill.views.kernels.group_by import GroupKernel
 from tidemill.views.trace.hash_space import ranges
 
 INT, BIG, TEXT, REAL, MONEY = pa.int32(), pa.int64(), pa.string(), pa.float64(), pa.decimal128(10, 2)
@@ -161,6 +164,20 @@ def groups(*, everything: bool = False) -> Callable[..., Counter[str]]:
     return plain
 
 
+def bits(rows: Bag) -> Counter[str]:
+    result: Counter[str] = Counter()
+    for key in {row[0] for row in rows}:
+        members = [row for row in rows.elements() if row[0] == key]
+        columns = [[row[place] for row in members if row[place] is not None] for place in (1, 2)]
+        found = [
+            functools.reduce(combine, values) if values else None
+            for combine in (and_, or_, xor)
+            for values in columns
+        ]
+        result[repr((key, *found))] += 1
+    return result
+
+
 def with_distinct(rows: Bag, values: Bag) -> Counter[str]:
     """Count rows and add up a column, and average the values that the second side receives for each group."""
     result: Counter[str] = Counter()
@@ -252,6 +269,22 @@ KINDS = {
         ),
         ((REAL, BIG), (REAL, MONEY)),
         with_distinct,
+    ),
+    "bits": Kind(
+        StatefulAggregate(
+            GroupKernel(
+                pa.schema([("k0", TEXT)]),
+                pa.schema([("v0", INT), ("v1", BIG)]),
+                tuple(
+                    GroupAggregate(name, column, f"{name} {column}")
+                    for name in ("bit_and", "bit_or", "bit_xor")
+                    for column in ("v0", "v1")
+                ),
+            ),
+            (INT, BIG) * 3,
+        ),
+        ((TEXT, INT, BIG),),
+        bits,
     ),
     "changes": Kind(ChangesSource((INT, REAL)), ((INT, REAL),), admitted),
     **{

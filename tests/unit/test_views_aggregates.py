@@ -18,7 +18,8 @@ from tests.unit.spark_hash import hashed
 from tests.unit.test_views_types import MemoryTraces
 from tidemill.errors import UsageError, WeightNegative, WeightOverflow
 from tidemill.views.aggregates.sums import averages, binned, decimals, limbs_of, totals
-from tidemill.views.kernels.group_by import GroupAggregate, GroupChange, GroupKernel
+from tidemill.views.kernels.group_aggregate import GroupAggregate
+from tidemill.views.kernels.group_by import GroupChange, GroupKernel
 from tidemill.views.kernels.zsets import SPAN, digest
 from tidemill.views.trace.consolidation import carry
 from tidemill.views.trace.key_hash import GLOBAL_HASH

@@ -8,7 +8,8 @@ import pytest
 
 from tests.unit.single_operator import SingleOperator
 from tidemill.views.chain.native_operators import StatefulAggregate
-from tidemill.views.kernels.group_by import GroupAggregate, GroupKernel
+from tidemill.views.kernels.group_aggregate import GroupAggregate
+from tidemill.views.kernels.group_by import GroupKernel
 from tidemill.views.trace import merge_plan
 from tidemill.views.trace.hash_space import GRAINS
 

@@ -16,7 +16,8 @@ from tidemill.objects.memory import MemoryObjects
 from tidemill.testing import FakeClock
 from tidemill.views.kernels.canonical_keys import canonical_values
 from tidemill.views.kernels.extremes import order_of
-from tidemill.views.kernels.group_by import GroupAggregate, GroupKernel
+from tidemill.views.kernels.group_aggregate import GroupAggregate
+from tidemill.views.kernels.group_by import GroupKernel
 from tidemill.views.kernels.join import JoinKernel
 from tidemill.views.kernels.set_operations import SetKernel
 from tidemill.views.trace import byte_shuffle

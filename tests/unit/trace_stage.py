@@ -19,7 +19,8 @@ from tests.unit.spark_hash import M, hashed, hashes
 from tidemill.objects.memory import MemoryObjects
 from tidemill.objects.port import Objects
 from tidemill.testing import FakeClock
-from tidemill.views.kernels.group_by import GroupAggregate, GroupKernel
+from tidemill.views.kernels.group_aggregate import GroupAggregate
+from tidemill.views.kernels.group_by import GroupKernel
 from tidemill.views.kernels.join import JoinKernel
 from tidemill.views.kernels.set_operations import SetKernel
 from tidemill.views.kernels.zsets import digest, total_digest

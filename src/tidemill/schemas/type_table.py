@@ -455,17 +455,54 @@ def is_wider(old: Type, new: Type) -> bool:
 
 
 def common_type(left: str, right: str) -> str | None:
-    """Return the type to which both types are converted for a comparison; None if there is none.
+    """Return the type to which Spark's ANSI mode converts both types to compare them; None if there is none.
 
-    >>> common_type("int", "bigint"), common_type("int", "double")
-    ('bigint', None)
+    >>> common_type("int", "bigint"), common_type("int", "decimal(10,2)"), common_type("date", "string")
+    ('bigint', 'decimal(12,2)', 'date')
     """
     if left == right:
         return left
-    if family_of(left) is not family_of(right) or family_of(left) not in {Family.INTEGER, Family.FLOAT}:
-        return None
-    order = list(TYPE_TABLE)
-    return max(left, right, key=order.index)
+    families = {family_of(left), family_of(right)}
+    if families <= _NUMBERS:
+        return _common_number(left, right)
+    if "string" in (left, right):
+        return _compared_with_text(right if left == "string" else left)
+    return _COMMON_TIMES.get(frozenset((left, right)))
+
+
+_NUMBERS: Final = frozenset({Family.INTEGER, Family.FLOAT, Family.DECIMAL})
+_INTEGER_DIGITS: Final = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 20}
+_MOST_DIGITS: Final = 38
+_COMMON_TIMES: Final = {
+    frozenset(("date", "timestamp")): "timestamp",
+    frozenset(("date", "timestamp_ntz")): "timestamp_ntz",
+    frozenset(("timestamp", "timestamp_ntz")): "timestamp",
+}
+
+
+def _common_number(left: str, right: str) -> str:
+    families = {family_of(left), family_of(right)}
+    if Family.FLOAT in families:
+        return "double"
+    if families == {Family.INTEGER}:
+        return max(left, right, key=list(_INTEGER_DIGITS).index)
+    (precision, scale), (other, other_scale) = (
+        (_INTEGER_DIGITS[kind], 0) if kind in _INTEGER_DIGITS else numbers_of(kind) for kind in (left, right)
+    )
+    whole, fraction = max(precision - scale, other - other_scale), max(scale, other_scale)
+    fraction = min(fraction, _MOST_DIGITS - whole)  # Spark drops digits after the point
+    return f"decimal({whole + fraction},{fraction})"
+
+
+def _compared_with_text(other: str) -> str | None:
+    """Return the type of a comparison with a text, which is cast to it."""
+    match family_of(other):
+        case Family.INTEGER:
+            return "bigint"
+        case Family.FLOAT | Family.DECIMAL:
+            return "double"
+        case _:
+            return other if other in {"date", "timestamp", "timestamp_ntz", "boolean", "binary"} else None
 
 
 def file_bytes(kind: Type) -> int:

@@ -43,6 +43,17 @@ def takes_average(argument: pa.DataType | None, result: pa.DataType) -> bool:
     return bool(pat.is_floating(argument) or (pat.is_signed_integer(argument) and result == pa.float64()))
 
 
+def takes_moments(argument: pa.DataType | None, result: pa.DataType) -> bool:
+    """Return whether moments of this argument type can have this result type."""
+    number = pat.is_floating(argument) or pat.is_signed_integer(argument) or pat.is_decimal128(argument)
+    return bool(argument is not None and number and result == pa.float64())
+
+
+def takes_bits(argument: pa.DataType | None, result: pa.DataType) -> bool:
+    """Return whether bits of this argument type can have this result type."""
+    return bool(pat.is_signed_integer(argument) and result == argument)
+
+
 def unchanged(raw: Sequence[pa.Array], _argument: pa.DataType | None, _result: pa.DataType) -> pa.Array:
     """Return the one raw column, which already contains the values."""
     return raw[0]

@@ -12,6 +12,8 @@ make an aggregate native, give its entry a kernel. If no `Accumulator` fits, add
     SUM           an exact sum (see `sums`)                 integers, decimals: sum, whether it overflows 38
                                                             digits, and with `counts` the number of values;
                                                             floats: one double, rounded once
+    MOMENTS       exact sums of values and of products      one double (see `moments`)
+    BITS          how many values have each bit             the value
     LEAST         the lowest values (see `extremes`)        the value
     GREATEST      the highest values                        the value
 
@@ -23,10 +25,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from tidemill.views.aggregates import finals
+from tidemill.views.aggregates import finals, moments
+from tidemill.views.aggregates.moments import Mask, Moments, Result
 from tidemill.views.aggregates.sums import Doubles, averages, totals
 from tidemill.views.trace.order import I64
 
@@ -36,6 +40,8 @@ class Accumulator(Enum):
 
     COUNT = "count"
     SUM = "sum"
+    MOMENTS = "moments"
+    BITS = "bits"
     LEAST = "least"
     GREATEST = "greatest"
 
@@ -53,6 +59,8 @@ class Argument(Enum):
     """The call has any number of arguments; the kernel takes the rows in which no argument is NULL."""
     TRUE = "true"
     """The call has one condition; the kernel takes the rows in which the condition is true."""
+    PAIR = "pair"
+    """The call has two arguments; the kernel takes the rows in which both are present."""
 
 
 class Empty(Enum):
@@ -86,6 +94,18 @@ def _total(group: I64, bins: I64, sums: I64, rows: I64) -> Doubles:
     return totals(group, bins, sums, len(rows))
 
 
+def _average(moments: Moments) -> Result:
+    return moments.x, moments.rows > 0
+
+
+def _any_has_it(having: I64, _all: I64) -> Mask:
+    return having > 0
+
+
+def _of_bits(has_bit: Callable[[I64, I64], Mask]) -> "Kernel":
+    return Kernel(Accumulator.BITS, takes=finals.takes_bits, has_bit=has_bit)
+
+
 @dataclass(frozen=True)
 class Kernel:
     """How a native aggregate is computed.
@@ -96,6 +116,10 @@ class Kernel:
         value: SQL that computes the accumulated value from the argument `{}`.
         counts: whether the result needs the number of values in addition to the sum.
         of_doubles: computes the result over floats from the bins of the groups (see `sums.totals`).
+        products: the products whose sums the result needs: xx, yy, xy (see `moments`).
+        of_moments: computes the result from the moments of the groups.
+        has_bit: tells from the number of values that have a bit, and from that of all values, whether the
+            result has it.
         takes: tests whether the kernel supports an argument type and a result type.
         final: computes the aggregate's values from the raw columns, the argument type and the result type.
     """
@@ -105,6 +129,9 @@ class Kernel:
     value: str = "{}"
     counts: bool = False
     of_doubles: Callable[[I64, I64, I64, I64], Doubles] = _total
+    products: tuple[str, ...] = ()
+    of_moments: Callable[[Moments], Result] = _average
+    has_bit: Callable[[I64, I64], Mask] = _any_has_it
     takes: Callable[[pa.DataType | None, pa.DataType], bool] = finals.any_types
     final: Callable[[Sequence[pa.Array], pa.DataType, pa.DataType], pa.Array] = finals.unchanged
 
@@ -144,6 +171,23 @@ class AggregateFunction:
         return "keyed" if self.kernel is None else "native"
 
 
+def _of_one(of_moments: Callable[[Moments], Result]) -> Kernel:
+    """Return the kernel of a variance or standard deviation."""
+    takes = finals.takes_moments
+    return Kernel(Accumulator.MOMENTS, takes=takes, products=("xx",), of_moments=of_moments)
+
+
+def _of_two(of_moments: Callable[[Moments], Result], *products: str) -> Kernel:
+    """Return the kernel of a covariance, correlation or regression: y is the first argument, x the second."""
+    return Kernel(
+        Accumulator.MOMENTS,
+        Argument.PAIR,
+        takes=finals.takes_moments,
+        products=products,
+        of_moments=of_moments,
+    )
+
+
 _COUNT = Kernel(Accumulator.COUNT, Argument.ALL_PRESENT)
 _COUNT_TRUE = Kernel(Accumulator.COUNT, Argument.TRUE)
 _SUM = Kernel(Accumulator.SUM, takes=finals.takes_sum, final=finals.sums)
@@ -156,6 +200,12 @@ _GREATEST = Kernel(Accumulator.GREATEST)
 _COUNT_NUMBERS = Kernel(Accumulator.COUNT, Argument.ALL_PRESENT, value="CAST({} AS DOUBLE)")
 _ALL_TRUE = Kernel(Accumulator.LEAST, value="CAST({} AS BOOLEAN)")
 _ANY_TRUE = Kernel(Accumulator.GREATEST, value="CAST({} AS BOOLEAN)")
+_VARIANCE, _VARIANCE_OF_ALL = _of_one(moments.sample("xx")), _of_one(moments.population("xx"))
+_DEVIATION = _of_one(moments.root(moments.sample("xx")))
+_DEVIATION_OF_ALL = _of_one(moments.root(moments.population("xx")))
+_CORRELATION = _of_two(moments.correlation, "xx", "yy", "xy")
+_INTERCEPT = _of_two(moments.intercept, "xx", "xy")
+_DETERMINATION = _of_two(moments.determination, "xx", "yy", "xy")
 _NULL, _ZERO, _FLOAT = Empty.NULL, Empty.ZERO, Precision.FLOAT
 _APPROXIMATE = Precision.APPROXIMATE
 
@@ -163,6 +213,9 @@ _ENTRIES: Final = (
     # --- native; for booleans, the least value is true if all values are, the greatest if any is
     AggregateFunction("any", _ANY_TRUE, same_as="max", ignores_duplicates=True, empty=_NULL),
     AggregateFunction("avg", _AVERAGE, empty=_NULL, precision=_FLOAT),
+    AggregateFunction("bit_and", _of_bits(np.equal), ignores_duplicates=True, empty=_NULL),
+    AggregateFunction("bit_or", _of_bits(_any_has_it), ignores_duplicates=True, empty=_NULL),
+    AggregateFunction("bit_xor", _of_bits(lambda having, _all: having % 2 == 1), empty=_NULL),
     AggregateFunction("bool_and", _ALL_TRUE, same_as="min", ignores_duplicates=True, empty=_NULL),
     AggregateFunction("bool_or", _ANY_TRUE, same_as="max", ignores_duplicates=True, empty=_NULL),
     AggregateFunction("count", _COUNT, empty=_ZERO),
@@ -174,6 +227,24 @@ _ENTRIES: Final = (
     AggregateFunction("regr_count", _COUNT_NUMBERS, same_as="count", empty=_ZERO),
     AggregateFunction("some", _ANY_TRUE, same_as="max", ignores_duplicates=True, empty=_NULL),
     AggregateFunction("sum", _SUM, empty=_NULL, precision=_FLOAT),
+    AggregateFunction("corr", _CORRELATION, empty=_NULL, precision=_FLOAT),
+    AggregateFunction("covar_pop", _of_two(moments.population("xy"), "xy"), empty=_NULL, precision=_FLOAT),
+    AggregateFunction("covar_samp", _of_two(moments.sample("xy"), "xy"), empty=_NULL, precision=_FLOAT),
+    AggregateFunction("regr_avgx", _of_two(_average), empty=_NULL, precision=_FLOAT),
+    AggregateFunction("regr_avgy", _of_two(moments.moment("y")), empty=_NULL, precision=_FLOAT),
+    AggregateFunction("regr_intercept", _INTERCEPT, empty=_NULL, precision=_FLOAT),
+    AggregateFunction("regr_r2", _DETERMINATION, empty=_NULL, precision=_FLOAT),
+    AggregateFunction("regr_slope", _of_two(moments.slope, "xx", "xy"), empty=_NULL, precision=_FLOAT),
+    AggregateFunction("regr_sxx", _of_two(moments.moment("xx"), "xx"), empty=_NULL, precision=_FLOAT),
+    AggregateFunction("regr_sxy", _of_two(moments.moment("xy"), "xy"), empty=_NULL, precision=_FLOAT),
+    AggregateFunction("regr_syy", _of_two(moments.moment("yy"), "yy"), empty=_NULL, precision=_FLOAT),
+    AggregateFunction("std", _DEVIATION, same_as="stddev_samp", empty=_NULL, precision=_FLOAT),
+    AggregateFunction("stddev", _DEVIATION, same_as="stddev_samp", empty=_NULL, precision=_FLOAT),
+    AggregateFunction("stddev_pop", _DEVIATION_OF_ALL, empty=_NULL, precision=_FLOAT),
+    AggregateFunction("stddev_samp", _DEVIATION, empty=_NULL, precision=_FLOAT),
+    AggregateFunction("var_pop", _VARIANCE_OF_ALL, empty=_NULL, precision=_FLOAT),
+    AggregateFunction("var_samp", _VARIANCE, empty=_NULL, precision=_FLOAT),
+    AggregateFunction("variance", _VARIANCE, same_as="var_samp", empty=_NULL, precision=_FLOAT),
     # --- keyed, with a result that depends on the order of rows
     AggregateFunction("any_value", empty=_NULL, ties=TieBreak.FIRST),
     AggregateFunction("array_agg", ties=TieBreak.LIST),
@@ -193,18 +264,12 @@ _ENTRIES: Final = (
     AggregateFunction("approx_top_k", precision=_APPROXIMATE),
     AggregateFunction("approx_top_k_accumulate", precision=_APPROXIMATE),
     AggregateFunction("approx_top_k_combine", precision=_APPROXIMATE),
-    AggregateFunction("bit_and", empty=_NULL),
-    AggregateFunction("bit_or", empty=_NULL),
-    AggregateFunction("bit_xor", empty=_NULL),
     AggregateFunction("bitmap_and_agg"),
     AggregateFunction("bitmap_construct_agg"),
     AggregateFunction("bitmap_or_agg"),
     AggregateFunction("collect_set"),
     AggregateFunction("collect_union"),
-    AggregateFunction("corr", empty=_NULL, precision=_FLOAT),
     AggregateFunction("count_min_sketch"),
-    AggregateFunction("covar_pop", empty=_NULL, precision=_FLOAT),
-    AggregateFunction("covar_samp", empty=_NULL, precision=_FLOAT),
     AggregateFunction("histogram_numeric", precision=_FLOAT),
     AggregateFunction("hll_sketch_agg"),
     AggregateFunction("hll_union_agg"),
@@ -221,20 +286,8 @@ _ENTRIES: Final = (
     AggregateFunction("percentile_approx", empty=_NULL, precision=_APPROXIMATE),
     AggregateFunction("percentile_cont", empty=_NULL, precision=_FLOAT),
     AggregateFunction("percentile_disc", empty=_NULL, precision=_FLOAT),
-    AggregateFunction("regr_avgx", empty=_NULL, precision=_FLOAT),
-    AggregateFunction("regr_avgy", empty=_NULL, precision=_FLOAT),
-    AggregateFunction("regr_intercept", empty=_NULL, precision=_FLOAT),
-    AggregateFunction("regr_r2", empty=_NULL, precision=_FLOAT),
-    AggregateFunction("regr_slope", empty=_NULL, precision=_FLOAT),
-    AggregateFunction("regr_sxx", empty=_NULL, precision=_FLOAT),
-    AggregateFunction("regr_sxy", empty=_NULL, precision=_FLOAT),
-    AggregateFunction("regr_syy", empty=_NULL, precision=_FLOAT),
     AggregateFunction("schema_of_variant_agg"),
     AggregateFunction("skewness", empty=_NULL, precision=_FLOAT),
-    AggregateFunction("std", empty=_NULL, precision=_FLOAT),
-    AggregateFunction("stddev", empty=_NULL, precision=_FLOAT),
-    AggregateFunction("stddev_pop", empty=_NULL, precision=_FLOAT),
-    AggregateFunction("stddev_samp", empty=_NULL, precision=_FLOAT),
     AggregateFunction("theta_intersection_agg"),
     AggregateFunction("theta_sketch_agg"),
     AggregateFunction("theta_union_agg"),
@@ -246,9 +299,6 @@ _ENTRIES: Final = (
     AggregateFunction("tuple_sketch_agg_integer"),
     AggregateFunction("tuple_union_agg_double"),
     AggregateFunction("tuple_union_agg_integer"),
-    AggregateFunction("var_pop", empty=_NULL, precision=_FLOAT),
-    AggregateFunction("var_samp", empty=_NULL, precision=_FLOAT),
-    AggregateFunction("variance", empty=_NULL, precision=_FLOAT),
     AggregateFunction("vector_avg", precision=_FLOAT),
     AggregateFunction("vector_sum", precision=_FLOAT),
 )

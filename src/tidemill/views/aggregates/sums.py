@@ -10,6 +10,7 @@ later removing it leaves the sum unchanged, in any order of rows. The exact tota
 A bin can add up 2^37 values before it can overflow 64 bits. NaN and infinities are counted, not added.
 """
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,12 +23,16 @@ from tidemill.views.trace.order import I64
 
 Doubles = np.ndarray[Any, np.dtype[np.float64]]
 
+Total = tuple[int, int]
+"""An exact sum: an integer, and the power of two that it is multiplied by."""
+
 DIGITS = 38  # of Spark's widest decimal
 _LIMB_MASK = np.uint64(2**32 - 1)
 _TOO_LARGE = 10**DIGITS
 
 WIDTH = 26
 _MASK = np.int64(2**WIDTH - 1)
+_HALF = np.int64(2**27 - 1)
 _SAFE = 2.0**900  # for larger totals, the fast sum might overflow on the way
 
 
@@ -85,6 +90,24 @@ def decimals(limbs: list[I64], scale: int, present: np.ndarray) -> tuple[pa.Arra
     ), beyond & present
 
 
+# --- bits
+
+
+def bits_of(array: pa.Array, weights: I64) -> list[I64]:
+    """Return for each bit of an integer type, lowest first, the weights of the values that have it."""
+    values = pc.fill_null(array, pa.scalar(0, array.type)).to_numpy(zero_copy_only=False)
+    return [((values >> bit) & 1).astype(np.int64) * weights for bit in range(array.type.bit_width)]
+
+
+def integers_of_bits(bits: list[np.ndarray[Any, np.dtype[np.bool_]]], kind: pa.DataType) -> I64:
+    """Return the integers of a type that have these bits, lowest first."""
+    words = np.zeros(len(bits[0]), np.uint64)
+    for place, present in enumerate(bits):
+        words |= present.astype(np.uint64) << np.uint64(place)
+    unused = np.int64(64 - kind.bit_width)
+    return (words.view(np.int64) << unused) >> unused
+
+
 # --- doubles
 
 
@@ -97,22 +120,48 @@ class BinnedValues(NamedTuple):
 
 
 def doubles_of(array: pa.Array) -> Doubles:
-    """Return FLOAT or DOUBLE values as doubles, as Spark adds them; NULL is 0."""
-    filled = pc.fill_null(array, pa.scalar(0.0, array.type)) if array.null_count else array
+    """Return numbers as doubles, as Spark casts them: correctly rounded; NULL is 0."""
+    if pat.is_decimal(array.type):
+        return np.array([0.0 if value is None else float(value) for value in array.to_pylist()])
+    filled = pc.fill_null(array, pa.scalar(0, array.type)) if array.null_count else array
     values: Doubles = filled.to_numpy(zero_copy_only=False).astype(np.float64)
     return values
 
 
 def binned(values: Doubles, weights: I64) -> BinnedValues:
     """Divide finite values into bins; NaN and infinities have no pieces."""
+    mantissas, exponents = _parts(values)
+    return _binned(mantissas, exponents, weights)
+
+
+def binned_products(first: Doubles, second: Doubles, weights: I64) -> BinnedValues:
+    """Divide the exact products of finite values into bins; a product with NaN or infinity has no pieces."""
+    finite = np.isfinite(first) & np.isfinite(second)
+    a, a_exponents = _parts(np.where(finite, first, 0.0))
+    b, b_exponents = _parts(np.where(finite, second, 0.0))
+    exponents = a_exponents + b_exponents
+    a_high, a_low, b_high, b_low = a >> 27, a & _HALF, b >> 27, b & _HALF
+    pieces = [
+        _binned(a_high * b_high, exponents + 54, weights),
+        _binned(a_high * b_low, exponents + 27, weights),
+        _binned(a_low * b_high, exponents + 27, weights),
+        _binned(a_low * b_low, exponents, weights),
+    ]
+    return BinnedValues(*(np.concatenate(columns) for columns in zip(*pieces, strict=True)))
+
+
+def _parts(values: Doubles) -> tuple[I64, I64]:
+    """Return integers of at most 53 bits and powers of two, whose product is each finite value."""
+    fractions, exponents = np.frexp(np.where(np.isfinite(values), values, 0.0))
+    return np.ldexp(fractions, 53).astype(np.int64), exponents.astype(np.int64) - 53
+
+
+def _binned(integers: I64, exponents: I64, weights: I64) -> BinnedValues:
+    """Divide integers of at most 54 bits, times powers of two, into bins."""
     _check_weights(weights)
-    finite = np.where(np.isfinite(values), values, 0.0)
-    fraction, exponent = np.frexp(finite)
-    mantissa = np.ldexp(fraction, 53).astype(np.int64)
-    exponent = exponent.astype(np.int64) - 53
-    lowest = exponent // WIDTH
-    shift = exponent - lowest * WIDTH
-    size, signed = np.abs(mantissa), np.sign(mantissa) * weights
+    lowest = exponents // WIDTH
+    shift = exponents - lowest * WIDTH
+    size, signed = np.abs(integers), np.sign(integers) * weights
     low = (size & _MASK) << shift
     high = ((size >> WIDTH) << shift) + (low >> WIDTH)
     parts = [(lowest, low & _MASK), (lowest + 1, high & _MASK), (lowest + 2, high >> WIDTH)]
@@ -135,7 +184,7 @@ def totals(group: I64, bins: I64, sums: I64, count: int) -> Doubles:
     """
     result, _, exact = _fast_totals(group, bins, sums, count)
     for each, total in _exact_totals(group, bins, sums, np.flatnonzero(~exact)):
-        result[each] = _ratio(*total, 1)
+        result[each] = ratio(*total, 1)
     return result
 
 
@@ -156,7 +205,7 @@ def averages(group: I64, bins: I64, sums: I64, rows: I64) -> Doubles:
     result, highest = result + (correction - uncertainty), result + (correction + uncertainty)
     exact &= result == highest
     for each, exact_total in _exact_totals(group, bins, sums, np.flatnonzero(~exact)):
-        result[each] = _ratio(*exact_total, int(rows[each]) if rows[each] > 0 else 1)
+        result[each] = ratio(*exact_total, int(rows[each]) if rows[each] > 0 else 1)
     return result
 
 
@@ -189,21 +238,23 @@ def _fast_totals(group: I64, bins: I64, sums: I64, count: int) -> tuple[Doubles,
     return total, rest, exact
 
 
-def _exact_totals(group: I64, bins: I64, sums: I64, numbers: I64) -> list[tuple[int, tuple[int, int]]]:
-    """Return the totals of these groups as (group, (integer, power of two))."""
-    exact: list[tuple[int, tuple[int, int]]] = []
-    for number in numbers:
-        in_group = group == number
-        lowest = int(bins[in_group].min())
-        total = sum(
-            int(value) << (WIDTH * (int(place) - lowest))
-            for place, value in zip(bins[in_group], sums[in_group], strict=True)
-        )
-        exact.append((int(number), (total, WIDTH * lowest)))
-    return exact
+def exact_totals(group: I64, bins: I64, sums: I64) -> dict[int, Total]:
+    """Return the exact sum of each group that has bins."""
+    if len(group) == 0:
+        return {}
+    lowest = int(bins.min())
+    added: dict[int, int] = {}
+    for number, place, value in zip(group.tolist(), (bins - lowest).tolist(), sums.tolist(), strict=True):
+        added[number] = added.get(number, 0) + (value << (WIDTH * place))
+    return {number: (total, WIDTH * lowest) for number, total in added.items()}
 
 
-def _ratio(total: int, power: int, divisor: int) -> float:
+def _exact_totals(group: I64, bins: I64, sums: I64, numbers: I64) -> Iterable[tuple[int, Total]]:
+    chosen = np.isin(group, numbers)
+    return exact_totals(group[chosen], bins[chosen], sums[chosen]).items()
+
+
+def ratio(total: int, power: int, divisor: int) -> float:
     """Return total x 2^power / divisor; Python's division of integers rounds correctly, once."""
     if power >= 0:
         total <<= power

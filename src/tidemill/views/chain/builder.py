@@ -31,10 +31,11 @@ from tidemill.views.circuit.expr import Expr, cast, column
 from tidemill.views.circuit.ids import expressions_of
 from tidemill.views.circuit.operators import Operator
 from tidemill.views.circuit.row_properties import append_only, may_multiply
-from tidemill.views.circuit.rungs import reads_clock
+from tidemill.views.circuit.rungs import is_native, reads_clock
 from tidemill.views.circuit.window_calls import rank_limit
 from tidemill.views.kernels.extremes import BEST
-from tidemill.views.kernels.group_by import GroupAggregate, GroupKernel
+from tidemill.views.kernels.group_aggregate import GroupAggregate
+from tidemill.views.kernels.group_by import GroupKernel
 from tidemill.views.kernels.sort_codes import sortable
 from tidemill.views.kernels.windows import RankLimit
 
@@ -342,12 +343,12 @@ class ChainBuilder:
         distinct: dict[tuple[int, ...], str] = {}  # the columns of which distinct values are aggregated
         for n, aggregate in enumerate(op.calls):
             read = tuple(self._columns_of(aggregate.arguments))
-            name = None
             if aggregate.distinct:
-                name = distinct.setdefault(read, f"d{len(distinct)}")
-            elif read:
-                name = values.setdefault(read[0], f"v{read[0]}")
-            aggs.append(GroupAggregate(aggregate.name, name, f"a{n}"))
+                names = [distinct.setdefault(read, f"d{len(distinct)}")]
+            else:
+                names = [values.setdefault(place, f"v{place}") for place in read]
+            first, second = (*names, None, None)[:2]
+            aggs.append(GroupAggregate(aggregate.name, first, f"a{n}", second))
             results.append(self._arrow(self._types[op][len(op.groups) + n]))
         fields = [pa.field(f"k{n}", self._arrow(below[place])) for n, place in enumerate(keys)]
         if op.sets is not None:
@@ -536,4 +537,4 @@ class ChainBuilder:
 
 
 def _is_native(aggregate: ops.AggregateCall) -> bool:
-    return aggregate.plain and aggregate.filter is None and kernel_of(aggregate.name) is not None
+    return is_native(aggregate) and aggregate.filter is None and kernel_of(aggregate.name) is not None

@@ -18,7 +18,8 @@ from tidemill.views.chain.stateful_operator import (
     with_weight,
 )
 from tidemill.views.kernels.canonical_keys import canonical_keys
-from tidemill.views.kernels.group_by import BINS, MAIN, GroupAggregate, GroupKernel
+from tidemill.views.kernels.group_aggregate import GroupAggregate
+from tidemill.views.kernels.group_by import BINS, MAIN, GroupKernel
 from tidemill.views.kernels.set_operations import SetKernel
 from tidemill.views.trace.consolidation import chunk, column, consolidate
 from tidemill.views.trace.hash_space import HashRange, hash_bounds
@@ -38,7 +39,7 @@ class StatefulAggregate:
 
     Side 0 receives the rows. For each column of which distinct values are aggregated, another side receives
     the distinct values of each group, from a `StatefulSet`. These are spread over all ranges by their value,
-    so a group with very many of them is no hot key.
+    so one task need not hold all values of a group.
 
     If the input can have deletes, a min or max has two traces: one with its best few values, and one with all
     values. When a group has lost its best values, the step reads all values of this group again (DBSP-13).
@@ -54,7 +55,8 @@ class StatefulAggregate:
     def __post_init__(self) -> None:
         for agg, result in zip(self.kernel.aggs, self.results, strict=True):
             argument = self._argument(agg)
-            if not agg.kernel.takes(argument, result):
+            second = argument if agg.second is None else self.kernel.values.field(agg.second).type
+            if not (agg.kernel.takes(argument, result) and agg.kernel.takes(second, result)):
                 raise TypeRefused(
                     f"{agg.kind} of {argument} values cannot be updated exactly",
                     hint="no action is needed: Spark recomputes the changed groups, or the whole view",

@@ -238,7 +238,7 @@ def _expressions_of(aggregate_call: AggregateCall) -> Iterator[Expr]:
 class _NativeCall(NamedTuple):
     """A call of a native aggregate: its name in the kernels, its arguments, and whether it has DISTINCT.
 
-    Only DISTINCT can have several arguments. All of them are NULL in rows that do not count.
+    With DISTINCT, all arguments are NULL in rows that do not count.
     """
 
     name: str
@@ -261,6 +261,11 @@ def _native_call(aggregate_call: AggregateCall) -> _NativeCall | None:
             return _NativeCall(name, _distinct_present(aggregate_call, entry.kernel.value), distinct)
         case Argument.ALL_PRESENT:
             return _NativeCall(name, _all_present(aggregate_call, entry.kernel.value), distinct)
+        case Argument.PAIR:
+            pair = aggregate_call.arguments
+            if aggregate_call.filter is not None:
+                pair = tuple(_when(aggregate_call.filter, value) for value in pair)
+            return _NativeCall(name, pair, distinct)
         case Argument.VALUE:
             if len(aggregate_call.arguments) != 1:
                 return None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from tidemill.views.aggregates.registry import aggregate
+from tidemill.views.aggregates.registry import Argument, aggregate
 from tidemill.views.circuit.circuit import walk
 from tidemill.views.circuit.functions import CLOCK, RANDOM, ViewFunctions
 from tidemill.views.circuit.ids import expressions_of
@@ -172,8 +172,11 @@ def _aggregate(op: Aggregate, grows: Mapping[Operator, bool]) -> OperatorRung:
 
 def is_native(call: AggregateCall) -> bool:
     """Return whether a kernel can compute the call; the types of its arguments may still prevent it."""
-    counts_rows = call.distinct and any(argument.sql() == "*" for argument in call.arguments)
-    return call.plain and aggregate(call.name).kernel is not None and not counts_rows
+    kernel = aggregate(call.name).kernel
+    if kernel is None or not call.plain:
+        return False
+    of_rows = any(argument.sql() == "*" for argument in call.arguments)
+    return not call.distinct or not (of_rows or kernel.argument is Argument.PAIR)
 
 
 def _is_extreme(call: AggregateCall) -> bool:

@@ -13,10 +13,11 @@ converts the raw columns to the value that Spark returns. The raw columns of an 
     COUNT                       x BIGINT
     SUM of integers, decimals   x DECIMAL(38, s); x_over BOOLEAN: true if x does not fit and is therefore NULL
     the same with a count       x_sum, x_over as above; x_n BIGINT
-    SUM of floats               x DOUBLE, correctly rounded
-    LEAST, GREATEST             x, of its column's type
+    SUM of floats, MOMENTS      x DOUBLE; a sum is correctly rounded
+    BITS, LEAST, GREATEST       x, of its column's type
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,10 +29,23 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from tidemill.errors import TypeRefused, UsageError, WeightNegative
-from tidemill.views.aggregates.registry import Accumulator, Kernel, kernel_of
-from tidemill.views.aggregates.sums import binned, decimals, doubles_of, limb_count, limbs_of
+from tidemill.views.aggregates.registry import Accumulator
+from tidemill.views.aggregates.sums import (
+    Total,
+    binned,
+    binned_products,
+    bits_of,
+    decimals,
+    doubles_of,
+    exact_totals,
+    integers_of_bits,
+    limb_count,
+    limbs_of,
+)
 from tidemill.views.kernels.canonical_keys import canonical_keys
 from tidemill.views.kernels.extremes import BEST, VALUE, ExtremeKernel, GroupValues, Mask
+from tidemill.views.kernels.group_aggregate import GroupAggregate, Pair
+from tidemill.views.kernels.group_moments import column_of, moment_of, with_infinities
 from tidemill.views.kernels.key_matching import distinct_keys, positions, sums_at
 from tidemill.views.trace.consolidation import carry, chunk, column, consolidate, reduce_rows
 from tidemill.views.trace.key_hash import GLOBAL_HASH
@@ -45,28 +59,8 @@ BINS = "bins"
 
 _ROWS = "_n"
 
-
-class GroupAggregate(NamedTuple):
-    """One aggregate: the name of its kernel, its argument column (None counts rows), and its output name."""
-
-    kind: str
-    column: str | None
-    name: str
-
-    @property
-    def kernel(self) -> Kernel:
-        kernel = kernel_of(self.kind)
-        if kernel is None:
-            raise UsageError(
-                f"the aggregate {self.kind!r} has no kernel",
-                hint="use an aggregate that is listed in tidemill.views.aggregates.registry",
-            )
-        return kernel
-
-    @property
-    def sums(self) -> bool:
-        """Whether its accumulator is a sum."""
-        return self.kernel.accumulator is Accumulator.SUM
+_Bins = tuple[I64, I64, I64, I64]
+"""The group, the column, the number and the sum of each bin."""
 
 
 class GroupChange(NamedTuple):
@@ -98,7 +92,7 @@ class GroupKernel:
         best: how many values min and max store; 1 is enough if rows are never deleted.
         always: whether this is a global aggregate, which has an output row even without input rows.
         distinct: the columns of which only the distinct values in each group are aggregated. The caller
-            passes these values as rows of their own.
+            passes these values in separate rows.
     """
 
     keys: pa.Schema
@@ -134,6 +128,8 @@ class GroupKernel:
                 names = tuple(f"_{name}.{n}" for n in range(limb_count(self.values.field(name).type)))
                 sums.extend(names)
                 limbs.append(names)
+            if name in self._bits:
+                sums.extend(f"_{name}.bit{n}" for n in range(self.values.field(name).type.bit_width))
             if name in self._doubles:
                 sums.extend(f"_{name}.{special}" for special in ("nan", "pos", "neg"))
         layouts = {MAIN: Layout(self.keys, len(self.keys), tuple(sums), tuple(limbs))}
@@ -144,7 +140,21 @@ class GroupKernel:
 
     @cached_property
     def _counted(self) -> list[str]:
-        return sorted({agg.column for agg in self.aggs if agg.column is not None})
+        plain = {agg.column for agg in self.aggs if agg.column is not None and agg.pair is None}
+        return sorted({*plain, *self._paired})
+
+    @cached_property
+    def _bits(self) -> list[str]:
+        of_bits = (agg for agg in self.aggs if agg.kernel.accumulator is Accumulator.BITS)
+        return sorted({agg.column for agg in of_bits if agg.column is not None})
+
+    @cached_property
+    def _paired(self) -> list[str]:
+        return sorted({name for agg in self.aggs for name in agg.pair or ()})
+
+    @cached_property
+    def _products(self) -> list[str]:
+        return sorted({name for agg in self.aggs for name in agg.products})
 
     def _summed(self, *, floating: bool) -> list[str]:
         return sorted(
@@ -161,7 +171,12 @@ class GroupKernel:
 
     @cached_property
     def _doubles(self) -> list[str]:
-        return self._summed(floating=True)
+        return [*self._summed(floating=True), *self._paired]
+
+    @cached_property
+    def _in_bins(self) -> list[str]:
+        """The columns and products that are summed in bins; a bin stores the place in this list."""
+        return [*self._doubles, *self._products]
 
     @cached_property
     def _extremes(self) -> list[tuple[GroupAggregate, ExtremeKernel]]:
@@ -203,13 +218,15 @@ class GroupKernel:
         if distinct is None:
             sums[_ROWS] = weights
         for name in self._present(self._counted, values):
-            array = chunk(rows, name)
+            array = column_of(rows, name)
             sums[f"_{name}.n"] = weights
             if array.null_count:
                 sums[f"_{name}.n"] = weights * pc.is_valid(array).to_numpy(zero_copy_only=False)
             if name in self._exact:
                 limbs = limbs_of(array, weights)
                 sums |= {f"_{name}.{n}": limb for n, limb in enumerate(limbs)}
+            if name in self._bits:
+                sums |= {f"_{name}.bit{n}": bit for n, bit in enumerate(bits_of(array, weights))}
             if name in self._doubles:
                 doubles = doubles_of(array)
                 sums[f"_{name}.nan"] = weights * np.isnan(doubles)
@@ -230,15 +247,16 @@ class GroupKernel:
 
     @staticmethod
     def _present(names: Sequence[str], values: Sequence[str]) -> list[str]:
-        return [name for name in names if name in values]
+        """Return the columns and products of which all parts are present."""
+        return [name for name in names if set(re.split(r"[|*]", name)) <= {*values}]
 
     def _binned(self, rows: pa.Table, weights: I64) -> pa.Table:
         layout = self.layouts[BINS]
         parts = []
-        for number, name in enumerate(self._doubles):
-            if name not in rows.column_names:
-                continue
-            pieces = binned(doubles_of(chunk(rows, name)), weights)
+        for name in self._present(self._in_bins, rows.column_names):
+            first, *second = (doubles_of(column_of(rows, factor)) for factor in name.split("*"))
+            pieces = binned_products(first, second[0], weights) if second else binned(first, weights)
+            number = self._in_bins.index(name)
             table = rows.select([HASH, *self.keys.names]).take(pa.array(pieces.row))
             bins = [np.full(len(pieces.row), number, np.int16), pieces.bin.astype(np.int16), pieces.sum]
             parts.append(pa.table([*table.columns, *map(pa.array, bins)], schema=layout.schema))
@@ -345,9 +363,9 @@ class GroupKernel:
             kernel = agg.kernel
             if kernel.accumulator is Accumulator.COUNT:
                 fields.append(pa.field(agg.name, pa.int64()))
-            elif kernel.accumulator.is_extreme:
+            elif kernel.accumulator.is_extreme or kernel.accumulator is Accumulator.BITS:
                 fields.append(pa.field(agg.name, self._kind(agg)))
-            elif pat.is_floating(self._kind(agg)):
+            elif agg.pair is not None or pat.is_floating(self._kind(agg)):
                 fields.append(pa.field(agg.name, pa.float64()))
             else:
                 exact = f"{agg.name}_sum" if kernel.counts else agg.name
@@ -413,6 +431,13 @@ class GroupKernel:
                 results[agg.name] = pa.array(sums[_ROWS if agg.column is None else f"_{agg.column}.n"])
             elif kernel.accumulator.is_extreme:
                 continue
+            elif kernel.accumulator is Accumulator.BITS:
+                kind, rows = self._kind(agg), sums[f"_{agg.column}.n"]
+                bits = [sums[f"_{agg.column}.bit{n}"] for n in range(kind.bit_width)]
+                values = integers_of_bits([kernel.has_bit(having, rows) for having in bits], kind)
+                results[agg.name] = pa.array(values, pa.int64(), mask=rows == 0).cast(kind)
+            elif agg.pair is not None:
+                results[agg.name] = self._moment(agg, agg.pair, sums, binned)
             elif binned is not None and agg.column in self._doubles:
                 results[agg.name] = self._double(agg, sums, binned)
             else:
@@ -425,17 +450,25 @@ class GroupKernel:
                     results[f"{agg.name}_n"] = pa.array(sums[f"_{agg.column}.n"])
         return results
 
-    def _double(
-        self, agg: GroupAggregate, sums: Mapping[str, I64], binned: tuple[I64, I64, I64, I64]
-    ) -> pa.Array:
+    def _double(self, agg: GroupAggregate, sums: Mapping[str, I64], binned: _Bins) -> pa.Array:
         group, which, bins, parts = binned
-        in_column = which == self._doubles.index(agg.column or "")
+        in_column = which == self._in_bins.index(agg.column or "")
         rows = sums[f"_{agg.column}.n"]
         values = agg.kernel.of_doubles(group[in_column], bins[in_column], parts[in_column], rows)
-        up, down = sums[f"_{agg.column}.pos"] > 0, sums[f"_{agg.column}.neg"] > 0
-        values[up], values[down] = np.inf, -np.inf
-        values[(sums[f"_{agg.column}.nan"] > 0) | (up & down)] = np.nan
-        return pa.array(values, mask=rows == 0)
+        return pa.array(with_infinities(values, agg.column or "", sums), mask=rows == 0)
+
+    def _moment(
+        self, agg: GroupAggregate, pair: Pair, sums: Mapping[str, I64], binned: _Bins | None
+    ) -> pa.Array:
+        """Compute an aggregate from the sums of its columns and of their products."""
+        assert binned is not None, "the columns of moments are summed in bins"
+        group, which, bins, parts = binned
+
+        def totals_of(name: str) -> dict[int, Total]:
+            chosen = which == self._in_bins.index(name)
+            return exact_totals(group[chosen], bins[chosen], parts[chosen])
+
+        return moment_of(agg.kernel, pair, sums, totals_of)
 
     def _unchanged(self, before: Mapping[str, pa.Array], after: Mapping[str, pa.Array]) -> Any:
         if not before:
