@@ -60,7 +60,7 @@ def test_limits_equal_spark_after_every_step(spark: Any, tmp_path: Path) -> None
             Case(name, sql, kernels.maintained(name), equality_of(outputs[name])) for name, sql in TOP.items()
         ]
         assert kernels.group.reasons == {}
-        assert {name for name, cuts in kernels.group.cuts.items() if cuts} == {"scalar of a top"}
+        assert not any(kernels.group.cuts.values())
         verdict = Judge(spark, views_oracle.TABLES, batch=60).run(cases, steps)
     assert verdict, str(verdict)
     assert verdict.compared == len(TOP) * len(steps)

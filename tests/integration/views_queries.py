@@ -242,7 +242,6 @@ TRAPS = {
     "correlated without aggregate": "SELECT id, (SELECT max(b) FROM t WHERE t.a < n.id) AS m FROM n",
     "correlated with groups": "SELECT a FROM t WHERE a IN (SELECT max(u.a) FROM u WHERE u.e = t.c GROUP BY u.e)",
     "scalar of one row": "SELECT a FROM t WHERE a = (SELECT 2)",
-    "scalar over groups": "SELECT a, count(*) AS n FROM t GROUP BY a HAVING count(*) > (SELECT min(a) FROM t)",
     "scalar inside an aggregate": "SELECT sum(b - (SELECT min(k) FROM u)) AS s FROM t WHERE b < 100",
     "scalar with its own cte": "SELECT a, (WITH v AS (SELECT k FROM u) SELECT max(k) FROM v) AS m FROM t",
     "unknown in three values": "SELECT a, b FROM t WHERE NOT (b > 5 AND c = 'x')",
@@ -299,17 +298,14 @@ def pairs() -> dict[str, str]:
 _GROUPS = "(SELECT a, count(*) AS n, sum(b) AS s FROM t GROUP BY a) g"
 
 CUT = {
-    "scalar over groups": f"SELECT a, s FROM {_GROUPS} WHERE s > (SELECT avg(b) FROM t)",
     "filtered window over groups": f"SELECT a, s, max(s) FILTER (WHERE n > 1) OVER (ORDER BY s) AS r FROM {_GROUPS}",
     "groups over a window over groups": f"SELECT r % 2L AS p, count(*) AS m FROM (SELECT count(*) FILTER (WHERE n > 1) OVER (ORDER BY s, a) + 0L AS r FROM {_GROUPS}) GROUP BY r % 2L",
     "global distinct aggregates": "SELECT count(DISTINCT e) AS n, sum(DISTINCT k) AS s, count(*) AS m FROM (SELECT t.a, u.e, u.k FROM t JOIN u ON t.a = u.a)",
-    "exists without a key over groups": f"SELECT a, n FROM {_GROUPS} WHERE EXISTS (SELECT 1 FROM u WHERE k > 250)",
     "not in over groups": f"SELECT a, n FROM {_GROUPS} WHERE a NOT IN (SELECT a FROM u WHERE k < 250)",
     "distinct in rollup over a join": "SELECT t.a, c, count(DISTINCT b) AS n FROM t JOIN u ON t.a = u.a GROUP BY ROLLUP (t.a, c)",
     "product with one row": "SELECT t.a, b, m FROM t CROSS JOIN (SELECT max(k) AS m FROM u) v",
     "join by types that differ over groups": "SELECT t.c, count(*) AS n FROM t JOIN u ON t.d = u.k GROUP BY t.c",
     "outer join of a recomputed operator": f"SELECT u.k, q.r FROM u LEFT JOIN (SELECT a, count(s) FILTER (WHERE n > 1) OVER (ORDER BY n) AS r FROM {_GROUPS}) q ON u.a = q.a",
-    "scalar of a scalar": "SELECT a, (SELECT max(k) FROM u WHERE k < (SELECT sum(b) FROM t WHERE b < 100)) AS m, count(*) AS n FROM t GROUP BY a",
     "window of nothing": "SELECT a, max(n) FILTER (WHERE a > 1) OVER (ORDER BY n) AS r FROM (SELECT a, count(*) AS n FROM none GROUP BY a)",
     "many first groups": f"SELECT a, n FROM {_GROUPS} ORDER BY n DESC, a LIMIT 1000 OFFSET 1",
 }
@@ -331,6 +327,18 @@ TOP = {
     "scalar of a top": "SELECT a, (SELECT k FROM u ORDER BY k DESC, y LIMIT 1) AS k FROM t GROUP BY a",
 }
 """Queries whose LIMIT has a kernel."""
+
+SCALARS = {
+    "scalar in having": "SELECT a, count(*) AS n FROM t GROUP BY a HAVING count(*) > (SELECT min(a) FROM t)",
+    "scalar over groups": f"SELECT a, s FROM {_GROUPS} WHERE s > (SELECT avg(b) FROM t)",
+    "exists without a key over groups": f"SELECT a, n FROM {_GROUPS} WHERE EXISTS (SELECT 1 FROM u WHERE k > 250)",
+    "scalar of a scalar": "SELECT a, (SELECT max(k) FROM u WHERE k < (SELECT sum(b) FROM t WHERE b < 100)) AS m, count(*) AS n FROM t GROUP BY a",
+    "not exists without a key": "SELECT a, c FROM t WHERE NOT EXISTS (SELECT 1 FROM none WHERE a > 1) AND b > 5",
+    "scalar over rows": "SELECT a, b, d FROM t WHERE d >= (SELECT avg(d) FROM t WHERE a < 3)",
+    "scalar without a row": "SELECT k, (SELECT z FROM none) AS z FROM u",
+    "scalar in an expression": "SELECT a, b * (SELECT count(*) FROM u) + (SELECT min(a) FROM u) AS x FROM t WHERE b < 1000",
+}
+"""Queries with scalar subqueries that have a kernel."""
 
 WINDOWS = {
     "ranks over all rows": "SELECT a, b, rank() OVER (ORDER BY b DESC) AS r, dense_rank() OVER (ORDER BY b DESC) AS d FROM t",

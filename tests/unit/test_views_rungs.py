@@ -73,7 +73,7 @@ def rung_by_kind(sql: str, *functions: UserFunction) -> dict[str, tuple[str, boo
         ("SELECT id FROM orders ORDER BY amount LIMIT 901 OFFSET 100", "top-k", "full", True),
         ("SELECT id FROM orders ORDER BY amount OFFSET 1", "top-k", "full", True),
         ("SELECT id FROM orders ORDER BY amount LIMIT 100000", "top-k", "full", True),
-        ("SELECT id, (SELECT max(day) FROM orders) AS d FROM orders", "scalar", "full", True),
+        ("SELECT id, (SELECT max(day) FROM orders) AS d FROM orders", "scalar", "native", True),
         ("SELECT id FROM events WHERE at < now() - INTERVAL 1 HOUR", "temporal filter", "full", True),
         ("SELECT id FROM events WHERE hour(at) = hour(now())", "filter", "full", True),
         ("SELECT id, now() AS t FROM events", "project", "full", True),

@@ -20,6 +20,7 @@ from tidemill.views.chain.outputs import OutputSink
 from tidemill.views.chain.preparation import NoKernel, NoKey
 from tidemill.views.chain.recomputed_operators import StoredInput, StoredResult
 from tidemill.views.chain.row_expressions import ExplodeStep, RowExpressions
+from tidemill.views.chain.scalar_operator import StatefulScalar
 from tidemill.views.chain.source_operators import ChangesSource, UpsertsSource
 from tidemill.views.chain.source_sharing import SharedSource, side_key, source_keys
 from tidemill.views.chain.stateful_operator import StatefulOperator
@@ -245,6 +246,8 @@ class ChainBuilder:
             return self._top(op)
         if isinstance(op, ops.Window):
             return self._window(op)
+        if isinstance(op, ops.Scalar):
+            return self._scalar(op)
         if isinstance(op, ops.Opaque):
             raise NoKernel(op.reason)
         raise NoKey(f"{op.kind}: this operator has no key, so it cannot be updated key by key")
@@ -422,6 +425,19 @@ class ChainBuilder:
         ranks = "" if limit is None else f".first{limit.function}-{limit.most}"
         number = self._graph.add(f"{self._ids[op]}.window{ranks}", operator)
         self._connect_child(op.input, number, 0, columns)
+        return number
+
+    def _scalar(self, op: ops.Scalar) -> int:
+        """Add the value of a scalar subquery to rows."""
+        types = self._types.get(op.input, ())
+        if not types:
+            raise NoKey("scalar: its rows have no columns")
+        value = self._arrow(self._types[op][op.input.width])
+        number = self._graph.add(
+            f"{self._ids[op]}.scalar", StatefulScalar(tuple(map(self._arrow, types)), value)
+        )
+        self._connect_child(op.input, number, 0, list(map(column, range(op.input.width))))
+        self._connect_child(op.value, number, 1, [column(0)])
         return number
 
     # --- keyed operators

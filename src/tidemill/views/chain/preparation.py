@@ -3,7 +3,8 @@
 SQL projections below the operators compute these columns:
 
     join        expressions in keys become columns of its inputs; other conditions become a filter above it,
-                or below it; NOT IN with a key becomes an anti join with a condition
+                or below it; NOT IN with a key becomes an anti join with a condition; EXISTS without a
+                condition becomes a scalar
     aggregate   its input becomes a projection of keys and arguments; a FILTER becomes a CASE in the argument
     window      expressions in its PARTITION BY become columns of its input; if a kernel can compute it, so do
                 sort keys and arguments, except for the hash that breaks ties
@@ -28,6 +29,7 @@ from tidemill.views.circuit.operators import (
     JoinKey,
     Operator,
     Project,
+    Scalar,
     TopK,
     ViewOutput,
     Window,
@@ -66,6 +68,8 @@ def _prepared(op: Operator) -> Operator:
 
 
 def _join(op: Join) -> Operator:
+    if op.join in {"semi", "anti"} and not (op.keys or op.residual or op.null_aware):
+        return _exists(op)
     if not op.keys:
         return op
     op = _filtered_below(_without_null_aware(op))
@@ -117,6 +121,15 @@ def _filtered_below(op: Join) -> Join:
         right=Filter(op.right, rights) if rights else op.right,
         residual=tuple(condition for condition, left, right in conditions if not (left or right)),
     )
+
+
+def _exists(op: Join) -> Operator:
+    """Turn EXISTS without a condition into a scalar: whether the subquery has a row."""
+    counted = Aggregate(Project(op.right, ()), (), (AggregateCall(text("count(*)", "count"), "count", ()),))
+    condition = Expr((0, " > 0" if op.join == "semi" else " = 0"))
+    width = op.left.width
+    kept = Filter(Scalar(op.left, Project(counted, (condition,))), (column(width),))
+    return Project(kept, tuple(map(column, range(width))))
 
 
 def _window(op: Window) -> Operator:

@@ -123,6 +123,9 @@ def _temporal(_op: TemporalFilter, _: Mapping[Operator, bool]) -> OperatorRung:
 
 
 def _join(op: Join, _: Mapping[Operator, bool]) -> OperatorRung:
+    if op.join in {"semi", "anti"} and not (op.keys or op.residual or op.null_aware):
+        reason = "EXISTS without a condition: when its value changes, all rows are read again"
+        return OperatorRung(Rung.NATIVE, reason, scan=True)
     if not op.keys:
         if op.join == "null-aware anti":
             reason = "NOT IN without another key: a NULL on the right affects every row"
@@ -211,9 +214,8 @@ def _top(op: TopK, _: Mapping[Operator, bool]) -> OperatorRung:
 
 
 def _scalar(_op: Scalar, _: Mapping[Operator, bool]) -> OperatorRung:
-    return OperatorRung(
-        Rung.FULL, "every row contains this value: when the value changes, every row changes", scan=True
-    )
+    reason = "every row contains this value: when the value changes, all rows are read and written again"
+    return OperatorRung(Rung.NATIVE, reason, scan=True)
 
 
 RULES: Mapping[type[Operator], Callable[[Any, Mapping[Operator, bool]], OperatorRung]] = {

@@ -24,6 +24,7 @@ from tidemill.views.chain.join_operators import StatefulJoin
 from tidemill.views.chain.keyed_operators import ReplaceRows
 from tidemill.views.chain.native_operators import StatefulAggregate, StatefulSet
 from tidemill.views.chain.preparation import NoKernel, prepared
+from tidemill.views.chain.scalar_operator import StatefulScalar
 from tidemill.views.chain.top_operators import StatefulTop
 from tidemill.views.chain.window_operators import StatefulWindow
 from tidemill.views.circuit.circuit import Circuit, replace_views, walk
@@ -179,8 +180,18 @@ def build_chain(
 
 def _keeps_state(chain: Chain) -> bool:
     """Return whether an operator of the chain is incremental and stores state, besides sources."""
-    kinds = StatefulJoin | StatefulAggregate | StatefulSet | StatefulTop | StatefulWindow | ReplaceRows
-    return any(isinstance(placed.operator, kinds) for placed in chain.operators)
+    return any(isinstance(placed.operator, _INCREMENTAL) for placed in chain.operators)
+
+
+_INCREMENTAL = (
+    StatefulJoin,
+    StatefulAggregate,
+    StatefulSet,
+    StatefulTop,
+    StatefulWindow,
+    StatefulScalar,
+    ReplaceRows,
+)
 
 
 def _check_deterministic(output: ViewOutput) -> None:
