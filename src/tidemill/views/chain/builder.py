@@ -18,6 +18,7 @@ from tidemill.views.chain.keyed_operators import GatherRows, ReplaceRows
 from tidemill.views.chain.native_operators import StatefulAggregate, StatefulSet
 from tidemill.views.chain.outputs import OutputSink
 from tidemill.views.chain.preparation import NoKernel, NoKey
+from tidemill.views.chain.range_join_operator import StatefulRangeJoin
 from tidemill.views.chain.recomputed_operators import StoredInput, StoredResult
 from tidemill.views.chain.row_expressions import ExplodeStep, RowExpressions
 from tidemill.views.chain.scalar_operator import StatefulScalar
@@ -28,6 +29,7 @@ from tidemill.views.chain.top_operators import StatefulTop, top_operators
 from tidemill.views.chain.window_operators import StatefulWindow, window_operator
 from tidemill.views.circuit import operators as ops
 from tidemill.views.circuit.circuit import Circuit, walk
+from tidemill.views.circuit.comparisons import comparisons
 from tidemill.views.circuit.expr import Expr, cast, column
 from tidemill.views.circuit.ids import expressions_of
 from tidemill.views.circuit.operators import Operator
@@ -254,6 +256,8 @@ class ChainBuilder:
 
     def _join(self, op: ops.Join) -> list[Flow]:
         """Add a join; return its pairs, and the rows of a side that it returns without a partner."""
+        if not op.keys and op.join == "inner":
+            return [(self._range_join(op), RowExpressions().where(op.residual))]
         if not op.keys:
             raise NoKey(
                 f"a join ({op.join}) without an equality has no key, so it cannot be updated key by key"
@@ -310,6 +314,22 @@ class ChainBuilder:
         columns = list(map(column, range(first, first + child.width)))
         self._graph.connect(origin, number, 1, expressions.select(columns))
         return number, RowExpressions()
+
+    def _range_join(self, op: ops.Join) -> int:
+        """Add a join by comparisons; the filter above it checks all its conditions."""
+        sides = tuple(tuple(map(self._arrow, self._types[child])) for child in op.inputs)
+        left, right = sides
+        usable = tuple(
+            each
+            for each in comparisons(op)
+            if left[each.left] == right[each.right] and sortable(left[each.left])
+        )
+        if not usable:
+            raise NoKey("a join without an equality and without a comparison of columns of the same type")
+        number = self._graph.add(f"{self._ids[op]}.ranges", StatefulRangeJoin(left, right, usable))
+        for side, child in enumerate(op.inputs):
+            self._connect_child(child, number, side, list(map(column, range(child.width))))
+        return number
 
     def _shared_source(self, op: ops.Join, side: int) -> SharedSource | None:
         """Return the source whose trace a side of a join can read; None if no source has the same key."""

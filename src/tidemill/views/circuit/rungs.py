@@ -12,6 +12,7 @@ from typing import Any
 
 from tidemill.views.aggregates.registry import Argument, aggregate
 from tidemill.views.circuit.circuit import walk
+from tidemill.views.circuit.comparisons import comparisons
 from tidemill.views.circuit.functions import CLOCK, RANDOM, ViewFunctions
 from tidemill.views.circuit.ids import expressions_of
 from tidemill.views.circuit.operators import (
@@ -126,6 +127,8 @@ def _join(op: Join, _: Mapping[Operator, bool]) -> OperatorRung:
     if op.join in {"semi", "anti"} and not (op.keys or op.residual or op.null_aware):
         reason = "EXISTS without a condition: when its value changes, all rows are read again"
         return OperatorRung(Rung.NATIVE, reason, scan=True)
+    if op.join == "inner" and not op.keys and comparisons(op):
+        return OperatorRung(Rung.NATIVE, "each side is kept in order: a change is joined with its range")
     if not op.keys:
         if op.join == "null-aware anti":
             reason = "NOT IN without another key: a NULL on the right affects every row"

@@ -24,6 +24,7 @@ from tidemill.views.chain.join_operators import StatefulJoin
 from tidemill.views.chain.keyed_operators import ReplaceRows
 from tidemill.views.chain.native_operators import StatefulAggregate, StatefulSet
 from tidemill.views.chain.preparation import NoKernel, prepared
+from tidemill.views.chain.range_join_operator import StatefulRangeJoin
 from tidemill.views.chain.scalar_operator import StatefulScalar
 from tidemill.views.chain.top_operators import StatefulTop
 from tidemill.views.chain.window_operators import StatefulWindow
@@ -190,6 +191,7 @@ _INCREMENTAL = (
     StatefulTop,
     StatefulWindow,
     StatefulScalar,
+    StatefulRangeJoin,
     ReplaceRows,
 )
 
