@@ -119,7 +119,7 @@ def test_a_view_that_reads_itself_is_refused(shop: tm.Pipeline) -> None:
     [
         ("SELECT id, rand() AS r FROM orders", "rand"),
         ("SELECT id, now() AS n FROM orders", "clock"),
-        ("SELECT o.id FROM orders o JOIN regions r ON o.region < r.region", "no equality"),
+        ("SELECT o.id FROM orders o JOIN regions r ON o.region <> r.region", "no equality"),
         ("SELECT id FROM orders ORDER BY id LIMIT 3000", "first rows depend on the order"),
         ("SELECT id, stddev(id) OVER () AS r FROM orders", "without PARTITION BY"),
     ],

@@ -156,6 +156,7 @@ SINGLE = {
     "temporal filter": "SELECT a FROM t WHERE ts < current_timestamp() - INTERVAL 1 DAY",
     "temporal filter of days": "SELECT a FROM t WHERE day BETWEEN DATE '2024-01-01' AND current_date()",
     "now in a list": "SELECT a, ts > now() AS later FROM t",
+    "scalar over groups": "SELECT a, count(*) AS n FROM t GROUP BY a HAVING count(*) > (SELECT min(a) FROM t)",
 }
 
 TRAPS = {
@@ -329,8 +330,7 @@ TOP = {
 """Queries whose LIMIT has a kernel."""
 
 SCALARS = {
-    "scalar in having": "SELECT a, count(*) AS n FROM t GROUP BY a HAVING count(*) > (SELECT min(a) FROM t)",
-    "scalar over groups": f"SELECT a, s FROM {_GROUPS} WHERE s > (SELECT avg(b) FROM t)",
+    "scalar compared with groups": f"SELECT a, s FROM {_GROUPS} WHERE s > (SELECT avg(b) FROM t)",
     "exists without a key over groups": f"SELECT a, n FROM {_GROUPS} WHERE EXISTS (SELECT 1 FROM u WHERE k > 250)",
     "scalar of a scalar": "SELECT a, (SELECT max(k) FROM u WHERE k < (SELECT sum(b) FROM t WHERE b < 100)) AS m, count(*) AS n FROM t GROUP BY a",
     "not exists without a key": "SELECT a, c FROM t WHERE NOT EXISTS (SELECT 1 FROM none WHERE a > 1) AND b > 5",
@@ -339,6 +339,14 @@ SCALARS = {
     "scalar in an expression": "SELECT a, b * (SELECT count(*) FROM u) + (SELECT min(a) FROM u) AS x FROM t WHERE b < 1000",
 }
 """Queries with scalar subqueries that have a kernel."""
+
+RANGES = {
+    "band of numbers": "SELECT t.a, t.b, u.k FROM t JOIN u ON t.b BETWEEN u.a AND u.k",
+    "inequality of texts": "SELECT c, e, y FROM t JOIN u ON t.c < u.e AND t.a <> u.a",
+    "groups of a band over groups": f"SELECT u.e, count(*) AS n, sum(g.n) AS s FROM {_GROUPS} JOIN u ON g.a >= u.a AND u.y > 0 GROUP BY u.e",
+    "inequality with itself": "SELECT l.day, r.ts FROM t l JOIN t r ON l.day > r.day AND l.x <= r.x",
+}
+"""Queries whose joins without an equality have a kernel."""
 
 WINDOWS = {
     "ranks over all rows": "SELECT a, b, rank() OVER (ORDER BY b DESC) AS r, dense_rank() OVER (ORDER BY b DESC) AS d FROM t",

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.unit.memory_chain import source
 from tests.unit.single_operator import Row, SingleOperator
 from tidemill.views.chain.range_join_operator import StatefulRangeJoin
 from tidemill.views.circuit.comparisons import Comparison, comparisons
@@ -74,9 +75,7 @@ def test_pairs_equal_all_pairs_that_match_after_every_step(
 
 
 @pytest.mark.rule("DBSP-11")
-def test_only_comparisons_of_a_column_of_each_side_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.unit.memory_chain import source
-
+def test_only_comparisons_of_a_column_of_each_side_are_used() -> None:
     sides = source("a", "int", "int"), source("b", "int", "int")
     conditions = ((0, " < ", 3), (2, " >= ", 1), (1, " BETWEEN ", 2, " AND ", 3), (0, " < ", 1), (0, " < 3"))
     op = Join("inner", *sides, (), tuple(map(Expr, conditions)))

@@ -74,7 +74,8 @@ class StatefulRangeJoin:
         return {SIDES[side]: reduce_rows(packed, self._traces[SIDES[side]].change_layout)}
 
     def step(self, parts: Parts, traces: Traces, *, first: bool = False) -> OperatorOutput:
-        changes, deltas = {}, {}
+        changes: dict[str, pa.Table] = {}
+        deltas: dict[str, pa.Table] = {}
         stored: dict[str, Mapping[str, Trace]] = {}
         for side, ordered in self._traces.items():
             layout = ordered.change_layout

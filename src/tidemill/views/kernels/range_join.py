@@ -46,7 +46,8 @@ class RangeJoin:
         """Yield the pairs that a change adds or removes, as rows of both sides with their weights.
 
         Args:
-            left, right: the consolidated changes of both sides.
+            left: the consolidated change of the left side.
+            right: the consolidated change of the right side.
             traces: the traces of each side, before the step.
         """
         if left.num_rows:
