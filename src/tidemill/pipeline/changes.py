@@ -104,8 +104,12 @@ def _inputs_of(
             yield row.position, reader.inputs.manifests.load(row.manifest).inputs if row.manifest else ()
 
 
-def _of_view(reader: TableReader, view: str, after: int) -> "DataFrame":
-    group, context = reader.group(view), reader.context
+def steps_of(reader: TableReader, group: ViewGroup, view: str, after: int) -> list[StepRow]:
+    """Return the commits of a group after a step.
+
+    Raises an error if the changes of a view in them are expired, or do not fit its rows at that step.
+    """
+    context = reader.context
     source = group_source(reader.pipeline.name, group.spec.name)
     steps: list[StepRow] = []
     last = after
@@ -118,6 +122,12 @@ def _of_view(reader: TableReader, view: str, after: int) -> "DataFrame":
         last = page[-1].step
     context.store.run(lambda tx: expiry.check_position(tx, context.keys.lots, source, after, view))
     _check_continuous(reader, group, view, after, steps)
+    return steps
+
+
+def _of_view(reader: TableReader, view: str, after: int) -> "DataFrame":
+    group = reader.group(view)
+    steps = steps_of(reader, group, view, after)
     frame = reader.tables.changes(reader.spark, reader.view_table(view), view, steps)
     bases = _base_datasets(group.spec, view)
     changed = [row for row in steps if any(output.view == view and output.changes for output in row.outputs)]

@@ -461,8 +461,13 @@ class Pipeline(Registry):
         return {graph.arc_id(self, graph.maker(self, name).name): name}
 
     def snapshot(self) -> "Mapping[str, DataFrame]":
-        """Return all tables that are not empty, by name, as of the same point in time."""
-        from tidemill.pipeline.reader import snapshot
+        """Return all tables that are not empty, by name, as of the same step.
+
+        Every view in it is the result of its query over the other tables in it, also if views are computed by
+        different runners at different speeds. Data that not all views contain yet is left out, and so are
+        views that are set aside.
+        """
+        from tidemill.pipeline.history import snapshot
 
         return snapshot(self)
 

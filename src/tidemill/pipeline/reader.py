@@ -5,7 +5,7 @@ reads all lots up to that position through manifests, which never change. Lots t
 appear in the DataFrame. If several tables are read together, one transaction reads all their positions.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,12 +36,6 @@ def table(pipeline: "Pipeline", name: str) -> "DataFrame":
     """Return a table as it is now."""
     with pipeline.context.spark() as spark:
         return TableReader(pipeline, spark).table(name)
-
-
-def snapshot(pipeline: "Pipeline") -> "Mapping[str, DataFrame]":
-    """Return all tables that are not empty, as of the same moment: one transaction reads their positions."""
-    with pipeline.context.spark() as spark:
-        return TableReader(pipeline, spark).snapshot()
 
 
 def query(pipeline: "Pipeline", sql: str) -> "DataFrame":
@@ -204,9 +198,9 @@ class TableReader:
         row = failed(self.pipeline).get(view)
         return f"; it is {row.text}" if row is not None and row.is_aside else ""
 
-    def snapshot(self) -> "dict[str, DataFrame]":
-        """Return all declared tables that exist, as of the same moment."""
-        return self._frames(self._moment(self.pipeline.names))
+    def present(self, names: Sequence[str]) -> dict[str, DatasetRow]:
+        """Return the rows of those of these datasets that exist."""
+        return {name: row for name, (row, _) in self._moment(names).datasets.items()}
 
     def _moment(self, names: Sequence[str]) -> "TableMoment":
         """Read in one transaction which rows these tables have now. Pin the files of views."""

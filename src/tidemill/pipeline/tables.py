@@ -14,6 +14,8 @@ from tidemill.pipeline.declarations import DatasetDecl
 from tidemill.spark.operations import RowOperation
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
@@ -41,8 +43,17 @@ class Table:
         self.pipeline = pipeline
         self.name = name
 
-    def df(self) -> "DataFrame":
-        """Return the table as it is now, as a Spark DataFrame. Later lots do not change the DataFrame."""
+    def df(self, *, as_of: "int | datetime | None" = None) -> "DataFrame":
+        """Return the table as a Spark DataFrame. Later lots do not change the DataFrame.
+
+        Args:
+            as_of: a position or a time (with a time zone): the table as it was there. By default, as it is
+                now. Raises `HistoryExpired` if `keep=` has removed what is needed.
+        """
+        if as_of is not None:
+            from tidemill.pipeline.history import table_as_of
+
+            return table_as_of(self.pipeline, self.name, as_of)
         from tidemill.pipeline import reader
 
         return reader.table(self.pipeline, self.name)

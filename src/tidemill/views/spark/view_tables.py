@@ -92,6 +92,23 @@ class ViewTables:
         """Return the rows of a table, as the view's query returns them."""
         return weighted_rows.repeated(self.weighted(spark, table), self.schema(table))
 
+    def content_without(
+        self, spark: "SparkSession", table: str, view: str, steps: Sequence[StepRow]
+    ) -> "DataFrame":
+        """Return the rows that a table had before these steps, which are its last ones.
+
+        Raises `ViewRefused` if the columns of a step differ from those of the table.
+        """
+        from pyspark.sql import functions as sf
+
+        if not any(output.view == view and output.changes for row in steps for output in row.outputs):
+            return self.content(spark, table)
+        schema = self.schema(table)
+        later = weighted_rows.identified(self.changes(spark, table, view, steps).drop(POSITION), schema)
+        undone = later.withColumn(WEIGHT, -sf.col(WEIGHT))
+        before = weighted_rows.netted(self.weighted(spark, table).unionByName(undone), schema)
+        return weighted_rows.repeated(before, schema)
+
     def changes(self, spark: "SparkSession", table: str, view: str, steps: Sequence[StepRow]) -> "DataFrame":
         """Return the changes of these steps, with `_weight` and the step as `_position`.
 

@@ -123,9 +123,23 @@ class InputReader:
           lots that are left. If lots expire while this reads, it reads again, so the result never has some of
           them.
         """
+        return self._at(dataset, position, all_lots=complete, all_generations=complete)
+
+    def remaining_at(self, dataset: DatasetId, position: int) -> list[LotSlice]:
+        """Return the lots in a dataset at a position, except lots that have expired until now.
+
+        Raises `HistoryExpired` if lots after this position have expired, or rows that were replaced after it.
+        """
+        slices = self._at(dataset, position, all_lots=False, all_generations=True)
+        self._store.run(lambda tx: expiry.check_position(tx, self._keys, dataset, position, dataset.name))
+        return slices
+
+    def _at(
+        self, dataset: DatasetId, position: int, *, all_lots: bool, all_generations: bool
+    ) -> list[LotSlice]:
         while True:
             expired, base = before = self._expired(dataset)
-            if complete and expired.lots != base.lots:
+            if all_lots and expired.lots != base.lots:
                 self._store.run(lambda tx: expiry.check_complete(tx, self._keys, dataset))
             if position < base.position:
                 raise HistoryExpired(
@@ -134,7 +148,7 @@ class InputReader:
                     hint="read the table at its current position",
                 )
             merged = self._base_slices(dataset, base, position)
-            slices = self._slices(self._lots_at(dataset, position, complete=complete))
+            slices = self._slices(self._lots_at(dataset, position, complete=all_generations))
             if self._expired(dataset) == before:
                 return [*merged, *slices]
 
