@@ -29,6 +29,7 @@
     ├── ClusterError                  base of errors about the cluster
     │   ├── NotLeader                 this node is no longer the leader
     │   ├── LockTimeout               a lock or permit was not free in time
+    │   ├── CopyIncomplete            a copy of the store was interrupted
     │   └── ProtocolMismatch          nodes run releases that cannot work together
     ├── FutureError                   base of errors about futures
     │   ├── FutureUnknown             the future does not exist or was deleted
@@ -98,6 +99,9 @@
     ├── ViewError                     base of errors about views
     │   ├── GroupUnknown              the group of views does not exist
     │   ├── StepConflict              a step is out of order, or differs from the step that was recorded
+    │   ├── VersionUnknown            a group of views has no version with this number
+    │   ├── RoundNotReady             a group of views has not paused yet
+    │   ├── RoundBroken               the groups of a pipeline have no version in common
     │   ├── StepLost                  a task of a step reported no result, or reported twice
     │   ├── ViewFailed                a view cannot be computed from its input rows
     │   ├── ViewCheckFailed           rows of a view fail a check that refuses to publish them
@@ -114,6 +118,7 @@
     │   ├── AppendRefused             rows do not fit their table
     │   ├── NothingYet                the table has no data yet
     │   ├── ArcResult                 an arc returned something unexpected
+    │   ├── BackupRefused             a backup cannot be written or restored
     │   └── CodeDiffers               this runner does not have the code that the run needs
     ├── SourceError                   base of errors about sources
     │   ├── BadSource                 a source declaration is invalid
@@ -329,6 +334,11 @@ class NotLeader(ClusterError):
 class LockTimeout(ClusterError):
     code = "cluster-lock-timeout"
     hint = "another process holds the lock; try again, or wait longer (timeout_s)"
+
+
+class CopyIncomplete(ClusterError):
+    code = "copy-incomplete"
+    hint = "repeat the copy or the restore; it starts again"
 
 
 class ProtocolMismatch(ClusterError):
@@ -715,6 +725,21 @@ class StepConflict(ViewError):
     hint = "no action is needed: this run fails, and the next one continues from the group's current step"
 
 
+class VersionUnknown(ViewError):
+    code = "version-unknown"
+    hint = "use one of the versions that the group has"
+
+
+class RoundNotReady(ViewError):
+    code = "round-not-ready"
+    hint = "wait until the runs of all groups have finished their steps"
+
+
+class RoundBroken(ViewError):
+    code = "round-broken"
+    hint = "restore the store from a backup: rows of its versions are missing"
+
+
 class StepLost(ViewError):
     code = "step-lost"
     hint = "the step runs again; if the error repeats, check Spark's log for failed tasks"
@@ -806,6 +831,12 @@ class NothingYet(PipelineError):
 class ArcResult(PipelineError):
     code = "arc-result"
     hint = "return the declared columns; to change them, set schema=, or write to a new table"
+
+
+class BackupRefused(PipelineError):
+    """No default hint: the code that raises this error passes a hint."""
+
+    code = "backup-refused"
 
 
 class CodeDiffers(PipelineError):

@@ -35,6 +35,8 @@ if (obstacle := _obstacle()) is not None:
 
 
 class TestFoundationStore(StoreConformance):
+    has_snapshots = False
+
     @pytest.fixture
     def store(self) -> Iterator[Store]:
         self.prefix = pack(("tidemill tests", uuid.uuid1()))

@@ -37,6 +37,8 @@ def database(store: FoundationStore, binding: Binding) -> Database:
 
 
 class TestLawsOverTheDouble(StoreConformance):
+    has_snapshots = False
+
     @pytest.fixture
     def store(self, binding: Binding) -> Iterator[Store]:
         self.binding = binding

@@ -12,6 +12,7 @@ from tidemill.store import Store, open_store
 
 F = TypeVar("F", bound=Callable[..., Any])
 SHORTEST_TTL_S = 3.0
+NO_CLUSTER = "there is no tidemill.toml here: pass --home FOLDER, --store URL or -f FILE"
 
 
 def pipeline_option(command: F) -> F:
@@ -65,9 +66,41 @@ def cluster_location(
     from tidemill.pipeline.pipeline_file import configured, locate
 
     if file is None and configured() is None:
-        raise click.UsageError("there is no tidemill.toml here: pass --home FOLDER, --store URL or -f FILE")
+        raise click.UsageError(NO_CLUSTER)
     info = read_info(*locate(file))
     return ClusterLocation(info.home or None, None if info.home else info.store, info.cluster)
+
+
+def cluster_address(
+    home: str | None, store: str | None, objects: str | None, cluster: str, file: str | None = None
+) -> ClusterAddress:
+    """Return the address of an existing cluster with its objects; without options, the pipeline's cluster.
+
+    - file: the pipeline (`-f`); None to use the pipeline in tidemill.toml.
+    """
+    if home is None and store is None:
+        from tidemill.pipeline.child_process import read_info
+        from tidemill.pipeline.pipeline_file import configured, locate
+
+        if file is None and configured() is None:
+            raise click.UsageError(NO_CLUSTER)
+        info = read_info(*locate(file))
+        if info.home:
+            return ClusterAddress.of_home(info.home, info.cluster)
+        return ClusterAddress(store=info.store, objects=info.objects, cluster=info.cluster)
+    ClusterLocation(home, store, cluster)
+    if home is not None:
+        return ClusterAddress.of_home(home, cluster)
+    if not objects:
+        raise click.UsageError("pass --objects URL together with --store URL")
+    return ClusterAddress(store=store or "", objects=objects, cluster=cluster)
+
+
+def objects_option(command: F) -> F:
+    """Add the option `--objects` to a command, for a cluster without a home."""
+    return click.option("--objects", metavar="URL", help="The object storage of the cluster, with --store.")(
+        command
+    )
 
 
 def location_options(command: F) -> F:

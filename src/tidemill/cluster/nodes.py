@@ -10,6 +10,7 @@ import msgspec
 from tidemill.cluster.keys import ClusterKeys
 from tidemill.errors import LeaseLost, ProtocolMismatch
 from tidemill.store import Tx
+from tidemill.store.copy import check_complete
 
 PROTOCOL = 1
 """The version of the rows that all nodes read. It must be increased if older nodes would misread new rows."""
@@ -64,6 +65,7 @@ def alive(nodes: list[Node], now_us: int) -> list[Node]:
 
 def join(tx: Tx, keys: ClusterKeys, node: Node, ttl_us: int) -> Node:
     """Join the list under a higher epoch, for the first time or after our entry was lost."""
+    check_complete(tx)
     check_protocol(tx, keys)
     old = read(tx, keys, node.id)
     now = tx.now()

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from tidemill.clock import SYSTEM, Clock
 from tidemill.errors import UsageError
 from tidemill.store.keys import Versionstamp, pack, unpack
-from tidemill.store.port import Mode, Row, Store, Swap, Tx, Watch, read_counter, write_counter
+from tidemill.store.port import SYSTEM_PREFIX, Mode, Row, Store, Swap, Tx, Watch, read_counter, write_counter
 from tidemill.store.retry import Conflict, RetriedCall, RetryingStore, expired_operations
 
 T = TypeVar("T")
@@ -279,6 +279,11 @@ class MemoryStore(RetryingStore):
             number = unpack(row)[0]
             assert isinstance(number, int)
             return number
+
+    def snapshot(self) -> Iterator[Row]:
+        with self._lock:
+            values = [(key, self._at(key, self._version)) for key in self._keys if key < SYSTEM_PREFIX]
+        yield from (Row(key, value) for key, value in values if value is not None)
 
     # --- versions
 

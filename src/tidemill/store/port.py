@@ -22,7 +22,7 @@ All checks of arguments and limits are in this module. A backend implements the 
 import random
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, Self, TypeVar
 
 import msgspec
@@ -396,6 +396,16 @@ class Store(ABC):
         After a conflict or a pause of the process, `fn` is called again, so it must have no effects outside
         `tx`.
         """
+
+    def snapshot(self) -> Iterator[Row]:
+        """Yield all rows as they are at one moment, in key order, while other transactions continue.
+
+        There is no limit of time or size. The caller reads to the end, or closes the iterator.
+        """
+        raise UsageError(
+            f"{self.url} cannot be read as of one moment",
+            hint="use the backup tool of the database, such as fdbbackup",
+        )
 
     @abstractmethod
     def watch(self, keys: Iterable[bytes]) -> Watch:

@@ -23,6 +23,7 @@ from tidemill.testing.store_tests.isolation import IsolationTests
 from tidemill.testing.store_tests.lifecycle import LifecycleTests, StoreProcessTests
 from tidemill.testing.store_tests.limits import LimitTests
 from tidemill.testing.store_tests.maps import MapTests
+from tidemill.testing.store_tests.snapshots import SnapshotTests
 from tidemill.testing.store_tests.takes import TakeTests
 from tidemill.testing.store_tests.versions import VersionTests
 from tidemill.testing.store_tests.watches import TimeTests, WatchTests
@@ -33,6 +34,7 @@ class StoreConformance(
     IsolationTests,
     TakeTests,
     VersionTests,
+    SnapshotTests,
     LimitTests,
     TimeTests,
     WatchTests,

@@ -136,8 +136,10 @@ def _parsed(text: bytes, where: str) -> ClusterKey:
     return ClusterKey(bytes.fromhex(text.decode()))
 
 
-def create_key(path: Path) -> bool:
-    """Write a new key to a file (mode 0600). Return False, and change nothing, if the file exists.
+def create_key(path: Path, key: ClusterKey | None = None) -> bool:
+    """Write a key to a file (mode 0600); a new one by default.
+
+    Return False, and change nothing, if the file exists.
 
     A process that is killed leaves either no file or a complete one.
     """
@@ -146,7 +148,7 @@ def create_key(path: Path) -> bool:
     fd = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(fd, "wb") as file:
-            file.write(ClusterKey.new().secret.hex().encode() + b"\n")
+            file.write((key or ClusterKey.new()).secret.hex().encode() + b"\n")
             file.flush()
             os.fsync(fd)
         try:

@@ -13,13 +13,13 @@ for it.
 import os
 import random
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from tidemill.clock import SYSTEM, Clock, backoff
 from tidemill.errors import StoreUnavailable, TransactionTooLong, UsageError
 from tidemill.store.keys import pack, unpack
-from tidemill.store.port import Mode, Tx, Watch
+from tidemill.store.port import SYSTEM_PREFIX, Mode, Row, Tx, Watch
 from tidemill.store.postgres.address import Address
 from tidemill.store.postgres.connection import (
     BoundStatement,
@@ -30,13 +30,20 @@ from tidemill.store.postgres.connection import (
 )
 from tidemill.store.postgres.lease_clock import LeaseClock
 from tidemill.store.postgres.pool import Pool, connect, verdict
-from tidemill.store.postgres.schema import open_tables
-from tidemill.store.postgres.transaction import PostgresTx
+from tidemill.store.postgres.schema import open_tables, plain
+from tidemill.store.postgres.transaction import PostgresTx, rows_of
 from tidemill.store.postgres.watch import Notifier, PostgresWatch
 from tidemill.store.retry import RetriedCall, RetryingStore, Unreached
 
 T = TypeVar("T")
 
+SNAPSHOT = (
+    "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
+    "SET LOCAL idle_in_transaction_session_timeout = 0",
+)
+"""Begin a transaction that reads the rows of one moment, for as long as it takes."""
+
+SNAPSHOT_PAGE = 1_000
 OPENING_PATIENCE_S = 3.0  # a wrong address is more likely than a restart
 
 
@@ -143,6 +150,28 @@ class PostgresStore(RetryingStore):
                 "store.run was called inside a transaction", hint="pass tx to the inner function"
             )
         return super().run(fn, mode=mode)
+
+    def snapshot(self) -> Iterator[Row]:
+        state = self._local()
+        link = state.pool.take(self.patience_s)
+        try:
+            link.exchange([plain(text) for text in SNAPSHOT])
+            after = b""
+            while True:
+                (result,) = link.exchange(
+                    [BoundStatement(self.sql.range, (after, SYSTEM_PREFIX, integer(SNAPSHOT_PAGE)))]
+                )
+                page = rows_of(result)
+                yield from page
+                if len(page) < SNAPSHOT_PAGE:
+                    return
+                after = page[-1].key + b"\x00"
+        except (ConnectionLost, StatementFailed) as error:
+            trouble = verdict(error)
+        finally:
+            self._leave(link)
+            state.pool.give(link)
+        raise trouble
 
     def _attempt(self, operation: RetriedCall[T]) -> T:
         state = self._local()

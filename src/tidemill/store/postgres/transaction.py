@@ -98,11 +98,11 @@ class PostgresTx(Tx):
         """Read the rows with these keys, which are sorted, from the database."""
         if not lock:
             (result,) = self._ask(BoundStatement(self._sql.get, (byte_strings(keys),)))
-            return dict(_rows(result))
+            return dict(rows_of(result))
         rows: dict[bytes, bytes | None] = {}
         while True:
             (result,) = self._ask(BoundStatement(self._sql.get_locked, (byte_strings(keys),)))
-            rows |= _rows(result)
+            rows |= rows_of(result)
             absent = [key for key in keys if key not in rows]
             if not absent:
                 return rows
@@ -120,7 +120,7 @@ class PostgresTx(Tx):
         self._send_buffered_in(lo, hi)
         statement = self._sql.range_reverse if reverse else self._sql.range
         (result,) = self._ask(BoundStatement(statement, (lo, hi, None if limit is None else integer(limit))))
-        return _rows(result)
+        return rows_of(result)
 
     # --- writing
 
@@ -155,7 +155,7 @@ class PostgresTx(Tx):
     def _take(self, lo: bytes, hi: bytes, limit: int) -> list[Row]:
         self._send_buffered_in(lo, hi)
         (result,) = self._ask(BoundStatement(self._sql.take, (lo, hi, integer(limit))))
-        return sorted(_rows(result))
+        return sorted(rows_of(result))
 
     def _swap_many(self, swaps: Sequence[Swap]) -> list[bool]:
         if len({key for key, _, _ in swaps}) == len(swaps):
@@ -203,7 +203,7 @@ class PostgresTx(Tx):
         written: set[bytes] = set()
         current: dict[bytes, bytes | None] = {}
         if gone:
-            for key, value in _rows(results.pop()):
+            for key, value in rows_of(results.pop()):
                 if value == gone[key]:
                     written.add(key)
                 else:
@@ -355,5 +355,6 @@ def _keys(result: PGresult) -> set[bytes]:
     return set(_column(result, 0))
 
 
-def _rows(result: PGresult) -> list[Row]:
+def rows_of(result: PGresult) -> list[Row]:
+    """Return the rows of a result with the columns k and v."""
     return list(map(_as_row, zip(_column(result, 0), _column(result, 1), strict=True)))

@@ -19,14 +19,14 @@ import os
 import random
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 from tidemill.clock import SYSTEM, Clock, backoff
 from tidemill.errors import StoreBusy, StoreFull, StoreUnavailable, TransactionTooLong, UsageError
 from tidemill.store import port
-from tidemill.store.port import SLOW_ATTEMPTS, Mode, Store, Tx, Watch
+from tidemill.store.port import SLOW_ATTEMPTS, SYSTEM_PREFIX, Mode, Row, Store, Tx, Watch
 from tidemill.store.sqlite.file import StoreFile
 from tidemill.store.sqlite.group_commit import CommitRequest, GroupCommit, Stats
 from tidemill.store.sqlite.header import Header, admit, is_admitted
@@ -169,6 +169,20 @@ class SqliteStore(Store):
                 raise tx.broken
             self.stats.reads += 1
             return True, value
+
+    def snapshot(self) -> Iterator[Row]:
+        self._check_usable()
+        with self._file.reader() as connection:
+            try:
+                connection.execute("BEGIN")  # the write-ahead log keeps the state that this reads
+                rows = connection.execute("SELECT k, v FROM kv WHERE k < ? ORDER BY k", (SYSTEM_PREFIX,))
+                for key, value in rows:
+                    yield Row(key, value)
+            except sqlite3.Error as error:
+                raise self._file.translated(error) from error
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
 
     def _check_usable(self) -> None:
         self._file.check_process()

@@ -22,6 +22,9 @@ class StoreTests:
     examples: ClassVar[int] = 40
     """How many random programs are compared with the model."""
 
+    has_snapshots: ClassVar[bool] = True
+    """False if `snapshot` refuses, because the database cannot read one moment for a long time."""
+
     def reopen(self, store: Store) -> Store | None:
         """Return a second handle on the same data, from this process; None if that is not possible."""
         raise TypeError(f"{type(self).__name__} must implement `reopen`, which opens its store a second time")
