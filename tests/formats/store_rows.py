@@ -41,7 +41,7 @@ from tidemill.store.port import read_counter, write_counter
 from tidemill.triggers import schedules, subscriptions, templates
 from tidemill.triggers.keys import TriggerKeys
 from tidemill.views.certify.certificates import ViewCertificate
-from tidemill.views.steps import commits, groups, records
+from tidemill.views.steps import commits, groups, records, rounds, versions
 from tidemill.views.steps import retired as retired_views
 from tidemill.views.steps.checked_views import CheckedView
 from tidemill.views.steps.failed_views import FailedView
@@ -220,6 +220,9 @@ SPACES: dict[tuple[str, tuple[type, ...]], Codec] = {
     ("view-text", (str, str)): _packed(ViewDescription),
     ("source-text", (str, str)): _packed(SourceDescription),
     ("pin", (str, str)): _INT,
+    ("stepper", (str, str)): _packed(rounds.Stepping),
+    ("version", (str, str, int)): _packed(versions.GroupVersion),
+    ("ranges", (str,)): _INT,
     ("planned", (str, str)): _packed(planned_queries.StoredQuery),
     ("analyses", (str,)): _packed(StoredAnalyses),
     # observability

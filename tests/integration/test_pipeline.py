@@ -497,7 +497,7 @@ def test_a_dataset_that_is_removed_is_planned_retired_read_and_dropped(
         assert "old@1 was dropped" in refused[0]
 
 
-@pytest.mark.rule("LOT-36")
+@pytest.mark.rule("LOT-36", "DBSP-7")
 def test_each_change_names_the_lots_it_was_made_from(home: Path, spark: "SparkSession") -> None:
     def made_from(table: Table, after: int) -> set[tuple[Any, ...]]:
         rows = table.changes(after).select("id", "_weight", "_position", "_inputs").collect()

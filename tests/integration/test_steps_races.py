@@ -92,7 +92,7 @@ def test_every_publication_is_in_one_step_and_every_step_is_committed_once(store
     assert stage.row("reader").tally.progress == (len(log), len(log))
 
 
-@pytest.mark.rule("DBSP-35")
+@pytest.mark.rule("DBSP-35", "DBSP-2")
 def test_of_two_that_compute_the_same_step_one_commits_it(store: Store) -> None:
     stage = StepStage(store, scan=False)
     a = stage.dataset("a")

@@ -54,6 +54,9 @@ IN_PROCESS: dict[str, str] = {
     "tests/unit/test_sources_gone_files.py": "sources.forget sources.forget-windows",
     "tests/unit/test_steps.py": "views.pass",
     "tests/unit/test_steps_collecting.py": "views.collect",
+    "tests/unit/test_steps_rounds.py": "views.finish views.pause views.resume views.start views.stop",
+    "tests/unit/test_store_copy.py": "store.copy.begun store.copy.ended store.copy.page",
+    "tests/unit/test_backups.py": "backup.between backup.object backup.report restore.between",
     "tests/unit/test_retention.py": "retention.expire retention.records retention.steps",
     "tests/unit/test_base_lots.py": "publish.merge-commit publish.merge-forget publish.merge-open"
     " retention.remove-base",

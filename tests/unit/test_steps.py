@@ -88,6 +88,33 @@ def test_a_record_of_long_names_fits_one_value(stage: StepStage) -> None:
     stage.check()
 
 
+@pytest.mark.rule("DBSP-6")
+def test_each_publication_of_any_producer_belongs_to_one_step_which_does_not_change(
+    stage: StepStage,
+) -> None:
+    a, b = stage.dataset("a"), stage.dataset("b")
+    stage.declare(spec("g", a, b))
+    steps: dict[tuple[DatasetId, int], int] = {}
+    for batch in ([a], [b, b, a], [], [a, a, a, b]):
+        received = [(dataset, stage.publish(dataset)) for dataset in batch]
+        assert [steps_of(stage, *each) for each in received] == [[]] * len(batch), "received, not recorded"
+        stage.run(records.write_record_now, stage.keys, P, "n")
+        for each in received:
+            (steps[each],) = steps_of(stage, *each)
+    assert len({*steps.values()}) == 3
+    assert steps == {each: steps_of(stage, *each)[0] for each in steps}
+
+
+def steps_of(stage: StepStage, dataset: DatasetId, position: int) -> list[int]:
+    """The records that contain a position."""
+    return [
+        record.number
+        for record in stage.records()
+        for each in record.ranges
+        if each.dataset == dataset and each.after < position <= each.to
+    ]
+
+
 @pytest.mark.rule("DBSP-26")
 def test_lots_published_after_a_crash_belong_to_a_later_step(stage: StepStage) -> None:
     orders, node = stage.dataset("orders"), stage.node("n")

@@ -16,6 +16,7 @@ from tidemill.objects.memory import MemoryObjects
 from tidemill.publish import attempts
 from tidemill.publish.cleaner import KEEP_S, Cleaner
 from tidemill.views.steps import commits, groups, pins, retired
+from tidemill.views.steps import versions as version_rows
 from tidemill.views.steps.collector import GRACE_S, Collector, listed_run_files
 from tidemill.views.steps.commits import StepBatch, StepOutput, StepState
 from tidemill.views.steps.events import FilesCollected
@@ -225,6 +226,26 @@ def test_pinned_files_stay_until_the_pin_expires(stage: Files) -> None:
     stage.collect()
     assert stage.files() == expected(stage)
     assert stage.run(lambda tx: tx.range(*stage.keys.pin.under(P))) == []
+
+
+@pytest.mark.rule("DBSP-37", "DBSP-23", "DBSP-30")
+def test_the_files_of_a_version_stay_until_it_is_discarded(stage: Files) -> None:
+    stage.go(4)
+    pinned = stage.group("g")
+    assert stage.run(version_rows.commit_version, stage.keys, P, pinned) == 1
+    kept = stage.needed(*pinned.tables.values()) | {pinned.version}
+    kept |= read_version(stage.objects, pinned.version).files()
+    stage.go(9)
+    stage.clock.advance(2 * GRACE_S)
+    stage.collect()
+    assert kept <= stage.files(), "the head has moved, and the version can be read"
+    assert not kept <= expected(stage)
+    assert stage.run(version_rows.commit_version, stage.keys, P, stage.group("g")) == 2
+    stage.collect()
+    assert kept <= stage.files()
+    stage.run(version_rows.open_version, stage.keys, P, "g", 2)
+    stage.collect()
+    assert stage.files() == expected(stage), "version 2 is the head"
 
 
 @pytest.mark.rule("DBSP-37")

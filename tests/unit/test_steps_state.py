@@ -228,8 +228,7 @@ def history(point: str | None, visit: int) -> tuple[StateStage, bool]:
     return stage, died
 
 
-@pytest.mark.rule("DBSP-38")
-@pytest.mark.rule("DBSP-39")
+@pytest.mark.rule("DBSP-2", "DBSP-38", "DBSP-39")
 def test_a_crash_before_or_after_any_write_leaves_the_state_of_the_committed_step() -> None:
     with crash.recorded() as visited:
         calm, _ = history(None, 0)

@@ -134,13 +134,13 @@ def execute(
     """
     estimate = choose(plan, inputs, size, parallelism(spark))
     if estimate.place is ExecutionPlace.RUNNER:
-        in_process = replace(plan, ranges=ranges(threads_for(size)))
+        in_process = replace(plan, ranges=ranges(max(threads_for(size), len(plan.ranges))))
         try:
             executor: ChainExecutor = InProcessExecutor(spark, storage, in_process, paths, types_of)
             return Execution(_run(executor, inputs), estimate)
         except (TooLargeInProcess, MemoryError):
             estimate = estimate._replace(place=ExecutionPlace.SPARK)
-    plan = replace(plan, ranges=ranges(tasks_for(spark, size.times(_copies(plan)))))
+    plan = replace(plan, ranges=ranges(max(len(plan.ranges), tasks_for(spark, size.times(_copies(plan))))))
     return Execution(_run(SparkExecutor(spark, storage, plan, paths, types_of), inputs), estimate)
 
 

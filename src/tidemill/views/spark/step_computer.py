@@ -78,7 +78,7 @@ from tidemill.views.steps.failed_views import FailedInput
 from tidemill.views.steps.groups import GroupSpec
 from tidemill.views.steps.inputs import LotSlice
 from tidemill.views.steps.keys import changes_of, state_prefix
-from tidemill.views.trace.hash_space import ranges
+from tidemill.views.trace.hash_space import HashRange, ranges
 from tidemill.views.trace.version import TraceChanges, TraceVersion
 from tidemill.views.trace.version_file import read_version, write_version
 
@@ -365,7 +365,7 @@ class _Step:
         outputs = {placed.number for view, placed in self._chain.outputs.items() if view in self.ready}
         active = frozenset(self._current | outputs | self._spills_of(self._current))
         size = self._size + self._stored_inputs()
-        plan = StepPlan(self._chain, active, ranges(1))
+        plan = StepPlan(self._chain, active, self._ranges())
         inputs = {
             name: LotInput(self._spark, self._storage, self._declared(name), change.plus, change.minus)
             for name, change in self._input_changes.items()
@@ -375,6 +375,10 @@ class _Step:
         self._keep_current(executor.changes)
         outputs_of_views = (self._output(view.name) for view in self._batch.spec.views)
         return [output for output in outputs_of_views if output is not None]
+
+    def _ranges(self) -> tuple[HashRange, ...]:
+        """Return the ranges that the step has at least; a large step has more."""
+        return ranges(max(1, self._batch.ranges))
 
     def _stored_inputs(self) -> InputSize:
         """Return how many rows the recomputed operators read in a step of all views that are ready."""
@@ -458,7 +462,7 @@ class _Step:
         }
         size = sum((size_of(lots) for lots in slices.values()), EMPTY)
         active = self._chain.below(missing | outputs)
-        plan = StepPlan(self._chain, active, ranges(1), first=True, stored=missing)
+        plan = StepPlan(self._chain, active, self._ranges(), first=True, stored=missing)
         inputs: dict[str, StepInput] = {
             name: LotInput(self._spark, self._storage, self._declared(name), lots)
             for name, lots in slices.items()

@@ -18,7 +18,7 @@ The collector keeps:
 
 - the current lists, the lists before them, and the files that any of these name;
 - the last table of a retired view, until a user drops it;
-- the lists that readers have pinned, and their files;
+- the lists that readers or the versions of a group have pinned, and their files;
 - everything younger than the grace period;
 - the changes of every committed step, because consumers may read them from any position. If a view declares
   `keep=`, old commits expire (`step_expiry`); then the collector removes the changes that no table lists.
@@ -41,8 +41,9 @@ from tidemill.publish import attempts
 from tidemill.publish.attempts import AnyAttempt, Published
 from tidemill.publish.manifests import attempt_in
 from tidemill.store import Store, Tx
-from tidemill.views.steps import commits, groups, pins, retired, step_expiry
+from tidemill.views.steps import commits, groups, pins, retired, step_expiry, versions
 from tidemill.views.steps.events import FilesCollected
+from tidemill.views.steps.groups import ViewGroup
 from tidemill.views.steps.inputs import ManifestReader
 from tidemill.views.steps.keys import (
     StepKeys,
@@ -52,6 +53,7 @@ from tidemill.views.steps.keys import (
     step_of,
     table_of,
 )
+from tidemill.views.steps.versions import GroupVersion
 from tidemill.views.trace.version_file import read_version
 
 GRACE_S = 600.0
@@ -265,14 +267,20 @@ class Collector:
         now: set[str] = set()
         before: set[str] = set()
         declared = groups.listed(tx, keys, pipeline)
+
+        def pinned_versions(group: ViewGroup) -> list[GroupVersion]:
+            return versions.listed(tx, keys, pipeline, group.spec.name)
+
         for group in declared:
             if folder.group == group.spec.name and group.version:
                 now.add(group.version)
                 before |= _earlier(tx, keys, pipeline, group.spec.name, "", group.version)
+                before |= {pin.version for pin in pinned_versions(group) if pin.version}
             table = group.tables.get(folder.view) if folder.view in group.spec.names else None
             if table:
                 now.add(table)
                 before |= _earlier(tx, keys, pipeline, group.spec.name, folder.view, table)
+                before |= {pin.tables.get(folder.view, "") for pin in pinned_versions(group)} - {""}
         last = retired.find(tx, keys, pipeline, folder.view) if folder.view else None
         if last is not None:
             now.add(last.table)

@@ -29,7 +29,7 @@ from tidemill.publish.transaction import Ending, publish_step
 from tidemill.store import Row, Tx, long_values
 from tidemill.triggers import alarms, runs
 from tidemill.triggers.runs import Ticket
-from tidemill.views.steps import checked_views, failed_views, groups, records
+from tidemill.views.steps import checked_views, failed_views, groups, range_setting, records, rounds
 from tidemill.views.steps.checked_views import CheckedView
 from tidemill.views.steps.failed_views import FailedView, PassedLot
 from tidemill.views.steps.groups import MOST_VIEWS, BuiltTable, GroupSpec, ViewGroup
@@ -62,6 +62,10 @@ BUSY_US = 250_000
 """How long a run waits before its retry when another process is the coordinator."""
 
 
+ROUND_US = 250_000
+"""How long a run waits before its retry while its group rests in a round."""
+
+
 class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
     """The records after `after`, up to and including `step`.
 
@@ -76,6 +80,7 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
     - failed: the views that are set aside before this batch, or pass over lots.
     - passed: for each view, the lots that it passes over in this batch.
     - checked: how many rows of views failed their checks before this batch.
+    - ranges: how many ranges a step has at least; 0 lets the size of the step decide.
     """
 
     pipeline: str
@@ -94,6 +99,7 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
     failed: dict[str, FailedView] = {}
     passed: dict[str, tuple[PassedLot, ...]] = {}
     checked: dict[str, CheckedView] = {}
+    ranges: int = 0
 
     @property
     def has_work(self) -> bool:
@@ -267,13 +273,16 @@ _decoder = msgspec.msgpack.Decoder(StepRow)
 
 
 def next_batch(tx: Tx, keys: StepKeys, pipeline: str, group_name: str, *, most: int = 1) -> StepBatch | None:
-    """Return the next batch of a group; None when it has applied every record.
+    """Return the next batch of a group; None when it has applied every record, or rests in a round.
 
     - most: if the group is behind, one batch has at most this many records with work. The table is the same
       as after separate steps; changes between the records cancel out.
     """
     group = groups.read(tx, keys, pipeline, group_name)
+    last = rounds.last_step(rounds.read(tx, keys, pipeline, group_name))
     page = records.read(tx, keys, pipeline, group.step, PAGE)
+    if last is not None:
+        page = [record for record in page if record.number <= last]
     if not page:
         return None
     bases = frozenset(group.spec.bases)
@@ -308,7 +317,8 @@ def next_batch(tx: Tx, keys: StepKeys, pipeline: str, group_name: str, *, most: 
         stale=stale,
         tables=group.tables,
         now=now,
-        more=step < records.last(tx, keys, pipeline).number,
+        more=step < (records.last(tx, keys, pipeline).number if last is None else last),
+        ranges=range_setting.read(tx, keys, pipeline),
         version=group.version,
         aside=aside,
         failed=failed,
@@ -327,6 +337,8 @@ def next_record(
     """
     runs.check(tx, keys.triggers, keys.cluster, ticket)
     group = groups.read(tx, keys, pipeline, group_name)
+    if rounds.last_step(rounds.read(tx, keys, pipeline, group_name)) is not None:
+        return None
     if group.step < records.last(tx, keys, pipeline).number:
         return None
     bases = group.spec.bases
@@ -414,6 +426,7 @@ def commit(
         version = row.version or group.version
         moved = ViewGroup(spec=batch.spec, step=batch.step, built=built, version=version)
         groups.write(tx, keys, batch.pipeline, moved)
+        rounds.after_step(tx, keys, batch.pipeline, moved)
         failed_views.store(tx, keys, batch.pipeline, name, batch.failed, failed)
         if result is not None:
             checked_views.store(tx, keys, batch.pipeline, name, batch.checked, result.checked)
@@ -461,7 +474,11 @@ def end_run(
     - busy: whether there is work, but another process is the coordinator. Then the run is retried soon.
     """
     group = groups.read(tx, keys, pipeline, group_name)
-    if busy:
+    rounds.after_step(tx, keys, pipeline, group)
+    if rounds.last_step(rounds.read(tx, keys, pipeline, group_name)) is not None:
+        rounds.end_abandoned(tx, keys, pipeline, ticket.node.id)
+        runs.fail(tx, keys.triggers, keys.cluster, ticket, backoff_us=ROUND_US, counted=False)
+    elif busy:
         runs.fail(tx, keys.triggers, keys.cluster, ticket, backoff_us=BUSY_US, counted=False)
     else:
         target = progress(tx, keys, pipeline, group)
@@ -524,6 +541,7 @@ def _check_fence(tx: Tx, keys: StepKeys, ticket: Ticket, batch: StepBatch) -> Vi
         )
     if group.step != batch.after:
         raise StepConflict(f"{ticket.name} is at step {group.step}; its input was read at step {batch.after}")
+    rounds.check(tx, keys, batch.pipeline, batch.spec.name, batch.step)
     if group.spec != batch.spec:
         raise StepConflict(f"the declaration of {ticket.name} changed after its input was read")
     return group

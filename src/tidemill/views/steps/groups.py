@@ -18,7 +18,7 @@ from tidemill.store import Row, Tx, long_values
 from tidemill.triggers import alarms, schedules, subscriptions
 from tidemill.triggers.subscriptions import MOST_SOURCES, Terms
 from tidemill.triggers.terms import CatchUp
-from tidemill.views.steps import records, retired
+from tidemill.views.steps import records, retired, versions
 from tidemill.views.steps.keys import StepKeys, alarm_of, group_id, group_source, step_log
 from tidemill.views.steps.records import StepRecord
 from tidemill.views.steps.retired import RetiredTable
@@ -187,6 +187,8 @@ def declare(tx: Tx, keys: StepKeys, pipeline: str, spec: GroupSpec) -> ViewGroup
         retired.mark_for_collection(tx, keys, pipeline, group.spec.names - spec.names)
         group = msgspec.structs.replace(group, spec=spec)
     _check_complete(tx, keys, group)
+    if raw is None:
+        versions.create(tx, keys, pipeline, spec.name, group.step)
     retired.forget(tx, keys, pipeline, [view.name for view in spec.views])
     write(tx, keys, pipeline, group)
     tx.clear(keys.circuit[pipeline], quiet=True)  # the next declaration of the circuit is a change
@@ -209,6 +211,8 @@ def remove(tx: Tx, keys: StepKeys, pipeline: str, group: str) -> bool:
     alarms.set_at(tx, keys.triggers, alarm_of(pipeline, group), None)
     long_values.clear_long(tx, keys.more, keys.group[pipeline, group])
     tx.clear(keys.whole[pipeline, group], quiet=True)
+    tx.clear(keys.stepper[pipeline, group], quiet=True)
+    versions.remove(tx, keys, pipeline, group)
     tx.clear_range(*keys.failed.under(pipeline, group))
     tx.clear_range(*keys.checked.under(pipeline, group))
     long_values.clear_long_range(tx, keys.more, *keys.step.under(pipeline, group))

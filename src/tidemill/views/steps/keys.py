@@ -14,6 +14,9 @@
 (C, "group-gone", P, view, group)          a view or group that is no longer declared; its files can go
 (C, "planned", P, view)                    what planning found out about a view's query
 (C, "analyses", P)                         what Spark's analysis answered, for the next process
+(C, "stepper", P, group)                   the state of a group's stepper in a round
+(C, "version", P, group, number)           a version of a group: a head that a round has pinned
+(C, "ranges", P)                           how many ranges a step has at least
 (C, "pin", P, name)                        until when to keep the files that a manifest or version file lists
 (C, "lease", "coordinator", P)             the coordinator lease and its epoch
 """
@@ -40,6 +43,9 @@ class StepKeys(PublishKeys):
         self.failed = Space(cluster, "failed-view")
         self.checked = Space(cluster, "checked-view")
         self.gone = Space(cluster, "group-gone")
+        self.stepper = Space(cluster, "stepper")
+        self.version = Space(cluster, "version")
+        self.ranges = Space(cluster, "ranges")
         self.pin = Space(cluster, "pin")
         self.planned = Space(cluster, "planned")
         self.analyses = Space(cluster, "analyses")
