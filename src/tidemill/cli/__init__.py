@@ -49,6 +49,7 @@ COMMANDS = {
     "alerts": "tidemill.cli.alerts:alerts_command",
     "triggers": "tidemill.cli.triggers:triggers_command",
     "worker": "tidemill.cli.worker:worker",
+    "doctor": "tidemill.cli.doctor:doctor_command",
     "scale": "tidemill.cli.scale:scale_command",
     "backup": "tidemill.cli.backup:backup_command",
     "restore": "tidemill.cli.backup:restore_command",

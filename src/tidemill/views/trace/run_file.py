@@ -190,3 +190,18 @@ def decode_batch(body: bytes | memoryview, head: RunHead, number: int, where: st
             )
         columns = [pa.array(hashes), *columns]
     return pa.RecordBatch.from_arrays(columns, schema=head.schema)
+
+
+def check_run(body: bytes, where: str) -> None:
+    """Verify all checksums of a run with any columns; raise `TraceCorrupt` if one does not match."""
+    if len(body) < _HEADER.size or body[:8] != MAGIC:
+        raise TraceCorrupt(f"{where} is not a run file")
+    _, _, count, schema_bytes, stores_hash, crc = _HEADER.unpack_from(body)
+    split = _HEADER.size + count * _BATCH.itemsize
+    head = memoryview(body)[_HEADER.size : split + schema_bytes]
+    if len(body) < split + schema_bytes or zlib.crc32(head, stores_hash & 1) != crc:
+        raise TraceCorrupt(f"the header of {where} is damaged")
+    for number, entry in enumerate(np.frombuffer(body[_HEADER.size : split], _BATCH)):
+        batch = memoryview(body)[int(entry["at"]) : int(entry["at"]) + int(entry["size"])]
+        if len(batch) != int(entry["size"]) or zlib.crc32(batch) != int(entry["crc"]):
+            raise TraceCorrupt(f"batch {number} of {where} is damaged")

@@ -1,0 +1,47 @@
+"""Define `tidemill doctor`: examine what a pipeline has stored, and repair it."""
+
+import click
+from rich.text import Text
+
+from tidemill.cli.options import pipeline_option
+from tidemill.cli.output import CommandOutput, json_option
+from tidemill.pipeline.doctor import Diagnosis, examine
+from tidemill.pipeline.pipeline_file import find
+
+
+@click.command("doctor")
+@pipeline_option
+@click.option("--deep", is_flag=True, help="Also read all run files, and verify their checksums.")
+@click.option("--repair", is_flag=True, help="Repair what can be repaired.")
+@json_option
+def doctor_command(output: CommandOutput, file: str | None, *, deep: bool, repair: bool) -> int:
+    """Find missing and damaged files, and digests that do not add up.
+
+    The exit code is 1 if a problem is left. With --repair, the state of a group of views with a damaged file
+    is computed again by its next step. It is safe while runners work. `tidemill vacuum --dry-run` lists files
+    that are no longer needed.
+    """
+    with find(file) as pipeline:
+        diagnosis = examine(pipeline, deep=deep, repair=repair)
+    output.result({**_fields(diagnosis), "ok": diagnosis.ok})
+    for finding in diagnosis.findings:
+        state = "repaired" if finding.repaired else finding.kind
+        output.people.print(Text(f"{finding.of}: {state}: {finding.message}"))
+        if finding.hint:
+            output.people.print(Text(f"  hint: {finding.hint}", style="dim"))
+    output.people.print(
+        Text(
+            f"examined {diagnosis.lots:,} lots, {diagnosis.steps:,} steps and {diagnosis.objects:,} objects:"
+            f" {len(diagnosis.findings):,} problems"
+        )
+    )
+    return 0 if diagnosis.ok else 1
+
+
+def _fields(diagnosis: Diagnosis) -> dict[str, object]:
+    return {
+        "findings": diagnosis.findings,
+        "lots": diagnosis.lots,
+        "steps": diagnosis.steps,
+        "objects": diagnosis.objects,
+    }
