@@ -6,13 +6,11 @@ from pathlib import Path
 import pytest
 
 import tidemill as tm
-from tidemill.clock import Clock
 from tidemill.errors import StoreBusy, UsageError
 from tidemill.lots.keys import DatasetId
 from tidemill.lots.manifest import InputLot
 from tidemill.pipeline import view_retries
 from tidemill.pipeline.reader import failed
-from tidemill.testing import FakeClock
 from tidemill.views.steps import failed_views, groups, records
 from tidemill.views.steps.failed_views import FailedInput, FailedView, PassedLot
 from tidemill.views.steps.groups import GroupSpec, ViewGroup, ViewSpec
@@ -24,8 +22,7 @@ VIEWS = ("tenths", "reader", "exact")
 @pytest.fixture
 def shop(tmp_path: Path) -> Iterator[tm.Pipeline]:
     """A pipeline with two lots, of which the view `tenths` fails on the second."""
-    clock: Clock = FakeClock()
-    with tm.Pipeline("shop", home=tmp_path / "home", clock=clock) as pipeline:
+    with tm.Pipeline("shop", home=tmp_path / "home") as pipeline:
         orders = pipeline.dataset("orders", "id BIGINT, n INT")
         arrivals = pipeline.dataset("arrivals", "id BIGINT")
         pipeline.source(arrivals, tm.folder(tmp_path / "landing" / "*.json"))
@@ -131,6 +128,7 @@ def test_a_request_that_cannot_work_is_refused_and_changes_nothing(shop: tm.Pipe
 @pytest.mark.rule("DBSP-40")
 def test_a_retry_waits_for_the_coordinator(shop: tm.Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view_retries, "TRIES", 3)
+    monkeypatch.setattr(view_retries, "PAUSE_S", 0.0)
     set_aside(shop, failure(shop))
     store, keys = shop.context.store, shop.context.keys
     lease = store.run(lambda tx: records.become_coordinator(tx, keys, "shop", "another", 10**12))
