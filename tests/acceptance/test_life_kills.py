@@ -31,8 +31,8 @@ STEPS = {
     "bucket": "publish.commit publish.intent publish.part-manifest runner.submit sources.begin sources.take"
     " spark.write spark.write_table",
     "poll": "publish.commit publish.intent publish.part-manifest sources.fetch spark.write_table",
-    "kafka": "publish.commit publish.intent publish.part-manifest sources.fetch sources.leave sources.checkpoint"
-    " sources.renew sources.share sources.take-partition spark.write_table",
+    "kafka": "publish.commit publish.intent publish.part-manifest sources.checkpoint sources.fetch"
+    " sources.leave sources.renew sources.share sources.take-partition spark.write_table",
     "push": "publish.commit publish.intent publish.part-manifest sources.receive spark.write_table",
 }
 """The steps that an undisturbed life passes in each scene, without those of the layers below."""

@@ -11,10 +11,11 @@ import pytest
 from tests.unit.memory_chain import source
 from tests.unit.single_operator import Row, SingleOperator
 from tidemill.views.chain.range_join_operator import StatefulRangeJoin
-from tidemill.views.circuit.comparisons import Comparison, comparisons
+from tidemill.views.circuit.comparisons import comparisons
 from tidemill.views.circuit.expr import Expr
 from tidemill.views.circuit.operators import Join
 from tidemill.views.kernels import ordered_trace, range_join
+from tidemill.views.kernels.range_join import Comparison
 
 BIG, TEXT, REAL = pa.int64(), pa.string(), pa.float64()
 LEFT, RIGHT = (BIG, TEXT, REAL), (BIG, BIG, REAL)

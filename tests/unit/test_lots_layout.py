@@ -156,6 +156,7 @@ def test_empty_and_endless_names_are_refused():
         {"within": [[[0, 1]], [[2, 3]]]},
         {"within": [[[3, 2]]]},
         {"within": [[[0, 65_536]]]},
+        {"checks": {"not_null": -1}},
     ],
     ids=repr,
 )

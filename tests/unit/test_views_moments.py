@@ -31,10 +31,10 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 
 def operator() -> SingleOperator:
     """Return all aggregates of x = v0 and y = v1 in one group; y is the first argument of those with two."""
-    one = [GroupAggregate(name, "v0", name) for name in ONE]
+    single = [GroupAggregate(name, "v0", name) for name in ONE]
     two = [GroupAggregate(name, "v1", name, "v0") for name in TWO]
     values = pa.schema([("v0", REAL), ("v1", REAL)])
-    kernel = GroupKernel(pa.schema([]), values, (*one, *two), always=True)
+    kernel = GroupKernel(pa.schema([]), values, (*single, *two), always=True)
     return SingleOperator(StatefulAggregate(kernel, (REAL,) * len(NAMES)), [(REAL, REAL)])
 
 
@@ -62,19 +62,19 @@ def test_the_sum_of_products_is_exact(rows: list[tuple[float, float, int]]) -> N
 
 
 def test_results_over_nearly_equal_values_lose_no_digits() -> None:
-    found = of((1e9 + 1, 1.0), (1e9 + 2, 2.0), (1e9 + 3, 4.0))
-    assert found["var_pop"] == 2 / 3
-    assert found["var_samp"] == 1.0
-    assert found["covar_pop"] == 1.0
-    assert found["regr_slope"] == 1.5
-    assert found["corr"] == pytest.approx(3 / math.sqrt(2 * 14 / 3))
+    result = of((1e9 + 1, 1.0), (1e9 + 2, 2.0), (1e9 + 3, 4.0))
+    assert result["var_pop"] == 2 / 3
+    assert result["var_samp"] == 1.0
+    assert result["covar_pop"] == 1.0
+    assert result["regr_slope"] == 1.5
+    assert result["corr"] == pytest.approx(3 / math.sqrt(2 * 14 / 3))
 
 
 def test_one_row_has_no_sample_variance_and_no_correlation() -> None:
-    found = of((2.0, 3.0))
+    result = of((2.0, 3.0))
     none = {"var_samp", "stddev_samp", "covar_samp", "corr", "regr_slope", "regr_intercept", "regr_r2"}
-    assert {name for name, value in found.items() if value is None} == none
-    assert (found["var_pop"], found["regr_avgx"], found["regr_avgy"]) == (0.0, 2.0, 3.0)
+    assert {name for name, value in result.items() if value is None} == none
+    assert (result["var_pop"], result["regr_avgx"], result["regr_avgy"]) == (0.0, 2.0, 3.0)
 
 
 def test_constant_values_have_no_correlation() -> None:
@@ -93,25 +93,25 @@ def test_a_constant_has_no_correlation_with_nan_either() -> None:
 
 
 def test_rows_count_for_two_arguments_only_where_both_are_present() -> None:
-    found = of((1.0, 1.0), (3.0, 5.0), (100.0, None), (None, 100.0))
-    assert (found["regr_avgx"], found["regr_avgy"], found["regr_sxx"]) == (2.0, 3.0, 2.0)
-    assert found["var_pop"] == pytest.approx(float(np.var([1.0, 3.0, 100.0])))
+    result = of((1.0, 1.0), (3.0, 5.0), (100.0, None), (None, 100.0))
+    assert (result["regr_avgx"], result["regr_avgy"], result["regr_sxx"]) == (2.0, 3.0, 2.0)
+    assert result["var_pop"] == pytest.approx(float(np.var([1.0, 3.0, 100.0])))
     assert set(of((None, 1.0)).values()) == {None}
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_values_that_are_not_finite_give_nan(value: float) -> None:
-    found = of((value, 1.0), (1.0, 5.0))
+    result = of((value, 1.0), (1.0, 5.0))
     for name in ("var_pop", "var_samp", "stddev_pop", "covar_pop", "corr", "regr_slope", "regr_sxx"):
-        assert math.isnan(found[name]), name
-    assert found["regr_syy"] == 8.0
-    assert found["regr_avgx"] == value or math.isnan(value)
+        assert math.isnan(result[name]), name
+    assert result["regr_syy"] == 8.0
+    assert result["regr_avgx"] == value or math.isnan(value)
 
 
 def test_squares_that_overflow_are_infinite() -> None:
-    found = of((1e300, 1.0), (-1e300, 2.0))
-    assert (found["var_pop"], found["corr"], found["regr_slope"]) == (INF, 0.0, 0.0)
-    assert found["covar_pop"] == -5e299
+    result = of((1e300, 1.0), (-1e300, 2.0))
+    assert (result["var_pop"], result["corr"], result["regr_slope"]) == (INF, 0.0, 0.0)
+    assert result["covar_pop"] == -5e299
 
 
 def test_changes_and_their_inverse_leave_the_same_bits() -> None:

@@ -83,8 +83,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     schema_fingerprint: str = ""
     # The columns, if no dataset declares them: those of a view (Spark's JSON), or new ones (DDL).
     schema: str = ""
-    # How many rows fail each check; in the changes of a view, how many more or fewer than before.
-    checks: dict[str, int] = {}
+    checks: dict[str, Count] = {}
     digest: str = ""  # of the content; independent of files and layout
     created_at: str = ""  # ISO 8601, UTC
 

@@ -2,7 +2,7 @@
 
 A group stores the number of its rows, and the exact sums of x, y, x*x, y*y and x*y, as far as its aggregates
 need them (`sums.binned_products`). The central moments follow from these sums with integers, so they are
-correctly rounded, whatever the order of rows. The last step uses doubles and the formulas of Spark. So a
+correctly rounded in any order of rows. The last step uses doubles and the formulas of Spark. So a
 result differs from Spark's only by the rounding errors of Spark's running computation.
 
 A moment is NaN if one of its values is NaN or infinite, as in Spark.

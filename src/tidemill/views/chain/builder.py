@@ -4,6 +4,7 @@ The file is long because the builder is one class, with a method for each kind o
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import starmap
 
 import pyarrow as pa
 
@@ -39,6 +40,7 @@ from tidemill.views.circuit.window_calls import rank_limit
 from tidemill.views.kernels.extremes import BEST
 from tidemill.views.kernels.group_aggregate import GroupAggregate
 from tidemill.views.kernels.group_by import GroupKernel
+from tidemill.views.kernels.range_join import Comparison
 from tidemill.views.kernels.sort_codes import sortable
 from tidemill.views.kernels.windows import RankLimit
 
@@ -321,7 +323,7 @@ class ChainBuilder:
         left, right = sides
         usable = tuple(
             each
-            for each in comparisons(op)
+            for each in starmap(Comparison, comparisons(op))
             if left[each.left] == right[each.right] and sortable(left[each.left])
         )
         if not usable:

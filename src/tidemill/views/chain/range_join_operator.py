@@ -16,9 +16,8 @@ from tidemill.views.chain.stateful_operator import (
     numbered_columns,
     with_weight,
 )
-from tidemill.views.circuit.comparisons import Comparison
 from tidemill.views.kernels.ordered_trace import BLOCKS, ROWS, OrderedTrace
-from tidemill.views.kernels.range_join import RangeJoin, present
+from tidemill.views.kernels.range_join import Comparison, RangeJoin, present
 from tidemill.views.kernels.sort_codes import SortColumn
 from tidemill.views.trace.consolidation import column, consolidate, reduce_rows
 from tidemill.views.trace.hash_space import HashRange

@@ -3,23 +3,16 @@
 Only comparisons of one column with another are used. All conditions stay part of a filter above the join.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from tidemill.views.circuit.expr import Expr
 from tidemill.views.circuit.operators import Join
 
 Sign = Literal["<", "<=", ">", ">="]
+Comparison: TypeAlias = tuple[int, Sign, int]
+"""`left sign right`: a column of the left input and a column of the right input, each by its place."""
+
 _MIRRORED: dict[str, Sign] = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """`left sign right`: a column of the left input and a column of the right input, each by its place."""
-
-    left: int
-    sign: Sign
-    right: int
 
 
 def comparisons(op: Join) -> tuple[Comparison, ...]:
@@ -41,7 +34,7 @@ def _pairs(condition: Expr) -> list[tuple[int, Sign, int]]:
 
 def _sided(first: int, sign: Sign, second: int, width: int) -> Comparison | None:
     if first < width <= second:
-        return Comparison(first, sign, second - width)
+        return first, sign, second - width
     if second < width <= first:
-        return Comparison(second, _MIRRORED[sign], first - width)
+        return second, _MIRRORED[sign], first - width
     return None

@@ -9,13 +9,12 @@ A comparison with NULL is never true, so rows with a NULL in a compared column a
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidemill.views.circuit.comparisons import Comparison
 from tidemill.views.kernels.ordered_trace import BLOCK, BLOCKS, ROWS, OrderedTrace
 from tidemill.views.kernels.sort_codes import sort_codes
 from tidemill.views.trace.consolidation import chunk, column, consolidate
@@ -25,6 +24,14 @@ from tidemill.views.trace.order import I64, distinct
 from tidemill.views.trace.trace import Trace, expand
 
 _PAIRS = 262_144  # pairs at once
+
+
+class Comparison(NamedTuple):
+    """`left sign right`: a column of the left side and a column of the right side, each by its place."""
+
+    left: int
+    sign: str
+    right: int
 
 
 @dataclass(frozen=True)
@@ -63,10 +70,7 @@ class RangeJoin:
     def _turned(self) -> tuple[Comparison, ...]:
         """Return the comparisons with the sides exchanged."""
         mirrored = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
-        return tuple(
-            Comparison(each.right, mirrored[each.sign], each.left)  # type: ignore[arg-type]
-            for each in self.comparisons
-        )
+        return tuple(Comparison(each.right, mirrored[each.sign], each.left) for each in self.comparisons)
 
     def _in_range(
         self, side: OrderedTrace, traces: Mapping[str, Trace], change: pa.Table, by: Sequence[Comparison]
