@@ -421,7 +421,9 @@ def frame_of(session: "SparkSession", data: "pa.Table", columns: "StructType | N
     import pyarrow as pa
 
     session = started_session(session)
-    data = pa.Table.from_batches([batch for batch in data.to_batches() if batch.num_rows], data.schema)
+    batches = data.to_batches()
+    if not all(batch.num_rows for batch in batches):
+        data = pa.Table.from_batches([batch for batch in batches if batch.num_rows], data.schema)
     if _is_connect(session):
         return session.createDataFrame(data, columns)
     from pyspark.sql import SparkSession
