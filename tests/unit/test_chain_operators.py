@@ -169,12 +169,12 @@ def bits(rows: Bag) -> Counter[str]:
     for key in {row[0] for row in rows}:
         members = [row for row in rows.elements() if row[0] == key]
         columns = [[row[place] for row in members if row[place] is not None] for place in (1, 2)]
-        rows = [
+        combined = [
             functools.reduce(combine, values) if values else None
             for combine in (and_, or_, xor)
             for values in columns
         ]
-        result[repr((key, *rows))] += 1
+        result[repr((key, *combined))] += 1
     return result
 
 
