@@ -7,9 +7,12 @@ import pytest
 
 import tidemill as tm
 from tests.formats import history, home
+from tidemill.lots import lots
+from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.doctor import Finding, examine
 from tidemill.views.steps import groups
 from tidemill.views.steps.groups import ViewGroup
+from tidemill.views.steps.inputs import ManifestReader
 from tidemill.views.trace.version_file import read_version
 
 
@@ -27,6 +30,20 @@ def stored_groups(pipeline: tm.Pipeline) -> list[ViewGroup]:
 
 def with_state(pipeline: tm.Pipeline) -> ViewGroup:
     return next(group for group in stored_groups(pipeline) if group.version)
+
+
+def a_lot(pipeline: tm.Pipeline) -> tuple[str, list[str]]:
+    """The manifest and the objects of a lot that was not replaced."""
+    context = pipeline.context
+    reader = ManifestReader(context.objects)
+    for name in pipeline.datasets:
+        rows = context.store.run(
+            lambda tx, name=name: lots.listed(tx, context.keys.lots, DatasetId(name), "", 1000)
+        )
+        for row in rows:
+            if row.manifest and reader.objects(row.manifest) and not reader.load(row.manifest).parts:
+                return row.manifest, [item.uri for item in reader.objects(row.manifest)]
+    raise AssertionError("the home has no such lot")
 
 
 def place(tmp_path: Path, key: str) -> Path:
@@ -85,10 +102,8 @@ def test_a_damaged_version_file_is_found(opened: tm.Pipeline, tmp_path: Path) ->
 def test_a_damaged_lot_is_found_and_cannot_be_repaired(
     opened: tm.Pipeline, tmp_path: Path, kind: str
 ) -> None:
-    listed = {info.key for info in opened.context.objects.list("data/name=orders/")}
-    manifests = {info.key for info in opened.context.objects.list("datasets/name=orders/")}
-    ends = ".json" if kind == "unreadable" else ".parquet"
-    key = next(key for key in sorted(manifests | listed) if key.endswith(ends) and "removed" not in key)
+    manifest, objects = a_lot(opened)
+    key = manifest if kind == "unreadable" else objects[0]
     file = place(tmp_path, key)
     match kind:
         case "missing-file":
