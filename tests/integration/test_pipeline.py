@@ -431,7 +431,7 @@ def test_changes_snapshots_and_queries_are_of_one_moment(home: Path, spark: "Spa
         assert sorted(tuple(row) for row in joined.collect()) == [(1, 2), (3, 2)]
         with pytest.raises(TidemillError, match="nowhere"):
             query(pipeline, "SELECT * FROM nowhere")
-        assert "<td>1</td>" in orders._repr_html_()
+        assert ">1</td>" in orders._repr_html_()
         assert repr(total) == "<View total of p>"
     # No thread of the pipeline runs any more, and none left a view in the session of the user.
     assert temporary_views(spark) <= views

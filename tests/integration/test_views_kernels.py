@@ -14,7 +14,7 @@ from tests.integration import views_oracle
 from tests.integration.views_generator import DDL, Generator
 from tests.integration.views_kernels import Kernels
 from tests.integration.views_planned import PlannedQueries
-from tests.integration.views_queries import CUT, RANGES, SCALARS, SINGLE, TOP, TRAPS, WINDOWS
+from tests.integration.views_queries import CUT, JOINS, RANGES, SCALARS, SINGLE, TOP, TRAPS, WINDOWS
 from tidemill.testing import Case, Judge, MaintainedView, Step
 from tidemill.views.certify import generated_steps
 from tidemill.views.certify.equality import equality_of
@@ -28,7 +28,7 @@ from tidemill.views.trace.version import TraceChanges
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-HAND = {**SINGLE, **TRAPS, **CUT, **TOP, **SCALARS, **RANGES, **WINDOWS}
+HAND = {**SINGLE, **TRAPS, **CUT, **JOINS, **TOP, **SCALARS, **RANGES, **WINDOWS}
 DRAWN = {f"seed {n}": Generator(n).query() for n in range(30)}
 AS_JOBS = 16
 
@@ -93,7 +93,7 @@ def test_queries_written_by_hand_are_equal_to_spark_on_kernels_after_every_step(
 
 
 @pytest.mark.rule("DBSP-11", "DBSP-14", "DBSP-15", "DBSP-20")
-def test_windows_scalars_and_ranges_are_equal_to_spark_on_kernels_after_every_step(
+def test_joins_windows_scalars_and_ranges_are_equal_to_spark_on_kernels_after_every_step(
     spark: Any,
     hand: tuple[dict[str, QueryTable], list[Step]],
     tmp_path: Path,
@@ -101,7 +101,7 @@ def test_windows_scalars_and_ranges_are_equal_to_spark_on_kernels_after_every_st
 ) -> None:
     monkeypatch.setattr(ordered_trace, "BLOCK_ROWS", 2)
     kinds = dict.fromkeys(views_oracle.TABLES, "changes")
-    queries = {**WINDOWS, **SCALARS, **RANGES}
+    queries = {**JOINS, **WINDOWS, **SCALARS, **RANGES}
     kernels, count = judged(spark, tmp_path, views_oracle.TABLES, hand[0], queries, hand[1][:3], kinds=kinds)
     assert count == len(queries)
     names = [type(placed.operator).__name__ for placed in kernels.chain.operators]

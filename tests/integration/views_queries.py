@@ -301,16 +301,20 @@ _GROUPS = "(SELECT a, count(*) AS n, sum(b) AS s FROM t GROUP BY a) g"
 CUT = {
     "filtered window over groups": f"SELECT a, s, max(s) FILTER (WHERE n > 1) OVER (ORDER BY s) AS r FROM {_GROUPS}",
     "groups over a window over groups": f"SELECT r % 2L AS p, count(*) AS m FROM (SELECT count(*) FILTER (WHERE n > 1) OVER (ORDER BY s, a) + 0L AS r FROM {_GROUPS}) GROUP BY r % 2L",
-    "global distinct aggregates": "SELECT count(DISTINCT e) AS n, sum(DISTINCT k) AS s, count(*) AS m FROM (SELECT t.a, u.e, u.k FROM t JOIN u ON t.a = u.a)",
     "not in over groups": f"SELECT a, n FROM {_GROUPS} WHERE a NOT IN (SELECT a FROM u WHERE k < 250)",
-    "distinct in rollup over a join": "SELECT t.a, c, count(DISTINCT b) AS n FROM t JOIN u ON t.a = u.a GROUP BY ROLLUP (t.a, c)",
     "product with one row": "SELECT t.a, b, m FROM t CROSS JOIN (SELECT max(k) AS m FROM u) v",
-    "join by types that differ over groups": "SELECT t.c, count(*) AS n FROM t JOIN u ON t.d = u.k GROUP BY t.c",
     "outer join of a recomputed operator": f"SELECT u.k, q.r FROM u LEFT JOIN (SELECT a, count(s) FILTER (WHERE n > 1) OVER (ORDER BY n) AS r FROM {_GROUPS}) q ON u.a = q.a",
     "window of nothing": "SELECT a, max(n) FILTER (WHERE a > 1) OVER (ORDER BY n) AS r FROM (SELECT a, count(*) AS n FROM none GROUP BY a)",
     "many first groups": f"SELECT a, n FROM {_GROUPS} ORDER BY n DESC, a LIMIT 1000 OFFSET 1",
 }
 """Queries with an operator that is recomputed from its stored inputs, and other operators that are not."""
+
+JOINS = {
+    "global distinct aggregates": "SELECT count(DISTINCT e) AS n, sum(DISTINCT k) AS s, count(*) AS m FROM (SELECT t.a, u.e, u.k FROM t JOIN u ON t.a = u.a)",
+    "distinct in rollup over a join": "SELECT t.a, c, count(DISTINCT b) AS n FROM t JOIN u ON t.a = u.a GROUP BY ROLLUP (t.a, c)",
+    "join by types that differ over groups": "SELECT t.c, count(*) AS n FROM t JOIN u ON t.d = u.k GROUP BY t.c",
+}
+"""Queries with DISTINCT over joins, and with keys of different types, that have a kernel."""
 
 TOP = {
     "top texts over groups": f"SELECT a, n, s FROM {_GROUPS} ORDER BY s DESC NULLS LAST, n LIMIT 2",

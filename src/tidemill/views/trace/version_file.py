@@ -12,8 +12,7 @@ of its range, which are next to each other.
 `put_if_absent` writes the file under a unique name, which is also its nonce.
 
 Format 1 has all pieces as JSON. For a large group, each task took hundreds of milliseconds to decode it. The
-groups of earlier releases keep it until `tidemill upgrade`, so that the earlier release can still continue
-them.
+groups of earlier releases keep it, so that the earlier release can still continue them.
 """
 
 import json
