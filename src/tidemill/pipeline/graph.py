@@ -24,7 +24,7 @@ Bound = str | date | datetime | None
 """The first or last lot of a range: a lot, a day, or a time."""
 
 NO_APPEND = "A"
-"""Stands for a lot before the first append."""
+"""A name that sorts before the lot of the first append."""
 
 
 def id_of(pipeline: "Registry", table: str) -> DatasetId:

@@ -8,6 +8,8 @@
 
 Declaring uses neither the store nor Spark, so a file that declares a pipeline can be imported anywhere. The
 store is opened when it is first needed, and Spark when something must be computed.
+
+The file is long because `Pipeline` is one class, and users read the documentation of its methods here.
 """
 
 import os

@@ -2,6 +2,8 @@
 
 Declaring uses neither the store nor Spark, so a file that declares a pipeline can be imported anywhere. An
 error in one declaration is raised at once; the plan checks whether all declarations fit together.
+
+The file is long because each declaration has a method that documents all its options.
 """
 
 import os

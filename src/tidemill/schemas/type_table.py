@@ -5,6 +5,8 @@ this table. The properties of nested types (arrays, maps, structs) follow from t
 
 Kernels and run files need no columns in this table. They work on Arrow arrays, and choose an algorithm by the
 layout of an array in memory. So if kernels already support the Arrow type of a new type, they need no change.
+
+The file is long because all types are in one table.
 """
 
 import datetime as dt

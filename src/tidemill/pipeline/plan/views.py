@@ -1,4 +1,7 @@
-"""Plan views: analyse queries with Spark, compile circuits, form groups, and declare the groups."""
+"""Plan views: analyse queries with Spark, compile circuits, form groups, and declare the groups.
+
+The file is long because the planner is one class: these steps share the catalog and the planned views.
+"""
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
