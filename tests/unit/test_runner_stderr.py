@@ -30,6 +30,13 @@ java.util.concurrent.RejectedExecutionException: rejected
 Caused by: java.io.IOException: closed
 \t... 12 more
 """
+OF_SERVER = (
+    b"-" * 40
+    + b"\nException occurred during processing of request from \n"
+    + DAEMON.replace(b"pyspark/daemon.py", b"pyspark/accumulators.py")
+    + b"-" * 40
+    + b"\n"
+)
 OF_USER = b"""Traceback (most recent call last):
   File "/home/me/shop.py", line 3, in clean
     send(row)
@@ -45,6 +52,7 @@ def printed(*pieces: bytes) -> bytes:
 def test_stack_traces_of_closed_connections_of_spark_are_dropped() -> None:
     assert printed(b"before\n", DAEMON, b"after\n") == b"before\nafter\n"
     assert printed(b"before\n", CHAINED, b"after\n") == b"before\nafter\n"
+    assert printed(b"before\n", OF_SERVER, b"after\n") == b"before\nafter\n"
 
 
 def test_java_stack_traces_keep_their_first_lines() -> None:
@@ -57,6 +65,11 @@ def test_other_output_is_printed_as_it_is_however_it_is_cut() -> None:
     assert printed(*(text[at : at + 1] for at in range(len(text)))) == text
     other = DAEMON.replace(b"BrokenPipeError: [Errno 32] Broken pipe", b"ZeroDivisionError: division by zero")
     assert printed(other) == other
+    table = b"-" * 40 + b"\nname  rows\n" + (b"-" * 40 + b"\n") * 2
+    of_user = OF_SERVER.replace(DAEMON.splitlines()[1], b'  File "/home/me/server.py", line 3, in handle')
+    of_user = of_user.replace(b"/pyspark/", b"/mine/")
+    for text in (table, of_user, table[:41], OF_SERVER[:90]):
+        assert printed(text) == text
 
 
 def test_a_line_that_has_not_ended_is_printed_when_the_child_pauses() -> None:

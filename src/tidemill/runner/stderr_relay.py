@@ -31,6 +31,8 @@ _OF_SPARK = re.compile(rb'File "[^"]*/(pyspark/(daemon|worker|serializers|accumu
 _CLOSED = re.compile(
     rb"^(BrokenPipeError|Connection\w*Error|EOFError|OSError|(py4j\.protocol\.)?Py4J(Network)?Error)\b"
 )
+_SERVER_LINE = b"-" * 40  # `socketserver` prints it above and below the exception of a request
+_SERVER_HEADER = b"Exception occurred during processing of request from"
 _CAUSE = re.compile(rb"(java\.lang\.OutOfMemoryError[^\r\n]*|Fatal Python error: [^\r\n]*)")
 
 
@@ -45,6 +47,7 @@ class StderrFilter:
     def __init__(self) -> None:
         self.cause = ""  # the last line that tells why a process may have died
         self._rest = b""  # a line that has not ended yet
+        self._header: list[bytes] = []  # the lines of a server that may announce a traceback
         self._block: list[bytes] = []  # the lines of a Python traceback so far
         self._dropped = False  # the last traceback was dropped
 
@@ -58,7 +61,12 @@ class StderrFilter:
 
     def flush_line(self) -> bytes:
         """Return a line that has not ended, such as a prompt or a progress bar."""
-        if self._block or self._rest[:1] in (b"", b" ", b"\t") or _TRACEBACK.startswith(self._rest):
+        if (
+            self._block
+            or self._header
+            or self._rest[:1] in (b"", b" ", b"\t")
+            or _TRACEBACK.startswith(self._rest)
+        ):
             return b""
         rest, self._rest = self._rest, b""
         return self._line(rest)
@@ -82,18 +90,27 @@ class StderrFilter:
             return b""
         if _JAVA_FRAME.match(line) or line.startswith(_HEADERS):
             return b""
-        if self._dropped and (not line.strip() or line.startswith(_LINKS)):
+        is_server_line = line.strip() == _SERVER_LINE
+        if self._dropped and (not line.strip() or is_server_line or line.startswith(_LINKS)):
             return b""
         self._dropped = False
-        return line
+        if line.startswith(_SERVER_HEADER) if self._header else is_server_line:
+            self._header.append(line)
+            return b""
+        return self._take_header() + line
+
+    def _take_header(self) -> bytes:
+        header, self._header = self._header, []
+        return b"".join(header)
 
     def _end_block(self) -> bytes:
         """Return a traceback; nothing if a process of Spark printed it because its connection was closed."""
+        header = self._take_header()
         block, self._block = self._block, []
         if not block:
-            return b""
+            return header
         self._dropped = bool(_CLOSED.match(block[-1])) and any(map(_OF_SPARK.search, block))
-        return b"" if self._dropped else b"".join(block)
+        return b"" if self._dropped else header + b"".join(block)
 
 
 class StderrRelay:
