@@ -4,6 +4,7 @@
     ├── IllegalTransition             a state machine has no such transition
     ├── InvariantBroken               a row would contradict a rule that must always hold
     ├── UsageError                    a function was called incorrectly
+    │   └── BadSelection              a selector of `--select` is invalid, or matches nothing
     ├── BadUrl                        a store or objects URL is invalid
     ├── MissingDriver                 the Python package for a backend is not installed
     ├── StoreError                    base of errors about the store
@@ -209,6 +210,11 @@ class UsageError(TidemillError):
     """No default hint: the code that raises this error passes a hint."""
 
     code = "usage"
+
+
+class BadSelection(UsageError):
+    code = "bad-selection"
+    hint = "use a name, +name, name+, 2+name, @name, a pattern like order*, or kind:name"
 
 
 class BadUrl(TidemillError):

@@ -91,7 +91,7 @@ def test_the_commands_of_a_pipeline_from_its_plan_to_a_retry(
     assert missing["error"]["code"]
     assert "has no lots yet" in missing["error"]["message"]
     assert folder.json(capsys, "retry") == {"requested": [], "views": [], "passed": []}
-    assert "no lot is partial or missing" in folder.text(capsys, "retry")
+    assert "no lot has failed" in folder.text(capsys, "retry")
 
     # one of two lots fails
     pipeline = pipeline_file.find()
@@ -106,7 +106,7 @@ def test_the_commands_of_a_pipeline_from_its_plan_to_a_retry(
     assert (arc["name"], arc["partial"], arc["behind"]) == ("check", 1, 0)
     assert "a bad region" in arc["notes"][0]
     text = folder.text(capsys, "status", code=1)
-    assert "1 partial" in text
+    assert "1 lot failed" in text
     assert "tidemill retry" in text
     listed = folder.json(capsys, "ls")["tables"]
     assert {table["name"]: table["position"] for table in listed} | {"total": 0} == {
@@ -118,8 +118,8 @@ def test_the_commands_of_a_pipeline_from_its_plan_to_a_retry(
     lots = folder.json(capsys, "lots", "checked")["lots"]
     assert {lot["lot"]: lot["state"] for lot in lots} == {good: "complete", bad: "partial"}
     drawn = folder.text(capsys, "lots", "checked")
-    assert "complete 1" in drawn
-    assert "partial 1" in drawn
+    assert "complete: 1" in drawn
+    assert "failed (finished parts are kept): 1" in drawn
     assert "a bad region" in drawn
     assert good in folder.text(capsys, "lots", "checked", "--list")
     assert len(folder.json(capsys, "lots", "total")["lots"]) >= 1

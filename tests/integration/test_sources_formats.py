@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "id BIGINT, name STRING, amount DECIMAL(10,2)"
 ORDERS = DatasetId("orders")
+ARRIVED_US = 1_700_000_000_250_000
 
 
 class Outcome(NamedTuple):
@@ -76,6 +77,7 @@ def read(spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             key=key,
             reading=place.reading,
             quarantine=quarantine_of(ORDERS),
+            origin=place.origin,
         )
         listed = list(listing.files(lambda *problem: pytest.fail(str(problem))))
         task = PartTask(
@@ -95,6 +97,7 @@ def read(spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
                 ),
             ),
             sinks=(PartSink(dataset=ORDERS), PartSink(dataset=spec.quarantine)),
+            options={"arrived": str(ARRIVED_US)},
         )
         objects = open_objects(str(tmp_path / "objects"), clock=SYSTEM)
         storage = Storage(objects)
@@ -454,3 +457,64 @@ def test_a_type_that_files_cannot_have_is_named_with_its_column(read: Read, file
     with pytest.raises(BadSource, match=r"column (days|tags) cannot be read from (json|csv) files") as error:
         read({file: b"{}\n"}, schema)
     assert error.value.hint
+
+
+WITH_ORIGIN = "_file STRING, id BIGINT, name STRING, _arrived_at TIMESTAMP, _line BIGINT"
+ORIGIN = {"file_column": "_file", "line_column": "_line", "arrived_column": "_arrived_at"}
+
+
+@pytest.mark.parametrize(
+    ("files", "lines"),
+    [
+        (
+            {
+                "a.json": b'{"id": 1, "name": "x", "_line": 7}\n\n  \n{"id": 2, "name": "y"}\n',
+                "b+c d.json": b'\n{"id": 3}\n',
+            },
+            [("a.json", 1, 1), ("a.json", 2, 4), ("b+c d.json", 3, 2)],
+        ),
+        (
+            {"a.csv": b"\nname,id\nx,1\n\ny,2\n", "b.csv": b"id,name,_file\n3,z,no\n"},
+            [("a.csv", 1, 3), ("a.csv", 2, 5), ("b.csv", 3, 2)],
+        ),
+    ],
+    ids=["json", "csv"],
+)
+def test_columns_say_from_which_file_and_line_a_row_comes(
+    read: Read, files: dict[str, bytes], lines: list[tuple[str, int, int]]
+) -> None:
+    """With and without Spark (the fixture compares both); records cannot fill these columns."""
+    outcome = read(files, schema=WITH_ORIGIN, **ORIGIN)
+    assert [(row[0], row[1], row[4]) for row in outcome.rows] == lines
+    assert {row[3].timestamp() * 1e6 for row in outcome.rows} == {ARRIVED_US}
+    assert outcome.checks["unknown_columns"] == 1
+
+
+def test_lines_are_numbered_across_blocks_and_beside_bad_records(
+    read: Read, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = spark.conf.get("spark.sql.files.maxPartitionBytes")
+    spark.conf.set("spark.sql.files.maxPartitionBytes", "1000")
+    try:
+        numbers = range(200)
+        body = b"id,name\n" + b"".join(
+            b"%d,%s\n" % (number, b"a" * 30) if number % 50 else b"%d,b,too,many\n" % number
+            for number in numbers
+        )
+        outcome = read({"a.csv": body}, schema=WITH_ORIGIN, **ORIGIN)
+        assert [(row[1], row[4]) for row in sorted(outcome.rows, key=lambda row: row[1])] == [
+            (number, number + 2) for number in numbers if number % 50
+        ]
+        assert sorted(row[1] for row in outcome.bad) == [2, 52, 102, 152]
+        lines = b'{"id": 1}\n{"id": 2}\n'
+        keyed = read({"a.json": lines}, schema=WITH_ORIGIN, key=("_file", "_line"), **ORIGIN)
+        assert [row[4] for row in keyed.rows] == [1, 2]
+    finally:
+        spark.conf.set("spark.sql.files.maxPartitionBytes", before)
+
+
+def test_parquet_rows_have_a_file_but_no_line(read: Read, tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"id": pa.array([1, 2], pa.int64())}), path)
+    outcome = read({"x.parquet": path.read_bytes()}, schema="id BIGINT, f STRING", file_column="f")
+    assert outcome.rows == [(1, "x.parquet"), (2, "x.parquet")]

@@ -65,13 +65,13 @@ def test_filters_select_by_severity_subject_lot_kind_and_text(log: EventLog) -> 
     log(ArcLotMissing(arc="arc:shop/clean", lot="L1", generation=1, error="no such column"))
     log.flush()
     assert texts(log, severity=Severity.ERROR) == [
-        "lot L1 missing: no such column",
+        "lot L1 failed: no such column",
         "failed: first; retrying in 1.0 s",
     ]
     assert texts(log, about="n2") == ["lost its lease"]
-    assert texts(log, lot="L1") == ["lot L1 missing: no such column"]
+    assert texts(log, lot="L1") == ["lot L1 failed: no such column"]
     assert texts(log, kind="NodeLost") == ["lost its lease"]
-    assert texts(log, text="SUCH COLUMN") == ["lot L1 missing: no such column"]
+    assert texts(log, text="SUCH COLUMN") == ["lot L1 failed: no such column"]
     assert texts(log, pipeline="other") == []
 
 

@@ -27,14 +27,17 @@ from tidemill.pipeline.tables import View
     help="Tidemill tests a view by comparing it with plain Spark. If this test failed, repeat it in the next"
     " run.",
 )
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Also show each operator of the view, and how it is updated."
+)
 @json_option
 def explain_command(
-    output: CommandOutput, view: str, file: str | None, draw: Path | None, retry: bool
+    output: CommandOutput, view: str, file: str | None, draw: Path | None, retry: bool, verbose: bool
 ) -> None:
-    """Show how a view is computed and kept up to date.
+    """Show how a view is kept up to date: from its changes, or by computing it again, and why.
 
-    The output shows how Tidemill keeps each operator of the view up to date, and why. There are four ways,
-    called rungs: linear, native, keyed and full.
+    With --verbose, the output shows how Tidemill updates each operator of the view, and why. There are four
+    ways, called rungs: linear, native, keyed and full.
     """
     with find(file) as pipeline:
         table = pipeline[view]
@@ -53,6 +56,9 @@ def explain_command(
         draw.write_text(explanation.drawing())
     output.result(explanation.json() | ({} if draw is None else {"drawing": str(draw)}))
     if not output.json:
-        output.people.print(Text(explanation.text()))
+        output.people.print(Text(explanation.text() if verbose else explanation.summary()))
+        if not verbose and explanation.circuit is not None:
+            hint = f"`tidemill explain {view} --verbose` shows each operator"
+            output.people.print(Text(hint, style="dim"))
         if draw is not None:
             output.people.print(Text(f"the drawing is in {draw}", style="dim"))

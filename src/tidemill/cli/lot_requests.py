@@ -208,7 +208,7 @@ def retry_command(
     generations: tuple[str, ...],
     file: str | None,
 ) -> int:
-    """Retry the partial and missing lots of one arc, or of all arcs, and views that are set aside.
+    """Retry the failed lots of one arc, or of all arcs, and views that are set aside.
 
     NAME is an arc, a table that an arc writes, a view, or a group of views. The next run repeats only the
     parts that failed. If the code of the arc has changed, it runs all parts of these lots again. With LOTs,
@@ -235,7 +235,7 @@ def retry_command(
     if len(requested) > MAX_SHOWN:
         output.people.print(Text(f"and {len(requested) - MAX_SHOWN:,} more", style="dim"))
     if not requested and not views:
-        output.people.print(Text("no lot is partial or missing, and no view is set aside"))
+        output.people.print(Text("no lot has failed, and no view is set aside"))
     return 0
 
 

@@ -24,6 +24,9 @@ MARKS = {
     "removed": ("-", "dim"),
     "waiting": ("·", "dim"),
 }
+WORDS = {"partial": "failed (finished parts are kept)", "missing": "failed"}
+"""What people read for states that they would not expect under their names."""
+
 WIDTH = 60
 
 
@@ -64,7 +67,7 @@ def drawn(lots: Sequence[LotInfo]) -> Iterator[Text]:
     legend = Text(" " * 23)
     for state, (mark, style) in MARKS.items():
         if counts[state]:
-            legend.append(f"{mark} {state} {counts[state]}   ", style=style)
+            legend.append(f"{mark} {WORDS.get(state, state)}: {counts[state]}   ", style=style)
     yield legend
 
 
@@ -96,7 +99,7 @@ def _list(lots: Sequence[LotInfo]) -> Table:
         at = datetime.fromtimestamp(lot.at, UTC).strftime("%Y-%m-%d %H:%M:%S") if lot.at else ""
         table.add_row(
             Text(lot.lot),
-            Text(lot.state, style=MARKS[lot.state][1]),
+            Text(WORDS.get(lot.state, lot.state), style=MARKS[lot.state][1]),
             str(lot.generation) if lot.generation else "",
             str(lot.position or ""),
             f"{lot.rows:,}",

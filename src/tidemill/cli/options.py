@@ -25,6 +25,16 @@ def pipeline_option(command: F) -> F:
     )(command)
 
 
+def select_options(command: F) -> F:
+    """Add --select and --exclude to a command. The command receives `select` and `exclude`, as tuples."""
+    exclude = click.option("--exclude", multiple=True, metavar="SELECTOR", help="Leave out these nodes.")
+    text = (
+        "Only these nodes, with the selectors of dbt: NAME, +NAME, NAME+1, @NAME, 'order*', source:NAME,"
+        " arc:NAME, view:NAME or group:NAME. Repeat the option to add more."
+    )
+    return click.option("--select", multiple=True, metavar="SELECTOR", help=text)(exclude(command))
+
+
 def ttl_option(process: str) -> Callable[[F], F]:
     """Return the option `--ttl` of a process that joins a cluster. The command receives `ttl_s`."""
     return click.option(

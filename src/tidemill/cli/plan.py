@@ -6,13 +6,15 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from tidemill.cli.options import ClusterLocation, pipeline_option
+from tidemill.cli.options import ClusterLocation, pipeline_option, select_options
 from tidemill.cli.output import CommandOutput, json_option
 from tidemill.futures.home import CLUSTER
 from tidemill.obs.lines import counted
 from tidemill.pipeline.pipeline import Pipeline
 from tidemill.pipeline.pipeline_file import find
 from tidemill.pipeline.plan.costs import ViewCost
+from tidemill.pipeline.selection import KINDS, Selection
+from tidemill.pipeline.selection import select as selected
 
 STYLES = {"new": "green", "same": "dim", "changed": "yellow", "removed": "red", "refused": "red"}
 REFUSED, REBUILDS = 1, 2
@@ -27,17 +29,30 @@ AGAINST = "--against"
     " production. The exit code is 2 if a view would be rebuilt.",
 )
 @pipeline_option
+@select_options
 @json_option
-def plan_command(output: CommandOutput, against: str | None, file: str | None) -> int:
+def plan_command(
+    output: CommandOutput,
+    against: str | None,
+    file: str | None,
+    select: tuple[str, ...],
+    exclude: tuple[str, ...],
+) -> int:
     """Check the declarations, and show what a run would change and which views it would rebuild.
 
-    The exit code is 1 if a run would refuse a declaration.
+    The exit code is 1 if a run would refuse a declaration. With --select, only what concerns the selected
+    sources, arcs and views is shown; the whole pipeline is checked nevertheless.
     """
     with find(file) as pipeline:
         if against is not None:
             _use_store(pipeline, against)
         plan = pipeline.plan()
         stages, refusals, costs = plan.describe(), plan.refusals(), plan.costs()
+        if select or exclude:
+            selection = selected(pipeline, select, exclude)
+            groups = {pipeline.views[view].group for view in selection.views}
+            stages = [stage for stage in stages if _concerns(stage, selection, groups)]
+            costs = [cost for cost in costs if cost.view in selection.views]
     refused = [{"code": error.code, "message": error.message, "hint": error.hint} for error in refusals]
     output.result({"pipeline": pipeline.name, "stages": stages, "refused": refused, "costs": costs})
     if not output.json:
@@ -47,6 +62,14 @@ def plan_command(output: CommandOutput, against: str | None, file: str | None) -
     if refused:
         return REFUSED
     return REBUILDS if against is not None and any(cost.rebuilds for cost in costs) else 0
+
+
+def _concerns(stage: dict[str, str], selection: Selection, groups: set[str]) -> bool:
+    """Return whether a stage declares a selected node, the group of a selected view, or compares the view."""
+    what, name = stage["what"], stage["name"]
+    if what == "views":
+        return bool(groups & set(name.split(", ")))
+    return selection.has(what, name) or (what not in KINDS and name in selection.views)
 
 
 def _use_store(pipeline: Pipeline, where: str) -> None:
@@ -64,7 +87,8 @@ def _print(output: CommandOutput, pipeline: str, stages: list[dict[str, str]], c
     for stage in stages:
         status = Text(stage["status"], style=STYLES[stage["status"]])
         where = Text(stage["where"], style="dim")
-        table.add_row(status, stage["what"], Text(stage["name"]), Text(stage["detail"]), where)
+        what = "test" if stage["what"] == "circuit" else stage["what"]
+        table.add_row(status, what, Text(stage["name"]), Text(stage["detail"]), where)
     output.people.print(table if stages else Text(f"{pipeline} declares nothing"))
     if not costs:
         return

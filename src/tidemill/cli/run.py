@@ -6,7 +6,7 @@ import click
 import msgspec
 from rich.text import Text
 
-from tidemill.cli.options import pipeline_option, ttl_option
+from tidemill.cli.options import pipeline_option, select_options, ttl_option
 from tidemill.cli.output import CommandOutput, json_option
 from tidemill.cli.ui import page_options
 from tidemill.clock import SYSTEM
@@ -49,6 +49,7 @@ from tidemill.ui.server import PageOptions, require_packages
     help="Grace period: seconds that running parts may take to finish after SIGTERM.",
 )
 @ttl_option("runner")
+@select_options
 @click.option(
     "--log-json",
     is_flag=True,
@@ -70,14 +71,17 @@ def run_command(
     ui: bool,
     quiet: bool,
     log_json: bool,
+    select: tuple[str, ...],
+    exclude: tuple[str, ...],
     **page: Any,
 ) -> int:
     """Run the pipeline: its sources, arcs and views process new data.
 
     Without --watch, the command ends when all data that has arrived is processed. The exit code is 1 if
     something failed. If the command is stopped before all data is processed, the exit code is 130 for Ctrl-C
-    and 143 for SIGTERM. Several runners may run one pipeline at the same time, on machines that share its
-    store and its object storage.
+    and 143 for SIGTERM. With --select, the run starts only the selected sources, arcs and views; views of one
+    group are updated together. Several runners may run one pipeline at the same time, on machines that share
+    its store and its object storage.
     """
     if ui:
         require_packages()
@@ -91,6 +95,8 @@ def run_command(
         ttl_s=ttl_s,
         quiet=quiet,
         log_json=log_json,
+        select=select,
+        exclude=exclude,
         page=PageOptions(**page) if ui else None,
     )
 
@@ -107,6 +113,8 @@ def run_pipeline(
     ttl_s: float = TTL_S,
     quiet: bool = False,
     log_json: bool = False,
+    select: tuple[str, ...] = (),
+    exclude: tuple[str, ...] = (),
     page: PageOptions | None = None,
 ) -> int:
     """Run a pipeline in a child process, supervised by this process; return the exit code."""
@@ -122,6 +130,8 @@ def run_pipeline(
         json=output.json,
         quiet=quiet,
         log_json=log_json,
+        select=select,
+        exclude=exclude,
     )
     options = RunnerOptions(
         names=frozenset({resource_of(info.name)}),

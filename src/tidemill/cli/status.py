@@ -4,16 +4,21 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 import click
+import msgspec
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from tidemill.cli.options import pipeline_option
+from tidemill.cli.options import pipeline_option, select_options
 from tidemill.cli.output import CommandOutput, json_option
+from tidemill.obs.lines import counted
 from tidemill.pipeline import graph
 from tidemill.pipeline.clock_status import clock_of
+from tidemill.pipeline.pipeline import Pipeline
 from tidemill.pipeline.pipeline_file import find
-from tidemill.pipeline.status import RunInfo, TableInfo, status_of, tables_of
+from tidemill.pipeline.selection import Selection
+from tidemill.pipeline.selection import select as selected
+from tidemill.pipeline.status import PipelineStatus, RunInfo, TableInfo, status_of, tables_of
 
 STATES = {"waiting": "green", "scheduled": "yellow", "running": "cyan", "new": "dim"}
 WORDS = {"waiting": "caught up", "scheduled": "has work", "running": "running", "new": "never run"}
@@ -21,14 +26,19 @@ WORDS = {"waiting": "caught up", "scheduled": "has work", "running": "running", 
 
 @click.command("status")
 @pipeline_option
+@select_options
 @json_option
-def status_command(output: CommandOutput, file: str | None) -> int:
+def status_command(
+    output: CommandOutput, file: str | None, select: tuple[str, ...], exclude: tuple[str, ...]
+) -> int:
     """Show the state of every source, arc and view group.
 
     The exit code is 1 if something has failed and needs attention.
     """
     with find(file) as pipeline:
         status, clock = status_of(pipeline), clock_of(pipeline)
+        if select or exclude:
+            status = _selected(pipeline, status, selected(pipeline, select, exclude))
     output.result(
         {
             "pipeline": status.pipeline,
@@ -67,6 +77,28 @@ def status_command(output: CommandOutput, file: str | None) -> int:
     return 1 if any(run.needs_attention for run in status.runs) else 0
 
 
+def _selected(pipeline: Pipeline, status: PipelineStatus, selection: Selection) -> PipelineStatus:
+    """Keep the selected sources and arcs, the groups of the selected views, and the tables of all these."""
+    groups = {pipeline.views[view].group for view in selection.views}
+    tables = _tables(pipeline, selection)
+    runs = [
+        run
+        for run in status.runs
+        if selection.has(run.kind, run.name) or (run.kind == "views" and run.name in groups)
+    ]
+    kept = [table for table in status.tables if table.name in tables]
+    return msgspec.structs.replace(status, runs=tuple(runs), tables=tuple(kept))
+
+
+def _tables(pipeline: Pipeline, selection: Selection) -> set[str]:
+    """Return the selected datasets and views, and the tables that selected arcs write."""
+    arcs = pipeline.all_arcs()
+    tables = {node.name for node in selection.nodes if node.kind in ("dataset", "view")}
+    return tables | {
+        sink.name for node in selection.nodes if node.kind == "arc" for sink in arcs[node.name].sinks
+    }
+
+
 def _tree(
     pipeline: str,
     tables: Sequence[TableInfo],
@@ -82,7 +114,7 @@ def _tree(
         table = infos[name]
         others = [read for read in edges[name] if read in infos]
         text = Text.assemble((name, "bold"), f"  {table.kind}", (f"  at {table.position}", "dim"))
-        if name in sources:
+        if sources.get(name):
             text.append(f"  with a source ({sources[name]})", style="dim")
         if len(others) > 1:
             text.append(f"  reads {', '.join(others)}", style="dim")
@@ -108,23 +140,36 @@ def _behind(run: RunInfo) -> str:
 
 
 def _problems(run: RunInfo) -> str:
-    problems = [f"{run.partial} partial"] if run.partial else []
-    problems += [f"{run.missing} missing"] if run.missing else []
+    failed = run.partial + run.missing
+    problems = [f"{counted(failed, 'lot')} failed"] if failed else []
     problems += [f"failed {run.failures} times"] if run.failures else []
-    problems += ["dead: runs again after a retry"] if run.dead else []
+    problems += ["stopped: runs again after a retry"] if run.dead else []
     return ", ".join(problems)
 
 
 @click.command("ls")
 @click.option("--tree", "as_tree", is_flag=True, help="Show which table is computed from which.")
 @pipeline_option
+@select_options
 @json_option
-def ls_command(output: CommandOutput, as_tree: bool, file: str | None) -> None:
+def ls_command(
+    output: CommandOutput,
+    as_tree: bool,
+    file: str | None,
+    select: tuple[str, ...],
+    exclude: tuple[str, ...],
+) -> None:
     """List the tables of the pipeline."""
     with find(file) as pipeline:
         tables = tables_of(pipeline)
+        if select or exclude:
+            names = _tables(pipeline, selected(pipeline, select, exclude))
+            tables = [table for table in tables if table.name in names]
         edges = {table.name: graph.inputs_of(pipeline, table.name) for table in tables}
-        sources = {name: str(source.line) for name, source in pipeline.sources.items()}
+        sources = {
+            name: ", ".join(str(source.line) for source in pipeline.sources_of(name))
+            for name in pipeline.datasets
+        }
     reads = {"reads": edges} if as_tree else {}
     output.result({"pipeline": pipeline.name, "tables": tables, **reads})
     if output.json:

@@ -215,12 +215,12 @@ def _(event: ArcLotComplete) -> Line:
 @line_of.register
 def _(event: ArcLotPartial) -> Line:
     failed = f"{counted(len(event.failed), 'part')} failed: " if event.failed else ""
-    return Line(_short(event.arc), f"lot {event.lot} partial: {failed}{event.error}", Severity.ERROR)
+    return Line(_short(event.arc), f"lot {event.lot} is incomplete: {failed}{event.error}", Severity.ERROR)
 
 
 @line_of.register
 def _(event: ArcLotMissing) -> Line:
-    return Line(_short(event.arc), f"lot {event.lot} missing: {event.error}", Severity.ERROR)
+    return Line(_short(event.arc), f"lot {event.lot} failed: {event.error}", Severity.ERROR)
 
 
 @line_of.register

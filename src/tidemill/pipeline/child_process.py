@@ -65,6 +65,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     - target, folder: which pipeline to load; see `pipeline_file.load`.
     - starts: start runs; if False, only process parts of runs that other runners started.
     - log_json: print events as JSON lines on standard error, and nothing else but the report.
+    - select, exclude: which part of the pipeline to run; see `pipeline.selection`.
     - spark: a master or a Spark Connect address to use instead of the one that the pipeline declares.
     """
 
@@ -77,6 +78,8 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     json: bool = False
     quiet: bool = False
     log_json: bool = False
+    select: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
 
 
 def read_info(target: str, folder: Path) -> PipelineInfo:
@@ -120,11 +123,15 @@ def main(context: ChildContext) -> int:
     from tidemill.obs.json_log import JsonLog
     from tidemill.pipeline.run import run_as_node
     from tidemill.pipeline.run_reporter import RunReporter
+    from tidemill.pipeline.selection import select
 
     request = msgspec.convert(context.arguments, RunRequest)
     pipeline = pipeline_file.load(request.target, Path(request.folder))
     if request.spark:
         pipeline.use_spark(request.spark)
+    selection = None
+    if request.select or request.exclude:
+        selection = select(pipeline, request.select, request.exclude)
     reporter = RunReporter(
         json=request.json, quiet=request.quiet, on_closed=lambda: context.drain(context.grace_s)
     )
@@ -138,6 +145,7 @@ def main(context: ChildContext) -> int:
             stop=context.draining,
             left_s=context.left_s,
             threads=request.threads,
+            selection=selection,
         )
     reporter.end(report)
     pipeline.close()

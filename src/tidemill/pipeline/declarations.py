@@ -18,7 +18,7 @@ from tidemill.lots.datasets import DatasetRow, Drift, Kind
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.pace import FASTEST, NO_GRACE, Duration, Grace, Pace
 from tidemill.pipeline.source_line import SourceLine
-from tidemill.sources.source import Source
+from tidemill.sources.source import Source, source_label
 from tidemill.views.circuit.functions import UserFunction
 
 if TYPE_CHECKING:
@@ -60,12 +60,21 @@ class DatasetDecl:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceDecl:
-    """A source, and the dataset that it fills."""
+    """A source, and the dataset that it fills.
+
+    - name: the name of the source, if the dataset has several; otherwise empty.
+    """
 
     dataset: str
     source: Source
     line: SourceLine
     checks: tuple[Check, ...] = ()
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        """How the source is called, in messages and on the command line: `orders`, or `orders#csv`."""
+        return source_label(self.dataset, self.name)
 
 
 @dataclass(frozen=True, kw_only=True)

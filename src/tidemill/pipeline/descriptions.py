@@ -1,7 +1,7 @@
 """Descriptions: what the store keeps about views and sources for people who do not have the user's file.
 
 (C, "view-text", P, view)          the query of a view, and its circuit with the rung of each operator
-(C, "source-text", P, dataset)     where the rows of a dataset come from
+(C, "source-text", P, source)      where the rows of a source come from; `orders`, or `orders#csv`
 
 A run writes them when it has planned the pipeline, and only if they changed. Nothing but the page reads them.
 """
@@ -68,11 +68,12 @@ class ViewDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     operators: tuple[OperatorDescription, ...] = ()
 
 
-class SourceDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """A source, for people; `origin` has no secrets."""
+class SourceDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A source, for people; `origin` has no secrets, and `dataset` is empty if it is the label."""
 
     origin: str
     where: str = ""
+    dataset: str = ""
 
 
 _view = msgspec.msgpack.Decoder(ViewDescription)
@@ -86,11 +87,11 @@ def read_view(tx: Tx, keys: DescriptionKeys, pipeline: str, view: str) -> ViewDe
 
 
 def sources(tx: Tx, keys: DescriptionKeys) -> dict[tuple[str, str], SourceDescription]:
-    """Return the sources of all pipelines, by pipeline and dataset."""
+    """Return the sources of all pipelines, by pipeline and label."""
     described = {}
     for row in tx.range(*keys.source.all(), snapshot=True):
-        pipeline, dataset = keys.source.unpack(row.key)
-        described[str(pipeline), str(dataset)] = _source.decode(row.value)
+        pipeline, label = keys.source.unpack(row.key)
+        described[str(pipeline), str(label)] = _source.decode(row.value)
     return described
 
 
@@ -115,8 +116,12 @@ def update(context: "PipelineContext", program: Program, circuits: Mapping[str, 
             writes[keys.view[program.pipeline, name]] = _encoded(described)
     writes |= {keys.view[program.pipeline, name]: None for name in stored.keys() - views.keys()}
     origins = {
-        planned.target.dataset.name: msgspec.msgpack.encode(
-            SourceDescription(origin=planned.source.description, where=planned.target.where)
+        planned.target.label: msgspec.msgpack.encode(
+            SourceDescription(
+                origin=planned.source.description,
+                where=planned.target.where,
+                dataset=planned.target.dataset.name if planned.target.name else "",
+            )
         )
         for planned in program.sources.values()
     }

@@ -111,8 +111,24 @@ class Explanation:
         equal = f"equal to plain Spark ({certificate.kind}) after {certificate.compared} generated steps"
         return certificate.why or equal
 
+    def summary(self) -> str:
+        """Return the explanation in a few lines, without the terms of the implementation."""
+        lines = [self.view, *([f"  {self.failed}"] if self.failed else []), f"  {self.runs}"]
+        if self.certificate is not None and self.certificate.equal and self.circuit is not None:
+            steps = f"{self.certificate.compared} generated steps"
+            lines.append(f"  checked: the same rows as plain Spark after {steps}")
+            if "float" in self.certificate.kind:
+                lines.append(
+                    "  sums of DOUBLE and FLOAT are correctly rounded; Spark's depend on the order of rows"
+                )
+            if "ordered" in self.certificate.kind:
+                lines.append("  rows that Spark may order in any way are ordered by their content")
+        else:
+            lines.append(f"  {self.certified}")
+        return "\n".join(lines)
+
     def text(self) -> str:
-        """Return the explanation as text."""
+        """Return the whole explanation as text."""
         head = [f"{self.view}", f"  {self.runs}", f"  certified: {self.certified}"]
         if self.loads:
             head.insert(1, f"  {LOADS.format(traces=self.loads)}")

@@ -4,6 +4,7 @@ All information comes from the store. Object storage and Spark are not used.
 """
 
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,6 +18,7 @@ from tidemill.pipeline import graph
 from tidemill.pipeline.graph import Bound
 from tidemill.pipeline.notebook import preformatted
 from tidemill.sources.keys import SourceKeys
+from tidemill.sources.source import PendingWindow, source_id
 
 if TYPE_CHECKING:
     from tidemill.pipeline.pipeline import Pipeline
@@ -79,7 +81,7 @@ def gaps_of(
         if span not in by_span:
             by_span[span] = Gaps(Inventory(context.store, keys, specs, span, late_s=late_s))
         coverage = by_span[span].of(graph.id_of(pipeline, name))
-        coverages.append(_with_windows(pipeline, name, coverage) if name in pipeline.sources else coverage)
+        coverages.append(_with_windows(pipeline, name, coverage))
     return GapReport(pipeline=pipeline.name, tables=tuple(coverages))
 
 
@@ -97,11 +99,15 @@ def _table_names(pipeline: "Pipeline", tables: Iterable[str]) -> list[str]:
 
 
 def _with_windows(pipeline: "Pipeline", name: str, coverage: Coverage) -> Coverage:
-    """Add the files that a source has listed but not published yet."""
-    context, source = pipeline.context, pipeline.sources[name].source
-    keys = SourceKeys(context.place.cluster)
+    """Add the files that the sources of a table have listed but not published yet."""
+    keys = SourceKeys(pipeline.context.place.cluster)
+    pending: list[PendingWindow] = []
+    for decl in pipeline.sources_of(name):
+        id_ = source_id(pipeline.name, decl.label)
+        read = partial(decl.source.status, keys=keys, source=id_)
+        pending += pipeline.context.store.run(read).pending
     gaps = []
-    for window in context.store.run(lambda tx: source.status(tx, keys, pipeline.name, name)).pending:
+    for window in pending:
         lot = window.lot or f"window {window.number}"
         files = counted(window.files, "file")
         if window.error:

@@ -16,7 +16,7 @@ def graph_of(pipeline: "Pipeline", program: Program) -> LineageGraph:
     """Return the jobs and tables of a planned pipeline."""
     views = [view for group in program.groups.values() for view in group.views]
     checks = {name: decl.checks for name, decl in pipeline.datasets.items()}
-    checks |= {name: decl.checks for name, decl in pipeline.sources.items()}
+    checks |= {decl.dataset: decl.checks for decl in pipeline.sources.values()}
     for arc in program.arcs.values():
         checks |= arc.checks
     tables = {
@@ -42,10 +42,10 @@ def graph_of(pipeline: "Pipeline", program: Program) -> LineageGraph:
             for id_, arc in program.arcs.items()
         },
         sources={
-            source_id(pipeline.name, name): LineageJob(
-                name=f"{name}.source", kind="SOURCE", reads=(), writes=(name,)
+            source_id(pipeline.name, label): LineageJob(
+                name=f"{label}.source", kind="SOURCE", reads=(), writes=(decl.dataset,)
             )
-            for name in pipeline.sources
+            for label, decl in pipeline.sources.items()
         },
         views={view.name: _job_of(view) for view in views},
     )

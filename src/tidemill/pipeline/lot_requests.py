@@ -336,11 +336,12 @@ def retry(pipeline: "Pipeline", arc: str | None = None, lots: Sequence[str] = ()
     revived = set(groups.values()) if arc is None else {groups.get(arc, arc)} & set(groups.values())
     context = pipeline.context
     keys = ArcKeys(context.place.cluster)
-    for name in pipeline.sources if arc is None else {arc} & pipeline.sources.keys():
+    sources = _sources_named(pipeline, arc)
+    for label in sources:
         forgive = partial(
             job_deaths.forgive,
             keys=RunnerKeys(context.place.cluster),
-            name=source_id(pipeline.name, name),
+            name=source_id(pipeline.name, label),
         )
         context.store.run(forgive)
     for group in revived:
@@ -350,7 +351,7 @@ def retry(pipeline: "Pipeline", arc: str | None = None, lots: Sequence[str] = ()
     elif arc in pipeline.templates:
         names = [child.name for child in arcs.values() if child.template == arc]
     else:
-        stopped = revived or arc in pipeline.sources
+        stopped = revived or sources
         names = [arc] if arc in arcs else [] if stopped else [graph.maker(pipeline, arc).name]
     chosen = {name: _parse_lots(pipeline, name, lots) for name in names}  # before any request
     requested: list[tuple[str, str]] = []
@@ -369,6 +370,11 @@ def retry(pipeline: "Pipeline", arc: str | None = None, lots: Sequence[str] = ()
     return requested
 
 
+def _sources_named(pipeline: "Pipeline", name: str | None) -> list[str]:
+    """Return the labels of all sources, of the sources of a dataset, or of one source."""
+    return [label for label, decl in pipeline.sources.items() if name in (None, label, decl.dataset)]
+
+
 def _refuse_lots(pipeline: "Pipeline", name: str) -> None:
     """Raise `UsageError` if a name belongs to a view, a group or a source, and not to an arc."""
     if name in pipeline.all_arcs():
@@ -379,7 +385,7 @@ def _refuse_lots(pipeline: "Pipeline", name: str) -> None:
             hint=f"tidemill retry {name} retries it; tidemill retry VIEW LOT --skip lets a view pass over a"
             " lot on which it fails",
         )
-    if name in pipeline.sources:
+    if _sources_named(pipeline, name):
         raise UsageError(
             f"lots of {name} are not retried one by one: a source ingests them",
             hint=f"tidemill retry {name} runs a source that stopped",

@@ -54,7 +54,7 @@ def pipeline_html(pipeline: "Pipeline") -> str:
     rows: list[list[object]] = []
     for name in pipeline.names:
         kind = "view" if name in pipeline.views else f"arc {arcs[name]}" if name in arcs else "dataset"
-        if name in pipeline.sources:
+        if pipeline.sources_of(name):
             kind = "dataset with a source"
         ((_, line), *_) = pipeline.declared_at(name)
         rows.append([name, kind, str(line)])

@@ -106,7 +106,7 @@ def declare_tables(pipeline: "Pipeline") -> None:
     keys = ObservationKeys(context.place.cluster)
     context.store.run(partial(freshness.declare, keys=keys, pipeline=pipeline.name, wanted=wanted))
     checks: dict[str, tuple[Check, ...]] = {name: decl.checks for name, decl in pipeline.datasets.items()}
-    checks |= {name: decl.checks for name, decl in pipeline.sources.items()}
+    checks |= {decl.dataset: decl.checks for decl in pipeline.sources.values()}
     for arc in pipeline.all_arcs().values():
         checks |= {sink.name: sink.checks for sink in arc.sinks}
     checks |= {name: decl.checks for name, decl in pipeline.views.items()}

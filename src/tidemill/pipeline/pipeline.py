@@ -252,14 +252,31 @@ class Pipeline(Registry):
         return make_plan(self)
 
     def run(
-        self, *, watch: bool = False, emit: Emit = ignore, stop: threading.Event | None = None
+        self,
+        *,
+        watch: bool = False,
+        select: str | Sequence[str] = (),
+        exclude: str | Sequence[str] = (),
+        emit: Emit = ignore,
+        stop: threading.Event | None = None,
     ) -> "Report":
-        """Process everything that has arrived, in sources, arcs and views; with `watch`, keep running."""
-        from tidemill.pipeline.run import join_cluster, run_as_node
+        """Process everything that has arrived, in sources, arcs and views.
 
+        Args:
+            watch: keep running, and process new data as it arrives.
+            select: process only a part of the pipeline, with the selectors of dbt: `"+revenue"`
+                (see `tidemill.pipeline.selection`).
+            exclude: selectors of what to leave out.
+            emit: called with each event.
+            stop: set it to end the run.
+        """
+        from tidemill.pipeline.run import join_cluster, run_as_node
+        from tidemill.pipeline.selection import select as selected
+
+        selection = selected(self, select, exclude) if select or exclude else None
         try:
             with join_cluster(self, emit) as presence:
-                return run_as_node(self, presence, watch=watch, emit=emit, stop=stop)
+                return run_as_node(self, presence, watch=watch, emit=emit, stop=stop, selection=selection)
         except SparkDied as error:
             raise SparkUnavailable(str(error), hint="restart Python, and run the pipeline again") from error
 

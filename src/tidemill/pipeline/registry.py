@@ -7,6 +7,7 @@ The file is long because each declaration has a method that documents all its op
 """
 
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -36,7 +37,7 @@ from tidemill.pipeline.source_line import SourceLine, caller_folder, caller_line
 from tidemill.pipeline.tables import Dataset, Table, View
 from tidemill.pipeline.view_files import read_view_files
 from tidemill.sources.registry import SOURCES
-from tidemill.sources.source import Source
+from tidemill.sources.source import Source, source_label
 from tidemill.views.circuit.functions import ViewFunctions
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class Registry(ABC):
         """The folder of the file that declares the pipeline. Relative paths start here."""
         self.datasets: dict[str, DatasetDecl] = {}
         self.sources: dict[str, SourceDecl] = {}
+        """The sources by their labels: `orders`, or `orders#csv` for a source with a name."""
         self.arcs: dict[str, ArcDecl] = {}
         self.templates: dict[str, ArcDecl] = {}
         self.views: dict[str, ViewDecl] = {}
@@ -152,44 +154,62 @@ class Registry(ABC):
         self._limit_age(name, fresh_s)
         return self._dataset(name)
 
-    def source(self, dataset: Dataset | str, source: Source, *, checks: Sequence[Check] = ()) -> None:
+    def source(
+        self, dataset: Dataset | str, source: Source, *, name: str = "", checks: Sequence[Check] = ()
+    ) -> None:
         """Declare where the rows of a dataset come from. Each file, row or message is read once.
 
-        In a dataset with a key, rows are upserted in the order in which they arrive.
+        A dataset can have several sources, for example one for each file format. Each of them needs a name;
+        one may go without. In a dataset with a key, the rows of each source are upserted in the order in
+        which they arrive. Between sources there is no order: use `order_by=` of the dataset if it matters.
 
         >>> import tidemill as tm
         >>> shop = tm.Pipeline("shop", home="shop-home")
         >>> orders = shop.dataset("orders", "id BIGINT")
         >>> shop.source(orders, tm.folder("landing/orders/*.json"))
+        >>> shop.source(orders, tm.folder("landing/orders/*.csv"), name="csv")
 
         Args:
             dataset: the dataset, or its name.
             source: such as `tm.folder(…)`, `tm.bucket(…)`, `tm.kafka(…)`, `tm.http_poll(…)`,
                 `tm.http_push(…)`.
+            name: the name of this source, if the dataset has several: letters, digits, - and _. What a source
+                has read is stored under its name, so a source with a new name reads everything again.
             checks: conditions for rows of this source, in addition to the checks of the dataset.
         """
         line = caller_line()
-        name = self._name_of(dataset)
-        if name not in self.datasets:
+        table = self._name_of(dataset)
+        if table not in self.datasets:
             raise DeclarationError(
-                f"{line}: {self.name} has no dataset {name}", hint="declare the dataset first"
+                f"{line}: {self.name} has no dataset {table}", hint="declare the dataset first"
             )
-        if name in self.sources:
+        if name and not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
             raise DeclarationError(
-                f"{line}: {name} already has a source, declared at {self.sources[name].line}",
-                hint="remove one of the two declarations",
+                f"{line}: {name!r:.80} is not a valid source name",
+                hint="use up to 64 letters, digits, - and _",
             )
-        if self.datasets[name].dataset.kind is Kind.CHANGES:
+        label = source_label(table, name)
+        if label in self.sources:
             raise DeclarationError(
-                f"{line}: a source cannot write to {name}, because the dataset has deletes=True",
+                f"{line}: {table} already has a source{f' named {name}' if name else ''},"
+                f" declared at {self.sources[label].line}",
+                hint="give each source of a dataset a name: pipeline.source(dataset, …, name='csv')",
+            )
+        if self.datasets[table].dataset.kind is Kind.CHANGES:
+            raise DeclarationError(
+                f"{line}: a source cannot write to {table}, because the dataset has deletes=True",
                 hint="declare a key instead of deletes=True",
             )
         if not isinstance(source, Source):
-            kinds = ", ".join(f"tm.{name}(…)" for name in SOURCES)
+            kinds = ", ".join(f"tm.{kind}(…)" for kind in SOURCES)
             raise DeclarationError(f"{line}: {source!r:.80} is not a source", hint=f"pass one of {kinds}")
         with errors_at(line):
-            expected = expectations.validate([*self.datasets[name].checks, *checks])
-        self.sources[name] = SourceDecl(dataset=name, source=source, line=line, checks=expected)
+            expected = expectations.validate([*self.datasets[table].checks, *checks])
+        self.sources[label] = SourceDecl(dataset=table, source=source, line=line, checks=expected, name=name)
+
+    def sources_of(self, dataset: str) -> list[SourceDecl]:
+        """Return the sources of a dataset."""
+        return [decl for decl in self.sources.values() if decl.dataset == dataset]
 
     def arc(
         self,

@@ -6,6 +6,7 @@ the lease of the node.
 """
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from tidemill.obs.lineage import lineage_of
 from tidemill.pipeline import lineage, observing, reader, retention
 from tidemill.pipeline.run_events import RunPlanned, SparkStarting
 from tidemill.pipeline.run_report import Report, report_of
+from tidemill.pipeline.selection import Selection
 from tidemill.runner.part_futures import resource_of
 from tidemill.runner.presence import OwnPresence, Presence
 from tidemill.runner.program import Program
@@ -78,9 +80,11 @@ def run_as_node(
     left_s: Callable[[], float] | None = None,
     threads: int = THREADS,
     starts: bool = True,
+    selection: Selection | None = None,
 ) -> Report:
     """Apply the plan and run the pipeline, as a node whose lease the caller renews.
 
+    - selection: what to start; None for everything. All declarations are applied nevertheless.
     - stop: set this event to end the run early.
     - left_s: returns how many seconds of the grace period remain after `stop` is set; see `Runner.run`.
     """
@@ -94,7 +98,8 @@ def run_as_node(
     ):
         plan = pipeline.plan()
         plan.apply(presence.node.id, emit_all)
-        emit_all(_planned(plan.program, watch=watch))
+        program = plan.program if selection is None else _selected(plan.program, selection)
+        emit_all(_planned(program, selection, watch=watch))
         retention.apply(pipeline)
         graph = lineage.graph_of(pipeline, plan.program)
         run = f"{presence.node.id} {presence.node.epoch} {started_at}"
@@ -102,7 +107,10 @@ def run_as_node(
         with lineage_of(*target, run, emit_all, context.clock) as sent, context.spark() as spark:
             pin(spark)  # planning called functions of the user, which may have changed settings
             scope = context.scope_of(presence.node, all_of(emit_all, sent), presence.timing)
-            runner = Runner(scope, context.place.key, presence, plan.program, spark, threads=threads)
+            jobs = None if selection is None else selection.jobs
+            runner = Runner(
+                scope, context.place.key, presence, program, spark, threads=threads, selected=jobs
+            )
             totals = runner.run(watch=watch, starts=starts, stop=stop, left_s=left_s)
         context.store_analyses()
     for name, row in reader.failed(pipeline).items():
@@ -111,13 +119,21 @@ def run_as_node(
     return report_of(pipeline.name, totals, context.clock.monotonic() - started_at)
 
 
-def _planned(program: Program, *, watch: bool) -> RunPlanned:
+def _selected(program: Program, selection: Selection) -> Program:
+    """Leave out the tests of views that are not selected: no step of this run computes these views."""
+    tests = {name: test for name, test in program.tests.items() if name in selection.views}
+    return dataclasses.replace(program, tests=tests)
+
+
+def _planned(program: Program, selection: Selection | None, *, watch: bool) -> RunPlanned:
+    jobs = {*program.sources, *program.arcs, *program.groups} if selection is None else selection.jobs
+    sources = [source for id_, source in program.sources.items() if id_ in jobs]
     return RunPlanned(
         pipeline=program.pipeline,
-        sources={
-            source.target.dataset.name: source.source.description for source in program.sources.values()
-        },
-        arcs=len(program.arcs),
-        views=sum(len(group.views) for group in program.groups.values()),
+        sources={source.target.label: source.source.description for source in sources},
+        arcs=len(program.arcs.keys() & jobs),
+        views=sum(len(group.views) for id_, group in program.groups.items() if id_ in jobs),
         watch=watch,
+        selected="" if selection is None else selection.text,
+        together=() if selection is None else selection.together,
     )

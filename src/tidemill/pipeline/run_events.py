@@ -17,7 +17,9 @@ class SparkStarting(Event, frozen=True):
 class RunPlanned(Event, frozen=True):
     """A run has checked its declarations, and now processes data.
 
-    - sources: what each source reads, by the name of its dataset.
+    - sources: what each source reads, by its label: `orders`, or `orders#csv`.
+    - selected: the selectors, if the run processes only a part of the pipeline.
+    - together: views that are updated with a selected view, because they are in its group.
     """
 
     pipeline: str
@@ -25,6 +27,8 @@ class RunPlanned(Event, frozen=True):
     arcs: int
     views: int
     watch: bool
+    selected: str = ""
+    together: tuple[str, ...] = ()
 
 
 @line_of.register
@@ -37,4 +41,6 @@ def _(event: RunPlanned) -> Line:
     numbers = {"source": len(event.sources), "arc": event.arcs, "view": event.views}
     parts = ", ".join(counted(number, noun) for noun, number in numbers.items() if number) or "no tables"
     watching = f"; watching {', '.join(event.sources.values())}" if event.watch and event.sources else ""
-    return Line(event.pipeline, f"runs {parts}{watching}")
+    selected = f" (selected: {event.selected})" if event.selected else ""
+    others = f"; {', '.join(event.together)} follow, in the same group" if event.together else ""
+    return Line(event.pipeline, f"runs {parts}{selected}{others}{watching}")

@@ -73,8 +73,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         for arc in self.arcs:
             counts = [counted(arc.complete, "lot")]
             counts += [counted(sum(arc.rows.values()), "row")] if arc.rows else []
-            counts += [f"{arc.partial} partial"] if arc.partial else []
-            counts += [f"{arc.missing} missing"] if arc.missing else []
+            counts += [f"{arc.partial + arc.missing} failed"] if arc.partial or arc.missing else []
             lines.append(f"  {arc.arc}: {', '.join(counts)}")
             lines += [f"    {lot}: {error}" for lot, error in arc.errors.items()]
         lines += [f"  {group}: {counted(count, 'step')}" for group, count in self.steps.items() if count]

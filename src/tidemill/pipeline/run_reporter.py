@@ -25,7 +25,7 @@ STYLES = {
     Severity.WARNING: "yellow",
     Severity.ERROR: "red",
 }
-KINDS = {"source": "files", "arc": "lots", "views": "steps", "interval": "lots"}
+KINDS = {"source": "lots", "arc": "lots", "views": "steps", "interval": "lots"}
 
 
 class _RunConsole(Console):
@@ -113,12 +113,11 @@ class RunReporter:
     def _bars(self) -> Table:
         table = Table(box=None, show_header=False, pad_edge=False)
         for bar in list(self._progress.bars.values()):
-            count = f"{bar.done}/{bar.known}" if bar.known else str(bar.done)
             failed = f" {bar.failed} failed" if bar.failed else ""
             table.add_row(
                 Text(bar.name, style="bold"),
                 ProgressBar(total=1.0, completed=bar.share, width=24),
-                Text(f"{count} {KINDS[bar.kind]}", style="cyan"),
+                Text(f"{bar.count} {KINDS[bar.kind]}", style="cyan"),
                 Text(f"{bar.rows:,} rows"),
                 Text(bar.note + failed, style="yellow"),
             )

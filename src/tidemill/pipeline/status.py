@@ -15,6 +15,7 @@ from tidemill.errors import DatasetUnknown, GroupUnknown, UsageError
 from tidemill.lots import datasets, events
 from tidemill.lots.keys import DatasetId
 from tidemill.pipeline import graph
+from tidemill.pipeline.declarations import SourceDecl
 from tidemill.pipeline.lot_info import unpublished, waiting_lots
 from tidemill.pipeline.plan.sources import source_context
 from tidemill.pipeline.tables import RetiredDataset, RetiredView
@@ -96,7 +97,7 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 def status_of(pipeline: "Pipeline") -> PipelineStatus:
     """Return the state of every source, arc and view group, and of every table."""
-    runs = [_source_run(pipeline, name) for name in pipeline.sources]
+    runs = [_source_run(pipeline, decl) for decl in pipeline.sources.values()]
     runs += [_arc_run(pipeline, name) for name in pipeline.all_arcs()]
     runs += [_group_run(pipeline, name) for name in dict.fromkeys(v.group for v in pipeline.views.values())]
     return PipelineStatus(pipeline=pipeline.name, runs=tuple(runs), tables=tuple(tables_of(pipeline)))
@@ -238,16 +239,17 @@ def _group_run(pipeline: "Pipeline", group: str) -> RunInfo:
     return context.store.run(read)
 
 
-def _source_run(pipeline: "Pipeline", dataset: str) -> RunInfo:
-    status = _source_status(pipeline, dataset, pipeline.sources[dataset].source)
+def _source_run(pipeline: "Pipeline", decl: SourceDecl) -> RunInfo:
+    id_ = source_id(pipeline.name, decl.label)
+    status = _source_status(pipeline, id_, decl.source)
     failed = [window for window in status.pending if window.error]
-    context, id_ = pipeline.context, source_id(pipeline.name, dataset)
+    context = pipeline.context
     keys = RunnerKeys(context.place.cluster)
     deaths = context.store.run(lambda tx: job_deaths.deaths(tx, keys, id_))
     dead = deaths >= job_deaths.MOST_DEATHS
-    _, _, schema = _read_table(pipeline, graph.id_of(pipeline, dataset))
+    _, _, schema = _read_table(pipeline, graph.id_of(pipeline, decl.dataset))
     return RunInfo(
-        name=dataset,
+        name=decl.label,
         kind="source",
         state="scheduled" if status.pending else "waiting" if schema else "new",
         behind=len(status.pending),
@@ -263,20 +265,18 @@ def _source_run(pipeline: "Pipeline", dataset: str) -> RunInfo:
     )
 
 
-def _source_status(pipeline: "Pipeline", dataset: str, source: Source) -> SourceStatus:
+def _source_status(pipeline: "Pipeline", id_: str, source: Source) -> SourceStatus:
     keys = SourceKeys(pipeline.context.place.cluster)
-    return pipeline.context.store.run(lambda tx: source.status(tx, keys, pipeline.name, dataset))
+    return pipeline.context.store.run(lambda tx: source.status(tx, keys, id_))
 
 
 def address_of(pipeline: "Pipeline", dataset: str) -> PushAddress:
     """Return the address to which senders push rows of a dataset now, and the token that they must send."""
-    decl = pipeline.sources.get(dataset)
-    address = None
-    if decl is not None:
-        source = decl.source.resolve(source_context(pipeline, dataset))
-        address = _source_status(pipeline, dataset, source).address
-    if address is None:
-        raise UsageError(
-            f"{dataset} has no push source", hint=f"declare one: pipeline.source({dataset}, tm.http_push())"
-        )
-    return address
+    for decl in pipeline.sources_of(dataset):
+        source = decl.source.resolve(source_context(pipeline, decl))
+        address = _source_status(pipeline, source_id(pipeline.name, decl.label), source).address
+        if address is not None:
+            return address
+    raise UsageError(
+        f"{dataset} has no push source", hint=f"declare one: pipeline.source({dataset}, tm.http_push())"
+    )

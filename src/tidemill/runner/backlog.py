@@ -41,19 +41,21 @@ class Backlog:
         Other nodes may have processed some of the data. This method also records in the totals which runs are
         due later.
         """
-        state, patient = self._state, self._state.is_patient
+        state, patient = self._state, self._state.may_start
         if state.threads.busy - upkeep.NAMES or not self._certification.is_done():
             return False
         totals = state.totals
         if any(not totals.settled.get(name) and patient(name) for name in self._program.sources):
             return False
-        if totals.failures.get(CLOSING) and patient(CLOSING):
+        if totals.failures.get(CLOSING) and state.is_patient(CLOSING):
             return False
         if any(patient(arc) for arc, _ in totals.unfinished):
             return False
         rows, now = self._store.run(lambda tx: (self._rows(tx), tx.now()))
         later = {}
         for name, row in rows.items():
+            if not state.selects(name):
+                continue
             if isinstance(row, Waiting):
                 opens_us = self._store.run(partial(self._opens_us, row=row))
                 if opens_us is not None:
@@ -96,5 +98,5 @@ class Backlog:
             lot_requests.pending(tx, self._arc_keys, limit=1, arc=name)
             and not lot_requests.paused(tx, self._arc_keys, name)
             for name in self._program.all_arcs()
-            if self._state.is_patient(name)
+            if self._state.may_start(name)
         )

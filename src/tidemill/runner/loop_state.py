@@ -24,6 +24,7 @@ class LoopState:
         ending: whether the loop has ended and only waits for its threads.
         interrupting: whether the runner is interrupting its work; errors then do not count.
         stop: set by the user to end the loop.
+        selected: the sources, arcs and view groups that may start; None for all.
     """
 
     threads: RunThreads
@@ -34,6 +35,15 @@ class LoopState:
     ending: bool = False
     interrupting: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
+    selected: frozenset[str] | None = None
+
+    def selects(self, name: str) -> bool:
+        """Return whether the user selected a source, arc or group. A template selects its arcs."""
+        return self.selected is None or bool({name, name.partition("[")[0]} & self.selected)
+
+    def may_start(self, name: str) -> bool:
+        """Return whether to start or retry a run, source or arc with this name."""
+        return self.selects(name) and self.is_patient(name)
 
     def stops(self) -> bool:
         """Return True if no new work may start."""

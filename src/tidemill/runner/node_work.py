@@ -37,7 +37,7 @@ from tidemill.sources.source import POLL_EVERY_S, Arrival, SourceRuntime
 from tidemill.spark.table_checks import Evaluate
 from tidemill.triggers import runs
 from tidemill.triggers.due_query import DueQuery
-from tidemill.triggers.events import RunStarted
+from tidemill.triggers.events import RunEnded, RunStarted
 from tidemill.triggers.runs import Due, Ticket
 from tidemill.triggers.scheduler import Scheduler, open_heap
 from tidemill.views.steps.keys import StepKeys
@@ -170,7 +170,7 @@ class NodeWork:
     def _source_polls(self) -> Iterator[RunJob]:
         """Yield a polling job for each source whose pause is over."""
         now = self._scope.clock.monotonic()
-        for name in self._program.sources:
+        for name in filter(self._state.selects, self._program.sources):
             if now >= self._poll_at.get(name, 0.0):
                 self._poll_at[name] = now + POLL_EVERY_S
                 yield RunJob(name, partial(self._poll, name))
@@ -221,7 +221,7 @@ class NodeWork:
 
     def _due_runs(self) -> Iterator[RunJob]:
         """Yield the runs that are due."""
-        query = self._due.due(matches=lambda name: self._program.knows(name) and self._state.is_patient(name))
+        query = self._due.due(matches=lambda name: self._program.knows(name) and self._state.may_start(name))
         for due in query.due:
             yield RunJob(due.name, partial(self._run, due))
 
@@ -241,6 +241,7 @@ class NodeWork:
                 stepped = self._groups.run(ticket, self._state.stops)
                 self._totals.steps[due.name] = self._totals.steps.get(due.name, 0) + stepped.jobs
             self._totals.failures.pop(due.name, None)
+            self._scope.emit(RunEnded(name=due.name, epoch=due.epoch))
         except (LeaseLost, NotCertified):
             self._failures.release(ticket)
         except Exception as error:  # noqa: BLE001 - reported, and tried again
@@ -252,8 +253,11 @@ class NodeWork:
             lambda tx: runs.start(tx, keys.triggers, keys.lots, keys.cluster, self.node, due.name, due.epoch)
         )
         if ticket is not None:
-            behind = sum(ticket.heads[source] - ticket.progress[source] for source in ticket.progress)
-            self._scope.emit(RunStarted(name=due.name, epoch=due.epoch, behind=behind))
+            behind = [ticket.heads[source] - ticket.progress[source] for source in ticket.progress]
+            event = RunStarted(
+                name=due.name, epoch=due.epoch, behind=sum(behind), most=max(behind, default=0)
+            )
+            self._scope.emit(event)
         return ticket
 
     # --- lots outside of the runs of their arcs
@@ -269,7 +273,7 @@ class NodeWork:
 
     def _workable(self) -> list[LotRequest]:
         """Return the requested lots that can start now, except for arcs that have failed too often."""
-        specs = [arc.spec for name, arc in self._program.all_arcs().items() if self._state.is_patient(name)]
+        specs = [arc.spec for name, arc in self._program.all_arcs().items() if self._state.may_start(name)]
         return self._scope.store.run(lambda tx: lot_requests.startable(tx, self._arc_keys, specs))
 
     def _ended_graces(self) -> Iterator[RunJob]:
@@ -283,7 +287,7 @@ class NodeWork:
             return
         now = self._scope.clock.monotonic()
         for spec, lot in self._scope.store.run(lambda tx: barriers.all_expired(tx, self._arc_keys, specs)):
-            if now >= self._retry_at.get(spec.id, 0.0) and self._state.is_patient(spec.id):
+            if now >= self._retry_at.get(spec.id, 0.0) and self._state.may_start(spec.id):
                 make = partial(self._arcs.end_grace, spec, lot)
                 yield RunJob(f"{spec.id} {lot}", partial(self._make_lot, spec.id, lot, make))
 
@@ -309,7 +313,7 @@ class NodeWork:
         self._resume_at = now + RESUME_EVERY_S
         busy = self._threads.busy
         for left in self._arcs.left():
-            if left.arc not in busy and self._program.knows(left.arc):
+            if left.arc not in busy and self._program.knows(left.arc) and self._state.selects(left.arc):
                 yield RunJob(f"{left.arc} {left.lot}", partial(self._resume_lot, left.arc, left.lot))
 
     def _resume_lot(self, arc: str, lot: str) -> None:

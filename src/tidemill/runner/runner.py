@@ -51,6 +51,7 @@ class Runner:
         program: what to run.
         spark: the session for parts and steps.
         threads: how many parts to process at the same time.
+        selected: the sources, arcs and view groups that may start; None for all.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Runner:
         spark: "SparkSession",
         *,
         threads: int,
+        selected: frozenset[str] | None = None,
     ) -> None:
         storage = Storage(scope.objects)
         self.worker = InProcessWorker(
@@ -95,6 +97,7 @@ class Runner:
             certification=self.certifier,
         )
         self.loop = Loop(scope, presence, program, engine, check=self._check)
+        self.loop.state.selected = selected
 
     def _work_only(self, stop: threading.Event) -> RunTotals:
         """Process parts of runs that other runners started, until stopped."""

@@ -19,6 +19,7 @@ from tidemill.sources import path_patterns
 from tidemill.sources.file_source import DEFAULT_POLICY, FilePolicy, FileSource, reading_of
 from tidemill.sources.listing import ListedFile, Skip, is_ignored, path_fault
 from tidemill.sources.path_patterns import PathPattern
+from tidemill.spark.ingest.origin_columns import OriginColumns
 from tidemill.spark.parquet_files import RangedFile
 
 _STAT_THREADS = 16
@@ -55,6 +56,9 @@ def bucket(
     listing_shards: int = 1,
     dedupe: str | None = None,
     forget_after_s: float | None = None,
+    file_column: str = "",
+    line_column: str = "",
+    arrived_column: str = "",
     **options: object,
 ) -> BucketSource:
     """Declare a source: the objects that other programs put into a bucket.
@@ -77,6 +81,12 @@ def bucket(
             new object is then read twice, first to compute its digest. By default, each path counts.
         forget_after_s: forget an object that is gone, this long after it was read. By default, the store
             keeps a row for each object for ever. If an object that is forgotten comes back, it is read again.
+        file_column: a STRING column of the dataset that gets the path of the row's object, below the
+            prefix of the pattern. Its name may be `_file`.
+        line_column: a BIGINT column that gets the number of the row's line. Its name may be `_line`. To
+            number lines, Spark reads the objects twice.
+        arrived_column: a TIMESTAMP column that gets the time at which Tidemill found the object. Its name may
+            be `_arrived_at`.
         options: options of the format; see `tidemill.spark.ingest.formats.FormatOptions`.
     """
     name = scheme(url)
@@ -95,6 +105,7 @@ def bucket(
         prefix=prefix,
         pattern=PathPattern(pattern),
         reading=reading_of(pattern, format, options),
+        origin=OriginColumns(file=file_column, line=line_column, arrived=arrived_column),
         policy=FilePolicy(
             settle_s=settle_s,
             on_change=on_change,

@@ -232,8 +232,17 @@ class FileIngestion:
                 PartSink(dataset=spec.quarantine),
             ),
             retries=spec.retries,
-            options={"schema": begun.schema} if begun.schema else {},
+            options=self._options(begun),
         )
+
+    def _options(self, begun: BegunWindow) -> dict[str, str]:
+        about = begun.window.about
+        options = {"schema": begun.schema} if begun.schema else {}
+        if self.spec.origin.arrived:
+            options["arrived"] = str(
+                about.arrived_at if about.arrived_at is not msgspec.UNSET else about.listed_at
+            )
+        return options
 
     def _end_window(self, begun: BegunWindow, assembled: Assembled) -> Move:
         """Return a function that ends the window and adds new columns when the lot is published."""

@@ -18,6 +18,7 @@ from tidemill.errors import BadSource
 from tidemill.lots.checks import Check
 from tidemill.lots.datasets import Drift, Kind
 from tidemill.lots.keys import DatasetId
+from tidemill.schemas import ddl
 from tidemill.sources import path_patterns, windows
 from tidemill.sources.folder_watch import LOOK_EVERY_S, FolderWatch
 from tidemill.sources.keys import SourceKeys
@@ -31,10 +32,10 @@ from tidemill.sources.source import (
     SourceRuntime,
     SourceStatus,
     SourceTarget,
-    source_id,
 )
 from tidemill.sources.windows import FailedWindow, HeldWindow
 from tidemill.spark.ingest.formats import Format, FormatOptions, format_of
+from tidemill.spark.ingest.origin_columns import NO_ORIGIN, OriginColumns
 from tidemill.store import Tx
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ class FileSourceSpec(msgspec.Struct, frozen=True, kw_only=True):
     - drift: what to do with columns that are not declared (LOT-34). If the policy adds them to the dataset,
       a task gets the columns that the dataset has when a node begins the window. Publishing the window adds
       the new columns of its files.
+    - origin: the columns that say where a row comes from.
     """
 
     id: str
@@ -127,6 +129,7 @@ class FileSourceSpec(msgspec.Struct, frozen=True, kw_only=True):
     retries: int = 3
     checks: tuple[Check, ...] = ()
     drift: Drift = Drift.FREEZE
+    origin: OriginColumns = NO_ORIGIN.columns
 
     @property
     def code(self) -> str:
@@ -134,6 +137,8 @@ class FileSourceSpec(msgspec.Struct, frozen=True, kw_only=True):
         parts = (self.schema, self.kind, self.key, self.reading, self.partition_by, self.quarantine)
         if self.checks or self.drift is not Drift.FREEZE:
             parts = (*parts, self.checks, self.drift)  # type: ignore[assignment]
+        if self.origin.names:
+            parts = (*parts, self.origin)  # type: ignore[assignment]
         return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()[:32]
 
 
@@ -145,11 +150,13 @@ class FileSource(Source):
         pattern: the paths of the files.
         reading: the format of the files, and how to read it.
         policy: when to take the files, and how many at once.
+        origin: the columns that say where a row comes from.
     """
 
     pattern: PathPattern
     reading: FormatOptions
     policy: FilePolicy
+    origin: OriginColumns = NO_ORIGIN.columns
 
     @property
     @abstractmethod
@@ -168,6 +175,7 @@ class FileSource(Source):
         return f"<{type(self).__name__} {self.root.rstrip('/')}/{self.pattern.text}>"
 
     def check(self, target: SourceTarget) -> None:
+        self.origin.check(target.dataset.name, ddl.parse(target.schema), self.reading)
         if self.policy.dedupe is not None and target.dataset.kind is Kind.KEYED:
             raise BadSource(
                 f"{target.dataset.name} has a key, so its source cannot have dedupe='content'",
@@ -194,8 +202,8 @@ class FileSource(Source):
 
         return run_window(spark, storage, self.spec(target), self.listing(), task, place)
 
-    def status(self, tx: Tx, keys: SourceKeys, pipeline: str, dataset: str) -> SourceStatus:
-        unfinished = windows.open_windows(tx, keys, source_id(pipeline, dataset))
+    def status(self, tx: Tx, keys: SourceKeys, source: str) -> SourceStatus:
+        unfinished = windows.open_windows(tx, keys, source)
         return SourceStatus(pending=tuple(_pending(window) for window in unfinished))
 
     def spec(self, target: SourceTarget) -> FileSourceSpec:
@@ -213,6 +221,7 @@ class FileSource(Source):
             policy=self.policy,
             quarantine=target.quarantine,
             checks=target.checks,
+            origin=self.origin,
         )
 
 
@@ -330,7 +339,8 @@ def reading_of(pattern: str, name: str | None, options: dict[str, object]) -> Fo
     if file_format is None:
         raise BadSource(
             f"the format of {pattern!r} cannot be determined from the file extension",
-            hint="set the format, for example format='json'",
+            hint="set the format, for example format='json'; for files of several formats, declare one source"
+            " per format: pipeline.source(dataset, tm.folder('landing/*.csv'), name='csv')",
         )
     fields = {option for option in FormatOptions.__struct_fields__ if option != "format"}
     unknown = sorted(set(options) - fields)

@@ -26,6 +26,7 @@ from tidemill.sources.listing import ListedFile, Skip, is_ignored, path_fault
 from tidemill.sources.path_patterns import PathPattern
 from tidemill.sources.source import SourceContext
 from tidemill.spark.ingest.formats import format_of
+from tidemill.spark.ingest.origin_columns import OriginColumns
 
 SETTLE_S = 2.0
 
@@ -64,6 +65,9 @@ def folder(
     dedupe: str | None = None,
     forget_after_s: float | None = None,
     outside_links: bool = False,
+    file_column: str = "",
+    line_column: str = "",
+    arrived_column: str = "",
     **options: object,
 ) -> FolderSource:
     """Declare a source: the files that other programs put into a folder.
@@ -86,6 +90,12 @@ def folder(
             row for each file for ever. If a file that is forgotten comes back, it is read again.
         outside_links: also follow symbolic links to files outside the folder. Set it only if you trust every
             program that can write to the folder.
+        file_column: a STRING column of the dataset that gets the path of the row's file, below the
+            folder of the pattern. Its name may be `_file`.
+        line_column: a BIGINT column that gets the number of the row's line. Its name may be `_line`. To
+            number lines, Spark reads the files twice.
+        arrived_column: a TIMESTAMP column that gets the time at which Tidemill found the file. Its name may
+            be `_arrived_at`.
         options: options of the format; see `tidemill.spark.ingest.formats.FormatOptions`.
     """
     text = os.fspath(path)
@@ -106,6 +116,7 @@ def folder(
         outside_links=outside_links,
         pattern=PathPattern(pattern),
         reading=reading_of(pattern, format, options),
+        origin=OriginColumns(file=file_column, line=line_column, arrived=arrived_column),
         policy=FilePolicy(
             settle_s=settle_s,
             on_change=on_change,

@@ -22,7 +22,6 @@ from tidemill.sources.source import (
     SourceStatus,
     SourceTarget,
     acquired,
-    source_id,
 )
 from tidemill.store import Tx
 
@@ -69,8 +68,8 @@ class PollSource(Source):
     def open(self, target: SourceTarget, runtime: SourceRuntime) -> "PollArrival":
         return PollArrival(self, target, runtime)
 
-    def status(self, tx: Tx, keys: SourceKeys, pipeline: str, dataset: str) -> SourceStatus:
-        return SourceStatus(errors=batch_publisher.problems(tx, keys, source_id(pipeline, dataset)))
+    def status(self, tx: Tx, keys: SourceKeys, source: str) -> SourceStatus:
+        return SourceStatus(errors=batch_publisher.problems(tx, keys, source))
 
 
 def http_poll(

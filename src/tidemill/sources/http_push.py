@@ -75,9 +75,9 @@ class PushSource(Source):
         """
         token = self.token
         if not token:
-            name = f"push {source_id(context.pipeline, context.dataset)}".encode()
+            name = f"push {source_id(context.pipeline, context.label)}".encode()
             token = hmac.digest(context.secret(), name, "sha256").hex()[:40]
-        return replace(self, token=token, path=self.path or context.dataset)
+        return replace(self, token=token, path=self.path or _default_path(context.label))
 
     def check(self, target: SourceTarget) -> None:
         check_types(target.dataset)
@@ -86,14 +86,18 @@ class PushSource(Source):
     def open(self, target: SourceTarget, runtime: SourceRuntime) -> "PushArrival":
         return PushArrival(self, target, runtime)
 
-    def status(self, tx: Tx, keys: SourceKeys, pipeline: str, dataset: str) -> SourceStatus:
-        receiving = receiving_node(tx, keys, source_id(pipeline, dataset))
+    def status(self, tx: Tx, keys: SourceKeys, source: str) -> SourceStatus:
+        receiving = receiving_node(tx, keys, source)
         if receiving is None:
             return SourceStatus(address=PushAddress(token=self.token))
         node, url = receiving
-        return SourceStatus(
-            address=PushAddress(url=f"{url}/{self.path or dataset}", token=self.token, node=node)
-        )
+        path = self.path or _default_path(source.partition("/")[2])
+        return SourceStatus(address=PushAddress(url=f"{url}/{path}", token=self.token, node=node))
+
+
+def _default_path(label: str) -> str:
+    """Return the path of a source that declares none."""
+    return label.replace("#", "-")
 
 
 def http_push(
@@ -115,7 +119,7 @@ def http_push(
     <PushSource POST http://127.0.0.1:*/orders>
 
     Args:
-        path: the path in the address; the name of the dataset if omitted.
+        path: the path in the address; the name of the dataset, and of the source, if omitted.
         token: the token that senders must send (`Authorization: Bearer …`). If omitted, it is read from the
             environment variable `TIDEMILL_PUSH_TOKEN`. If that is not set either, it is derived from the
             cluster key, and `Dataset.address()` returns it.

@@ -18,7 +18,6 @@ from tidemill.sources.source import (
     SourceStatus,
     SourceTarget,
     acquired,
-    source_id,
 )
 from tidemill.sources.topic_partitions import TopicPartitions
 from tidemill.sources.topic_reader import TopicReader
@@ -71,8 +70,8 @@ class KafkaSource(Source):
     def open(self, target: SourceTarget, runtime: SourceRuntime) -> "KafkaArrival":
         return KafkaArrival(self, target, runtime)
 
-    def status(self, tx: Tx, keys: SourceKeys, pipeline: str, dataset: str) -> SourceStatus:
-        return SourceStatus(errors=batch_publisher.problems(tx, keys, source_id(pipeline, dataset)))
+    def status(self, tx: Tx, keys: SourceKeys, source: str) -> SourceStatus:
+        return SourceStatus(errors=batch_publisher.problems(tx, keys, source))
 
 
 def kafka(

@@ -56,9 +56,17 @@ def acquired(lock: threading.Lock) -> Iterator[bool]:
             lock.release()
 
 
-def source_id(pipeline: str, dataset: str) -> str:
-    """Return the id of a dataset's source. The attempts of the source have this id as their author."""
-    return f"source:{pipeline}/{dataset}"
+def source_label(dataset: str, name: str = "") -> str:
+    """Return how a source is called: by its dataset, and by its own name if it has one (`orders#csv`)."""
+    return f"{dataset}#{name}" if name else dataset
+
+
+def source_id(pipeline: str, label: str) -> str:
+    """Return the id of a source. The attempts of the source have this id as their author.
+
+    - label: as `source_label` returns it.
+    """
+    return f"source:{pipeline}/{label}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +133,7 @@ class SourceTarget:
         dataset: the dataset, with its current columns.
         schema: the declared columns.
         where: the line of the declaration, for errors.
+        name: the name of the source, if the dataset has several; otherwise empty.
         checks: the checks that arriving rows must pass.
         quarantine: the dataset for rows that do not fit; None if the source has none.
     """
@@ -133,13 +142,19 @@ class SourceTarget:
     dataset: DatasetRow
     schema: str
     where: str
+    name: str = ""
     checks: tuple[Check, ...] = ()
     quarantine: DatasetId | None = None
 
     @property
     def id(self) -> str:
         """The id of the source."""
-        return source_id(self.pipeline, self.dataset.name)
+        return source_id(self.pipeline, self.label)
+
+    @property
+    def label(self) -> str:
+        """How the source is called in messages."""
+        return source_label(self.dataset.name, self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,12 +164,14 @@ class SourceContext:
     Args:
         pipeline: the name of the pipeline.
         dataset: the name of the dataset.
+        label: how the source is called: the dataset, and the name of the source if it has one.
         base: the folder that relative paths start from.
         secret: returns the secret of the cluster key.
     """
 
     pipeline: str
     dataset: str
+    label: str
     base: Path
     secret: Callable[[], bytes] = field(repr=False)
 
@@ -232,8 +249,11 @@ class Source(ABC):
         """Open this source on a node; the runner then polls the result."""
 
     @abstractmethod
-    def status(self, tx: "Tx", keys: "SourceKeys", pipeline: str, dataset: str) -> SourceStatus:
-        """Read the state of this source from the store."""
+    def status(self, tx: "Tx", keys: "SourceKeys", source: str) -> SourceStatus:
+        """Read the state of this source from the store.
+
+        - source: the id of this source.
+        """
 
     def make_part(
         self,

@@ -36,6 +36,7 @@ def run_window(
     """
     from tidemill.spark.frame_checks import LotFolders
     from tidemill.spark.ingest.ingestion import IngestColumns, ingest
+    from tidemill.spark.ingest.origin_columns import FileOrigin
 
     if task.code != spec.code:
         raise BadSource(
@@ -60,6 +61,7 @@ def run_window(
             checks=spec.checks,
             table=spec.dataset.name,
             drift=spec.drift,
+            origin=FileOrigin(columns=spec.origin, arrived_us=int(task.options.get("arrived", "0"))),
         ),
         spec.reading,
         files,

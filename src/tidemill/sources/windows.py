@@ -40,6 +40,7 @@ class WindowInfo(msgspec.Struct, frozen=True, kw_only=True):
     listed_at: int  # store time, µs
     lot: str = ""  # the lot it becomes; set when a node first holds it
     failures: int = 0
+    arrived_at: int | msgspec.UnsetType = msgspec.UNSET  # wall time, µs; earlier releases do not set it
 
 
 class ListedWindow(msgspec.Struct, frozen=True, tag="listed"):
@@ -136,7 +137,9 @@ def add(
     tx.set(keys.window_number[source], msgspec.msgpack.encode(number), quiet=True)
     size = sum(file.size for file in new)
     window = ListedWindow(
-        WindowInfo(source=source, number=number, files=len(new), size=size, listed_at=tx.now())
+        WindowInfo(
+            source=source, number=number, files=len(new), size=size, listed_at=tx.now(), arrived_at=tx.wall()
+        )
     )
     taken_files.take(tx, keys, source, new, number, digests)
     _set_files(tx, keys, source, number, new)

@@ -62,11 +62,23 @@ class TemplateMatchless(Event, frozen=True):
 
 
 class RunStarted(Event, frozen=True):
-    """The run of an arc or view group began; `behind` counts the positions it has not processed yet."""
+    """The run of an arc or view group began; `behind` counts the positions it has not processed yet.
+
+    - most: the same for the table that is furthest behind. This is how many lots the run processes, if all
+      tables have the same lots.
+    """
 
     name: str
     epoch: int
     behind: int
+    most: int = 0
+
+
+class RunEnded(Event, frozen=True):
+    """A run processed everything that it began with."""
+
+    name: str
+    epoch: int
 
 
 class RunFailed(Event, frozen=True):

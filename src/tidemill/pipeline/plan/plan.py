@@ -30,6 +30,7 @@ from tidemill.pipeline.source_line import errors_at
 from tidemill.runner.program import Program, TemplateArcs
 from tidemill.spark import schema
 from tidemill.spark.drift import effective
+from tidemill.spark.ingest.origin_columns import SPELLED
 from tidemill.spark.sessions import expecting_errors
 from tidemill.store import Tx
 from tidemill.views.circuit.explanation import CircuitExplanation
@@ -170,9 +171,9 @@ def _removed_sources(catalog: Catalog) -> list[RemovedSource]:
     keys = descriptions.DescriptionKeys(pipeline.context.place.cluster)
     stored = pipeline.context.store.run(lambda tx: descriptions.sources(tx, keys))
     return [
-        RemovedSource(pipeline.name, dataset, row.origin)
-        for (name, dataset), row in stored.items()
-        if name == pipeline.name and dataset not in pipeline.sources
+        RemovedSource(pipeline.name, label, row.dataset or label, row.origin)
+        for (name, label), row in stored.items()
+        if name == pipeline.name and label not in pipeline.sources
     ]
 
 
@@ -185,13 +186,15 @@ def _plan_datasets(catalog: Catalog) -> None:
                 (dataset.schema, dataset.key, dataset.order_by),
                 partial(key_columns.check_types, catalog.spark, dataset),
             )
-            reserved = [name for name in schema.parse(decl.schema).names if name.startswith("_")]
+            names = schema.parse(decl.schema).names
+            reserved = [name for name in names if name.startswith("_") and name not in SPELLED]
             if reserved:
                 raise DeclarationError(
                     f"{dataset.name} has a column with a reserved name: {reserved[0]}",
-                    hint="rename it: names that begin with _ are reserved for Tidemill",
+                    hint="rename it: names that begin with _ are reserved for Tidemill, except"
+                    f" {', '.join(sorted(SPELLED))}",
                 )
             catalog.expected(dataset, decl.checks)
             catalog.refuse_intervals(dataset, decl.checks)
-            if can_drop(decl.expected) and decl.dataset.name not in catalog.pipeline.sources:
+            if can_drop(decl.expected) and not catalog.pipeline.sources_of(decl.dataset.name):
                 catalog.quarantine(dataset.id, None, decl.line, f"checks of {dataset.name}")

@@ -39,15 +39,18 @@ class SourcePlanner:
                 f"{decl.dataset} has intervals, but a source creates one lot per batch",
                 hint="omit lots= for a dataset that has a source",
             )
-        source = decl.source.resolve(source_context(self.pipeline, decl.dataset))
+        source = decl.source.resolve(source_context(self.pipeline, decl))
         quarantine = self._quarantine(decl, dataset)
         where = str(decl.line)
-        self.catalog.stages.append(DeclareSource(dataset=dataset.id, detail=source.description, where=where))
+        self.catalog.stages.append(
+            DeclareSource(dataset=dataset.id, label=decl.label, detail=source.description, where=where)
+        )
         target = SourceTarget(
             pipeline=self.pipeline.name,
             dataset=dataset,
             schema=effective(self.pipeline.datasets[decl.dataset].dataset).schema,
             where=where,
+            name=decl.name,
             checks=decl.checks,
             quarantine=quarantine,
         )
@@ -66,11 +69,12 @@ class SourcePlanner:
         return None
 
 
-def source_context(pipeline: "Pipeline", dataset: str) -> SourceContext:
-    """Return the values that the source of a dataset may take from its pipeline."""
+def source_context(pipeline: "Pipeline", decl: SourceDecl) -> SourceContext:
+    """Return the values that a source may take from its pipeline."""
     return SourceContext(
         pipeline=pipeline.name,
-        dataset=dataset,
+        dataset=decl.dataset,
+        label=decl.label,
         base=pipeline.base,
         secret=lambda: pipeline.context.place.key.secret,
     )

@@ -127,6 +127,7 @@ class RemovedSource:
     """Show a source that is no longer declared. Its dataset keeps the rows that it wrote."""
 
     pipeline: str
+    label: str
     dataset: str
     origin: str
 
@@ -138,7 +139,7 @@ class RemovedSource:
 
     def describe(self) -> dict[str, str]:
         detail = f"{self.origin}: no longer declared; {self.dataset} gets no more rows from it"
-        return {"what": "source", "name": self.dataset, "detail": detail, "where": ""}
+        return {"what": "source", "name": self.label, "detail": detail, "where": ""}
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,7 @@ class DeclareSource:
     """Show a source in the plan. A source has no row in the store, so its status is that of its dataset."""
 
     dataset: DatasetId
+    label: str
     detail: str
     where: str
 
@@ -161,4 +163,4 @@ class DeclareSource:
 
     def describe(self) -> dict[str, str]:
         detail = f"{self.detail} -> {self.dataset.name}"
-        return {"what": "source", "name": self.dataset.name, "detail": detail, "where": self.where}
+        return {"what": "source", "name": self.label, "detail": detail, "where": self.where}

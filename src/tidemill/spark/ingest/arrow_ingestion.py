@@ -22,6 +22,7 @@ from tidemill.spark import operations, table_checks
 from tidemill.spark.ingest import csv_headers
 from tidemill.spark.ingest.foreign_files import ForeignFile
 from tidemill.spark.ingest.formats import Format, FormatOptions, compression_of
+from tidemill.spark.ingest.origin_columns import NO_ORIGIN, FileOrigin
 from tidemill.spark.ingest.plain_records import (
     NotPlain,
     converter,
@@ -63,6 +64,7 @@ def read_plain(
     format_options: FormatOptions,
     files: Sequence[ForeignFile],
     open_file: Open,
+    origin: FileOrigin = NO_ORIGIN,
 ) -> PlainRows | None:
     """Read the records of files, with the columns that a lot stores; return None if Spark must read them.
 
@@ -73,11 +75,12 @@ def read_plain(
         format_options: how to read the files.
         files: the files.
         open_file: opens a file by its path.
+        origin: the columns that say where a row comes from.
     """
     if any(compression_of(file.path) for file in files) or not _is_usual(format_options):
         return None
     try:
-        reader = _Reader(declared, format_options, open_file)
+        reader = _Reader(declared, format_options, open_file, origin)
         tables = []
         for number, file in enumerate(sorted(files, key=lambda file: file.path)):
             rows = reader.read(file)
@@ -126,10 +129,17 @@ def _stored(rows: pa.Table, kind: Kind, file: int) -> pa.Table:
 class _Reader:
     """Reads the files of one window, and counts the records that have undeclared columns."""
 
-    def __init__(self, declared: Schema, format_options: FormatOptions, open_file: Open) -> None:
+    def __init__(
+        self, declared: Schema, format_options: FormatOptions, open_file: Open, origin: FileOrigin
+    ) -> None:
         self._format_options = format_options
         self._open = open_file
-        self._columns = [Column(column.name, column.type) for column in declared.columns]
+        self._origin = origin
+        self._stored = to_arrow(
+            Schema(tuple(Column(column.name, column.type) for column in declared.columns))
+        )
+        columns = origin.columns.without(declared).columns
+        self._columns = [Column(column.name, column.type) for column in columns]
         self._converters = [converter(column.type) for column in self._columns]
         self._arrow = to_arrow(Schema(tuple(self._columns)))
         self._folded = {name.casefold() for name in self._arrow.names}
@@ -143,13 +153,32 @@ class _Reader:
             Format.TEXT: self._text,
             Format.PARQUET: self._parquet,
         }
+        self._lines: list[int] = []
         with self._open(file.path) as raw:
-            return read[self._format_options.format](raw)
+            return self._with_origin(read[self._format_options.format](raw), file)
+
+    def _with_origin(self, rows: pa.Table, file: ForeignFile) -> pa.Table:
+        """Add the columns that say where a row comes from."""
+        names, count = self._origin.columns, rows.num_rows
+        if not names.names:
+            return rows
+        filled = {
+            names.file: lambda: pa.repeat(pa.scalar(file.path), count),
+            names.line: lambda: pa.array(self._lines, pa.int64()),
+            names.arrived: lambda: pa.repeat(pa.scalar(self._origin.arrived_us, pa.int64()), count),
+        }
+        arrays = [
+            filled[field.name]().cast(field.type) if field.name in filled else rows.column(field.name)
+            for field in self._stored
+        ]
+        return pa.table(arrays, schema=self._stored)
 
     def _json(self, raw: BinaryIO) -> pa.Table:
         columns: list[list[object]] = [[] for _ in self._columns]
         declared = frozenset(self._arrow.names)
-        for record in json_objects(lines_of(raw.read())):
+        lines = lines_of(raw.read())
+        self._lines = [number for number, line in enumerate(lines, 1) if line.strip(" ")]
+        for record in json_objects(lines):
             if not record.keys() <= declared:
                 self._refuse_near_names(record.keys() - declared)
                 self.unknown += 1
@@ -171,10 +200,13 @@ class _Reader:
         body = raw.read()
         if any(special.encode() in body for special in (options.quote, options.escape, "\0") if special):
             raise NotPlain
-        lines = [line for line in lines_of(body) if line.strip(_BLANKS)]
+        all_lines = lines_of(body)
+        self._lines = [number for number, line in enumerate(all_lines, 1) if line.strip(_BLANKS)]
+        lines = [all_lines[number - 1] for number in self._lines]
         names: list[str] = self._arrow.names
         if options.header:
             names = csv_headers.split(lines.pop(0), options) if lines else []
+            del self._lines[:1]
             exact = set(self._arrow.names)
             unknown = [name for name in names if name not in exact]
             self._refuse_near_names(set(unknown))
@@ -193,7 +225,9 @@ class _Reader:
     def _text(self, raw: BinaryIO) -> pa.Table:
         if [str(column.type) for column in self._columns] != ["string"]:
             raise NotPlain
-        return pa.table([pa.array(lines_of(raw.read()), pa.string())], schema=self._arrow)
+        lines = lines_of(raw.read())
+        self._lines = list(range(1, len(lines) + 1))
+        return pa.table([pa.array(lines, pa.string())], schema=self._arrow)
 
     def _parquet(self, raw: BinaryIO) -> pa.Table:
         file = pq.ParquetFile(raw)

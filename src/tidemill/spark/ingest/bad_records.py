@@ -6,14 +6,14 @@ This is a second pass over the files. It runs only if the first pass counted bad
 from collections.abc import Collection, Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Final, NamedTuple
-from urllib.parse import unquote
 
-from tidemill.spark.ingest import record_order
+from tidemill.spark.ingest import line_numbers, record_order
 from tidemill.spark.ingest.csv_headers import FileGroup
-from tidemill.spark.ingest.foreign_files import ForeignFile, Salvaged, one_spelling
+from tidemill.spark.ingest.foreign_files import Salvaged
 from tidemill.spark.ingest.formats import Format, FormatOptions
+from tidemill.spark.ingest.line_numbers import BLOCK, FILE, TEXT
 from tidemill.spark.ingest.record_errors import error_of
-from tidemill.spark.ingest.records import BAD, BLOCK, FILE, PARSED, TEXT, RecordReader, split, union
+from tidemill.spark.ingest.records import BAD, PARSED, RecordReader, split, union
 from tidemill.spark.queries import quoted
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 BAD_SCHEMA: Final = "file STRING, line BIGINT, record STRING, error STRING"
-_ID: Final = "_tidemill_id"
 _VALID: Final = "_tidemill_valid"
 
 
@@ -113,8 +112,8 @@ class BadRecords:
     def _bad(self, group: FileGroup, *, truncated: bool) -> "DataFrame":
         """Return the bad records of a group of files, each with its line and the reason.
 
-        Lines are counted per block, because several tasks may read one large file. If a record can have
-        several lines, records are counted per file, because one task reads all of such a file.
+        If a record can have several lines, records are counted instead, because one task reads all of such
+        a file.
         """
         from pyspark.sql import functions as sf
 
@@ -123,10 +122,7 @@ class BadRecords:
         else:
             records = self._unpruned(self._records.read(group, truncated=truncated))
             counted = records.withColumn(BLOCK, sf.lit(0))
-        counted = counted.withColumn(_ID, sf.monotonically_increasing_id())
-        blocks = self._blocks(counted, group.files)
-        located = counted.join(sf.broadcast(blocks), [FILE, BLOCK])
-        located = located.withColumn("line", sf.col(_ID) + sf.col("shift"))
+        located = line_numbers.numbered(self._spark, counted, group.files)
         if not self._format_options.by_lines:
             bad = located.where(BAD)
         elif self._format_options.format is Format.CSV:
@@ -146,36 +142,6 @@ class BadRecords:
             sf.col("line"),
             sf.make_valid_utf8(TEXT).alias("record"),
             error_of(sf.col(TEXT), schema, self._format_options).alias("error"),
-        )
-
-    def _blocks(self, counted: "DataFrame", files: Sequence[ForeignFile]) -> "DataFrame":
-        """Return one row per block, which tells how to compute line numbers in that block.
-
-        - file: the path of the block's file.
-        - shift: add this to a record's id to get its line number.
-        - first: the number of the first line of the file that is not blank.
-        """
-        from pyspark.sql import functions as sf
-
-        # A record without text is good, so it counts as not blank.
-        first_text = sf.min(sf.when(sf.coalesce(sf.trim(TEXT), sf.lit("x")) != "", sf.col(_ID)))
-        blocks = counted.groupBy(FILE, BLOCK).agg(sf.min(_ID), sf.count(sf.lit(1)), first_text)
-        rows = sorted((tuple(row) for row in blocks.collect()), key=lambda row: (row[0], row[1]))
-        names = {one_spelling(file.uri): file.path for file in files}
-        before: dict[str, int] = {}
-        firsts: dict[str, int] = {}
-        shifts = {}
-        for path, block, start, count, first in rows:
-            shifts[path, block] = before.get(path, 0) - start + 1
-            before[path] = before.get(path, 0) + count
-            if first is not None:
-                firsts.setdefault(path, shifts[path, block] + first)
-        located = [
-            (path, block, shift, names[one_spelling(unquote(path))], firsts.get(path))
-            for (path, block), shift in shifts.items()
-        ]
-        return self._spark.createDataFrame(
-            located, f"{FILE} STRING, {BLOCK} BIGINT, shift BIGINT, file STRING, first BIGINT"
         )
 
     def _unpruned(self, records: "DataFrame") -> "DataFrame":

@@ -38,14 +38,15 @@ from tidemill.spark.ingest.bad_records import BadRecords, IngestFaults, is_keyle
 from tidemill.spark.ingest.csv_headers import CsvHeader, FileGroup
 from tidemill.spark.ingest.foreign_files import ForeignFile, Salvaged
 from tidemill.spark.ingest.formats import Format, FormatOptions, why_not_read
+from tidemill.spark.ingest.line_numbers import FILE, TEXT
+from tidemill.spark.ingest.origin_columns import NO_ORIGIN, FileOrigin
 from tidemill.spark.ingest.record_errors import HALF_SURROGATE, has_half_surrogate
 from tidemill.spark.ingest.records import (
     BAD,
-    FILE,
+    NUMBER,
     PARSED,
     PLACE,
     RESCUED,
-    TEXT,
     UNKNOWN,
     RecordReader,
 )
@@ -80,7 +81,7 @@ class Ingested(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IngestColumns(msgspec.Struct, frozen=True, kw_only=True):
-    """The columns of a dataset (as DDL), and its kind, key, checks and drift policy."""
+    """The columns of a dataset (as DDL), its kind, key, checks and drift policy, and the source."""
 
     schema: str
     kind: Kind = Kind.ROWS
@@ -88,6 +89,7 @@ class IngestColumns(msgspec.Struct, frozen=True, kw_only=True):
     checks: tuple[Check, ...] = ()
     table: str = ""
     drift: Drift = Drift.FREEZE
+    origin: FileOrigin = NO_ORIGIN
 
 
 def ingest(
@@ -118,7 +120,7 @@ def ingest(
         return ingested
 
     def find_undeclared(declared: Schema) -> list[schemas.Column]:
-        columns = schemas.to_spark(declared.unlimited())
+        columns = schemas.to_spark(dataset.origin.columns.without(declared).unlimited())
         return undeclared_columns.find(
             spark, columns, format_options, files, options=options, open_file=open_file
         )
@@ -128,7 +130,7 @@ def ingest(
     )
     ingestion = Ingestion(
         spark,
-        schemas.to_spark(columns.stored.unlimited()),
+        schemas.to_spark(dataset.origin.columns.without(columns.stored.unlimited())),
         format_options,
         options=options,
         open_file=open_file,
@@ -136,6 +138,8 @@ def ingest(
         key=dataset.key,
         rescues=dataset.drift is Drift.RESCUE,
         undeclared=columns.rescued,
+        origin=dataset.origin,
+        names=columns.stored.names,
     )
     writer = _LotWriter(storage, folders, dataset)
     ingested = ingestion.run(files, writer.write_rows, writer.write_bad)
@@ -164,7 +168,7 @@ def _ingest_plain(
     if sum(file.size for file in files) > most_bytes:
         return None
     declared = schemas.parse(dataset.schema)
-    read = read_plain(declared, dataset.kind, dataset.key, format_options, files, open_file)
+    read = read_plain(declared, dataset.kind, dataset.key, format_options, files, open_file, dataset.origin)
     checked = None if read is None else check_plain(read.rows, dataset.checks, dataset.kind, evaluator(spark))
     if read is None or checked is None:
         return None
@@ -199,14 +203,14 @@ def _resolve_columns(
         columns = _Columns(declared, drift.added(declared, find_undeclared(declared)))
     else:
         columns = _Columns(declared, declared)
-    types = [str(column.type) for column in columns.stored.columns]
+    of_files = dataset.origin.columns.without(columns.stored)
+    types = [str(column.type) for column in of_files.columns]
     if format_options.format is Format.TEXT and types != ["string"]:
         raise BadSource(
-            "format='text' needs exactly one STRING column,"
-            f" but the columns are {', '.join(columns.stored.names)}",
+            f"format='text' needs exactly one STRING column, but the columns are {', '.join(of_files.names)}",
             hint="declare one column of type STRING",
         )
-    for column in columns.stored.unlimited().columns:
+    for column in of_files.unlimited().columns:
         reason = why_not_read(format_options.format, column.type)
         if reason:
             raise BadSource(
@@ -249,7 +253,7 @@ class Ingestion:
 
     Args:
         spark: the session.
-        schema: the columns of the dataset.
+        schema: the columns of the dataset that the files contain.
         format_options: how to read the files.
         options: options that Spark needs to reach the files.
         open_file: opens a file by its path, to read headers and truncated files.
@@ -257,6 +261,8 @@ class Ingestion:
         key: the key columns; a record in which one of them is NULL is bad (LOT-40).
         rescues: whether the dataset keeps values that do not fit, in `_rescued`.
         undeclared: columns that are not declared, and whose values are rescued.
+        origin: the columns that say where a row comes from.
+        names: the names of all columns of the dataset, in their order.
     """
 
     def __init__(
@@ -271,16 +277,27 @@ class Ingestion:
         key: Sequence[str] = (),
         rescues: bool = False,
         undeclared: Sequence[schemas.Column] = (),
+        origin: FileOrigin = NO_ORIGIN,
+        names: Sequence[str] = (),
     ) -> None:
         self._spark = spark
         self._schema = schema
         self._format_options = format_options
         self._open = open_file
         self._kind = kind
-        self._key = tuple(key)
+        self._origin = origin
+        self._key = tuple(name for name in key if name not in origin.columns.names)  # those are never NULL
+        self._names = tuple(names)
         self._rescues = rescues
         self._records = RecordReader(
-            spark, schema, format_options, options=options, kind=kind, rescues=rescues, undeclared=undeclared
+            spark,
+            schema,
+            format_options,
+            options=options,
+            kind=kind,
+            rescues=rescues,
+            undeclared=undeclared,
+            numbers=bool(origin.columns.line),
         )
 
     def run(self, files: Sequence[ForeignFile], write_rows: Write, write_bad: Write) -> Ingested:
@@ -427,14 +444,23 @@ class Ingestion:
             sf.count_if(~bad & sf.col(RESCUED).isNotNull()).alias("rescued"),
         )
         rows = observed.where(~bad & ~keyless)
-        columns = [sf.col(f"{PARSED}.{quoted(name)}") for name in self._schema.names]
+        files = [file for group in groups for file in group.files]
+        if self._kind is Kind.KEYED or self._origin.columns.file:
+            rows = record_order.with_files(rows, FILE, files, self._spark)
+        filled = {
+            self._origin.columns.file: sf.col("file"),
+            self._origin.columns.line: sf.col(NUMBER),
+            self._origin.columns.arrived: sf.timestamp_micros(sf.lit(self._origin.arrived_us)),
+        }
+        columns = [
+            filled[name].alias(name) if name in filled else sf.col(f"{PARSED}.{quoted(name)}")
+            for name in self._names or self._schema.names
+        ]
         if self._rescues:
             columns.append(sf.col(RESCUED).alias(drift.RESCUED))
         if self._kind is Kind.CHANGES:
             columns.append(sf.lit(1).cast("bigint").alias(operations.WEIGHT))
         if self._kind is Kind.KEYED:
-            files = [file for group in groups for file in group.files]
-            rows = record_order.with_files(rows, FILE, files, self._spark)
             columns.append(sf.lit(operations.RowOperation.UPSERT.value).alias(operations.OP))
             columns.append(record_order.ordinal(PLACE).alias(operations.ORDINAL))
         return rows.select(*columns)

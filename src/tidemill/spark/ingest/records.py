@@ -8,6 +8,7 @@ UNKNOWN   whether the record has undeclared columns that are left out (LOT-34)
 RESCUED   the values of the record that are not in PARSED, as JSON, if the dataset keeps them (LOT-34)
 PLACE     the place of the record in its file, for a dataset with a key
 BLOCK     the block of the file, for formats with one record per line
+NUMBER    the line of the record, if the source has a column for it
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -17,10 +18,11 @@ from typing import TYPE_CHECKING, Final
 from tidemill.lots.datasets import Kind
 from tidemill.schemas.columns import Schema
 from tidemill.spark import schema as schemas
-from tidemill.spark.ingest import record_order
+from tidemill.spark.ingest import line_numbers, record_order
 from tidemill.spark.ingest.csv_headers import CsvHeader, FileGroup
 from tidemill.spark.ingest.foreign_files import ForeignFile
 from tidemill.spark.ingest.formats import Format, FormatOptions
+from tidemill.spark.ingest.line_numbers import BLOCK, FILE, TEXT
 from tidemill.spark.ingest.record_errors import (
     CORRUPT,
     csv_options,
@@ -42,14 +44,14 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
     from pyspark.sql.types import StructType
 
-FILE: Final = "_tidemill_file"
-BLOCK: Final = "_tidemill_block"
-TEXT: Final = "_tidemill_text"
 PARSED: Final = "_tidemill_parsed"
 BAD: Final = "_tidemill_bad"
 PLACE: Final = "_tidemill_place"
 UNKNOWN: Final = "_tidemill_unknown"
 RESCUED: Final = "_tidemill_rescued"
+NUMBER: Final = "_tidemill_line"
+_BLANK: Final = r"^[\x00-\x20]*$"
+"""Lines that Spark's CSV reader skips."""
 
 
 class RecordReader:
@@ -63,6 +65,7 @@ class RecordReader:
         kind: the kind of the dataset.
         rescues: whether the dataset keeps values that do not fit, in `_rescued`.
         undeclared: columns that are not declared, and whose values are rescued.
+        numbers: whether to number the lines. This counts the lines of all files first.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class RecordReader:
         kind: Kind,
         rescues: bool,
         undeclared: Sequence[schemas.Column],
+        numbers: bool = False,
     ) -> None:
         self._spark = spark
         self._schema = schema
@@ -83,10 +87,13 @@ class RecordReader:
         self._kind = kind
         self._rescues = rescues
         self._undeclared = tuple(undeclared)
+        self._numbers = numbers
 
     def read(self, group: FileGroup, *, truncated: bool) -> "DataFrame":
         """Read the records of a group of files."""
         if self._format_options.by_lines and self._format_options.format is not Format.CSV:
+            if self._numbers:
+                return self.parse(self._numbered(group.files, truncated=truncated))
             return self.parse(self.lines(group.files, truncated=truncated)).drop(BLOCK)
         return self.structured(group, truncated=truncated)
 
@@ -135,7 +142,9 @@ class RecordReader:
         else:
             schema = self._schema if group.header is None else group.header.schema
             reader = reader.schema(_with_corrupt(self._with_undeclared(schema)))
-            if format_options.format is Format.CSV:
+            if format_options.format is Format.CSV and self._numbers:
+                frame = self._numbered_csv(group, truncated=truncated)
+            elif format_options.format is Format.CSV:
                 frame = reader.options(**csv_options(format_options)).csv(uris)
             else:
                 frame = reader.options(**json_options(format_options), multiLine="true").json(uris)
@@ -148,6 +157,10 @@ class RecordReader:
             ]
             text = sf.col(CORRUPT)
         places = [record_order.place(format_options.format).alias(PLACE)] if self._kind is Kind.KEYED else []
+        file = sf.col("_metadata.file_path").alias(FILE)
+        if format_options.format is Format.CSV and self._numbers:
+            places = [sf.col(name) for name in (PLACE, NUMBER) if name in frame.columns]
+            file = sf.col(FILE)
         bad, rescued = text.isNotNull(), rescued_columns(self._undeclared)
         if self._rescues and format_options.format is Format.CSV:
             rescued, bad = rescued_csv(group.header or CsvHeader(self._schema), text, format_options)
@@ -158,9 +171,37 @@ class RecordReader:
             bad.alias(BAD),
             sf.lit(unknown).alias(UNKNOWN),
             rescued.alias(RESCUED),
-            sf.col("_metadata.file_path").alias(FILE),
+            file,
             text.alias(TEXT),
         )
+
+    def _numbered(self, files: Sequence[ForeignFile], *, truncated: bool) -> "DataFrame":
+        """Read lines of text with their numbers."""
+        lines = line_numbers.numbered(self._spark, self.lines(files, truncated=truncated), files)
+        return lines.withColumnRenamed(line_numbers.LINE, NUMBER).drop(BLOCK, "shift", "first", "file")
+
+    def _numbered_csv(self, group: FileGroup, *, truncated: bool) -> "DataFrame":
+        """Read CSV records line by line, with the numbers of the lines, as Spark's CSV reader reads them."""
+        from pyspark.sql import functions as sf
+
+        schema = self._schema if group.header is None else group.header.schema
+        lines = line_numbers.numbered(self._spark, self.lines(group.files, truncated=truncated), group.files)
+        lines = lines.where(~sf.col(TEXT).rlike(_BLANK))
+        if group.header is not None:
+            lines = lines.where(sf.col(line_numbers.LINE) != sf.col("first"))
+        columns = ", ".join(
+            f"{quoted(field.name)} {field.dataType.simpleString()}"
+            for field in _with_corrupt(self._with_undeclared(schema)).fields
+        )
+        options = {**csv_options(self._format_options), "header": "false"}
+        places = [PLACE] if self._kind is Kind.KEYED else []
+        parsed = lines.select(
+            *places,
+            sf.col(line_numbers.LINE).alias(NUMBER),
+            FILE,
+            sf.from_csv(TEXT, columns, options).alias(PARSED),
+        )
+        return parsed.select(*places, NUMBER, FILE, f"{PARSED}.*")
 
     def _with_undeclared(self, schema: "StructType") -> "StructType":
         """Add the undeclared columns whose values are rescued."""

@@ -64,10 +64,10 @@ def _tables(catalog: Declarations) -> list[GraphNode]:
 def _sources(reader: StoreReader, tables: set[str]) -> tuple[list[GraphNode], list[GraphEdge]]:
     nodes, edges = [], []
     described = reader.run(partial(descriptions.sources, keys=reader.descriptions))
-    for (pipeline, dataset), row in described.items():
-        target = f"table:{DatasetId(dataset)}"
+    for (pipeline, label), row in described.items():
+        target = f"table:{DatasetId(row.dataset or label)}"
         if target in tables:
-            id_ = f"source:{pipeline}/{dataset}"
+            id_ = f"source:{pipeline}/{label}"
             nodes.append(
                 GraphNode(id=id_, kind="source", name=row.origin, pipeline=pipeline, detail=row.where)
             )

@@ -76,9 +76,10 @@ def detail(reader: StoreReader, name: str, version: str = "") -> TableDetail:
 
 
 def _source(reader: StoreReader, table: DatasetId) -> str:
-    """Return where the rows of a table come from; empty if it has no source."""
+    """Return where the rows of a table come from: each of its sources; empty if it has none."""
     described = reader.run(partial(descriptions.sources, keys=reader.descriptions))
-    return next((row.origin for (_, name), row in described.items() if name == table.name), "")
+    origins = [row.origin for (_, name), row in described.items() if (row.dataset or name) == table.name]
+    return "; ".join(origins)
 
 
 def lot_page(
