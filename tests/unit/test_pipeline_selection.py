@@ -6,7 +6,7 @@ import pytest
 
 import tidemill as tm
 from tidemill.errors import BadSelection
-from tidemill.pipeline.selection import Node, select
+from tidemill.pipeline.selection import PipelineNode, select
 from tidemill.runner.loop_state import LoopState
 from tidemill.runner.run_threads import RunThreads
 
@@ -55,7 +55,7 @@ def test_each_selector_selects_its_nodes(shop: tm.Pipeline, selectors: str, name
 
 def test_nodes_are_left_out_and_the_rest_of_a_group_follows(shop: tm.Pipeline) -> None:
     chosen = select(shop, ("+revenue",), exclude="source:* dataset:*")
-    assert chosen.nodes == (Node("arc", "clean"), Node("view", "revenue"))
+    assert chosen.nodes == (PipelineNode("arc", "clean"), PipelineNode("view", "revenue"))
     assert chosen.together == ("top",)
     assert chosen.jobs == {"arc:shop/clean", "views:shop/main"}
     assert {str(node) for node in select(shop, (), exclude="view:* arc:*").nodes} == {

@@ -42,7 +42,7 @@ Selectors = str | Sequence[str]
 
 
 @dataclass(frozen=True, order=True)
-class Node:
+class PipelineNode:
     """A source, dataset, arc or view, by its name. A source is called `orders`, or `orders#csv`."""
 
     kind: str
@@ -61,24 +61,26 @@ class NodeGraph:
     - groups: the group of each view.
     """
 
-    inputs: Mapping[Node, tuple[Node, ...]]
-    names: Mapping[Node, tuple[str, ...]]
+    inputs: Mapping[PipelineNode, tuple[PipelineNode, ...]]
+    names: Mapping[PipelineNode, tuple[str, ...]]
     groups: Mapping[str, str] = field(default_factory=dict)
 
-    def upstream(self, nodes: Iterable[Node], steps: int = _FAR) -> set[Node]:
+    def upstream(self, nodes: Iterable[PipelineNode], steps: int = _FAR) -> set[PipelineNode]:
         """Return these nodes, and what they are computed from."""
         return _reached(set(nodes), lambda node: self.inputs[node], steps)
 
-    def downstream(self, nodes: Iterable[Node], steps: int = _FAR) -> set[Node]:
+    def downstream(self, nodes: Iterable[PipelineNode], steps: int = _FAR) -> set[PipelineNode]:
         """Return these nodes, and what is computed from them."""
-        readers: dict[Node, list[Node]] = {node: [] for node in self.inputs}
+        readers: dict[PipelineNode, list[PipelineNode]] = {node: [] for node in self.inputs}
         for node, inputs in self.inputs.items():
             for read in inputs:
                 readers[read].append(node)
         return _reached(set(nodes), lambda node: readers[node], steps)
 
 
-def _reached(nodes: set[Node], following: Callable[[Node], Iterable[Node]], steps: int) -> set[Node]:
+def _reached(
+    nodes: set[PipelineNode], following: Callable[[PipelineNode], Iterable[PipelineNode]], steps: int
+) -> set[PipelineNode]:
     reached, edge = set(nodes), set(nodes)
     while edge and steps:
         edge = {other for node in edge for other in following(node)} - reached
@@ -98,13 +100,13 @@ class Selection:
     """
 
     text: str
-    nodes: tuple[Node, ...]
+    nodes: tuple[PipelineNode, ...]
     together: tuple[str, ...]
     jobs: frozenset[str]
 
     def has(self, kind: str, name: str) -> bool:
         """Return whether a node is selected."""
-        return Node(kind, name) in self.nodes
+        return PipelineNode(kind, name) in self.nodes
 
     @property
     def views(self) -> frozenset[str]:
@@ -151,19 +153,19 @@ def select(pipeline: "Pipeline", selectors: Selectors, exclude: Selectors = ()) 
 def graph_of(pipeline: "Pipeline") -> NodeGraph:
     """Return the nodes of a pipeline."""
     arcs = pipeline.all_arcs()
-    makers = {sink.name: Node("arc", arc.name) for arc in arcs.values() for sink in arc.sinks}
-    tables = {name: Node("dataset", name) for name in pipeline.datasets} | makers
-    tables |= {name: Node("view", name) for name in pipeline.views}
-    inputs: dict[Node, tuple[Node, ...]] = {}
-    names: dict[Node, tuple[str, ...]] = {}
+    makers = {sink.name: PipelineNode("arc", arc.name) for arc in arcs.values() for sink in arc.sinks}
+    tables = {name: PipelineNode("dataset", name) for name in pipeline.datasets} | makers
+    tables |= {name: PipelineNode("view", name) for name in pipeline.views}
+    inputs: dict[PipelineNode, tuple[PipelineNode, ...]] = {}
+    names: dict[PipelineNode, tuple[str, ...]] = {}
     for decl in pipeline.sources.values():
-        node = Node("source", decl.label)
+        node = PipelineNode("source", decl.label)
         inputs[node], names[node] = (), tuple(dict.fromkeys((decl.label, decl.dataset)))
     for name in pipeline.datasets:
-        sources = tuple(Node("source", decl.label) for decl in pipeline.sources_of(name))
+        sources = tuple(PipelineNode("source", decl.label) for decl in pipeline.sources_of(name))
         inputs[tables[name]], names[tables[name]] = sources, (name,)
     for arc in arcs.values():
-        node = Node("arc", arc.name)
+        node = PipelineNode("arc", arc.name)
         inputs[node] = _known(arc.reads, tables, pipeline)
         others = (*(sink.name for sink in arc.sinks), *([arc.template] if arc.template else []))
         names[node] = (arc.name, *others)
@@ -174,13 +176,15 @@ def graph_of(pipeline: "Pipeline") -> NodeGraph:
     return NodeGraph(inputs=inputs, names=names, groups=groups)
 
 
-def _known(names: Iterable[str], tables: Mapping[str, Node], pipeline: "Pipeline") -> tuple[Node, ...]:
+def _known(
+    names: Iterable[str], tables: Mapping[str, PipelineNode], pipeline: "Pipeline"
+) -> tuple[PipelineNode, ...]:
     """Return the nodes that make these tables; tables of other pipelines have none."""
     owners = [name.removesuffix("_quarantine") if name in pipeline.quarantines else name for name in names]
     return tuple(dict.fromkeys(tables[name] for name in owners if name in tables))
 
 
-def _arcs(pipeline: "Pipeline", chosen: set[Node]) -> set[str]:
+def _arcs(pipeline: "Pipeline", chosen: set[PipelineNode]) -> set[str]:
     """Return the selected arcs, and the templates all of whose arcs are selected."""
     arcs = {node.name for node in chosen if node.kind == "arc"}
     children: dict[str, set[str]] = {name: set() for name in pipeline.templates}
@@ -195,14 +199,14 @@ def _texts(selectors: Selectors) -> list[str]:
     return [text for part in parts for text in part.split()]
 
 
-def _union(nodes: NodeGraph, texts: Sequence[str]) -> set[Node]:
-    chosen: set[Node] = set()
+def _union(nodes: NodeGraph, texts: Sequence[str]) -> set[PipelineNode]:
+    chosen: set[PipelineNode] = set()
     for text in texts:
         chosen |= set.intersection(*(_resolve(nodes, part) for part in text.split(",")))
     return chosen
 
 
-def _resolve(nodes: NodeGraph, text: str) -> set[Node]:
+def _resolve(nodes: NodeGraph, text: str) -> set[PipelineNode]:
     """Return the nodes that one selector names."""
     parts = _SELECTOR.fullmatch(text)
     assert parts is not None
@@ -220,7 +224,7 @@ def _resolve(nodes: NodeGraph, text: str) -> set[Node]:
     return chosen
 
 
-def _matches(nodes: NodeGraph, value: str) -> set[Node]:
+def _matches(nodes: NodeGraph, value: str) -> set[PipelineNode]:
     """Return the nodes with this name, or whose names match this pattern."""
     method, colon, name = value.partition(":")
     known = {name for names in nodes.names.values() for name in names} | set(nodes.groups.values())
@@ -232,7 +236,7 @@ def _matches(nodes: NodeGraph, value: str) -> set[Node]:
         raise BadSelection(f"unknown kind {method!r} in the selector {value!r}", hint=hint)
     is_wanted = (lambda text: fnmatchcase(text, name)) if _GLOB.search(name) else (lambda text: text == name)
     if method == "group":
-        chosen = {Node("view", view) for view, group in nodes.groups.items() if is_wanted(group)}
+        chosen = {PipelineNode("view", view) for view, group in nodes.groups.items() if is_wanted(group)}
     else:
         of_kind = [node for node in nodes.inputs if method in ("", node.kind)]
         chosen = {node for node in of_kind if any(map(is_wanted, nodes.names[node]))}
