@@ -7,8 +7,7 @@ their commits: a reader that continues after a row misses nothing.
 """
 
 import re
-import threading
-from collections import deque
+from contextlib import suppress
 from functools import partial
 
 import msgspec
@@ -18,6 +17,7 @@ from tidemill.errors import StoreError
 from tidemill.events import Emit, Event
 from tidemill.obs.keys import ObservationKeys
 from tidemill.obs.lines import Severity, line_of
+from tidemill.obs.waiting_events import WaitingEvents
 from tidemill.store import Store, Tx
 from tidemill.store.port import Row, read_counter
 from tidemill.store.secrets import redact
@@ -28,10 +28,8 @@ KEEP_S = 14 * 86_400.0
 MOST_EVENTS = 200_000
 """The maximum number of events in the log; the oldest are removed first."""
 
-FLUSH_S = 1.0
 EXPIRE_S = 60.0
 BATCH = 100
-MOST_WAITING = 5_000
 MOST_TEXT = 2_000
 MOST_DETAILS = 8_000
 _LOT_FIELDS = ("lot", "step")
@@ -224,47 +222,26 @@ class EventLog:
         self._node = node
         self._keep_s = keep_s
         self._clock = clock
-        self._waiting: deque[LoggedEvent] = deque(maxlen=MOST_WAITING)
-        self._lock = threading.Lock()
-        self._wake = threading.Event()
-        self._ends = False
         self._expire_at = 0.0
-        self._thread = threading.Thread(target=self._run, name="tidemill-event-log", daemon=True)
+        self._waiting = WaitingEvents("tidemill-event-log", BATCH, self._write, clock, self._expire_in_time)
 
     def __call__(self, event: Event) -> None:
         """Take an event; another thread writes it soon."""
         row = logged(event, self._clock.wall(), self._pipeline, self._node)
-        if row is None:
-            return
-        with self._lock:
-            self._waiting.append(row)
-            if len(self._waiting) >= BATCH or row.severity is Severity.ERROR:
-                self._wake.set()
+        if row is not None:
+            self._waiting.add([row], soon=row.severity is Severity.ERROR)
 
     def __enter__(self) -> "EventLog":
-        self._thread.start()
+        self._waiting.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Write the waiting events, and end."""
-        self._ends = True
-        self._wake.set()
-        self._thread.join()
+        self._waiting.close()
 
     def flush(self) -> bool:
         """Write the waiting events; return False if the store did not take them."""
-        while True:
-            with self._lock:
-                batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
-            if not batch:
-                return True
-            try:
-                self._store.run(partial(append, keys=self._keys, events=batch))
-            except StoreError:
-                with self._lock:
-                    room = MOST_WAITING - len(self._waiting)
-                    self._waiting.extendleft(reversed(batch[-room:] if room else []))
-                return False
+        return self._waiting.flush()
 
     def expire(self) -> int:
         """Remove events that are too old, or too many; return how many."""
@@ -274,17 +251,18 @@ class EventLog:
             removed += count
         return removed
 
-    def _run(self) -> None:
-        while not self._ends:
-            self._clock.wait(self._wake, FLUSH_S)
-            self._wake.clear()
-            if self.flush() and self._clock.monotonic() >= self._expire_at:
-                self._expire_at = self._clock.monotonic() + EXPIRE_S
-                try:
-                    self.expire()
-                except StoreError:
-                    continue
-        self.flush()
+    def _write(self, batch: list[LoggedEvent], _waiting: int) -> bool:
+        try:
+            self._store.run(partial(append, keys=self._keys, events=batch))
+        except StoreError:
+            return False
+        return True
+
+    def _expire_in_time(self) -> None:
+        if self._clock.monotonic() >= self._expire_at:
+            self._expire_at = self._clock.monotonic() + EXPIRE_S
+            with suppress(StoreError):
+                self.expire()
 
 
 def all_of(*sinks: Emit) -> Emit:

@@ -16,7 +16,7 @@ This module needs `openlineage-python` (`pip install 'tidemill[lineage]'`).
 import contextlib
 import threading
 import uuid
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -27,6 +27,7 @@ from tidemill.clock import SYSTEM, Clock
 from tidemill.errors import UsageError
 from tidemill.events import Emit, Event, ignore
 from tidemill.lots.checks import Check
+from tidemill.obs.waiting_events import WaitingEvents
 from tidemill.publish.events import ChecksFailed
 from tidemill.sources.events import WindowPublished
 from tidemill.views.circuit.column_lineage import ColumnLineage
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from openlineage.client.event_v2 import RunEvent, RunState
 
 PRODUCER = "https://pypi.org/project/tidemill"
-FLUSH_S = 1.0
-MOST_WAITING = 5_000
 _RUNS = uuid.UUID("7c1f9d52-0f0b-5a55-9a77-6f2b7f9c1e44")
 """The namespace of the ids of runs."""
 
@@ -344,53 +343,37 @@ class LineageSender:
         self._events = events
         self._send = send
         self._emit = emit
-        self._clock = clock
-        self._waiting: deque[RunEvent] = deque(maxlen=MOST_WAITING)
-        self._lock = threading.Lock()
-        self._wake = threading.Event()
-        self._ends = False
-        self._thread = threading.Thread(target=self._run, name="tidemill-lineage", daemon=True)
+        self._lock = threading.Lock()  # `LineageEvents` remembers what it has seen
+        self._waiting: WaitingEvents[RunEvent] = WaitingEvents("tidemill-lineage", 1, self._pass_on, clock)
 
     def __call__(self, event: Event) -> None:
         """Take an event of the pipeline."""
         with self._lock:
-            self._waiting.extend(self._events.of(event))
+            self._waiting.add(self._events.of(event))
 
     def start(self) -> None:
         """Begin to send: first, that the pipeline runs."""
-        self._waiting.append(self._events.begin())
-        self._thread.start()
+        self._waiting.add([self._events.begin()])
+        self._waiting.start()
 
     def close(self, *, ok: bool) -> None:
         """Send the waiting events and the end of the run, if the server answers."""
         with self._lock:
-            self._waiting.append(self._events.end(ok=ok))
-        self._ends = True
-        self._wake.set()
-        self._thread.join()
+            self._waiting.add([self._events.end(ok=ok)])
+        self._waiting.close()
 
     def flush(self) -> bool:
         """Send the waiting events, in order; return False if the server does not answer."""
-        while True:
-            with self._lock:
-                if not self._waiting:
-                    return True
-                event = self._waiting.popleft()
-            try:
-                self._send.emit(event)
-            except Exception as error:  # noqa: BLE001 - whatever the client raises, the pipeline goes on
-                with self._lock:
-                    if len(self._waiting) < MOST_WAITING:
-                        self._waiting.appendleft(event)
-                    waiting = len(self._waiting)
-                self._emit(LineageUnsent(waiting=waiting, error=f"{type(error).__name__}: {error}"))
-                return False
+        return self._waiting.flush()
 
-    def _run(self) -> None:
-        while not self._ends:
-            self._clock.wait(self._wake, FLUSH_S)
-            self.flush()
-        self.flush()
+    def _pass_on(self, events: "list[RunEvent]", waiting: int) -> bool:
+        try:
+            for event in events:
+                self._send.emit(event)
+        except Exception as error:  # noqa: BLE001 - whatever the client raises, the pipeline goes on
+            self._emit(LineageUnsent(waiting=waiting, error=f"{type(error).__name__}: {error}"))
+            return False
+        return True
 
 
 @contextlib.contextmanager
