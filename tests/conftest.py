@@ -29,8 +29,12 @@ patience.lengthen_transactions()
 leases.lengthen()
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection() -> None:
     """What thousands of collected tests hold stays: looking through it for garbage takes long each time."""
-    gc.collect()
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
     gc.freeze()
+    gc.enable()
     gc.set_threshold(10_000)

@@ -36,3 +36,8 @@ def tenth_and_all(kills: int) -> list[Any]:
         pytest.param(tenth, id=f"seed-{SEED}-{tenth}"),
         pytest.param(kills, id=f"seed-{SEED}-{kills}", marks=pytest.mark.crash),
     ]
+
+
+def half_or_all(examples: int) -> int:
+    """How many examples a property test draws: half of them in `make test`, all in `make crash`."""
+    return examples if "TIDEMILL_SEED" in os.environ else (examples + 1) // 2

@@ -78,7 +78,7 @@ def test_what_is_older_than_the_stored_write_or_its_tombstone_changes_nothing(
         views = {name: pipeline.view(name, sql, refresh="incremental") for name, sql in QUERIES.items()}
         full = pipeline.view("full", QUERIES["copied"], refresh="full")
         writes: list[Write] = []
-        for step in range(6):
+        for step in range(4):
             frames = step == 1
             rows = drawn(chance, 4)
             table.upsert(frame(spark, rows) if frames else rows)
@@ -101,7 +101,7 @@ def test_what_is_older_than_the_stored_write_or_its_tombstone_changes_nothing(
         for view in views.values():
             assert "not incremental" not in str(view.explain())
         timed = [event for event in events if isinstance(event, StepTimed)]
-        assert [event.loaded_traces > 0 for event in timed] == [True, *[False] * 5]
+        assert [event.loaded_traces > 0 for event in timed] == [True, *[False] * 3]
         assert {event.place for event in timed[1:]} == {"runner", "spark"}
         for query in ("SELECT 1 AS id", "SELECT 1 AS id, CAST(NULL AS DOUBLE) AS at, 1 AS turn"):
             with pytest.raises(AppendRefused, match="a deletion from t has no at"):

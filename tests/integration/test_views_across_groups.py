@@ -12,6 +12,8 @@ from tidemill.views.steps.events import StepTimed
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.usefixtures("assumed_certificates")
+
 TOTALS = "SELECT region, count(*) AS n, sum(amount) AS s FROM orders GROUP BY region"
 BIG = "SELECT region, n FROM totals WHERE n > 1"
 NAMED = "SELECT name, n FROM big JOIN regions USING (region)"

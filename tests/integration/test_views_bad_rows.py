@@ -15,6 +15,8 @@ from tidemill.views.steps.events import StepAbandoned
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+pytestmark = pytest.mark.usefixtures("assumed_certificates")
+
 HERE = Path(__file__).name
 
 

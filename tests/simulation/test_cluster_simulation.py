@@ -1,4 +1,4 @@
-"""The cluster package under random faults, 2,000 seeds (an eighth in `make test`), and one test per claim."""
+"""The cluster package under random faults, 2,000 seeds (a twelfth in `make test`), and one test per claim."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from tests.simulation.cluster.tasks import ClusterPlan, Gate, PlannedPiece
 from tests.simulation.faults import DRAWN
 
 SEEDS = 2000
-CHUNKS = 8
+CHUNKS = 12
 CHOSEN = [0, *(pytest.param(chunk, marks=pytest.mark.crash) for chunk in range(1, CHUNKS))]
 
 

@@ -1,4 +1,4 @@
-"""The futures package under random faults, 2,000 seeds (an eighth in `make test`), and one test per claim."""
+"""The futures package under random faults, 2,000 seeds (a twelfth in `make test`), and one test per claim."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ from tidemill.futures.protocol.retries import MOST_REAPS
 from tidemill.futures.protocol.rows import AnyRow, Cancelled, Failed, Quarantined, Realized
 
 SEEDS = 2000
-CHUNKS = 8
+CHUNKS = 12
 CHOSEN = [0, *(pytest.param(chunk, marks=pytest.mark.crash) for chunk in range(1, CHUNKS))]
 
 

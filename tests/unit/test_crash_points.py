@@ -5,6 +5,7 @@ in the pipeline's list (`tests/acceptance/test_pipeline_kills.py`), where a proc
 here the test in which a life ends there.
 """
 
+import ast
 import random
 import re
 from pathlib import Path
@@ -90,6 +91,23 @@ def test_each_point_is_in_the_list_of_kills_or_in_a_matrix() -> None:
     assert visited - killed - listed - UNTRIED == set(), "nobody dies there"
     assert (killed | listed) - visited == set(), "there are no such points any more"
     assert UNTRIED & (killed | listed) == set(), "somebody does, by now"
+
+
+@pytest.mark.slow
+def test_tests_name_only_points_that_exist() -> None:
+    """Also the tests that only `make crash` runs."""
+    known = {*points(), *points(ROOT / "tests")}
+    rooms = {point.partition(".")[0] for point in known} - {"a", "b", "test"}
+    named = re.compile(rf"({'|'.join(rooms)})(\.[a-z_-]+)*\.(before|after)(_[a-z]+)?")
+    gone = [
+        f"{file.relative_to(ROOT)}: {word}"
+        for file in sorted((ROOT / "tests").rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for word in (word.partition(":")[0] for word in node.value.split())
+        if named.fullmatch(word) and word not in known
+    ]
+    assert gone == []
 
 
 @pytest.mark.parametrize("file", IN_PROCESS)

@@ -9,6 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from tests.kill_samples import half_or_all
 from tests.unit.trace_stage import Change, Circuit, Row, expected
 from tidemill.views.trace.hash_space import ranges
 
@@ -67,7 +68,7 @@ def run(steps: list[Change], **options: Any) -> Circuit:
 
 @pytest.mark.slow
 @pytest.mark.rule("DBSP-42")
-@settings(max_examples=20)
+@settings(max_examples=half_or_all(20))
 @given(histories(), st.lists(st.integers(0, 40), max_size=12))
 def test_the_result_equals_plain_python_for_any_division_into_steps(history: Change, cuts: list[int]) -> None:
     circuit = run(cut(history, cuts))
@@ -76,7 +77,7 @@ def test_the_result_equals_plain_python_for_any_division_into_steps(history: Cha
 
 @pytest.mark.slow
 @pytest.mark.rule("DBSP-42")
-@settings(max_examples=10)
+@settings(max_examples=half_or_all(10))
 @given(independent_steps(), st.randoms(use_true_random=False))
 def test_reordered_steps_give_the_same_digests_and_state(
     given_steps: tuple[Change, list[Change]], chance: Random
@@ -91,7 +92,7 @@ def test_reordered_steps_give_the_same_digests_and_state(
 
 
 @pytest.mark.slow
-@settings(max_examples=20)
+@settings(max_examples=half_or_all(20))
 @given(histories(30), st.lists(st.integers(0, 30), min_size=1, max_size=8), st.integers(1, 2**32))
 def test_seven_ranges_give_the_same_digests_as_one(history: Change, cuts: list[int], seed: int) -> None:
     single, seven = Circuit(1), Circuit(7, seed=seed)
@@ -102,7 +103,7 @@ def test_seven_ranges_give_the_same_digests_as_one(history: Change, cuts: list[i
 
 
 @pytest.mark.slow
-@settings(max_examples=20)
+@settings(max_examples=half_or_all(20))
 @given(histories(30), st.lists(st.integers(0, 30), min_size=1, max_size=8))
 def test_hash_collisions_do_not_change_the_result(history: Change, cuts: list[int]) -> None:
     strong, weak = Circuit(2), Circuit(2, weak=WEAK)
@@ -110,7 +111,7 @@ def test_hash_collisions_do_not_change_the_result(history: Change, cuts: list[in
         assert strong.step(step) == weak.step(step)
 
 
-@settings(max_examples=20)
+@settings(max_examples=half_or_all(20))
 @given(histories(25), histories(15))
 def test_a_change_and_its_inverse_restore_the_state(history: Change, change: Change) -> None:
     circuit = run([history])
@@ -123,7 +124,7 @@ def test_a_change_and_its_inverse_restore_the_state(history: Change, change: Cha
 
 
 @pytest.mark.slow
-@settings(max_examples=12)
+@settings(max_examples=half_or_all(12))
 @given(histories(60), st.integers(1, 50))
 def test_merges_do_not_change_the_state(history: Change, budget_rows: int) -> None:
     steps = [history[n : n + 2] for n in range(0, len(history), 2)]
@@ -136,7 +137,7 @@ def test_merges_do_not_change_the_state(history: Change, budget_rows: int) -> No
 
 @pytest.mark.slow
 @pytest.mark.rule("DBSP-42")
-@settings(max_examples=12)
+@settings(max_examples=half_or_all(12))
 @given(histories(40), st.lists(st.integers(0, 40), min_size=1, max_size=6))
 def test_a_replayed_step_gives_the_same_digests_and_state(history: Change, cuts: list[int]) -> None:
     circuit = Circuit(3)
@@ -149,7 +150,7 @@ def test_a_replayed_step_gives_the_same_digests_and_state(history: Change, cuts:
 
 
 @pytest.mark.slow
-@settings(max_examples=12)
+@settings(max_examples=half_or_all(12))
 @given(histories(40), st.lists(st.sampled_from([1, 2, 7, 16]), min_size=3, max_size=6))
 def test_new_ranges_keep_all_files_and_give_the_same_digests(history: Change, counts: list[int]) -> None:
     fixed, moving = Circuit(1), Circuit(1)

@@ -17,7 +17,7 @@ from tests.fuzz.mutation import NUMBERS, text
 from tests.fuzz.targets.json_input import declaration, row
 from tidemill.errors import TidemillError
 
-CASES = 60
+CASES = 30
 _ROME = dt.timezone(dt.timedelta(hours=1))
 OBJECTS = (
     *(

@@ -7,7 +7,7 @@ from tests.fuzz import homes
 from tests.fuzz.mutation import NUMBERS, listed, mutated_text, text
 from tidemill.cli import COMMANDS
 
-CASES = 150
+CASES = 80
 prepare = homes.template
 _LONG = ("demo", "run", "worker", "ui")
 """They start processes, or serve until a signal comes. Only mistakes in their arguments are tried."""

@@ -11,7 +11,7 @@ from tests.fuzz.mutation import damaged, mutated_text, text, value
 from tidemill.errors import TidemillError
 from tidemill.pipeline import pipeline_file
 
-CASES = 300
+CASES = 150
 _TOML = (
     'pipeline = "shop.py:shop"\n',
     '# comment\npipeline = "shop.py"\n',

@@ -23,7 +23,7 @@ from tidemill.store.secrets import redact
 from tidemill.triggers.cron import Cron, next_after, zone_of
 from tidemill.triggers.patterns import Pattern
 
-CASES = 800
+CASES = 400
 _NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 

@@ -20,7 +20,7 @@ from tidemill.sources.records import SourceRecord
 from tidemill.spark import drift as drifts
 from tidemill.spark import schema as schemas
 
-CASES = 200
+CASES = 100
 
 TYPES = (
     *("BIGINT", "INT", "SMALLINT", "TINYINT", "DOUBLE", "FLOAT", "BOOLEAN", "STRING", "BINARY", "DATE"),

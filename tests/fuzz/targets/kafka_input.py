@@ -15,7 +15,7 @@ from tidemill.sources.topic_partitions import TopicPartitions
 from tidemill.sources.topic_reader import TopicReader
 from tidemill.testing.threads import STUCK_S
 
-CASES = 40
+CASES = 20
 _PARTITIONS = 4
 _SETTINGS = {"fetch.wait.max.ms": "5"}
 """The broker answers at once that a partition has ended. By default it waits half a second."""

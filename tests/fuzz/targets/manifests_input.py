@@ -15,7 +15,7 @@ from tidemill.lots import manifest
 from tidemill.objects.memory import MemoryObjects
 from tidemill.publish.manifests import Manifests
 
-CASES = 150
+CASES = 80
 prepare = homes.template
 COMMANDS = (
     ("quarantine", "show", "arrivals"),

@@ -13,7 +13,7 @@ from tests.fuzz.targets.json_input import RecordStage, declaration, row
 from tidemill.errors import TidemillError
 from tidemill.testing.threads import STUCK_S
 
-CASES = 150
+CASES = 80
 
 
 def generate(rng: random.Random) -> dict[str, Any]:

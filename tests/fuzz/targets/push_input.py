@@ -19,7 +19,7 @@ from tidemill.sources.push_server import PushEndpoint, PushServer
 from tidemill.sources.row_converters import converter
 from tidemill.testing.threads import STUCK_S
 
-CASES = 150
+CASES = 80
 STATUSES = frozenset({200, 400, 401, 404, 409, 411, 413, 415, 422, 429})
 """What a request may get. 500 and 503 are faults here: the store always works."""
 _ARROW = "application/vnd.apache.arrow.stream"

@@ -16,7 +16,7 @@ from tidemill.views.trace.cache import Cache
 from tidemill.views.trace.run_file import _HEADER
 from tidemill.views.trace.version_file import read_version, write_version
 
-CASES = 300
+CASES = 150
 RUN, VERSION = "runs/00000001", "versions/1"
 KINDS = ("run", "run", "header", "version", "version values")
 

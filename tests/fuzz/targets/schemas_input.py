@@ -8,7 +8,7 @@ from tests.fuzz.targets.json_input import TYPES
 from tidemill.errors import TidemillError
 from tidemill.schemas import arrow, ddl
 
-CASES = 500
+CASES = 250
 _WORDS = listed("""
 NOT NULL|COMMENT 'x'|ARRAY<|MAP<|STRUCT<|>|<|,|:|`|``|DECIMAL(10,2)|(|)|--|/*|VARCHAR(10)|CHAR(0)|TIME(9)|id
 INTERVAL DAY TO SECOND|INTERVAL YEAR|STRING COLLATE UNICODE|GEOMETRY(4326)|VOID|DECIMAL(0,0)|DECIMAL(39,1)

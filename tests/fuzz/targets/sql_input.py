@@ -18,7 +18,7 @@ from tidemill.views.circuit.rewrites import rewrite
 from tidemill.views.sql.catalog import QueryTable
 from tidemill.views.sql.compiler import compile_query
 
-CASES = 250
+CASES = 120
 WORDS = listed("""
 SELECT|FROM|WHERE|GROUP BY|HAVING|ORDER BY|LIMIT 3|OFFSET 1|DISTINCT|UNION ALL|INTERSECT|EXCEPT|RECURSIVE|ON
 WITH x AS (SELECT 1)|LATERAL VIEW explode(arr) e AS v|JOIN u USING (a)|NATURAL|LEFT ANTI JOIN u|SEMI|CROSS

@@ -10,7 +10,7 @@ import msgspec
 from tests.fuzz import homes
 from tests.fuzz.mutation import damaged, mutated_value
 
-CASES = 60
+CASES = 30
 prepare = homes.template
 
 
