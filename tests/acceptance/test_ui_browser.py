@@ -56,8 +56,15 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield opened
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("size", "dark"),
+    [
+        *((size, False) for size in SIZES),
+        ("laptop", True),
+        pytest.param("phone", True, marks=pytest.mark.crash),
+        pytest.param("wide", True, marks=pytest.mark.crash),
+    ],
+)
 def test_every_screen_is_reached_by_clicks_and_fits(
     browser: Browser, url: str, size: str, dark: bool
 ) -> None:
