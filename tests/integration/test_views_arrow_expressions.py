@@ -143,10 +143,12 @@ TEMPLATES: dict[str, list[str]] = {
     "timestamp": [
         "CAST({date} AS TIMESTAMP)", "date_trunc('hour', {timestamp})", "date_trunc('DAY', {timestamp})",
         "date_trunc('month', {timestamp})", "date_trunc('minute', {timestamp})", "date_trunc('year', {timestamp})",
+        "{timestamp} + INTERVAL '600.500000' SECOND", "{timestamp} - INTERVAL 90 MINUTES", "{timestamp} + INTERVAL 23 HOURS",
     ],
     "any": [
         "CASE WHEN {boolean} THEN {x} WHEN {boolean} THEN {x'} END", "CASE WHEN {boolean} THEN {x} ELSE {x'} END",
         "if({boolean}, {x}, NULL)", "coalesce({x}, {x'})", "nullif({x}, {x'})",
+        "named_struct('a', {x}, 'b', {x'}).b",
     ],
 }  # fmt: skip
 FAMILIES = {
@@ -225,6 +227,8 @@ def comparable(column: Any) -> list[Any]:
     """Return values that are equal only if they are equal bit for bit; any NaN is the same."""
     if pa.types.is_timestamp(column.type):
         return list(column.cast(pa.int64()).to_pylist())
+    if pa.types.is_date32(column.type):  # Python has no year 10000
+        return list(column.cast(pa.int32()).to_pylist())
     if pa.types.is_floating(column.type):
         return [
             value if value is None else "NaN" if value != value else struct.pack(">d", value)

@@ -1,5 +1,6 @@
 """Window functions over ordered traces, compared with loops in Python over the sorted rows of each group."""
 
+import datetime as dt
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -224,6 +225,26 @@ def test_only_the_first_ranks_are_returned(function: int, most: int, monkeypatch
             run(operator, 2, 10 * seed + more, check)
 
 
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.rule("DBSP-14", "DBSP-20")
+def test_rows_that_keep_coming_first_or_last_get_their_numbers(
+    descending: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first block, whose bound is after some of its rows, is divided into blocks with lower bounds."""
+    monkeypatch.setattr(ordered_trace, "BLOCK_ROWS", 4)
+    operator = StatefulWindow(TYPES, (0,), (SortColumn(1, descending),), 3, RANKS[:1])
+    single, rows = SingleOperator(operator, (TYPES,)), list[Row]()
+    for step in range(10):
+        new: list[Row] = [("a", 7 * step + n, None) for n in range(7)]
+        rows += new
+        single.step({0: [(row, 1) for row in new]}, first=step == 0)
+        assert single.output == expected(rows, operator)
+    for step in range(10):
+        gone, rows = rows[step::3], [row for n, row in enumerate(rows) if n % 3 != step % 3 or n < step]
+        single.step({0: [(row, -1) for row in gone]})
+        assert single.output == expected(rows, operator)
+
+
 # --- which windows have a kernel, and which rows of them are needed
 
 A = source("a", "int", "string", "bigint")
@@ -290,3 +311,62 @@ def test_a_kernel_takes_calls_that_it_knows_completely(
     (window,) = (op for op in walk(query) if isinstance(op, Window))
     known = kernel_call(window.calls[0], ordered=True)
     assert (known and (known.name, known.argument and known.argument.column, known.offset)) == form
+
+
+# --- sessions
+
+MOMENT = pa.timestamp("us")
+TIMED = (TEXT, MOMENT, BIG)
+GAP = 5
+
+
+def sessions_of(rows: list[Row]) -> Counter[str]:
+    """Return the start of the session of each row."""
+    total: Counter[str] = Counter()
+    for key in {row[0] for row in rows}:
+        start, last = None, None
+        for row in sorted((row for row in rows if row[0] == key), key=lambda row: row[1]):
+            if last is None or row[1] - last > dt.timedelta(microseconds=GAP):
+                start = row[1]
+            last = row[1]
+            total[repr((*row, start))] += 1
+    return total
+
+
+@pytest.mark.parametrize("span", [20, 100, 400])
+@pytest.mark.rule("DBSP-14")
+def test_a_session_starts_after_a_gap(span: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many rows close together are one session of several blocks; a few far apart are many sessions."""
+    monkeypatch.setattr(ordered_trace, "BLOCK_ROWS", 4)
+    function = WindowFunction("session_start", MOMENT, "p1", MOMENT, GAP)
+    operator = StatefulWindow(TIMED, (0,), (SortColumn(1),), 0, (function,))
+    for seed in range(8):
+        rng = random.Random(seed)
+        single, rows = SingleOperator(operator, (TIMED,), 2), list[Row]()
+        for step in range(12):
+            change = []
+            for _ in range(60 if step == 0 else rng.choice((1, 1, 2, 8, 40))):
+                if rows and rng.random() < 0.5:
+                    change.append((rows.pop(rng.randrange(len(rows))), -1))
+                else:
+                    moment = dt.datetime(2024, 1, 1)  # noqa: DTZ001
+                    moment += dt.timedelta(microseconds=rng.randrange(span))
+                    rows.append((rng.choice("ab"), moment, rng.randrange(3)))
+                    change.append((rows[-1], 1))
+            single.step({0: change}, first=step == 0)
+            assert single.output == sessions_of(rows)
+        single.step({0: [(row, -1) for row in rows]})
+        assert single.output == Counter()
+        assert not any(single.state().values())
+
+
+@pytest.mark.rule("DBSP-14")
+def test_a_row_appended_to_a_session_rewrites_no_other_row() -> None:
+    function = WindowFunction("session_start", MOMENT, "p1", MOMENT, GAP)
+    operator = StatefulWindow(TIMED, (0,), (SortColumn(1),), 0, (function,))
+    single = SingleOperator(operator, (TIMED,))
+    start = dt.datetime(2024, 1, 1)  # noqa: DTZ001
+    rows: list[Row] = [("a", start + dt.timedelta(microseconds=n), 0) for n in range(2_000)]
+    single.step({0: [(row, 1) for row in rows]}, first=True)
+    assert single.step({0: [(("a", rows[-1][1], 1), 1)]}).total() == 1
+    assert sum(report.rewritten for report in single.reports) == 0

@@ -5,6 +5,8 @@ import pytest
 from tidemill.errors import QueryRefused
 from tidemill.views.circuit.circuit import walk
 from tidemill.views.circuit.operators import Aggregate, Generate, SparkColumn
+from tidemill.views.circuit.rungs import Rung, rungs
+from tidemill.views.circuit.sessions import session_form
 from tidemill.views.sql.catalog import QueryTable
 from tidemill.views.sql.compiler import compile_query
 
@@ -44,13 +46,40 @@ def test_a_session_window_is_a_key_of_its_group() -> None:
     query = f"SELECT k, {SESSION}.start AS s, count(*) AS n FROM t GROUP BY k, {SESSION}"
     (aggregate,) = (op for op in walk(compile_query(query, TABLES).output) if isinstance(op, Aggregate))
     assert [key.is_session_window for key in aggregate.groups] == [False, True]
+    assert rungs(aggregate)[aggregate].rung is Rung.NATIVE
+
+
+@pytest.mark.parametrize(
+    ("gap", "seconds"),
+    [
+        ("'10 minutes'", 600),
+        ("'1 hour 30 SECONDS'", 3630),
+        ("'90 minute'", 5400),
+        ("'500 milliseconds'", 0.5),
+        ("'1 day'", None),
+        ("'0 seconds'", None),
+        ("'1 month'", None),
+        ("'1.5 hours'", None),
+        ("'10'", None),
+        ("INTERVAL 5 MINUTES", None),
+    ],
+)
+@pytest.mark.rule("DBSP-17")
+def test_a_session_window_with_a_gap_of_fixed_length_has_a_kernel(gap: str, seconds: float | None) -> None:
+    query = f"SELECT k, count(*) AS n FROM t GROUP BY k, session_window(ts, {gap})"
+    (aggregate,) = (op for op in walk(compile_query(query, TABLES).output) if isinstance(op, Aggregate))
+    form = session_form(aggregate.input, aggregate.groups[1])
+    assert (form and form.gap_us) == (None if seconds is None else int(seconds * 1_000_000))
+    assert rungs(aggregate)[aggregate].rung is (Rung.KEYED if form is None else Rung.NATIVE)
 
 
 @pytest.mark.rule("DBSP-17")
 @pytest.mark.parametrize(
     ("query", "reason"),
     [
-        (f"SELECT count(*) AS n FROM t GROUP BY {SESSION}", "session_window without another key"),
+        ("SELECT count(*) AS n FROM t GROUP BY session_window(ts, '1 day')", "without another key"),
+        ("SELECT count(*) AS n FROM t GROUP BY session_window(ts, '-1 hour')", "without another key"),
+        ("SELECT count(*) AS n FROM t GROUP BY session_window(ts, k || ' hours')", "without another key"),
         (f"SELECT k, count(*) AS n FROM t GROUP BY ROLLUP (k, {SESSION})", "session_window"),
         (f"SELECT k, {SESSION} AS w, count(*) AS n FROM t GROUP BY k, 2", "session_window"),
         (f"SELECT k, max({SESSION}.end) AS m FROM t GROUP BY k, {SESSION}", "inside an aggregate"),

@@ -27,7 +27,7 @@ from tidemill.views.chain.source_operators import ChangesSource, UpsertsSource
 from tidemill.views.chain.source_sharing import SharedSource, side_key, source_keys
 from tidemill.views.chain.stateful_operator import StatefulOperator
 from tidemill.views.chain.top_operators import StatefulTop, top_operators
-from tidemill.views.chain.window_operators import StatefulWindow, window_operator
+from tidemill.views.chain.window_operators import StatefulWindow, session_operator, window_operator
 from tidemill.views.circuit import operators as ops
 from tidemill.views.circuit.circuit import Circuit, walk
 from tidemill.views.circuit.comparisons import comparisons
@@ -250,6 +250,11 @@ class ChainBuilder:
             return self._top(op)
         if isinstance(op, ops.Window):
             return self._window(op)
+        if isinstance(op, ops.Sessions):
+            columns, sessions = session_operator(op, self._types[op.input], self._arrow)
+            number = self._graph.add(f"{self._ids[op]}.sessions", sessions)
+            self._connect_child(op.input, number, 0, columns)
+            return number
         if isinstance(op, ops.Scalar):
             return self._scalar(op)
         if isinstance(op, ops.Opaque):
@@ -328,7 +333,7 @@ class ChainBuilder:
         )
         if not usable:
             raise NoKey("a join without an equality and without a comparison of columns of the same type")
-        number = self._graph.add(f"{self._ids[op]}.ranges", StatefulRangeJoin(left, right, usable))
+        number = self._graph.add(f"{self._ids[op]}.ordered-ranges", StatefulRangeJoin(left, right, usable))
         for side, child in enumerate(op.inputs):
             self._connect_child(child, number, side, list(map(column, range(child.width))))
         return number
@@ -445,7 +450,7 @@ class ChainBuilder:
             key = self._columns_of(op.partition)
             return self._keyed(op, key, key)
         ranks = "" if limit is None else f".first{limit.function}-{limit.most}"
-        number = self._graph.add(f"{self._ids[op]}.window{ranks}", operator)
+        number = self._graph.add(f"{self._ids[op]}.ordered{ranks}", operator)
         self._connect_child(op.input, number, 0, columns)
         return number
 

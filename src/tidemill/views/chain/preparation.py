@@ -5,7 +5,8 @@ SQL projections below the operators compute these columns:
     join        expressions in keys become columns of its inputs; other conditions become a filter above it,
                 or below it; NOT IN with a key becomes an anti join with a condition; EXISTS without a
                 condition becomes a scalar
-    aggregate   its input becomes a projection of keys and arguments; a FILTER becomes a CASE in the argument
+    aggregate   its input becomes a projection of keys and arguments; a FILTER becomes a CASE in the argument;
+                a session window becomes an operator below, and its start is the key
     window      expressions in its PARTITION BY become columns of its input; if a kernel can compute it, so do
                 sort keys and arguments, except for the hash that breaks ties
     top-k       expressions in its ORDER BY become columns of its input, except for the hash that breaks ties
@@ -14,6 +15,7 @@ The result of the circuit stays the same. If no kernel computes an operator, the
 `NoKernel`, and each step recomputes the view.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
@@ -30,12 +32,14 @@ from tidemill.views.circuit.operators import (
     Operator,
     Project,
     Scalar,
+    Sessions,
     TopK,
     ViewOutput,
     Window,
     WindowCall,
 )
 from tidemill.views.circuit.rungs import is_native
+from tidemill.views.circuit.sessions import SessionForm, session_form, session_key
 from tidemill.views.circuit.ties import hash_keys
 from tidemill.views.circuit.window_calls import has_kernel, kernel_call
 
@@ -64,6 +68,8 @@ def _prepared(op: Operator) -> Operator:
         return _window(op)
     if isinstance(op, TopK):
         return _top(op)
+    if isinstance(op, Project) and isinstance(op.input, Project):
+        return _without_sessions(op, op.input)
     return op
 
 
@@ -182,8 +188,10 @@ def _with_columns(op: Operator, expressions: list[Expr]) -> tuple[Operator, list
 
 
 def _aggregate(op: Aggregate) -> Operator:
-    if any(expr.is_session_window for expr in op.groups):
-        return _sessions(op)
+    session = session_key(op)
+    if session is not None:
+        form = session_form(op.input, op.groups[session])
+        return _keyed_sessions(op) if form is None else _sessions(op, session, form)
     native = [simple for aggregate in op.calls if (simple := _native_call(aggregate)) is not None]
     if len(native) < len(op.calls):
         return _keyed_aggregate(op)
@@ -211,7 +219,48 @@ def _called(native: "_NativeCall", arguments: tuple[Expr, ...]) -> Expr:
     return Expr((f"{native.name}(DISTINCT ", *value.parts[1:]), value.calls)
 
 
-def _sessions(op: Aggregate) -> Operator:
+_SESSION = "named_struct('start', "
+
+
+def _sessions(op: Aggregate, place: int, form: SessionForm) -> Operator:
+    """Compute the start of each row's session below, and group by it; the last row gives the end.
+
+    So a row that is appended to a session changes no key of the other rows.
+    """
+    groups = tuple(form.time if n == place else expr for n, expr in enumerate(op.groups))
+    narrow = _keyed_aggregate(replace(op, groups=groups))
+    assert isinstance(narrow, Aggregate)
+    time = narrow.groups[place]
+    partition = tuple(key for n, key in enumerate(narrow.groups) if n != place)
+    starts = Sessions(Filter(narrow.input, (_not_null(time),)), partition, time, form.gap_us)
+    keys = tuple(column(narrow.input.width) if n == place else key for n, key in enumerate(narrow.groups))
+    last = AggregateCall(call("max", time), "max", (time,))
+    grouped = _aggregate(replace(narrow, input=starts, groups=keys, calls=(*narrow.calls, last)))
+    end = f" + INTERVAL '{form.gap_us / 1_000_000:.6f}' SECOND)"
+    window = Expr((_SESSION, place, ", 'end', ", op.width, end), frozenset({"named_struct"}))
+    return Project(grouped, tuple(window if n == place else column(n) for n in range(op.width)))
+
+
+def _without_sessions(op: Project, below: Project) -> Operator:
+    """Read the start of a session without its end, if nothing else reads the session window."""
+    place = next((n for n, expr in enumerate(below.expressions) if expr.parts[0] == _SESSION), None)
+    grouped = below.input
+    if place is None or not isinstance(grouped, Aggregate):
+        return op
+    exprs = []
+    for expr in op.expressions:
+        parts = list(expr.parts)
+        for n, part in enumerate(parts):
+            after = parts[n + 1] if n + 1 < len(parts) else ""
+            if part == place:
+                if not isinstance(after, str) or not re.match(r"\.start\b", after):
+                    return op
+                parts[n + 1] = after.removeprefix(".start")
+        exprs.append(Expr(merge_parts(parts), expr.calls))
+    return Project(replace(grouped, calls=grouped.calls[:-1]), tuple(exprs))
+
+
+def _keyed_sessions(op: Aggregate) -> Operator:
     """Turn the other keys of a session window into columns."""
     below, places = _with_columns(op.input, [expr for expr in op.groups if not expr.is_session_window])
     columns = iter(places)

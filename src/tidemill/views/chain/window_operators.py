@@ -21,11 +21,11 @@ from tidemill.views.chain.stateful_operator import (
 )
 from tidemill.views.chain.top_operators import hashed_columns
 from tidemill.views.circuit.expr import Expr, column
-from tidemill.views.circuit.operators import Window
+from tidemill.views.circuit.operators import Sessions, Window
 from tidemill.views.circuit.window_calls import kernel_call
 from tidemill.views.kernels.ordered_trace import OrderedTrace
 from tidemill.views.kernels.sort_codes import SortColumn, sortable
-from tidemill.views.kernels.window_functions import Frame, WindowFunction
+from tidemill.views.kernels.window_functions import SESSION, Frame, WindowFunction
 from tidemill.views.kernels.windows import RankLimit, WindowKernel
 from tidemill.views.trace.consolidation import column as values_of
 from tidemill.views.trace.consolidation import consolidate, reduce_rows
@@ -180,3 +180,17 @@ def window_operator(
         functions.append(WindowFunction(form.name, arrow(result), argument, kind, form.offset, frame))
     operator = StatefulWindow(tuple(kinds), keys, tuple(order), hashed, tuple(functions), limit)
     return columns, operator
+
+
+def session_operator(
+    op: Sessions, below: Sequence[str], arrow: Callable[[str], pa.DataType]
+) -> tuple[list[Expr], StatefulWindow]:
+    """Return the columns that the sessions read, and their operator; the arguments are as above."""
+    kinds = tuple(map(arrow, below))
+    keys = tuple(expr.column for expr in op.partition if expr.column is not None)
+    assert op.time.column is not None
+    time = op.time.column
+    function = WindowFunction(SESSION, kinds[time], column_name(time, kinds, keys), kinds[time], op.gap_us)
+    return list(map(column, range(len(kinds)))), StatefulWindow(
+        kinds, keys, (SortColumn(time),), 0, (function,)
+    )

@@ -5,6 +5,8 @@ table's column, and the result of arithmetic or of `count` is a number. Other co
 here. Spark reports the types of all columns when a chain is built (`interpreter.column_types`).
 """
 
+import re
+
 from tidemill.views.circuit.expr import Expr
 from tidemill.views.circuit.operators import (
     Aggregate,
@@ -18,9 +20,11 @@ from tidemill.views.circuit.operators import (
     Scalar,
     TemporalFilter,
     TopK,
+    UnionAll,
     Window,
 )
 
+_CAST = re.compile(r"CAST\([^()']* AS (TIMESTAMP(?:_NTZ)?)\)", re.IGNORECASE)
 NUMBER = "a number"
 COUNTS = frozenset({"count", "count_if", "regr_count", "row_number", "rank", "dense_rank", "ntile"})
 TOTALS = frozenset({"sum", "try_sum", "avg", "mean", "try_avg"})
@@ -50,6 +54,9 @@ def column_type(op: Operator, place: int) -> str:
         )
     if isinstance(op, Filter | TemporalFilter | Distinct | TopK | Generate | Scalar):
         return column_type(op.inputs[0], place) if place < op.inputs[0].width else ""
+    if isinstance(op, UnionAll):
+        kinds = {column_type(part, place) for part in op.parts}
+        return kinds.pop() if len(kinds) == 1 else ""
     return ""
 
 
@@ -58,4 +65,7 @@ def expression_type(op: Operator, expr: Expr) -> str:
     if expr.column is not None:
         return column_type(op, expr.column)
     text = expr.sql()
+    cast = _CAST.fullmatch(text)
+    if cast is not None:
+        return cast[1].lower()
     return NUMBER if not expr.calls and "'" not in text and any(sign in text for sign in "+-*/%") else ""

@@ -54,7 +54,7 @@ GROUPING = words("grouping grouping_id")
 TIME_WINDOW = "window"
 SESSION_WINDOW = "session_window"
 TIME_WINDOWS: Mapping[str, str] = {
-    "session_window": "session_window without another key: one row can change the sessions of all rows",
+    "session_window": "session_window in an unsupported place, or without another key or a fixed gap",
     "window": "the time window window() in an unsupported place",
     "window_time": "window_time needs the mark that Spark puts on the column of a time window",
 }

@@ -6,6 +6,8 @@
     Join                                inner, cross, left, right, full, semi, anti, null-aware anti
     Distinct, SetOp                     DISTINCT; INTERSECT and EXCEPT, with and without ALL
     Aggregate, Window, TopK             GROUP BY, window functions, ORDER BY with LIMIT
+    Sessions                            the start of each row's session; only the preparation of a chain
+                                        makes it, so it is not in `KINDS`
     Scalar                              the single value of a subquery, added to every row
     Opaque                              a query that stays SQL text and is recomputed
     ViewOutput                          the columns of a view with their names
@@ -330,6 +332,25 @@ class Window(Operator):
     @property
     def width(self) -> int:
         return self.input.width + len(self.calls)
+
+
+@dataclass(frozen=True, eq=False)
+class Sessions(Operator):
+    """Adds to every row the time at which its session begins.
+
+    A session is a longest sequence of rows of a partition in which no row comes more than `gap_us`
+    microseconds after the row before it. `time` is never NULL.
+    """
+
+    kind = "sessions"
+    input: Operator
+    partition: tuple[Expr, ...]
+    time: Expr
+    gap_us: int
+
+    @property
+    def width(self) -> int:
+        return self.input.width + 1
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,6 +24,7 @@ from tidemill.views.circuit.operators import (
     Operator,
     Project,
     Scalar,
+    Sessions,
     SetOp,
     SortKey,
     TemporalFilter,
@@ -175,6 +176,17 @@ class Renderer:
             columns.append(f"{self.text(call.value)} OVER ({' '.join(spec)}) AS c{width + i}")
         return f"SELECT {_list(columns)} FROM {inputs[0]}"
 
+    def sessions(self, op: Sessions, inputs: Sequence[str]) -> str:
+        time, gap = self.text(op.time.parenthesized()), f"INTERVAL '{op.gap_us / 1_000_000:.6f}' SECOND"
+        by = ", ".join(self.text(expr) for expr in op.partition)
+        over = f"OVER ({f'PARTITION BY {by} ' if by else ''}ORDER BY {time})"
+        relation = f"(SELECT *, lag({time}) {over} AS last_time FROM {inputs[0]})"
+        begins = f"CASE WHEN last_time IS NULL OR {time} > last_time + {gap} THEN {time} END"
+        return (
+            f"SELECT {_list([*_columns(op.input.width), f'max({begins}) {over} AS c{op.input.width}'])}"
+            f" FROM {relation}"
+        )
+
     def top(self, op: TopK, inputs: Sequence[str]) -> str:
         keys = [f"{self.text(key.value)} AS o{i}" for i, key in enumerate(op.order)]
         relation = f"(SELECT *, {', '.join(keys)} FROM {inputs[0]})" if keys else inputs[0]
@@ -240,6 +252,7 @@ WRITERS: Mapping[type[Operator], Callable[[Renderer, Any, Sequence[str]], str]] 
     SetOp: Renderer.set_operation,
     Aggregate: Renderer.aggregate,
     Window: Renderer.window,
+    Sessions: Renderer.sessions,
     TopK: Renderer.top,
     Scalar: Renderer.scalar,
     Opaque: Renderer.opaque,

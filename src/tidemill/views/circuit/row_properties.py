@@ -14,6 +14,7 @@ from tidemill.views.circuit.operators import (
     Operator,
     Project,
     Scalar,
+    Sessions,
     SetOp,
     TemporalFilter,
     TopK,
@@ -79,7 +80,7 @@ def _unique(op: Operator, keys: dict[Operator, Keys]) -> Keys:
         return frozenset({frozenset(op.key)}) if op.key else NONE
     if isinstance(op, LiteralRows):
         return ONE_ROW if len(op.rows) == 1 else NONE
-    if isinstance(op, Filter | TemporalFilter | Window | Scalar | ViewOutput):
+    if isinstance(op, Filter | TemporalFilter | Window | Sessions | Scalar | ViewOutput):
         return keys[op.input]
     if isinstance(op, TopK):
         return ONE_ROW if op.limit == 1 else keys[op.input]

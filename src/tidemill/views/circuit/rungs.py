@@ -28,6 +28,7 @@ from tidemill.views.circuit.operators import (
     Operator,
     Project,
     Scalar,
+    Sessions,
     SetOp,
     TemporalFilter,
     TopK,
@@ -36,6 +37,7 @@ from tidemill.views.circuit.operators import (
     Window,
 )
 from tidemill.views.circuit.row_properties import append_only
+from tidemill.views.circuit.sessions import session_form, session_key
 from tidemill.views.circuit.window_calls import has_kernel
 
 
@@ -152,8 +154,10 @@ def _sets(_op: Distinct | SetOp, _: Mapping[Operator, bool]) -> OperatorRung:
 
 
 def _aggregate(op: Aggregate, grows: Mapping[Operator, bool]) -> OperatorRung:
-    if any(expr.is_session_window for expr in op.groups):
-        return OperatorRung(Rung.KEYED, "session_window: Spark merges the sessions of changed keys again")
+    session = session_key(op)
+    if session is not None and session_form(op.input, op.groups[session]) is None:
+        reason = "session_window without a fixed gap: Spark merges the sessions of changed keys again"
+        return OperatorRung(Rung.KEYED, reason)
     slow = [call for call in op.calls if not is_native(call)]
     if slow:
         names = ", ".join(sorted({_called(call) for call in slow}))
@@ -166,6 +170,8 @@ def _aggregate(op: Aggregate, grows: Mapping[Operator, bool]) -> OperatorRung:
         return OperatorRung(Rung.KEYED, f"{names}: Spark recomputes the changed groups")
     extremes = sorted({call.name for call in op.calls if _is_extreme(call)})
     reason = "keeps totals for each group" if op.groups else "keeps totals for all rows"
+    if session is not None:
+        reason = "keeps the rows of each key in order of time, and totals for each session"
     if extremes:
         values = "the best value of each group"
         if not grows[op.input]:
@@ -205,6 +211,10 @@ def _window(op: Window, _: Mapping[Operator, bool]) -> OperatorRung:
     return OperatorRung(Rung.KEYED, "Spark recomputes the changed partitions")
 
 
+def _sessions(_op: Sessions, _: Mapping[Operator, bool]) -> OperatorRung:
+    return OperatorRung(Rung.NATIVE, "keeps the rows of each key in order, and rewrites sessions that change")
+
+
 MOST_TOP_ROWS = 1_000
 """Up to this LIMIT, with its OFFSET, a kernel keeps the first rows."""
 
@@ -234,6 +244,7 @@ RULES: Mapping[type[Operator], Callable[[Any, Mapping[Operator, bool]], Operator
     SetOp: _sets,
     Aggregate: _aggregate,
     Window: _window,
+    Sessions: _sessions,
     TopK: _top,
     Scalar: _scalar,
     ViewOutput: _row_by_row,

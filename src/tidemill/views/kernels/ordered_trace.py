@@ -10,6 +10,7 @@ A change to a group of a million rows must not read the group. So an ordered tra
              rows of the block are at this place or after it. Further sums per block are up to the caller.
 
 A row belongs to the last block whose bound is not after it; rows before all bounds belong to the first block.
+If the first block is divided, it gets a new bound: those of the new blocks may be before its old one.
 A group that was never divided has no bounds, and all its rows are in block 0. Block numbers say nothing about
 the order. A block that loses its last row disappears, because both traces add up.
 
@@ -303,9 +304,12 @@ class OrderedChange:
             _weighted(self._renumbered(table, number), np.where(stays, 0, rows.new)),
         ]
         adds = {WEIGHT: (rows.old, rows.new), **(sums or {})}
+        divided = np.zeros(len(self.group), bool)
+        divided[rows.block[piece > 0]] = True
+        divided[1:] &= self.group[1:] != self.group[:-1]  # only the first block of a group gets another bound
         bounds = [
-            self._listed_changes(rows, home, piece, adds),
-            self._new_bounds(rows, piece, number, {name: new for name, (_, new) in adds.items()}),
+            self._listed_changes(rows, home, (piece == 0) & ~divided[rows.block], adds),
+            self._new_bounds(rows, piece, number, divided, {name: new for name, (_, new) in adds.items()}),
         ]
         return {
             ROWS: consolidate(pa.concat_tables(pieces), layout),
@@ -337,10 +341,12 @@ class OrderedChange:
         return home, piece, number
 
     def _listed_changes(
-        self, rows: "OrderedRows", home: I64, piece: I64, adds: Mapping[str, tuple[I64, I64]]
+        self, rows: "OrderedRows", home: I64, stays: Bools, adds: Mapping[str, tuple[I64, I64]]
     ) -> pa.Table:
-        """Return the changes in the sums of the blocks that have bounds."""
-        stays = piece == 0
+        """Return the changes in the sums of the blocks that have bounds.
+
+        - stays: which rows count for the bound that their block has.
+        """
         sums = {}
         for name, (old, new) in adds.items():
             total = np.zeros(len(self.group), np.int64)
@@ -354,12 +360,12 @@ class OrderedChange:
         columns = [pa.array(sums[name][changed]) for name in layout.sums]
         return pa.table([*listed.columns, *columns], schema=layout.schema)
 
-    def _new_bounds(self, rows: "OrderedRows", piece: I64, number: I64, adds: Mapping[str, I64]) -> pa.Table:
-        """Return the bounds of new pieces, and of the first pieces of groups that had no bounds."""
+    def _new_bounds(
+        self, rows: "OrderedRows", piece: I64, number: I64, divided: Bools, adds: Mapping[str, I64]
+    ) -> pa.Table:
+        """Return the bounds of new pieces, and of the first pieces of `divided` blocks."""
         layout = self._ordered.layouts[BLOCKS]
-        divided = np.zeros(len(self.group), bool)
-        divided[rows.block[piece > 0]] = True
-        fresh = (rows.new > 0) & ((piece > 0) | (self.unlisted & divided)[rows.block])
+        fresh = (rows.new > 0) & ((piece > 0) | divided[rows.block])
         chosen = np.flatnonzero(fresh)
         if len(chosen) == 0:
             return layout.empty()

@@ -235,6 +235,13 @@ def _part(call: Call, time: Any) -> Any:
     return getattr(pc, call.option)(time).cast(call.type)
 
 
+def _struct(call: Call, *values: Any) -> Any:
+    if any(isinstance(value, pa.Scalar) for value in values):
+        raise NotComputed("a field is a constant")
+    columns = [value.combine_chunks() if isinstance(value, pa.ChunkedArray) else value for value in values]
+    return pa.StructArray.from_arrays(columns, fields=list(call.type))
+
+
 KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
     "and": pc.and_kleene,
     "or": pc.or_kleene,
@@ -271,5 +278,8 @@ WITH_PARAMETERS: Final[Mapping[str, Callable[..., Any]]] = {
     "of_date": _of_date,
     "part": _part,
     "floor": lambda call, time: pc.floor_temporal(time, unit=call.option),
+    "move": lambda call, time: pc.add_checked(time, pa.scalar(int(call.option), pa.duration("us"))),
+    "struct": _struct,
+    "field": lambda call, struct: pc.struct_field(struct, [int(call.option)]),
 }
 """The operations that also need the type of the result, or an option."""

@@ -31,8 +31,12 @@ RANKS = frozenset({"row_number", "rank", "dense_rank"})
 NEIGHBOURS = frozenset({"lag", "lead"})
 DISTRIBUTIONS = frozenset({"percent_rank", "cume_dist", "ntile"})
 PICKS = frozenset({"first_value", "last_value", "nth_value", "first", "last", "any_value"})
-PEERS = "peers"
-"""The sum of a block for dense_rank: how many of its rows differ in their sort keys from the row before."""
+SESSION = "session_start"
+"""Returns the time at which the session of a row begins; `offset` is the gap in microseconds."""
+PEERS, SESSIONS = "peers", "sessions"
+"""Sums of a block that count the rows with which a run begins: a run of rows with the same sort keys, or a
+session. Whether a row begins a run depends on the row before it."""
+RUNS = frozenset({PEERS, SESSIONS})
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class Reach:
         start, end: all rows up to the start or the end of the group.
         peers: rows with the same sort keys.
         shifted: all rows after the changed row that now have a different number of rows before them.
+        sessions: all rows of the same session, before and after the step.
     """
 
     before: int = 0
@@ -68,6 +73,7 @@ class Reach:
     end: bool = False
     peers: bool = False
     shifted: bool = False
+    sessions: bool = False
 
     def __or__(self, other: "Reach") -> "Reach":
         return Reach(
@@ -77,6 +83,7 @@ class Reach:
             self.end or other.end,
             self.peers or other.peers,
             self.shifted or other.shifted,
+            self.sessions or other.sessions,
         )
 
 
@@ -92,7 +99,8 @@ class WindowFunction:
         type: the type of its result.
         argument: the column of its argument, if it has one.
         kind: the type of this column.
-        offset: how many rows away lag and lead look; which row nth_value returns; the parts of ntile.
+        offset: how many rows away lag and lead look; which row nth_value returns; the parts of ntile; the gap
+            of sessions.
         frame: the frame of an aggregate, or of a function that returns a row of its frame.
     """
 
@@ -107,6 +115,8 @@ class WindowFunction:
         kernel = kernel_of(self.name)
         if self.name in RANKS | DISTRIBUTIONS:
             fits = self.type == (pa.float64() if self.name in {"percent_rank", "cume_dist"} else pa.int32())
+        elif self.name == SESSION:
+            fits = self.type == self.kind and self.kind in {pa.timestamp("us"), pa.timestamp("us", "UTC")}
         elif self.name in NEIGHBOURS | PICKS:
             fits = self.type == self.kind
         else:
@@ -144,6 +154,8 @@ class WindowFunction:
             return Reach(end=True, peers=True)
         if self.name in DISTRIBUTIONS:
             return GROUP
+        if self.name == SESSION:
+            return Reach(before=1, after=1, sessions=True)
         if self.name in NEIGHBOURS:
             ahead = self.offset if self.name == "lead" else -self.offset
             return Reach(before=max(ahead, 0), after=max(-ahead, 0))
@@ -159,8 +171,8 @@ class WindowFunction:
     @property
     def summed(self) -> tuple[str, ...]:
         """The sums that each block stores for this function."""
-        if self.name == "dense_rank":
-            return (PEERS,)
+        if self.name in {"dense_rank", SESSION}:
+            return (PEERS if self.name == "dense_rank" else SESSIONS,)
         if not self._adds or self.frame.start is not None or self.frame.end is None:
             return ()
         return self._sum_names
@@ -185,10 +197,24 @@ class WindowFunction:
             return [numbers]
         return [numbers, *limbs_of(values, weights)]
 
+    def run_starts(self, rows: "RowSequence") -> Bools:
+        """Return the rows with which a run begins (`RUNS`), as if each segment began with a run."""
+        if self.name != SESSION:
+            return rows.new_peers
+        assert self.argument is not None
+        times = chunk(rows.table, self.argument).view(pa.int64()).to_numpy()
+        starts: Bools = np.arange(len(times)) == rows.segment_start
+        # The difference of two timestamps may not fit into 64 bits, the end of a session does.
+        starts[1:] |= times[1:] > np.minimum(times[:-1], np.iinfo(np.int64).max - self.offset) + self.offset
+        return starts
+
     # --- results
 
     def values(self, rows: "RowSequence") -> pa.Array:
         """Return the result for each row of a sequence."""
+        if self.name == SESSION:
+            first = rows.run_begins(SESSIONS, self.run_starts(rows))
+            return rows.picked(self.argument, first, first >= rows.segment_start)
         simple = _BY_POSITION.get(self.name)
         if simple is not None:
             return pa.array(simple(rows, self.offset)).cast(self.type)
@@ -272,8 +298,8 @@ class RowSequence:
         row: the number of each row among the different rows that were read.
         table: the rows.
         segment: the segment of each row.
-        continued: for each segment, 1 if its first row has the same sort keys as the row before the segment;
-            dense_rank needs it.
+        continued: for each kind of run, and for each segment: 1 if its first row continues a run of the row
+            before the segment.
     """
 
     def __init__(
@@ -294,29 +320,40 @@ class RowSequence:
         starts[1:] &= ~rows.needed[:-1] | (opened.group[1:] != opened.group[:-1])
         self._segments = _Segments(np.flatnonzero(starts), np.cumsum(starts) - 1)
         self.segment: I64 = self._segments.of_block[self._block]
-        self.continued: I64 = np.zeros(len(self._segments.first), np.int64)
+        self.continued: dict[str, I64] = {}
 
-    def continuations(self, peers: I64) -> I64:
-        """Return for each segment 1 if its first row has the same sort keys as the row before the segment.
+    def continuations(self, starts: Bools, stored: I64) -> I64:
+        """Return for each segment 1 if its first row continues a run of the row before the segment.
 
         The two sequences of a step do not differ in this: otherwise, the block of the row before is read.
 
         Args:
-            peers: the sum `PEERS` of each block.
+            starts: the rows with which a run begins, as if each segment began with one.
+            stored: how many runs begin in each block.
         """
         first = self._segments.first
-        counted = np.bincount(self._block[self.new_peers], minlength=len(peers))
-        continued: I64 = np.where(self._opened.unlisted[first], 0, (counted - peers)[first])
+        counted = np.bincount(self._block[starts], minlength=len(stored))
+        continued: I64 = np.where(self._opened.unlisted[first], 0, (counted - stored)[first])
         return continued
 
-    def first_peers(self) -> I64:
-        """Return for each different row 1 if it is the first one in its group with its sort keys, else 0."""
-        starts = self.new_peers.astype(np.int64)
+    def _begins(self, run: str, starts: Bools) -> I64:
+        """Return for each row 1 if a run begins with it, else 0."""
+        begins = starts.astype(np.int64)
         first = np.flatnonzero(np.append(True, self.segment[1:] != self.segment[:-1])[: len(starts)])
-        starts[first] -= self.continued[self.segment[first]]
+        begins[first] -= self.continued[run][self.segment[first]]
+        return begins
+
+    def first_of_runs(self, run: str, starts: Bools) -> I64:
+        """Return for each different row how many runs begin with it: 1 or 0."""
         total = np.zeros(self._distinct, np.int64)
-        np.add.at(total, self.row, starts)
+        np.add.at(total, self.row, self._begins(run, starts))
         return total
+
+    def run_begins(self, run: str, starts: Bools) -> I64:
+        """Return for each row the first row of its run; a row before its segment, if the run begins there."""
+        numbers = np.where(self._begins(run, starts) > 0, np.arange(len(starts)), -1)
+        begins: I64 = np.maximum.accumulate(numbers)
+        return begins
 
     @cached_property
     def segment_start(self) -> I64:
@@ -370,7 +407,7 @@ class RowSequence:
     def peers_before(self) -> I64:
         """How many different sort keys the group has up to each row."""
         started = np.cumsum(self.new_peers)
-        count: I64 = started - started[self.segment_start] + 1 - self.continued[self.segment]
+        count: I64 = started - started[self.segment_start] + 1 - self.continued[PEERS][self.segment]
         return count + self.before(PEERS)
 
     def before(self, name: str) -> I64:

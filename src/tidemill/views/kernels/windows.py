@@ -20,6 +20,8 @@ from tidemill.views.kernels.ordered_trace import Bools, OrderedChange, OrderedRo
 from tidemill.views.kernels.window_functions import (
     PEERS,
     RANKS,
+    RUNS,
+    SESSIONS,
     Reach,
     RowSequence,
     WindowFunction,
@@ -74,6 +76,11 @@ class WindowKernel:
         ordered = self.ordered
         return OrderedTrace(ordered.columns, ordered.key, ordered.order, ordered.hashed, tuple(names))
 
+    @cached_property
+    def _runs(self) -> dict[str, WindowFunction]:
+        """The functions that count runs of rows, by the name of their sum."""
+        return {name: function for function in self.functions for name in function.summed if name in RUNS}
+
     def step(self, change: pa.Table, traces: Mapping[str, Trace]) -> WindowChange:
         """Apply a consolidated change."""
         opened = self.trace.open(change, traces)
@@ -83,10 +90,11 @@ class WindowKernel:
         added = self._added(rows)
         after = {name: before[name] + _by_block(opened, rows, *pair) for name, pair in added.items()}
         new = RowSequence(opened, rows, rows.new, opened.new, after)
-        if PEERS in before:
-            old.continued = new.continued = old.continuations(before[PEERS])
-            added[PEERS] = old.first_peers(), new.first_peers()
-            after[PEERS] = before[PEERS] + _by_block(opened, rows, *added[PEERS])
+        for run, function in self._runs.items():
+            starts = [function.run_starts(sequence) for sequence in (old, new)]
+            old.continued[run] = new.continued[run] = old.continuations(starts[0], before[run])
+            added[run] = old.first_of_runs(run, starts[0]), new.first_of_runs(run, starts[1])
+            after[run] = before[run] + _by_block(opened, rows, *added[run])
         out, rewritten = self._differences(rows, old, new)
         return WindowChange(out, opened.changes(rows, added), rewritten)
 
@@ -124,7 +132,7 @@ class WindowKernel:
         """Return what each row adds to the sums of its block, before and after the step."""
         added: dict[str, tuple[I64, I64]] = {}
         for function in self.functions:
-            if function.summed and function.summed != (PEERS,):
+            if function.summed and not RUNS & {*function.summed}:
                 pairs = zip(
                     function.adds(rows.rows, rows.old), function.adds(rows.rows, rows.new), strict=True
                 )
@@ -177,6 +185,12 @@ def _extended(opened: OrderedChange, reach: Reach, low: I64, high: I64) -> tuple
         total = np.append(0, np.cumsum(rows))
         low = np.maximum(np.searchsorted(total, total[low] - margin, "right") - 1, first)
         high = np.minimum(np.searchsorted(total, total[high + 1] + margin) - 1, last)
+    if reach.sessions:
+        # The first block before, and the first one after, in which a session begins that does not change.
+        begins = np.flatnonzero(opened.sums(SESSIONS) > 0)
+        before = np.append(-1, begins)[np.searchsorted(begins, low)]
+        after = np.append(begins, len(opened.group))[np.searchsorted(begins, high, "right")]
+        low, high = np.maximum(before, first), np.minimum(after, last)
     return first if reach.start else low, last if reach.end else high
 
 

@@ -58,6 +58,7 @@ _CASTS: Final = {
 _DECIMAL: Final = re.compile(r"DECIMAL\((\d+), (\d+)\)")
 _PLAIN_DATE: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _PLAIN_TIME: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}")
+_LENGTHS: Final = {"SECOND": 10**6, "MINUTE": 60 * 10**6, "HOUR": 3_600 * 10**6, "DAY": 86_400 * 10**6}
 _UNITS: Final = {"YEAR": "year", "MONTH": "month", "DAY": "day", "HOUR": "hour", "MINUTE": "minute"}
 MOST_DIGITS: Final = 38
 
@@ -137,12 +138,24 @@ class _Compiler:
     # --- columns and literals
 
     def column(self, node: exp.Expr) -> Scalar:
-        name = node.this
+        struct = node.args.get("table")
+        name = node.this if struct is None else struct
         _require(isinstance(name, exp.Identifier))
         place = re.fullmatch(r"tidemill_c(\d+)", name.name)
         _require(place)
         number = int(cast("re.Match[str]", place)[1])
-        return ColumnValue(number, self._types[number])
+        value = ColumnValue(number, self._types[number])
+        return value if struct is None else _field(value, node.this)
+
+    def struct(self, node: exp.Expr) -> Scalar:
+        _require(all(isinstance(part, exp.PropertyEQ) for part in node.expressions))
+        values = self._all(*(part.expression for part in node.expressions))
+        fields = [(part.this.name, value.type) for part, value in zip(node.expressions, values, strict=True)]
+        _require(len({name.lower() for name, _ in fields}) == len(fields))
+        return Call("struct", tuple(values), pa.struct(fields))
+
+    def field(self, node: exp.Expr) -> Scalar:
+        return _field(self.compile(node.this), node.expression)
 
     def literal(self, node: exp.Expr) -> Scalar:
         text = node.name
@@ -214,6 +227,8 @@ class _Compiler:
     # --- numbers
 
     def arithmetic(self, node: exp.Expr) -> Scalar:
+        if isinstance(node.expression, exp.Interval):
+            return self.moved(node, node.expression)
         left, right = self._all(node.this, node.expression)
         _require(_is_number(left.type), _is_number(right.type))
         operation = _ARITHMETIC[type(node)]
@@ -317,6 +332,18 @@ class _Compiler:
         _require(value.type in ((TIMESTAMP,) if timely else (DATE, TIMESTAMP)))
         return Call("part", (value,), INT, name)
 
+    def moved(self, node: exp.Expr, interval: exp.Interval) -> Scalar:
+        """Add a constant interval to a timestamp. Spark adds the days of an interval in the local time."""
+        amount, unit = interval.this, str(interval.args.get("unit") or "").upper().removesuffix("S")
+        _require(isinstance(node, exp.Add | exp.Sub), isinstance(amount, exp.Literal), unit in _LENGTHS)
+        _require(
+            re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?" if unit == "SECOND" else "[0-9]{1,9}", amount.name)
+        )
+        length_us = int(Decimal(amount.name) * _LENGTHS[unit])
+        value = self.compile(node.this)
+        _require(value.type in (TIMESTAMP, LOCAL), length_us < _LENGTHS["DAY"])
+        return Call("move", (value,), value.type, str(length_us if isinstance(node, exp.Add) else -length_us))
+
     def date(self, node: exp.Expr) -> Scalar:
         value = self.compile(node.this)
         _require(value.type in (DATE, TIMESTAMP))
@@ -336,6 +363,16 @@ class _Compiler:
         kind = _CASTS.get(text) if decimal is None else pa.decimal128(int(decimal[1]), int(decimal[2]))
         _require(kind is not None)
         return _converted(self.compile(node.this), kind)
+
+
+def _field(value: Scalar, name: exp.Expr) -> Scalar:
+    """Return a field of a struct."""
+    _require(isinstance(name, exp.Identifier), pat.is_struct(value.type))
+    places = [n for n, each in enumerate(value.type) if each.name.lower() == name.name.lower()]
+    _require(len(places) == 1)
+    if isinstance(value, Call) and value.operation == "struct":
+        return value.arguments[places[0]]
+    return Call("field", (value,), value.type[places[0]].type, str(places[0]))
 
 
 def _given(node: exp.Expr) -> list[str]:
@@ -506,7 +543,9 @@ _Compile = Callable[[_Compiler, exp.Expr], Scalar]
 _COMPARISONS: Final = (exp.EQ, exp.NEQ, exp.NullSafeEQ, exp.LT, exp.LTE, exp.GT, exp.GTE)
 _BINARY: Final = "this expression"
 _RULES: Final[Mapping[type[exp.Expr], tuple[_Compile, str]]] = {
-    exp.Column: (_Compiler.column, "this"),
+    exp.Column: (_Compiler.column, "this table"),
+    exp.Struct: (_Compiler.struct, "expressions"),
+    exp.Dot: (_Compiler.field, _BINARY),
     exp.Literal: (_Compiler.literal, "this is_string"),
     exp.Boolean: (_Compiler.boolean, "this"),
     exp.Null: (_Compiler.null, ""),

@@ -6,8 +6,8 @@ column. Spark also lets the select name this column `window`. In WHERE and other
 SQL text, and so does `window_time`.
 
 `session_window(ts, '5 minutes')` is different: Spark merges the windows of neighbouring rows in a group. It
-stays a key of its GROUP BY, and the other keys decide which rows are grouped again. Without other keys it
-stays text.
+stays a key of its GROUP BY (`circuit.sessions`). If the gap has no fixed length, the other keys decide which
+rows are grouped again, and without other keys the window stays text.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,6 +19,7 @@ from tidemill.views.circuit.functions import SESSION_WINDOW, TIME_WINDOW, TIME_W
 from tidemill.views.circuit.interpreter import common_tables
 from tidemill.views.circuit.operators import Generate
 from tidemill.views.circuit.render import Renderer
+from tidemill.views.circuit.sessions import session_form
 from tidemill.views.sql.catalog import NotDecomposed
 from tidemill.views.sql.context import QueryContext
 from tidemill.views.sql.group_by import aggregates
@@ -53,7 +54,7 @@ def add_session_window(stage: SelectStage, nodes: Sequence[exp.Expr], group: exp
     if not any(True for _ in _time_windows(stage.context, group, SESSION_WINDOW)):
         return
     special = any(group.args.get(name) for name in ("grouping_sets", "rollup", "cube", "all"))
-    if special or len(group.expressions) < 2 or group.find(exp.GroupingSets, exp.Rollup, exp.Cube):
+    if special or group.find(exp.GroupingSets, exp.Rollup, exp.Cube):
         raise NotDecomposed(TIME_WINDOWS[SESSION_WINDOW])
     calls = [call for node in nodes for call in _time_windows(stage.context, node, SESSION_WINDOW)]
     keys = [key.this if isinstance(key, exp.Paren) else key for key in group.expressions]
@@ -69,6 +70,8 @@ def add_session_window(stage: SelectStage, nodes: Sequence[exp.Expr], group: exp
     if len(exprs) > 1:
         raise NotDecomposed("several time windows in one select")
     (expr,) = exprs
+    if len(keys) < 2 and session_form(stage.operator, expr) is None:
+        raise NotDecomposed(TIME_WINDOWS[SESSION_WINDOW])
     stage.replaced_nodes.update((id(call), expr) for call in calls)
 
 
