@@ -17,6 +17,7 @@ from tidemill.cluster.nodes import Node
 from tidemill.crash import Crashed
 from tidemill.errors import BadSource, LeaseLost, MissingDriver, SourceUnavailable
 from tidemill.lots.datasets import Kind
+from tidemill.sources import topic_reader
 from tidemill.sources.batch_publisher import BatchPublisher
 from tidemill.sources.events import CheckpointSkipped, PartitionStuck
 from tidemill.sources.kafka import kafka
@@ -77,6 +78,20 @@ def test_each_message_is_in_one_lot_and_its_offset_moves_with_it(kafka_server: K
     drain(again)
     again.close()
     assert topic.ids() == list(range(24)), "another node goes on where the first one was"
+
+
+def test_large_messages_end_a_lot_before_they_fill_the_memory(
+    kafka_server: KafkaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = Topic(kafka_server, 1)
+    topic.send(*range(topic_reader.AT_ONCE + 20))
+    monkeypatch.setattr(topic_reader, "MOST_BYTES", 100)
+    reader = topic.reader("a")
+    first = until(reader.read, lambda result: result.batch.lot)
+    assert len(topic.ids()) == topic_reader.AT_ONCE, first
+    drain(reader)
+    reader.close()
+    assert topic.ids() == list(range(topic_reader.AT_ONCE + 20))
 
 
 @pytest.mark.rule("CLU-20", "CLU-21", "CLU-22")

@@ -6,6 +6,7 @@ import gzip
 import http.client
 import io
 import json
+import select
 import socket
 import struct
 import threading
@@ -16,6 +17,7 @@ import pytest
 
 from tests.unit.push_stage import SCHEMA, SOURCE, TOKEN, PushStage, address, lines, post, table
 from tidemill import crash
+from tidemill.clock import SYSTEM
 from tidemill.cluster.keeper import HeldLease
 from tidemill.errors import BadSource
 from tidemill.lots.datasets import Drift
@@ -214,6 +216,30 @@ def test_connections_are_bounded() -> None:
             second.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
             with contextlib.suppress(ConnectionError):
                 assert second.recv(65536) == b""
+    server.close()
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        b"POST /orders HTTP/1.1\r\nHost: x\r\nX-Slow: ",
+        b"POST /orders HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n" % TOKEN.encode()
+        + b"Content-Length: 1000000\r\n\r\n",
+    ],
+)
+def test_a_sender_that_sends_a_byte_now_and_then_is_disconnected(beginning: bytes) -> None:
+    stage = PushStage()
+    server = stage.server(connections=1, idle_s=1.0)
+    server.start()
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=STUCK_S) as slow:
+        slow.sendall(beginning)
+        stuck_at = SYSTEM.monotonic() + STUCK_S
+        while not select.select([slow], [], [], 0.05)[0]:  # readable: it is closed
+            assert SYSTEM.monotonic() < stuck_at, "a slow sender keeps its connection for ever"
+            with contextlib.suppress(ConnectionError):
+                slow.sendall(b"x")
+    assert post(server.url, lines(1))[0] == 200
     server.close()
 
 

@@ -14,6 +14,7 @@ import pytest
 from tidemill.lots.checks import Check, expect, not_null, unique
 from tidemill.lots.datasets import Kind
 from tidemill.schemas.ddl import parse
+from tidemill.spark.ingest import arrow_ingestion
 from tidemill.spark.ingest.arrow_ingestion import check_plain, read_plain
 from tidemill.spark.ingest.foreign_files import ForeignFile
 from tidemill.spark.ingest.formats import Format, FormatOptions
@@ -178,6 +179,20 @@ def test_parquet_with_exactly_the_declared_types() -> None:
 )
 def test_parquet_that_is_left_to_spark(table: pa.Table) -> None:
     assert read({"a": parquet(table)}, Format.PARQUET) is None
+
+
+def test_a_small_parquet_file_with_a_huge_table_is_left_to_spark() -> None:
+    """Reading it would need more memory than a machine may have."""
+    text = pa.array(["x" * (1 << 20)])
+    repeated = pa.DictionaryArray.from_arrays(pa.array([0] * 300, pa.int32()), text)
+    body = parquet(pa.table({"id": range(300), "name": repeated}))
+    assert len(body) < 1 << 20
+    assert read({"a": body}, Format.PARQUET, "id BIGINT, name STRING") is None
+    numbers = parquet(pa.table({"id": pa.repeat(7, 3)}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arrow_ingestion, "MOST_PARQUET_VALUES", 2)
+        assert read({"a": numbers}, Format.PARQUET) is None
+    assert read({"a": numbers}, Format.PARQUET).rows.num_rows == 3
 
 
 def test_an_incomplete_or_compressed_file_is_left_to_spark() -> None:

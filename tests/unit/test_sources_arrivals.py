@@ -29,7 +29,7 @@ def test_a_file_that_never_settles_does_not_block_a_run_that_catches_up(tmp_path
     polls, files = 0, 0
     while True:
         polled = arrival.poll()
-        files += polled.taken
+        files += polled.files
         polls += 1
         if polled.settled:
             break

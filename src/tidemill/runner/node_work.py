@@ -192,7 +192,7 @@ class NodeWork:
             if fetches and polled.fetched and self._deaths.pop(name, 0):
                 self._scope.store.run(lambda tx: job_deaths.succeed(tx, self._runner_keys, self.node, name))
             self._totals.failures[name] = list(polled.failed) * PATIENCE
-            self._totals.files += polled.taken
+            self._totals.files += polled.files
             self._totals.settled[name] = polled.settled
             wait_s = 0.0 if name in self._changed else polled.wait_s
             self._poll_at[name] = self._scope.clock.monotonic() + wait_s

@@ -44,7 +44,7 @@ class RunTotals:
         settled: for each source, whether a runner has taken all its new data.
         later: for each run that is due later, by name, the number of seconds until then.
         unfinished: (arc, lot) of each requested lot that failed.
-        files: how many files were taken from sources.
+        files: how many files of sources are in published lots.
         closed: how many intervals were closed.
         interrupted: whether the run was stopped before it had processed all new data.
     """

@@ -70,6 +70,8 @@ class BegunWindow(msgspec.Struct, frozen=True, kw_only=True):
 class FileIngestion:
     """Ingests the files of one source on one node.
 
+    `files` counts the files in the lots that this node has published.
+
     Args:
         spec: the source.
         listing: lists the files of the source.
@@ -96,6 +98,7 @@ class FileIngestion:
         self._assembler = Assembler(scope, parts)
         self._discovery = FileDiscovery(spec.id, listing, spec.policy, scope)
         self._unfinished: set[int] = set()  # windows that we hold, although an error ended our work on them
+        self.files = 0
         self._sharded = None
         if spec.policy.listing_shards > 1:
             self._sharded = ShardedDiscovery(
@@ -193,6 +196,7 @@ class FileIngestion:
                     self._give_up(begun, changed.message)
                     begun = self._begin(number)
                     continue
+                self.files += len(begun.files)
                 self._report_published(begun, assembled, published)
                 return True
             changed_paths = self._changed(begun.files)

@@ -272,6 +272,7 @@ class FileArrival:
         if self._settled_by is None:
             self._settled_by = self._scope.clock.monotonic() + self._settle_s
         discovery = self._ingestion.discover(fresh_s=POLL_EVERY_S if self._watching() else 0.0)
+        files_before = self._ingestion.files
         ended = self._ingestion.ingest(stop=self._stops)
         self._forget_gone_files()
         unfinished = self._scope.store.run(lambda tx: windows.open_windows(tx, self._keys, self._source))
@@ -283,7 +284,7 @@ class FileArrival:
         )
         failed = [window for window in unfinished if isinstance(window, FailedWindow)]
         return PollResult(
-            taken=discovery.taken if discovery is not None else 0,
+            files=self._ingestion.files - files_before,
             settled=not waits and len(failed) == len(unfinished),
             failed=tuple(f"{window.kind}: {window.message}" for window in failed),
             wait_s=0.0 if ended else _pause_s(discovery),  # there may be more

@@ -191,9 +191,9 @@ class PollArrival:
             now = self._clock.monotonic()
             if now < self._due:
                 return PollResult(wait_s=min(POLL_EVERY_S, self._due - now))
-            batch = self._poller.poll(self._lease.fence)
+            self._poller.poll(self._lease.fence)
             self._due = self._clock.monotonic() + self._every_s
-            return PollResult(taken=bool(batch.lot), wait_s=min(POLL_EVERY_S, self._every_s), fetched=True)
+            return PollResult(wait_s=min(POLL_EVERY_S, self._every_s), fetched=True)
 
     def close(self) -> None:
         """Release the lease."""

@@ -160,7 +160,6 @@ class KafkaArrival:
             read = self._reader.read()
         idle_s = 0.1 if self._watching() else POLL_EVERY_S  # a read already waits for messages
         return PollResult(
-            taken=bool(read.batch.lot),
             settled=read.caught_up,
             failed=read.stuck,
             wait_s=0.0 if read.batch.lot else idle_s,

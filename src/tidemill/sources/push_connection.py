@@ -1,7 +1,9 @@
 """A connection to the push server: uvicorn's protocol, with limits and an answer for every request.
 
 uvicorn closes a connection when the sender has closed its side, although the sender still reads. It also has
-no limit on silent connections, and answers a malformed request with plain text. This class changes that.
+no limit on silent or very slow connections, and answers a malformed request with plain text. This class
+changes that. Without a limit, a few hundred senders that send a byte now and then would keep all others out,
+even without a token.
 """
 
 import asyncio
@@ -14,6 +16,9 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 DRAIN_BYTES: Final = 16 << 20
+LEAST_BYTES_PER_S: Final = 1024
+"""A sender that sends less than this, averaged over a request, is disconnected."""
+
 _SILENT = logging.getLogger(f"{__name__}.silent")
 _SILENT.disabled = True  # events report what happens; a malformed request must not fill a log
 _Base: Any = H11Protocol
@@ -24,7 +29,8 @@ def limited(connections: int, idle_s: float) -> type[asyncio.Protocol]:
 
     Args:
         connections: the maximum number of open connections; further ones are closed immediately.
-        idle_s: how long a connection may be silent while it is the sender's turn.
+        idle_s: how long a connection may be silent while it is the sender's turn. A request may take this
+            time plus the time that it needs at `LEAST_BYTES_PER_S`.
     """
 
     class Limited(PushConnection):
@@ -44,7 +50,8 @@ class PushConnection(_Base, asyncio.Protocol):  # type: ignore[misc]
         super().__init__(*args, **options)
         self.logger = _SILENT
         self.timeout_keep_alive = self.most_idle_s
-        self._heard_at = 0.0
+        self._heard_at = self._turn_at = 0.0
+        self._received = 0  # in the sender's turn, which began at `_turn_at`
         self._unread = 0
         self._idle_check: asyncio.TimerHandle | None = None
 
@@ -54,7 +61,7 @@ class PushConnection(_Base, asyncio.Protocol):  # type: ignore[misc]
             transport.close()
             return
         self.flow = _BodyFlow(transport, self)
-        self._heard_at = self.loop.time()
+        self._heard_at = self._turn_at = self.loop.time()
         self._idle_check = self.loop.call_later(self.most_idle_s, self._close_if_idle)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -68,12 +75,18 @@ class PushConnection(_Base, asyncio.Protocol):  # type: ignore[misc]
         Closing the connection at once would discard the answer before the sender has read it.
         """
         self._heard_at = self.loop.time()
+        self._received += len(data)
         if self.cycle is not None and self.cycle.response_complete and self._sends_body():
             self._unread += len(data)
             if self._unread > DRAIN_BYTES:
                 self.transport.abort()
                 return
         super().data_received(data)
+
+    def on_response_complete(self) -> None:
+        """Begin the sender's turn: it may send the next request."""
+        self._turn_at, self._received = self.loop.time(), 0
+        super().on_response_complete()
 
     def eof_received(self) -> bool:
         """Handle the end of what the sender sends: it may still wait for its answer."""
@@ -115,9 +128,13 @@ class PushConnection(_Base, asyncio.Protocol):  # type: ignore[misc]
         return self.conn.their_state is h11.SEND_BODY
 
     def _close_if_idle(self) -> None:
+        """Close the connection if the sender is silent or too slow; otherwise check again later."""
         cycle = self.cycle
         our_turn = cycle is not None and not cycle.response_complete and not cycle.more_body
-        left_s = self.most_idle_s if our_turn else self._heard_at + self.most_idle_s - self.loop.time()
+        left_s = self.most_idle_s
+        if not our_turn:
+            slowest_s = self._received / LEAST_BYTES_PER_S
+            left_s += min(self._heard_at, self._turn_at + slowest_s) - self.loop.time()
         if left_s <= 0:
             self.transport.abort()
         else:

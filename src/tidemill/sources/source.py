@@ -74,14 +74,14 @@ class PollResult:
     """The result of one poll of a source.
 
     Args:
-        taken: how many files or batches were taken.
+        files: how many files are in the lots that this poll published.
         settled: whether everything that has arrived is published, apart from failures.
         failed: an error message for each thing that could not be taken.
         wait_s: how long to wait before the next poll.
         fetched: whether this node itself looked for new data; False if another node does that.
     """
 
-    taken: int = 0
+    files: int = 0
     settled: bool = True
     failed: tuple[str, ...] = ()
     wait_s: float = POLL_EVERY_S

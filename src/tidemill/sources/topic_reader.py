@@ -10,9 +10,9 @@ reports it. It continues to read the others.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -23,7 +23,7 @@ from tidemill.sources.records import SourceRecord
 from tidemill.sources.topic_partitions import TopicPartitions
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer
+    from confluent_kafka import Consumer, Message
 
     from tidemill.sources.kafka import KafkaSource
 
@@ -31,6 +31,12 @@ _LOG = logging.getLogger("tidemill.kafka")
 _LOG.addHandler(logging.NullHandler())
 TOPIC_EVERY = 20
 """The reader requests the list of the topic's partitions once per this many reads."""
+
+MOST_BYTES: Final = 32 << 20
+"""A lot gets no further messages after this many bytes."""
+
+AT_ONCE: Final = 100
+"""How many messages are fetched before their size is added up."""
 
 
 class TopicRead(NamedTuple):
@@ -226,7 +232,7 @@ class TopicReader:
 
         records: list[SourceRecord] = []
         ends: dict[str, int] = {}
-        for message in self._open().consume(self.source.max_records, timeout=self.source.linger_s):
+        for message in self._messages():
             name, offset, error = f"{message.partition():06}", message.offset(), message.error()
             if error is not None:
                 if error.code() == KafkaError._PARTITION_EOF:
@@ -242,6 +248,24 @@ class TopicReader:
             records.append(SourceRecord(f"{self.source.topic}/{int(name)}", offset, message.value()))
             ends[name] = offset + 1
         return records, ends
+
+    def _messages(self) -> "Iterator[Message]":
+        """Yield messages until there are enough for a lot or `linger_s` is over.
+
+        There are also enough after `MOST_BYTES`: large messages must not fill the memory.
+        """
+        clock = self._publisher.scope.clock
+        until = clock.monotonic() + self.source.linger_s
+        left, size = self.source.max_records, 0
+        while left > 0 and size < MOST_BYTES:
+            wait_s = max(0.0, until - clock.monotonic())
+            wanted = min(left, AT_ONCE)
+            messages = self._open().consume(wanted, timeout=wait_s)
+            yield from messages
+            if len(messages) < wanted or not wait_s:
+                return
+            left -= len(messages)
+            size += sum(len(message.value() or b"") for message in messages)
 
     def _text(self, error: Exception) -> str:
         """Return the driver's error message, without the values of settings that it may quote."""

@@ -67,6 +67,7 @@ def run_window(
         files,
         options=listing.read_options(),
         open_file=listing.open,
+        careful=place.epoch > 1,
     )
     _check_versions(task, listing)
     return (

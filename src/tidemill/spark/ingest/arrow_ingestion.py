@@ -41,6 +41,11 @@ MOST_BYTES: Final = 8 * 1024**2
 MOST_BYTES_BESIDE_SPARK: Final = 1024**2
 """The same, if Spark has been started."""
 
+MOST_PARQUET_VALUES: Final = 16 * 1024**2
+MOST_PARQUET_BYTES: Final = 256 * 1024**2
+"""The largest table of a Parquet file that is read here. A file of a few kilobytes may repeat a value a
+billion times; Spark never has all of its rows in memory."""
+
 _BLANKS: Final = "".join(map(chr, range(33)))
 """The characters that Java's `trim` removes."""
 
@@ -230,8 +235,14 @@ class _Reader:
         return pa.table([pa.array(lines, pa.string())], schema=self._arrow)
 
     def _parquet(self, raw: BinaryIO) -> pa.Table:
-        file = pq.ParquetFile(raw)
-        names = file.schema_arrow.names
+        stored = pq.read_metadata(raw)
+        names = stored.schema.to_arrow_schema().names
+        if stored.num_rows * len(names) > MOST_PARQUET_VALUES:
+            raise NotPlain
+        leaves = [stored.schema.column(number) for number in range(len(stored.schema))]
+        texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+        # A text that is stored once and repeated is read in the same form.
+        file = pq.ParquetFile(raw, metadata=stored, read_dictionary=texts)
         unknown = set(names) - set(self._arrow.names)
         self._refuse_near_names(unknown)
         if len(set(names)) < len(names) or len(unknown) == len(names) or any("." in name for name in names):
@@ -241,10 +252,23 @@ class _Reader:
         arrays = []
         for field in self._arrow:
             if field.name in rows.column_names:
-                arrays.append(_plain_column(rows.column(field.name), field.type))
+                arrays.append(_plain_column(_decoded(rows.column(field.name)), field.type))
             else:
                 arrays.append(pa.nulls(rows.num_rows, field.type))
         return pa.table(arrays, schema=self._arrow)
+
+
+def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the texts of a column that is stored as a dictionary; raise `NotPlain` if they are too large."""
+    if not pat.is_dictionary(column.type):
+        return column
+    size = 0
+    for chunk in column.chunks:
+        lengths = pc.binary_length(chunk.dictionary)
+        size += pc.sum(lengths.take(chunk.indices).cast(pa.int64())).as_py() or 0
+    if size > MOST_PARQUET_BYTES:
+        raise NotPlain
+    return column.cast(column.type.value_type)
 
 
 def _plain_column(column: pa.ChunkedArray, declared: pa.DataType) -> pa.ChunkedArray:

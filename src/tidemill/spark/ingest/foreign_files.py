@@ -3,11 +3,13 @@
 An error deep inside a Spark job reaches the driver as text, so this module searches the text for the file.
 """
 
+import bz2
+import contextlib
 import gzip
 import re
 import zlib
 from collections.abc import Callable, Sequence
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, cast
 from urllib.parse import unquote
 
 import msgspec
@@ -23,6 +25,10 @@ _UNREACHABLE: Final = re.compile(
     re.IGNORECASE,
 )
 _MAGIC: Final = (b"PAR1", b"PARE")
+MOST_LINE_BYTES: Final = 16 << 20
+"""A longer line may need more memory than Java has. Spark's JSON reader does not accept much longer texts."""
+
+_LINE_END: Final = re.compile(rb"[\r\n]")
 _CHUNK: Final = 1 << 20
 _MOST_TAIL: Final = 1 << 20
 
@@ -108,6 +114,37 @@ def parquet_fault(size: int, open_file: Callable[[], BinaryIO]) -> str:
     if end[4:] not in _MAGIC or int.from_bytes(end[:4], "little") > size - 12:
         return "it is not a complete Parquet file: its end is missing"
     return ""
+
+
+def with_long_lines(files: Sequence[ForeignFile], open_file: Callable[[str], BinaryIO]) -> dict[str, str]:
+    """Return why not to read the files that have a line of more than `MOST_LINE_BYTES`, by path."""
+    numbers = {file.path: _long_line(file.path, open_file) for file in files}
+    reason = f"has more than {MOST_LINE_BYTES:,} bytes, and may not fit into memory"
+    return {path: f"line {number} {reason}" for path, number in numbers.items() if number}
+
+
+def _long_line(path: str, open_file: Callable[[str], BinaryIO]) -> int:
+    """Return the number of the first line that is too long; 0 if there is none."""
+    number, length = 1, 0
+    with open_file(path) as raw, contextlib.suppress(EOFError, zlib.error, OSError):
+        match compression_of(path):
+            case "":
+                file = raw
+            case ".gz":
+                file = cast("BinaryIO", gzip.GzipFile(fileobj=raw))
+            case ".bz2":
+                file = cast("BinaryIO", bz2.BZ2File(raw))
+            case _:
+                return 0
+        while chunk := file.read(_CHUNK):
+            first = _LINE_END.search(chunk)
+            length += len(chunk) if first is None else first.start()
+            if length > MOST_LINE_BYTES:
+                return number
+            if first is not None:
+                end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r"))
+                number, length = number + chunk.count(b"\n"), len(chunk) - end - 1
+    return 0
 
 
 def salvage_gzip(path: str, open_file: Callable[[str], BinaryIO]) -> Salvaged | None:

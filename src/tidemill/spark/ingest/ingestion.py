@@ -15,6 +15,7 @@ the records that have any. `evolve` adds them to the declared ones. `rescue` kee
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
@@ -102,6 +103,7 @@ def ingest(
     *,
     options: Mapping[str, str],
     open_file: Callable[[str], BinaryIO],
+    careful: bool = False,
 ) -> Ingested:
     """Read files, and write their records as objects of a lot.
 
@@ -114,10 +116,17 @@ def ingest(
         files: the files.
         options: options that Spark needs to reach the files.
         open_file: opens a file by its path.
+        careful: look for lines that are too long before Spark reads the files, because an earlier try failed:
+            a line that does not fit into memory ends Java.
     """
     ingested = _ingest_plain(spark, storage, folders, dataset, format_options, files, open_file)
     if ingested is not None:
         return ingested
+
+    refused: dict[str, str] = {}
+    if careful and format_options.format is not Format.PARQUET:
+        refused = foreign_files.with_long_lines(files, open_file)
+        files = [file for file in files if file.path not in refused]
 
     def find_undeclared(declared: Schema) -> list[schemas.Column]:
         columns = schemas.to_spark(dataset.origin.columns.without(declared).unlimited())
@@ -142,7 +151,7 @@ def ingest(
         names=columns.stored.names,
     )
     writer = _LotWriter(storage, folders, dataset)
-    ingested = ingestion.run(files, writer.write_rows, writer.write_bad)
+    ingested = ingestion.run(files, writer.write_rows, writer.write_bad, refused)
     bad, removed = ingested.quarantined, writer.checked.quarantined
     return Ingested(
         rows=ingested.rows,
@@ -300,11 +309,20 @@ class Ingestion:
             numbers=bool(origin.columns.line),
         )
 
-    def run(self, files: Sequence[ForeignFile], write_rows: Write, write_bad: Write) -> Ingested:
-        """Write good records with `write_rows` and bad ones with `write_bad`."""
+    def run(
+        self,
+        files: Sequence[ForeignFile],
+        write_rows: Write,
+        write_bad: Write,
+        unreadable: Mapping[str, str] = MappingProxyType({}),
+    ) -> Ingested:
+        """Write good records with `write_rows` and bad ones with `write_bad`.
+
+        - unreadable: the reason for each other file of the window, which goes to quarantine unread.
+        """
         from pyspark.sql import Observation
 
-        refused: dict[str, str] = {}
+        refused = dict(unreadable)
         truncated: dict[str, Salvaged] = {}
         groups = self._inspected(files, refused)
         attempts = 0

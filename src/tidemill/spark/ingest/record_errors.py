@@ -3,6 +3,7 @@
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
+from tidemill.spark.ingest.foreign_files import MOST_LINE_BYTES
 from tidemill.spark.ingest.formats import Format, FormatOptions
 from tidemill.spark.queries import quoted
 
@@ -14,7 +15,10 @@ CORRUPT: Final = "_tidemill_corrupt"
 _MOST_COLUMNS = 40
 """How many columns to test one by one, to find those that do not fit."""
 
-_STRINGS: Final = r'"(?:\\.|[^"\\])*"'
+_STRINGS: Final = r'"(?:[^"\\]++|\\.)*+"'
+"""Matches a JSON string. The possessive quantifiers keep Java from calling itself once per character: a value
+of some thousand characters would overflow the stack, and Java would end."""
+
 _AFTER_BRACE: Final = r"\}\s*[^\s,\]\}]"
 """Matches trailing text. In valid JSON, outside of strings, only , ] } or nothing follows a closing brace."""
 
@@ -93,6 +97,10 @@ def error_of(text: "Column", schema: "StructType", format_options: FormatOptions
             (
                 has_half_surrogate(text),
                 sf.lit(HALF_SURROGATE),
+            ),
+            (
+                sf.octet_length(text) > MOST_LINE_BYTES,
+                sf.concat(sf.lit("it is too large: "), sf.octet_length(text), sf.lit(" bytes")),
             ),
             (sf.try_parse_json(text).isNull(), sf.lit("it is not JSON")),
             (~sf.startswith(sf.ltrim(text), sf.lit("{")), sf.lit("it is not a JSON object")),
