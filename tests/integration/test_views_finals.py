@@ -149,6 +149,8 @@ def test_what_does_not_fit_raises() -> None:
     sums = [pa.array([Decimal(10**36)], WIDE), no, pa.array([1])]
     with pytest.raises(ViewFailed, match="the avg overflows"):
         finish("avg", WIDE, pa.decimal128(38, 4), sums)
+    with pytest.raises(ViewFailed, match="the avg overflows"):
+        finish("avg", WIDE, pa.decimal128(38, 4), [pa.array([None], WIDE), yes, pa.array([2])])
     assert finish("avg", pa.int64(), pa.float64(), [big, no, pa.array([2])]).to_pylist() == [float(2**62)]
 
 
