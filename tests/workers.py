@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -40,6 +40,7 @@ class WorkerProcess:
     Args:
         home: the folder of the cluster; with `environment`, only for the log.
         environment: names the store and the objects of a cluster that has no home.
+        prefix: a command that runs the rest, such as `Host.prefix`.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class WorkerProcess:
         slots: int = 1,
         with_parent: bool = True,
         environment: Mapping[str, str] | None = None,
+        prefix: Sequence[str] = (),
     ) -> None:
         self.told: list[Told] = []
         command = [sys.executable, "-m", "tests.patient_cli", "worker", "--json"]
@@ -59,7 +61,7 @@ class WorkerProcess:
         self._log = Path(log)
         with os.fdopen(fd, "wb") as errors:
             self.process = subprocess.Popen(
-                [*command, *(["--with-parent"] if with_parent else [])],
+                [*prefix, *command, *(["--with-parent"] if with_parent else [])],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -90,7 +92,11 @@ class WorkerProcess:
 
     def wait_for(self, kind: str, count: int = 1) -> Told:
         """Wait until it told something (so often); the last of them."""
-        wait(lambda: len(self.events(kind)) >= count, f"a worker told {kind}\n{self}")
+        wait(
+            lambda: len(self.events(kind)) >= count or not self._reader.is_alive(),
+            f"a worker told {kind}\n{self}",
+        )
+        assert len(self.events(kind)) >= count, f"the worker ended before it told {kind}\n{self}"
         return self.events(kind)[count - 1]
 
     def children(self, name: str = "tidemill-child") -> list[int]:

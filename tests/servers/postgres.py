@@ -25,6 +25,7 @@ from urllib.parse import quote
 import psycopg
 from psycopg import sql
 
+from tests.servers.hosts import Host
 from tests.servers.process import Child, Server, ServerFailed, ServerUnavailable, free_ports, started
 
 USER = "tidemill"
@@ -75,8 +76,9 @@ def _identity() -> tuple[int, int] | None:
 class PostgresServer(Server):
     """One PostgreSQL server, running from `start()` (or `with`) until `stop()`."""
 
-    def __init__(self, *, durable: bool = False) -> None:
+    def __init__(self, *, durable: bool = False, host: Host | None = None) -> None:
         self.durable = durable
+        self._host = host
         self.password = secrets.token_urlsafe(12)
         self.port = 0
         self._binaries = find_binaries()
@@ -100,6 +102,13 @@ class PostgresServer(Server):
         """Over the unix socket, without a password."""
         host = quote(str(self._folder), safe="")
         return f"postgresql://{USER}@/{database or 'postgres'}?host={host}&port={self.port}"
+
+    def tls_url(self, database: str) -> str:
+        """For processes of other hosts: over TLS, with the server's name checked."""
+        assert self._host is not None
+        place = f"{self._host.address}:{self.port}/{database}"
+        checked = f"sslmode=verify-full&sslrootcert={quote(str(self._host.certificate.chain), safe='')}"
+        return f"postgresql://{USER}:{quote(self.password)}@{place}?{checked}"
 
     def start(self) -> None:
         """Make the cluster when there is none, and return when the server answers; its port stays."""
@@ -178,8 +187,22 @@ class PostgresServer(Server):
             raise ServerFailed(f"initdb ended with {done.returncode}\n{done.stdout}{done.stderr}")
         settings = SETTINGS | ({} if self.durable else NOT_DURABLE)
         settings["unix_socket_directories"] = str(self._folder)
+        if self._host is not None:
+            settings |= self._remote_settings(self._host)
         with (self._folder / "data" / "postgresql.conf").open("a") as conf:
             conf.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
+
+    def _remote_settings(self, host: Host) -> dict[str, str]:
+        """Let other hosts connect, with a password and over TLS only."""
+        data = self._folder / "data"
+        for source, name in ((host.certificate.chain, "server.crt"), (host.certificate.key, "server.key")):
+            shutil.copy(source, data / name)
+            (data / name).chmod(0o600)
+            if self._identity is not None:
+                os.chown(data / name, *self._identity)
+        with (data / "pg_hba.conf").open("a") as rules:
+            rules.write("hostssl all all 0.0.0.0/0 scram-sha-256\n")
+        return {"listen_addresses": host.address, "ssl": "on"}
 
     def _reachable_folder(self) -> Path:
         """The folder for temporary files, or /tmp when the server's user cannot enter that folder."""
@@ -224,6 +247,7 @@ class PostgresServer(Server):
             user=user,
             group=group,
             death_signal=signal.SIGQUIT,
+            prefix=() if self._host is None else self._host.prefix,
         )
         try:
             child.wait_until(self._answers)

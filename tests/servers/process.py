@@ -70,16 +70,21 @@ class Child:
         cwd: Path | None = None,
         user: int | None = None,
         group: int | None = None,
-        death_signal: int = signal.SIGKILL,
+        death_signal: signal.Signals = signal.SIGKILL,
+        prefix: Sequence[str] = (),
     ) -> None:
+        """`prefix` is a command that runs the rest, such as `Host.prefix`."""
         self.log = log
         self.name = Path(arguments[0]).name
         identity: dict[str, Any] = {}
-        if user is not None:
+        if user is not None and prefix:  # only root may use the prefix
+            prefix = [*prefix, "setpriv", f"--reuid={user}", f"--regid={group}", "--clear-groups"]
+            prefix += [f"--pdeathsig={death_signal.name}"]  # the kernel forgets ours when the user changes
+        elif user is not None:
             identity = {"user": user, "group": group, "extra_groups": []}
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [str(a) for a in arguments],
+                [*prefix, *(str(a) for a in arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

