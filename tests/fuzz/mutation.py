@@ -22,6 +22,8 @@ TEXTS = [
 24:00:00 12:30:00.1234567 P1D P1Y [red]x[/red] {} [] {0} %s ${x} _weight _rescued ID
 """),
     *("-- ", "INTERVAL '1' DAY", "1 02:03:04", "id "),
+    # for regular expressions and parsers that call themselves for each character
+    *('} x"' * 4000, "[{" * 3000, "\\" * 5001, "} \\u" * 3000),
 ]
 NUMBERS = [
     *(0, -1, 1, 2, 7, 127, 128, 255, 256, -129, 32768, 65535, 65536, 2**31 - 1, 2**31, -(2**31) - 1, 2**32),

@@ -32,8 +32,8 @@ def test_a_file_with_a_long_line_is_found_with_its_line(
 ) -> None:
     long = b'{"id": 1}\n' * 5 + b"x" * (MOST + 1) + b"\n" + b"y\n"
     fine = (b"z" * (MOST - 1) + b"\n") * 3 + b"z" * (MOST - 1)
-    found = reasons({f"a.json{ending}": compress(long), f"b.json{ending}": compress(fine)})
-    assert found == {f"a.json{ending}": "line 6 has more than 3,145,728 bytes, and may not fit into memory"}
+    unread = reasons({f"a.json{ending}": compress(long), f"b.json{ending}": compress(fine)})
+    assert unread == {f"a.json{ending}": "line 6 has more than 3,145,728 bytes, and may not fit into memory"}
 
 
 def test_lines_may_end_with_a_carriage_return_and_the_last_one_with_nothing() -> None:

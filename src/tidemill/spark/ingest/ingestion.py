@@ -124,7 +124,7 @@ def ingest(
         return ingested
 
     refused: dict[str, str] = {}
-    if careful and format_options.format is not Format.PARQUET:
+    if careful and format_options.by_lines:
         refused = foreign_files.with_long_lines(files, open_file)
         files = [file for file in files if file.path not in refused]
 
