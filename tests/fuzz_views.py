@@ -31,7 +31,8 @@ from tests.integration.views_typed import one_result
 from tests.servers.spark import small_spark
 from tidemill.clock import SYSTEM
 from tidemill.errors import TidemillError
-from tidemill.spark.sessions import expecting_errors, open_session
+from tidemill.spark.expected_errors import expecting_errors
+from tidemill.spark.sessions import open_session
 from tidemill.testing import Case, Judge, Step, Verdict
 from tidemill.views.certify import generated_steps
 from tidemill.views.certify.equality import equality_of

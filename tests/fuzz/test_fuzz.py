@@ -14,7 +14,7 @@ import pytest
 from tests.fuzz import targets
 from tests.fuzz.campaign import Failure, Outcome, Target, failures, reduced
 from tests.fuzz.targets import files_input
-from tidemill.spark.sessions import expecting_errors
+from tidemill.spark.expected_errors import expecting_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,7 +8,8 @@ import pytest
 
 import tidemill as tm
 from tidemill.errors import DeclarationError, QueryError, TidemillError, ViewRefused
-from tidemill.spark.sessions import PINNED, expecting_errors
+from tidemill.spark.expected_errors import expecting_errors
+from tidemill.spark.sessions import PINNED
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

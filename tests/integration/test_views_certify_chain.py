@@ -7,7 +7,10 @@ import pyarrow as pa
 import pytest
 
 from tests.integration import views_oracle
-from tidemill.spark import schema
+from tidemill.spark import queries, schema
+from tidemill.spark.lot_reader import no_rows
+from tidemill.spark.sessions import separate_session
+from tidemill.spark.small_queries import FOR_SMALL_QUERIES
 from tidemill.views.certify import circuit_comparison
 from tidemill.views.certify.certificates import ViewCertificate
 from tidemill.views.certify.circuit_comparison import GeneratedTables, certify_circuits
@@ -16,8 +19,10 @@ from tidemill.views.certify.generated_lots import GeneratedLots
 from tidemill.views.certify.table_facts import facts_of
 from tidemill.views.certify.view_tests import CircuitTest
 from tidemill.views.chain import native_operators
+from tidemill.views.chain.chain import InputKind
 from tidemill.views.circuit.rewrites import rewrite
 from tidemill.views.spark import in_process_executor, shared_projection, spark_executor
+from tidemill.views.spark.group_chain import GroupChain, group_chain
 
 DDL = {
     "t": "a INT, b INT, x DOUBLE, ts TIMESTAMP, tn TIMESTAMP_NTZ, v VARCHAR(8)",
@@ -40,20 +45,18 @@ MORE = {
 }
 
 
-def circuit_tests(spark: Any, tables: Any, queries: dict[str, str]) -> list[CircuitTest]:
-    written = {name: views_oracle.compiled(spark, tables, sql).output for name, sql in queries.items()}
+def circuit_tests(spark: Any, tables: Any, texts: dict[str, str]) -> list[CircuitTest]:
+    written = {name: views_oracle.compiled(spark, tables, sql).output for name, sql in texts.items()}
     return [
         CircuitTest(view=name, sql=sql, output=rewrite(written[name]), written=written[name], tables=DDL)
-        for name, sql in queries.items()
+        for name, sql in texts.items()
     ]
 
 
-def certified(
-    spark: Any, tests: list[CircuitTest], beside: list[CircuitTest] | None = None
-) -> dict[str, ViewCertificate]:
+def certified(spark: Any, tests: list[CircuitTest], **before: Any) -> dict[str, ViewCertificate]:
     facts = facts_of(test.output for test in tests)
     with GeneratedTables(spark, DDL, facts=facts) as tables:
-        results = certify_circuits(spark, tests, tables, beside=beside or ())
+        results = certify_circuits(spark, tests, tables, **before)
     return {test.view: result for test, result in zip(tests, results, strict=True)}
 
 
@@ -144,10 +147,10 @@ def lose_rows_of_loads(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_chain_with_a_fault_is_refused_although_its_circuit_is_right(
     spark: Any, monkeypatch: pytest.MonkeyPatch, fault: Any, wrong: set[str], why: str
 ) -> None:
-    queries = {name: {**QUERIES, **MORE}[name] for name in wrong}
+    texts = {name: {**QUERIES, **MORE}[name] for name in wrong}
     fault(monkeypatch)
     with views_oracle.stage(spark, {}, STAGED) as tables:
-        results = certified(spark, circuit_tests(spark, tables, queries))
+        results = certified(spark, circuit_tests(spark, tables, texts))
     assert {name for name, result in results.items() if not result.equal} == wrong
     assert [result.why for result in results.values() if why not in result.why] == []
 
@@ -165,22 +168,25 @@ def double_rows_of_one_view(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.rule("DBSP-19")
 @pytest.mark.parametrize(
-    ("fault", "why"),
+    ("fault", "how", "why"),
     [
-        (double_shared_rows, "only together with other views"),
-        (double_rows_of_one_view, "certified views are wrong: more texts"),
+        (double_shared_rows, "beside", "only together with other views"),
+        (double_rows_of_one_view, "beside", "certified views are wrong: more texts"),
+        (double_shared_rows, "others", "only together with other views"),
+        (double_rows_of_one_view, "others", "the rows of more texts differ"),
     ],
 )
 def test_a_new_view_is_judged_together_with_certified_views(
-    spark: Any, monkeypatch: pytest.MonkeyPatch, fault: Any, why: str
+    spark: Any, monkeypatch: pytest.MonkeyPatch, fault: Any, how: str, why: str
 ) -> None:
+    """Others are views of other batches: plain Spark does not compute them again."""
     with views_oracle.stage(spark, {}, STAGED) as tables:
         (other,) = circuit_tests(spark, tables, {"more texts": MORE["more texts"]})
         new = circuit_tests(spark, tables, {"texts": QUERIES["texts"]})
-        assert certified(spark, new, [other])["texts"].equal
+        assert certified(spark, new, **{how: [other]})["texts"].equal
         fault(monkeypatch)
         assert certified(spark, new)["texts"].equal, "alone it is right"
-        result = certified(spark, new, [other])["texts"]
+        result = certified(spark, new, **{how: [other]})["texts"]
     assert not result.equal
     assert why in result.why
 
@@ -194,3 +200,29 @@ def test_sessions_that_never_merge_are_refused(spark: Any) -> None:
         (test,) = circuit_tests(spark, tables, {"sessions": wrong})
         (result,) = certified(spark, [replace(test, sql=sql)]).values()
     assert not result.equal
+
+
+@pytest.mark.rule("DBSP-17")
+def test_the_types_of_a_view_are_resolved_once_in_a_process(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tags: list[str] = []
+    over = queries.over
+    monkeypatch.setattr(queries, "over", lambda *args: (tags.append(args[-1]), over(*args))[1])
+
+    def built(session: Any, tag: str) -> GroupChain:
+        frames = {"t": no_rows(session, DDL["t"])}
+        return group_chain(session, {"sums": test.output}, frames, {"t": InputKind("changes")}, tag)
+
+    with views_oracle.stage(spark, {}, STAGED) as tables:
+        (test,) = circuit_tests(spark, tables, {"sums": "SELECT b, sum(a) AS total FROM t GROUP BY b"})
+    tags.clear()
+    first = built(spark, "planning")
+    session = separate_session(spark)
+    for name, value in FOR_SMALL_QUERIES.items():
+        session.conf.set(name, value)
+    assert built(session, "certification").types == first.types
+    assert tags == ["planning"]
+    session.conf.set("spark.sql.groupByAliases", "false")
+    built(session, "other settings")
+    assert tags == ["planning", "other settings"]

@@ -13,8 +13,8 @@ from tests.integration.views_kernels import Kernels
 from tests.type_roles import QUERIES, TYPES, How, Role, role_of
 from tidemill.errors import QueryRefused, ViewRefused
 from tidemill.spark import schema
+from tidemill.spark.expected_errors import expecting_errors
 from tidemill.spark.operations import WEIGHT
-from tidemill.spark.sessions import expecting_errors
 from tidemill.testing import Case, Judge, MaintainedView, Step
 from tidemill.views.certify import generated_steps
 from tidemill.views.certify.equality import equality_of

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 # The C1 compiler and a serial collector suit sessions that live for seconds. With C1 alone Java would reserve
 # 48 MB for compiled code, and compile again and again what it had to drop.
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m"
+QUICK = (
+    "-XX:TieredStopAtLevel=1 -XX:CompileThresholdScaling=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m"
+)
 ARCHIVE = Path(__file__).parents[2] / ".cache" / "spark" / "classes.jsa"
 _DEPLOY = "org.apache.spark.deploy"
 

@@ -41,3 +41,11 @@ def test_where_spark_runs_is_shown_without_secrets() -> None:
     assert SparkSettings().where == "local[*]"
     assert SparkSettings(master="spark://host:7077").where == "spark://host:7077"
     assert SparkSettings(remote="sc://host:15002/;token=secret").where == "sc://host:15002"
+
+
+def test_a_local_java_compiles_later_and_options_of_the_user_win() -> None:
+    name, option = "spark.driver.extraJavaOptions", "-XX:CompileThresholdScaling=5"
+    assert option in SparkSettings().all_conf()[name].split()
+    assert option not in SparkSettings(master="spark://host:7077").all_conf()[name]
+    chosen = SparkSettings(conf={name: "-XX:CompileThresholdScaling=1"}).all_conf()[name]
+    assert chosen.endswith("-XX:CompileThresholdScaling=1"), "Java uses the last one"

@@ -16,7 +16,7 @@ from tidemill.lots.keys import DatasetId
 from tidemill.pipeline.retired import retired_datasets
 from tidemill.spark import queries
 from tidemill.spark.drift import effective
-from tidemill.spark.sessions import expecting_errors
+from tidemill.spark.expected_errors import expecting_errors
 from tidemill.store import Tx
 from tidemill.views.spark.dataset_contents import dataset_frame
 from tidemill.views.spark.view_tables import ViewTables

@@ -7,10 +7,11 @@ nothing uncertified is ever visible. If a circuit turns out to be wrong, or its 
 arrives later switches the view to its chain at the next step. ADR 24 gives the reasons.
 
 Views are compared in batches, and a batch is one attempt: `certificates.begin` records it for each view
-before the comparison starts, and `certificates.finish` stores the results. Certified views of the same group
-are compared again, together with the new ones. If the batch fails, each new view is compared alone. If the
-process dies, the next runner finds the attempts. It compares these suspects alone, one after the other,
-before it starts anything else. So a further death has only one possible cause.
+before the comparison starts, and `certificates.finish` stores the results. Certified views of the same group,
+also those of the batches before, are computed again together with the new ones. If the batch fails, each new
+view is compared with plain Spark alone. If the process dies, the next runner finds the attempts. It compares
+these suspects alone, one after the other, before it starts anything else. So a further death has only one
+possible cause.
 """
 
 import os
@@ -30,7 +31,7 @@ from tidemill.store import Tx
 from tidemill.views.certify import certificates
 from tidemill.views.certify.bounds import MOST_SECONDS, BoundExceeded, TimeExceeded, ends_spark
 from tidemill.views.certify.certificates import FAILED, Attempt, CertificateLate, ViewCertificate
-from tidemill.views.certify.tester import ViewTester, batches_of
+from tidemill.views.certify.tester import BATCH, ViewTester, batches_of
 from tidemill.views.certify.view_tests import CircuitTest, ViewTest
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class Certifier:
         self._is_busy = is_busy
         self._wait_s = WAIT_S if wait_s is None else wait_s
         self._known: dict[str, ViewCertificate] = {}  # by view
-        self._batches: queue.SimpleQueue[list[ViewTest]] = queue.SimpleQueue()
+        self._batches: queue.SimpleQueue[list[list[ViewTest]]] = queue.SimpleQueue()  # by group
         self._elsewhere: list[ViewTest] = []  # another node compares these views
         self._slow: list[tuple[ViewTest, Node]] = []  # begun, and repeated after the other comparisons
         self.waiting_steps = 0  # computed steps that wait for certificates
@@ -248,8 +249,8 @@ class Certifier:
                     self._certify([test])
                 self._exclusive = False
                 self._wake()
-                for batch in batches_of(left):
-                    self._batches.put(batch)
+                for batches in batches_of(left):
+                    self._batches.put(batches)
                 self._work_in_threads()
                 self._repeat_slow()
                 self._follow_others()
@@ -276,21 +277,24 @@ class Certifier:
         """Compare batches until none is left."""
         while not self._stop.is_set() and self._broken is None:
             try:
-                batch = self._batches.get_nowait()
+                batches = self._batches.get_nowait()
             except queue.Empty:
                 return
             try:
-                self._certify(batch)
+                for batch in batches:
+                    self._certify(batch)
+                    self._wake()
             except BaseException as error:  # noqa: BLE001 - raised by `check`
                 self._broken = error
-            self._wake()
+                self._wake()
 
     def _repeat_slow(self) -> None:
         """Repeat comparisons that took too long while other work kept Spark busy."""
         for tries in range(2, BUSY_TRIES + 1):
             slow, self._slow = self._slow, []
             for test, node in slow:
-                self._attempt([test], node, is_last=tries == BUSY_TRIES)
+                beside = self._tester.beside([test])
+                self._attempt([test], node, beside, batch=1, is_last=tries == BUSY_TRIES)
                 self._wake()
 
     def _follow_others(self) -> None:
@@ -327,7 +331,7 @@ class Certifier:
         if ours:
             self._attempt(ours, node, self._tester.beside(ours))
         for test in suspects:
-            self._attempt([test], node, suspect=True)
+            self._attempt([test], node, self._tester.beside([test]), batch=1, suspect=True)
 
     def _attempt(
         self,
@@ -335,12 +339,14 @@ class Certifier:
         node: Node,
         beside: Sequence[CircuitTest] = (),
         *,
+        batch: int = BATCH,
         suspect: bool = False,
         is_last: bool = False,
     ) -> None:
         """Run begun attempts; store the results, or why they failed.
 
         - beside: certified views that one chain computes together with these views.
+        - batch: how many views are compared with plain Spark together.
         - is_last: store a failure if the test takes too long, even if other work has kept Spark busy.
         """
         if self._stop.is_set():
@@ -349,7 +355,7 @@ class Certifier:
             return
         was_busy = self._is_busy()
         try:
-            results = self._tester.run(tests, beside)
+            results = self._tester.run(tests, beside, batch=batch)
         # explain shows the error; a test must not stop a pipeline, even if the function of a view exits
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001
             if self._dead:
@@ -359,9 +365,12 @@ class Certifier:
                 return
             if ends_spark(error):
                 self._spark_ended(tests, node, error, suspect=suspect)
-            if len(tests) > 1 or beside:
+            if len(tests) > 1 or (beside and batch > 1):
                 for test in tests:
-                    self._attempt([test], node)
+                    self._attempt([test], node, self._tester.beside([test]), batch=1, suspect=suspect)
+                return
+            if beside:
+                self._attempt(tests, node, batch=1, suspect=suspect, is_last=is_last)
                 return
             if isinstance(error, TimeExceeded) and not is_last and (was_busy or self._is_busy()):
                 with self._lock:
@@ -423,6 +432,8 @@ class Certifier:
     def _keep(self, test: ViewTest, certificate: ViewCertificate, *, is_new: bool) -> None:
         with self._lock:
             self._known[test.view] = certificate
+        if certificate.equal:
+            self._tester.add_certified(test)
         if is_new:
             self._scope.emit(test.event(certificate))
 

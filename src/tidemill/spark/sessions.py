@@ -71,6 +71,10 @@ _LOCAL: Final[Mapping[str, str]] = {
     "spark.ui.retainedTasks": "1000",
 }
 _DAEMON: Final[Mapping[str, str]] = {"spark.python.daemon.module": "tidemill.spark.python_daemon"}
+_COMPILE_LATER: Final = "-XX:+IgnoreUnrecognizedVMOptions -XX:CompileThresholdScaling=5"
+"""Options of a local Java: compile a method after five times as many calls as by default. Most processes live
+for seconds and plan small queries. By default, more than half of their CPU time goes into compiling Spark's
+planner, on the cores that plan. Loops over many rows still reach the threshold at once."""
 _LOG_SETTINGS = Path(__file__).parent / "log4j2.properties"
 _DRIVER_MEMORY = "spark.driver.memory"
 LEAST_HEAP_BYTES: Final = 1024**3
@@ -79,10 +83,7 @@ _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _WAREHOUSE: Final = "spark.sql.warehouse.dir"
 """The folder of Spark's own tables, which Tidemill does not use. It depends on the current folder."""
 _opening = threading.Lock()
-_silencing = threading.Lock()
 _activating = threading.Lock()
-_silenced: list[list[bool]] = []  # for each block of `expecting_errors`, which loggers were off before it
-_QUERY_LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
 class SparkSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,10 +139,12 @@ class SparkSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Return all settings for a new session: our defaults, `conf` and the pinned settings."""
         if self.remote is not None:
             return {**self.conf, **PINNED}
-        logs = f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}"
+        java = f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}"
+        if self.local:
+            java = f"{java} {_COMPILE_LATER}"
         local = {**_LOCAL, **_memory(), **(_DAEMON if self._is_our_python() else {})} if self.local else {}
         conf = {**_DEFAULTS, **local, **self.conf, **PINNED}
-        conf[_JAVA_OPTIONS] = f"{logs} {conf.get(_JAVA_OPTIONS, '')}".strip()
+        conf[_JAVA_OPTIONS] = f"{java} {conf.get(_JAVA_OPTIONS, '')}".strip()
         return conf
 
     def _is_our_python(self) -> bool:
@@ -188,30 +191,6 @@ def open_session(settings: SparkSettings | None = None) -> "SparkSession":
         session = _connect(settings) if settings.remote else _start(settings)
     require(session)
     return session
-
-
-@contextmanager
-def expecting_errors() -> Iterator[None]:
-    """Silence pyspark's error log inside the block, because pyspark prints each error as JSON to stderr.
-
-    Blocks may overlap, also in different threads: the last one restores the log.
-    """
-    from pyspark.logger import PySparkLogger
-
-    # Use pyspark's own function: a plain logger of that name would not accept pyspark's messages.
-    loggers = [PySparkLogger.getLogger(name) for name in _QUERY_LOGGERS]
-    with _silencing:
-        _silenced.append([logger.disabled for logger in loggers])
-        for logger in loggers:
-            logger.disabled = True
-    try:
-        yield
-    finally:
-        with _silencing:
-            before = _silenced.pop()  # the last entry is the log before the first block
-            if not _silenced:
-                for logger, was in zip(loggers, before, strict=True):
-                    logger.disabled = was
 
 
 def _connect(settings: SparkSettings) -> "SparkSession":

@@ -30,8 +30,8 @@ from tidemill.pipeline.source_line import errors_at
 from tidemill.runner.program import Program, TemplateArcs
 from tidemill.spark import schema
 from tidemill.spark.drift import effective
+from tidemill.spark.expected_errors import expecting_errors
 from tidemill.spark.ingest.origin_columns import SPELLED
-from tidemill.spark.sessions import expecting_errors
 from tidemill.store import Tx
 from tidemill.views.circuit.explanation import CircuitExplanation
 from tidemill.views.steps.keys import group_id

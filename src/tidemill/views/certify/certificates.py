@@ -32,7 +32,7 @@ from tidemill.store import Space, Tx
 from tidemill.views.circuit.operators import ViewOutput
 from tidemill.views.spark.step_computer import CODE
 
-FORMAT = 7
+FORMAT = 8
 """The version of the generated steps and of the comparison; a new version certifies every view again."""
 
 MOST_DEATHS: Final = 3

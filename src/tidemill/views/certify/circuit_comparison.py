@@ -6,24 +6,29 @@ Spark. A view that no chain can compute runs its original query, so there is not
 
 If a view differs from plain Spark, its batch is repeated with each view alone, to find out which views are
 wrong. A view that is wrong only together with others is refused too.
+
+Views of a group that are in different batches are compared without plain Spark: one chain must compute the
+same rows for all of them as the chains that have been compared with plain Spark.
 """
 
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import msgspec
+import pyarrow as pa
 
-from tidemill.spark.sessions import expecting_errors, is_local
+from tidemill.spark.expected_errors import expecting_errors
+from tidemill.spark.sessions import is_local
 from tidemill.views.certify import generated_steps
 from tidemill.views.certify.bounds import Bounds
 from tidemill.views.certify.certificates import ViewCertificate
 from tidemill.views.certify.equality import Row, equality_of
-from tidemill.views.certify.executed_chain import ExecutedViews
+from tidemill.views.certify.executed_chain import ExecutedViews, differing_contents
 from tidemill.views.certify.judge import Case, Judge, MaintainedView, TimedQuery, Verdict
 from tidemill.views.certify.step_tables import StepTables
 from tidemill.views.certify.table_contents import Step, merged_step
@@ -104,6 +109,7 @@ def certify_circuits(
     tables: GeneratedTables,
     *,
     beside: Sequence[CircuitTest] = (),
+    others: Sequence[CircuitTest] = (),
     bounds: Bounds | None = None,
 ) -> list[ViewCertificate]:
     """Compare the chains of several views with their queries, in a few Spark jobs.
@@ -114,26 +120,105 @@ def certify_circuits(
         tables: the generated tables, in the same session.
         beside: certified views, which the same chain computes. If one of them is wrong only together with new
             views, these new views are refused.
+        others: certified views for which the chain must compute the same rows with and without the new views.
         bounds: limits on the size of results and on the time; exceeding one raises `BoundExceeded`.
     """
     certificates = {test.view: certificate for test in tests if (certificate := test.trivial()) is not None}
-    left: dict[tuple[StepTables, int], list[CircuitTest]] = {}
     levels: dict[str, int] = {}
-    for test in tests:
-        if test.view not in certificates:
-            # A view that reads another view of the batch is compared over generated rows of that view.
-            levels[test.view] = 1 + max((levels.get(name, -1) for name in test.tables), default=-1)
-            left.setdefault((tables.of(test), levels[test.view]), []).append(test)
-    beside_of: dict[tuple[StepTables, int], list[CircuitTest]] = {}
-    for test in beside:
-        # A certified view is above the level of the views that it reads, as above.
-        levels[test.view] = 1 + max((levels.get(name, -1) for name in test.tables), default=-1)
-        beside_of.setdefault((tables.of(test), levels[test.view]), []).append(test)
+    compared = [test for test in tests if test.view not in certificates]
+    # A view that reads another view of the batch is compared over generated rows of that view. A certified
+    # view is above the level of the views that it reads too.
+    new, near, far = (_by_level(group, tables, levels) for group in (compared, beside, others))
     with expecting_errors():  # generated values overflow, and both sides must raise an error
-        for key, together in left.items():
-            compare = partial(_compare, spark, step_tables=key[0], tables=tables, bounds=bounds)
-            certificates |= _certificates(compare, together, beside_of.get(key, []))
+        for key, together in new.items():
+            step_tables, _ = key
+            compare = partial(_compare, spark, step_tables=step_tables, tables=tables, bounds=bounds)
+            certificates |= _certificates(compare, together, near.get(key, []))
+            equal = [test for test in together if certificates[test.view].equal]
+            if equal and key in far:
+                contents = partial(_contents, spark, step_tables=step_tables, tables=tables, bounds=bounds)
+                certificates |= _undisturbed(contents, equal, far[key], certificates)
     return [certificates[test.view] for test in tests]
+
+
+Level = tuple[StepTables, int]
+
+
+def _by_level(
+    tests: Sequence[CircuitTest], tables: GeneratedTables, levels: dict[str, int]
+) -> dict[Level, list[CircuitTest]]:
+    """Divide tests into those that one chain can compute: same tables, and no view reads another one.
+
+    - levels: the level of each view that has been divided before; gets those of these tests.
+    """
+    by_level: dict[Level, list[CircuitTest]] = {}
+    for test in tests:
+        levels[test.view] = 1 + max((levels.get(name, -1) for name in test.tables), default=-1)
+        by_level.setdefault((tables.of(test), levels[test.view]), []).append(test)
+    return by_level
+
+
+Contents = Mapping[str, Sequence[pa.Table | Exception]]
+"""The rows of each view after each step."""
+
+
+def _undisturbed(
+    contents: Callable[..., Contents],
+    tests: Sequence[CircuitTest],
+    others: Sequence[CircuitTest],
+    certificates: Mapping[str, ViewCertificate],
+) -> dict[str, ViewCertificate]:
+    """Return the certificates of new views that are right, after one chain has computed them with others."""
+    expected = {**contents(tests), **contents(others)}
+
+    def disturbed(some: Sequence[CircuitTest]) -> list[str]:
+        return differing_contents(expected, contents(some, together=True))
+
+    wrong = disturbed([*tests, *others])
+    if not wrong:
+        return {}
+    checked = [test for test in others if test.view in wrong]
+    refused = [test for test in tests if test.view in wrong or disturbed([test, *checked])] or tests
+    why = f"only together with other views of the group: the rows of {', '.join(wrong)} differ"[:2000]
+    return {
+        test.view: msgspec.structs.replace(certificates[test.view], equal=False, why=why) for test in refused
+    }
+
+
+def _contents(
+    spark: "SparkSession",
+    tests: Sequence[CircuitTest],
+    step_tables: StepTables,
+    tables: GeneratedTables,
+    bounds: Bounds | None,
+    *,
+    together: bool = False,
+) -> Contents:
+    """Execute the chain of these views, without the step on which many queries raise errors.
+
+    - together: whether to execute a step as a Spark job too, in which other expressions share a projection.
+    """
+    job_step = _job_step(spark, step_tables)
+    with _executed(spark, tests, tables, bounds) as executed:
+        for number, step in enumerate(step_tables.steps):
+            if not step.extreme:
+                executed.run(step, as_job=together and number == job_step)
+        return executed.contents()
+
+
+@contextmanager
+def _executed(
+    spark: "SparkSession", tests: Sequence[CircuitTest], tables: GeneratedTables, bounds: Bounds | None
+) -> Iterator[ExecutedViews]:
+    """Build the chain of these views, in a temporary folder."""
+    names = dict.fromkeys(name for test in tests for name in test.tables)
+    ddl = {name: tables.ddl[name] for name in names}
+    outputs = {test.view: test.output for test in tests}
+    with (
+        tempfile.TemporaryDirectory(prefix="tidemill-certify-") as folder,
+        ExecutedViews(spark, Path(folder), ddl, tables.facts, outputs, bounds) as executed,
+    ):
+        yield executed
 
 
 def _certificates(
@@ -189,13 +274,7 @@ def _compare(
     bounds: Bounds | None,
 ) -> dict[str, ViewCertificate]:
     """Execute the chain of these views, and compare it with their queries after each step."""
-    names = dict.fromkeys(name for test in tests for name in test.tables)
-    ddl = {name: tables.ddl[name] for name in names}
-    outputs = {test.view: test.output for test in tests}
-    with (
-        tempfile.TemporaryDirectory(prefix="tidemill-certify-") as folder,
-        ExecutedViews(spark, Path(folder), ddl, tables.facts, outputs, bounds) as executed,
-    ):
+    with _executed(spark, tests, tables, bounds) as executed:
         judge = Judge(spark, tables.ddl, bounds=bounds)
         results: dict[str, list[list[Row] | Exception]] = {}
 
@@ -213,10 +292,11 @@ def _compare(
         results |= executed.results()
         verdicts = judge.verdicts(cases, step_tables)
         certificates = {
-            view: ViewCertificate(
-                equal=True, kind=equality_of(outputs[view]).name, why=f"each step runs the query: {why}"
+            test.view: ViewCertificate(
+                equal=True, kind=equality_of(test.output).name, why=f"each step runs the query: {why}"
             )
-            for view, why in executed.reasons.items()
+            for test in tests
+            if (why := executed.reasons.get(test.view)) is not None
         }
     return certificates | {
         case.name: _certificate(case, verdict) for case, verdict in zip(cases, verdicts, strict=True)

@@ -16,7 +16,8 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from tidemill.spark import schema
-from tidemill.spark.sessions import expecting_errors, repinned
+from tidemill.spark.expected_errors import expecting_errors
+from tidemill.spark.sessions import repinned
 from tidemill.views.certify import generated_steps
 from tidemill.views.certify.bounds import Bounds, is_query_error
 from tidemill.views.certify.certificates import ViewCertificate

@@ -17,6 +17,7 @@ from typing import Any
 from tidemill.views.aggregates.registry import Precision, precision_of
 from tidemill.views.circuit.circuit import walk
 from tidemill.views.circuit.operators import Aggregate, Opaque, Operator, ViewOutput, Window
+from tidemill.views.circuit.rounding import OF_SORTED_VALUES, has_rounded_values, rounded_columns
 from tidemill.views.circuit.ties import has_one_result, tie_dependent
 
 FLOAT_BOUND = 1e-9
@@ -51,24 +52,29 @@ class Equality:
 
 
 EXACT = Equality()
-_BOUNDS = {Precision.EXACT: 0.0, Precision.FLOAT: FLOAT_BOUND, Precision.APPROXIMATE: APPROX_BOUND}
 
 
 def equality_of(output: ViewOutput) -> Equality:
     """Return how to compare the results of a view."""
-    needed = {precision_of(name) for op in walk(output) for name in _calls(op)}
-    bound = max((_BOUNDS[precision] for precision in needed), default=0.0)
+    operators = list(walk(output))
+    names = {name for op in operators for name in _calls(op)}
+    bound = 0.0
+    if any(precision_of(name) is Precision.APPROXIMATE for name in names):
+        bound = APPROX_BOUND
+    elif names & OF_SORTED_VALUES or any(map(_is_inexact, operators)) or has_rounded_values(output):
+        bound = FLOAT_BOUND
     ordered = tie_dependent(output)
-    # The hash of a row that contains an inexact sum depends on rounding.
-    input_calls = {
-        name
-        for op in ordered
-        for child in op.inputs
-        for descendant in walk(child)
-        for name in _calls(descendant)
-    }
-    rounded = any(precision_of(name) is not Precision.EXACT for name in input_calls)
+    # The hash of a row that contains a rounded value depends on rounding.
+    columns = rounded_columns(output)
+    below = [child for op in ordered for child in op.inputs]
+    rounded = any(columns[child] or any(map(_is_inexact, walk(child))) for child in below)
     return Equality(bound, bool(ordered), bool(ordered) and not rounded and has_one_result(output))
+
+
+def _is_inexact(op: Operator) -> bool:
+    """Return whether an operator has approximate results, or is a text that rounds values."""
+    exact = {Precision.EXACT} if isinstance(op, Opaque) else {Precision.EXACT, Precision.FLOAT}
+    return any(precision_of(name) not in exact for name in _calls(op))
 
 
 def _calls(op: Operator) -> set[str]:

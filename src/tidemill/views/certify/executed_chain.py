@@ -11,7 +11,7 @@ ones that raise it. Like in a pipeline, such a view has lost its state: later st
 """
 
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -133,6 +133,10 @@ class ExecutedViews:
         forget_objects(str(place_of(self._objects)))
 
     # --- results
+
+    def contents(self) -> dict[str, list[pa.Table | Exception]]:
+        """Return the rows of each view after each step, with their counts, or the error of the step."""
+        return {view: [after[view] for after in self._after] for view in self.views}
 
     def results(self) -> dict[str, list[list[Row] | Exception]]:
         """Return the rows of each view after each step, or the error that the step raised.
@@ -271,7 +275,7 @@ class ExecutedViews:
             return self._loaded(views)
         if not changes:
             loaded = self._loaded(views)
-            loaded.wrong = self._differing(self._contents, loaded.contents, "a reload gives other rows")
+            loaded.wrong = _differing(self._contents, loaded.contents, "a reload gives other rows")
             return loaded
         chain = self._chain
         plan = StepPlan(chain, self._below(views), ranges(RANGES))
@@ -284,7 +288,7 @@ class ExecutedViews:
         if as_job:
             reports = self._place(SparkExecutor, plan, inputs).reports
             of_job = {view: self._written(view, reports) for view in stepped}
-            wrong = self._differing(written, of_job, "as a Spark job the step gives other changes")
+            wrong = _differing(written, of_job, "as a Spark job the step gives other changes")
         contents = {
             view: net_rows(pa.concat_tables([self._contents[view], rows])) for view, rows in written.items()
         }
@@ -384,19 +388,38 @@ class ExecutedViews:
                 parts.append(body.select(stored).rename_columns(names).cast(columns))
         return net_rows(pa.concat_tables(parts))
 
-    @staticmethod
-    def _differing(
-        expected: Mapping[str, pa.Table], actual: Mapping[str, pa.Table], why: str
-    ) -> dict[str, Exception]:
-        """Return an error for each view whose rows differ."""
-        errors: dict[str, Exception] = {}
-        for view, rows in actual.items():
-            place = rows.num_columns - 1
-            negated = rows.set_column(place, _WEIGHT, pa.array(-rows[_WEIGHT].to_numpy()))
-            rest = net_rows(pa.concat_tables([expected[view], negated]))
-            if rest.num_rows:
-                errors[view] = WrongRows(f"{why}: {rest.slice(0, 3).to_pylist()}")
-        return errors
+
+def differing_contents(
+    expected: Mapping[str, Sequence[pa.Table | Exception]],
+    actual: Mapping[str, Sequence[pa.Table | Exception]],
+) -> list[str]:
+    """Return the views that have other rows after a step, or raise an error in other steps."""
+    return [
+        view
+        for view, steps in actual.items()
+        if view not in expected
+        or any(_differ(view, *pair) for pair in zip(expected[view], steps, strict=True))
+    ]
+
+
+def _differ(view: str, expected: pa.Table | Exception, actual: pa.Table | Exception) -> bool:
+    if isinstance(expected, Exception) or isinstance(actual, Exception):
+        return not (isinstance(expected, Exception) and isinstance(actual, Exception))
+    return bool(_differing({view: expected}, {view: actual}, ""))
+
+
+def _differing(
+    expected: Mapping[str, pa.Table], actual: Mapping[str, pa.Table], why: str
+) -> dict[str, Exception]:
+    """Return an error for each view whose rows differ."""
+    errors: dict[str, Exception] = {}
+    for view, rows in actual.items():
+        place = rows.num_columns - 1
+        negated = rows.set_column(place, _WEIGHT, pa.array(-rows[_WEIGHT].to_numpy()))
+        rest = net_rows(pa.concat_tables([expected[view], negated]))
+        if rest.num_rows:
+            errors[view] = WrongRows(f"{why}: {rest.slice(0, 3).to_pylist()}")
+    return errors
 
 
 def _numbered(rows: pa.Table, number: int) -> pa.Table:

@@ -1,13 +1,13 @@
 """Run the tests of views on Spark, in a session that does not disturb other queries."""
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import islice
 from typing import TYPE_CHECKING, Final, Self, TypeGuard
 
 from tidemill.clock import Clock
 from tidemill.spark.sessions import interrupt, separate_session
+from tidemill.spark.small_queries import FOR_SMALL_QUERIES
 from tidemill.views.certify import declared_functions
 from tidemill.views.certify.bounds import Bounds
 from tidemill.views.certify.certificates import ViewCertificate
@@ -20,20 +20,6 @@ if TYPE_CHECKING:
 
 BATCH: Final = 40
 """How many views are compared together."""
-
-FOR_SMALL_QUERIES: Final[Mapping[str, str]] = {
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.autoBroadcastJoinThreshold": "-1",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.leafNodeDefaultParallelism": "1",
-    "spark.sql.lightweightPlanChangeValidation": "false",
-    "spark.sql.shuffle.partitions": "1",
-    "spark.sql.ui.explainMode": "simple",
-}
-"""Spark settings for a comparison, which runs many queries over a few rows. With its usual settings, Spark
-would spend most of the time generating Java code, describing and checking plans, and starting a job for each
-join. These settings do not change results, and the query and the circuit both run with them."""
 
 
 class ViewTester:
@@ -77,32 +63,52 @@ class ViewTester:
         with suppress(Exception):  # Spark may have died
             self._stack.close()
 
-    def beside(self, tests: Sequence[ViewTest]) -> list[CircuitTest]:
-        """Return certified views that a batch of new views can disturb.
+    def add_certified(self, test: ViewTest) -> None:
+        """Let later tests be judged together with a view that has passed."""
+        if _in_batches(test):
+            with self._lock:
+                self._certified.append(test)
 
-        They are in the same group and read a table that a new view reads, so one chain computes them with
-        shared projections and operators. Views that share more tables come first.
+    def beside(self, tests: Sequence[ViewTest]) -> list[CircuitTest]:
+        """Return the certified views of the same group, which one chain computes together with new views.
+
+        Views that share more tables with the new views come first.
         """
         if not all(map(_in_batches, tests)):
             return []
         groups = {test.group for test in tests if isinstance(test, CircuitTest)}
+        names = {test.view for test in tests}
         tables = {name for test in tests for name in test.tables}
-        related = [test for test in self._certified if test.group in groups and tables & test.tables.keys()]
-        related.sort(key=lambda test: -len(tables & test.tables.keys()))
-        compared = (test for test in related if test.trivial() is None)
-        chosen = {test.view for test in islice(compared, max(0, BATCH - len(tests)))}
-        return [test for test in self._certified if test.view in chosen]
+        with self._lock:
+            certified = [test for test in self._certified if test.view not in names]
+        members = [test for test in certified if test.group in groups and test.trivial() is None]
+        return sorted(members, key=lambda test: -len(tables & test.tables.keys()))
 
-    def run(self, tests: Sequence[ViewTest], beside: Sequence[CircuitTest] = ()) -> list[ViewCertificate]:
+    def run(
+        self, tests: Sequence[ViewTest], beside: Sequence[CircuitTest] = (), *, batch: int = BATCH
+    ) -> list[ViewCertificate]:
         """Run one batch of tests.
 
-        - beside: certified views that are compared again, together with the new views.
+        - beside: certified views that one chain computes together with the new views.
+        - batch: how many views are compared with plain Spark: the new views, and certified ones that share a
+          table with them. For all other certified views, the chain must compute the same rows with and
+          without the new views.
         """
         bounds = Bounds()
         circuits = [test for test in tests if isinstance(test, CircuitTest)]
         if all(map(_in_batches, tests)):
             with self._watching(self._session, bounds):
-                return certify_circuits(self._session, circuits, self._tables, beside=beside, bounds=bounds)
+                read = {name for test in tests for name in test.tables}
+                sharing = sum(1 for test in beside if read & test.tables.keys())
+                near = max(0, min(sharing, batch - len(tests)))
+                return certify_circuits(
+                    self._session,
+                    circuits,
+                    self._tables,
+                    beside=self._in_order(beside[:near]),
+                    others=self._in_order(beside[near:]),
+                    bounds=bounds,
+                )
         (test,) = tests
         with self._watching(self._spark, bounds):
             if not isinstance(test, FunctionTest):
@@ -112,6 +118,12 @@ class ViewTester:
                 self._spark, test.function, test.reads, test.tables, keyed_by=test.keyed_by, bounds=bounds
             )
         return [result]
+
+    def _in_order(self, tests: Sequence[CircuitTest]) -> list[CircuitTest]:
+        """Return certified views in the order of their certificates: a view after the views that it reads."""
+        names = {test.view for test in tests}
+        with self._lock:
+            return [test for test in self._certified if test.view in names]
 
     @contextmanager
     def _watching(self, session: "SparkSession", bounds: Bounds) -> Iterator[None]:
@@ -135,20 +147,20 @@ class ViewTester:
                 interrupt(session, bounds.tag)
 
 
-def batches_of(tests: Sequence[ViewTest]) -> Iterator[list[ViewTest]]:
-    """Divide tests into batches of views of one group.
+def batches_of(tests: Sequence[ViewTest]) -> Iterator[list[list[ViewTest]]]:
+    """Divide tests into batches of views of one group; return the batches of each group, in order.
 
-    A test that may call functions of the user's session is a batch itself.
+    The views of a batch are judged together with those of the batches before. So the batches of a group must
+    run one after the other. A test that may call functions of the user's session is a batch itself.
     """
     circuits: dict[str, list[ViewTest]] = {}
     for test in tests:
         if _in_batches(test):
             circuits.setdefault(test.group, []).append(test)
         else:
-            yield [test]
+            yield [[test]]
     for members in circuits.values():
-        for first in range(0, len(members), BATCH):
-            yield members[first : first + BATCH]
+        yield [members[first : first + BATCH] for first in range(0, len(members), BATCH)]
 
 
 def _in_batches(test: ViewTest) -> TypeGuard[CircuitTest]:

@@ -47,20 +47,34 @@ DECIDES = "a condition or a key depends on such a value: rows can differ if the 
 
 def rounding_notes(output: ViewOutput) -> list[str]:
     """Return what a user must know about rounded values in a view; empty if all its values are exact."""
-    operators = list(walk(output))
+    notes = dict.fromkeys(_roundings(output))
+    rounded = rounded_columns(output)
+    decides = any(_decides(op, [rounded[child] for child in op.inputs]) for op in rounded)
+    return [*notes, *([DECIDES] if decides and notes else [])]
+
+
+def has_rounded_values(output: ViewOutput) -> bool:
+    """Return whether an operator of a view rounds values. Opaque queries are not examined."""
+    return any(True for _ in _roundings(output))
+
+
+def rounded_columns(output: ViewOutput) -> dict[Operator, frozenset[int]]:
+    """Return, for each operator, the columns that depend on a rounded value."""
     shown = _shown_types(output)
     rounded: dict[Operator, frozenset[int]] = {}
-    notes: dict[str, None] = {}
-    decides = False
-    for op in operators:
+    for op in walk(output):
+        rounded[op] = _rounded_columns(op, [rounded[child] for child in op.inputs], shown)
+    return rounded
+
+
+def _roundings(output: ViewOutput) -> Iterator[str]:
+    """Yield the note about each call that rounds its result."""
+    shown = _shown_types(output)
+    for op in walk(output):
         for number, call in _calls(op):
-            kind = _rounding(op, call, shown.get((op, number), ""))
-            if kind:
-                notes[kind] = None
-        below = [rounded[child] for child in op.inputs]
-        decides |= _decides(op, below)
-        rounded[op] = _rounded_columns(op, below, shown)
-    return [*notes, *([DECIDES] if decides and notes else [])]
+            note = _rounding(op, call, shown.get((op, number), ""))
+            if note:
+                yield note
 
 
 def _calls(op: Operator) -> Iterator[tuple[int, AggregateCall | WindowCall]]:

@@ -15,9 +15,10 @@ from tidemill.lots.datasets import DatasetRow
 from tidemill.spark import queries
 from tidemill.spark.analyses import Analyses
 from tidemill.spark.lot_reader import no_rows
-from tidemill.spark.planning_memo import PlanningMemo, analyses_of, engine_of
+from tidemill.spark.planning_memo import PlanningMemo, SparkEngine, analyses_of, engine_of
 from tidemill.spark.schema import parse
 from tidemill.spark.sessions import PINNED
+from tidemill.spark.small_queries import FOR_SMALL_QUERIES
 from tidemill.views.chain.builder import ChainBuilder
 from tidemill.views.chain.chain import Chain, InputKind
 from tidemill.views.chain.join_operators import StatefulJoin
@@ -79,6 +80,8 @@ class GroupChain:
 
 
 _chains: PlanningMemo[GroupChain] = PlanningMemo(most=200)
+_types: PlanningMemo[list[SparkColumn]] = PlanningMemo(most=1_000)
+"""The columns of queries that this process has resolved, in any session with equal settings."""
 
 
 def input_kind(dataset: DatasetRow) -> InputKind:
@@ -104,12 +107,14 @@ def remembered_chain(
         kinds: as for `group_chain`.
     """
     prints = tuple((view, None if output is None else output.fingerprint) for view, output in outputs.items())
-    key = (engine_of(spark), prints, tuple(sorted(schemas.items())), tuple(sorted(kinds.items())))
+    engine = engine_of(spark)
+    key = (engine, prints, tuple(sorted(schemas.items())), tuple(sorted(kinds.items())))
     is_opaque = any(map(_is_opaque, outputs.values()))
 
     def build() -> GroupChain:
         analyses = Analyses() if is_opaque else analyses_of(spark)
-        return build_chain(outputs, kinds, _remembered_types(spark, schemas, analyses))
+        types = _remembered_types(spark, engine, schemas, analyses, remember=not is_opaque)
+        return build_chain(outputs, kinds, types)
 
     return _chains.get(key, build, keep=lambda _: not is_opaque)
 
@@ -137,7 +142,10 @@ def group_chain(
         tag: a name that no concurrent query uses.
         settings: the settings that are part of operator ids.
     """
-    return build_chain(outputs, kinds, _resolver(spark, frames, tag), settings)
+    resolve = _resolver(spark, frames, tag)
+    if not any(map(_is_opaque, outputs.values())):
+        resolve = _remembering(engine_of(spark), frames, resolve)
+    return build_chain(outputs, kinds, resolve, settings)
 
 
 def build_chain(
@@ -244,20 +252,52 @@ def _resolver(
     return resolve
 
 
+def _remembering(
+    engine: SparkEngine,
+    frames: "Mapping[str, DataFrame]",
+    resolve: Callable[[str], Sequence[SparkColumn]],
+) -> Callable[[str], Sequence[SparkColumn]]:
+    """Return a function that resolves each query over the same columns once in this process.
+
+    So certification, which has its own session, does not resolve what planning has resolved.
+    """
+    settings = frozenset(item for item in engine.settings if item[0] not in FOR_SMALL_QUERIES)
+
+    def remembered(sql: str) -> Sequence[SparkColumn]:
+        try:
+            read = sorted({queries.match(table.name, frames) for table in queries.table_names(sql)})
+        except QueryError:
+            return resolve(sql)  # which says what is wrong
+        columns = tuple((name, frames[name].schema.json()) for name in read)
+        return _types.get((engine.version, settings, columns, sql), lambda: list(resolve(sql)))
+
+    return remembered
+
+
 def _remembered_types(
-    spark: "SparkSession", schemas: Mapping[str, str], analyses: Analyses
+    spark: "SparkSession",
+    engine: SparkEngine,
+    schemas: Mapping[str, str],
+    analyses: Analyses,
+    *,
+    remember: bool,
 ) -> Callable[[str], Sequence[SparkColumn]]:
     """Return a function that resolves the columns of a query over datasets, and remembers them.
 
     The types of a query depend on the names and columns of its tables, also if these are views: the circuit
     contains their operators.
+
+    - remember: whether other sessions of this process may reuse the answers.
     """
-    engine = engine_of(spark)
+    resolvers: list[Callable[[str], Sequence[SparkColumn]]] = []
 
     def ask(sql: str) -> list[tuple[str, str]]:
-        frames = {name: no_rows(spark, schema) for name, schema in schemas.items()}
+        if not resolvers:  # with remembered answers, no frames are needed, and perhaps no Spark
+            frames = {name: no_rows(spark, schema) for name, schema in schemas.items()}
+            resolver = _resolver(spark, frames, "chain")
+            resolvers.append(_remembering(engine, frames, resolver) if remember else resolver)
         try:
-            columns = _resolver(spark, frames, "chain")(sql)
+            columns = resolvers[0](sql)
         except NoKernel as error:
             return [("", str(error))]  # no column has an empty name
         return [(column.name, column.type) for column in columns]
