@@ -20,7 +20,7 @@ PYTEST = scratch=$$(scripts/make-scratch); trap 'rm -rf "$$scratch"' EXIT; \
 
 # --- verbs ------------------------------------------------------------------------------------------------
 
-.PHONY: help demo test quick check matrix format crash soak mutants fuzz bench docs constraints clean servers
+.PHONY: help demo test quick check matrix format crash soak mutants fuzz bench docs site constraints clean servers
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -84,6 +84,10 @@ docs: $(VENV)/.installed  ## the generated pages: errors, states, rules and thei
 	@$(BIN)/python -m tests.types_page
 	@$(BIN)/python -m tests.mutants.page
 	@$(BIN)/python -m tests.rules_page
+
+site: $(VENV)/.installed  ## the documentation as a web site in build/site; a warning is an error
+	@$(PIP) --group docs
+	@$(BIN)/python -m tests.site $(ARGS)
 
 constraints: $(VENV)/.installed  ## compile constraints.txt anew (ARGS=--upgrade for the newest versions)
 	@$(BIN)/python -m pip install --quiet -c constraints.txt --group constraints

@@ -5,6 +5,7 @@ it starts a short-lived process that imports the file, prints the name and the c
 tidemill.pipeline.child_process`).
 """
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from tidemill.errors import PipelineNotFound, TidemillError
+from tidemill.events import Event
 from tidemill.futures.home import ClusterAddress
 from tidemill.futures.values.signatures import ClusterKey
 from tidemill.pipeline import pipeline_file
@@ -122,8 +124,10 @@ def main(context: ChildContext) -> int:
     """Run the pipeline in the child process of a runner; return the exit code."""
     from tidemill.obs.json_log import JsonLog
     from tidemill.pipeline.run import run_as_node
+    from tidemill.pipeline.run_events import SparkStarting
     from tidemill.pipeline.run_reporter import RunReporter
     from tidemill.pipeline.selection import select
+    from tidemill.spark import class_archive
 
     request = msgspec.convert(context.arguments, RunRequest)
     pipeline = pipeline_file.load(request.target, Path(request.folder))
@@ -135,13 +139,20 @@ def main(context: ChildContext) -> int:
     reporter = RunReporter(
         json=request.json, quiet=request.quiet, on_closed=lambda: context.drain(context.grace_s)
     )
+    tell = JsonLog(sys.stderr, pipeline=pipeline.name) if request.log_json else reporter
+
+    def emit(event: Event) -> None:
+        if isinstance(event, SparkStarting) and event.where.startswith("local"):
+            class_archive.make_in_background(os.environ)  # so that the next start is faster
+        tell(event)
+
     with reporter:
         report = run_as_node(
             pipeline,
             context.presence,
             watch=request.watch,
             starts=request.starts,
-            emit=JsonLog(sys.stderr, pipeline=pipeline.name) if request.log_json else reporter,
+            emit=emit,
             stop=context.draining,
             left_s=context.left_s,
             threads=request.threads,

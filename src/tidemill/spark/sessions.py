@@ -25,6 +25,7 @@ import msgspec
 
 from tidemill.errors import MissingDriver, SessionUnusable, SparkUnavailable, UsageError
 from tidemill.futures.worker.memory import total_bytes
+from tidemill.spark import class_archive
 from tidemill.spark.java import java_environment
 from tidemill.spark.on_demand import on_demand, started_session
 
@@ -80,6 +81,17 @@ _DRIVER_MEMORY = "spark.driver.memory"
 LEAST_HEAP_BYTES: Final = 1024**3
 MOST_HEAP_BYTES: Final = 8 * 1024**3
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_LAUNCHER_OPTIONS: Final = "SPARK_LAUNCHER_OPTS"
+_QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For the Java process that only prints the command with which Spark starts, and ends."""
+
+_LATER_C2: Final = (
+    "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000"
+    " -XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
+)
+"""Ten times Java's own thresholds: at the start, the second compiler takes a quarter of the CPU time, for
+methods that are hardly used again. What handles rows still reaches it after some thousand rows."""
+
 _WAREHOUSE: Final = "spark.sql.warehouse.dir"
 """The folder of Spark's own tables, which Tidemill does not use. It depends on the current folder."""
 _opening = threading.Lock()
@@ -226,7 +238,11 @@ def _start(settings: SparkSettings) -> "SparkSession":
     running = _running()
     if running is not None:
         return _sibling(running, master, settings)
-    conf: dict[str, bool | float | int | str | None] = {**settings.all_conf()}
+    chosen = settings.all_conf()
+    if settings.local and not any(name in chosen[_JAVA_OPTIONS] for name in class_archive.OWN_OPTIONS):
+        archive = class_archive.options(os.environ)
+        chosen[_JAVA_OPTIONS] = f"{_LATER_C2} {chosen[_JAVA_OPTIONS]} {archive}".strip()
+    conf: dict[str, bool | float | int | str | None] = {**chosen}
     builder = SparkSession.builder.master(master).appName(settings.app).config(map=conf)
     with _environment(settings):
         try:
@@ -268,6 +284,7 @@ def _sibling(running: "SparkSession", master: str, settings: SparkSettings) -> "
 def _environment(settings: SparkSettings) -> Iterator[None]:
     """Set the environment variables that Spark reads when it starts, and restore them after the block."""
     variables = {**java_environment(os.environ)}
+    variables.setdefault(_LAUNCHER_OPTIONS, os.environ.get(_LAUNCHER_OPTIONS, _QUICK_JAVA))
     variables.setdefault("PYSPARK_PYTHON", os.environ.get("PYSPARK_PYTHON", sys.executable))
     if settings.local:
         variables.setdefault("SPARK_LOCAL_IP", os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"))
