@@ -1,8 +1,11 @@
-"""Shows tests that take long while they run, and writes how long each test took.
+"""Shows tests that take long or fail while others run, and writes how long each test took.
 
 A test that has run for a minute is named on the terminal, and again after each further minute:
 
     still running (60 s): tests/integration/test_x.py::test_y [gw1]
+
+A test that fails is named at once, with the first line of its error.
+Pytest prints the whole error in the end.
 
 The process that reports to the terminal prints it, from a thread: a worker of xdist that hangs in C, or is
 stopped, is named too. Nothing here passes or fails a test. `--still-running-s` changes the minute.
@@ -94,6 +97,9 @@ class TimeReporter:
             self._tests.end(test)
         elif hasattr(report, "node"):
             self._tests.place(test, report.node.gateway.id)
+        if report.failed:
+            lines = [line for line in report.longreprtext.splitlines() if line.startswith("E ")]
+            self._write(f"\nfailed ({report.when}): {test}: {lines[0][1:].strip() if lines else ''}\n")
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         self._tests.end(plain_id(nodeid))

@@ -70,6 +70,19 @@ def test_what_hangs_is_named_while_it_hangs(
     assert set(durations) == {"test_suite.py::test_first", "test_suite.py::test_second"}
 
 
+def test_a_test_that_fails_is_named_at_once_with_its_error(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    pytester.makepyfile(test_suite="def test_wrong():\n    assert 1 == 2\n")
+    done = pytester.run(
+        sys.executable, "-m", "pytest", "-p", "tests.plugin_times", "-p", "no:hypothesispytest"
+    )
+    assert done.ret == 1
+    assert "failed (call): test_suite.py::test_wrong: assert 1 == 2" in done.errlines
+
+
 def test_a_run_of_some_tests_keeps_the_durations_of_the_others(tmp_path: Path) -> None:
     path = tmp_path / "build" / "durations.json"
     write_durations(path, {"a": 1.0, "b": 2.0})
